@@ -7,6 +7,7 @@ mod interop;
 mod lint;
 mod mutants;
 mod nightly;
+mod processes;
 mod shell;
 mod tidy;
 mod venv;
@@ -33,6 +34,8 @@ Usage: cargo xtask COMMAND
   bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
             --only TEXT   rows whose name holds this text
             --runs N      so many counted runs of each measurement; 15 unless set
+  processes  what needs ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks; PyTorch's
+            TCPStore too if RESHARD_PYTHON names a Python with torch, or interop has installed one
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
             --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
@@ -101,6 +104,7 @@ fn run(args: &[String]) -> Result<()> {
                 frugal,
             })
         }
+        "processes" => processes::run(),
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {
             cores: given

@@ -55,6 +55,13 @@ impl Venv {
         self.name
     }
 
+    /// Its Python, if it is there already.
+    pub(crate) fn installed(&self) -> Option<PathBuf> {
+        let dir = given().unwrap_or_else(own).join(self.name);
+        let python = dir.join("bin").join("python");
+        python.exists().then_some(python)
+    }
+
     /// Its Python, installed first if need be.
     pub(crate) fn python(&self) -> Result<PathBuf> {
         let trusted = given().is_some();

@@ -73,12 +73,13 @@ pub(crate) struct Head {
     pub(crate) more: bool,
     pub(crate) group: u64,
     pub(crate) call: Call,
+    pub(crate) about: u32,
     /// How many bytes follow.
     pub(crate) length: u32,
 }
 
 impl Head {
-    /// Kind, method, whether more follows, zero; root; group; number of the call; length; zeros.
+    /// Kind, method, whether more follows, zero; root; group; number of the call; length; of or for whom.
     pub(crate) fn encode(&self) -> [u8; HEAD] {
         let mut out = [0; HEAD];
         let fields = [self.kind.code(), self.call.method, u8::from(self.more), 0]
@@ -86,7 +87,8 @@ impl Head {
             .chain(self.call.root.to_le_bytes())
             .chain(self.group.to_le_bytes())
             .chain(self.call.number.to_le_bytes())
-            .chain(self.length.to_le_bytes());
+            .chain(self.length.to_le_bytes())
+            .chain(self.about.to_le_bytes());
         out.iter_mut()
             .zip(fields)
             .for_each(|(place, byte)| *place = byte);
@@ -101,12 +103,9 @@ impl Head {
         let (group, rest) = split(rest);
         let (number, rest) = split(rest);
         let (length, rest) = split(rest);
+        let (about, _) = split(rest);
         let kind = Kind::ALL.into_iter().find(|known| known.code() == *kind);
-        let (Some(kind), 0 | 1, true) = (
-            kind,
-            *more,
-            *zero == 0 && rest.iter().all(|byte| *byte == 0),
-        ) else {
+        let (Some(kind), 0 | 1, 0) = (kind, *more, *zero) else {
             return Err(invalid("a frame of no known kind"));
         };
         let length = u32::from_le_bytes(length);
@@ -123,6 +122,7 @@ impl Head {
             more: *more == 1,
             group: u64::from_le_bytes(group),
             call,
+            about: u32::from_le_bytes(about),
             length,
         })
     }
@@ -146,6 +146,8 @@ pub(crate) struct Message {
     pub(crate) kind: Kind,
     pub(crate) group: u64,
     pub(crate) call: Call,
+    /// The rank of the group of or for which it is, if others hand it on.
+    pub(crate) about: u32,
     pub(crate) body: Bytes,
 }
 
@@ -156,6 +158,7 @@ impl Message {
             kind,
             group,
             call: Call::default(),
+            about: 0,
             body,
         }
     }
@@ -173,6 +176,7 @@ impl Message {
                 more: !later.is_empty(),
                 group: self.group,
                 call: self.call,
+                about: self.about,
                 length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
             }
             .encode();
@@ -215,7 +219,8 @@ impl Message {
             }
             let head = Head::decode(&head)?;
             let same = |first: &Head| {
-                (first.kind, first.group, first.call) == (head.kind, head.group, head.call)
+                (first.kind, first.group, first.call, first.about)
+                    == (head.kind, head.group, head.call, head.about)
             };
             if !first.as_ref().is_none_or(same) {
                 return Err(invalid("a part of another message"));
@@ -237,6 +242,7 @@ impl Message {
                     kind: head.kind,
                     group: head.group,
                     call: head.call,
+                    about: head.about,
                     body: body.into(),
                 }));
             }
@@ -262,6 +268,7 @@ mod tests {
                     method,
                     root,
                 },
+                about: root,
                 body: body.into(),
             },
         )
@@ -354,6 +361,7 @@ mod tests {
                     number,
                     ..Call::default()
                 },
+                about: 0,
                 length: 1,
             }
             .encode()

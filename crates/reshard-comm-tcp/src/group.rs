@@ -1,4 +1,6 @@
 use crate::{
+    collective::{Collective, Seat},
+    files,
     frame::Call,
     mesh::Mesh,
     method::{Described, Method},
@@ -8,11 +10,9 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::{Cause, CommError, ProcessGroup, Rank, Result};
+use reshard_model::ErrorKind;
 use sha2::{Digest as _, Sha256};
-use std::{
-    collections::BTreeMap, fmt, future::poll_fn, net::SocketAddr, sync::Arc, task::Poll,
-    time::Duration,
-};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 /// The group of all ranks of a job.
 const WHOLE: u64 = 0;
@@ -23,9 +23,11 @@ const WHOLE: u64 = 0;
 /// [`from_env`](Self::from_env) or [`builder`](Self::builder).
 ///
 /// A connection between two ranks is opened when one of them first sends to the other one or waits for it. Sub-groups use
-/// the connections of the whole group. `gather`, `scatter` and `broadcast` connect each rank with the root only, `barrier`
-/// with rank 0; `all_to_all`, `all_gather` and `split` connect each rank with each other one. A connection has two
-/// threads on each side.
+/// the connections of the whole group. A connection has two threads on each side.
+///
+/// `gather`, `scatter` and `broadcast` go along a tree from the root, `barrier` and `split` along one from rank 0. A rank
+/// is connected with at most 64 others below it ([`fan_out`](crate::Builder::fan_out)), so a group of at most 65 ranks is a
+/// star. `all_gather` is such a tree in larger groups. `all_to_all` connects each rank with each other one.
 ///
 /// # Failures
 /// If a rank vanishes, all ranks whose current or next call needs it get [`CommError::Broken`], which names it: at once
@@ -85,6 +87,11 @@ impl TcpGroup {
         self.node.address
     }
 
+    /// With how many other ranks of the job this one is connected.
+    pub fn connections(&self) -> usize {
+        self.mesh().connections()
+    }
+
     fn mesh(&self) -> &Mesh {
         &self.node.mesh
     }
@@ -119,11 +126,13 @@ impl TcpGroup {
             method: method.code(),
             root: root.0,
         };
-        let collective = Collective {
-            group: self,
-            call,
-            done: false,
+        let seat = Seat {
+            mesh: self.mesh(),
+            group: self.id,
+            rank: self.rank,
+            members: &self.members,
         };
+        let collective = Collective::new(seat, call);
         if right && self.in_job(root).is_some() {
             return Ok(collective);
         }
@@ -137,8 +146,17 @@ impl TcpGroup {
 
     /// Sends `to[r]` to each rank `r`, and returns what each sent to this one.
     async fn exchange(&self, collective: Collective<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        let what = format!("all_to_all of {} ranks", self.size());
+        if let Err(text) = files::suffice(u64::from(self.size()).saturating_sub(1), &what) {
+            let cause = Cause::new(
+                ErrorKind::Unavailable,
+                format!("rank {}: {text}", self.rank),
+            );
+            return Err(collective.fail(CommError::Broken(cause)));
+        }
         let mine = to.get(self.rank.index()).cloned().unwrap_or_default();
-        let others = self.ranks().zip(to).filter(|(rank, _)| *rank != self.rank);
+        let parcels = self.ranks().zip(to).map(|(rank, body)| (rank, rank, body));
+        let others = parcels.filter(|(rank, ..)| *rank != self.rank);
         collective.send(others.collect()).await?;
         let mut got = collective.receive(self.others().collect()).await?;
         got.insert(self.rank.index().min(got.len()), mine);
@@ -164,93 +182,6 @@ impl Drop for TcpGroup {
     }
 }
 
-/// This rank's part in one collective. If it is dropped before it is finished, the group breaks.
-struct Collective<'g> {
-    group: &'g TcpGroup,
-    call: Call,
-    done: bool,
-}
-
-impl Collective<'_> {
-    /// Sends messages when all of their receivers are ready for them.
-    async fn send(&self, messages: Vec<(Rank, Bytes)>) -> Result<()> {
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let in_job = |(rank, body)| self.group.in_job(rank).map(|to| (to, body));
-        let messages: Vec<(u32, Bytes)> = messages.into_iter().filter_map(in_job).collect();
-        for (to, _) in &messages {
-            let ready = poll_fn(|cx| mesh.poll_ready(id, *to, cx)).await;
-            ready.inspect_err(|error| mesh.break_group(id, error.clone()))?;
-        }
-        mesh.send(id, self.call, messages);
-        Ok(())
-    }
-
-    /// Receives a message of each of these ranks, in this order.
-    async fn receive(&self, from: Vec<Rank>) -> Result<Vec<Bytes>> {
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let from: Vec<u32> = from
-            .into_iter()
-            .filter_map(|rank| self.group.in_job(rank))
-            .collect();
-        mesh.expect(id, from.iter().copied().collect());
-        // All connections are opened before the first message is waited for.
-        let mut got: BTreeMap<u32, Bytes> = BTreeMap::new();
-        poll_fn(|cx| {
-            let mut waits = false;
-            for peer in &from {
-                if got.contains_key(peer) {
-                    continue;
-                }
-                match mesh.poll_take(id, self.call, *peer, cx) {
-                    Poll::Ready(body) => drop(got.insert(*peer, body?)),
-                    Poll::Pending => waits = true,
-                }
-            }
-            if waits {
-                Poll::Pending
-            } else {
-                Poll::Ready(Ok(()))
-            }
-        })
-        .await
-        .inspect_err(|error: &CommError| mesh.break_group(id, error.clone()))?;
-        Ok(from.iter().filter_map(|peer| got.remove(peer)).collect())
-    }
-
-    fn finish<T>(mut self, value: T) -> Result<T> {
-        self.done = true;
-        self.group.mesh().end(self.group.id);
-        Ok(value)
-    }
-
-    fn fail(mut self, error: CommError) -> CommError {
-        self.done = true;
-        self.group.mesh().end(self.group.id);
-        self.group.mesh().break_group(self.group.id, error.clone());
-        error
-    }
-}
-
-impl Drop for Collective<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let me = mesh.name(id, mesh.me);
-        let why = if std::thread::panicking() {
-            ", because it panicked"
-        } else {
-            ""
-        };
-        let text = format!("{me} left a collective before it was done{why}");
-        // If the call failed, its error came first, and this one does not count.
-        let cause = Cause::new(reshard_model::ErrorKind::PeerFailed, text);
-        mesh.end(id);
-        mesh.break_group(id, CommError::Broken(cause));
-    }
-}
-
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default would be slower than what TCP can do
 impl ProcessGroup for TcpGroup {
@@ -270,7 +201,7 @@ impl ProcessGroup for TcpGroup {
 
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let collective = self.begin(Method::Split, Rank(0), 1, true)?;
-        let number = collective.call.number;
+        let number = collective.number();
         let has = [u8::from(color.is_some())];
         let mine = [
             &has[..],
@@ -278,9 +209,9 @@ impl ProcessGroup for TcpGroup {
             &order.to_le_bytes(),
         ]
         .concat();
-        let all = self
-            .exchange(collective, vec![mine.into(); self.members.len()])
-            .await?;
+        // Through rank 0: else each rank would have a connection with each other one.
+        let all = collective.share(mine.into()).await?;
+        let all = collective.finish(all)?;
         let Some(color) = color else {
             return Ok(None);
         };
@@ -315,66 +246,42 @@ impl ProcessGroup for TcpGroup {
         // In the second round each rank shows that it is still there. So nobody returns if a rank came and then dropped
         // its call, however late that news arrives.
         for _ in 0..2 {
-            if self.rank == Rank(0) {
-                collective.receive(self.others().collect()).await?;
-                let all = self.others().map(|rank| (rank, Bytes::new()));
-                collective.send(all.collect()).await?;
-            } else {
-                collective.send(vec![(Rank(0), Bytes::new())]).await?;
-                collective.receive(vec![Rank(0)]).await?;
-            }
+            collective.collect(Bytes::new()).await?;
+            collective.hand_down(Bytes::new()).await?;
         }
         collective.finish(())
     }
 
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         let collective = self.begin(Method::AllGather, Rank(0), 1, true)?;
+        if self.size() > self.mesh().fan.saturating_add(1) {
+            let all = collective.share(mine).await?;
+            return collective.finish(all);
+        }
         self.exchange(collective, vec![mine; self.members.len()])
             .await
     }
 
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
         let collective = self.begin(Method::Gather, root, 1, true)?;
-        if self.rank != root {
-            collective.send(vec![(root, mine)]).await?;
-            return collective.finish(None);
-        }
-        let mut got = collective.receive(self.others().collect()).await?;
-        got.insert(root.index().min(got.len()), mine);
-        collective.finish(Some(got))
+        let all = collective.collect(mine).await?;
+        collective.finish(all)
     }
 
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
         let parts = parts.unwrap_or_default();
         let right = self.rank != root || parts.len() == self.members.len();
         let collective = self.begin(Method::Scatter, root, parts.len(), right)?;
-        if self.rank != root {
-            let got = collective.receive(vec![root]).await?;
-            return collective.finish(only(got));
-        }
-        let mine = parts.get(root.index()).cloned().unwrap_or_default();
-        let others = self.ranks().zip(parts).filter(|(rank, _)| *rank != root);
-        collective.send(others.collect()).await?;
+        let mine = collective.deal(parts).await?;
         collective.finish(mine)
     }
 
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         let right = self.rank != root || data.is_some();
         let collective = self.begin(Method::Broadcast, root, usize::from(data.is_some()), right)?;
-        if self.rank != root {
-            let got = collective.receive(vec![root]).await?;
-            return collective.finish(only(got));
-        }
-        let mine = data.unwrap_or_default();
-        let others = self.others().map(|rank| (rank, mine.clone()));
-        collective.send(others.collect()).await?;
-        collective.finish(mine)
+        let data = collective.hand_down(data.unwrap_or_default()).await?;
+        collective.finish(data)
     }
-}
-
-/// The only message of a list.
-fn only(mut messages: Vec<Bytes>) -> Bytes {
-    messages.pop().unwrap_or_default()
 }
 
 /// The name of a sub-group, which all its ranks work out alike: no group of the job has had it before.

@@ -60,9 +60,11 @@
 
 mod builder;
 mod clock;
+mod collective;
 mod connection;
 mod env;
 mod error;
+mod files;
 mod frame;
 mod group;
 mod handshake;
@@ -73,6 +75,9 @@ mod method;
 mod room;
 mod store;
 mod tasks;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+mod tree;
 
 pub use builder::{Builder, Serve};
 pub use error::{Result, TcpError};

@@ -2,7 +2,7 @@
 
 use crate::{
     clock::Limit,
-    connection,
+    connection, files,
     handshake::{self, Verdict},
     mesh::{Admission, Mesh},
     tasks::{HANDSHAKE, Job},
@@ -70,7 +70,10 @@ impl Door {
             match accepted {
                 Ok((stream, _)) => self.admit(stream),
                 // For example, too many open files: it must not become a busy loop.
-                Err(_) => thread::sleep(PAUSE),
+                Err(e) => {
+                    tracing::warn!("a rank can't be let in: {e}; {}", files::HINT);
+                    thread::sleep(PAUSE);
+                }
             }
         }
     }

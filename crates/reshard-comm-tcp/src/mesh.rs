@@ -41,13 +41,15 @@ pub(crate) enum Admission {
 pub(crate) struct Mesh {
     pub(crate) me: u32,
     pub(crate) size: u32,
+    /// With how many ranks below it a rank talks in a collective with a root.
+    pub(crate) fan: u32,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Mesh {
     /// The mesh of rank `me` of `size`, and the tasks that it will have.
-    pub(crate) fn new(me: u32, size: u32) -> (Self, Receiver<Task>) {
+    pub(crate) fn new(me: u32, size: u32, fan: u32) -> (Self, Receiver<Task>) {
         let (tasks, received) = mpsc::channel();
         let state = State {
             links: (0..size).map(|_| Link::Idle).collect(),
@@ -61,6 +63,7 @@ impl Mesh {
         let mesh = Self {
             me,
             size,
+            fan,
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
@@ -152,6 +155,15 @@ impl Mesh {
         });
     }
 
+    /// The current call needs no message of this rank of the job any more, but of these.
+    pub(crate) fn heard(&self, group: u64, who: u32, more: &[u32]) {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            room.needs.remove(&who);
+            room.needs.extend(more);
+        });
+    }
+
     /// From which ranks of the job the current call needs a message.
     pub(crate) fn expect(&self, group: u64, from: BTreeSet<u32>) {
         self.change(|state| state.rooms.entry(group).or_default().needs = from);
@@ -177,16 +189,18 @@ impl Mesh {
         })
     }
 
-    /// Sends all of these messages to ranks of the job, with nothing in between.
-    pub(crate) fn send(&self, group: u64, call: Call, messages: Vec<(u32, Bytes)>) {
+    /// Sends all of these messages to ranks of the job, with nothing in between. The second number is the rank of the group
+    /// of or for which it is.
+    pub(crate) fn send(&self, group: u64, call: Call, messages: Vec<(u32, u32, Bytes)>) {
         self.change(|state| {
-            for (to, body) in messages {
+            for (to, about, body) in messages {
                 let room = state.rooms.entry(group).or_default();
                 room.sent(to, body.len());
                 let message = Message {
                     kind: Kind::Data,
                     group,
                     call,
+                    about,
                     body,
                 };
                 state.push(to, message);
@@ -194,14 +208,14 @@ impl Mesh {
         });
     }
 
-    /// The message of rank `from` of the job for this call.
+    /// The next message of rank `from` of the job for this call, and the rank of the group of or for which it is.
     pub(crate) fn poll_take(
         &self,
         group: u64,
         call: Call,
         from: u32,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Bytes, CommError>> {
+    ) -> Poll<Result<(u32, Bytes), CommError>> {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             // What has arrived is delivered even if the group broke since.
@@ -209,11 +223,10 @@ impl Mesh {
                 if let Some(error) = room.differs(self.me, call, from, message.call) {
                     return Poll::Ready(Err(error));
                 }
-                room.needs.remove(&from);
                 if let Some(words) = room.used(from) {
                     state.push(from, Message::notice(Kind::Used, group, words));
                 }
-                return Poll::Ready(Ok(message.body));
+                return Poll::Ready(Ok((message.about, message.body)));
             }
             if let Some(lost) = state.lost(group, from) {
                 return Poll::Ready(Err(lost));
@@ -271,6 +284,15 @@ impl Mesh {
             Link::Dialling(_) => Some(state.up(peer)),
             _ => None,
         })
+    }
+
+    /// How many links have a connection.
+    pub(crate) fn connections(&self) -> usize {
+        let links = &self.lock().links;
+        links
+            .iter()
+            .filter(|link| matches!(link, Link::Up(_)))
+            .count()
     }
 
     /// Whether the link still needs a connection.

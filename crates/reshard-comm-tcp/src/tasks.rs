@@ -3,6 +3,7 @@
 use crate::{
     clock::Limit,
     connection::{self, Watch},
+    files,
     handshake::{self, Token, Verdict},
     mesh::{Mesh, Task},
     store::StoreClient,
@@ -94,6 +95,9 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
             }
             Err(e) => e,
         };
+        if files::are_too_many(&failed) {
+            return mesh.gone(peer, format!("can't be called: {failed}; {}", files::HINT));
+        }
         // Each rank listens before anybody learns its address, and as long as it lives.
         let is_dead = failed.kind() == io::ErrorKind::ConnectionRefused;
         if is_dead || limit.left().is_err() {

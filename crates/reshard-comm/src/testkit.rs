@@ -1,5 +1,5 @@
-//! For tests: ranks on threads, the contract suite of [`ProcessGroup`](crate::ProcessGroup), a group that
-//! injects faults, and one whose ranks share no memory.
+//! For tests: ranks on threads and in processes, the contract suite of [`ProcessGroup`](crate::ProcessGroup), a group
+//! that injects faults, and one whose ranks share no memory.
 //!
 //! ```
 //! use reshard_comm::{LocalGroup, ProcessGroup, testkit};
@@ -9,16 +9,21 @@
 //!     LocalGroup::new(size).into_iter().map(|group| Arc::new(group) as Arc<dyn ProcessGroup>).collect()
 //! });
 //! ```
+//!
+//! For a group that needs real processes, write a program that starts itself again as each rank ([`Job`]), or that `mpirun`
+//! starts. Each process makes its group and calls [`process_group_contract_of_rank`]; all processes get the same verdict.
 
 #![expect(clippy::panic, reason = "tests fail by panicking")]
 
 mod apart;
 mod contract;
 mod fault;
+mod job;
 
 pub use apart::Apart;
-pub use contract::process_group_contract;
+pub use contract::{process_group_contract, process_group_contract_of_rank};
 pub use fault::{Fault, FaultGroup};
+pub use job::{Ended, Job};
 
 use futures_executor::block_on;
 use std::{

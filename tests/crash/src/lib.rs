@@ -1,16 +1,24 @@
 //! Saves that are killed at any moment: what they leave is the old checkpoint, or the new one, or (where there was none)
 //! nothing; and tensors and common state are always of one save.
 
+mod acts;
+mod job;
+
+pub use acts::{ACTS, Act};
+pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
+
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    DType, Dialect, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
+    DType, Dialect, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    blocking,
 };
 use std::path::Path;
 
 const TENSORS: u64 = 12;
 const ROWS: u64 = 64;
 const COLUMNS: u64 = 256;
-const RANKS: u32 = 4;
+/// How many ranks save.
+pub const RANKS: u32 = 4;
 
 fn key(i: u64) -> String {
     format!("layers.{i}.weight")
@@ -39,28 +47,34 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
 /// # Errors
 /// What the save says.
 pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<()> {
-    let url = dir.display().to_string();
     std::thread::scope(|scope| {
-        let groups = LocalGroup::new(RANKS).into_iter().enumerate();
-        let threads: Vec<_> = groups
-            .map(|(rank, group)| {
-                let url = &url;
-                scope.spawn(move || -> Result<()> {
-                    let state = state(step, rank as u64)?;
-                    let save = reshard::save(&state, url)
-                        .group(&group)
-                        .overwrite(overwrite)
-                        .dialect(dialect);
-                    // A killed process leaves the page cache as it is; fsync would only make the test slow.
-                    blocking::run(save.durability(reshard::Durability::Process))?;
-                    Ok(())
-                })
-            })
+        let threads: Vec<_> = LocalGroup::new(RANKS)
+            .into_iter()
+            .map(|group| scope.spawn(move || save_on_rank(&group, dir, step, overwrite, dialect)))
             .collect();
         threads
             .into_iter()
             .try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
     })
+}
+
+/// One rank's part in a save.
+fn save_on_rank(
+    group: &dyn ProcessGroup,
+    dir: &Path,
+    step: u64,
+    overwrite: bool,
+    dialect: Dialect,
+) -> Result<()> {
+    let url = dir.display().to_string();
+    let state = state(step, group.rank().0.into())?;
+    let save = reshard::save(&state, &url)
+        .group(group)
+        .overwrite(overwrite)
+        .dialect(dialect);
+    // A killed process leaves the page cache as it is; fsync would only make the test slow.
+    blocking::run(save.durability(reshard::Durability::Process))?;
+    Ok(())
 }
 
 /// Which save lies at a place: `None` when no checkpoint does.
@@ -80,6 +94,12 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     if !damage.is_empty() {
         bail!("damaged: {damage:?}");
     }
+    let loaded = blocking::load(template(), &url).map_err(|e| e.into_parts().0)?;
+    step_of(&loaded).map(Some)
+}
+
+/// For all of what a save wrote.
+fn template() -> StateDict {
     let mut template = StateDict::new();
     for i in 0..TENSORS {
         template.insert(
@@ -88,7 +108,14 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
         );
     }
     template.insert("step", Value::None);
-    let loaded = blocking::load(template, &url).map_err(|e| e.into_parts().0)?;
+    template
+}
+
+/// Which save was loaded.
+///
+/// # Errors
+/// When it is not wholly of one save.
+fn step_of(loaded: &ValueTree) -> Result<u64> {
     let step = loaded
         .get("step")
         .and_then(ValueTree::leaf)
@@ -106,5 +133,5 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
             bail!("{} is not of step {step}, as the common state is", key(i));
         }
     }
-    Ok(Some(step))
+    Ok(step)
 }

@@ -19,6 +19,8 @@ pub enum Fault {
     Panic,
     /// The call never ends.
     Silence,
+    /// The process ends, and nothing is cleaned up. For ranks in processes.
+    Death,
 }
 
 /// A group of which one rank's `k`-th collective, counted from 0 over the group and its sub-groups, goes wrong.
@@ -83,6 +85,7 @@ impl FaultGroup {
                 }
                 Fault::Panic => panic!("an injected panic"),
                 Fault::Silence => pending().await,
+                Fault::Death => std::process::abort(),
             },
             _ => Ok(()),
         }
