@@ -92,7 +92,6 @@ fn save_queue(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
     let request = queue.request(overwriting(&state, &url))?;
     drop(state);
     queue.schedule(request)?;
-    queue.maybe_finalize(false)?;
     queue.close(false)?;
     Ok(())
 }
@@ -112,7 +111,7 @@ fn load_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
         .deadline(DEADLINE)
         .exchange_memory(64 << 10)
         .strategy(FullyParallelLoad::new(
-            reshard::torch_dist::TorchDistConfig::default(),
+            reshard::torch_dist::TorchDistLoadConfig::default(),
         ));
     let loaded = blocking::run(load).map_err(|e| e.into_parts().0)?;
     ensure!(step_of(&loaded)? == step, "another step was loaded");
