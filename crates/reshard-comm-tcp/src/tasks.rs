@@ -202,7 +202,7 @@ mod tests {
         let caller = Arc::clone(&mesh);
         thread::spawn(move || {
             dial(&caller, &job, 0);
-            drop(done.send(()));
+            done.send(()).unwrap_or(());
         });
         // It says that it calls itself, and dies.
         let limit = Limit::after(Duration::from_secs(60));
