@@ -22,7 +22,7 @@ pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long a rank waits for the call of another one that said that it calls itself.
 const CALL: Duration = Duration::from_secs(1);
 /// How long the store has for an answer about a broken group.
-const STORE: Duration = Duration::from_secs(2);
+const STORE: Duration = Duration::from_secs(5);
 
 /// What a rank knows after the meeting.
 #[derive(Debug)]
@@ -158,7 +158,10 @@ fn publish(job: &Job, group: u64, why: &Bytes) {
         StoreClient::connect_once(&job.store_host, job.store_port, limit).map(|mut store| {
             // The first cause counts.
             match store.has(&key, limit) {
-                Ok(false) => store.set(&key, why, limit),
+                // Nothing answers a `set`, so ask whether it is there: then others see it, before this rank leaves.
+                Ok(false) => store
+                    .set(&key, why, limit)
+                    .and_then(|()| store.has(&key, limit).map(drop)),
                 other => other.map(drop),
             }
         });
