@@ -371,7 +371,7 @@ impl Mesh {
 
     /// Says goodbye to all, and waits until all has been sent that was to be sent.
     pub(crate) fn shut(&self, patience: Duration) {
-        const BROKEN: Duration = Duration::from_secs(2);
+        const BROKEN: Duration = Duration::from_secs(5);
         const ECHO: Duration = Duration::from_secs(2);
         let broken = self.change(|state| {
             state.closing = true;

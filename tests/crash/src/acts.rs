@@ -1,4 +1,4 @@
-//! What ranks in processes do while one of them is killed.
+//! What ranks in processes do while one of them is killed. They set no deadline: the transport itself has to notice.
 
 use crate::{COLUMNS, ROWS, TENSORS, key, save_on_rank, state, step_of, template};
 use anyhow::{Result, ensure};
@@ -9,10 +9,7 @@ use reshard::{
     },
 };
 use reshard_parallel::{FullyParallelLoad, FullyParallelSave};
-use std::{path::Path, time::Duration};
-
-/// How long a rank waits for the others.
-const DEADLINE: Duration = Duration::from_secs(40);
+use std::path::Path;
 
 /// One rank's part in something.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +96,6 @@ fn save_queue(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
 fn overwriting<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
     reshard::save(state, url)
         .overwrite(true)
-        .deadline(DEADLINE)
         .durability(Durability::Process)
 }
 
@@ -108,7 +104,6 @@ fn load_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
     let url = dir.display().to_string();
     let load = reshard::load(template(), &url)
         .group(group)
-        .deadline(DEADLINE)
         .exchange_memory(64 << 10)
         .strategy(FullyParallelLoad::new(
             reshard::torch_dist::TorchDistLoadConfig::default(),
@@ -131,7 +126,6 @@ fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
     let save = reshard::save(&state, &url)
         .group(group)
         .overwrite(true)
-        .deadline(DEADLINE)
         .strategy(FullyParallelSave::new(
             reshard::torch_dist::TorchDistConfig::default(),
         ));
@@ -142,9 +136,7 @@ fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
 /// All ranks want everything, and each reads it.
 fn load(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
     let url = dir.display().to_string();
-    let loaded = reshard::load(template(), &url)
-        .group(group)
-        .deadline(DEADLINE);
+    let loaded = reshard::load(template(), &url).group(group);
     let loaded = blocking::run(loaded).map_err(|e| e.into_parts().0)?;
     ensure!(step_of(&loaded)? == step, "another step was loaded");
     Ok(())
@@ -153,9 +145,7 @@ fn load(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
 /// All ranks want everything, and share the reading.
 fn load_exchange(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
     let url = dir.display().to_string();
-    let load = reshard::load(template(), &url)
-        .group(group)
-        .deadline(DEADLINE);
+    let load = reshard::load(template(), &url).group(group);
     // Rounds are many, so that a kill meets one.
     let load = load.planner(InTurn).exchange_memory(8 << 10);
     let loaded = blocking::run(load).map_err(|e| e.into_parts().0)?;
