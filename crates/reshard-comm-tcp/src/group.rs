@@ -183,7 +183,6 @@ impl Drop for TcpGroup {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default would be slower than what TCP can do
 impl ProcessGroup for TcpGroup {
     fn rank(&self) -> Rank {
         self.rank
