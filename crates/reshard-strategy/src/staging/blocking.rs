@@ -7,7 +7,9 @@ use super::{
 use crate::{Result, StrategyError};
 use async_trait::async_trait;
 use indexmap::IndexMap;
-use reshard_model::{Data, DeviceBuffer, DeviceTensor, Layout, ModelError, RegionMut, Tensor};
+use reshard_model::{
+    Caches, Data, DeviceBuffer, DeviceTensor, Layout, ModelError, RegionMut, Tensor, copy_rows,
+};
 use reshard_storage::run_blocking;
 use std::{
     ops::Range,
@@ -117,16 +119,14 @@ impl BlockingAsyncStager {
         Ok(())
     }
 
-    fn memory(&self, slab: &Slab) -> Result<Memory> {
+    /// Memory for copies, and whether it was kept from an earlier call.
+    fn memory(&self, slab: &Slab) -> Result<(Memory, bool)> {
         let device = slab.device();
-        let kept = lock(&self.pool).take(slab.bytes, device);
-        kept.map_or_else(
-            || {
-                self.allocations.fetch_add(1, Ordering::Relaxed);
-                Memory::new(slab.bytes, device)
-            },
-            Ok,
-        )
+        if let Some(kept) = lock(&self.pool).take(slab.bytes, device) {
+            return Ok((kept, true));
+        }
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok((Memory::new(slab.bytes, device)?, false))
     }
 }
 
@@ -149,9 +149,16 @@ impl AsyncStager for BlockingAsyncStager {
         // First all memory is allocated. Then I/O threads copy.
         let slabs = slabs(copies.into_values());
         let (mut memories, mut tasks) = (Vec::with_capacity(slabs.len()), Vec::new());
+        let all: u64 = slabs.iter().map(|slab| slab.bytes).sum();
         for slab in &slabs {
-            let memory = self.memory(slab)?;
-            slab.tasks(&memory, &mut tasks)?;
+            let (memory, is_kept) = self.memory(slab)?;
+            // What the caches can't hold goes past them, unless new memory comes through them anyway.
+            let caches = if is_kept && all >= LARGE {
+                Caches::Past
+            } else {
+                Caches::Through
+            };
+            slab.tasks(&memory, caches, &mut tasks)?;
             memories.push(memory);
         }
         let copied = run_blocking(tasks.into_iter().map(|task| move || copy(task))).await?;
@@ -185,6 +192,10 @@ const GRAIN: u64 = 64;
 const SLAB: u64 = 4 << 20;
 /// A task copies at most this many bytes of a large buffer.
 const TASK: u64 = 8 << 20;
+/// Copies of this many bytes or more are no longer in the caches when they are written.
+const LARGE: u64 = 32 << 20;
+/// Bytes that are copied at a time.
+const ROW: usize = 4096;
 
 /// One buffer, and the parts of it that are copied.
 struct Copied {
@@ -313,7 +324,7 @@ impl Slab {
     }
 
     /// What threads have to copy: small copies together, large ones in parts.
-    fn tasks(&self, memory: &Memory, tasks: &mut Vec<Vec<Span>>) -> Result<()> {
+    fn tasks(&self, memory: &Memory, caches: Caches, tasks: &mut Vec<Vec<Span>>) -> Result<()> {
         let mut spans = Vec::new();
         for copied in &self.copies {
             for (span, at) in &copied.parts {
@@ -334,6 +345,7 @@ impl Slab {
                 from: copied.from.clone(),
                 part,
                 into,
+                caches,
             };
             match tasks.last_mut() {
                 Some(task) if bytes <= room => {
@@ -355,20 +367,32 @@ struct Span {
     from: Origin,
     part: Range<u64>,
     into: RegionMut,
+    caches: Caches,
 }
 
 fn copy(spans: Vec<Span>) -> Result<()> {
-    spans.into_iter().try_for_each(|Span { from, part, into }| {
+    spans.into_iter().try_for_each(Span::copy)
+}
+
+impl Span {
+    fn copy(self) -> Result<()> {
         let fault = || StrategyError::Internal("a staged leaf leaves its buffer".into());
-        let bytes = part.end - part.start;
-        let layout = Layout::new(1, part.start, [bytes].into(), [1].into()).ok_or_else(fault)?;
-        match from {
-            Origin::Host(t) => Ok(into.fill_from(&t, &layout)?),
+        let Range { start, end } = self.part;
+        let whole = Layout::contiguous(1, &[end - start]).ok_or_else(fault)?;
+        let mut into = self.into.strided_copy(&whole)?;
+        let (_, out) = into.take_runs(1).pop().ok_or_else(fault)?;
+        match &self.from {
+            Origin::Host(t) => {
+                let from = t.buffer_bytes().get(start as usize..end as usize);
+                let (from, last) = from.ok_or_else(fault)?.as_chunks::<ROW>();
+                let (out, rest) = out.as_chunks_mut::<ROW>();
+                copy_rows(out, self.caches, |i| from.get(i));
+                rest.copy_from_slice(last);
+                Ok(())
+            }
             Origin::Device(t) => {
-                let whole = Layout::contiguous(1, &[bytes]).ok_or_else(fault)?;
-                let mut into = into.strided_copy(&whole)?;
-                let (_, out) = into.take_runs(1).pop().ok_or_else(fault)?;
-                let copied = t.buffer().copy_to_host(&layout, out);
+                let layout = Layout::new(1, start, [end - start].into(), [1].into());
+                let copied = t.buffer().copy_to_host(&layout.ok_or_else(fault)?, out);
                 Ok(copied.map_err(|source| ModelError::Source {
                     key: "staging".into(),
                     what: format!("copying from {}", t.buffer().device()),
@@ -376,7 +400,7 @@ fn copy(spans: Vec<Span>) -> Result<()> {
                 })?)
             }
         }
-    })
+    }
 }
 
 fn layout(leaf: &Data) -> Option<&Layout> {

@@ -327,7 +327,7 @@ impl AsyncCallsQueue {
             Verdict::Wait => Ok(None),
             Verdict::Lost(numbers, why) => {
                 self.forget(comm, &numbers).await;
-                let causes = BTreeMap::from([(comm.rank(), why)]);
+                let causes = BTreeMap::from([(comm.coordinator(), why)]);
                 Err(fail(
                     CommError::Ranks {
                         step: FINALIZE,

@@ -122,6 +122,9 @@ impl AsyncSaver {
     /// # Collective
     /// Every rank calls it, in the same order of saves.
     ///
+    /// # Cancellation
+    /// If you drop the future on one rank, that breaks the saver, and counts as a failure of this rank.
+    ///
     /// # Errors
     /// Those of planning, as [`save`](crate::save), on all ranks; then the saver can go on. An unfinished asynchronous save to
     /// the same URL. If staging fails, [`SaveHandle::finish`] tells all ranks.
@@ -147,6 +150,9 @@ impl AsyncSaver {
                 return Err(e);
             }
         };
+        // From here on other ranks may wait for this one where they commit.
+        let committing = Comm::new(&*self.committing);
+        let until_written = committing.guard("starting a save");
         pending.stage(&*stager).await;
         let stager = if stager.should_synchronize_after_execute() {
             pending.synchronize_staging(&*stager).await;
@@ -199,6 +205,7 @@ impl AsyncSaver {
             }
             ended_sender.send(()).ok();
         });
+        until_written.done();
         self.flights.push_back(Flight {
             done: Arc::clone(&done),
             ended,

@@ -6,7 +6,7 @@ use reshard::{
     strategy::{Result, StrategyError},
 };
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -144,4 +144,46 @@ fn memory_of_copies_is_kept_for_the_next_save_and_shared_memory_is_not_copied() 
         let stored = stored.tensor("w").unwrap().read(..).await.unwrap();
         assert!(stored.to_vec::<f32>().unwrap() == [1f32; 1000]);
     });
+}
+
+/// Says that it was called, and never ends.
+#[derive(Debug, Default)]
+struct Hangs(Mutex<Option<futures::channel::oneshot::Sender<()>>>);
+
+#[async_trait]
+impl AsyncStager for Hangs {
+    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+        if let Some(called) = self.0.lock().unwrap().take() {
+            called.send(()).unwrap();
+        }
+        std::future::pending().await
+    }
+}
+
+#[test]
+fn a_start_that_one_rank_drops_fails_the_save_on_the_others_at_once() {
+    let home = Arc::new(Folder::new());
+    let of_ranks = Arc::clone(&home);
+    let ended = on_ranks(3, move |group| {
+        let home = Arc::clone(&of_ranks);
+        async move {
+            let training = Training::new(group.rank(), 3, 0);
+            let (url, state) = (home.url("ckpt"), training.state());
+            let mut saver = AsyncSaver::new(&group).await.unwrap();
+            let save = reshard::save(&state, &url);
+            if group.rank().0 == 2 {
+                let (called, staging) = futures::channel::oneshot::channel();
+                let stager = Arc::new(Hangs(Mutex::new(Some(called))));
+                let start = Box::pin(saver.start(save.stager(stager)));
+                drop(futures::future::select(start, staging).await);
+                return None;
+            }
+            let handle = saver.start(save).await.unwrap();
+            Some(handle.finish().await.unwrap_err().to_string())
+        }
+    });
+    for e in ended.into_iter().flatten() {
+        assert!(e.contains("rank 2") && e.contains("starting a save"), "{e}");
+    }
+    assert!(home.names().is_empty(), "{:?}", home.names());
 }
