@@ -1,9 +1,7 @@
 //! A connection between two members: one thread reads it, one writes it.
 
-use crate::{
-    frame::{Kind, Message},
-    mesh::Mesh,
-};
+use crate::frame;
+use reshard_comm::mesh::{Kind, Mesh, Message};
 use std::{
     io::{self, BufReader},
     net::{Shutdown, TcpStream},
@@ -86,7 +84,7 @@ fn try_start(
 fn read(mesh: &Mesh, peer: u32, stream: &TcpStream, watch: Watch) -> String {
     let mut from = BufReader::with_capacity(64 << 10, stream);
     loop {
-        match Message::read(&mut from, watch.message_limit) {
+        match frame::read(&mut from, watch.message_limit) {
             Ok(Some(message)) if message.kind == Kind::Bye => {
                 // From here on it reads nothing; the end of its stream comes soon.
                 return "left the job".to_owned();
@@ -106,8 +104,8 @@ fn write(mut stream: &TcpStream, messages: &Receiver<Message>, watch: Watch) -> 
     let alive = Message::notice(Kind::Alive, 0, bytes::Bytes::new());
     loop {
         match messages.recv_timeout(watch.heartbeat) {
-            Ok(message) => message.write(&mut stream)?,
-            Err(RecvTimeoutError::Timeout) => alive.write(&mut stream)?,
+            Ok(message) => frame::write(&message, &mut stream)?,
+            Err(RecvTimeoutError::Timeout) => frame::write(&alive, &mut stream)?,
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }

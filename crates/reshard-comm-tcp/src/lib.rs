@@ -68,9 +68,6 @@ mod group;
 mod handshake;
 mod listen;
 mod meet;
-mod mesh;
-mod method;
-mod room;
 mod store;
 mod tasks;
 

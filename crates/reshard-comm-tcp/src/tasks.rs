@@ -1,13 +1,12 @@
 //! The thread that does what may block: connecting to other ranks, and telling the store why a group is broken.
 
 use crate::{
-    clock::Limit,
     connection::{self, Watch},
     handshake::{self, Token, Verdict},
-    mesh::{Mesh, Task},
     store::StoreClient,
 };
 use bytes::Bytes;
+use reshard_comm::mesh::{Limit, Mesh, Task};
 use std::{
     io,
     net::{SocketAddr, TcpStream},
@@ -124,7 +123,7 @@ fn call(
     let limit = limit.at_most(HANDSHAKE);
     let stream = TcpStream::connect_timeout(&address, limit.left()?)?;
     stream.set_nodelay(true)?;
-    let verdict = handshake::call(&stream, &job.token, mesh.me, peer, limit)?;
+    let verdict = handshake::call(&stream, &job.token, mesh.me(), peer, limit)?;
     Ok((stream, verdict))
 }
 

@@ -3,18 +3,14 @@
 //! The mesh does no I/O. Messages go into the queue of a link, which a thread of its connection empties. Work that may
 //! block is a [`Task`], which goes to the thread that does such work.
 
-mod state;
-
-pub(crate) use state::Task;
-
-use crate::{
-    clock::Limit,
-    frame::{Call, Kind, Message},
+use super::{
+    limit::Limit,
+    message::{Call, Kind, Message},
     room::{Left, Room},
+    state::{Link, State, Task, abort, decode, leave},
 };
+use crate::{CommError, Rank};
 use bytes::Bytes;
-use reshard_comm::{CommError, Rank};
-use state::{Link, State, abort, decode, leave};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -27,7 +23,7 @@ use std::{
 
 /// What becomes of a call of another member.
 #[derive(Debug)]
-pub(crate) enum Admission {
+pub enum Admission {
     /// The connection is used. These are the messages for it.
     Yes(Receiver<Message>),
     /// Another connection is used.
@@ -38,16 +34,17 @@ pub(crate) enum Admission {
 
 /// All that the threads and groups of a rank share.
 #[derive(Debug)]
-pub(crate) struct Mesh {
-    pub(crate) me: u32,
-    pub(crate) size: u32,
+pub struct Mesh {
+    me: u32,
+    size: u32,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Mesh {
-    /// The mesh of rank `me` of `size`, and the tasks that it will have.
-    pub(crate) fn new(me: u32, size: u32) -> (Self, Receiver<Task>) {
+    /// The mesh of rank `me` of a job of `size`, and the tasks that it will have. Each task that is done is told
+    /// by [`task_done`](Self::task_done). The tasks end when the mesh has been shut.
+    pub fn new(me: u32, size: u32) -> (Self, Receiver<Task>) {
         let (tasks, received) = mpsc::channel();
         let state = State {
             links: (0..size).map(|_| Link::Idle).collect(),
@@ -56,6 +53,7 @@ impl Mesh {
             busy: 0,
             reading: 0,
             closing: false,
+            changes: 0,
             woken: Vec::new(),
         };
         let mesh = Self {
@@ -67,6 +65,16 @@ impl Mesh {
         (mesh, received)
     }
 
+    /// The number of this rank in the job.
+    pub fn me(&self) -> u32 {
+        self.me
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,6 +83,7 @@ impl Mesh {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
+        state.changes += 1;
         let woken = std::mem::take(&mut state.woken);
         drop(state);
         self.changed.notify_all();
@@ -93,10 +102,22 @@ impl Mesh {
         true
     }
 
+    /// Waits until something has changed since there were `seen` changes, or until the limit. Returns how many there
+    /// were. It is for transports that ask instead of being woken.
+    pub fn wait_for_change(&self, seen: u64, limit: Limit) -> u64 {
+        self.wait_until(limit, |state| state.changes != seen);
+        self.lock().changes
+    }
+
+    /// Whether a call of this rank waits in any group.
+    pub fn is_waiting(&self) -> bool {
+        self.lock().rooms.values().any(|room| room.running)
+    }
+
     // Of groups.
 
     /// This rank is now in a group of these ranks of the job.
-    pub(crate) fn open(&self, group: u64, members: Vec<u32>) {
+    pub(super) fn open(&self, group: u64, members: Vec<u32>) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.members.clone_from(&members);
@@ -109,7 +130,7 @@ impl Mesh {
     }
 
     /// This rank leaves the group.
-    pub(crate) fn close(&self, group: u64, how: Left) {
+    pub(super) fn close(&self, group: u64, how: Left) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.closed = true;
@@ -124,7 +145,7 @@ impl Mesh {
     ///
     /// # Errors
     /// The group is broken, or another call of this rank is running.
-    pub(crate) fn begin(&self, group: u64) -> Result<u64, CommError> {
+    pub(super) fn begin(&self, group: u64) -> Result<u64, CommError> {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             if let Some(broken) = &room.broken {
@@ -143,7 +164,7 @@ impl Mesh {
     }
 
     /// The current call of the group is over.
-    pub(crate) fn end(&self, group: u64) {
+    pub(super) fn end(&self, group: u64) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.running = false;
@@ -153,12 +174,12 @@ impl Mesh {
     }
 
     /// From which ranks of the job the current call needs a message.
-    pub(crate) fn expect(&self, group: u64, from: BTreeSet<u32>) {
+    pub(super) fn expect(&self, group: u64, from: BTreeSet<u32>) {
         self.change(|state| state.rooms.entry(group).or_default().needs = from);
     }
 
     /// Ready when rank `to` of the job has used most of what was sent to it.
-    pub(crate) fn poll_ready(
+    pub(super) fn poll_ready(
         &self,
         group: u64,
         to: u32,
@@ -178,7 +199,7 @@ impl Mesh {
     }
 
     /// Sends all of these messages to ranks of the job, with nothing in between.
-    pub(crate) fn send(&self, group: u64, call: Call, messages: Vec<(u32, Bytes)>) {
+    pub(super) fn send(&self, group: u64, call: Call, messages: Vec<(u32, Bytes)>) {
         self.change(|state| {
             for (to, body) in messages {
                 let room = state.rooms.entry(group).or_default();
@@ -195,7 +216,7 @@ impl Mesh {
     }
 
     /// The message of rank `from` of the job for this call.
-    pub(crate) fn poll_take(
+    pub(super) fn poll_take(
         &self,
         group: u64,
         call: Call,
@@ -227,7 +248,7 @@ impl Mesh {
     }
 
     /// The ranks of the group for which the current call waits.
-    pub(crate) fn silent(&self, group: u64) -> Vec<Rank> {
+    pub(super) fn silent(&self, group: u64) -> Vec<Rank> {
         self.lock()
             .rooms
             .get(&group)
@@ -236,14 +257,14 @@ impl Mesh {
     }
 
     /// How messages name rank `who` of the job in this group.
-    pub(crate) fn name(&self, group: u64, who: u32) -> String {
+    pub(super) fn name(&self, group: u64, who: u32) -> String {
         let state = self.lock();
         let room = state.rooms.get(&group);
         room.map_or_else(|| format!("rank {who} of the job"), |room| room.name(who))
     }
 
     /// Breaks the group. All members hear of it. Only the first error counts.
-    pub(crate) fn break_group(&self, group: u64, error: CommError) {
+    pub(super) fn break_group(&self, group: u64, error: CommError) {
         self.change(|state| {
             if let Some(body) = state.break_room(self.me, group, error, None) {
                 state.task(Task::Publish(group, body));
@@ -256,7 +277,7 @@ impl Mesh {
     /// A member has called.
     ///
     /// If two ranks call each other, the call of the lower one counts. So there is never more than one connection.
-    pub(crate) fn called_by(&self, peer: u32) -> Admission {
+    pub fn called_by(&self, peer: u32) -> Admission {
         self.change(|state| match state.links.get(peer as usize) {
             Some(Link::Idle) => Admission::Yes(state.up(peer)),
             Some(Link::Dialling(_)) if peer < self.me => Admission::Yes(state.up(peer)),
@@ -266,7 +287,7 @@ impl Mesh {
     }
 
     /// A call of this rank was taken. Returns the messages for that rank, or `None` if another connection is used.
-    pub(crate) fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
+    pub fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
         self.change(|state| match state.links.get(peer as usize)? {
             Link::Dialling(_) => Some(state.up(peer)),
             _ => None,
@@ -274,17 +295,17 @@ impl Mesh {
     }
 
     /// Whether the link still needs a connection.
-    pub(crate) fn wants(&self, peer: u32) -> bool {
+    pub fn wants(&self, peer: u32) -> bool {
         self.lock().is_dialling(peer)
     }
 
     /// Waits until the link has a connection. Returns whether it has one, or needs none any more.
-    pub(crate) fn wait_for_call(&self, peer: u32, limit: Limit) -> bool {
+    pub fn wait_for_call(&self, peer: u32, limit: Limit) -> bool {
         self.wait_until(limit, |state| !state.is_dialling(peer))
     }
 
     /// Nothing comes from this rank any more. Only the first reason counts.
-    pub(crate) fn gone(&self, peer: u32, why: impl Into<String>) {
+    pub fn gone(&self, peer: u32, why: impl Into<String>) {
         self.change(|state| {
             let Some(link) = state.links.get_mut(peer as usize) else {
                 return;
@@ -297,12 +318,12 @@ impl Mesh {
     }
 
     /// A message has come from rank `from` of the job.
-    pub(crate) fn arrived(&self, from: u32, message: Message) {
+    pub fn arrived(&self, from: u32, message: Message) {
         self.change(|state| state.arrived(self.me, from, message));
     }
 
     /// The groups that wait for rank `peer` and are not broken.
-    pub(crate) fn groups_with(&self, peer: u32) -> Vec<u64> {
+    pub fn groups_with(&self, peer: u32) -> Vec<u64> {
         let state = self.lock();
         let concerned = state.rooms.iter().filter(|(_, room)| {
             room.broken.is_none() && !room.closed && room.members.contains(&peer)
@@ -311,7 +332,7 @@ impl Mesh {
     }
 
     /// The store says why a group is broken.
-    pub(crate) fn learned(&self, group: u64, body: &[u8]) {
+    pub fn learned(&self, group: u64, body: &[u8]) {
         self.change(|state| {
             state.break_room(self.me, group, CommError::Broken(decode(body)), None);
         });
@@ -320,12 +341,12 @@ impl Mesh {
     // Of threads.
 
     /// A task is done.
-    pub(crate) fn task_done(&self) {
+    pub fn task_done(&self) {
         self.change(|state| state.busy -= 1);
     }
 
     /// A reading and a writing thread begin.
-    pub(crate) fn threads_begin(&self) {
+    pub fn threads_begin(&self) {
         self.change(|state| {
             state.reading += 1;
             state.busy += 1;
@@ -333,38 +354,42 @@ impl Mesh {
     }
 
     /// A writing thread is done.
-    pub(crate) fn writer_done(&self) {
+    pub fn writer_done(&self) {
         self.change(|state| state.busy -= 1);
     }
 
     /// A reading thread is done.
-    pub(crate) fn reader_done(&self) {
+    pub fn reader_done(&self) {
         self.change(|state| state.reading -= 1);
     }
 
     /// Whether this rank has left the job.
-    pub(crate) fn is_shut(&self) -> bool {
+    pub fn is_shut(&self) -> bool {
         self.lock().tasks.is_none()
     }
 
-    /// Says goodbye to all, and waits until all has been sent that was to be sent.
-    pub(crate) fn shut(&self, patience: Duration) {
+    /// Says goodbye to all, and waits: so long until all has been sent that was to be sent, and then for `echo` until
+    /// nothing more can arrive. Nobody waits longer than 2 seconds if a group is broken. Returns whether all is sent and
+    /// nothing more can arrive.
+    pub fn shut(&self, patience: Duration, echo: Duration) -> bool {
         const BROKEN: Duration = Duration::from_secs(2);
-        const ECHO: Duration = Duration::from_secs(2);
         let broken = self.change(|state| {
             state.closing = true;
             state.say_goodbye();
             state.rooms.values().any(|room| room.broken.is_some())
         });
         // What a broken group wanted to send matters to nobody.
-        let limit = Limit::after(if broken {
-            patience.min(BROKEN)
-        } else {
-            patience
-        });
-        self.wait_until(limit, |state| state.busy == 0);
-        // A connection that is closed while bytes arrive loses what it has sent, so wait for the other side.
-        self.wait_until(Limit::after(ECHO), |state| state.reading == 0);
+        let limit = |patience: Duration| {
+            Limit::after(if broken {
+                patience.min(BROKEN)
+            } else {
+                patience
+            })
+        };
+        let sent = self.wait_until(limit(patience), |state| state.busy == 0);
+        // A connection that is closed while bytes arrive may lose what it has sent, so wait for the other side.
+        let heard = self.wait_until(limit(echo), |state| state.reading == 0);
         self.change(|state| state.tasks = None);
+        sent && heard
     }
 }
