@@ -50,18 +50,18 @@ fn try_start(
     let stream = Arc::new(stream);
     let ends = (Arc::clone(&stream), stream);
     let owners = (Arc::clone(mesh), Arc::clone(mesh));
-    mesh.threads_begin();
+    mesh.begin_link();
     let reader = thread::Builder::new()
         .name(format!("reshard-from-{peer}"))
         .spawn(move || {
             let (mesh, stream) = (owners.0, ends.0);
             let why = read(&mesh, peer, &stream, watch);
             mesh.gone(peer, why);
-            mesh.reader_done();
+            mesh.end_hearing();
         });
     if let Err(e) = reader {
-        mesh.reader_done();
-        mesh.writer_done();
+        mesh.end_hearing();
+        mesh.end_sending();
         return Err(e);
     }
     let writer = thread::Builder::new()
@@ -75,9 +75,9 @@ fn try_start(
             } else {
                 drop(stream.shutdown(Shutdown::Write));
             }
-            mesh.writer_done();
+            mesh.end_sending();
         });
-    writer.map(drop).inspect_err(|_| mesh.writer_done())
+    writer.map(drop).inspect_err(|_| mesh.end_sending())
 }
 
 /// Reads until the end, and says why it is the end.

@@ -37,8 +37,14 @@ pub(crate) struct Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        const ECHO: Duration = Duration::from_secs(2);
-        self.mesh.shut(self.patience, ECHO);
+        const SHORT: Duration = Duration::from_secs(2);
+        // What a broken group wanted to send matters to nobody.
+        let patience = if self.mesh.is_broken() {
+            self.patience.min(SHORT)
+        } else {
+            self.patience
+        };
+        self.mesh.shut(patience, SHORT);
         wake_listener(self.address);
     }
 }

@@ -102,11 +102,14 @@ impl Mesh {
         true
     }
 
-    /// Waits until something has changed since there were `seen` changes, or until the limit. Returns how many there
-    /// were. It is for transports that ask instead of being woken.
-    pub fn wait_for_change(&self, seen: u64, limit: Limit) -> u64 {
-        self.wait_until(limit, |state| state.changes != seen);
+    /// How many changes there were. For transports that ask instead of being woken.
+    pub fn changes(&self) -> u64 {
         self.lock().changes
+    }
+
+    /// Waits until there is a change after the first `seen` ones, or until the limit.
+    pub fn wait_for_change(&self, seen: u64, limit: Limit) {
+        self.wait_until(limit, |state| state.changes != seen);
     }
 
     /// Whether a call of this rank waits in any group.
@@ -338,28 +341,28 @@ impl Mesh {
         });
     }
 
-    // Of threads.
+    // Of the transport.
 
     /// A task is done.
     pub fn task_done(&self) {
         self.change(|state| state.busy -= 1);
     }
 
-    /// A reading and a writing thread begin.
-    pub fn threads_begin(&self) {
+    /// A link is used from now on, in both directions.
+    pub fn begin_link(&self) {
         self.change(|state| {
             state.reading += 1;
             state.busy += 1;
         });
     }
 
-    /// A writing thread is done.
-    pub fn writer_done(&self) {
+    /// All messages of a link are sent, and its queue is closed; or nothing more can be sent.
+    pub fn end_sending(&self) {
         self.change(|state| state.busy -= 1);
     }
 
-    /// A reading thread is done.
-    pub fn reader_done(&self) {
+    /// Nothing more can arrive on a link.
+    pub fn end_hearing(&self) {
         self.change(|state| state.reading -= 1);
     }
 
@@ -368,27 +371,21 @@ impl Mesh {
         self.lock().tasks.is_none()
     }
 
-    /// Says goodbye to all, and waits: so long until all has been sent that was to be sent, and then for `echo` until
-    /// nothing more can arrive. Nobody waits longer than 2 seconds if a group is broken. Returns whether all is sent and
-    /// nothing more can arrive.
+    /// Whether any group of this rank is broken.
+    pub fn is_broken(&self) -> bool {
+        self.lock().rooms.values().any(|room| room.broken.is_some())
+    }
+
+    /// Says goodbye to all, and waits: for `patience` until all has been sent that was to be sent, and then for `echo` until
+    /// nothing more can arrive. Returns whether all is sent and nothing more can arrive.
     pub fn shut(&self, patience: Duration, echo: Duration) -> bool {
-        const BROKEN: Duration = Duration::from_secs(2);
-        let broken = self.change(|state| {
+        self.change(|state| {
             state.closing = true;
             state.say_goodbye();
-            state.rooms.values().any(|room| room.broken.is_some())
         });
-        // What a broken group wanted to send matters to nobody.
-        let limit = |patience: Duration| {
-            Limit::after(if broken {
-                patience.min(BROKEN)
-            } else {
-                patience
-            })
-        };
-        let sent = self.wait_until(limit(patience), |state| state.busy == 0);
+        let sent = self.wait_until(Limit::after(patience), |state| state.busy == 0);
         // A connection that is closed while bytes arrive may lose what it has sent, so wait for the other side.
-        let heard = self.wait_until(limit(echo), |state| state.reading == 0);
+        let heard = self.wait_until(Limit::after(echo), |state| state.reading == 0);
         self.change(|state| state.tasks = None);
         sent && heard
     }
