@@ -3,13 +3,16 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use futures::executor::block_on;
-use reshard_comm::{Comm, CommError, ProcessGroup, Rank};
+use reshard_comm::{
+    Comm, CommError, ProcessGroup, Rank,
+    testkit::{Job, process_group_contract_of_rank},
+};
 use reshard_comm_tcp::{StoreServer, TcpGroup};
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader},
     net::TcpListener,
-    process::{Child, Command, Stdio},
-    sync::mpsc,
+    process::{Child, Command},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -38,6 +41,10 @@ fn a_rank() {
         "work" => block_on(work(&group)),
         "lost" | "silent" => block_on(lose_a_rank(&group)),
         "wave" => block_on(leave_early(&group)),
+        "contract" => {
+            let kept = process_group_contract_of_rank(Arc::new(group));
+            println!("kept {}", kept.unwrap_or_else(|e| panic!("{e}")));
+        }
         other => panic!("no mode {other}"),
     }
 }
@@ -116,72 +123,41 @@ async fn leave_early(group: &TcpGroup) {
     assert!(got == large);
 }
 
-struct Job {
-    ranks: Vec<Child>,
-    output: Vec<mpsc::Receiver<String>>,
+/// Starts ranks of a job of `size`, which meet at this store.
+fn start(
+    mode: &str,
+    host: &str,
+    port: u16,
+    size: u32,
+    ranks: impl IntoIterator<Item = u32>,
+) -> Job {
+    let job = Job::start(ranks, |rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "a_rank", "--ignored", "--nocapture"])
+            .env(MODE, mode)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", size.to_string())
+            .env("MASTER_ADDR", host)
+            .env("MASTER_PORT", port.to_string());
+        command
+    });
+    job.unwrap()
 }
 
-impl Job {
-    fn start(mode: &str, host: &str, port: u16, ranks: impl IntoIterator<Item = u32>) -> Self {
-        let mut job = Self {
-            ranks: Vec::new(),
-            output: Vec::new(),
-        };
-        for rank in ranks {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "a_rank", "--ignored", "--nocapture"])
-                .env(MODE, mode)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", RANKS.to_string())
-                .env("MASTER_ADDR", host)
-                .env("MASTER_PORT", port.to_string())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let mut stderr = child.stderr.take().unwrap();
-            let (said, output) = mpsc::channel();
-            thread::spawn(move || {
-                let mut text = String::new();
-                drop(stderr.read_to_string(&mut text));
-                drop(said.send(text));
-            });
-            job.ranks.push(child);
-            job.output.push(output);
+/// Waits until all ranks but the victim have ended well.
+fn end(job: Job, victim: Option<u32>) {
+    for rank in job.wait_but_for(victim, LIMIT) {
+        if Some(rank.rank) == victim {
+            continue;
         }
-        job
-    }
-
-    /// Waits until all ranks but `except` have ended well.
-    fn end(&mut self, except: Option<u32>) {
-        let until = Instant::now() + LIMIT;
-        for (rank, child) in (0..).zip(&mut self.ranks) {
-            if Some(rank) == except {
-                continue;
-            }
-            let status = loop {
-                match child.try_wait().unwrap() {
-                    Some(status) => break status,
-                    None if Instant::now() > until => panic!("rank {rank} hangs"),
-                    None => thread::sleep(Duration::from_millis(5)),
-                }
-            };
-            let said = self.output[rank as usize].recv_timeout(Duration::from_secs(5));
-            assert!(
-                status.success(),
-                "rank {rank}: {}",
-                said.unwrap_or_default()
-            );
-        }
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        for child in &mut self.ranks {
-            drop(child.kill());
-            drop(child.wait());
-        }
+        assert!(
+            rank.status.is_some(),
+            "rank {} hangs: {}",
+            rank.rank,
+            rank.said
+        );
+        assert!(rank.succeeded(), "rank {}: {}", rank.rank, rank.said);
     }
 }
 
@@ -220,9 +196,28 @@ fn tasks(child: &Child) -> Vec<String> {
 }
 
 #[test]
+fn a_tcp_group_keeps_the_contract_from_processes() {
+    for size in [5, 1] {
+        let (_store, port) = store();
+        let ended = start("contract", "127.0.0.1", port, size, 0..size).wait(4 * LIMIT);
+        for rank in &ended {
+            assert!(rank.succeeded(), "rank {}: {}", rank.rank, rank.said);
+        }
+        let mut kept = ended
+            .iter()
+            .map(|rank| rank.said.lines().find(|line| line.starts_with("kept ")));
+        let first = kept.next().unwrap();
+        assert!(
+            first.is_some() && kept.all(|other| other == first),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
 fn processes_work_together() {
     let (_store, port) = store();
-    Job::start("work", "127.0.0.1", port, 0..RANKS).end(None);
+    end(start("work", "127.0.0.1", port, RANKS, 0..RANKS), None);
 }
 
 #[test]
@@ -239,24 +234,25 @@ fn rank_0_serves_the_store_if_nobody_does() {
     let port = free.local_addr().unwrap().port();
     drop(free);
     // The others come first, and wait for the store.
-    let mut late = Job::start("work", &host, port, [1, 2, 3, 0]);
-    late.end(None);
+    let late = start("work", &host, port, RANKS, [1, 2, 3, 0]);
+    end(late, None);
 }
 
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
     let (_store, port) = store();
-    let mut job = Job::start("lost", "127.0.0.1", port, 0..RANKS);
-    until_connected(&job.ranks[VICTIM as usize]);
-    job.ranks[VICTIM as usize].kill().unwrap();
-    job.end(Some(VICTIM));
+    let mut job = start("lost", "127.0.0.1", port, RANKS, 0..RANKS);
+    let victim = job.process(VICTIM);
+    until_connected(victim);
+    victim.kill().unwrap();
+    end(job, Some(VICTIM));
 }
 
 #[test]
 fn a_stopped_rank_is_named_by_all_others() {
     let (_store, port) = store();
-    let mut job = Job::start("silent", "127.0.0.1", port, 0..RANKS);
-    let victim = &job.ranks[VICTIM as usize];
+    let mut job = start("silent", "127.0.0.1", port, RANKS, 0..RANKS);
+    let victim = job.process(VICTIM);
     until_connected(victim);
     let id = victim.id().to_string();
     assert!(
@@ -266,11 +262,11 @@ fn a_stopped_rank_is_named_by_all_others() {
             .unwrap()
             .success()
     );
-    job.end(Some(VICTIM));
+    end(job, Some(VICTIM));
 }
 
 #[test]
 fn a_rank_that_leaves_early_has_sent_everything() {
     let (_store, port) = store();
-    Job::start("wave", "127.0.0.1", port, 0..RANKS).end(None);
+    end(start("wave", "127.0.0.1", port, RANKS, 0..RANKS), None);
 }

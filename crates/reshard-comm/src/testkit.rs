@@ -1,5 +1,5 @@
-//! For tests: ranks on threads, the contract suite of [`ProcessGroup`](crate::ProcessGroup), and a group that
-//! injects faults.
+//! For tests: ranks on threads and in processes, the contract suite of [`ProcessGroup`](crate::ProcessGroup), and a group
+//! that injects faults.
 //!
 //! ```
 //! use reshard_comm::{LocalGroup, ProcessGroup, testkit};
@@ -9,14 +9,19 @@
 //!     LocalGroup::new(size).into_iter().map(|group| Arc::new(group) as Arc<dyn ProcessGroup>).collect()
 //! });
 //! ```
+//!
+//! For a group that needs real processes, write a program that starts itself again as each rank ([`Job`]), or that `mpirun`
+//! starts. Each process makes its group and calls [`process_group_contract_of_rank`]; all processes get the same verdict.
 
 #![expect(clippy::panic, reason = "tests fail by panicking")]
 
 mod contract;
 mod fault;
+mod job;
 
-pub use contract::process_group_contract;
+pub use contract::{process_group_contract, process_group_contract_of_rank};
 pub use fault::{Fault, FaultGroup};
+pub use job::{Ended, Job};
 
 use futures_executor::block_on;
 use std::{
