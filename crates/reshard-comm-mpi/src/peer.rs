@@ -6,7 +6,7 @@ use crate::{
     wire::{self, Head},
 };
 use bytes::Bytes;
-use reshard_comm::mesh::Message;
+use reshard_comm::mesh::{Kind, Message};
 use std::{
     collections::VecDeque,
     ffi::c_int,
@@ -23,6 +23,8 @@ pub(crate) struct Peer {
     rank: u32,
     /// Messages to send. `None` when there will be no more.
     queue: Option<Receiver<Message>>,
+    /// Whether this rank has said goodbye.
+    said_bye: bool,
     /// The message of which parts are to be sent, and how many of them MPI has.
     current: Option<(Bytes, usize)>,
     sending: Vec<Sending>,
@@ -42,6 +44,7 @@ impl Peer {
         Self {
             rank,
             queue: Some(queue),
+            said_bye: false,
             current: None,
             sending: Vec::new(),
             arriving: VecDeque::new(),
@@ -50,11 +53,12 @@ impl Peer {
         }
     }
 
-    /// Sends what there is to send, as far as it may be under way at a time. Returns whether anything has happened.
+    /// Sends what there is to send, as far as it may be under way at a time. `leaves` says whether this rank leaves the job.
+    /// Returns whether anything has happened.
     ///
     /// # Errors
     /// MPI can't send it.
-    pub(crate) fn send(&mut self, comm: &Comm, part: usize) -> Result<bool> {
+    pub(crate) fn send(&mut self, comm: &Comm, part: usize, leaves: bool) -> Result<bool> {
         let mut moved = false;
         let mut failed = None;
         self.sending.retain_mut(|sending| match sending.is_done() {
@@ -71,7 +75,7 @@ impl Peer {
             return Err(e);
         }
         while self.sending.len() < Self::WINDOW {
-            let Some((bytes, tag)) = self.next(part) else {
+            let Some((bytes, tag)) = self.next(part, leaves) else {
                 break;
             };
             self.sending
@@ -82,7 +86,7 @@ impl Peer {
     }
 
     /// The next head or part to send.
-    fn next(&mut self, part: usize) -> Option<(Bytes, c_int)> {
+    fn next(&mut self, part: usize, leaves: bool) -> Option<(Bytes, c_int)> {
         if let Some((body, at)) = &mut self.current {
             if let Some(range) = wire::part_at(body.len(), part, *at) {
                 *at += 1;
@@ -90,30 +94,34 @@ impl Peer {
             }
             self.current = None;
         }
-        match self.queue.as_ref()?.try_recv() {
-            Ok(message) => {
-                let head = Head {
-                    kind: message.kind,
-                    group: message.group,
-                    call: message.call,
-                    length: message.body.len() as u64,
-                    part: u32::try_from(part).unwrap_or(u32::MAX),
-                };
-                let first = head.encode(&message.body);
-                self.current = Some((message.body, 0));
-                Some((first, HEADS))
-            }
-            Err(TryRecvError::Disconnected) => {
+        let message = match self.queue.as_ref().map(Receiver::try_recv) {
+            Some(Ok(message)) => message,
+            Some(Err(TryRecvError::Empty)) => return None,
+            Some(Err(TryRecvError::Disconnected)) | None => {
                 self.queue = None;
-                None
+                // If the other rank left first, the mesh has nothing more to say to it. It still waits for this goodbye.
+                if self.said_bye || !leaves {
+                    return None;
+                }
+                Message::notice(Kind::Bye, 0, Bytes::new())
             }
-            Err(TryRecvError::Empty) => None,
-        }
+        };
+        self.said_bye |= message.kind == Kind::Bye;
+        let head = Head {
+            kind: message.kind,
+            group: message.group,
+            call: message.call,
+            length: message.body.len() as u64,
+            part: u32::try_from(part).unwrap_or(u32::MAX),
+        };
+        let first = head.encode(&message.body);
+        self.current = Some((message.body, 0));
+        Some((first, HEADS))
     }
 
     /// Whether everything is sent and nothing more is to come.
     pub(crate) fn has_sent_all(&self) -> bool {
-        self.queue.is_none() && self.current.is_none() && self.sending.is_empty()
+        self.said_bye && self.queue.is_none() && self.current.is_none() && self.sending.is_empty()
     }
 
     /// Whether bytes are under way.

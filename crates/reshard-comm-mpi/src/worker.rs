@@ -272,7 +272,7 @@ impl Work {
         };
         let mut moved = false;
         if !peer.sent {
-            moved |= peer.send(&self.comm, self.settings.part_limit)?;
+            moved |= peer.send(&self.comm, self.settings.part_limit, self.mesh.is_leaving())?;
             if peer.has_sent_all() {
                 peer.sent = true;
                 self.mesh.end_sending();

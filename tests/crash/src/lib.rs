@@ -3,14 +3,16 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    DType, Dialect, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
+    DType, Dialect, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    blocking,
 };
 use std::path::Path;
 
 const TENSORS: u64 = 12;
 const ROWS: u64 = 64;
 const COLUMNS: u64 = 256;
-const RANKS: u32 = 4;
+/// How many ranks save.
+pub const RANKS: u32 = 4;
 
 fn key(i: u64) -> String {
     format!("layers.{i}.weight")
@@ -39,28 +41,37 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
 /// # Errors
 /// What the save says.
 pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<()> {
-    let url = dir.display().to_string();
     std::thread::scope(|scope| {
-        let groups = LocalGroup::new(RANKS).into_iter().enumerate();
+        let groups = LocalGroup::new(RANKS).into_iter();
         let threads: Vec<_> = groups
-            .map(|(rank, group)| {
-                let url = &url;
-                scope.spawn(move || -> Result<()> {
-                    let state = state(step, rank as u64)?;
-                    let save = reshard::save(&state, url)
-                        .group(&group)
-                        .overwrite(overwrite)
-                        .dialect(dialect);
-                    // A killed process leaves the page cache as it is; fsync would only make the test slow.
-                    blocking::run(save.durability(reshard::Durability::Process))?;
-                    Ok(())
-                })
-            })
+            .map(|group| scope.spawn(move || save_rank(&group, dir, step, overwrite, dialect)))
             .collect();
         threads
             .into_iter()
             .try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
     })
+}
+
+/// One rank's part in saving step `step`. The group has [`RANKS`] ranks.
+///
+/// # Errors
+/// What the save says.
+pub fn save_rank(
+    group: &dyn ProcessGroup,
+    dir: &Path,
+    step: u64,
+    overwrite: bool,
+    dialect: Dialect,
+) -> Result<()> {
+    let url = dir.display().to_string();
+    let state = state(step, group.rank().0.into())?;
+    let save = reshard::save(&state, &url)
+        .group(group)
+        .overwrite(overwrite)
+        .dialect(dialect);
+    // A killed process leaves the page cache as it is; fsync would only make the test slow.
+    blocking::run(save.durability(reshard::Durability::Process))?;
+    Ok(())
 }
 
 /// Which save lies at a place: `None` when no checkpoint does.

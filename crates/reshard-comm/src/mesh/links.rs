@@ -366,6 +366,11 @@ impl Mesh {
         self.change(|state| state.reading -= 1);
     }
 
+    /// Whether this rank leaves the job, or has left it.
+    pub fn is_leaving(&self) -> bool {
+        self.lock().closing
+    }
+
     /// Whether this rank has left the job.
     pub fn is_shut(&self) -> bool {
         self.lock().tasks.is_none()
