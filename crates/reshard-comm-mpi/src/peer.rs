@@ -172,7 +172,7 @@ impl Peer {
         Some(message)
     }
 
-    /// Gives up: nothing is sent or received any more.
+    /// Gives up: nothing more than a goodbye is sent, and nothing is received.
     pub(crate) fn give_up(&mut self) {
         self.queue = None;
         self.current = None;

@@ -83,7 +83,13 @@ impl Worker {
         // A waker that drops the last group makes the thread come here itself; it can't wait for itself.
         let is_self = thread::current().id() == self.thread;
         let patience = if is_self { Duration::ZERO } else { patience };
-        let clean = self.mesh.shut(patience, patience);
+        // What a broken group wanted to send matters to nobody.
+        let to_send = if self.mesh.is_broken() {
+            patience.min(SHORT)
+        } else {
+            patience
+        };
+        let clean = self.mesh.shut(to_send, patience);
         if !clean {
             tracing::warn!("not all ranks left the MPI group in time; MPI is left as it is");
         }
@@ -296,23 +302,16 @@ impl Work {
         Ok(moved)
     }
 
-    /// Nothing goes to this rank or comes from it any more.
+    /// Nothing comes from this rank any more, and it gets no more than a goodbye.
     fn lose(&mut self, rank: u32, why: &str) {
         tracing::debug!(rank, "lost: {why}");
-        self.drop_peer(rank);
-        self.mesh.gone(rank, why);
-    }
-
-    fn drop_peer(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(&rank) {
             peer.give_up();
-            if !std::mem::replace(&mut peer.sent, true) {
-                self.mesh.end_sending();
-            }
             if !std::mem::replace(&mut peer.heard, true) {
                 self.mesh.end_hearing();
             }
         }
+        self.mesh.gone(rank, why);
     }
 
     /// MPI can't be used any more.
@@ -320,6 +319,11 @@ impl Work {
         self.failed = true;
         for rank in self.peers.keys().copied().collect::<Vec<_>>() {
             self.lose(rank, why);
+            if let Some(peer) = self.peers.get_mut(&rank)
+                && !std::mem::replace(&mut peer.sent, true)
+            {
+                self.mesh.end_sending();
+            }
         }
     }
 
