@@ -7,6 +7,7 @@ mod interop;
 mod lint;
 mod mutants;
 mod nightly;
+mod processes;
 mod shell;
 mod tidy;
 mod venv;
@@ -30,6 +31,8 @@ Usage: cargo xtask COMMAND
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
             --frugal  removes each Python when it has served; 9 GB of disk are enough then
+  processes what needs ranks in real processes
+            --mpi     groups of MPI: installs Open MPI from Debian's packages if it is not there
   bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
             --only TEXT   rows whose name holds this text
             --runs N      so many counted runs of each measurement; 15 unless set
@@ -66,6 +69,7 @@ fn run(args: &[String]) -> Result<()> {
     // A command refuses words that it does not know, so a mistyped flag never starts a long run.
     let (flags, settings): (&[&str], &[&str]) = match command {
         "tidy" => (&["--bless"], &[]),
+        "processes" => (&["--mpi"], &[]),
         "interop" => (&["--keep", "--self", "--frugal"], &[]),
         "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
         "nightly" => (&["--share"], &["--fuzz", "--seed"]),
@@ -101,6 +105,8 @@ fn run(args: &[String]) -> Result<()> {
                 frugal,
             })
         }
+        "processes" if has("--mpi") => processes::mpi::run(),
+        "processes" => bail!("`processes` needs --mpi"),
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {
             cores: given

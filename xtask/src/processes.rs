@@ -1,0 +1,3 @@
+//! What needs ranks in real processes.
+
+pub(crate) mod mpi;
