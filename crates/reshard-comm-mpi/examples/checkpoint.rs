@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let group = MpiGroup::init()?;
     let (rank, ranks) = (u64::from(group.rank().0), u64::from(group.size()));
-    if ROWS % ranks != 0 || COLUMNS % ranks != 0 {
+    if !ROWS.is_multiple_of(ranks) || !COLUMNS.is_multiple_of(ranks) {
         return Err(
             format!("{ROWS} rows and {COLUMNS} columns don't divide by {ranks} ranks").into(),
         );

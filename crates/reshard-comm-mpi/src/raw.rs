@@ -252,10 +252,8 @@ impl Listening {
             return Ok(());
         }
         // SAFETY: the request is live, because it is not done.
-        check(
-            unsafe { ffi::MPI_Cancel(&raw mut self.request.raw) },
-            "MPI_Cancel",
-        )?;
+        let code = unsafe { ffi::MPI_Cancel(&raw mut self.request.raw) };
+        check(code, "MPI_Cancel")?;
         for _ in 0..TRIES {
             if self.request.test("MPI_Cancel")?.is_some() {
                 self.done = true;
