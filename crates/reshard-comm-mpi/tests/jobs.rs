@@ -456,7 +456,7 @@ fn large() {
 }
 
 #[test]
-#[ignore = "6 GB of memory; cargo xtask processes --mpi runs it"]
+#[ignore = "8 GB of memory; cargo xtask processes --mpi runs it"]
 fn a_message_of_more_than_2_gib_arrives_whole() {
     let said = succeeds(2, "large");
     assert_eq!(lines_with(&said, " bytes in "), 2, "{said}");
