@@ -1,7 +1,7 @@
 """PyTorch DCP's side of the benchmarks: one measurement a call, as a line of JSON.
 
-    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS [SETTING] [--world N] [--overwrite]
-    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS SETTING SETTING ... --choose
+    python dcp_bench.py save|load|reshard|stall llama|small|one GB DIR ITERATIONS [SETTING] [--world N] [--overwrite]
+    python dcp_bench.py save|load|reshard|stall llama|small|one GB DIR ITERATIONS SETTING SETTING ... --choose
 
 A SETTING is a list like `cached,threads=2,no-crc,ops=2,sync`, or `plain`. With --choose each of them is tried, and the fastest
 is named as `{"best": ...}`.
@@ -11,6 +11,9 @@ is named as `{"best": ...}`.
     no-crc      archives without checksums
     ops=N       torch's own threads of each rank; without it as many as torch takes by itself
     sync        files are synced, which is DCP's default; without it they are not
+    stager=S    of `stall`, which is the time from the call of async_save until the state may change: `default` is DefaultStager,
+                `background` the same with async staging, `cached` BlockingAsyncStager with its cache
+    process     async_save in a process of its own instead of a thread
 
 Gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory, unless it overwrites.
 """
@@ -29,6 +32,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -77,12 +82,26 @@ class Setting:
         self.sync = "sync" in parts
         self.threads = int(parts.get("threads", 1))
         self.ops = int(parts.get("ops", own_threads))
-        unknown = set(parts) - {"cached", "no-crc", "sync", "threads", "ops"}
+        self.process = "process" in parts
+        self.stager = parts.get("stager")
+        unknown = set(parts) - {"cached", "no-crc", "sync", "threads", "ops", "process", "stager"}
         assert not unknown, unknown
 
     def run(self, mode, state, path):
         torch.set_num_threads(self.ops)
         torch.serialization.set_crc32_options(self.crc)
+        if mode == "stall":
+            writer = dcp.FileSystemWriter(path, thread_count=self.threads, sync_files=self.sync)
+            if self.stager and not hasattr(self, "made"):
+                self.made = stager(self.stager)
+            kind = AsyncCheckpointerType.PROCESS if self.process else AsyncCheckpointerType.THREAD
+            planner = DefaultSavePlanner(enable_plan_caching=self.cached)
+            saving = dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind,
+                                    **({"async_stager": self.made} if self.stager else {}))
+            if not hasattr(saving, "staging_completion"):
+                return saving
+            saving.staging_completion.result()
+            return saving.upload_completion
         if mode == "save":
             writer = dcp.FileSystemWriter(path, thread_count=self.threads, sync_files=self.sync)
             dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=self.cached))
@@ -90,21 +109,31 @@ class Setting:
             dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
 
+def stager(kind):
+    if kind == "cached":
+        return BlockingAsyncStager(cache_staged_state_dict=True)
+    options = StagingOptions(use_pinned_memory=False, use_shared_memory=False, use_async_staging=kind == "background",
+                             use_non_blocking_copy=False)
+    return DefaultStager(options)
+
+
 def timed(setting, runs, rank, state, args):
     """Seconds and CPU seconds of this rank for each run; the first warms up, and is no part of it."""
     seconds, cpu = [], []
     for _ in range(runs + 1):
-        if args.mode == "save" and rank == 0 and not args.overwrite:
+        if args.mode in ("save", "stall") and rank == 0 and not args.overwrite:
             shutil.rmtree(args.dir, ignore_errors=True)
         if args.mode == "save" and rank == 0 and setting.sync:
             # What earlier runs left for the disk is not this one's to wait for.
             os.sync()
         dist.barrier()
         start, used = time.perf_counter(), time.process_time()
-        setting.run(args.mode, state, args.dir)
+        saving = setting.run(args.mode, state, args.dir)
         dist.barrier()
         seconds.append(time.perf_counter() - start)
         cpu.append(time.process_time() - used)
+        if saving is not None:
+            saving.result()
     return seconds[1:], cpu[1:]
 
 
@@ -127,7 +156,7 @@ def run(rank, world, args, own_threads):
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     cpu = torch.tensor(cpu)
     dist.all_reduce(cpu)
-    if args.mode != "save":
+    if args.mode not in ("save", "stall"):
         local = [t.to_local() if isinstance(t, DTensor) else t for t in state.values()]
         assert all(bool((t == 1).all()) for t in local), "wrong values"
     if rank == 0:
@@ -138,7 +167,7 @@ def run(rank, world, args, own_threads):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=["save", "load", "reshard"])
+    parser.add_argument("mode", choices=["save", "load", "reshard", "stall"])
     parser.add_argument("state", choices=list(STATES))
     parser.add_argument("gb", type=float)
     parser.add_argument("dir")

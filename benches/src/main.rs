@@ -1,5 +1,6 @@
 //! `reshard-bench`: measures reshard beside PyTorch's DCP and beside plain reads and writes, in one run, and prints a table.
 
+mod limited;
 mod lookup;
 mod measure;
 mod measured;
@@ -7,6 +8,7 @@ mod peer;
 mod plan;
 mod policy;
 mod row;
+mod stall;
 mod state;
 mod table;
 

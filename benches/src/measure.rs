@@ -1,15 +1,18 @@
 //! One measurement in a process of its own, so that its peak memory is its own. Printed as a line of JSON.
 
 use crate::{
+    limited::{Limited, Rate},
     measured::{Measured, cpu, peak},
     state::{Cut, State},
 };
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    Data, Durability, LocalGroup, ShardedTensor, StateDict, Value, ValueTree,
+    Data, Durability, LocalGroup, ShardedTensor, StateDict, Stores, Value, ValueTree,
     blocking::{self, run as block_on},
     model::{Leaf, Step, Tree},
+    torch_dist::TorchDistLoadConfig,
 };
+use reshard_parallel::FullyParallelLoad;
 use std::{
     fs::File,
     os::unix::fs::FileExt,
@@ -43,7 +46,23 @@ pub(crate) enum What {
         /// Ranks.
         #[arg(long, default_value_t = 2)]
         world: u64,
+        /// Let ranks read for each other.
+        #[arg(long)]
+        shared: bool,
+        /// Megabytes that the store gives in a second, to all ranks together.
+        #[arg(long)]
+        limit: Option<f64>,
     },
+    /// From the call of an asynchronous save of two ranks until the state may change.
+    Stall {
+        #[command(flatten)]
+        args: Args,
+        /// Memory that nobody can change is not copied.
+        #[arg(long)]
+        share: bool,
+    },
+    /// A plain copy of as many bytes by two threads into touched memory.
+    Copy(Args),
     /// As many bytes with plain pwrite by two threads.
     Pwrite {
         #[command(flatten)]
@@ -92,14 +111,26 @@ pub(crate) enum What {
 pub(crate) enum CutArg {
     Rows,
     Columns,
+    Whole,
+}
+
+/// How a load goes.
+#[derive(Clone, Debug)]
+struct Loading {
+    verify: bool,
+    cut: Cut,
+    parts: u64,
+    world: u64,
+    shared: bool,
+    rate: Option<Rate>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    state: State,
-    gb: f64,
-    dir: PathBuf,
-    iterations: usize,
+    pub(crate) state: State,
+    pub(crate) gb: f64,
+    pub(crate) dir: PathBuf,
+    pub(crate) iterations: usize,
 }
 
 /// How files are written.
@@ -134,14 +165,25 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             cut,
             parts,
             world,
+            shared,
+            limit,
         } => {
-            let cut = if matches!(cut, CutArg::Rows) {
-                Cut::Rows
-            } else {
-                Cut::Columns
+            let loading = Loading {
+                verify: !no_verify,
+                cut: match cut {
+                    CutArg::Rows => Cut::Rows,
+                    CutArg::Columns => Cut::Columns,
+                    CutArg::Whole => Cut::Whole,
+                },
+                parts: *parts,
+                world: *world,
+                shared: *shared,
+                rate: limit.map(|megabytes| Rate::new(megabytes * 1e6)),
             };
-            load(args, !no_verify, cut, *parts, *world)
+            load(args, &loading)
         }
+        What::Stall { args, share } => crate::stall::stall(args, *share),
+        What::Copy(args) => crate::stall::copy(args),
         What::Pwrite { args, how } => plain(args, Some(*how)),
         What::Pread(a) => plain(a, None),
         What::Plan {
@@ -161,12 +203,12 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
 
 /// What a few runs took.
 #[derive(Debug, Default)]
-struct Runs {
-    seconds: Vec<f64>,
-    cpu: Vec<f64>,
+pub(crate) struct Runs {
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) cpu: Vec<f64>,
 }
 
-fn nbytes(state: &StateDict) -> u64 {
+pub(crate) fn nbytes(state: &StateDict) -> u64 {
     let mut sum = 0;
     state.visit(&mut |_, leaf| {
         if let Leaf::Tensor(t) = leaf
@@ -180,7 +222,7 @@ fn nbytes(state: &StateDict) -> u64 {
 
 /// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, and
 /// `after` makes the next state of what `work` gives; both off the clock.
-fn on_ranks<S: Send + 'static, T>(
+pub(crate) fn on_ranks<S: Send + 'static, T>(
     world: u64,
     iterations: usize,
     build: impl Fn(u64) -> Result<S> + Send + Sync + Clone + 'static,
@@ -291,7 +333,15 @@ fn save(a: &Args, how: How) -> Result<Measured> {
     })
 }
 
-fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Measured> {
+fn load(a: &Args, loading: &Loading) -> Result<Measured> {
+    let Loading {
+        verify,
+        cut,
+        parts,
+        world,
+        shared,
+        rate,
+    } = loading.clone();
     let (b, url) = (a.clone(), a.dir.display().to_string());
 
     // The counts of all runs add up in one place, and are divided by the number of runs below.
@@ -307,12 +357,15 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
         },
         || (),
         move |(state, leaves), group| {
-            let (plain, report) = block_on(
-                reshard::load(state, &url)
-                    .group(group)
-                    .verify(verify)
-                    .with_report(),
-            )?;
+            let mut load = reshard::load(state, &url).group(group).verify(verify);
+            if shared {
+                load = load.strategy(FullyParallelLoad::new(TorchDistLoadConfig::default()));
+            }
+            if let Some(rate) = rate.clone() {
+                let inner = Stores::linked()?.open(&url)?;
+                load = load.store(Arc::new(Limited { inner, rate }));
+            }
+            let (plain, report) = block_on(load.with_report())?;
             Ok((plain, report.totals, leaves))
         },
         move |(plain, totals, leaves)| {

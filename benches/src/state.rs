@@ -28,6 +28,8 @@ pub(crate) enum Cut {
     Rows,
     /// An equal part of the columns (rows of vectors).
     Columns,
+    /// All of it, as each other rank does.
+    Whole,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -97,8 +99,10 @@ impl State {
                             // A tensor with one axis has no columns, so it is cut along its rows.
                             let axis = usize::from(cut == Cut::Columns && shape.len() > 1);
                             let mut region = Region::whole(shape);
-                            region.lengths[axis] /= parts;
-                            region.offsets[axis] = region.lengths[axis] * rank;
+                            if cut != Cut::Whole {
+                                region.lengths[axis] /= parts;
+                                region.offsets[axis] = region.lengths[axis] * rank;
+                            }
                             let data = ones(dtype, &region.lengths)?;
                             let leaf = ShardedTensor::region_of(&key, dtype, shape, region)
                                 .with_data(data);

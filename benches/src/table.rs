@@ -267,6 +267,37 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         .needs(ours, save())
         .needs(theirs, save_theirs()),
     ];
+    let shared = "a group reads for all";
+    let columns = ["--cut", "columns", "--shared"];
+    let row = Row::new(
+        format!("load rows as columns, {shared}, {place}"),
+        vec![
+            load(&columns).checks("nothing: no rank reads all of a chunk"),
+            load_theirs("reshard").costs(5.0, 0.8),
+        ],
+        vec![Target::Ratio("DCP", 3.5)],
+    );
+    rows.push(row.needs(ours, save()).needs(theirs, save_theirs()));
+    let all = ["--cut", "whole", "--world", "4", "--limit", "500"];
+    let together: Vec<&str> = all.iter().chain(&["--shared"]).copied().collect();
+    let plainly: Vec<&str> = ["load", "llama", gb, ours, RUNS]
+        .iter()
+        .chain(&all)
+        .copied()
+        .collect();
+    let row = Row::new(
+        format!(
+            "load all of {gb} GB onto each of 4 ranks, {shared}, from a store of 500 MB/s, {place}"
+        ),
+        vec![
+            load(&together).checks(VERIFIED).costs(2.0, 4.0),
+            Peer::reshard("each rank by itself", &plainly)
+                .checks(VERIFIED)
+                .costs(2.0, 13.0),
+        ],
+        vec![Target::Ratio("each rank by itself", 3.5)],
+    );
+    rows.push(row.needs(ours, save()));
     for (cut, most) in [("rows", 1.05), ("columns", f64::INFINITY)] {
         let part = load(&["--cut", cut, "--parts", "8", "--world", "1"])
             .checks("nothing: parts of chunks");

@@ -227,6 +227,7 @@ impl Run {
         }
         if guest.newest {
             self.tcp_store(&python);
+            self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
             self.planners(&program, &python);
         }
@@ -362,6 +363,28 @@ impl Run {
             .args(["--", "--ignored"])
             .env("RESHARD_PYTHON", python.as_os_str());
         self.timed("torch-2.15 and reshard share a TCPStore", test);
+    }
+
+    /// A job that torchrun starts: beside each of its workers a rank of reshard, which meets the others at the store of the job.
+    fn beside_torchrun(&mut self, program: &Path, python: &Path) {
+        let script = root().join("tests/interop/python/beside.py");
+        let torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+        ];
+        let torchrun = Program::new(python)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .args(torchrun)
+            .args([
+                script.as_os_str(),
+                "--reshard".as_ref(),
+                program.as_os_str(),
+            ]);
+        let what = "workers of torchrun load what ranks beside them save, and the other way round";
+        self.check(what, torchrun, "dcp", "beside-torchrun");
     }
 
     /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.

@@ -31,11 +31,13 @@ Usage: cargo xtask COMMAND
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
             --frugal  removes each Python when it has served; 9 GB of disk are enough then
-  processes what needs ranks in real processes
-            --mpi     groups of MPI: installs Open MPI from Debian's packages if it is not there
   bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
             --only TEXT   rows whose name holds this text
             --runs N      so many counted runs of each measurement; 15 unless set
+  processes  what needs ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks, groups of MPI
+            (installs Open MPI from Debian's packages if it is not there); PyTorch's part too if RESHARD_PYTHON names a
+            Python with torch, or interop has installed one
+            --mpi     only the groups of MPI
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
             --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
@@ -106,7 +108,7 @@ fn run(args: &[String]) -> Result<()> {
             })
         }
         "processes" if has("--mpi") => processes::mpi::run(),
-        "processes" => bail!("`processes` needs --mpi"),
+        "processes" => processes::run(),
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {
             cores: given

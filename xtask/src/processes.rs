@@ -1,3 +1,108 @@
-//! What needs ranks in real processes.
+//! What needs ranks in real processes: the contract of groups, the demo, ranks that are killed, many ranks, MPI, PyTorch.
 
 pub(crate) mod mpi;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::shell::{Program, cargo, say, steps, target_dir};
+use crate::venv::python_with_torch;
+
+/// 64 ranks save and load in some seconds. After this time they hang.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+pub(crate) fn run() -> Result<()> {
+    steps(&[
+        ("tcp", &tcp),
+        ("demo", &demo),
+        ("kills", &kills),
+        ("races", &races),
+        ("64 ranks", &many),
+        ("mpi", &mpi::run),
+        ("torch", &torch),
+    ])
+}
+
+/// The tests of groups over TCP. Their contract suite runs from processes, too.
+fn tcp() -> Result<()> {
+    cargo(&["test", "--locked", "--package", "reshard-comm-tcp"]).run()
+}
+
+/// What a user sees first.
+fn demo() -> Result<()> {
+    reshard(&["demo", "--processes", "--size", "64MiB"])
+}
+
+/// One of four ranks is killed: at each collective, at each named step, and at 200 random moments of each act.
+fn kills() -> Result<()> {
+    cargo(&[
+        "test",
+        "--locked",
+        "--package",
+        "reshard-crash",
+        "--test",
+        "ranks",
+    ])
+    .env("RESHARD_THOROUGH", "1")
+    .run()
+}
+
+/// Places that are changed for others while processes save to them, 200 times each.
+fn races() -> Result<()> {
+    let test = [
+        "test",
+        "--locked",
+        "--package",
+        "reshard-crash",
+        "--test",
+        "swap",
+    ];
+    cargo(&test)
+        .args(["--", "--include-ignored", "processes"])
+        .run()
+}
+
+/// 64 ranks on one machine.
+fn many() -> Result<()> {
+    reshard(&[
+        "demo",
+        "--processes",
+        "--ranks",
+        "64",
+        "--to",
+        "64",
+        "--size",
+        "1200MiB",
+    ])
+}
+
+/// PyTorch's TCPStore, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
+fn torch() -> Result<()> {
+    let Some(python) = python_with_torch() else {
+        say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
+        return Ok(());
+    };
+    let test = [
+        "test",
+        "--locked",
+        "--package",
+        "reshard-comm-tcp",
+        "--test",
+        "torch",
+    ];
+    cargo(&test)
+        .args(["--", "--ignored"])
+        .env("RESHARD_PYTHON", python)
+        .run()
+}
+
+/// Runs the program, which must end.
+fn reshard(args: &[&str]) -> Result<()> {
+    cargo(&["build", "--release", "--locked", "--package", "reshard-cli"]).run()?;
+    let program = target_dir().join("release/reshard");
+    if Program::new(program).args(args).run_for(LONGEST)? {
+        return Ok(());
+    }
+    bail!("`reshard {}` hangs", args.join(" "))
+}

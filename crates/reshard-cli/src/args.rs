@@ -70,7 +70,8 @@ pub(crate) enum Command {
     Plugins(Plugins),
     /// Saves the state of a small transformer, loads it on another number of ranks with another split, and checks every byte.
     #[command(
-        after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo"
+        after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo\n\n\
+                            Each rank in a process of its own:\n  reshard demo --processes"
     )]
     Demo(Demo),
 }
@@ -347,6 +348,28 @@ pub(crate) struct Demo {
     /// Where to save the checkpoint. It stays there. The default is a temporary directory, which is removed.
     #[arg(long)]
     pub(crate) dir: Option<String>,
+    /// Start a process of this program for each rank, joined by TCP. Without it ranks are threads of one process.
+    #[arg(long)]
+    pub(crate) processes: bool,
+    /// What this process does as one of the ranks that `--processes` starts.
+    #[arg(long, hide = true)]
+    pub(crate) act: Option<Act>,
+}
+
+/// What one rank of the demo does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Act {
+    Save,
+    Load,
+}
+
+impl Act {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Save => "save",
+            Self::Load => "load",
+        }
+    }
 }
 
 #[cfg(test)]

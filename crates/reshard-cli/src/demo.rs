@@ -1,22 +1,21 @@
 //! `reshard demo`.
 
+mod acts;
 mod model;
+mod processes;
 
 use crate::{
-    args::Demo,
+    args,
     error::{CliError, OK, Result},
     io::Io,
     program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
     units,
 };
+use acts::{Loaded, Saved, timed};
 use model::{Cut, Model};
-use reshard::{LoadReport, LocalGroup, OpenOptions, Phase, SaveReport, StateDict, ValueTree};
-use std::{
-    collections::BTreeSet,
-    thread,
-    time::{Duration, Instant},
-};
+use reshard::{LocalGroup, OpenOptions, ValueTree};
+use std::{collections::BTreeSet, thread, time::Duration};
 
 /// More is surely a mistake: all of it lies in memory.
 const LARGEST: u64 = 1 << 40;
@@ -40,9 +39,88 @@ impl Phases {
             what.into(),
         ]);
     }
+
+    fn build(&mut self, bytes: u64, time: Duration, ranks: u32) {
+        let what = format!("state of {}", units::some(ranks.into(), "rank"));
+        self.done("build", bytes, time, what);
+    }
+
+    fn save(&mut self, ranks: &[Saved]) {
+        // All ranks report the same totals, so the first one speaks for all.
+        let Some(first) = ranks.first() else { return };
+        let slowest = ranks.iter().map(|rank| rank.time).max().unwrap_or_default();
+        let what = format!(
+            "{}, fsynced, committed in one step",
+            units::some(first.files, "file")
+        );
+        self.done("save", first.bytes, slowest, what);
+        self.done(
+            "  plan",
+            0,
+            first.plan,
+            "who writes what; replicated tensors once",
+        );
+        let what = "from the buffers to the disk, each item with a CRC-32";
+        self.done("  write", first.bytes, first.write, what);
+        self.done(
+            "  commit",
+            0,
+            first.commit,
+            "all have written; one atomic step",
+        );
+    }
+
+    fn prepare(&mut self, bytes: u64, time: Duration, ranks: u32) {
+        let ranks = units::some(ranks.into(), "rank");
+        self.done(
+            "prepare",
+            bytes,
+            time,
+            format!("memory of {ranks}, filled with something else"),
+        );
+    }
+
+    fn load(&mut self, bytes: u64, ranks: &[Loaded]) {
+        let Some(first) = ranks.first() else { return };
+        let slowest = ranks.iter().map(|rank| rank.time).max().unwrap_or_default();
+        let files: BTreeSet<&String> = ranks.iter().flat_map(|rank| &rank.opened).collect();
+        let sum = |of: fn(&Loaded) -> u64| ranks.iter().map(of).sum::<u64>();
+        let per_byte = sum(|rank| rank.read) as f64 / sum(|rank| rank.needed).max(1) as f64;
+        // Rows of a small model are short, and so are the gaps between parts of them.
+        let gaps = if per_byte >= 1.005 {
+            ", with short gaps"
+        } else {
+            ""
+        };
+        let onto = units::some(ranks.len() as u64, "rank");
+        let what = format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}");
+        self.done("load", bytes, slowest, what);
+        self.done("  plan", 0, first.plan, "open, and who needs what");
+        let what = format!(
+            "from {}; the busiest rank reads {:.2} times the mean",
+            units::some(files.len() as u64, "file"),
+            first.imbalance
+        );
+        self.done("  read", first.bytes, first.reading, what);
+        self.done("  finish", 0, first.finish, "all have read");
+    }
+
+    fn check(&mut self, bytes: u64, time: Duration) {
+        self.done("check", bytes, time, "every byte against what it must be");
+    }
 }
 
-pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8> {
+/// Who saves and who loads what, and where.
+struct Demo<'a> {
+    program: &'a Program,
+    model: Model,
+    size: u64,
+    savers: u32,
+    loaders: u32,
+    url: String,
+}
+
+pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Result<u8> {
     let (n, m, size) = (args.ranks, args.to, args.size.0);
     if size > LARGEST {
         let what = format!(
@@ -54,7 +132,6 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
             "give a --size that fits this machine's memory, such as 2GB",
         ));
     }
-    let model = Model::of_size(size);
 
     // The variable keeps the temporary directory until the end of the function.
     let temporary;
@@ -69,47 +146,31 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
             temporary.path().join("step-1000").display().to_string()
         }
     };
-    writeln!(io.out, "{BOLD}{}{BOLD:#}", model.describe())?;
+    let demo = Demo {
+        program,
+        model: Model::of_size(size),
+        size,
+        savers: n,
+        loaders: m,
+        url,
+    };
+    if let Some(act) = args.act {
+        return demo.rank(act, io);
+    }
+    writeln!(io.out, "{BOLD}{}{BOLD:#}", demo.model.describe())?;
+    let of = if args.processes { " in processes" } else { "" };
     let plan = format!(
-        "bf16 weights and fp32 moments, split over {n} ranks; loaded on {m}, cut along the other axis"
+        "bf16 weights and fp32 moments, split over {n} ranks{of}; loaded on {m}, cut along the other axis"
     );
     writeln!(io.out, "{DIM}{plan}{DIM:#}\n")?;
     io.out.flush()?;
 
-    // Making and checking the state are timed apart, so they don't count as saving and loading.
     let mut phases = Phases::default();
-    let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
-    phases.done(
-        "build",
-        model.bytes(),
-        time,
-        format!("state of {}", units::some(n.into(), "rank")),
-    );
-    save(program, &states?, &url, io, &mut phases)?;
-    verify(program, &url, io, &mut phases)?;
-
-    let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
-    let what = format!(
-        "memory of {}, filled with something else",
-        units::some(m.into(), "rank")
-    );
-    phases.done("prepare", model.bytes_on(m), time, what);
-    let loaded = load(
-        program,
-        templates?,
-        &url,
-        model.bytes_on(m),
-        io,
-        &mut phases,
-    )?;
-
-    let bar = io.bar("checking", model.bytes_on(m));
-    let check = |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar);
-    let (checked, time) = timed(|| each((0..m).zip(&loaded), check));
-    bar.finish_and_clear();
-    let bytes: u64 = checked?.iter().sum();
-    phases.done("check", bytes, time, "every byte against what it must be");
-
+    let bytes = if args.processes {
+        demo.in_processes(io, &mut phases)?
+    } else {
+        demo.on_threads(io, &mut phases)?
+    };
     table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], phases.0)?;
     writeln!(
         io.out,
@@ -127,146 +188,66 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     Ok(OK)
 }
 
-fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
-    let start = Instant::now();
-    let out = f();
-    (out, start.elapsed())
-}
+impl Demo<'_> {
+    /// Each rank is a thread of this process with a group of its own. Returns how many bytes were compared.
+    fn on_threads(&self, io: &mut Io<'_>, phases: &mut Phases) -> Result<u64> {
+        let (n, m, model) = (self.savers, self.loaders, &self.model);
+        // Making and checking the state are timed apart, so they don't count as saving and loading.
+        let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
+        phases.build(model.bytes(), time, n);
+        let states = states?;
+        let (groups, bar) = (LocalGroup::new(n), io.bar("saving", acts::held_by(&states)));
+        let save = |(group, state): (&LocalGroup, _)| {
+            acts::save(self.program, group, state, &self.url, &bar)
+        };
+        let saved = each(groups.iter().zip(&states), save);
+        bar.finish_and_clear();
+        phases.save(&saved?);
+        drop((states, groups));
+        self.verify(io, phases)?;
 
-fn save(
-    program: &Program,
-    states: &[StateDict],
-    url: &str,
-    io: &Io<'_>,
-    phases: &mut Phases,
-) -> Result<()> {
-    let groups = LocalGroup::new(states.len() as u32);
-    let bar = io.bar("saving", states.iter().map(model::held_by).sum());
+        let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
+        phases.prepare(model.bytes_on(m), time, m);
+        let (groups, bar) = (LocalGroup::new(m), io.bar("loading", model.bytes_on(m)));
+        let load = |(group, template): (&LocalGroup, _)| {
+            acts::load(self.program, group, template, &self.url, &bar)
+        };
+        let loaded = each(groups.iter().zip(templates?), load);
+        bar.finish_and_clear();
+        let (loaded, told): (Vec<ValueTree>, Vec<Loaded>) = loaded?.into_iter().unzip();
+        phases.load(model.bytes_on(m), &told);
 
-    // Each rank is a thread of this process with a group of its own, as it would be a process elsewhere.
-    let one = |(group, state): (&LocalGroup, _)| {
-        let told = bar.clone();
-        let save = reshard::save(state, url)
-            .group(group)
-            .progress(move |n| told.inc(n));
-        let save = save
-            .registry(program.registry.clone())
-            .stores(program.stores.clone());
-        Ok(reshard::blocking::run(save)?)
-    };
-    let (saved, time) = timed(|| each(groups.iter().zip(states), one));
-    bar.finish_and_clear();
-    let saved: Vec<SaveReport> = saved?;
-
-    // All ranks report the same totals, so the first one speaks for all.
-    let Some(report) = saved.first() else {
-        return Ok(());
-    };
-    let what = format!(
-        "{}, fsynced, committed in one step",
-        units::some(report.files(), "file")
-    );
-    phases.done("save", report.bytes(), time, what);
-    phases.done(
-        "  plan",
-        0,
-        report.time(Phase::Plan),
-        "who writes what; replicated tensors once",
-    );
-    phases.done(
-        "  write",
-        report.bytes(),
-        report.time(Phase::Write),
-        "from the buffers to the disk, each item with a CRC-32",
-    );
-    phases.done(
-        "  commit",
-        0,
-        report.time(Phase::Commit),
-        "all have written; one atomic step",
-    );
-    Ok(())
-}
-
-fn verify(program: &Program, url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
-    let checkpoint = program.open(url, OpenOptions::new())?;
-    let (found, time) = timed(|| crate::findings::check(&checkpoint, true, io));
-    let found = found?;
-    if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
-        let what = format!(
-            "what was just saved is damaged: {}",
-            crate::findings::line(d)
-        );
-        return Err(CliError::damaged(
-            what,
-            "check the disk and the memory of this machine",
-        ));
+        let bar = io.bar("checking", model.bytes_on(m));
+        let check = |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar);
+        let (checked, time) = timed(|| each((0..m).zip(&loaded), check));
+        bar.finish_and_clear();
+        let bytes: u64 = checked?.iter().sum();
+        phases.check(bytes, time);
+        Ok(bytes)
     }
-    phases.done(
-        "verify",
-        found.bytes,
-        time,
-        format!("every CRC-32 of {}", units::some(found.items, "item")),
-    );
-    Ok(())
-}
 
-fn load(
-    program: &Program,
-    templates: Vec<StateDict>,
-    url: &str,
-    bytes: u64,
-    io: &Io<'_>,
-    phases: &mut Phases,
-) -> Result<Vec<ValueTree>> {
-    let ranks = templates.len() as u32;
-    let groups = LocalGroup::new(ranks);
-    let bar = io.bar("loading", bytes);
-    let one = |(group, template): (&LocalGroup, _)| {
-        let told = bar.clone();
-        let load = reshard::load(template, url)
-            .group(group)
-            .progress(move |n| told.inc(n));
-        let load = load
-            .registry(program.registry.clone())
-            .stores(program.stores.clone());
-        Ok(futures::executor::block_on(load.with_report())?)
-    };
-    let (loaded, time) = timed(|| each(groups.iter().zip(templates), one));
-    bar.finish_and_clear();
-    let (loaded, reports): (Vec<ValueTree>, Vec<LoadReport>) = loaded?.into_iter().unzip();
-    let files: BTreeSet<&String> = reports.iter().flat_map(|r| &r.opened).collect();
-    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
-    let per_byte = sum(|r| r.totals.bytes) as f64 / sum(|r| r.totals.needed).max(1) as f64;
-    // Rows of a small model are short, and so are the gaps between parts of them.
-    let gaps = if per_byte >= 1.005 {
-        ", with short gaps"
-    } else {
-        ""
-    };
-    let onto = units::some(ranks.into(), "rank");
-    phases.done(
-        "load",
-        bytes,
-        time,
-        format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}"),
-    );
-    if let Some(report) = reports.first() {
+    fn verify(&self, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
+        let checkpoint = self.program.open(&self.url, OpenOptions::new())?;
+        let (found, time) = timed(|| crate::findings::check(&checkpoint, true, io));
+        let found = found?;
+        if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
+            let what = format!(
+                "what was just saved is damaged: {}",
+                crate::findings::line(d)
+            );
+            return Err(CliError::damaged(
+                what,
+                "check the disk and the memory of this machine",
+            ));
+        }
         phases.done(
-            "  plan",
-            0,
-            report.time(Phase::Plan),
-            "open, and who needs what",
+            "verify",
+            found.bytes,
+            time,
+            format!("every CRC-32 of {}", units::some(found.items, "item")),
         );
-        let what = format!(
-            "from {}; the busiest rank reads {:.2} times the mean",
-            units::some(files.len() as u64, "file"),
-            report.imbalance()
-        );
-        phases.done("  read", report.bytes(), report.time(Phase::Read), what);
-        phases.done("  finish", 0, report.time(Phase::Finish), "all have read");
+        Ok(())
     }
-    Ok(loaded)
 }
 
 /// Does `f` for each rank, on a thread each.

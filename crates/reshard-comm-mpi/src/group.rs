@@ -1,5 +1,5 @@
 use crate::worker::Worker;
-use reshard_comm::mesh::{MeshGroup, OverMesh};
+use reshard_comm::mesh::{self, MeshGroup, OverMesh};
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -36,6 +36,8 @@ struct Node {
     worker: Mutex<Worker>,
     patience: Duration,
 }
+
+impl mesh::Node for Node {}
 
 impl Drop for Node {
     fn drop(&mut self) {

@@ -111,6 +111,7 @@ impl Peer {
             kind: message.kind,
             group: message.group,
             call: message.call,
+            about: message.about,
             length: message.body.len() as u64,
             part: u32::try_from(part).unwrap_or(u32::MAX),
         };
@@ -166,6 +167,7 @@ impl Peer {
             kind: head.kind,
             group: head.group,
             call: head.call,
+            about: head.about,
             body,
         };
         self.arriving.pop_front();

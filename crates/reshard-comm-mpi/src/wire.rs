@@ -21,6 +21,7 @@ pub(crate) struct Head {
     pub(crate) kind: Kind,
     pub(crate) group: u64,
     pub(crate) call: Call,
+    pub(crate) about: u32,
     /// How many bytes the message has.
     pub(crate) length: u64,
     /// How many bytes each part but the last one has. It is the sender's setting.
@@ -29,7 +30,7 @@ pub(crate) struct Head {
 
 impl Head {
     /// The head and the first bytes of its message: kind, method, zeros; root; group; number of the call; length; length of
-    /// parts; zeros; bytes.
+    /// parts; of or for whom; bytes.
     pub(crate) fn encode(&self, body: &[u8]) -> Bytes {
         let (first, _) = body.split_at(body.len().min(INLINE));
         let mut out = Vec::with_capacity(HEAD + first.len());
@@ -39,7 +40,7 @@ impl Head {
         out.extend(self.call.number.to_le_bytes());
         out.extend(self.length.to_le_bytes());
         out.extend(self.part.to_le_bytes());
-        out.extend([0; 4]);
+        out.extend(self.about.to_le_bytes());
         out.extend(first);
         out.into()
     }
@@ -59,6 +60,7 @@ impl Head {
         let (number, rest) = split(rest);
         let (length, rest) = split(rest);
         let (part, rest) = split(rest);
+        let (about, _) = split(rest);
         let head = Self {
             kind: Kind::from_code(*kind).ok_or_else(foreign)?,
             group: u64::from_le_bytes(group),
@@ -67,6 +69,7 @@ impl Head {
                 method: *method,
                 root: u32::from_le_bytes(root),
             },
+            about: u32::from_le_bytes(about),
             length: u64::from_le_bytes(length),
             part: u32::from_le_bytes(part),
         };
@@ -80,7 +83,7 @@ impl Head {
             .unwrap_or(usize::MAX)
             .min(INLINE);
         let right = (1..=PART_LIMIT).contains(&(head.part as usize));
-        if !right || first.len() != known || rest.iter().any(|byte| *byte != 0) {
+        if !right || first.len() != known {
             return Err(foreign());
         }
         Ok((head, first))
@@ -127,6 +130,7 @@ mod tests {
                     kind,
                     group,
                     call,
+                    about: root,
                     length,
                     part,
                 };
@@ -215,6 +219,7 @@ mod tests {
             kind: Kind::Data,
             group: 0,
             call,
+            about: 0,
             length: 7,
             part: 3,
         };
@@ -225,7 +230,7 @@ mod tests {
             error,
             "announced a message of 7 bytes, more than the limit of 6"
         );
-        for (at, byte) in [(0, 0), (0, 7), (2, 1), (24, 6), (35, 0x80), (39, 1)] {
+        for (at, byte) in [(0, 0), (0, 7), (2, 1), (24, 6), (35, 0x80)] {
             let mut bytes = bytes.to_vec();
             bytes[at] = byte;
             let error = Head::decode(&bytes, 7).unwrap_err();

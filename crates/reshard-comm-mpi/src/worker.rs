@@ -18,6 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How many ranks are below another one at most, in collectives with a root. All ranks need the same.
+const FAN: u32 = 64;
+
 /// Where the communicator comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
@@ -197,7 +200,7 @@ struct Work {
 impl Work {
     fn new(comm: Comm, settings: Settings) -> Result<Self> {
         let (me, size) = comm.place()?;
-        let (mesh, tasks) = Mesh::new(me, size);
+        let (mesh, tasks) = Mesh::new(me, size, FAN);
         let mut peers = BTreeMap::new();
         // MPI connects ranks when they need it, so each rank has a link to each other one from the beginning.
         for rank in (0..size).filter(|rank| *rank != me) {

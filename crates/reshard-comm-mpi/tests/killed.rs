@@ -11,7 +11,7 @@ use common::{LIMIT, MODE, runs};
 use reshard::Dialect;
 use reshard_comm::ProcessGroup;
 use reshard_comm_mpi::MpiGroup;
-use reshard_crash::{RANKS, look, save, save_rank};
+use reshard_crash::{RANKS, look, save, save_on_rank};
 use std::{
     path::Path,
     process::Command,
@@ -31,7 +31,7 @@ fn a_rank() {
     let group = MpiGroup::init().unwrap();
     println!("process {} is there", std::process::id());
     for step in 2.. {
-        save_rank(&group, Path::new(&dir), step, true, Dialect::Dcp).unwrap();
+        save_on_rank(&group, Path::new(&dir), step, true, Dialect::Dcp).unwrap();
         if group.rank().0 == 0 {
             println!("step {step} is saved");
         }

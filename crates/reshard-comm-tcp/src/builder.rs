@@ -2,6 +2,7 @@ use crate::{
     Result, TcpError, TcpGroup,
     connection::Watch,
     env::Variables,
+    files,
     group::Node,
     listen,
     meet::{Guest, meet},
@@ -44,6 +45,7 @@ pub struct Builder {
     heartbeat: Duration,
     silence: Duration,
     message_limit: u64,
+    fan_out: u32,
 }
 
 impl TcpGroup {
@@ -76,6 +78,7 @@ impl TcpGroup {
             heartbeat: Duration::from_secs(5),
             silence: Duration::from_secs(60),
             message_limit: 1 << 40,
+            fan_out: 64,
         }
     }
 
@@ -114,6 +117,11 @@ impl Builder {
             size: Some(size),
             ..self
         }
+    }
+
+    /// The number of this process, if it is set.
+    pub fn number(&self) -> Option<u32> {
+        self.rank
     }
 
     /// Where the store is, or where rank 0 serves it.
@@ -189,6 +197,16 @@ impl Builder {
         }
     }
 
+    /// How many ranks send to one rank, or get something from it, in collectives with a root; larger groups are trees. Only
+    /// the setting of rank 0 counts. By default it is 64.
+    #[must_use]
+    pub fn fan_out(self, ranks: u32) -> Self {
+        Self {
+            fan_out: ranks,
+            ..self
+        }
+    }
+
     /// Makes the group. It blocks until all ranks have called it.
     ///
     /// If rank 0 serves the store, the store lives as long as its process.
@@ -211,8 +229,11 @@ impl Builder {
                 "the heartbeat must not be 0, and at most half of the time of silence",
             ));
         }
+        if self.fan_out == 0 {
+            return Err(setting("at least 1 rank must be below another one"));
+        }
         let limit = Limit::after(self.deadline);
-        let serves = rank == 0 && serve(self.serve, &host, port, limit)?;
+        let serves = rank == 0 && serve(self.serve, size, &host, port, limit)?;
         let mut store = StoreClient::connect(&host, port, limit)?;
         let ip = match self.bind {
             Some(ip) => ip,
@@ -230,6 +251,7 @@ impl Builder {
             address,
             prefix: &prefix,
             serves,
+            fan: self.fan_out,
             deadline: self.deadline,
             limit,
         };
@@ -249,7 +271,7 @@ impl Builder {
                 message_limit: self.message_limit,
             },
         });
-        let (mesh, waiting) = Mesh::new(rank, size);
+        let (mesh, waiting) = Mesh::new(rank, size, met.fan);
         let node = Node {
             mesh: Arc::new(mesh),
             address,
@@ -267,7 +289,7 @@ fn setting(why: impl Into<String>) -> TcpError {
 }
 
 /// Rank 0 serves the store, if it is to do so. Returns whether it does.
-fn serve(serve: Serve, host: &str, port: u16, limit: Limit) -> Result<bool> {
+fn serve(serve: Serve, size: u32, host: &str, port: u16, limit: Limit) -> Result<bool> {
     let failed = |source| TcpError::Store {
         address: format!("{host}:{port}"),
         doing: "serve".to_owned(),
@@ -285,6 +307,7 @@ fn serve(serve: Serve, host: &str, port: u16, limit: Limit) -> Result<bool> {
     if found {
         return Ok(false);
     }
+    files::suffice(size.into(), &format!("serving the store for {size} ranks")).map_err(setting)?;
     let bound = place(host, port).and_then(StoreServer::bind);
     match bound {
         Ok(server) => {

@@ -23,12 +23,13 @@ pub(crate) struct Head {
     pub(crate) more: bool,
     pub(crate) group: u64,
     pub(crate) call: Call,
+    pub(crate) about: u32,
     /// How many bytes follow.
     pub(crate) length: u32,
 }
 
 impl Head {
-    /// Kind, method, whether more follows, zero; root; group; number of the call; length; zeros.
+    /// Kind, method, whether more follows, zero; root; group; number of the call; length; of or for whom.
     pub(crate) fn encode(&self) -> [u8; HEAD] {
         let mut out = [0; HEAD];
         let fields = [self.kind.code(), self.call.method, u8::from(self.more), 0]
@@ -36,7 +37,8 @@ impl Head {
             .chain(self.call.root.to_le_bytes())
             .chain(self.group.to_le_bytes())
             .chain(self.call.number.to_le_bytes())
-            .chain(self.length.to_le_bytes());
+            .chain(self.length.to_le_bytes())
+            .chain(self.about.to_le_bytes());
         out.iter_mut()
             .zip(fields)
             .for_each(|(place, byte)| *place = byte);
@@ -51,12 +53,8 @@ impl Head {
         let (group, rest) = split(rest);
         let (number, rest) = split(rest);
         let (length, rest) = split(rest);
-        let kind = Kind::from_code(*kind);
-        let (Some(kind), 0 | 1, true) = (
-            kind,
-            *more,
-            *zero == 0 && rest.iter().all(|byte| *byte == 0),
-        ) else {
+        let (about, _) = split(rest);
+        let (Some(kind), 0 | 1, 0) = (Kind::from_code(*kind), *more, *zero) else {
             return Err(invalid("a frame of no known kind"));
         };
         let length = u32::from_le_bytes(length);
@@ -73,6 +71,7 @@ impl Head {
             more: *more == 1,
             group: u64::from_le_bytes(group),
             call,
+            about: u32::from_le_bytes(about),
             length,
         })
     }
@@ -103,6 +102,7 @@ pub(crate) fn write(message: &Message, mut out: impl Write) -> io::Result<()> {
             more: !later.is_empty(),
             group: message.group,
             call: message.call,
+            about: message.about,
             length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
         }
         .encode();
@@ -145,7 +145,8 @@ pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Message
         }
         let head = Head::decode(&head)?;
         let same = |first: &Head| {
-            (first.kind, first.group, first.call) == (head.kind, head.group, head.call)
+            (first.kind, first.group, first.call, first.about)
+                == (head.kind, head.group, head.call, head.about)
         };
         if !first.as_ref().is_none_or(same) {
             return Err(invalid("a part of another message"));
@@ -167,6 +168,7 @@ pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Message
                 kind: head.kind,
                 group: head.group,
                 call: head.call,
+                about: head.about,
                 body: body.into(),
             }));
         }
@@ -192,6 +194,7 @@ mod tests {
                     method,
                     root,
                 },
+                about: root,
                 body: body.into(),
             },
         )
@@ -284,6 +287,7 @@ mod tests {
                     number,
                     ..Call::default()
                 },
+                about: 0,
                 length: 1,
             }
             .encode()

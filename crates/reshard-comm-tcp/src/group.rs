@@ -1,5 +1,5 @@
-use crate::store::wake_listener;
-use reshard_comm::mesh::{Mesh, MeshGroup, OverMesh};
+use crate::{files, store::wake_listener};
+use reshard_comm::mesh::{self, Mesh, MeshGroup, OverMesh};
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 /// One rank of a group of processes that are joined by TCP.
@@ -8,9 +8,11 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 /// [`from_env`](Self::from_env) or [`builder`](Self::builder).
 ///
 /// A connection between two ranks is opened when one of them first sends to the other one or waits for it. Sub-groups use
-/// the connections of the whole group. `gather`, `scatter` and `broadcast` connect each rank with the root only, `barrier`
-/// with rank 0; `all_to_all`, `all_gather` and `split` connect each rank with each other one. A connection has two
-/// threads on each side.
+/// the connections of the whole group. A connection has two threads on each side.
+///
+/// `gather`, `scatter` and `broadcast` go along a tree from the root, `barrier` and `split` along one from rank 0. A rank
+/// is connected with at most 64 others below it ([`fan_out`](crate::Builder::fan_out)), so a group of at most 65 ranks is a
+/// star. `all_gather` is such a tree in larger groups. `all_to_all` connects each rank with each other one.
 ///
 /// # Failures
 /// If a rank vanishes, all ranks whose current or next call needs it get
@@ -22,7 +24,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 /// drop waits until that is sent. A rank that leaves does not disturb ranks that don't need it any more.
 pub struct TcpGroup {
     group: MeshGroup,
-    address: SocketAddr,
+    node: Arc<Node>,
 }
 
 /// What all groups of a rank share. The last one that is dropped shuts it.
@@ -33,6 +35,12 @@ pub(crate) struct Node {
     pub(crate) address: SocketAddr,
     /// How long the last drop waits.
     pub(crate) patience: Duration,
+}
+
+impl mesh::Node for Node {
+    fn may_link(&self, links: u64, what: &str) -> Result<(), String> {
+        files::suffice(links, what)
+    }
 }
 
 impl Drop for Node {
@@ -52,14 +60,20 @@ impl Drop for Node {
 impl TcpGroup {
     /// The whole group of a rank.
     pub(crate) fn whole(node: Node) -> Self {
-        let (mesh, address) = (Arc::clone(&node.mesh), node.address);
-        let group = MeshGroup::whole("TcpGroup", &mesh, Arc::new(node));
-        Self { group, address }
+        let node = Arc::new(node);
+        let kept: Arc<dyn mesh::Node> = Arc::clone(&node) as _;
+        let group = MeshGroup::whole("TcpGroup", &node.mesh, kept);
+        Self { group, node }
     }
 
     /// Where this rank listens for other ranks.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.node.address
+    }
+
+    /// With how many other ranks of the job this one is connected.
+    pub fn connections(&self) -> usize {
+        self.node.mesh.connections()
     }
 }
 

@@ -98,10 +98,28 @@ pub(crate) fn receive(
     size: u32,
     limit: Limit,
 ) -> io::Result<Caller> {
+    let mut timed = Timed {
+        stream: &stream,
+        limit,
+    };
+    let (rank, said) = hear(&mut timed, token, me, size)?;
+    Ok(Caller { rank, stream, said })
+}
+
+/// Greets a caller and checks its claim. Returns its rank, and all that both have said.
+///
+/// # Errors
+/// Those of [`receive`].
+pub(crate) fn hear(
+    stream: &mut (impl Read + Write),
+    token: &Token,
+    me: u32,
+    size: u32,
+) -> io::Result<(u32, Vec<u8>)> {
     let greeting = [&GREETING[..], &random::<NONCE>()?].concat();
-    send(&stream, &greeting, limit)?;
-    let claim: [u8; CLAIM] = read(&stream, limit)?;
-    let proof: [u8; MAC] = read(&stream, limit)?;
+    stream.write_all(&greeting)?;
+    let claim: [u8; CLAIM] = read(stream)?;
+    let proof: [u8; MAC] = read(stream)?;
     token
         .mac(b"caller", &[&greeting, &claim])?
         .verify_slice(&proof)
@@ -114,11 +132,7 @@ pub(crate) fn receive(
     if to != me || from >= size || from == me {
         return Err(denied("the caller wants another rank"));
     }
-    Ok(Caller {
-        rank: from,
-        stream,
-        said: [&greeting[..], &claim, &proof].concat(),
-    })
+    Ok((from, [&greeting[..], &claim, &proof].concat()))
 }
 
 impl Caller {
@@ -134,11 +148,11 @@ impl Caller {
     ) -> io::Result<TcpStream> {
         let code = [verdict.code()];
         let proof = token.mac(b"called", &[&self.said, &code])?.finalize();
-        send(
-            &self.stream,
-            &[&code[..], &proof.into_bytes()].concat(),
+        let mut timed = Timed {
+            stream: &self.stream,
             limit,
-        )?;
+        };
+        timed.write_all(&[&code[..], &proof.into_bytes()].concat())?;
         Ok(self.stream)
     }
 }
@@ -155,7 +169,20 @@ pub(crate) fn call(
     to: u32,
     limit: Limit,
 ) -> io::Result<Verdict> {
-    let greeting: [u8; GREETING.len() + NONCE] = read(stream, limit)?;
+    claim(&mut Timed { stream, limit }, token, from, to)
+}
+
+/// The same over any stream.
+///
+/// # Errors
+/// Those of [`call`].
+pub(crate) fn claim(
+    stream: &mut (impl Read + Write),
+    token: &Token,
+    from: u32,
+    to: u32,
+) -> io::Result<Verdict> {
+    let greeting: [u8; GREETING.len() + NONCE] = read(stream)?;
     if !greeting.starts_with(GREETING) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -170,9 +197,9 @@ pub(crate) fn call(
     .concat();
     let proof = token.mac(b"caller", &[&greeting, &claim])?.finalize();
     let proof = proof.into_bytes();
-    send(stream, &[&claim[..], &proof].concat(), limit)?;
-    let code: [u8; 1] = read(stream, limit)?;
-    let theirs: [u8; MAC] = read(stream, limit)?;
+    stream.write_all(&[&claim[..], &proof].concat())?;
+    let code: [u8; 1] = read(stream)?;
+    let theirs: [u8; MAC] = read(stream)?;
     token
         .mac(b"called", &[&greeting, &claim, &proof, &code])?
         .verify_slice(&theirs)
@@ -187,14 +214,32 @@ fn denied(why: &'static str) -> io::Error {
 }
 
 /// Reads `N` bytes.
-fn read<const N: usize>(stream: &TcpStream, limit: Limit) -> io::Result<[u8; N]> {
+fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    Timed { stream, limit }.read_exact(&mut bytes)?;
+    stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn send(stream: &TcpStream, bytes: &[u8], limit: Limit) -> io::Result<()> {
-    Timed { stream, limit }.write_all(bytes)
+/// What a member said to another rank, which greeted it with zeros.
+#[cfg(feature = "testkit")]
+pub(crate) fn recorded_claim(token: &Token) -> Vec<u8> {
+    let greeting = [&GREETING[..], &[0; NONCE]].concat();
+    let claim = [&2_u32.to_le_bytes()[..], &1_u32.to_le_bytes(), &[0; NONCE]].concat();
+    let proof = token
+        .mac(b"caller", &[&greeting, &claim])
+        .map(Mac::finalize);
+    let proof = proof.map(|proof| proof.into_bytes().to_vec());
+    [claim, proof.unwrap_or_default()].concat()
+}
+
+/// What a rank that was called said to a member, which had claimed zeros.
+#[cfg(feature = "testkit")]
+pub(crate) fn recorded_greeting(token: &Token) -> Vec<u8> {
+    let greeting = [&GREETING[..], &[0; NONCE]].concat();
+    let said = [&greeting[..], &[0; CLAIM + MAC], &[1]];
+    let proof = token.mac(b"called", &said).map(Mac::finalize);
+    let proof = proof.map(|proof| proof.into_bytes().to_vec());
+    [greeting, vec![1], proof.unwrap_or_default()].concat()
 }
 
 #[cfg(test)]

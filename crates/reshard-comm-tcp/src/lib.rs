@@ -63,6 +63,7 @@ mod clock;
 mod connection;
 mod env;
 mod error;
+mod files;
 mod frame;
 mod group;
 mod handshake;
@@ -70,6 +71,8 @@ mod listen;
 mod meet;
 mod store;
 mod tasks;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 
 pub use builder::{Builder, Serve};
 pub use error::{Result, TcpError};

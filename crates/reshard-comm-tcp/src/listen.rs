@@ -1,7 +1,7 @@
 //! The thread that takes the calls of other ranks, and lets no stranger in.
 
 use crate::{
-    connection,
+    connection, files,
     handshake::{self, Verdict},
     tasks::{HANDSHAKE, Job},
 };
@@ -69,7 +69,10 @@ impl Door {
             match accepted {
                 Ok((stream, _)) => self.admit(stream),
                 // For example, too many open files: it must not become a busy loop.
-                Err(_) => thread::sleep(PAUSE),
+                Err(e) => {
+                    tracing::warn!("a rank can't be let in: {e}; {}", files::HINT);
+                    thread::sleep(PAUSE);
+                }
             }
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! | key | value |
 //! | --- | --- |
-//! | `token` | the number of ranks, and 32 random bytes of rank 0; removed when all ranks have it |
+//! | `token` | the number of ranks, the width of trees, and 32 random bytes of rank 0; removed when all ranks have it |
 //! | `address/R` | where rank R listens |
 //! | `present` | how many ranks have a token and an address |
 //! | `all` | all addresses; the rank that came last writes it |
@@ -29,6 +29,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) prefix: &'a str,
     /// Whether the store is of this process, so that it must not leave before all.
     pub(crate) serves: bool,
+    /// The width of trees. That of rank 0 counts.
+    pub(crate) fan: u32,
     pub(crate) deadline: Duration,
     pub(crate) limit: Limit,
 }
@@ -37,6 +39,7 @@ pub(crate) struct Guest<'a> {
 #[derive(Debug)]
 pub(crate) struct Met {
     pub(crate) token: Token,
+    pub(crate) fan: u32,
     pub(crate) addresses: Vec<SocketAddr>,
     /// What the keys of this group begin with.
     pub(crate) prefix: String,
@@ -65,10 +68,11 @@ pub(crate) fn meet(
     )?;
     if me == 0 {
         let token = Token::new().map_err(TcpError::io("making a random token"))?;
-        let value = [&guest.size.to_le_bytes()[..], token.as_bytes()].concat();
+        let numbers = [guest.size.to_le_bytes(), guest.fan.to_le_bytes()].concat();
+        let value = [&numbers[..], token.as_bytes()].concat();
         store.set(&key("token"), &value, limit)?;
     }
-    let token = match store.get(&key("token"), limit) {
+    let (token, fan) = match store.get(&key("token"), limit) {
         Ok(value) => read_token(&value, guest.size)?,
         Err(e) => return Err(missing(e, again)),
     };
@@ -102,15 +106,18 @@ pub(crate) fn meet(
     }
     Ok(Met {
         token,
+        fan,
         addresses,
         prefix,
     })
 }
 
-fn read_token(value: &[u8], size: u32) -> Result<Token> {
-    let parts = value.split_first_chunk::<4>();
-    let parts = parts.and_then(|(theirs, token)| Some((theirs, token.try_into().ok()?)));
-    let Some((theirs, token)) = parts else {
+fn read_token(value: &[u8], size: u32) -> Result<(Token, u32)> {
+    let parts = value.split_first_chunk::<4>().and_then(|(theirs, rest)| {
+        let (fan, token) = rest.split_first_chunk::<4>()?;
+        Some((theirs, fan, token.try_into().ok()?))
+    });
+    let Some((theirs, fan, token)) = parts else {
         return Err(TcpError::Setting(
             "the token that rank 0 put into the store is not readable; another version of reshard may run there"
                 .to_owned(),
@@ -122,7 +129,7 @@ fn read_token(value: &[u8], size: u32) -> Result<Token> {
             "this process has WORLD_SIZE {size}, but rank 0 has {theirs}; all processes need the same"
         )));
     }
-    Ok(Token::from_bytes(token))
+    Ok((Token::from_bytes(token), u32::from_le_bytes(*fan)))
 }
 
 fn read_addresses(all: &[u8], size: u32) -> Option<Vec<SocketAddr>> {

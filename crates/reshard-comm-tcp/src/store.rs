@@ -7,3 +7,9 @@ mod wire;
 pub(crate) use client::StoreClient;
 pub use server::StoreServer;
 pub(crate) use server::wake_listener;
+
+#[cfg(feature = "testkit")]
+pub(crate) use {
+    server::StoreAnswers,
+    wire::{Request, value as read_value},
+};

@@ -2,6 +2,7 @@
 
 use crate::{
     connection::{self, Watch},
+    files,
     handshake::{self, Token, Verdict},
     store::StoreClient,
 };
@@ -93,6 +94,9 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
             }
             Err(e) => e,
         };
+        if files::are_too_many(&failed) {
+            return mesh.gone(peer, format!("can't be called: {failed}; {}", files::HINT));
+        }
         // Each rank listens before anybody learns its address, and as long as it lives.
         let is_dead = failed.kind() == io::ErrorKind::ConnectionRefused;
         if is_dead || limit.left().is_err() {

@@ -10,7 +10,11 @@ use std::sync::Arc;
 type Group = Arc<dyn ProcessGroup>;
 
 fn groups(size: u32) -> Vec<Group> {
-    let joined = tcp_groups(size, |builder| builder);
+    groups_with(size, 64)
+}
+
+fn groups_with(size: u32, fan_out: u32) -> Vec<Group> {
+    let joined = tcp_groups(size, |builder| builder.fan_out(fan_out));
     joined
         .into_iter()
         .map(|group| Arc::new(group) as Group)
@@ -20,6 +24,13 @@ fn groups(size: u32) -> Vec<Group> {
 #[test]
 fn a_tcp_group_keeps_the_contract() {
     testkit::process_group_contract(groups);
+}
+
+#[test]
+fn a_tcp_group_that_is_a_deep_tree_keeps_the_contract() {
+    for fan_out in [1, 2] {
+        testkit::process_group_contract(|size| groups_with(size, fan_out));
+    }
 }
 
 #[test]

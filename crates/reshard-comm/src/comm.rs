@@ -1,5 +1,7 @@
 use crate::{
-    Cause, CommError, Guard, ProcessGroup, Rank, Result, SingleProcess, step,
+    Cause, CommError, Guard, ProcessGroup, Rank, Result, SingleProcess,
+    group::joined,
+    step,
     wire::{self, Outcome},
 };
 use bytes::Bytes;
@@ -247,36 +249,56 @@ impl<'g> Comm<'g> {
         step: &'static str,
         to: Result<Vec<Vec<Bytes>>, Cause>,
     ) -> Result<Vec<Bytes>> {
+        let got = self.all_to_all_blocks(step, to).await?;
+        Ok(got.into_iter().map(joined).collect())
+    }
+
+    /// As [`all_to_all`](Self::all_to_all). Parts arrive in any number of blocks. If the ranks
+    /// [share memory](ProcessGroup::shares_memory), nothing is copied.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all).
+    pub async fn all_to_all_blocks(
+        self,
+        step: &'static str,
+        to: Result<Vec<Vec<Bytes>>, Cause>,
+    ) -> Result<Vec<Vec<Bytes>>> {
         let (me, size) = (self.rank(), self.size());
-        let failed = |cause| Outcome::Failed(BTreeMap::from([(me, cause)]));
         let to = to.and_then(|to| one_per_rank(size, to));
         if size == 1 {
-            return self.decide_alone(step, to, |to| {
-                Ok(to.concat().into_iter().map(|b| b.concat().into()).collect())
-            });
+            return self.decide_alone(step, to, |to| Ok(to.into_iter().flatten().collect()));
         }
         self.run(step, async move {
-            let part = |rank: usize| {
-                wire::pack(step, me, |out| {
-                    let to = to.as_ref().map_err(|cause| failed(cause.clone()))?;
-                    let blocks = to.get(rank).map(Vec::as_slice).unwrap_or_default();
-                    out.reserve_exact(blocks.iter().map(Bytes::len).sum());
-                    blocks.iter().for_each(|block| out.extend_from_slice(block));
-                    Ok(())
-                })
+            let parts = match to {
+                Ok(to) => {
+                    let head = wire::pack(step, me, |_| Ok(()))?;
+                    let mut parts = to;
+                    parts
+                        .iter_mut()
+                        .for_each(|part| part.insert(0, head.clone()));
+                    parts
+                }
+                Err(cause) => {
+                    let failed = || Outcome::Failed(BTreeMap::from([(me, cause.clone())]));
+                    let message = wire::pack(step, me, |_| Err(failed()))?;
+                    vec![vec![message]; size as usize]
+                }
             };
-            let parts = (0..size as usize)
-                .map(part)
-                .collect::<Result<Vec<Bytes>>>()?;
-            // The parts may be large: from here on there is only one copy.
-            drop(to);
-            let heard = self.hear(step, &self.group.all_to_all(parts).await?);
-            // All ranks see the same heads, so all of them get the same result.
-            heard.map_err(|outcome| match outcome {
+            let mut heard = self.group.all_to_all_blocks(parts).await?;
+            let heads: Vec<Bytes> = heard.iter_mut().map(wire::first_block).collect();
+            let bodies = self.hear(step, &heads).map_err(|outcome| match outcome {
+                // All ranks see the same heads, so all of them get the same result.
                 Outcome::Failed(causes) => CommError::Ranks { step, causes },
                 Outcome::OutOfStep(why) => CommError::OutOfStep(why),
                 Outcome::Done => self.broken(step, "it received nothing"),
-            })
+            })?;
+            for (part, body) in heard.iter_mut().zip(bodies) {
+                if let Some(first) = part.first_mut() {
+                    *first = body;
+                }
+                part.retain(|block| !block.is_empty());
+            }
+            Ok(heard)
         })
         .await
     }

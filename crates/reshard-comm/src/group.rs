@@ -14,12 +14,25 @@ use std::{fmt, sync::Arc};
 ///   because the other ranks already wait for this one.
 /// - A broken group stays broken: each later call is an error that names the first cause.
 ///
+/// The suite `testkit::process_group_contract` checks all that this page says, with ranks on threads, and
+/// `testkit::process_group_contract_of_rank` from processes (feature `testkit`).
+///
 /// # Collective
 /// Every rank calls the same methods in the same order with the same `root`, one call at a time. A method may return on
-/// one rank as soon as this rank's part is done, even if the other ranks are not done.
+/// one rank as soon as this rank's part is done, even if the other ranks are not done. Only [`barrier`](Self::barrier)
+/// waits for all.
 ///
-/// # Cancellation
-/// If you drop a future that was polled and is not finished, the group breaks.
+/// # Dropping a call
+/// If you drop a future that was polled and is not finished, the group breaks. A rank may have sent its part before, so
+/// others can't tell it from one that goes on: the transport must tell them. A future that was never polled has done
+/// nothing.
+///
+/// # Dropping a handle
+/// A rank leaves the group when its last handle is dropped, or when its process ends. What it has sent still arrives. From
+/// then on calls that need it are [`CommError::Broken`] with a cause that names it. A transport in which ranks share
+/// memory may break the group for all at once, as [`LocalGroup`](crate::LocalGroup) does. Over a network, ranks that need
+/// nothing more of a rank should not be disturbed when it leaves. Sub-groups live on when the group that they were split from
+/// is dropped.
 ///
 /// # Errors
 /// [`CommError::Broken`] if a rank left or called [`abort`](Self::abort); [`CommError::OutOfStep`] if the transport
@@ -35,12 +48,32 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     /// Sends `to[r]` to each rank `r`. Returns what every rank sent to this one, in the order of ranks.
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>>;
 
+    /// As [`all_to_all`](Self::all_to_all), with messages in blocks. A message arrives in any number of blocks: only the bytes of all
+    /// of them together count. Override it if your transport can do without joining them.
+    async fn all_to_all_blocks(&self, to: Vec<Vec<Bytes>>) -> Result<Vec<Vec<Bytes>>> {
+        let got = self
+            .all_to_all(to.into_iter().map(joined).collect())
+            .await?;
+        Ok(got.into_iter().map(|message| vec![message]).collect())
+    }
+
+    /// Whether the ranks share memory, so that [`all_to_all_blocks`](Self::all_to_all_blocks) hands blocks over and copies nothing.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
     /// Splits the group into one sub-group for each `color`. Its ranks are sorted by `order`, then by their rank here. A
     /// rank that passes `None` is in no sub-group. A sub-group has its own order of calls, and breaks separately.
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>>;
 
-    /// Breaks the group: every rank that waits, now or later, gets this cause. It is best effort and never blocks. Only
-    /// the first cause counts.
+    /// Breaks the group: every rank that waits, now or later, gets this cause. It never blocks. Only the first cause
+    /// counts.
+    ///
+    /// The cause must get out even if this rank drops its handle or ends right after the call. So a transport over a
+    /// network sends it beside the messages of collectives, to ranks that wait in a call and to those that come later; for
+    /// ranks that it has no connection with, it leaves the cause where they look when they can't reach this rank.
+    /// `TcpGroup` sends notices on all connections, and puts the cause into the store at which the ranks met. A rank may get
+    /// the cause in a call that others have finished, because an abort may be faster than a message.
     fn abort(&self, cause: Cause);
 
     /// The ranks for which the current collective still waits, as far as the transport knows.
@@ -49,6 +82,10 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     }
 
     /// Returns when all ranks have called it.
+    ///
+    /// Over a network one round is too little: a rank may come, and drop its call when others have its message already. They
+    /// would go on, and it would not. In a second round each rank shows that it is still there, so nobody returns before
+    /// all have come, or after one has given up in between.
     async fn barrier(&self) -> Result<()> {
         self.all_gather(Bytes::new()).await.map(drop)
     }
@@ -91,6 +128,21 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         self.scatter(data.map(|data| vec![data; self.size() as usize]), root)
             .await
+    }
+}
+
+/// The bytes of blocks that follow each other, in one block. A single block is not copied.
+pub(crate) fn joined(mut blocks: Vec<Bytes>) -> Bytes {
+    match (blocks.len(), blocks.pop()) {
+        (_, None) => Bytes::new(),
+        (1, Some(block)) => block,
+        (_, Some(last)) => {
+            let mut out =
+                Vec::with_capacity(last.len() + blocks.iter().map(Bytes::len).sum::<usize>());
+            blocks.iter().for_each(|block| out.extend_from_slice(block));
+            out.extend_from_slice(&last);
+            out.into()
+        }
     }
 }
 

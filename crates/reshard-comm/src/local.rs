@@ -46,9 +46,13 @@ impl LocalGroup {
     }
 
     fn call(&self, op: Op, bytes: Vec<Bytes>) -> Call<'_> {
+        self.call_blocks(op, bytes.into_iter().map(|message| vec![message]).collect())
+    }
+
+    fn call_blocks(&self, op: Op, messages: Vec<Vec<Bytes>>) -> Call<'_> {
         Call {
             group: self,
-            state: State::New(op, bytes),
+            state: State::New(op, messages),
         }
     }
 }
@@ -73,7 +77,7 @@ struct Call<'a> {
 }
 
 enum State {
-    New(Op, Vec<Bytes>),
+    New(Op, Vec<Vec<Bytes>>),
     Waiting,
     Over,
 }
@@ -114,7 +118,15 @@ impl ProcessGroup for LocalGroup {
     }
 
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
-        Ok(self.call(Op::AllToAll, to).await?.bytes)
+        Ok(self.call(Op::AllToAll, to).await?.bytes())
+    }
+
+    async fn all_to_all_blocks(&self, to: Vec<Vec<Bytes>>) -> Result<Vec<Vec<Bytes>>> {
+        Ok(self.call_blocks(Op::AllToAll, to).await?.messages)
+    }
+
+    fn shares_memory(&self) -> bool {
+        true
     }
 
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
@@ -135,11 +147,11 @@ impl ProcessGroup for LocalGroup {
     }
 
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
-        Ok(self.call(Op::AllGather, vec![mine]).await?.bytes)
+        Ok(self.call(Op::AllGather, vec![mine]).await?.bytes())
     }
 
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
-        let all = self.call(Op::Gather(root), vec![mine]).await?.bytes;
+        let all = self.call(Op::Gather(root), vec![mine]).await?.bytes();
         Ok((self.rank == root).then_some(all))
     }
 

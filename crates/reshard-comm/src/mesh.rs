@@ -16,6 +16,7 @@
 //! [`Mesh::gone`] for it. [`Mesh::begin_link`], [`Mesh::end_sending`] and [`Mesh::end_hearing`] count links that are in use,
 //! for [`Mesh::shut`], which the transport calls when the last group of the rank is dropped.
 
+mod collective;
 mod group;
 mod limit;
 mod links;
@@ -23,6 +24,7 @@ mod message;
 mod method;
 mod room;
 mod state;
+mod tree;
 
 pub use group::{MeshGroup, Node, OverMesh};
 pub use limit::Limit;

@@ -1,5 +1,5 @@
-//! For tests: ranks on threads and in processes, the contract suite of [`ProcessGroup`](crate::ProcessGroup), and a group
-//! that injects faults.
+//! For tests: ranks on threads and in processes, the contract suite of [`ProcessGroup`](crate::ProcessGroup), a group
+//! that injects faults, and one whose ranks share no memory.
 //!
 //! ```
 //! use reshard_comm::{LocalGroup, ProcessGroup, testkit};
@@ -15,10 +15,12 @@
 
 #![expect(clippy::panic, reason = "tests fail by panicking")]
 
+mod apart;
 mod contract;
 mod fault;
 mod job;
 
+pub use apart::Apart;
 pub use contract::{process_group_contract, process_group_contract_of_rank};
 pub use fault::{Fault, FaultGroup};
 pub use job::{Ended, Job};

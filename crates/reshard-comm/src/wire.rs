@@ -3,7 +3,7 @@
 //! The head says in which step the sender is and whether it succeeded, so that a rank in another step understands it
 //! too. The body is one value, or nothing.
 
-use crate::{Cause, CommError, Rank, Result};
+use crate::{Cause, CommError, Rank, Result, group::joined};
 use bytes::Bytes;
 use reshard_model::ErrorKind;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -62,6 +62,16 @@ pub(crate) fn unpack(message: &Bytes) -> Result<(Head, Bytes), String> {
         Ok((head, body)) => Ok((head, message.slice_ref(body))),
         Err(e) => Err(format!("sent a message that can't be read ({e})")),
     }
+}
+
+/// The first block of a message, which then has at least all of the head in it, as the sender packed it.
+pub(crate) fn first_block(blocks: &mut Vec<Bytes>) -> Bytes {
+    // A transport may cut messages as it likes.
+    let whole = |block: &Bytes| unpack(block).is_ok();
+    if blocks.len() > 1 && !blocks.first().is_some_and(whole) {
+        *blocks = vec![joined(std::mem::take(blocks))];
+    }
+    blocks.first().cloned().unwrap_or_default()
 }
 
 /// Appends `value` to `to`.

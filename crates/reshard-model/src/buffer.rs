@@ -33,11 +33,19 @@ pub trait HostBuffer: Any + Send + Sync {
     fn as_bytes_mut(&mut self) -> Option<&mut [u8]> {
         None
     }
+    /// Whether nobody can change the memory while two handles on it exist. The default is no: memory that another language or another
+    /// process can write to, or that is changed through a lock. An asynchronous save need not copy frozen memory.
+    fn frozen_while_shared(&self) -> bool {
+        false
+    }
 }
 
 impl HostBuffer for bytes::Bytes {
     fn as_bytes(&self) -> &[u8] {
         self
+    }
+    fn frozen_while_shared(&self) -> bool {
+        true
     }
 }
 

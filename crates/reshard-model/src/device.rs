@@ -1,4 +1,6 @@
-use crate::{BoxError, DType, Dims, Layout, ModelError, Region, Result, Tensor, TensorSource};
+use crate::{
+    BoxError, DType, Dims, HostBuffer, Layout, ModelError, Region, Result, Tensor, TensorSource,
+};
 use std::{fmt, sync::Arc};
 
 /// Memory of a device that the host can't reach by pointers.
@@ -16,6 +18,14 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the device says.
     fn allocate(&self, nbytes: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError>;
+    /// Host memory into which the device copies faster than into other memory, such as pinned memory. `None` means that there is no such
+    /// memory. A stager keeps it for the next save.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn staging(&self, _nbytes: u64) -> Result<Option<Arc<dyn HostBuffer>>, BoxError> {
+        Ok(None)
+    }
     /// Copies elements to `out`, which has exactly their length in bytes.
     ///
     /// # Errors

@@ -89,6 +89,10 @@ impl<T: bytemuck::Pod + Send + Sync> HostBuffer for Aligned<T> {
             &mut self.memory[self.from..self.from + self.len],
         ))
     }
+
+    fn frozen_while_shared(&self) -> bool {
+        true
+    }
 }
 
 /// The vector of a buffer, if nobody else holds that, and if it is one of such elements.
@@ -106,6 +110,7 @@ macro_rules! elements {
         impl HostBuffer for Vec<$t> {
             fn as_bytes(&self) -> &[u8] { bytemuck::cast_slice(self) }
             fn as_bytes_mut(&mut self) -> Option<&mut [u8]> { Some(bytemuck::cast_slice_mut(self)) }
+            fn frozen_while_shared(&self) -> bool { true }
         }
         impl sealed::Sealed for $t {}
         impl Element for $t {

@@ -238,6 +238,20 @@ impl Tensor {
         Arc::as_ptr(&self.buffer).cast::<u8>() as usize
     }
 
+    /// Whether nobody can change its elements while another handle on them exists, as
+    /// [`HostBuffer::frozen_while_shared`] tells.
+    pub fn frozen_while_shared(&self) -> bool {
+        self.buffer.frozen_while_shared()
+    }
+
+    /// Other elements of the same buffer, or the same ones as another type.
+    ///
+    /// # Errors
+    /// As [`with_layout`](Self::with_layout).
+    pub fn view_as(&self, dtype: DType, layout: Layout) -> Result<Self> {
+        Self::with_layout(dtype, layout, self.buffer())
+    }
+
     pub(crate) fn buffer(&self) -> Arc<dyn HostBuffer> {
         Arc::clone(&self.buffer)
     }

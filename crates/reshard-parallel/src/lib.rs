@@ -1,26 +1,47 @@
 //! Strategies around strategies, which share the work of a checkpoint between replicas. They fit around any format.
 //!
 //! - [`FullyParallelSave`]: each replicated tensor is written by one rank of a group, and all of its ranks write about as many bytes.
+//! - [`FullyParallelLoad`]: each piece is read by one rank of a group, which hands it to the others. Ranks that want different regions, which
+//!   overlap or are columns of stored rows, share reads, too.
+//! - [`TwoStageLoad`]: one rank of a group reads everything.
 //! - [`distribute_shards_to_ranks`]: Megatron Core's choice of these ranks.
 //!
 //! ```
-//! use reshard::{ShardedTensor, StateDict, Tensor, blocking};
-//! use reshard_parallel::FullyParallelSave;
-//! use reshard_torch_dist::TorchDistConfig;
+//! use reshard::{LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking};
+//! use reshard_parallel::{FullyParallelLoad, FullyParallelSave};
+//! use reshard_torch_dist::{TorchDistConfig, TorchDistLoadConfig};
+//! use std::thread;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let dir = tempfile::tempdir()?;
-//! # let url = dir.path().join("ckpt").display().to_string();
-//! let mut state = StateDict::new();
-//! state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![1f32, 2.])?));
-//! let settings = FullyParallelSave::new(TorchDistConfig::default());
-//! blocking::run(reshard::save(&state, &url).strategy(settings))?;
-//! # Ok(())
-//! # }
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let url = &dir.path().join("ckpt").display().to_string();
+//! // Two ranks hold the same tensor. One of them writes it, and one of them reads it.
+//! thread::scope(|scope| {
+//!     for (rank, group) in (0u32..).zip(LocalGroup::new(2)) {
+//!         scope.spawn(move || {
+//!             let tensor = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+//!             let mut state = StateDict::new();
+//!             state.insert("w", ShardedTensor::full("w", tensor).with_replica_id(rank));
+//!             let settings = FullyParallelSave::new(TorchDistConfig::default());
+//!             blocking::run(reshard::save(&state, url).group(&group).strategy(settings)).unwrap();
+//!
+//!             let settings = FullyParallelLoad::new(TorchDistLoadConfig::default());
+//!             let loaded = blocking::run(reshard::load(state, url).group(&group).strategy(settings)).unwrap();
+//!             let Some(ValueTree::Leaf(Value::Tensor(w))) = loaded.get("w") else { panic!("w is a tensor") };
+//!             assert_eq!(w.to_vec::<f32>().unwrap(), [1., 2.]);
+//!         });
+//!     }
+//! });
 //! ```
 
 mod distribute;
+mod group;
+mod load;
+mod planner;
 mod save;
+mod two_stage;
 
 pub use distribute::{HeldShard, distribute_shards_to_ranks};
+pub use load::FullyParallelLoad;
+pub use reshard_plan::ExchangeAlgo;
 pub use save::FullyParallelSave;
+pub use two_stage::TwoStageLoad;

@@ -1,8 +1,11 @@
 //! Saves whose replicated pieces are written by all ranks of a group.
 
-use crate::distribute::{Distribution, id};
+use crate::{
+    distribute::{Distribution, id},
+    group::sub_group,
+};
 use async_trait::async_trait;
-use reshard_comm::{Comm, ProcessGroup};
+use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, ReplicaId, Sharded};
 use reshard_plan::Declared;
 use reshard_strategy::{
@@ -130,7 +133,10 @@ impl SaveShardedStrategy for Strategy {
         }
         // A rank without the group must not let the others wait in it.
         let group = match &self.group {
-            Some(name) => Some(agree(&cx.comm, "plan", sub_group(name, cx)).await?),
+            Some(name) => {
+                let found = sub_group(("fully_parallel", "save"), name, cx.groups);
+                Some(agree(&cx.comm, "plan", found).await?)
+            }
             None => None,
         };
         let guard = cx.comm.guard("distributing a save");
@@ -150,21 +156,6 @@ impl SaveShardedStrategy for Strategy {
         distributed?;
         self.base.prepare(state, cx).await
     }
-}
-
-/// The sub-group that the settings name.
-fn sub_group<'a>(name: &str, cx: &SaveCx<'a>) -> Result<&'a dyn ProcessGroup> {
-    let missing = || {
-        let names: Vec<&str> = cx.groups.keys().map(String::as_str).collect();
-        StrategyError::Invalid(format!(
-            "fully_parallel wants the sub-group {name:?}, but this rank has [{}]; add it to the save with `sub_group`",
-            names.join(", ")
-        ))
-    };
-    cx.groups
-        .get(name)
-        .map(|group| &**group)
-        .ok_or_else(missing)
 }
 
 impl Strategy {

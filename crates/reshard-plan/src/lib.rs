@@ -98,8 +98,9 @@ mod strict;
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
 pub use exchange::{
-    Demand, Exchange, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange, Serve, Wanted,
-    exchange_groups, place_item, save_exchange_groups, share_reads, share_writes, take_items,
+    Demand, Exchange, ExchangeAlgo, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange,
+    Serve, Wanted, exchange_groups, place_item, save_exchange_groups, share_reads, share_writes,
+    take_items,
 };
 pub use integrity::{Declaration, Declared};
 pub use item::{

@@ -55,10 +55,10 @@ pub use report::{LoadNotes, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{
-    Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
+    Detection, ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
     SaveShardedStrategy, Saved,
 };
-pub use staging::{AsyncStager, BlockingAsyncStager};
+pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_common};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

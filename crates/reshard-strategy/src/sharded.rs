@@ -9,7 +9,7 @@ use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Listing, PlaceKind, Store};
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
 /// asynchronous save stages after `prepare`, and runs `write` elsewhere.
@@ -194,6 +194,24 @@ pub struct Loaded {
     pub decided: Duration,
     /// How long moving bytes took.
     pub moved: Duration,
+    /// How long ranks read for each other, which is a part of the time of moving bytes.
+    pub exchange: ExchangeTimes,
+}
+
+/// What a rank did while ranks of a load read for each other. The times overlap: the next part is read while one is handed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExchangeTimes {
+    /// In how many rounds data were handed on.
+    pub rounds: u64,
+    /// How long this rank read for others.
+    pub reading: Duration,
+    /// How long this rank handed data on and waited for those of others.
+    pub handing: Duration,
+    /// How long it put what came into its leaves.
+    pub filling: Duration,
+    /// How long it copied to devices, after the exchange.
+    pub devices: Duration,
 }
 
 impl Loaded {
@@ -206,6 +224,21 @@ impl Loaded {
             totals,
             decided: Duration::ZERO,
             moved: Duration::ZERO,
+            exchange: ExchangeTimes::default(),
+        }
+    }
+}
+
+impl Add for ExchangeTimes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            reading: self.reading + other.reading,
+            handing: self.handing + other.handing,
+            filling: self.filling + other.filling,
+            devices: self.devices + other.devices,
         }
     }
 }

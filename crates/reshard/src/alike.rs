@@ -48,6 +48,8 @@ struct Print {
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     coordinators: bool,
+    /// The last part of the URL, in an asynchronous save.
+    name: Option<String>,
     prints: Vec<(Path, Print)>,
 }
 
@@ -62,6 +64,7 @@ pub(crate) async fn agree<T>(
     outcome: Result<T>,
     plain: &[PlainTensor],
     rule: Rule,
+    name: Option<&str>,
 ) -> Result<(T, Vec<String>)> {
     if comm.size() == 1 {
         return Ok((all_agree(comm, step, outcome).await?, Vec::new()));
@@ -73,6 +76,7 @@ pub(crate) async fn agree<T>(
     };
     let told = told.map(|prints| Told {
         coordinators: rule.coordinators,
+        name: name.map(str::to_owned),
         prints,
     });
     let left = comm
@@ -201,6 +205,19 @@ impl Rule {
             let what = format!(
                 "rank {rank} and the coordinator, rank {coordinator}, have different values of \
                  `coordinators_plain_tensors`; give all ranks the same"
+            );
+            return Err(cause(&StrategyError::Invalid(what)));
+        }
+        let meant = all
+            .get(coordinator.index())
+            .and_then(|told| told.name.as_deref());
+        if let Some((rank, told)) = ranks().find(|(_, told)| told.name.as_deref() != meant) {
+            let name = |name: Option<&str>| name.unwrap_or("no asynchronous save").to_owned();
+            let what = format!(
+                "rank {rank} starts a save to {}, and the coordinator, rank {coordinator}, to {}; start asynchronous saves in the \
+                 same order on all ranks",
+                name(told.name.as_deref()),
+                name(meant)
             );
             return Err(cause(&StrategyError::Invalid(what)));
         }

@@ -2,6 +2,10 @@
 //!
 //! If several ranks run in one process, each must call these from its own thread.
 
+mod background;
+
+pub use background::{AsyncCallsQueue, AsyncSaver, SaveHandle, start};
+
 use crate::{LoadError, Result, SaveReport};
 use futures_executor::block_on;
 use reshard_model::{Payload, Select, StateDict, Tensor, Value, ValueTree};

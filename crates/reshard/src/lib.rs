@@ -44,11 +44,13 @@
 
 mod alike;
 mod attempt;
+mod background;
 mod checkpoint;
 mod common;
 mod control;
 mod error;
 mod formats;
+mod in_flight;
 mod load;
 mod opened;
 mod prune;
@@ -60,11 +62,15 @@ mod replace;
 mod report;
 mod save;
 mod sidecar;
+mod stateful;
 mod tally;
 
 pub mod blocking;
 pub mod prelude;
 
+pub use background::{
+    AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
+};
 pub use checkpoint::{
     Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata,
     load_plain_tensors,
@@ -76,6 +82,7 @@ pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prun
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
+pub use stateful::Stateful;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// What Megatron Core adds to a checkpoint of any format.
@@ -88,7 +95,8 @@ pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{
-    self as strategy, BackendVersion, KeptDeclarations, ReadLimits, Registry,
+    self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptDeclarations,
+    ReadLimits, Registry, Staging,
 };
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]

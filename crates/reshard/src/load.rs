@@ -1,9 +1,10 @@
 use crate::{
-    Error, LoadError, LoadReport,
+    Error, LoadError, LoadReport, Stateful,
     error::OPEN,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
     report::{Clock, Phase},
+    stateful,
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
@@ -21,6 +22,7 @@ use reshard_strategy::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::BTreeSet,
+    fmt,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -55,6 +57,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         url,
         ranks: Ranks::default(),
         planner: None,
+        statefuls: Vec::new(),
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
@@ -64,13 +67,14 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
 }
 
 /// A load that is being set up; made by [`load`].
-#[derive(Debug)]
 #[must_use = "a load does nothing until it is awaited"]
 pub struct Load<'a> {
     template: StateDict,
     url: &'a str,
     ranks: Ranks<'a>,
     planner: Option<Arc<dyn LoadPlanner>>,
+    /// Values that take their own state, by key.
+    statefuls: Vec<(&'a str, &'a mut dyn Stateful)>,
     default: DefaultLoadPlanner,
     verify: bool,
     exchange_memory: u64,
@@ -78,8 +82,25 @@ pub struct Load<'a> {
     how: HowToOpen,
 }
 
+impl fmt::Debug for Load<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load")
+            .field("url", &self.url)
+            .field("ranks", &self.ranks)
+            .field("verify", &self.verify)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> Load<'a> {
     ranks::options!();
+
+    /// Also loads the state of a value, stored under this key at the top of the state dict. The value says before the load what
+    /// it wants, and takes it when all ranks have read. It is not in the result.
+    pub fn stateful(mut self, key: &'a str, value: &'a mut dyn Stateful) -> Self {
+        self.statefuls.push((key, value));
+        self
+    }
 
     /// Sets your own planner. Then [`cast`](Self::cast) and [`strict`](Self::strict) have no effect.
     pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
@@ -130,6 +151,12 @@ impl<'a> Load<'a> {
         self
     }
 
+    /// As [`strategy`](Self::strategy), with settings that were read from a file, for example.
+    pub fn boxed_strategy(mut self, config: Box<dyn LoadShardedConfig>) -> Self {
+        self.how.config = Some(config);
+        self
+    }
+
     /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
     /// their format too.
     pub fn format(mut self, format: BackendVersion) -> Self {
@@ -172,6 +199,7 @@ impl<'a> Load<'a> {
         let comm = self.ranks.comm();
         let guard = comm.guard("a load");
         let template = std::mem::take(&mut self.template);
+        let template = self.with_statefuls(template);
         let begun = self.begin(&comm, template).await;
         clock.done(Phase::Plan);
         let out = match begun {
@@ -180,6 +208,29 @@ impl<'a> Load<'a> {
         };
         guard.done();
         out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
+    }
+
+    /// The template, with what values say that they want.
+    fn with_statefuls(
+        &mut self,
+        mut template: StateDict,
+    ) -> Result<StateDict, (StrategyError, StateDict)> {
+        for (key, value) in &mut self.statefuls {
+            if let Err(e) = stateful::insert(&mut template, key, value.template()) {
+                return Err((e, template));
+            }
+        }
+        Ok(template)
+    }
+
+    /// Gives values their state.
+    fn load_statefuls(&mut self, loaded: &mut ValueTree) -> Result<(), StrategyError> {
+        self.statefuls.iter_mut().try_for_each(|(key, value)| {
+            let state = loaded.remove(key).unwrap_or_default();
+            value
+                .load_state_dict(state)
+                .map_err(|e| stateful::failed(key, "load_state_dict", &*e))
+        })
     }
 
     async fn open(&self) -> Result<(CountingStore, Opened), StrategyError> {
@@ -192,12 +243,15 @@ impl<'a> Load<'a> {
     async fn begin(
         &self,
         comm: &Comm<'_>,
-        template: StateDict,
+        template: Result<StateDict, (StrategyError, StateDict)>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
-        let opened = self.open().await;
+        let opened = match template {
+            Ok(template) => (self.open().await, template),
+            Err((e, template)) => (Err(e), template),
+        };
         let (mine, template) = match opened {
-            Err(e) => (Err(e), Some(template)),
-            Ok((store, opened)) => match opened.common().await {
+            (Err(e), template) => (Err(e), Some(template)),
+            (Ok((store, opened)), template) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
                     // Handles to return if the template can't be split. They must be gone before buffers are lent.
@@ -275,6 +329,7 @@ impl<'a> Load<'a> {
             totals,
             decided,
             moved,
+            exchange,
             ..
         } = match loaded {
             Ok(loaded) => loaded,
@@ -300,9 +355,14 @@ impl<'a> Load<'a> {
         let reads = Traffic::read(counts.read(), counts.opened.len() as u64);
 
         // All ranks succeed or none does, so no rank goes on with a state that others lack.
-        let joined = agree_all(comm, "join", joined, reads).await;
+        let word = (reads, !self.statefuls.is_empty());
+        let joined = agree_all(comm, "join", joined, word).await;
+        let taken = match joined {
+            Ok((plain, words)) => self.hand_over(comm, plain, words).await,
+            Err(e) => Err(e),
+        };
         clock.done(Phase::Finish);
-        match joined {
+        match taken {
             Ok((plain, ranks)) => {
                 let phases = clock.phases();
                 let opened = counts.opened.iter().map(ToString::to_string).collect();
@@ -313,6 +373,7 @@ impl<'a> Load<'a> {
                         ranks,
                         opened,
                         totals,
+                        exchange,
                         notes,
                         phases,
                     },
@@ -320,6 +381,23 @@ impl<'a> Load<'a> {
             }
             Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
         }
+    }
+}
+
+impl Load<'_> {
+    /// Gives values their state, if any rank has such values. Returns what each rank read.
+    async fn hand_over(
+        &mut self,
+        comm: &Comm<'_>,
+        mut plain: ValueTree,
+        words: Vec<(Traffic, bool)>,
+    ) -> Result<(ValueTree, Vec<Traffic>), StrategyError> {
+        let (ranks, any): (Vec<Traffic>, Vec<bool>) = words.into_iter().unzip();
+        if any.contains(&true) {
+            let taken = self.load_statefuls(&mut plain);
+            agree(comm, "load_state_dict", taken).await?;
+        }
+        Ok((plain, ranks))
     }
 }
 

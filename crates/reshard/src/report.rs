@@ -1,7 +1,7 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Traffic};
-use reshard_strategy::{LoadNotes, SaveTotals};
+use reshard_strategy::{ExchangeTimes, LoadNotes, SaveTotals};
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -14,6 +14,8 @@ use std::{
 pub enum Phase {
     /// Planning, on all ranks; for a load, opening the checkpoint too.
     Plan,
+    /// Copying what the caller may change, on this rank. Only an asynchronous save has it.
+    Stage,
     /// Writing bytes, on this rank. Only a save has it.
     Write,
     /// Agreeing that all ranks have written, and committing. Only a save has it.
@@ -26,7 +28,7 @@ pub enum Phase {
 
 /// How long each phase took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Phases([Duration; 5]);
+pub(crate) struct Phases([Duration; 6]);
 
 /// Times phases one after the other.
 #[derive(Debug)]
@@ -132,6 +134,8 @@ pub struct LoadReport {
     pub opened: BTreeSet<String>,
     /// The bytes of tensors that this rank needed, and the bytes that were read for them.
     pub totals: Traffic,
+    /// How long ranks read for each other, if they did.
+    pub exchange: ExchangeTimes,
     /// Keys that only one side has, and casts.
     pub notes: LoadNotes,
     pub(crate) phases: Phases,

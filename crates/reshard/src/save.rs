@@ -2,7 +2,10 @@
 
 mod begin;
 mod builder;
+mod pending;
 mod run;
 mod set_up;
 
 pub use builder::{Save, save};
+
+pub(crate) use pending::{ACT, PendingSave};

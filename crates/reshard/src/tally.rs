@@ -25,6 +25,16 @@ impl Tally {
         }
     }
 
+    /// Removes what a failed save has written. Nothing was committed, so nobody needs it. If its removal fails, the error
+    /// of the save must still be the cause.
+    pub(crate) async fn clear(&self, comm: &Comm<'_>, url: &str) {
+        if comm.is_coordinator()
+            && let Err(e) = self.rollback().await
+        {
+            tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
+        }
+    }
+
     /// Takes the list of files that this rank has written.
     pub(crate) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))

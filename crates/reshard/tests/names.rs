@@ -70,10 +70,17 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 28] = [
+const FACADE: [&str; 38] = [
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "AsyncSaver",
+    "AsyncStager",
     "BackendVersion",
+    "BlockingAsyncStager",
     "CommonForm",
     "Error",
+    "Finalized",
+    "FrozenRequest",
     "Kept",
     "KeptDeclarations",
     "Load",
@@ -89,8 +96,11 @@ const FACADE: [&str; 28] = [
     "Result",
     "SIDECAR",
     "Save",
+    "SaveHandle",
     "SaveReport",
     "Sidecar",
+    "Staging",
+    "Stateful",
     "StoredChunk",
     "StoredCommon",
     "Stores",

@@ -1,6 +1,12 @@
 //! Saves that are killed at any moment: what they leave is the old checkpoint, or the new one, or (where there was none)
 //! nothing; and tensors and common state are always of one save.
 
+mod acts;
+mod job;
+
+pub use acts::{ACTS, Act};
+pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
+
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
     DType, Dialect, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
@@ -42,9 +48,9 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
 /// What the save says.
 pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<()> {
     std::thread::scope(|scope| {
-        let groups = LocalGroup::new(RANKS).into_iter();
-        let threads: Vec<_> = groups
-            .map(|group| scope.spawn(move || save_rank(&group, dir, step, overwrite, dialect)))
+        let threads: Vec<_> = LocalGroup::new(RANKS)
+            .into_iter()
+            .map(|group| scope.spawn(move || save_on_rank(&group, dir, step, overwrite, dialect)))
             .collect();
         threads
             .into_iter()
@@ -56,7 +62,7 @@ pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<
 ///
 /// # Errors
 /// What the save says.
-pub fn save_rank(
+pub fn save_on_rank(
     group: &dyn ProcessGroup,
     dir: &Path,
     step: u64,
@@ -91,6 +97,12 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     if !damage.is_empty() {
         bail!("damaged: {damage:?}");
     }
+    let loaded = blocking::load(template(), &url).map_err(|e| e.into_parts().0)?;
+    step_of(&loaded).map(Some)
+}
+
+/// For all of what a save wrote.
+fn template() -> StateDict {
     let mut template = StateDict::new();
     for i in 0..TENSORS {
         template.insert(
@@ -99,7 +111,14 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
         );
     }
     template.insert("step", Value::None);
-    let loaded = blocking::load(template, &url).map_err(|e| e.into_parts().0)?;
+    template
+}
+
+/// Which save was loaded.
+///
+/// # Errors
+/// When it is not wholly of one save.
+fn step_of(loaded: &ValueTree) -> Result<u64> {
     let step = loaded
         .get("step")
         .and_then(ValueTree::leaf)
@@ -117,5 +136,5 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
             bail!("{} is not of step {step}, as the common state is", key(i));
         }
     }
-    Ok(Some(step))
+    Ok(step)
 }

@@ -3,8 +3,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+use anyhow::Result;
 use reshard::Dialect;
-use reshard_crash::{look, save};
+use reshard_crash::{look, save, save_in_processes};
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -17,6 +18,24 @@ use std::{
 /// How often each is tried: by every `cargo test`, and by those that are run with `--ignored`.
 const FEW: u64 = 20;
 const MANY: u64 = 500;
+/// The same for ranks in processes.
+const FEW_OF_PROCESSES: u64 = 5;
+const MANY_OF_PROCESSES: u64 = 200;
+
+/// Saves a step over what lies there.
+type Saver = fn(&Path, u64) -> Result<()>;
+
+/// The conventions of Megatron and of PyTorch in turn.
+fn by_threads(url: &Path, step: u64) -> Result<()> {
+    let dialects = [Dialect::Megatron, Dialect::Dcp];
+    save(url, step, true, dialects[(step % 2) as usize])
+}
+
+fn by_processes(url: &Path, step: u64) -> Result<()> {
+    let acts = ["save", "save-dcp"];
+    let program = Path::new(env!("CARGO_BIN_EXE_reshard-rank"));
+    save_in_processes(program, url, step, acts[(step % 2) as usize])
+}
 
 /// All directories that are, or look like, checkpoints, however deep; those that are still hidden are not.
 fn checkpoints(dir: &Path, out: &mut Vec<PathBuf>) {
@@ -52,7 +71,7 @@ fn hidden(dir: &Path) -> Vec<PathBuf> {
 
 /// Saves to `url` again and again while `swap` is called all the time; at last, once more while nothing is changed. Returns how
 /// many of the former succeeded: how many do is chance, so that none may.
-fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
+fn race(home: &Path, url: &Path, rounds: u64, saver: Saver, swap: impl Fn() + Sync) -> u64 {
     let [stop, pause, paused] = [(); 3].map(|()| AtomicBool::new(false));
     let mut done = 0;
     thread::scope(|scope| {
@@ -73,12 +92,7 @@ fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for step in 10..10 + rounds {
-                let dialect = if step % 2 == 0 {
-                    Dialect::Megatron
-                } else {
-                    Dialect::Dcp
-                };
-                let saved = save(url, step, true, dialect);
+                let saved = saver(url, step);
                 done += u64::from(saved.is_ok());
                 pause.store(true, Ordering::Release);
                 while !paused.load(Ordering::Acquire) {
@@ -109,19 +123,19 @@ fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
     let last = 10 + rounds;
-    save(url, last, true, Dialect::Megatron).unwrap();
+    saver(url, last).unwrap();
     assert_eq!(look(url).unwrap(), Some(last));
     done
 }
 
-fn a_link_that_is_repointed(rounds: u64) {
+fn a_link_that_is_repointed(rounds: u64, saver: Saver) {
     let home = tempfile::tempdir().unwrap();
     let [one, two, link, new] = ["one", "two", "latest", "new"].map(|n| home.path().join(n));
     for (dir, step) in [(&one, 1), (&two, 2)] {
         save(dir, step, false, Dialect::Megatron).unwrap();
     }
     symlink("one", &link).unwrap();
-    let done = race(home.path(), &link, rounds, || {
+    let done = race(home.path(), &link, rounds, saver, || {
         for to in ["two", "one"] {
             symlink(to, &new).unwrap();
             fs::rename(&new, &link).unwrap();
@@ -151,7 +165,7 @@ fn swap(a: &Path, b: &Path, count: &std::sync::atomic::AtomicU64) {
     }
 }
 
-fn a_directory_that_is_swapped(rounds: u64, place_itself: bool) {
+fn a_directory_that_is_swapped(rounds: u64, place_itself: bool, saver: Saver) {
     let home = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|n| home.path().join(n));
     let at = |dir: &Path| {
@@ -165,7 +179,9 @@ fn a_directory_that_is_swapped(rounds: u64, place_itself: bool) {
         save(&at(dir), step, false, Dialect::Megatron).unwrap();
     }
     let count = std::sync::atomic::AtomicU64::new(0);
-    race(home.path(), &at(&one), rounds, || swap(&one, &two, &count));
+    race(home.path(), &at(&one), rounds, saver, || {
+        swap(&one, &two, &count)
+    });
 }
 
 /// Somebody's directory is exchanged with those that a save works in, under their hidden names.
@@ -243,24 +259,43 @@ fn a_directory_that_is_swapped_for_a_hidden_one_stays() {
 
 #[test]
 fn a_save_to_a_link_that_is_repointed_is_whole() {
-    a_link_that_is_repointed(FEW);
+    a_link_that_is_repointed(FEW, by_threads);
 }
 
 #[test]
 fn a_save_below_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
-    a_directory_that_is_swapped(FEW, false);
+    a_directory_that_is_swapped(FEW, false, by_threads);
 }
 
 #[test]
 fn a_save_to_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
-    a_directory_that_is_swapped(FEW, true);
+    a_directory_that_is_swapped(FEW, true, by_threads);
 }
 
 #[test]
 #[ignore = "takes minutes; a few rounds are run always"]
 fn many_saves_to_links_and_directories_that_are_changed_are_whole_or_errors() {
-    a_link_that_is_repointed(MANY);
-    a_directory_that_is_swapped(MANY, false);
-    a_directory_that_is_swapped(MANY, true);
+    a_link_that_is_repointed(MANY, by_threads);
+    a_directory_that_is_swapped(MANY, false, by_threads);
+    a_directory_that_is_swapped(MANY, true, by_threads);
     a_hidden_directory_that_is_swapped(MANY);
+}
+
+#[test]
+fn a_save_of_processes_to_a_link_that_is_repointed_is_whole() {
+    a_link_that_is_repointed(FEW_OF_PROCESSES, by_processes);
+}
+
+#[test]
+fn a_save_of_processes_to_directories_that_are_swapped_is_whole_or_an_error() {
+    a_directory_that_is_swapped(FEW_OF_PROCESSES, false, by_processes);
+    a_directory_that_is_swapped(FEW_OF_PROCESSES, true, by_processes);
+}
+
+#[test]
+#[ignore = "takes minutes; a few rounds are run always"]
+fn many_saves_of_processes_to_links_and_directories_that_are_changed_are_whole_or_errors() {
+    a_link_that_is_repointed(MANY_OF_PROCESSES, by_processes);
+    a_directory_that_is_swapped(MANY_OF_PROCESSES, false, by_processes);
+    a_directory_that_is_swapped(MANY_OF_PROCESSES, true, by_processes);
 }

@@ -3,12 +3,15 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use futures::executor::block_on;
-use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
+use reshard_comm::{
+    Comm, LocalGroup, ProcessGroup,
+    testkit::{Apart, on_ranks},
+};
 use reshard_example::{ExampleFormat, ExampleWriter};
 use reshard_model::{FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
-    DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError, SavePlan,
-    SavePlanner, share_reads, share_writes,
+    DefaultSavePlanner, ExchangeAlgo, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError,
+    SavePlan, SavePlanner, share_reads, share_writes,
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
@@ -55,7 +58,7 @@ const EACH: u64 = 64 << 10;
 
 /// Each chunk is read by one rank, in turn.
 #[derive(Debug)]
-struct InTurn;
+struct InTurn(ExchangeAlgo);
 
 impl LoadPlanner for InTurn {
     fn create_global_plan(
@@ -64,7 +67,11 @@ impl LoadPlanner for InTurn {
         cx: &LoadContext<'_>,
     ) -> Result<Vec<LoadPlan>, PlanError> {
         let turns = |n: usize| (0..RANKS).cycle().take(n).collect();
-        share_reads(plans, cx.metadata, |_| Some(0), |all| turns(all.len()))
+        let mut plans = share_reads(plans, cx.metadata, |_| Some(0), |all| turns(all.len()))?;
+        for plan in &mut plans {
+            plan.exchange.algo = self.0;
+        }
+        Ok(plans)
     }
 }
 
@@ -84,16 +91,38 @@ fn chunks() -> FlatStateDict {
         .collect()
 }
 
+/// How ranks take part in a load.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    algo: ExchangeAlgo,
+    /// Ranks share no memory.
+    apart: bool,
+    /// Each rank wants half of each chunk that another one wants.
+    overlap: bool,
+}
+
 /// The most bytes that all ranks together held beyond their templates.
-fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
-    let whole = || leaf(Region::new([0], [CHUNKS * EACH]), numbers(1, CHUNKS * EACH));
-    let templates: Vec<FlatStateDict> = (0..RANKS).map(|_| [whole()].into()).collect();
+fn peak(store: &Arc<dyn Store>, exchange_memory: u64, way: Way) -> usize {
+    let first = |rank: u32| match way.overlap {
+        true => u64::from(rank) * EACH / 2,
+        false => 0,
+    };
+    let end = |rank: u32| CHUNKS * EACH - first(RANKS - 1 - rank);
+    let wanted = |rank: u32| {
+        let (from, n) = (first(rank), end(rank) - first(rank));
+        leaf(Region::new([from], [n]), numbers(1, n))
+    };
+    let templates: Vec<FlatStateDict> = (0..RANKS).map(|rank| [wanted(rank)].into()).collect();
     let store = Arc::clone(store);
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
     let loaded = on_ranks(
         LocalGroup::new(RANKS).into_iter().zip(templates).collect(),
         move |(group, flat)| {
+            let group: Arc<dyn ProcessGroup> = match way.apart {
+                true => Arc::new(Apart::new(Arc::new(group))),
+                false => Arc::new(group),
+            };
             let store = Arc::clone(&store);
             async move {
                 let strategy = PlannedLoad::new(ExampleFormat);
@@ -102,7 +131,12 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
                     .await
                     .unwrap();
                 let groups = BTreeMap::new();
-                let cx = LoadCx::new(Comm::new(&group), &groups, store, Arc::new(InTurn));
+                let cx = LoadCx::new(
+                    Comm::new(&*group),
+                    &groups,
+                    store,
+                    Arc::new(InTurn(way.algo)),
+                );
                 let cx = cx.with_exchange_memory(exchange_memory);
                 strategy
                     .load(flat, reader, &cx)
@@ -115,12 +149,12 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
     let peak = PEAK.load(Relaxed) - before;
     let read: u64 = loaded.iter().map(|l| l.totals.bytes).sum();
     assert_eq!(read, CHUNKS * EACH * 4, "each byte once");
-    let whole = numbers(0, CHUNKS * EACH).to_bytes();
-    for leaf in loaded.iter().flat_map(|l| l.state.values()) {
-        let Sharded::Tensor(t) = leaf else {
+    for (rank, loaded) in (0..).zip(&loaded) {
+        let Sharded::Tensor(t) = &loaded.state[0] else {
             panic!("an object")
         };
-        assert!(t.data.host().unwrap().to_bytes() == whole);
+        let expected = numbers(first(rank), end(rank) - first(rank)).to_bytes();
+        assert!(t.data.host().unwrap().to_bytes() == expected);
     }
     peak
 }
@@ -226,12 +260,36 @@ fn a_load_holds_no_more() {
     const MEMORY: u64 = 1 << 20;
     // Plans, tables of chunks, threads.
     const BESIDES: usize = 512 << 10;
-    let most = peak(&store, MEMORY);
-    assert!(
-        most < RANKS as usize * MEMORY as usize + BESIDES,
-        "{most} bytes"
-    );
+    let ways = [
+        (ExchangeAlgo::Broadcast, false, false),
+        (ExchangeAlgo::Broadcast, true, false),
+        (ExchangeAlgo::Broadcast, false, true),
+        (ExchangeAlgo::Broadcast, true, true),
+        (ExchangeAlgo::GatherRounds, true, true),
+    ];
+    for (algo, apart, overlap) in ways {
+        let way = Way {
+            algo,
+            apart,
+            overlap,
+        };
+        let most = peak(&store, MEMORY, way);
+        assert!(
+            most < RANKS as usize * MEMORY as usize + BESIDES,
+            "{way:?}: {most} bytes"
+        );
+    }
     // What is measured is what the limit limits.
-    let more = peak(&store, 64 << 20);
+    let way = |algo, apart| Way {
+        algo,
+        apart,
+        overlap: false,
+    };
+    let more = peak(&store, 64 << 20, way(ExchangeAlgo::Broadcast, true));
     assert!(more > 2 * RANKS as usize * MEMORY as usize, "{more} bytes");
+    // One has no limit, and one takes no more than an item, however much it may.
+    let all = peak(&store, MEMORY, way(ExchangeAlgo::GatherObject, false));
+    assert!(all as u64 > CHUNKS * EACH * 4, "{all} bytes");
+    let few = peak(&store, 64 << 20, way(ExchangeAlgo::GatherRounds, false));
+    assert!(few < more / 2, "{few} bytes of {more}");
 }

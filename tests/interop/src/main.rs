@@ -8,7 +8,8 @@ mod state;
 use anyhow::{Result, anyhow, bail};
 use clap::Parser;
 use planners::{Loading, Saving};
-use reshard::{LocalGroup, StateDict, Value, ValueTree, blocking};
+use reshard::{LocalGroup, ProcessGroup, StateDict, Value, ValueTree, blocking};
+use reshard_comm_tcp::TcpGroup;
 use spec::Spec;
 use std::path::PathBuf;
 
@@ -29,6 +30,9 @@ struct Args {
     dir: PathBuf,
     #[arg(long, default_value_t = 1)]
     ranks: u32,
+    /// This process is one rank of a job, as torchrun says in the environment.
+    #[arg(long)]
+    beside_torchrun: bool,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -65,13 +69,20 @@ fn main() -> Result<()> {
     }
 }
 
-/// Runs one thread a rank.
-fn on_ranks(ranks: u32, work: impl Fn(u64, &LocalGroup) -> Result<()> + Send + Sync) -> Result<()> {
+/// Runs one thread a rank, or this process's rank.
+fn on_ranks(
+    args: &Args,
+    work: impl Fn(u64, u64, &dyn ProcessGroup) -> Result<()> + Send + Sync,
+) -> Result<()> {
+    if args.beside_torchrun {
+        let group = TcpGroup::from_env()?;
+        return work(group.rank().0.into(), group.size().into(), &group);
+    }
     std::thread::scope(|scope| {
-        let work = &work;
-        let groups = LocalGroup::new(ranks).into_iter().enumerate();
+        let (work, ranks) = (&work, args.ranks.into());
+        let groups = LocalGroup::new(args.ranks).into_iter().enumerate();
         let threads: Vec<_> = groups
-            .map(|(rank, group)| scope.spawn(move || work(rank as u64, &group)))
+            .map(|(rank, group)| scope.spawn(move || work(rank as u64, ranks, &group)))
             .collect();
         threads
             .into_iter()
@@ -90,8 +101,8 @@ fn write(
 ) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
-    on_ranks(args.ranks, |rank, group| {
-        let state = state::to_save(&spec, rank, args.ranks.into())?;
+    on_ranks(args, |rank, ranks, group| {
+        let state = state::to_save(&spec, rank, ranks)?;
         let config: Box<dyn reshard::strategy::SaveShardedConfig> = serde_json::from_value(
             serde_json::json!({ "type": "torch_dist", "flavour": flavour }),
         )?;
@@ -121,8 +132,7 @@ fn write(
 fn check(Check { args, planner }: &Check) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
-    on_ranks(args.ranks, |rank, group| {
-        let world = args.ranks.into();
+    on_ranks(args, |rank, world, group| {
         let bare = *planner == Some(Loading::Materialize);
         let template: StateDict = state::to_load(&spec, rank, world, bare)?;
         let load = reshard::load(template, &url).group(group);

@@ -1,10 +1,9 @@
 //! Groups of MPI: the crate outside the workspace, with its tests under `mpirun`.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 
-use crate::shell::{Program, cargo, say, target_dir};
+use crate::shell::{Program, cargo, say};
+use crate::venv::python_with_torch;
 
 const MANIFEST: &str = "crates/reshard-comm-mpi/Cargo.toml";
 
@@ -53,7 +52,7 @@ pub(crate) fn run() -> Result<()> {
         .args(["--", "--nocapture"])
         .env("RESHARD_KILL_ROUNDS", "200")
         .run()?;
-    let Some(python) = python() else {
+    let Some(python) = python_with_torch() else {
         say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
         return Ok(());
     };
@@ -98,11 +97,4 @@ fn install() -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// A Python with torch, if one is here.
-fn python() -> Option<PathBuf> {
-    let given = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
-    let own = target_dir().join("venvs/torch-2.15/bin/python");
-    given.or_else(|| own.exists().then_some(own))
 }

@@ -293,6 +293,67 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
 }
 
 #[test]
+fn the_demo_saves_and_loads_with_ranks_in_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("demo").display().to_string();
+    let demo = |more: &[&str]| {
+        let numbers = [
+            "demo",
+            "--processes",
+            "--size",
+            "4MiB",
+            "--ranks",
+            "3",
+            "--to",
+            "2",
+        ];
+        program().args(numbers).args(more).output().unwrap()
+    };
+    let out = demo(&["--dir", &kept]);
+    let (text, err) = (
+        String::from_utf8(out.stdout).unwrap(),
+        String::from_utf8(out.stderr).unwrap(),
+    );
+    assert!(out.status.success(), "{text}{err}");
+    for line in [
+        "3 processes, joined by TCP",
+        "2 processes, joined by TCP",
+        "bytes are right",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    // It is the checkpoint that threads would have saved, and three ranks wrote it.
+    assert_eq!(run(&["verify", &kept]).code, 0);
+    let inspected = run(&["inspect", &kept, "--json"]).json();
+    assert!(
+        inspected.to_string().contains("__2_0.distcp"),
+        "{inspected}"
+    );
+    // The errors of ranks are shown, once if they are the same.
+    let again = demo(&["--dir", &kept]);
+    let err = String::from_utf8(again.stderr).unwrap();
+    assert_eq!(again.status.code(), Some(2));
+    assert!(
+        err.contains("ranks 0, 1, 2: ") && err.matches("exists already").count() == 1,
+        "{err}"
+    );
+}
+
+#[test]
+fn a_rank_of_the_demo_that_has_no_job_says_so() {
+    let alone = program()
+        .args(["demo", "--processes", "--act", "save", "--dir", "unused"])
+        .env_remove("RANK")
+        .output()
+        .unwrap();
+    let err = String::from_utf8(alone.stderr).unwrap();
+    assert!(
+        alone.status.code() == Some(2) && err.contains("RANK is not set"),
+        "{err}"
+    );
+}
+
+#[test]
 fn a_command_that_fails_prints_its_error_as_json_when_that_is_asked_for() {
     let saved = states::megatron();
     let nowhere = saved.beside("nowhere");

@@ -1,4 +1,5 @@
 use super::wire::{self, CANCEL_WAIT, MAGIC, Request};
+use crate::files;
 use std::{
     collections::BTreeMap,
     fmt, io,
@@ -10,7 +11,7 @@ use std::{
 };
 
 /// How many connections there may be at a time. Further ones are closed.
-const CONNECTIONS: usize = 4096;
+const CONNECTIONS: usize = 1 << 16;
 /// How many bytes all keys and values may have.
 const BYTES: usize = 256 << 20;
 /// How long a new connection has for its first request.
@@ -107,8 +108,12 @@ pub(crate) fn wake_listener(mut address: SocketAddr) {
     drop(TcpStream::connect_timeout(&address, Duration::from_secs(1)));
 }
 
+/// A store without connections.
+#[cfg(feature = "testkit")]
+pub(crate) type StoreAnswers = Shared;
+
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -117,7 +122,7 @@ struct Shared {
 struct State {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     bytes: usize,
-    connections: BTreeMap<u64, TcpStream>,
+    connections: BTreeMap<u64, Arc<TcpStream>>,
     accepted: u64,
     stopped: bool,
 }
@@ -155,20 +160,23 @@ impl Shared {
             match accepted {
                 Ok((stream, _)) => self.admit(stream),
                 // For example, too many open files: it must not become a busy loop.
-                Err(_) => thread::sleep(LOOK),
+                Err(e) => {
+                    tracing::warn!("nobody gets to the store: {e}; {}", files::HINT);
+                    thread::sleep(LOOK);
+                }
             }
         }
     }
 
     fn admit(self: &Arc<Self>, stream: TcpStream) {
-        let Ok(kept) = stream.try_clone() else { return };
+        let stream = Arc::new(stream);
         let mut state = self.state();
         if state.connections.len() >= CONNECTIONS {
             return;
         }
         state.accepted += 1;
         let id = state.accepted;
-        state.connections.insert(id, kept);
+        state.connections.insert(id, Arc::clone(&stream));
         drop(state);
         let serving = Arc::clone(self);
         let thread = thread::Builder::new().stack_size(STACK);
@@ -206,7 +214,7 @@ impl Shared {
         Ok(())
     }
 
-    fn answer(&self, request: Request) -> io::Result<Vec<u8>> {
+    pub(crate) fn answer(&self, request: Request) -> io::Result<Vec<u8>> {
         let brings = matches!(
             request,
             Request::Set(..) | Request::CompareSet(..) | Request::Add(..)

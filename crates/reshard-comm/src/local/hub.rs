@@ -2,7 +2,7 @@
 //! one parcel for each rank, and the next round is open, also while slow ranks have yet to take theirs.
 
 use super::LocalGroup;
-use crate::{CommError, Rank, Result, rank::Ranks};
+use crate::{CommError, Rank, Result, group::joined, rank::Ranks};
 use bytes::Bytes;
 use std::{
     collections::BTreeMap,
@@ -58,13 +58,18 @@ impl fmt::Display for Op {
 /// What a rank takes out of a round.
 #[derive(Default)]
 pub(super) struct Parcel {
-    pub(super) bytes: Vec<Bytes>,
+    /// Each in blocks.
+    pub(super) messages: Vec<Vec<Bytes>>,
     pub(super) group: Option<LocalGroup>,
 }
 
 impl Parcel {
-    pub(super) fn one(mut self) -> Bytes {
-        self.bytes.pop().unwrap_or_default()
+    pub(super) fn one(self) -> Bytes {
+        self.bytes().pop().unwrap_or_default()
+    }
+
+    pub(super) fn bytes(self) -> Vec<Bytes> {
+        self.messages.into_iter().map(joined).collect()
     }
 }
 
@@ -74,7 +79,7 @@ pub(super) struct Hub {
 }
 
 struct Seats {
-    round: Vec<Option<(Op, Vec<Bytes>)>>,
+    round: Vec<Option<(Op, Vec<Vec<Bytes>>)>>,
     inbox: Vec<Option<Parcel>>,
     wakers: Vec<Option<Waker>>,
     broken: Option<CommError>,
@@ -106,19 +111,19 @@ impl Hub {
     }
 
     /// Puts a rank's bytes into the round; the last one deals it.
-    pub(super) fn give(&self, me: Rank, op: Op, bytes: Vec<Bytes>) -> Result<()> {
+    pub(super) fn give(&self, me: Rank, op: Op, messages: Vec<Vec<Bytes>>) -> Result<()> {
         let mut seats = self.seats();
         if let Some(broken) = &seats.broken {
             return Err(broken.clone());
         }
-        if let Some(why) = seats.misfit(me, self.size, op, bytes.len()) {
+        if let Some(why) = seats.misfit(me, self.size, op, messages.len()) {
             let error = CommError::OutOfStep(why);
             drop(seats);
             self.break_with(error.clone());
             return Err(error);
         }
         if let Some(seat) = seats.round.get_mut(me.index()) {
-            *seat = Some((op, bytes));
+            *seat = Some((op, messages));
         }
         if seats.round.iter().all(Option::is_some) {
             let given = seats.round.iter_mut().filter_map(Option::take).collect();
@@ -206,7 +211,7 @@ fn wake(mut seats: MutexGuard<'_, Seats>) {
 }
 
 /// What each rank gets of what all ranks gave.
-fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
+fn deal(op: Op, given: Vec<(Op, Vec<Vec<Bytes>>)>) -> Vec<Parcel> {
     let size = given.len();
     let mut parcels: Vec<Parcel> = (0..size).map(|_| Parcel::default()).collect();
     let of = |root: Rank| {
@@ -226,35 +231,35 @@ fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
                 parcels
                     .iter_mut()
                     .zip(parts)
-                    .for_each(|(parcel, part)| parcel.bytes.push(part));
+                    .for_each(|(parcel, part)| parcel.messages.push(part));
             }
         }
         Op::AllGather => {
-            let all: Vec<Bytes> = given.into_iter().flat_map(|(_, parts)| parts).collect();
+            let all: Vec<Vec<Bytes>> = given.into_iter().flat_map(|(_, parts)| parts).collect();
             parcels
                 .iter_mut()
-                .for_each(|parcel| parcel.bytes.clone_from(&all));
+                .for_each(|parcel| parcel.messages.clone_from(&all));
         }
         Op::Gather(root) => {
             if let Some(parcel) = parcels.get_mut(root.index()) {
-                parcel.bytes = given.into_iter().flat_map(|(_, parts)| parts).collect();
+                parcel.messages = given.into_iter().flat_map(|(_, parts)| parts).collect();
             }
         }
         Op::Scatter(root) => {
             parcels
                 .iter_mut()
                 .zip(of(root))
-                .for_each(|(parcel, part)| parcel.bytes.push(part.clone()));
+                .for_each(|(parcel, part)| parcel.messages.push(part.clone()));
         }
         Op::Broadcast(root) => parcels
             .iter_mut()
-            .for_each(|parcel| parcel.bytes.extend_from_slice(of(root))),
+            .for_each(|parcel| parcel.messages.extend_from_slice(of(root))),
     }
     parcels
 }
 
 /// A group for each color, its ranks in the order asked for.
-fn split(given: &[(Op, Vec<Bytes>)], parcels: &mut [Parcel]) {
+fn split(given: &[(Op, Vec<Vec<Bytes>>)], parcels: &mut [Parcel]) {
     let mut colors = BTreeMap::<u32, Vec<(u32, usize)>>::new();
     for (rank, (op, _)) in given.iter().enumerate() {
         if let Op::Split {

@@ -1,4 +1,5 @@
 use super::{
+    collective::{Collective, Seat},
     links::Mesh,
     message::Call,
     method::{Described, Method},
@@ -7,14 +8,23 @@ use super::{
 use crate::{Cause, CommError, ProcessGroup, Rank, Result};
 use async_trait::async_trait;
 use bytes::Bytes;
+use reshard_model::ErrorKind;
 use sha2::{Digest as _, Sha256};
-use std::{any::Any, collections::BTreeMap, fmt, future::poll_fn, sync::Arc, task::Poll};
+use std::{fmt, sync::Arc};
 
 /// The group of all ranks of a job.
 const WHOLE: u64 = 0;
 
 /// What a [`MeshGroup`] and its sub-groups keep alive. The last one that is dropped drops it.
-pub type Node = Arc<dyn Any + Send + Sync>;
+pub trait Node: Send + Sync {
+    /// Whether this rank may have so many links at a time, which `what` needs.
+    ///
+    /// # Errors
+    /// A text that says what is missing, and what to do about it.
+    fn may_link(&self, _links: u64, _what: &str) -> Result<(), String> {
+        Ok(())
+    }
+}
 
 /// A transport's own group type, over a [`MeshGroup`]. It is a [`ProcessGroup`] by that.
 pub trait OverMesh: fmt::Debug + Send + Sync {
@@ -24,8 +34,10 @@ pub trait OverMesh: fmt::Debug + Send + Sync {
 
 /// One rank of a group over a [`Mesh`].
 ///
-/// `gather`, `scatter` and `broadcast` link each rank with the root only, `barrier` with rank 0; `all_to_all`, `all_gather`
-/// and `split` link each rank with each other one. Sub-groups use the links of the whole group.
+/// `gather`, `scatter` and `broadcast` go along a tree from the root, `barrier` and `split` along one from rank 0. The
+/// transport says how many ranks are below another one at most ([`Mesh::new`]). If all others fit below one rank, the tree
+/// is a star; else `all_gather` goes along it, too. `all_to_all` links each rank with each other one. Sub-groups use the
+/// links of the whole group.
 pub struct MeshGroup {
     id: u64,
     /// The rank within this group.
@@ -35,17 +47,23 @@ pub struct MeshGroup {
     /// How it is printed.
     name: &'static str,
     /// Dropped after this group has left.
-    node: Node,
+    node: Arc<dyn Node>,
 }
 
 impl MeshGroup {
     /// The whole group of a rank: all ranks of the mesh. `name` is how it and its sub-groups are printed.
-    pub fn whole(name: &'static str, mesh: &Arc<Mesh>, node: Node) -> Self {
+    pub fn whole(name: &'static str, mesh: &Arc<Mesh>, node: Arc<dyn Node>) -> Self {
         let members = (0..mesh.size()).collect();
         Self::new(name, WHOLE, members, Arc::clone(mesh), node)
     }
 
-    fn new(name: &'static str, id: u64, members: Vec<u32>, mesh: Arc<Mesh>, node: Node) -> Self {
+    fn new(
+        name: &'static str,
+        id: u64,
+        members: Vec<u32>,
+        mesh: Arc<Mesh>,
+        node: Arc<dyn Node>,
+    ) -> Self {
         mesh.open(id, members.clone());
         let rank = (0..)
             .zip(&members)
@@ -98,11 +116,13 @@ impl MeshGroup {
             method: method.code(),
             root: root.0,
         };
-        let collective = Collective {
-            group: self,
-            call,
-            done: false,
+        let seat = Seat {
+            mesh: self.mesh(),
+            group: self.id,
+            rank: self.rank,
+            members: &self.members,
         };
+        let collective = Collective::new(seat, call);
         if right && self.in_job(root).is_some() {
             return Ok(collective);
         }
@@ -116,8 +136,18 @@ impl MeshGroup {
 
     /// Sends `to[r]` to each rank `r`, and returns what each sent to this one.
     async fn exchange(&self, collective: Collective<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        let what = format!("all_to_all of {} ranks", self.count());
+        if let Err(text) = self
+            .node
+            .may_link(u64::from(self.count()).saturating_sub(1), &what)
+        {
+            let text = format!("rank {}: {text}", self.rank);
+            let cause = Cause::new(ErrorKind::Unavailable, text);
+            return Err(collective.fail(CommError::Broken(cause)));
+        }
         let mine = to.get(self.rank.index()).cloned().unwrap_or_default();
-        let others = self.ranks().zip(to).filter(|(rank, _)| *rank != self.rank);
+        let parcels = self.ranks().zip(to).map(|(rank, body)| (rank, rank, body));
+        let others = parcels.filter(|(rank, ..)| *rank != self.rank);
         collective.send(others.collect()).await?;
         let mut got = collective.receive(self.others().collect()).await?;
         got.insert(self.rank.index().min(got.len()), mine);
@@ -143,101 +173,14 @@ impl Drop for MeshGroup {
     }
 }
 
-/// This rank's part in one collective. If it is dropped before it is finished, the group breaks.
-struct Collective<'g> {
-    group: &'g MeshGroup,
-    call: Call,
-    done: bool,
-}
-
-impl Collective<'_> {
-    /// Sends messages when all of their receivers are ready for them.
-    async fn send(&self, messages: Vec<(Rank, Bytes)>) -> Result<()> {
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let in_job = |(rank, body)| self.group.in_job(rank).map(|to| (to, body));
-        let messages: Vec<(u32, Bytes)> = messages.into_iter().filter_map(in_job).collect();
-        for (to, _) in &messages {
-            let ready = poll_fn(|cx| mesh.poll_ready(id, *to, cx)).await;
-            ready.inspect_err(|error| mesh.break_group(id, error.clone()))?;
-        }
-        mesh.send(id, self.call, messages);
-        Ok(())
-    }
-
-    /// Receives a message of each of these ranks, in this order.
-    async fn receive(&self, from: Vec<Rank>) -> Result<Vec<Bytes>> {
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let from: Vec<u32> = from
-            .into_iter()
-            .filter_map(|rank| self.group.in_job(rank))
-            .collect();
-        mesh.expect(id, from.iter().copied().collect());
-        // All connections are opened before the first message is waited for.
-        let mut got: BTreeMap<u32, Bytes> = BTreeMap::new();
-        poll_fn(|cx| {
-            let mut waits = false;
-            for peer in &from {
-                if got.contains_key(peer) {
-                    continue;
-                }
-                match mesh.poll_take(id, self.call, *peer, cx) {
-                    Poll::Ready(body) => drop(got.insert(*peer, body?)),
-                    Poll::Pending => waits = true,
-                }
-            }
-            if waits {
-                Poll::Pending
-            } else {
-                Poll::Ready(Ok(()))
-            }
-        })
-        .await
-        .inspect_err(|error: &CommError| mesh.break_group(id, error.clone()))?;
-        Ok(from.iter().filter_map(|peer| got.remove(peer)).collect())
-    }
-
-    fn finish<T>(mut self, value: T) -> Result<T> {
-        self.done = true;
-        self.group.mesh().end(self.group.id);
-        Ok(value)
-    }
-
-    fn fail(mut self, error: CommError) -> CommError {
-        self.done = true;
-        self.group.mesh().end(self.group.id);
-        self.group.mesh().break_group(self.group.id, error.clone());
-        error
-    }
-}
-
-impl Drop for Collective<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let (mesh, id) = (self.group.mesh(), self.group.id);
-        let me = mesh.name(id, mesh.me());
-        let why = if std::thread::panicking() {
-            ", because it panicked"
-        } else {
-            ""
-        };
-        let text = format!("{me} left a collective before it was done{why}");
-        // If the call failed, its error came first, and this one does not count.
-        let cause = Cause::new(reshard_model::ErrorKind::PeerFailed, text);
-        mesh.end(id);
-        mesh.break_group(id, CommError::Broken(cause));
-    }
-}
-
 impl OverMesh for MeshGroup {
     fn mesh_group(&self) -> &MeshGroup {
         self
     }
 }
 
+// Blocks are joined to one message, and ranks share no memory: the defaults are right.
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default would be slower than what messages between pairs can do
 impl<T: OverMesh> ProcessGroup for T {
     fn rank(&self) -> Rank {
         self.mesh_group().rank
@@ -257,7 +200,7 @@ impl<T: OverMesh> ProcessGroup for T {
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let group = self.mesh_group();
         let collective = group.begin(Method::Split, Rank(0), 1, true)?;
-        let number = collective.call.number;
+        let number = collective.number();
         let has = [u8::from(color.is_some())];
         let mine = [
             &has[..],
@@ -265,9 +208,9 @@ impl<T: OverMesh> ProcessGroup for T {
             &order.to_le_bytes(),
         ]
         .concat();
-        let all = group
-            .exchange(collective, vec![mine.into(); group.members.len()])
-            .await?;
+        // Through rank 0: else each rank would have a link with each other one.
+        let all = collective.share(mine.into()).await?;
+        let all = collective.finish(all)?;
         let Some(color) = color else {
             return Ok(None);
         };
@@ -306,14 +249,8 @@ impl<T: OverMesh> ProcessGroup for T {
         // In the second round each rank shows that it is still there. So nobody returns if a rank came and then dropped
         // its call, however late that news arrives.
         for _ in 0..2 {
-            if group.rank == Rank(0) {
-                collective.receive(group.others().collect()).await?;
-                let all = group.others().map(|rank| (rank, Bytes::new()));
-                collective.send(all.collect()).await?;
-            } else {
-                collective.send(vec![(Rank(0), Bytes::new())]).await?;
-                collective.receive(vec![Rank(0)]).await?;
-            }
+            collective.collect(Bytes::new()).await?;
+            collective.hand_down(Bytes::new()).await?;
         }
         collective.finish(())
     }
@@ -321,6 +258,10 @@ impl<T: OverMesh> ProcessGroup for T {
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         let group = self.mesh_group();
         let collective = group.begin(Method::AllGather, Rank(0), 1, true)?;
+        if group.count() > group.mesh().fan().saturating_add(1) {
+            let all = collective.share(mine).await?;
+            return collective.finish(all);
+        }
         group
             .exchange(collective, vec![mine; group.members.len()])
             .await
@@ -329,13 +270,8 @@ impl<T: OverMesh> ProcessGroup for T {
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
         let group = self.mesh_group();
         let collective = group.begin(Method::Gather, root, 1, true)?;
-        if group.rank != root {
-            collective.send(vec![(root, mine)]).await?;
-            return collective.finish(None);
-        }
-        let mut got = collective.receive(group.others().collect()).await?;
-        got.insert(root.index().min(got.len()), mine);
-        collective.finish(Some(got))
+        let all = collective.collect(mine).await?;
+        collective.finish(all)
     }
 
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
@@ -343,13 +279,7 @@ impl<T: OverMesh> ProcessGroup for T {
         let parts = parts.unwrap_or_default();
         let right = group.rank != root || parts.len() == group.members.len();
         let collective = group.begin(Method::Scatter, root, parts.len(), right)?;
-        if group.rank != root {
-            let got = collective.receive(vec![root]).await?;
-            return collective.finish(only(got));
-        }
-        let mine = parts.get(root.index()).cloned().unwrap_or_default();
-        let others = group.ranks().zip(parts).filter(|(rank, _)| *rank != root);
-        collective.send(others.collect()).await?;
+        let mine = collective.deal(parts).await?;
         collective.finish(mine)
     }
 
@@ -358,20 +288,9 @@ impl<T: OverMesh> ProcessGroup for T {
         let right = group.rank != root || data.is_some();
         let collective =
             group.begin(Method::Broadcast, root, usize::from(data.is_some()), right)?;
-        if group.rank != root {
-            let got = collective.receive(vec![root]).await?;
-            return collective.finish(only(got));
-        }
-        let mine = data.unwrap_or_default();
-        let others = group.others().map(|rank| (rank, mine.clone()));
-        collective.send(others.collect()).await?;
-        collective.finish(mine)
+        let data = collective.hand_down(data.unwrap_or_default()).await?;
+        collective.finish(data)
     }
-}
-
-/// The only message of a list.
-fn only(mut messages: Vec<Bytes>) -> Bytes {
-    messages.pop().unwrap_or_default()
 }
 
 /// The name of a sub-group, which all its ranks work out alike: no group of the job has had it before.

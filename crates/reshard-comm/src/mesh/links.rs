@@ -37,6 +37,7 @@ pub enum Admission {
 pub struct Mesh {
     me: u32,
     size: u32,
+    fan: u32,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -44,7 +45,9 @@ pub struct Mesh {
 impl Mesh {
     /// The mesh of rank `me` of a job of `size`, and the tasks that it will have. Each task that is done is told
     /// by [`task_done`](Self::task_done). The tasks end when the mesh has been shut.
-    pub fn new(me: u32, size: u32) -> (Self, Receiver<Task>) {
+    ///
+    /// In collectives with a root, at most `fan` ranks are below another one. All ranks of the job give the same number.
+    pub fn new(me: u32, size: u32, fan: u32) -> (Self, Receiver<Task>) {
         let (tasks, received) = mpsc::channel();
         let state = State {
             links: (0..size).map(|_| Link::Idle).collect(),
@@ -59,6 +62,7 @@ impl Mesh {
         let mesh = Self {
             me,
             size,
+            fan,
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
@@ -73,6 +77,11 @@ impl Mesh {
     /// How many ranks the job has.
     pub fn size(&self) -> u32 {
         self.size
+    }
+
+    /// How many ranks are below another one at most, in a collective with a root.
+    pub(super) fn fan(&self) -> u32 {
+        self.fan
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -176,6 +185,15 @@ impl Mesh {
         });
     }
 
+    /// The current call needs no message of this rank of the job any more, but of these.
+    pub(super) fn heard(&self, group: u64, who: u32, more: &[u32]) {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            room.needs.remove(&who);
+            room.needs.extend(more);
+        });
+    }
+
     /// From which ranks of the job the current call needs a message.
     pub(super) fn expect(&self, group: u64, from: BTreeSet<u32>) {
         self.change(|state| state.rooms.entry(group).or_default().needs = from);
@@ -201,16 +219,18 @@ impl Mesh {
         })
     }
 
-    /// Sends all of these messages to ranks of the job, with nothing in between.
-    pub(super) fn send(&self, group: u64, call: Call, messages: Vec<(u32, Bytes)>) {
+    /// Sends all of these messages to ranks of the job, with nothing in between. The second number is the rank of the group
+    /// of or for which it is.
+    pub(super) fn send(&self, group: u64, call: Call, messages: Vec<(u32, u32, Bytes)>) {
         self.change(|state| {
-            for (to, body) in messages {
+            for (to, about, body) in messages {
                 let room = state.rooms.entry(group).or_default();
                 room.sent(to, body.len());
                 let message = Message {
                     kind: Kind::Data,
                     group,
                     call,
+                    about,
                     body,
                 };
                 state.push(to, message);
@@ -218,14 +238,14 @@ impl Mesh {
         });
     }
 
-    /// The message of rank `from` of the job for this call.
+    /// The next message of rank `from` of the job for this call, and the rank of the group of or for which it is.
     pub(super) fn poll_take(
         &self,
         group: u64,
         call: Call,
         from: u32,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Bytes, CommError>> {
+    ) -> Poll<Result<(u32, Bytes), CommError>> {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             // What has arrived is delivered even if the group broke since.
@@ -233,11 +253,10 @@ impl Mesh {
                 if let Some(error) = room.differs(self.me, call, from, message.call) {
                     return Poll::Ready(Err(error));
                 }
-                room.needs.remove(&from);
                 if let Some(words) = room.used(from) {
                     state.push(from, Message::notice(Kind::Used, group, words));
                 }
-                return Poll::Ready(Ok(message.body));
+                return Poll::Ready(Ok((message.about, message.body)));
             }
             if let Some(lost) = state.lost(group, from) {
                 return Poll::Ready(Err(lost));
@@ -295,6 +314,15 @@ impl Mesh {
             Link::Dialling(_) => Some(state.up(peer)),
             _ => None,
         })
+    }
+
+    /// How many links are in use, and were not left.
+    pub fn connections(&self) -> usize {
+        let links = &self.lock().links;
+        links
+            .iter()
+            .filter(|link| matches!(link, Link::Up(_)))
+            .count()
     }
 
     /// Whether the link still needs a connection.

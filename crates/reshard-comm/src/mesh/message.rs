@@ -66,6 +66,8 @@ pub struct Message {
     pub group: u64,
     /// The call that it belongs to.
     pub call: Call,
+    /// The rank of the group of or for which it is, if others hand it on.
+    pub about: u32,
     /// Its bytes.
     pub body: Bytes,
 }
@@ -77,6 +79,7 @@ impl Message {
             kind,
             group,
             call: Call::default(),
+            about: 0,
             body,
         }
     }

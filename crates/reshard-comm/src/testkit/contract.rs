@@ -57,6 +57,8 @@ const RULES: &[Rule] = rules! {
         a_barrier_waits_for_all,
         split_sorts_by_color_and_order,
         a_sub_group_goes_its_own_way,
+        a_sub_group_outlives_the_group_that_it_was_split_from,
+        a_call_that_was_never_polled_is_none,
         a_root_outside_the_group_is_out_of_step,
         parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups,
         errors_reach_all_and_the_group_stays_usable;
@@ -206,6 +208,19 @@ async fn all_to_all_is_a_transpose(Bench { group, .. }: Bench) {
                 .map(|from| note(round, from, me))
                 .collect::<Vec<_>>()
         );
+        // In blocks, some of them empty, it is the same.
+        let blocks = |to| {
+            let message = note(round, me, to);
+            let (a, b) = message.split_at(message.len() / 3);
+            [a, &[], b].map(Bytes::copy_from_slice).into()
+        };
+        let got = well(
+            group
+                .all_to_all_blocks(ranks(&group).map(blocks).collect())
+                .await,
+        );
+        let wanted = ranks(&group).map(|from| note(round, from, me));
+        assert!(got.iter().map(|blocks| blocks.concat()).eq(wanted));
     }
 }
 
@@ -345,6 +360,29 @@ async fn a_sub_group_goes_its_own_way(Bench { group, .. }: Bench) {
         }
     }
     well(group.barrier().await);
+}
+
+async fn a_sub_group_outlives_the_group_that_it_was_split_from(Bench { group, side }: Bench) {
+    let me = group.rank();
+    let Some(part) = well(group.split(Some(0), 0).await) else {
+        panic!("every rank has a color")
+    };
+    drop(group);
+    well(side.barrier().await);
+    let got = well(part.all_gather(note(1, me, Rank(0))).await);
+    let wanted: Vec<_> = ranks(&part).map(|from| note(1, from, Rank(0))).collect();
+    assert_eq!(got, wanted);
+    // Nobody leaves while another rank needs it.
+    well(side.barrier().await);
+}
+
+async fn a_call_that_was_never_polled_is_none(Bench { group, side }: Bench) {
+    if group.rank() == Rank(0) {
+        drop(group.gather(Bytes::new(), Rank(0)));
+    }
+    well(side.barrier().await);
+    well(group.barrier().await);
+    well(side.barrier().await);
 }
 
 async fn parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups(

@@ -19,6 +19,8 @@ pub enum Fault {
     Panic,
     /// The call never ends.
     Silence,
+    /// The process ends, and nothing is cleaned up. For ranks in processes.
+    Death,
 }
 
 /// A group of which one rank's `k`-th collective, counted from 0 over the group and its sub-groups, goes wrong.
@@ -83,6 +85,7 @@ impl FaultGroup {
                 }
                 Fault::Panic => panic!("an injected panic"),
                 Fault::Silence => pending().await,
+                Fault::Death => std::process::abort(),
             },
             _ => Ok(()),
         }
@@ -111,6 +114,15 @@ impl ProcessGroup for FaultGroup {
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
         self.enter(&to).await?;
         self.inner.all_to_all(to).await
+    }
+
+    async fn all_to_all_blocks(&self, to: Vec<Vec<Bytes>>) -> Result<Vec<Vec<Bytes>>> {
+        self.enter(to.iter().flatten()).await?;
+        self.inner.all_to_all_blocks(to).await
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.inner.shares_memory()
     }
 
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {

@@ -103,8 +103,20 @@ impl Job {
     /// # Panics
     /// If one ends before, or doesn't within `limit`.
     pub fn until_all_say(&mut self, begin: &str, limit: Duration) {
+        self.until_said(|_| true, begin, limit);
+    }
+
+    /// Waits until the process of a rank has printed a line that begins so.
+    ///
+    /// # Panics
+    /// If it ends before, or doesn't within `limit`.
+    pub fn until_says(&mut self, rank: u32, begin: &str, limit: Duration) {
+        self.until_said(|other| other == rank, begin, limit);
+    }
+
+    fn until_said(&mut self, who: impl Fn(u32) -> bool, begin: &str, limit: Duration) {
         let until = Instant::now() + limit;
-        for rank in &mut self.ranks {
+        for rank in self.ranks.iter_mut().filter(|rank| who(rank.number)) {
             loop {
                 let left = until.saturating_duration_since(Instant::now());
                 match rank.lines.recv_timeout(left) {

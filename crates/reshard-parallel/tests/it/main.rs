@@ -1,9 +1,11 @@
-//! Saves whose work is shared: Megatron's distribution, the same checkpoint, failures, what is kept.
+//! Saves and loads whose work is shared: Megatron's distribution, the same checkpoint and state, failures, what is kept.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod failures;
 mod kept;
 mod laws;
+mod loads;
+mod loads_fail;
 mod megatron;
 mod ranks;

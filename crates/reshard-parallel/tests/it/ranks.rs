@@ -1,10 +1,20 @@
-//! Ranks that save with sub-groups.
+//! Ranks that save and load with sub-groups.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, LocalGroup, ProcessGroup, Result, SaveReport, StateDict};
+use reshard::{
+    Checkpoint, LoadError, LoadReport, LocalGroup, ProcessGroup, Result, SaveReport, StateDict,
+    ValueTree,
+    plan::{Cast, DefaultLoadPlanner, LoadPlan, LoadPlanner},
+    strategy::LoadShardedConfig,
+};
 use reshard_comm::testkit::on_ranks;
 use reshard_parallel::FullyParallelSave;
-use std::{collections::BTreeMap, sync::Arc};
+use reshard_torch_dist::TorchDistConfig;
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 pub(crate) type Group = Arc<dyn ProcessGroup>;
 
@@ -60,4 +70,103 @@ pub(crate) fn writers(url: &str) -> BTreeMap<(String, Vec<u64>), u32> {
         }
     }
     out
+}
+
+/// What a rank loads, and the number of its sub-group, which is called "dp".
+pub(crate) struct Loader {
+    pub(crate) group: Group,
+    pub(crate) color: Option<u32>,
+    pub(crate) template: StateDict,
+    /// Settings in JSON.
+    pub(crate) settings: serde_json::Value,
+    pub(crate) memory: u64,
+    /// Gets the rank's finished plan.
+    pub(crate) plan: Arc<Mutex<Option<LoadPlan>>>,
+}
+
+impl Loader {
+    pub(crate) fn new(group: Group, template: StateDict, settings: &serde_json::Value) -> Self {
+        Self {
+            group,
+            color: None,
+            template,
+            settings: settings.clone(),
+            memory: 64 << 20,
+            plan: Arc::default(),
+        }
+    }
+}
+
+/// The settings of a plain load.
+pub(crate) fn plain() -> serde_json::Value {
+    json!({ "type": "torch_dist" })
+}
+
+pub(crate) type Loads = Vec<Result<(ValueTree, LoadReport), LoadError>>;
+
+pub(crate) fn load(loaders: Vec<Loader>, url: &str) -> Loads {
+    let url: Arc<str> = url.into();
+    on_ranks(loaders, move |loader| {
+        let url = Arc::clone(&url);
+        async move {
+            let mut load = reshard::load(loader.template, &url)
+                .group(&*loader.group)
+                .exchange_memory(loader.memory)
+                .planner(Recorder(
+                    loader.plan,
+                    DefaultLoadPlanner::DEFAULT.cast(Cast::Any),
+                ))
+                .strategy(Settings(loader.settings));
+            if let Some(color) = loader.color {
+                let dp = loader
+                    .group
+                    .split(Some(color), loader.group.rank().0)
+                    .await
+                    .unwrap();
+                load = load.sub_group("dp", dp.unwrap());
+            }
+            load.with_report().await
+        }
+    })
+}
+
+/// Keeps the finished plan, and allows casts.
+#[derive(Debug)]
+struct Recorder(Arc<Mutex<Option<LoadPlan>>>, DefaultLoadPlanner);
+
+impl LoadPlanner for Recorder {
+    fn base(&self) -> &dyn LoadPlanner {
+        &self.1
+    }
+
+    fn finish_plan(&self, plan: LoadPlan) -> reshard::plan::Result<LoadPlan> {
+        *self.0.lock().unwrap() = Some(plan.clone());
+        Ok(plan)
+    }
+}
+
+/// Settings that are read from JSON when they are used.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+struct Settings(serde_json::Value);
+
+#[typetag::serde(name = "of_json")]
+impl LoadShardedConfig for Settings {
+    fn build(&self) -> reshard::strategy::Result<Arc<dyn reshard::strategy::LoadShardedStrategy>> {
+        let of_json: Box<dyn LoadShardedConfig> = serde_json::from_value(self.0.clone()).unwrap();
+        of_json.build()
+    }
+}
+
+/// Saves with as many ranks as there are states.
+pub(crate) fn store(states: Vec<StateDict>, url: &str) {
+    let savers = groups(states.len()).into_iter().zip(states);
+    let savers = savers.map(|(group, state)| Saver {
+        group,
+        color: None,
+        state,
+        settings: FullyParallelSave::new(TorchDistConfig::default()),
+    });
+    save(savers.collect(), url)
+        .into_iter()
+        .for_each(|saved| drop(saved.unwrap()));
 }

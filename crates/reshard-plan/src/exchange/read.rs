@@ -4,6 +4,7 @@ use super::check::{ExchangeGroup, Routes, Ware};
 use crate::{
     ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection, Stored,
 };
+use reshard_model::Region;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
@@ -73,10 +74,13 @@ impl ReadItem {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Serve {
-    /// What it reads. If its own items want the same, they share this read.
+    /// What it reads. Own items of this rank that want it, or a part of it, share this read.
     pub what: Wanted,
     /// The ranks that get it. The reading rank is not among them.
     pub to: Box<[u32]>,
+    /// The part that each of these ranks gets, as a region of the chunk. Empty if each of them gets all of it. With parts, a rank may get
+    /// several of them.
+    pub parts: Box<[Region]>,
 }
 
 impl Serve {
@@ -85,6 +89,17 @@ impl Serve {
         Self {
             what,
             to: to.into(),
+            parts: Box::default(),
+        }
+    }
+
+    /// Sends parts of a chunk to these ranks.
+    pub fn parts(what: Selection, to: impl IntoIterator<Item = (u32, Region)>) -> Self {
+        let (to, parts): (Vec<u32>, Vec<Region>) = to.into_iter().unzip();
+        Self {
+            what: Wanted::Chunk(what),
+            to: to.into(),
+            parts: parts.into(),
         }
     }
 }
@@ -97,13 +112,41 @@ pub struct Receive {
     pub from: u32,
     /// The items that want it, at least one.
     pub items: Vec<ReadItem>,
+    /// The region of the chunk that this rank reads, if it sends parts of it.
+    pub of: Option<Region>,
 }
 
 impl Receive {
     /// Gets from rank `from` what all of these items want.
     pub fn new(from: u32, items: Vec<ReadItem>) -> Self {
-        Self { from, items }
+        Self {
+            from,
+            items,
+            of: None,
+        }
     }
+
+    /// Sets the region of which this is a part.
+    #[must_use]
+    pub fn part_of(self, region: Region) -> Self {
+        Self {
+            of: Some(region),
+            ..self
+        }
+    }
+}
+
+/// How ranks hand on what they have read: Megatron Core's `exchange_algo`. The result is the same; rounds and memory differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExchangeAlgo {
+    /// Each rank hands on as many items in a round as fit into its memory for exchanges. It is the fastest.
+    #[default]
+    Broadcast,
+    /// Each rank hands on one item in a round, in pieces if it is large. It has the most rounds, and takes the least memory.
+    GatherRounds,
+    /// Each rank reads all that it hands on, and then there is one round. The memory has no bound.
+    GatherObject,
 }
 
 /// What a rank of a load reads for others, and gets from others. Ranks are counted in the whole group.
@@ -122,6 +165,8 @@ pub struct Exchange {
     pub serves: Vec<Serve>,
     /// What this rank gets from others. The entries of each sender are in its order of sending.
     pub receives: Vec<Receive>,
+    /// How it is handed on. It is the same on all ranks.
+    pub algo: ExchangeAlgo,
 }
 
 impl Exchange {
@@ -150,17 +195,22 @@ pub fn exchange_groups(
     metadata: &Metadata,
 ) -> Result<Vec<Option<ExchangeGroup>>> {
     let mut routes = Routes::new(plans.len());
-    let ware = |what| Read { what, metadata };
+    let mut algo = None;
     for (rank, plan) in (0u32..).zip(plans) {
-        for serve in &plan.exchange.serves {
-            check_receivers(rank, serve, &ware(Cow::Borrowed(&serve.what)))?;
-            for &to in &serve.to {
-                routes.give(rank, to, ware(Cow::Borrowed(&serve.what)))?;
+        let exchange = &plan.exchange;
+        if !exchange.is_empty() && *algo.get_or_insert(exchange.algo) != exchange.algo {
+            let what = format!("rank {rank} hands data on in another way than a rank before it");
+            return Err(PlanError::invalid("an exchange", what));
+        }
+        for serve in &exchange.serves {
+            for (to, ware) in wares(rank, serve, metadata)? {
+                routes.give(rank, to, ware)?;
             }
         }
-        for receive in &plan.exchange.receives {
-            let what = check_items(rank, receive, metadata)?;
-            routes.take(rank, receive.from, ware(Cow::Owned(what)))?;
+        for receive in &exchange.receives {
+            let what = Cow::Owned(check_items(rank, receive, metadata)?);
+            let of = receive.of.as_ref();
+            routes.take(rank, receive.from, Read { what, of, metadata })?;
         }
     }
     routes.groups()
@@ -169,18 +219,23 @@ pub fn exchange_groups(
 /// Something that is read for another rank.
 struct Read<'p> {
     what: Cow<'p, Wanted>,
+    /// The region of which it is a part.
+    of: Option<&'p Region>,
     metadata: &'p Metadata,
 }
 
 impl PartialEq for Read<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.what == other.what
+        self.what == other.what && self.of == other.of
     }
 }
 
 impl fmt::Display for Read<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.what.fmt(f)
+        match self.of {
+            None => self.what.fmt(f),
+            Some(of) => write!(f, "{}, read with {of},", self.what),
+        }
     }
 }
 
@@ -190,21 +245,54 @@ impl Ware for Read<'_> {
     }
 }
 
-fn check_receivers(rank: u32, serve: &Serve, ware: &Read<'_>) -> Result<()> {
-    let fail = |says: String| Err(PlanError::invalid(ware.name(), says));
+/// What each receiver gets.
+fn wares<'p>(rank: u32, serve: &'p Serve, metadata: &'p Metadata) -> Result<Vec<(u32, Read<'p>)>> {
+    let whole = || Read {
+        what: Cow::Borrowed(&serve.what),
+        of: None,
+        metadata,
+    };
+    let fail = |says: String| {
+        let says = format!("rank {rank} hands {} out {says}", serve.what);
+        Err(PlanError::invalid(whole().name(), says))
+    };
     if serve.to.is_empty() {
-        return fail(format!("rank {rank} hands {} out to nobody", serve.what));
+        return fail("to nobody".into());
     }
     let mut seen = BTreeSet::new();
-    for &to in &serve.to {
-        if !seen.insert(to) {
-            return fail(format!(
-                "rank {rank} hands {} out to rank {to} twice",
-                serve.what
-            ));
+    if serve.parts.is_empty() {
+        if let Some(to) = serve.to.iter().find(|to| !seen.insert((**to, None))) {
+            return fail(format!("to rank {to} twice"));
         }
+        return Ok(serve.to.iter().map(|to| (*to, whole())).collect());
     }
-    Ok(())
+    let Wanted::Chunk(of) = &serve.what else {
+        return fail("in parts".into());
+    };
+    if serve.parts.len() != serve.to.len() {
+        let (parts, ranks) = (serve.parts.len(), serve.to.len());
+        return fail(format!("in {parts} parts to {ranks} ranks"));
+    }
+    let mut out = Vec::with_capacity(serve.to.len());
+    for (&to, part) in serve.to.iter().zip(&serve.parts) {
+        if !of.region.contains(part) {
+            return fail(format!("to rank {to}, of which {part} is no part"));
+        }
+        if !seen.insert((to, Some(part))) {
+            return fail(format!("to rank {to} twice"));
+        }
+        let what = Wanted::Chunk(Selection {
+            region: part.clone(),
+            ..of.clone()
+        });
+        let read = Read {
+            what: Cow::Owned(what),
+            of: Some(&of.region),
+            metadata,
+        };
+        out.push((to, read));
+    }
+    Ok(out)
 }
 
 /// What all of the items want.
@@ -222,6 +310,17 @@ fn check_items(rank: u32, receive: &Receive, metadata: &Metadata) -> Result<Want
                 format!("rank {rank} puts {what} from rank {from} into an item that wants {other}");
             return Err(PlanError::invalid(&item.piece.key, says));
         }
+    }
+    let outside = match (&what, &receive.of) {
+        (_, None) => false,
+        (Wanted::Chunk(part), Some(of)) => !of.contains(&part.region),
+        (Wanted::Object(_), Some(_)) => true,
+    };
+    if outside {
+        let says = format!(
+            "rank {rank} waits for {what} from rank {from}, which is no part of what that reads"
+        );
+        return Err(PlanError::invalid(&first.piece.key, says));
     }
     Ok(what)
 }

@@ -168,6 +168,7 @@ fn both(paths: &[Path], objects: Loaded, tensors: Loaded) -> Loaded {
         totals,
         decided: objects.decided + tensors.decided,
         moved: objects.moved + tensors.moved,
+        exchange: objects.exchange + tensors.exchange,
     }
 }
 

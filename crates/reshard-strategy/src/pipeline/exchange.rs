@@ -13,7 +13,11 @@ use peers::STEP;
 use reshard_comm::CommError;
 use reshard_plan::{ExchangeGroup, PlanError};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
 pub(super) use peers::{Apart, Meeting, Peers, Table};
 
@@ -105,8 +109,10 @@ pub(super) struct Outgoing {
 pub(super) trait Streams: Send {
     /// What it sends in the next round.
     async fn send(&mut self) -> Result<Outgoing>;
-    /// Takes what a peer has sent in this round.
-    fn receive(&mut self, peer: usize, part: Bytes) -> Result<()>;
+    /// Takes what a peer has sent in this round: blocks that follow each other.
+    fn receive(&mut self, peer: usize, part: Vec<Bytes>) -> Result<()>;
+    /// Goes on with local work while a round is on its way. It may be dropped at any time, and is called again in the next round.
+    async fn meanwhile(&mut self) {}
 }
 
 /// Carries out an exchange. `begun` is what this rank did before; if it is an error, the peers learn it.
@@ -155,7 +161,11 @@ async fn rounds<B: Send, T: Streams>(
         };
         // The round itself. If any rank failed, all ranks stop here: a failed rank with its own error, the others with the
         // error that they heard.
-        let heard = meeting.comm.all_to_all(STEP, parts).await;
+        let heard = pin!(meeting.comm.all_to_all_blocks(STEP, parts));
+        let heard = match &mut streams {
+            Ok(going) => beside(heard, going.meanwhile()).await,
+            Err(_) => heard.await,
+        };
         let (going, heard) = match (&mut streams, heard) {
             (Ok(going), Ok(heard)) => (going, heard),
             (Ok(_), Err(e @ CommError::Ranks { .. })) => return Err(Stopped::There(e)),
@@ -170,7 +180,7 @@ async fn rounds<B: Send, T: Streams>(
         let mut more = false;
         let mut failed = Ok(());
         for (peer, mut part) in heard.into_iter().enumerate() {
-            more |= !part.is_empty() && part.split_to(1) != NO_MORE;
+            more |= says_more(&mut part);
             failed = failed.and_then(|()| going.receive(peer, part));
         }
         // An error of the last round can't be handed in here any more. A step of the whole group will report it.
@@ -189,6 +199,29 @@ fn with_more(Outgoing { mut parts, more }: Outgoing) -> Vec<Vec<Bytes>> {
         part.insert(0, if more { MORE } else { NO_MORE });
     }
     parts
+}
+
+/// Takes the first byte of a part.
+fn says_more(part: &mut [Bytes]) -> bool {
+    let first = part.iter_mut().find(|block| !block.is_empty());
+    first.is_some_and(|block| block.split_to(1) != NO_MORE)
+}
+
+/// Awaits `main`, and meanwhile lets `other` go on.
+async fn beside<T>(
+    mut main: Pin<&mut (impl Future<Output = T> + Send)>,
+    other: impl Future<Output = ()> + Send,
+) -> T {
+    let mut other = pin!(other);
+    let mut ended = false;
+    poll_fn(|cx| {
+        let polled = main.as_mut().poll(cx);
+        if polled.is_pending() && !ended {
+            ended = other.as_mut().poll(cx).is_ready();
+        }
+        polled
+    })
+    .await
 }
 
 /// For a rank that the plans name and the group lacks.

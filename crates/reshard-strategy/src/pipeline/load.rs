@@ -6,19 +6,19 @@ mod objects;
 mod transfer;
 
 use crate::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx,
-    OwnFile, ReadCx, Result, StorageReader, StrategyError, Traffic,
+    BackendVersion, Detection, ExchangeTimes, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy,
+    Loaded, OpenCx, OwnFile, ReadCx, Result, StorageReader, StrategyError, Traffic,
     agree::{self, agree},
     pipeline::exchange::{Peers, Share, Stopped},
 };
 use async_trait::async_trait;
-use exchange::exchange;
+use exchange::{Exchange, exchange};
 use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{ErrorKind, FlatStateDict, Sharded};
 use reshard_plan::{Entry, LoadContext, LoadPlan, Metadata, PlanError, Problem, exchange_groups};
 use reshard_storage::{Listing, PlaceKind};
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
+use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
 /// How a format opens a checkpoint.
@@ -136,19 +136,20 @@ pub(crate) async fn load_planned(
         Ok(totals) => (Ok(totals), None),
         Err(stopped) => {
             let (mine, heard) = stopped.parted();
-            (mine.map(|()| Traffic::default()), heard)
+            (mine.map(|()| Moved::default()), heard)
         }
     };
-    let totals = agree(&cx.comm, "read", mine).await;
-    let totals = totals.and_then(|totals| heard.map_or(Ok(totals), |e| Err(e.into())));
+    let moves = agree(&cx.comm, "read", mine).await;
+    let moves = moves.and_then(|moves| heard.map_or(Ok(moves), |e| Err(e.into())));
     guard.done();
-    match totals {
-        Ok(totals) => Ok(Loaded {
+    match moves {
+        Ok((totals, exchange)) => Ok(Loaded {
             notes: notes(&plan, &template, from.metadata()),
             totals,
             state: template,
             decided,
             moved,
+            exchange,
         }),
         Err(error) => Err(Box::new(LoadFailure { error, template })),
     }
@@ -298,6 +299,9 @@ fn notes(plan: &LoadPlan, template: &FlatStateDict, metadata: &Metadata) -> Load
     }
 }
 
+/// What was read, and how long ranks read for each other.
+type Moved = (Traffic, ExchangeTimes);
+
 /// Moves the bytes. It returns the template whatever happens.
 async fn fill(
     template: FlatStateDict,
@@ -305,7 +309,7 @@ async fn fill(
     peers: Option<&Peers>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
-) -> (FlatStateDict, Result<Traffic, Stopped>) {
+) -> (FlatStateDict, Result<Moved, Stopped>) {
     let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
     // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
     let (loan, read) = match Loan::take(template, plan) {
@@ -322,19 +326,29 @@ async fn fill(
     let read = match peers {
         Some(peers) => exchange(peers, plan, read, from, &how, cx).await,
         None => read
-            .map(|(totals, _)| (totals, BTreeMap::new()))
+            .map(|(totals, _)| Exchange {
+                totals,
+                ..Exchange::default()
+            })
             .map_err(Stopped::Here),
     };
     // The template gets its buffers back in any case. Objects are put into leaves, so they come after that.
     let loan = match loan {
         Ok(loan) => loan,
-        Err(template) => return (template, read.map(|(totals, _)| totals)),
+        Err(template) => return (template, read.map(|read| (read.totals, read.times))),
     };
+    let begun = Instant::now();
     let (mut template, given_back) = loan.give_back(read.is_ok());
+    let devices = begun.elapsed();
     let read = match read.and_then(|read| Ok(given_back.map(|()| read)?)) {
-        Ok((totals, there)) => {
+        Ok(Exchange {
+            totals,
+            objects: there,
+            mut times,
+        }) => {
+            times.devices = devices;
             let read = objects(&mut template, plan, there, from, &how, cx).await;
-            read.map(|()| totals).map_err(Stopped::Here)
+            read.map(|()| (totals, times)).map_err(Stopped::Here)
         }
         Err(e) => Err(e),
     };

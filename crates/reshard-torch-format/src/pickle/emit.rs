@@ -228,11 +228,22 @@ impl Emitter {
             self.memoize();
             self.op(Op::Reduce);
         } else {
-            let (old_module, old_name) = if self.protocol < 3 {
+            let old = if self.protocol < 3 {
                 names::ancient(module, name)
             } else {
                 (module, name)
             };
+            // A name of Python 2 that a newer protocol has spelled out stands for another one here.
+            if self.protocol < 3 && old == (module, name) {
+                let (read_module, read_name) = names::modern(module, name);
+                if (&*read_module, &*read_name) != old {
+                    return Err(Error::encode(format!(
+                        "{module}.{name}: protocol {} reads this name as {read_module}.{read_name}",
+                        self.protocol
+                    )));
+                }
+            }
+            let (old_module, old_name) = old;
             self.op(Op::Global((old_module.as_bytes(), old_name.as_bytes())));
         }
         let id = self.memoize();

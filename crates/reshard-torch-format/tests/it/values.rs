@@ -152,6 +152,19 @@ fn values_that_can_not_be_written_are_named() {
     );
     let odd = Value::Opaque(Box::new(object("a\nb", "c", Construct::Global)));
     assert_eq!(save(&odd).unwrap_err().kind(), ErrorKind::Invalid);
+    // In the protocol that is written, such a name means the one of Python 3.
+    for (module, name, read) in [
+        ("__builtin__", "getattr", "builtins.getattr"),
+        ("exceptions", "ValueError", "builtins.ValueError"),
+        ("Queue", "Full", "queue.Full"),
+    ] {
+        let old = Value::Opaque(Box::new(object(module, name, Construct::Global)));
+        let error = save(&old).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("protocol 2 reads this name as {read}")),
+            "{error}"
+        );
+    }
 }
 
 #[test]

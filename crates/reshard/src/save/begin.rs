@@ -130,7 +130,9 @@ pub(super) async fn begin(
                 Some(begun) => Ok(begun),
                 None => setup.join(theirs).await,
             };
-            alike::agree(comm, "begin", begun, &setup.plain, rule).await
+            // Places may be mounted under different directories, but the name of the checkpoint is the same.
+            let name = setup.in_flight.as_ref().map(|_| last_part(url));
+            alike::agree(comm, "begin", begun, &setup.plain, rule, name).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Internal(
@@ -143,4 +145,8 @@ pub(super) async fn begin(
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
     joined
+}
+
+fn last_part(url: &str) -> &str {
+    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
 }

@@ -1,7 +1,7 @@
 //! The options of a save.
 
 use crate::{
-    CommonForm, StoredCommon,
+    CommonForm, Stateful, StoredCommon,
     ranks::{self, Ranks},
 };
 use reshard_comm::{ProcessGroup, Rank};
@@ -9,8 +9,10 @@ use reshard_model::{Dialect, Path, StateDict, Value};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
-use reshard_strategy::{KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig};
-use std::{sync::Arc, time::Duration};
+use reshard_strategy::{
+    AsyncStager, KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
+};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory or URL. Await the result, or set options on it first.
 ///
@@ -54,18 +56,21 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         declarations: None,
+        statefuls: Vec::new(),
+        asynchronous: false,
+        staging: Staging::default(),
+        stager: None,
         registry: None,
         stores: None,
     }
 }
 
 /// A save that is being set up; made by [`save`].
-#[derive(Debug)]
 #[must_use = "a save does nothing until it is awaited"]
 pub struct Save<'a> {
     pub(super) state: &'a StateDict,
-    pub(super) url: &'a str,
-    pub(super) ranks: Ranks<'a>,
+    pub(crate) url: &'a str,
+    pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
     pub(super) common_form: CommonForm,
     pub(super) content_metadata: Option<Value>,
@@ -83,12 +88,35 @@ pub struct Save<'a> {
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
     pub(super) declarations: Option<Arc<KeptDeclarations>>,
+    /// Values that make their own state, by key.
+    pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
+    /// Whether it goes on while the caller changes its state.
+    pub(crate) asynchronous: bool,
+    pub(crate) staging: Staging,
+    pub(crate) stager: Option<Arc<dyn AsyncStager>>,
     pub(super) registry: Option<Registry>,
     pub(super) stores: Option<Stores>,
 }
 
+impl fmt::Debug for Save<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Save")
+            .field("url", &self.url)
+            .field("ranks", &self.ranks)
+            .field("dialect", &self.dialect)
+            .field("overwrite", &self.overwrite)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> Save<'a> {
     ranks::options!();
+
+    /// Also saves the state that a value makes, under this key at the top of the state dict. It is called when the save begins.
+    pub fn stateful(mut self, key: &'a str, value: &'a dyn Stateful) -> Self {
+        self.statefuls.push((key, value));
+        self
+    }
 
     /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
     /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.
@@ -286,6 +314,19 @@ impl<'a> Save<'a> {
     /// not kept.
     pub fn declarations(mut self, kept: &Arc<KeptDeclarations>) -> Self {
         self.declarations = Some(Arc::clone(kept));
+        self
+    }
+
+    /// Which data an asynchronous save copies before the caller goes on. The default is all ([`Staging::Copy`]).
+    pub fn staging(mut self, staging: Staging) -> Self {
+        self.staging = staging;
+        self
+    }
+
+    /// Copies with this stager, instead of the one of the [`AsyncSaver`](crate::AsyncSaver) or
+    /// [`AsyncCallsQueue`](crate::AsyncCallsQueue). Only an asynchronous save copies anything.
+    pub fn stager(mut self, stager: Arc<dyn AsyncStager>) -> Self {
+        self.stager = Some(stager);
         self
     }
 

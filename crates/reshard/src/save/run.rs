@@ -3,33 +3,24 @@
 use super::{
     begin::{Begun, begin},
     builder::Save,
+    pending::{ACT, CommonFile, PendingSave, Version},
     set_up::SetUp,
 };
 use crate::{
-    CommonForm, Error, Result, SaveReport, alike,
-    error::Context,
-    formats::default_format,
+    CommonForm, Result, SaveReport, alike,
+    error::{Context, Error},
     report::{Clock, Phase},
-    sidecar::{SIDECAR, Sidecar},
-    tally::{Tally, gather},
+    tally::Tally,
 };
-use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_megatron::{METADATA_JSON, MetadataJson};
-use reshard_model::{Dialect, Path, ValueTree};
+use reshard_model::Dialect;
 use reshard_plan::{DefaultSavePlanner, PlannerData};
-use reshard_storage::{FileBody, Name, Progress, Transaction};
-use reshard_strategy::{
-    PreparedSave, Records, SaveCommonStrategy, SaveCx, SaveShardedStrategy, Saved, StrategyError,
-    agree,
-};
+use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
 };
-
-const ACT: &str = "saving to";
 
 impl<'a> IntoFuture for Save<'a> {
     type Output = Result<SaveReport>;
@@ -41,61 +32,81 @@ impl<'a> IntoFuture for Save<'a> {
 }
 
 impl Save<'_> {
-    async fn run(mut self) -> Result<SaveReport> {
-        let mut clock = Clock::start();
-        let url = self.url;
+    /// All phases, one after the other. Nothing is staged, because the caller waits.
+    async fn run(self) -> Result<SaveReport> {
         let comm = self.ranks.comm();
         let guard = comm.guard("a save");
-        let prepared = self.set_up();
-        let begun = begin(&comm, &prepared, url, self.overwrite, self.rule()).await;
+        let saved = match self.plan(&comm).await {
+            Ok(mut pending) => {
+                pending.write().await;
+                pending.finish(&comm).await
+            }
+            Err(e) => Err(e),
+        };
+        guard.done();
+        saved
+    }
+
+    /// Begins a new version of the place, and plans what each rank writes into it.
+    ///
+    /// # Collective
+    /// If a rank fails, all ranks get an error, and nothing is left of the new version.
+    pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
+        let mut clock = Clock::start();
+        let url = self.url;
+        let set_up = self.set_up();
+        let begun = begin(comm, &set_up, url, self.overwrite, self.rule()).await;
         let (Begun { transaction, stays }, coordinators) = match begun {
             Ok(begun) => begun,
             Err(e) => {
-                guard.done();
-                let own = prepared.err().filter(|_| comm.size() == 1);
+                let own = set_up.err().filter(|_| comm.size() == 1);
                 return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
-        let mut setup = prepared.during(ACT, url)?;
+        let mut set_up = set_up.during(ACT, url)?;
         if !comm.is_coordinator() {
-            alike::leave_to_coordinator(&coordinators, &setup.plain, &mut setup.parts.flat);
+            alike::leave_to_coordinator(&coordinators, &set_up.plain, &mut set_up.parts.flat);
         }
         let transaction = Arc::new(Tally::new(transaction));
-        let saved = self.write(&comm, setup, &transaction, &mut clock).await;
-        if saved.is_err() && comm.is_coordinator() {
-            // Nothing was committed, so nobody needs what was written. If its removal fails, the error must still be the cause.
-            let cleared = transaction.rollback().await;
-            if let Err(e) = cleared {
-                tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
+        let prepared = self.prepare(comm, &mut set_up, &transaction).await;
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(e) => {
+                transaction.clear(comm, url).await;
+                return Err(Error::new(ACT, url, e));
             }
-        }
-        guard.done();
-        let (saved, empty_dicts) = saved.during(ACT, url)?;
-        clock.done(Phase::Commit);
-        Ok(SaveReport {
-            metadata: saved.metadata,
-            ranks: saved.ranks,
-            totals: saved.totals,
-            policy: saved.policy,
-            empty_dicts,
+        };
+        clock.done(Phase::Plan);
+        let common_file = self.common_file(comm, &mut set_up);
+        let version = Version {
+            url: url.to_owned(),
+            transaction,
+            _in_flight: set_up.in_flight,
+            backend: set_up.sharded.key(),
+            common: set_up.common,
+            common_form: self.common_form,
+            dialect: self.dialect,
+            empty_dicts: set_up.parts.dropped_empty,
             stays,
-            phases: clock.phases(),
+            durability: self.durability,
+            progress: self.progress,
+        };
+        Ok(PendingSave {
+            version,
+            common_file,
+            prepared,
+            written: None,
+            clock,
         })
     }
 
-    async fn write(
+    /// Plans the sharded leaves.
+    async fn prepare(
         &mut self,
         comm: &Comm<'_>,
-        setup: SetUp,
+        set_up: &mut SetUp,
         transaction: &Arc<Tally>,
-        clock: &mut Clock,
-    ) -> Result<(Saved, usize), StrategyError> {
-        let SetUp {
-            sharded,
-            common,
-            parts,
-            ..
-        } = setup;
+    ) -> Result<Box<dyn PreparedSave>, StrategyError> {
         let planner = self.planner.take().unwrap_or_else(|| {
             Arc::new(default_planner(self.dialect).with_allow_holes(self.rank_local))
         });
@@ -113,108 +124,20 @@ impl Save<'_> {
         cx.declarations.clone_from(&self.declarations);
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
-            cx.planner_data = Some(PlannerData::Paths(parts.paths));
+            cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
-        let mut prepared = sharded.prepare(parts.flat, &cx).await?;
-        clock.done(Phase::Plan);
-        let written = self
-            .write_files(&*common, &parts.common, &mut *prepared, &cx)
-            .await;
-        clock.done(Phase::Write);
-        let saved = prepared.finish(written, comm).await?;
-        let last = self
-            .write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx)
-            .await;
-        // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
-        let (last, written) = match last {
-            Ok(last) => (last, Ok(transaction.take())),
-            Err(e) => (None, Err(e)),
-        };
-        let files = gather(comm, written).await?;
-        let committed = if comm.is_coordinator() {
-            transaction
-                .commit(last, &files, self.durability)
-                .await
-                .map_err(StrategyError::from)
-        } else {
-            Ok(())
-        };
-        agree(comm, "commit", committed).await?;
-        Ok((saved, parts.dropped_empty.len()))
+        let state = std::mem::take(&mut set_up.parts.flat);
+        set_up.sharded.prepare(state, &cx).await
     }
 
-    /// Writes common state first, as Megatron Core does.
-    async fn write_files(
-        &self,
-        strategy: &dyn SaveCommonStrategy,
-        common: &ValueTree,
-        prepared: &mut dyn PreparedSave,
-        cx: &SaveCx<'_>,
-    ) -> Result<(), StrategyError> {
+    /// The common state that the coordinator writes as a file.
+    fn common_file(&mut self, comm: &Comm<'_>, set_up: &mut SetUp) -> CommonFile {
         let has_file = self.dialect == Dialect::Megatron && self.common_form == CommonForm::File;
-        if has_file && cx.comm.is_coordinator() {
-            let files = match &self.stored_common {
-                Some(stored) => stored.layout()?,
-                None => strategy.layout_common(common)?,
-            };
-            cx.transaction
-                .write(files, cx.durability, cx.progress.clone())
-                .await?;
+        match self.stored_common.take() {
+            _ if !has_file || !comm.is_coordinator() => CommonFile::None,
+            Some(stored) => CommonFile::Stored(stored),
+            None => CommonFile::State(std::mem::take(&mut set_up.parts.common)),
         }
-        prepared.write().await
-    }
-
-    /// Writes the records that describe what was written, except the commit record. The coordinator gets that one back.
-    async fn write_records(
-        &self,
-        saved: &Saved,
-        sharded: &dyn SaveShardedStrategy,
-        common: &dyn SaveCommonStrategy,
-        empty: &[Path],
-        cx: &SaveCx<'_>,
-    ) -> Result<Option<(Name, Bytes)>, StrategyError> {
-        let Records {
-            mut files,
-            mut commit,
-        } = saved.records.clone();
-        let me = cx.comm.is_coordinator();
-
-        // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
-        // checkpoint lacks it.
-        if me && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
-            let named = self.dialect == Dialect::Megatron || sharded.key() == default_format();
-            sidecar.empty_dicts = empty.to_vec();
-            sidecar.strategy = (!named).then(|| sharded.key());
-            sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
-        }
-
-        // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file
-        // before it.
-        if me && self.dialect == Dialect::Megatron {
-            let json = MetadataJson::new(&sharded.key(), &common.key());
-            let bytes = if self.common_form == CommonForm::File {
-                json.to_bytes()
-            } else {
-                json.to_short_bytes()
-            };
-            files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
-        }
-
-        // Only the coordinator commits. Records of other ranks are plain files.
-        if !me {
-            files.extend(commit.take());
-        }
-        let files: Vec<FileBody> = files
-            .into_iter()
-            .map(|(n, b)| FileBody::from_bytes(n, b))
-            .collect();
-        if !files.is_empty() {
-            cx.transaction
-                .write(files, self.durability, Progress::default())
-                .await?;
-        }
-        Ok(commit)
     }
 }
 

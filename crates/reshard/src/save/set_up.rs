@@ -1,7 +1,13 @@
 //! What each rank determines alone before a save begins: strategies, the parts of its state, the place.
 
 use super::builder::Save;
-use crate::{CommonForm, StoredCommon, alike::Rule, formats::default_format};
+use crate::{
+    CommonForm, StoredCommon,
+    alike::Rule,
+    formats::default_format,
+    in_flight::{self, InFlight},
+    stateful,
+};
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split,
@@ -21,6 +27,8 @@ pub(super) struct SetUp {
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
+    /// Keeps other saves from the place while an asynchronous one is not finished.
+    pub(super) in_flight: Option<InFlight>,
 }
 
 impl Save<'_> {
@@ -62,7 +70,11 @@ impl Save<'_> {
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
-        let mut parts = split(self.state.clone(), self.dialect)?;
+        let mut state = self.state.clone();
+        for (key, value) in &self.statefuls {
+            stateful::insert(&mut state, key, value.state_dict())?;
+        }
+        let mut parts = split(state, self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
 
         // A rank alone has nobody to compare its plain tensors with.
@@ -87,6 +99,13 @@ impl Save<'_> {
         }
 
         let store = stores.open(self.url)?;
+        let (place, rank) = (store.url(), self.ranks.group.rank());
+        let in_flight = if self.asynchronous {
+            Some(InFlight::new(place, rank)?)
+        } else {
+            in_flight::check(&place, rank)?;
+            None
+        };
         Ok(SetUp {
             store,
             registry,
@@ -94,6 +113,7 @@ impl Save<'_> {
             common,
             parts,
             plain,
+            in_flight,
         })
     }
 
@@ -124,7 +144,10 @@ impl Save<'_> {
 
     /// Inserts a leaf with a reserved key. Fails if the caller's state has such a key.
     fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
-        let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
+        let is_taken = |key: &&str| {
+            self.state.get(key).is_some() || self.statefuls.iter().any(|(k, _)| k == key)
+        };
+        let taken = RESERVED.into_iter().find(is_taken);
         if let Some(key) = taken {
             let what = format!(
                 "the key {key} at the top of a state dict is reserved for Megatron Core; choose another one"

@@ -142,6 +142,7 @@ pub(in crate::pipeline) struct Table {
     ranks: Vec<Rank>,
     memory: u64,
     most_peers: u32,
+    shares_memory: bool,
 }
 
 /// An upper bound for what comes before the bytes of a part: the head of its message, and the byte that says whether there is more.
@@ -158,17 +159,14 @@ impl Table {
             most_peers,
             memory,
         } = meeting;
-        let all: Vec<(Rank, u64)> = comm.all_gather(STEP, Ok((rank, memory))).await?;
-        let memory = all
-            .iter()
-            .map(|(_, memory)| *memory)
-            .min()
-            .unwrap_or(memory);
-        let ranks = all.into_iter().map(|(rank, _)| rank).collect();
+        let shares = comm.group().shares_memory();
+        let all: Vec<(Rank, u64, bool)> = comm.all_gather(STEP, Ok((rank, memory, shares))).await?;
+        let memory = all.iter().map(|(_, memory, _)| *memory).min();
         Ok(Self {
-            ranks,
-            memory,
+            memory: memory.unwrap_or(0),
             most_peers: most_peers.max(1),
+            shares_memory: all.iter().all(|(.., shares)| *shares),
+            ranks: all.into_iter().map(|(rank, ..)| rank).collect(),
         })
     }
 
@@ -185,6 +183,11 @@ impl Table {
 
     pub(in crate::pipeline) fn rank(&self, peer: usize) -> u32 {
         self.ranks.get(peer).map_or(u32::MAX, |rank| rank.0)
+    }
+
+    /// Whether the peers get handles on what was read, instead of copies.
+    pub(in crate::pipeline) fn shares_memory(&self) -> bool {
+        self.shares_memory
     }
 
     /// The most bytes that one rank sends to another in a round. So at most a quarter of the memory holds sent data, and a

@@ -8,7 +8,7 @@ mod take;
 
 use super::lend::Exchanged;
 use crate::{
-    LoadCx, ReadCx, Result, StorageReader, Traffic,
+    ExchangeTimes, LoadCx, ReadCx, Result, StorageReader, Traffic,
     pipeline::exchange::{self, Outgoing, Peers, Stopped, Streams},
 };
 use async_trait::async_trait;
@@ -16,11 +16,20 @@ use bytes::Bytes;
 use give::Giver;
 use reshard_model::Payload;
 use reshard_plan::{LoadPlan, ObjectId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 use take::Taker;
 
+/// What came of an exchange.
+#[derive(Default)]
+pub(super) struct Exchange {
+    /// Of all reads.
+    pub(super) totals: Traffic,
+    /// Those that were received or were read for others.
+    pub(super) objects: BTreeMap<ObjectId, Payload>,
+    pub(super) times: ExchangeTimes,
+}
+
 /// Carries out the exchange of a plan. `read` is the outcome of this rank's own reads; if it is an error, the peers learn it.
-/// Returns the totals of all reads, and the objects that were received or were read for others.
 pub(super) async fn exchange(
     peers: &Peers,
     plan: &LoadPlan,
@@ -28,54 +37,77 @@ pub(super) async fn exchange(
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
-) -> Result<(Traffic, BTreeMap<ObjectId, Payload>), Stopped> {
+) -> Result<Exchange, Stopped> {
     let meeting = peers.meeting(&cx.comm, cx.exchange_memory);
     let exchanged = exchange::exchange(
         meeting,
         read,
         |(totals, Exchanged { served, received }), table| {
             let taker = Taker::new(plan, received, &table, from, cx)?;
-            let giver = Giver::new(plan, served, table)?;
+            let mut giver = Giver::new(plan, served, table, (from, how, cx));
+            giver.totals = totals;
             Ok(Reads {
                 giver,
                 taker,
-                totals,
                 from,
-                how,
                 cx,
+                times: ExchangeTimes::default(),
+                sent: Instant::now(),
             })
         },
     );
     let Reads {
         giver,
         taker,
-        totals,
+        mut times,
         ..
     } = exchanged.await?;
     let mut objects = taker.done(giver.table())?;
+    times.reading = giver.took;
+    let totals = giver.totals;
     objects.extend(giver.objects);
-    Ok((totals, objects))
+    Ok(Exchange {
+        totals,
+        objects,
+        times,
+    })
 }
 
 /// What this rank reads for others, and what others read for it.
 struct Reads<'p, 'c> {
-    giver: Giver<'p>,
+    giver: Giver<'p, 'c>,
     taker: Taker<'p>,
-    totals: Traffic,
     from: &'c dyn StorageReader,
-    how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
+    times: ExchangeTimes,
+    /// When this rank had its part of the round, or the last thing came.
+    sent: Instant,
 }
 
 #[async_trait]
 impl Streams for Reads<'_, '_> {
     async fn send(&mut self) -> Result<Outgoing> {
-        self.giver
-            .round(self.from, self.how, self.cx, &mut self.totals)
-            .await
+        let out = self.giver.round().await;
+        self.times.rounds += 1;
+        self.sent = Instant::now();
+        out
     }
 
-    fn receive(&mut self, peer: usize, part: Bytes) -> Result<()> {
-        self.taker.take(peer, part, self.from, self.cx)
+    fn receive(&mut self, peer: usize, part: Vec<Bytes>) -> Result<()> {
+        // The first part of a round comes when all others are there, too.
+        let begun = Instant::now();
+        if peer == 0 {
+            self.times.handing += begun - self.sent;
+        }
+        let mut blocks = part.into_iter();
+        blocks.try_for_each(|block| self.taker.take(peer, block, self.from, self.cx))?;
+        // What has no bytes needs no block.
+        let taken = self.taker.take(peer, Bytes::new(), self.from, self.cx);
+        self.times.filling += begun.elapsed();
+        taken
+    }
+
+    async fn meanwhile(&mut self) {
+        self.giver.read_on().await;
     }
 }

@@ -6,7 +6,7 @@ use reshard_model::{
     DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor,
     Tensor,
 };
-use reshard_plan::{LoadPlan, Metadata, ReadItem, Stored, Wanted};
+use reshard_plan::{ChunkId, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -282,20 +282,28 @@ fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadIt
     if plan.exchange.is_empty() {
         return Ok(own.map(|item| (item, Route::Read)).collect());
     }
-    // If this rank reads something for others, it does not read it again for itself.
-    let served: IndexMap<&Wanted, usize> = plan
-        .exchange
-        .serves
-        .iter()
-        .enumerate()
-        .map(|(n, serve)| (&serve.what, n))
-        .collect();
+    // If this rank reads something for others, it does not read it, or a part of it, again for itself.
+    let serves = || plan.exchange.serves.iter().enumerate();
+    let served: IndexMap<&Wanted, usize> = serves().map(|(n, serve)| (&serve.what, n)).collect();
+    let mut cut: BTreeMap<ChunkId, Vec<(usize, &Selection)>> = BTreeMap::new();
+    for (n, serve) in serves().filter(|(_, serve)| !serve.parts.is_empty()) {
+        if let Wanted::Chunk(of) = &serve.what {
+            cut.entry(of.chunk).or_default().push((n, of));
+        }
+    }
     let mut out = Vec::new();
     for item in own {
-        let route = served
-            .get(&item.wanted(metadata)?)
-            .map_or(Route::Read, |n| Route::Served(*n));
-        out.push((item, route));
+        let what = item.wanted(metadata)?;
+        let part = |what: &Wanted| {
+            let Wanted::Chunk(part) = what else {
+                return None;
+            };
+            let whole = |of: &Selection| of.flat == part.flat && of.region.contains(&part.region);
+            let all = cut.get(&part.chunk)?;
+            all.iter().find(|(_, of)| whole(of)).map(|(n, _)| *n)
+        };
+        let n = served.get(&what).copied().or_else(|| part(&what));
+        out.push((item, n.map_or(Route::Read, Route::Served)));
     }
     for (n, receive) in plan.exchange.receives.iter().enumerate() {
         out.extend(

@@ -90,7 +90,12 @@ impl<W: StorageWriter> Streams for Writes<W> {
         })
     }
 
-    fn receive(&mut self, peer: usize, part: Bytes) -> Result<()> {
+    fn receive(&mut self, peer: usize, part: Vec<Bytes>) -> Result<()> {
+        // Pieces may lie across blocks.
+        let part = match <[Bytes; 1]>::try_from(part) {
+            Ok([only]) => only,
+            Err(blocks) => blocks.concat().into(),
+        };
         let (ask, given) = wire::parted(part)?;
         self.giver.asked(peer, ask);
         self.feed.take(&self.table, peer, given)

@@ -1,182 +1,228 @@
 //! The sending side of an exchange: what this rank reads for others.
 
+mod deliver;
+mod fetch;
+
 use crate::{
-    LoadCx, ReadCx, ReadObject, Result, StorageReader, StrategyError, Traffic, encode_object,
+    LoadCx, ReadCx, Result, StorageReader, StrategyError, Traffic, encode_object,
     pipeline::{
         exchange::{Outgoing, Table, not_a_peer},
         load::{
             lend::Place,
-            transfer::{goes_straight, put, reclaimed, scratch},
+            transfer::{goes_straight, put},
         },
     },
 };
 use bytes::Bytes;
-use reshard_model::{Payload, Tensor};
-use reshard_plan::{LoadPlan, ObjectId, Selection, Serve, Wanted};
+use deliver::{Delivery, Ready};
+use fetch::{Fetch, Fetched};
+use reshard_model::{Layout, Payload, Tensor};
+use reshard_plan::{ExchangeAlgo, LoadPlan, ObjectId, Selection, Serve, Wanted};
 use std::{
     collections::{BTreeMap, VecDeque},
     iter::Peekable,
     slice,
     sync::Arc,
+    time::Duration,
 };
 
 /// What this rank still has to read and to send.
-pub(super) struct Giver<'p> {
+pub(super) struct Giver<'p, 'c> {
     serves: Peekable<std::iter::Enumerate<slice::Iter<'p, Serve>>>,
-    /// This rank's own items that want what it serves.
+    algo: ExchangeAlgo,
+    has_parts: bool,
+    /// This rank's own items that want what it serves, or parts of it.
     own: BTreeMap<usize, Vec<Place<'p>>>,
+    /// What is being read, with what it is.
+    reading: Option<(Vec<(usize, &'p Serve)>, Fetch<'c>)>,
     /// Data that are read, but not yet sent to all.
     ready: VecDeque<Ready>,
+    /// The bytes that were handed over in the last round, and that peers may still look at.
+    lent: u64,
     /// The objects that were read.
     pub(super) objects: BTreeMap<ObjectId, Payload>,
     table: Arc<Table>,
+    from: &'c dyn StorageReader,
+    how: &'c ReadCx<'c>,
+    cx: &'c LoadCx<'c>,
+    pub(super) totals: Traffic,
+    /// How long reads took.
+    pub(super) took: Duration,
 }
 
-struct Ready {
-    bytes: Bytes,
-    /// The receivers, by their numbers among the peers.
-    to: Vec<usize>,
-}
-
-impl<'p> Giver<'p> {
+impl<'p, 'c> Giver<'p, 'c> {
     pub(super) fn new(
         plan: &'p LoadPlan,
         own: BTreeMap<usize, Vec<Place<'p>>>,
         table: Arc<Table>,
-    ) -> Result<Self> {
-        let serves = plan.exchange.serves.iter().enumerate().peekable();
-        Ok(Self {
-            serves,
+        (from, how, cx): (&'c dyn StorageReader, &'c ReadCx<'c>, &'c LoadCx<'c>),
+    ) -> Self {
+        Self {
+            serves: plan.exchange.serves.iter().enumerate().peekable(),
+            algo: plan.exchange.algo,
+            has_parts: plan.exchange.serves.iter().any(|s| !s.parts.is_empty()),
             own,
+            reading: None,
             ready: VecDeque::new(),
+            lent: 0,
             objects: BTreeMap::new(),
             table,
-        })
+            from,
+            how,
+            cx,
+            totals: Traffic::default(),
+            took: Duration::ZERO,
+        }
     }
 
     /// The part of each peer in this round.
-    pub(super) async fn round(
-        &mut self,
-        from: &dyn StorageReader,
-        how: &ReadCx<'_>,
-        cx: &LoadCx<'_>,
-        totals: &mut Traffic,
-    ) -> Result<Outgoing> {
-        self.read(from, how, cx, totals).await?;
-        // Each peer gets at most the quota. All receivers of the same data advance together, so these are kept only once.
-        let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
-        let mut left = vec![self.table.quota(); self.table.len()];
-        for ready in &mut self.ready {
-            let n = ready
-                .to
-                .iter()
-                .map(|&to| left[to])
-                .min()
-                .unwrap_or(0)
-                .min(ready.bytes.len() as u64);
-            let block = ready.bytes.split_to(n as usize);
-            for &to in &ready.to {
-                // The stream is in order: until this is sent as a whole, nothing after it may go to this peer.
-                left[to] = if ready.bytes.is_empty() {
-                    left[to] - n
-                } else {
-                    0
-                };
-                if !block.is_empty() {
-                    blocks[to].push(block.clone());
-                }
+    pub(super) async fn round(&mut self) -> Result<Outgoing> {
+        loop {
+            if self
+                .reading
+                .as_ref()
+                .is_some_and(|(_, read)| read.is_done())
+            {
+                self.finish_read().await?;
             }
+            self.start_read()?;
+            if !self.ready.is_empty() || self.reading.is_none() {
+                break;
+            }
+            self.finish_read().await?;
         }
-        self.ready.retain(|ready| !ready.bytes.is_empty());
-        let more = self.serves.peek().is_some() || !self.ready.is_empty();
+        let parts = self.deliver();
+        let rest = self.serves.peek().is_some() || self.reading.is_some();
         Ok(Outgoing {
-            parts: blocks,
-            more,
+            parts,
+            more: rest || !self.ready.is_empty(),
         })
+    }
+
+    /// Goes on reading. It may be dropped at any time.
+    pub(super) async fn read_on(&mut self) {
+        if let Some((_, read)) = &mut self.reading {
+            read.go_on().await;
+        }
     }
 
     pub(super) fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Reads the next data, as long as there is memory for them.
-    async fn read(
-        &mut self,
-        from: &dyn StorageReader,
-        how: &ReadCx<'_>,
-        cx: &LoadCx<'_>,
-        totals: &mut Traffic,
-    ) -> Result<()> {
-        let mut held: u64 = self
-            .ready
-            .iter()
-            .map(|ready| ready.bytes.len() as u64)
-            .sum();
-        // It is better to read much at a time than a little in each round, because formats read neighbouring chunks together.
-        if held > self.table.window() / 2 {
+    /// What each peer gets now. Each gets at most the quota; if memory is shared, all that is ready.
+    fn deliver(&mut self) -> Vec<Vec<Bytes>> {
+        let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
+        let quota = match self.algo {
+            ExchangeAlgo::GatherObject => u64::MAX,
+            // Parts are copied once more, before they are joined.
+            _ if self.has_parts => self.table.quota() / 2,
+            _ => self.table.quota(),
+        };
+        // `None` behind something that is not sent as a whole, because a stream is in order.
+        let mut left = vec![Some(quota); self.table.len()];
+        self.lent = 0;
+        for ready in &mut self.ready {
+            if self.table.shares_memory() {
+                self.lent += ready.bytes();
+            }
+            ready.deliver(&mut left, &mut blocks);
+        }
+        self.ready.retain(|ready| !ready.is_delivered());
+        blocks
+    }
+
+    /// Starts to read the next data, as long as there is memory for them.
+    fn start_read(&mut self) -> Result<()> {
+        let waits = !self.ready.is_empty() && self.algo == ExchangeAlgo::GatherRounds;
+        if self.reading.is_some() || waits {
             return Ok(());
         }
-        // Takes as many items as fit into the window, but at least one, so that a large item does not block the exchange.
-        let mut next = Vec::new();
+        let held: u64 = self.ready.iter().map(Ready::bytes).sum::<u64>() + self.lent;
+        // It is better to read much at a time than a little in each round, because formats read neighbouring chunks together. But
+        // while the first part is sent, the next one is read.
+        let (batch, most) = match self.algo {
+            ExchangeAlgo::Broadcast => (self.table.window() / 4, self.table.window()),
+            ExchangeAlgo::GatherRounds => (0, self.table.window()),
+            ExchangeAlgo::GatherObject => (u64::MAX, u64::MAX),
+        };
+        // At least one item, so that a large item does not block the exchange.
+        let (mut next, mut bytes) = (Vec::new(), 0u64);
         while let Some((n, serve)) = self.serves.peek().copied() {
-            let bytes = size(&serve.what, from);
-            if held > 0 && held.saturating_add(bytes) > self.table.window() {
+            let more = bytes.saturating_add(size(&serve.what, self.from));
+            let full = !next.is_empty() && more > batch;
+            if full || (held > 0 && held.saturating_add(more) > most) {
                 break;
             }
-            held = held.saturating_add(bytes);
+            bytes = more;
             next.push((n, serve));
             self.serves.next();
         }
-        // Tensors and objects are different calls of a format: one call for all of each kind.
-        let selections = next.iter().filter_map(|(_, serve)| match &serve.what {
-            Wanted::Chunk(selection) => Some(selection),
-            Wanted::Object(_) => None,
-        });
-        let objects = next.iter().filter_map(|(_, serve)| match serve.what {
-            Wanted::Object(object) => Some(ReadObject { object }),
-            Wanted::Chunk(_) => None,
-        });
-        let mut tensors = read_tensors(selections.collect(), from, how, totals)
-            .await?
-            .into_iter();
-        let objects: Vec<ReadObject> = objects.collect();
-        let mut payloads = match objects.is_empty() {
-            true => Vec::new(),
-            false => from.read_objects(&objects, how).await?,
+        if next.is_empty() {
+            return Ok(());
         }
-        .into_iter();
-        // In the order of the plan, which is the order of the streams. This rank's own items are filled at once, so that the
-        // data need not be kept for them.
-        for (n, serve) in next {
+        let what = next.iter().map(|(_, serve)| &serve.what);
+        let read = Fetch::start(what, self.from, self.how)?;
+        self.reading = Some((next, read));
+        Ok(())
+    }
+
+    /// Waits for what is being read. It is in the order of the plan, which is the order of the streams. This rank's own items are
+    /// filled at once, so that the data need not be kept for them.
+    async fn finish_read(&mut self) -> Result<()> {
+        let Some((serves, mut read)) = self.reading.take() else {
+            return Ok(());
+        };
+        let Fetched {
+            tensors,
+            payloads,
+            traffic,
+            took,
+        } = read.finished().await?;
+        self.took += took;
+        self.totals += traffic;
+        let (mut tensors, mut payloads) = (tensors.into_iter(), payloads.into_iter());
+        for (n, serve) in serves {
             let lacking =
                 || StrategyError::Internal("a format read less than it was asked for".into());
-            let bytes = match &serve.what {
+            let (tensor, bytes) = match &serve.what {
                 Wanted::Chunk(selection) => {
                     let tensor = tensors.next().ok_or_else(lacking)?;
                     let own = self.own.remove(&n).unwrap_or_default();
                     own.into_iter()
-                        .try_for_each(|place| keep(place, &tensor, selection, cx))?;
-                    tensor.to_bytes()
+                        .try_for_each(|place| keep(place, &tensor, selection, self.cx))?;
+                    let bytes = tensor.to_bytes();
+                    (Some(tensor), bytes)
                 }
                 Wanted::Object(id) => {
                     let payload = payloads.next().ok_or_else(lacking)?;
                     self.objects.insert(*id, payload.clone());
-                    let key = from.metadata().object_key(*id).unwrap_or_default();
-                    let object = encode_object(&*from.codec(), key, payload)?;
+                    let key = self.from.metadata().object_key(*id).unwrap_or_default();
+                    let object = encode_object(&*self.from.codec(), key, payload)?;
                     let length = (object.len() as u64).to_le_bytes();
-                    [&length[..], &object].concat().into()
+                    (None, [&length[..], &object].concat().into())
                 }
             };
-            let to = serve
-                .to
-                .iter()
-                .map(|to| self.table.number(*to).ok_or_else(not_a_peer));
-            self.ready.push_back(Ready {
-                bytes,
-                to: to.collect::<Result<_>>()?,
-            });
+            let deliveries = self.deliveries(serve, tensor.as_ref())?;
+            self.ready.push_back(Ready::new(bytes, deliveries));
         }
         Ok(())
+    }
+
+    fn deliveries(&self, serve: &Serve, read: Option<&Tensor>) -> Result<Vec<Delivery>> {
+        let mut out = Vec::with_capacity(serve.to.len());
+        for (i, to) in serve.to.iter().enumerate() {
+            let peer = self.table.number(*to).ok_or_else(not_a_peer)?;
+            // Who shares memory gets all of it, and takes its part out.
+            let part = serve.parts.get(i).filter(|_| !self.table.shares_memory());
+            out.push(match (part, read, &serve.what) {
+                (Some(part), Some(read), Wanted::Chunk(of)) => {
+                    Delivery::part(peer, &read.narrow(&part.within(&of.region)))
+                }
+                _ => Delivery::whole(peer),
+            });
+        }
+        Ok(out)
     }
 }
 
@@ -192,40 +238,25 @@ fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
     }
 }
 
-/// Reads selections into temporary memory, all in one call.
-async fn read_tensors(
-    selections: Vec<&Selection>,
-    from: &dyn StorageReader,
-    how: &ReadCx<'_>,
-    totals: &mut Traffic,
-) -> Result<Vec<Tensor>> {
-    if selections.is_empty() {
-        return Ok(Vec::new());
+/// Puts data that this rank serves, or a part of them, into its own leaf.
+fn keep(place: Place<'_>, read: &Tensor, of: &Selection, cx: &LoadCx<'_>) -> Result<()> {
+    let Place { item, dtype, into } = place;
+    let part = read.narrow(&item.stored_region.within(&of.region));
+    let layout = squeezed(part.layout(), into.shape(), &item.piece.key)?;
+    if goes_straight(item, of.dtype, dtype, cx)? {
+        return Ok(into.fill_from(read, &layout)?);
     }
-    let (mut reads, mut waiting) = (Vec::new(), Vec::new());
-    for selection in selections {
-        let key = from
-            .metadata()
-            .chunk(selection.chunk)
-            .map_or("", |(tensor, _)| tensor.key());
-        let (read, lent, views) = scratch(key, selection.clone(), &selection.region.lengths)?;
-        reads.push(read);
-        waiting.push((lent, views));
-    }
-    *totals += from.read_tensors(reads, how).await?;
-    waiting
-        .into_iter()
-        .map(|(lent, views)| reclaimed(lent, views))
-        .collect()
+    let part = Tensor::new(of.dtype, into.shape(), part.to_bytes())?;
+    put(item, part, dtype, into, cx)
 }
 
-/// Puts data that this rank serves into its own leaf.
-fn keep(place: Place<'_>, read: &Tensor, selection: &Selection, cx: &LoadCx<'_>) -> Result<()> {
-    let Place { item, dtype, into } = place;
-    if goes_straight(item, selection.dtype, dtype, cx)? {
-        return Ok(into.fill(&read.to_bytes())?);
-    }
-    // The leaf may lack axes that it prepends.
-    let read = read.view(into.shape())?;
-    put(item, read, dtype, into, cx)
+/// A layout without the axes that a leaf prepends.
+pub(super) fn squeezed(layout: &Layout, shape: &[u64], key: &str) -> Result<Layout> {
+    let other = || {
+        let have = layout.shape();
+        format!("{key}: a region of shape {have} can't fill one of shape {shape:?}")
+    };
+    layout
+        .squeeze_to(shape)
+        .ok_or_else(|| StrategyError::Invalid(other()))
 }

@@ -1,5 +1,6 @@
 //! The receiving side of an exchange: what other ranks read for this rank, and where it goes.
 
+use super::give::squeezed;
 use crate::{
     LoadCx, Result, StorageReader, StrategyError,
     pipeline::{
@@ -13,7 +14,10 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 /// What will come from each peer, in order.
 pub(super) struct Taker<'p> {
@@ -44,6 +48,8 @@ enum Sink<'p> {
     Memory {
         item: &'p ReadItem,
         stored: DType,
+        /// Where its elements lie in what comes.
+        layout: Layout,
         dtype: DType,
         into: RegionMut,
         bytes: Vec<u8>,
@@ -78,11 +84,13 @@ impl<'p> Taker<'p> {
                     bytes: Vec::new(),
                 },
                 Wanted::Chunk(selection) => {
+                    // Who shares memory gets all of what the other has read.
+                    let of = receive.of.clone().filter(|_| table.shares_memory());
+                    let mut comes = selection;
+                    comes.region = of.unwrap_or(comes.region);
                     let places = received.remove(&n).unwrap_or_default();
-                    let sinks = places
-                        .into_iter()
-                        .map(|place| Sink::new(place, &selection, cx));
-                    let bytes = selection.elements().saturating_mul(selection.dtype.size());
+                    let sinks = places.into_iter().map(|place| Sink::new(place, &comes, cx));
+                    let bytes = comes.elements().saturating_mul(comes.dtype.size());
                     Coming::Tensor {
                         key,
                         at: 0,
@@ -196,29 +204,26 @@ fn announced(length: &[u8]) -> Option<u64> {
 }
 
 impl<'p> Sink<'p> {
-    fn new(place: Place<'p>, selection: &Selection, cx: &LoadCx<'_>) -> Result<Self> {
+    /// For an item that takes what comes, or a part of it.
+    fn new(place: Place<'p>, comes: &Selection, cx: &LoadCx<'_>) -> Result<Self> {
         let Place { item, dtype, into } = place;
-        let stored = selection.dtype;
+        let (stored, key) = (comes.dtype, &item.piece.key);
+        let dense = Layout::contiguous(stored.size(), &comes.region.lengths);
+        let dense =
+            dense.ok_or_else(|| StrategyError::Invalid(format!("{key}: it is too large")))?;
+        let part = dense.narrow(&item.stored_region.within(&comes.region));
+        let layout = squeezed(&part, into.shape(), key)?;
         if !goes_straight(item, stored, dtype, cx)? {
             return Ok(Self::Memory {
                 item,
                 stored,
+                layout,
                 dtype,
                 into,
                 bytes: Vec::new(),
             });
         }
-        let dense = Layout::contiguous(stored.size(), into.shape());
-        let dense = dense.filter(|dense| dense.elements() == selection.elements());
-        let (have, want) = (&selection.region.lengths, into.shape());
-        let other = || {
-            format!(
-                "{}: a region of shape {have} can't fill one of shape {want:?}",
-                item.piece.key
-            )
-        };
-        let dense = dense.ok_or_else(|| StrategyError::Invalid(other()))?;
-        Ok(Self::Leaf(into.strided_copy(&dense)?))
+        Ok(Self::Leaf(into.strided_copy(&layout)?))
     }
 
     fn finish(self, cx: &LoadCx<'_>) -> Result<()> {
@@ -227,11 +232,13 @@ impl<'p> Sink<'p> {
             Self::Memory {
                 item,
                 stored,
+                layout,
                 dtype,
                 into,
                 bytes,
             } => {
-                let read = Tensor::new(stored, into.shape(), Bytes::from(bytes))?;
+                let all = Tensor::with_layout(stored, layout, Arc::new(Bytes::from(bytes)))?;
+                let read = Tensor::new(stored, into.shape(), all.to_bytes())?;
                 put(item, read, dtype, into, cx)
             }
         }

@@ -1,0 +1,165 @@
+//! Loads whose replicated pieces are read by one rank of a group.
+
+use crate::{
+    group::Seat,
+    planner::{Kept, Readers, Sharing},
+};
+use async_trait::async_trait;
+use reshard_model::FlatStateDict;
+use reshard_plan::ExchangeAlgo;
+use reshard_storage::{Listing, PlaceKind, Store};
+use reshard_strategy::{
+    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded,
+    OpenCx, OwnFile, Result, StorageReader,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Settings of a load in which each piece is read from storage by one rank of a group, which hands it to the others. It is Megatron Core's
+/// `FullyParallelLoadStrategyWrapper` around any other settings, also around those of another wrapper.
+///
+/// ```json
+/// { "type": "fully_parallel", "group": "dp", "exchange": "gather_rounds", "base": { "type": "torch_dist" } }
+/// ```
+///
+/// The result is that of a load without it. Pieces are distributed by
+/// [`distribute_shards_to_ranks`](crate::distribute_shards_to_ranks), with those last whose main replica is in another group. Objects are
+/// spread by their number. Leaves keep their replica ids.
+///
+/// Ranks that want different regions of a chunk, which overlap or are columns of its rows, share reads, too: see
+/// [`share_reads`](reshard_plan::share_reads).
+///
+/// # Memory
+/// A rank holds at most the `exchange_memory` of the load beside its state, or one piece if that is larger. With
+/// [`GatherObject`](ExchangeAlgo::GatherObject) it holds all that it reads for others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct FullyParallelLoad {
+    /// The settings of the format, or of another wrapper.
+    pub base: Arc<dyn LoadShardedConfig>,
+    /// The name of the sub-group whose ranks read for each other; all ranks without. A load gets it by `sub_group`.
+    #[serde(default)]
+    pub group: Option<String>,
+    /// Whether the coordinator keeps the shared plans for the next load with a clone of these settings. They are used again if all ranks plan to
+    /// read the same.
+    #[serde(default)]
+    pub cache: bool,
+    /// How pieces are handed on. Only rounds and memory depend on it.
+    #[serde(default)]
+    pub exchange: ExchangeAlgo,
+    #[serde(skip)]
+    kept: Arc<Kept>,
+}
+
+impl FullyParallelLoad {
+    /// Around these settings, over all ranks.
+    pub fn new(base: impl LoadShardedConfig + 'static) -> Self {
+        Self {
+            base: Arc::new(base),
+            group: None,
+            cache: false,
+            exchange: ExchangeAlgo::default(),
+            kept: Arc::default(),
+        }
+    }
+
+    /// Sets the sub-group whose ranks read for each other.
+    pub fn group(mut self, name: &str) -> Self {
+        self.group = Some(name.into());
+        self
+    }
+
+    /// Sets whether the shared plans are kept for the next load with these settings. Clones of them share them.
+    pub fn cache(mut self, cache: bool) -> Self {
+        self.cache = cache;
+        self
+    }
+
+    /// Sets how pieces are handed on.
+    pub fn exchange(mut self, exchange: ExchangeAlgo) -> Self {
+        self.exchange = exchange;
+        self
+    }
+}
+
+#[typetag::serde(name = "fully_parallel")]
+impl LoadShardedConfig for FullyParallelLoad {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        Ok(Arc::new(Strategy {
+            base: self.base.build()?,
+            group: self.group.clone(),
+            exchange: self.exchange,
+            kept: self.cache.then(|| Arc::clone(&self.kept)),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Strategy {
+    base: Arc<dyn LoadShardedStrategy>,
+    group: Option<String>,
+    exchange: ExchangeAlgo,
+    kept: Option<Arc<Kept>>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
+impl LoadShardedStrategy for Strategy {
+    fn key(&self) -> BackendVersion {
+        self.base.key()
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        self.base.open(cx).await
+    }
+
+    async fn load(
+        &self,
+        template: FlatStateDict,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        let seat = match Seat::find("fully_parallel", self.group.as_deref(), cx).await {
+            Ok(seat) => seat,
+            Err(error) => return Err(Box::new(LoadFailure { error, template })),
+        };
+        let mut cx = cx.clone();
+        cx.planner = Arc::new(Sharing {
+            base: cx.planner,
+            seat,
+            readers: Readers::Distributed,
+            algo: self.exchange,
+            kept: self.kept.clone(),
+        });
+        self.base.load(template, from, &cx).await
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        self.base.detect(top)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        self.base.probes()
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        self.base.own_file(name)
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        self.base.lives_in(kind)
+    }
+
+    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        self.base.check_compatibility(stored)
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.base.can_handle_sharded_objects()
+    }
+
+    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
+        self.base.remove_sharded_tensors(store, prefix).await
+    }
+}

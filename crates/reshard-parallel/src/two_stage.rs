@@ -1,0 +1,205 @@
+//! Loads in which one rank of a group reads everything.
+
+use crate::{
+    group::Seat,
+    planner::{Readers, Sharing},
+};
+use async_trait::async_trait;
+use reshard_comm::{Comm, CommError, ProcessGroup};
+use reshard_model::FlatStateDict;
+use reshard_plan::ExchangeAlgo;
+use reshard_storage::{Listing, PlaceKind, Store};
+use reshard_strategy::{
+    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded,
+    OpenCx, OwnFile, Result, StorageReader, StrategyError, agree,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Settings of a load in which the first rank of a group reads everything that its ranks want, and hands it to the others. It is Megatron
+/// Core's `TwoStageDataParallelLoadShardedStrategy`, around any format.
+///
+/// ```json
+/// { "type": "two_stage", "data_parallel_group": "dp", "base": { "type": "torch_dist" } }
+/// ```
+///
+/// Leaves without data get memory. While one part is handed on, the next is read. [`Loaded::exchange`] says how long
+/// each took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TwoStageLoad {
+    /// The settings of the format, or of another wrapper.
+    pub base: Arc<dyn LoadShardedConfig>,
+    /// The name of the sub-group; all ranks without. A load gets it by `sub_group`.
+    #[serde(default)]
+    pub data_parallel_group: Option<String>,
+    /// Whether the load splits a group of its own off the group of all ranks, so that nothing of it mixes with what the job sends there.
+    #[serde(default = "yes")]
+    pub cpu_transfer: bool,
+    /// How many bytes may be on their way on a rank, between storage and its state. A piece that is larger is alone on its way.
+    #[serde(default = "in_flight")]
+    pub bytes_in_flight: u64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn in_flight() -> u64 {
+    64 << 20
+}
+
+impl TwoStageLoad {
+    /// Around these settings, over all ranks, with 64 MiB in flight and a group of its own.
+    pub fn new(base: impl LoadShardedConfig + 'static) -> Self {
+        Self {
+            base: Arc::new(base),
+            data_parallel_group: None,
+            cpu_transfer: yes(),
+            bytes_in_flight: in_flight(),
+        }
+    }
+
+    /// Sets the sub-group of which one rank reads.
+    pub fn data_parallel_group(mut self, name: &str) -> Self {
+        self.data_parallel_group = Some(name.into());
+        self
+    }
+
+    /// Sets whether the load splits a group of its own off.
+    pub fn cpu_transfer(mut self, cpu_transfer: bool) -> Self {
+        self.cpu_transfer = cpu_transfer;
+        self
+    }
+
+    /// Sets how many bytes may be on their way.
+    pub fn bytes_in_flight(mut self, bytes: u64) -> Self {
+        self.bytes_in_flight = bytes;
+        self
+    }
+}
+
+#[typetag::serde(name = "two_stage")]
+impl LoadShardedConfig for TwoStageLoad {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        Ok(Arc::new(Strategy {
+            base: self.base.build()?,
+            settings: self.clone(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Strategy {
+    base: Arc<dyn LoadShardedStrategy>,
+    settings: TwoStageLoad,
+}
+
+impl Strategy {
+    /// What the load needs before it begins: the rank's place, and a group of its own.
+    async fn prepare(&self, cx: &LoadCx<'_>) -> Result<(Seat, Option<Arc<dyn ProcessGroup>>)> {
+        let name = self.settings.data_parallel_group.as_deref();
+        let seat = Seat::find("two_stage", name, cx).await?;
+        if !self.settings.cpu_transfer || cx.comm.size() == 1 {
+            return Ok((seat, None));
+        }
+        let own = cx.comm.split("plan", Some(0)).await?;
+        let lost = || StrategyError::Internal("a rank got no group of its own".into());
+        Ok((seat, Some(own.ok_or_else(lost)?)))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
+impl LoadShardedStrategy for Strategy {
+    fn key(&self) -> BackendVersion {
+        self.base.key()
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        self.base.open(cx).await
+    }
+
+    async fn load(
+        &self,
+        template: FlatStateDict,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        let (seat, own) = match self.prepare(cx).await {
+            Ok(prepared) => prepared,
+            Err(error) => return Err(Box::new(LoadFailure { error, template })),
+        };
+        let mut inner = cx.clone();
+        inner.exchange_memory = self.settings.bytes_in_flight;
+        inner.planner = Arc::new(Sharing {
+            base: inner.planner,
+            seat,
+            readers: Readers::First,
+            algo: ExchangeAlgo::Broadcast,
+            kept: None,
+        });
+        let Some(own) = own else {
+            return self.base.load(template, from, &inner).await;
+        };
+        let guard = cx.comm.guard("a load in two stages");
+        inner.comm = Comm::new(&*own)
+            .with_coordinator(cx.comm.coordinator())
+            .with_deadline(cx.comm.deadline());
+        let loaded = self.base.load(template, from, &inner).await;
+        // What has failed in the group of its own is told to all, unless all have heard it there.
+        let (loaded, template, own, heard) = match loaded {
+            Ok(loaded) => (Some(loaded), None, Ok(()), Ok(())),
+            Err(failure) => {
+                let LoadFailure { error, template } = *failure;
+                let heard = matches!(error, StrategyError::Comm(CommError::Ranks { .. }));
+                match heard {
+                    true => (None, Some(template), Ok(()), Err(error)),
+                    false => (None, Some(template), Err(error), Ok(())),
+                }
+            }
+        };
+        let agreed = agree(&cx.comm, "read", own).await;
+        guard.done();
+        match (agreed.and(heard), loaded) {
+            (Ok(()), Some(loaded)) => Ok(loaded),
+            (agreed, loaded) => {
+                let lost = || StrategyError::Internal("a failure was lost".into());
+                let template = template.or(loaded.map(|loaded| loaded.state));
+                Err(Box::new(LoadFailure {
+                    error: agreed.err().unwrap_or_else(lost),
+                    template: template.unwrap_or_default(),
+                }))
+            }
+        }
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        self.base.detect(top)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        self.base.probes()
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        self.base.own_file(name)
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        self.base.lives_in(kind)
+    }
+
+    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        self.base.check_compatibility(stored)
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.base.can_handle_sharded_objects()
+    }
+
+    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
+        self.base.remove_sharded_tensors(store, prefix).await
+    }
+}

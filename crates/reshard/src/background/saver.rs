@@ -1,0 +1,301 @@
+use super::{
+    handle::{SaveHandle, event},
+    worker::{Job, Stop, spawn},
+};
+use crate::{Error, Result, Save, ranks::Ranks};
+use futures_channel::oneshot;
+use futures_util::future::Shared;
+use reshard_comm::{Comm, CommError, ProcessGroup};
+use reshard_storage::wait;
+use reshard_strategy::{AsyncStager, BlockingAsyncStager};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Instant,
+};
+
+/// Saves in the background, as DCP's `async_save` does: a thread writes and commits, while the training loop uses its group
+/// for other things.
+///
+/// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing. Every
+/// rank starts the same saves in the same order. Dropping it waits until all its saves have ended.
+///
+/// ```
+/// use reshard::{AsyncSaver, ShardedTensor, SingleProcess, StateDict, Tensor};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let url = dir.path().join("step-1").display().to_string();
+/// # futures::executor::block_on(async {
+/// let mut saver = AsyncSaver::new(&SingleProcess).await?;
+/// let mut weights = vec![0f32; 1024];
+/// let mut state = StateDict::new();
+/// state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[1024], weights.clone())?));
+/// let saving = saver.start(reshard::save(&state, &url)).await?;
+/// // Training goes on, and may change its state.
+/// weights.fill(1.);
+/// let report = saving.finish().await?;
+/// # assert_eq!(report.bytes() / 1000, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct AsyncSaver {
+    /// For planning, which the thread of the caller does.
+    planning: Arc<dyn ProcessGroup>,
+    /// For committing, which the threads of saves do, one after the other.
+    committing: Arc<dyn ProcessGroup>,
+    stager: Arc<dyn AsyncStager>,
+    in_flight: usize,
+    flights: VecDeque<Flight>,
+    /// The first error of a save whose handle was dropped.
+    unseen: Arc<Mutex<Option<Error>>>,
+}
+
+/// A save that may not have ended.
+struct Flight {
+    done: Arc<AtomicBool>,
+    ended: Shared<oneshot::Receiver<()>>,
+    thread: Option<JoinHandle<()>>,
+    /// Never sent: a save of a saver runs to its end.
+    _stop: Stop,
+}
+
+impl fmt::Debug for AsyncSaver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncSaver")
+            .field("group", &self.planning)
+            .field("stager", &self.stager)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsyncSaver {
+    /// Takes two sub-groups of all ranks: one for planning, one for committing.
+    ///
+    /// # Collective
+    /// Every rank of the group calls it.
+    ///
+    /// # Errors
+    /// Those of the group.
+    pub async fn new(group: &dyn ProcessGroup) -> Result<Self, CommError> {
+        Self::over(Comm::new(group)).await
+    }
+
+    async fn over(comm: Comm<'_>) -> Result<Self, CommError> {
+        Ok(Self {
+            planning: all(comm).await?,
+            committing: all(comm).await?,
+            stager: Arc::new(BlockingAsyncStager::new()),
+            in_flight: 1,
+            flights: VecDeque::new(),
+            unseen: Arc::default(),
+        })
+    }
+
+    /// Sets another stager. The default is a [`BlockingAsyncStager`].
+    #[must_use]
+    pub fn with_stager(mut self, stager: impl AsyncStager + 'static) -> Self {
+        self.stager = Arc::new(stager);
+        self
+    }
+
+    /// Sets how many saves may be unfinished at a time; at least 1, which is the default. Each has copies of its own. A start
+    /// that would exceed it waits for the oldest ([`SaveHandle::waited`]).
+    #[must_use]
+    pub fn with_in_flight(mut self, saves: usize) -> Self {
+        self.in_flight = saves.max(1);
+        self
+    }
+
+    /// Plans and stages a save. When it returns, the caller may change its state, unless it has a stager that copies in the
+    /// background ([`SaveHandle::staged`]). The save's own group is ignored; its coordinator is counted in the group of this
+    /// saver.
+    ///
+    /// # Collective
+    /// Every rank calls it, in the same order of saves.
+    ///
+    /// # Errors
+    /// Those of planning, as [`save`](crate::save), on all ranks; then the saver can go on. An unfinished asynchronous save to
+    /// the same URL. If staging fails, [`SaveHandle::finish`] tells all ranks.
+    pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
+        let waited = self.wait_for_room(&save).await;
+
+        let mut save = save;
+        save.asynchronous = true;
+        save.ranks.group = &*self.planning;
+        let stager = save
+            .stager
+            .take()
+            .unwrap_or_else(|| Arc::clone(&self.stager));
+        let stager = save.staging.over(stager);
+        let comm = save.ranks.comm();
+        let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
+        let guard = comm.guard("starting a save");
+        let pending = save.plan(&comm).await;
+        let mut pending = match pending {
+            Ok(pending) => pending,
+            Err(e) => {
+                guard.done();
+                return Err(e);
+            }
+        };
+        pending.stage(&*stager).await;
+        let stager = if stager.should_synchronize_after_execute() {
+            pending.synchronize_staging(&*stager).await;
+            None
+        } else {
+            Some(stager)
+        };
+        guard.done();
+
+        let (staged_sender, staged) = event();
+        let (ended_sender, ended) = event();
+        let (outcome_sender, outcome) = oneshot::channel();
+        let (stop_sender, stop) = oneshot::channel();
+        let done = Arc::new(AtomicBool::new(false));
+        let url = pending.url().to_owned();
+        let job = Job {
+            pending,
+            stager,
+            staged: staged_sender,
+            stop,
+        };
+        // Saves are committed in the order in which they were started, because all ranks use one group for it.
+        let before = self.flights.back().map(|flight| flight.ended.clone());
+        let (committing, unseen) = (Arc::clone(&self.committing), Arc::clone(&self.unseen));
+        let when_done = Done(Arc::clone(&done));
+        let thread = spawn(job, move |pending| {
+            // Also if this panics.
+            let done = when_done;
+            let ranks = Ranks {
+                group: &*committing,
+                groups: BTreeMap::new(),
+                coordinator,
+                deadline,
+            };
+            let comm = ranks.comm();
+            let guard = comm.guard("an asynchronous save");
+            let finished = wait(async {
+                if let Some(before) = before {
+                    // A thread that has panicked has ended, too.
+                    let _ = before.await;
+                }
+                pending.finish(&comm).await
+            });
+            guard.done();
+            drop(done);
+            if let Err(Err(e)) = outcome_sender.send(finished) {
+                tracing::error!(error = %e, "an asynchronous save failed, and nobody waits for it");
+                let mut unseen = unseen.lock().unwrap_or_else(PoisonError::into_inner);
+                unseen.get_or_insert(e);
+            }
+            let _ = ended_sender.send(());
+        });
+        self.flights.push_back(Flight {
+            done: Arc::clone(&done),
+            ended,
+            thread,
+            _stop: stop_sender,
+        });
+        Ok(SaveHandle {
+            url,
+            staged,
+            outcome,
+            done,
+            waited,
+            saver: None,
+        })
+    }
+
+    /// Waits until there is room for another save.
+    async fn wait_for_room(&mut self, save: &Save<'_>) -> std::time::Duration {
+        let begun = Instant::now();
+        self.flights
+            .retain(|flight| !flight.done.load(Ordering::Acquire));
+        while self.flights.len() >= self.in_flight {
+            if let Some(oldest) = self.flights.pop_front() {
+                let _ = oldest.ended.clone().await;
+            }
+        }
+        let waited = begun.elapsed();
+        if waited.as_millis() > 0 {
+            let seconds = waited.as_secs_f64();
+            tracing::info!(
+                seconds,
+                url = save.url,
+                "a save has waited for an earlier one"
+            );
+        }
+        waited
+    }
+
+    /// How many saves have not ended on this rank.
+    pub fn unfinished(&self) -> usize {
+        let open = |flight: &&Flight| !flight.done.load(Ordering::Acquire);
+        self.flights.iter().filter(open).count()
+    }
+
+    /// Waits until all saves have ended.
+    ///
+    /// # Errors
+    /// The first error of a save whose handle was dropped.
+    pub async fn close(mut self) -> Result<()> {
+        while let Some(oldest) = self.flights.pop_front() {
+            let _ = oldest.ended.clone().await;
+        }
+        let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
+        unseen.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for AsyncSaver {
+    fn drop(&mut self) {
+        for flight in self.flights.drain(..) {
+            // A panic was told on its own thread.
+            let _ = flight.thread.map(JoinHandle::join);
+        }
+    }
+}
+
+/// Says that a save has ended, when it is dropped.
+struct Done(Arc<AtomicBool>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A sub-group of all ranks.
+pub(super) async fn all(comm: Comm<'_>) -> Result<Arc<dyn ProcessGroup>, CommError> {
+    let lost = || CommError::OutOfStep("a sub-group of all ranks lacks this one".into());
+    comm.split("split", Some(0)).await?.ok_or_else(lost)
+}
+
+impl Save<'_> {
+    /// Plans and stages the save, and goes on in the background. From then on the caller may change its state. This is a save
+    /// of an [`AsyncSaver`] for it alone: use one saver for all saves of a job, since it keeps its sub-groups and its memory.
+    ///
+    /// Dropping the handle waits for the end of the save.
+    ///
+    /// # Collective
+    /// Every rank of the group awaits it.
+    ///
+    /// # Errors
+    /// As [`AsyncSaver::start`].
+    pub async fn start(self) -> Result<SaveHandle> {
+        let saver = AsyncSaver::over(self.ranks.comm()).await;
+        let mut saver = saver.map_err(|e| Error::new(crate::save::ACT, self.url, e))?;
+        let mut handle = saver.start(self).await?;
+        handle.saver = Some(saver);
+        Ok(handle)
+    }
+}

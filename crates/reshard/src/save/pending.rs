@@ -1,0 +1,235 @@
+//! A planned save: it is still to be written and committed.
+
+use crate::{
+    CommonForm, Result, SaveReport, StoredCommon,
+    error::Context,
+    formats::default_format,
+    in_flight::InFlight,
+    report::{Clock, Phase},
+    sidecar::{SIDECAR, Sidecar},
+    tally::{Tally, gather},
+};
+use bytes::Bytes;
+use reshard_comm::Comm;
+use reshard_megatron::{METADATA_JSON, MetadataJson};
+use reshard_model::{Dialect, Path, ValueTree};
+use reshard_storage::{Durability, FileBody, Name, Progress, Transaction};
+use reshard_strategy::{
+    AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
+    agree, stage_common,
+};
+use std::sync::Arc;
+
+/// What a save was doing when it failed.
+pub(crate) const ACT: &str = "saving to";
+
+/// A planned save. It owns everything that it needs, so any thread can write it.
+pub(crate) struct PendingSave {
+    pub(super) version: Version,
+    pub(super) common_file: CommonFile,
+    pub(super) prepared: Box<dyn PreparedSave>,
+    /// How staging or writing ended; `None` before that.
+    pub(super) written: Option<Result<(), StrategyError>>,
+    pub(super) clock: Clock,
+}
+
+/// The new version of the place, and what its records say.
+pub(super) struct Version {
+    pub(super) url: String,
+    pub(super) transaction: Arc<Tally>,
+    /// Of an asynchronous save.
+    pub(super) _in_flight: Option<InFlight>,
+    /// The name of the sharded strategy.
+    pub(super) backend: BackendVersion,
+    pub(super) common: Arc<dyn SaveCommonStrategy>,
+    pub(super) common_form: CommonForm,
+    pub(super) dialect: Dialect,
+    pub(super) empty_dicts: Vec<Path>,
+    pub(super) stays: Vec<Name>,
+    pub(super) durability: Durability,
+    pub(super) progress: Progress,
+}
+
+/// Common state that becomes a file. Only the coordinator has any.
+#[derive(Default)]
+pub(super) enum CommonFile {
+    #[default]
+    None,
+    State(ValueTree),
+    Stored(StoredCommon),
+}
+
+impl PendingSave {
+    /// Copies what the caller may change. If that fails, [`finish`](Self::finish) tells all ranks, and nothing is written.
+    pub(crate) async fn stage(&mut self, stager: &dyn AsyncStager) {
+        let staged = match &mut self.common_file {
+            CommonFile::State(common) => stage_common(common, stager).await,
+            CommonFile::None | CommonFile::Stored(_) => Ok(()),
+        };
+        let staged = match staged {
+            Ok(()) => self.prepared.stage(stager).await,
+            Err(e) => Err(e),
+        };
+        self.written = staged.err().map(Err);
+        self.clock.done(Phase::Stage);
+    }
+
+    /// Waits until the copies are complete.
+    pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
+        if self.written.is_none() {
+            self.written = stager.synchronize_staging().await.err().map(Err);
+            self.clock.done(Phase::Stage);
+        }
+    }
+
+    /// This rank does not write, or did not write all. [`finish`](Self::finish) tells all ranks why.
+    pub(crate) fn fail(&mut self, why: StrategyError) {
+        self.written = Some(Err(why));
+    }
+
+    /// Where it goes.
+    pub(crate) fn url(&self) -> &str {
+        &self.version.url
+    }
+
+    /// Gives up without telling other ranks. What was written goes away.
+    pub(crate) async fn abandon(self, comm: &Comm<'_>) {
+        let Self {
+            version, prepared, ..
+        } = self;
+        // Ranks that wait for this one in an exchange learn it.
+        drop(prepared);
+        version.transaction.clear(comm, &version.url).await;
+    }
+
+    /// Writes this rank's files: common state first, as Megatron Core does. If that fails, [`finish`](Self::finish) tells
+    /// all ranks.
+    pub(crate) async fn write(&mut self) {
+        if self.written.is_none() {
+            let written = self.write_files().await;
+            self.written = Some(written);
+            self.clock.done(Phase::Write);
+        }
+    }
+
+    async fn write_files(&mut self) -> Result<(), StrategyError> {
+        let version = &self.version;
+        let files = match std::mem::take(&mut self.common_file) {
+            CommonFile::None => Vec::new(),
+            CommonFile::Stored(stored) => stored.layout()?,
+            CommonFile::State(common) => version.common.layout_common(&common)?,
+        };
+        version.write(files, version.progress.clone()).await?;
+        self.prepared.write().await
+    }
+
+    /// Commits what all ranks have written.
+    ///
+    /// # Collective
+    /// Every rank calls it, also a rank whose writing failed. If a rank fails, all ranks get an error, and nothing is
+    /// committed.
+    pub(crate) async fn finish(self, comm: &Comm<'_>) -> Result<SaveReport> {
+        let Self {
+            version,
+            prepared,
+            written,
+            mut clock,
+            ..
+        } = self;
+        let unwritten = || Err(StrategyError::Internal("a save was not written".into()));
+        let saved = match prepared
+            .finish(written.unwrap_or_else(unwritten), comm)
+            .await
+        {
+            Ok(saved) => version.commit(&saved, comm).await.map(|()| saved),
+            Err(e) => Err(e),
+        };
+        if saved.is_err() {
+            version.transaction.clear(comm, &version.url).await;
+        }
+        let saved = saved.during(ACT, &version.url)?;
+        clock.done(Phase::Commit);
+        Ok(SaveReport {
+            metadata: saved.metadata,
+            ranks: saved.ranks,
+            totals: saved.totals,
+            policy: saved.policy,
+            empty_dicts: version.empty_dicts.len(),
+            stays: version.stays,
+            phases: clock.phases(),
+        })
+    }
+}
+
+impl Version {
+    async fn write(&self, files: Vec<FileBody>, progress: Progress) -> Result<(), StrategyError> {
+        if !files.is_empty() {
+            self.transaction
+                .write(files, self.durability, progress)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn commit(&self, saved: &Saved, comm: &Comm<'_>) -> Result<(), StrategyError> {
+        // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
+        let (last, written) = match self.write_records(saved, comm.is_coordinator()).await {
+            Ok(last) => (last, Ok(self.transaction.take())),
+            Err(e) => (None, Err(e)),
+        };
+        let files = gather(comm, written).await?;
+        let committed = if comm.is_coordinator() {
+            self.transaction
+                .commit(last, &files, self.durability)
+                .await
+                .map_err(StrategyError::from)
+        } else {
+            Ok(())
+        };
+        agree(comm, "commit", committed).await
+    }
+
+    /// Writes the records that describe what was written, except the commit record. The coordinator gets that one back.
+    async fn write_records(
+        &self,
+        saved: &Saved,
+        is_coordinator: bool,
+    ) -> Result<Option<(Name, Bytes)>, StrategyError> {
+        let Records {
+            mut files,
+            mut commit,
+        } = saved.records.clone();
+
+        // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
+        // checkpoint lacks it.
+        if is_coordinator && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
+            let named = self.dialect == Dialect::Megatron || self.backend == default_format();
+            sidecar.empty_dicts.clone_from(&self.empty_dicts);
+            sidecar.strategy = (!named).then(|| self.backend.clone());
+            sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
+            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+        }
+
+        // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file
+        // before it.
+        if is_coordinator && self.dialect == Dialect::Megatron {
+            let json = MetadataJson::new(&self.backend, &self.common.key());
+            let bytes = if self.common_form == CommonForm::File {
+                json.to_bytes()
+            } else {
+                json.to_short_bytes()
+            };
+            files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
+        }
+
+        // Only the coordinator commits. Records of other ranks are plain files.
+        if !is_coordinator {
+            files.extend(commit.take());
+        }
+        let files = files
+            .into_iter()
+            .map(|(name, bytes)| FileBody::from_bytes(name, bytes));
+        self.write(files.collect(), Progress::default()).await?;
+        Ok(commit)
+    }
+}

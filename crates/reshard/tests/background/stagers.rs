@@ -1,0 +1,147 @@
+use crate::common::{Gate, Home, Training, on_ranks};
+use async_trait::async_trait;
+use reshard::{
+    AsyncSaver, AsyncStager, BlockingAsyncStager, Checkpoint, Data, ProcessGroup, ShardedTensor,
+    SingleProcess, Staging, StateDict, Tensor, blocking,
+    strategy::{Result, StrategyError},
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// Copies when it is asked to wait, behind a gate: as a stager does that copies on a stream of its device.
+#[derive(Clone, Default)]
+struct Background {
+    inner: Arc<BlockingAsyncStager>,
+    gate: Gate,
+    complete: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Background {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Background")
+    }
+}
+
+#[async_trait]
+impl AsyncStager for Background {
+    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>> {
+        self.inner.stage(leaves).await
+    }
+
+    fn should_synchronize_after_execute(&self) -> bool {
+        false
+    }
+
+    async fn synchronize_staging(&self) -> Result<()> {
+        self.gate.pass();
+        self.complete.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_stager_in_the_background_is_waited_for_before_anything_is_written() {
+    let home = Home::new();
+    let (url, training) = (home.url("ckpt"), Training::new(SingleProcess.rank(), 1, 3));
+    futures::executor::block_on(async {
+        let stager = Background::default();
+        let mut saver = AsyncSaver::new(&SingleProcess)
+            .await
+            .unwrap()
+            .with_stager(stager.clone());
+        let complete = Arc::clone(&stager.complete);
+        let state = training.state();
+        let save = reshard::save(&state, &url)
+            .progress(move |_| assert!(complete.load(Ordering::SeqCst), "written too early"));
+        let handle = saver.start(save).await.unwrap();
+        assert!(
+            !stager.complete.load(Ordering::SeqCst),
+            "the start has waited"
+        );
+        stager.gate.open();
+        handle.staged().await;
+        assert!(stager.complete.load(Ordering::SeqCst));
+        handle.finish().await.unwrap();
+    });
+    blocking::Checkpoint::open(&url).unwrap();
+}
+
+/// Fails on one rank.
+#[derive(Debug)]
+struct Fails(bool);
+
+#[async_trait]
+impl AsyncStager for Fails {
+    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>> {
+        if self.0 {
+            return Err(StrategyError::Invalid("no memory left".into()));
+        }
+        BlockingAsyncStager::new().stage(leaves).await
+    }
+}
+
+#[test]
+fn a_rank_that_can_not_stage_fails_the_save_on_all_ranks() {
+    let home = Arc::new(Home::new());
+    let of_ranks = Arc::clone(&home);
+    let ended = on_ranks(3, move |group| {
+        let home = Arc::clone(&of_ranks);
+        async move {
+            let training = Training::new(group.rank(), 3, 0);
+            let (url, state) = (home.url("ckpt"), training.state());
+            let stager = Fails(group.rank().0 == 2);
+            let mut saver = AsyncSaver::new(&group).await.unwrap().with_stager(stager);
+            let handle = saver.start(reshard::save(&state, &url)).await.unwrap();
+            handle.staged().await;
+            drop(state);
+            training.spoil();
+            handle.finish().await.map(drop).map_err(|e| e.to_string())
+        }
+    });
+    for e in ended {
+        let e = e.unwrap_err();
+        assert!(e.contains("rank 2: in `stage`: no memory left"), "{e}");
+    }
+    assert!(home.names().is_empty(), "{:?}", home.names());
+}
+
+#[test]
+fn memory_of_copies_is_kept_for_the_next_save_and_shared_memory_is_not_copied() {
+    let home = Home::new();
+    let weights = Tensor::from_vec(&[1000], vec![1f32; 1000]).unwrap();
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::full("w", weights.clone()));
+    futures::executor::block_on(async {
+        let stager = Arc::new(BlockingAsyncStager::new());
+        let mut saver = AsyncSaver::new(&SingleProcess).await.unwrap();
+        for step in 0..4 {
+            let url = home.url(&format!("copied-{step}"));
+            let save = reshard::save(&state, &url).stager(Arc::clone(&stager) as _);
+            saver.start(save).await.unwrap().finish().await.unwrap();
+            assert_eq!(stager.allocations(), 1);
+        }
+        let other = Arc::new(BlockingAsyncStager::new());
+        let (url, gate) = (home.url("shared"), Gate::default());
+        let pass = gate.clone();
+        let save = reshard::save(&state, &url)
+            .stager(Arc::clone(&other) as _)
+            .staging(Staging::Share)
+            .progress(move |_| pass.pass());
+        let handle = saver.start(save).await.unwrap();
+        assert_eq!(other.allocations(), 0);
+        drop(state);
+        // The save has a handle, so nobody can change the elements.
+        let Err(weights) = weights.into_vec::<f32>() else {
+            panic!("nobody holds the elements")
+        };
+        gate.open();
+        handle.finish().await.unwrap();
+        drop(saver);
+        assert!(weights.into_vec::<f32>().is_ok(), "the save is over");
+        let stored = Checkpoint::open(&url).await.unwrap();
+        let stored = stored.tensor("w").unwrap().read(..).await.unwrap();
+        assert!(stored.to_vec::<f32>().unwrap() == [1f32; 1000]);
+    });
+}

@@ -1,0 +1,119 @@
+//! What ranks in processes do while one of them is killed.
+
+use crate::{COLUMNS, ROWS, TENSORS, key, save_on_rank, step_of, template};
+use anyhow::{Result, ensure};
+use reshard::{
+    Dialect, Durability, ProcessGroup, ShardedTensor, StateDict, Tensor, blocking,
+    plan::{
+        DefaultLoadPlanner, Demand, LoadContext, LoadPlan, LoadPlanner, PlanError, share_reads,
+    },
+};
+use reshard_parallel::FullyParallelSave;
+use std::{path::Path, time::Duration};
+
+/// How long a rank waits for the others.
+const DEADLINE: Duration = Duration::from_secs(40);
+
+/// One rank's part in something.
+#[derive(Clone, Copy, Debug)]
+pub struct Act {
+    /// Its name, by which `reshard-rank` knows it.
+    pub name: &'static str,
+    /// Whether it replaces what lies there by another step.
+    pub saves: bool,
+    /// Does it, on one rank: saves this step, or loads it.
+    pub run: fn(&dyn ProcessGroup, &Path, u64) -> Result<()>,
+}
+
+/// All of them. A line more, and it is killed like the others.
+pub const ACTS: &[Act] = &[
+    Act {
+        name: "save",
+        saves: true,
+        run: |group, dir, step| save_on_rank(group, dir, step, true, Dialect::Megatron),
+    },
+    Act {
+        name: "save-dcp",
+        saves: true,
+        run: |group, dir, step| save_on_rank(group, dir, step, true, Dialect::Dcp),
+    },
+    Act {
+        name: "save-parallel",
+        saves: true,
+        run: save_parallel,
+    },
+    Act {
+        name: "load",
+        saves: false,
+        run: load,
+    },
+    Act {
+        name: "load-exchange",
+        saves: false,
+        run: load_exchange,
+    },
+];
+
+/// All ranks have all tensors, and share the writing.
+fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let mut state = StateDict::new();
+    for i in 0..TENSORS {
+        let data = vec![(step * 100 + i) as f32; (ROWS * COLUMNS) as usize];
+        let tensor = ShardedTensor::full(&key(i), Tensor::from_vec(&[ROWS, COLUMNS], data)?);
+        state.insert(key(i), tensor.with_replica_id(group.rank().0));
+    }
+    state.insert("step", i64::try_from(step)?);
+    let url = dir.display().to_string();
+    let save = reshard::save(&state, &url)
+        .group(group)
+        .overwrite(true)
+        .deadline(DEADLINE)
+        .strategy(FullyParallelSave::new(
+            reshard::torch_dist::TorchDistConfig::default(),
+        ));
+    blocking::run(save.durability(Durability::Process))?;
+    Ok(())
+}
+
+/// All ranks want everything, and each reads it.
+fn load(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let url = dir.display().to_string();
+    let loaded = reshard::load(template(), &url)
+        .group(group)
+        .deadline(DEADLINE);
+    let loaded = blocking::run(loaded).map_err(|e| e.into_parts().0)?;
+    ensure!(step_of(&loaded)? == step, "another step was loaded");
+    Ok(())
+}
+
+/// All ranks want everything, and share the reading.
+fn load_exchange(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let url = dir.display().to_string();
+    let load = reshard::load(template(), &url)
+        .group(group)
+        .deadline(DEADLINE);
+    // Rounds are many, so that a kill meets one.
+    let load = load.planner(InTurn).exchange_memory(8 << 10);
+    let loaded = blocking::run(load).map_err(|e| e.into_parts().0)?;
+    ensure!(step_of(&loaded)? == step, "another step was loaded");
+    Ok(())
+}
+
+/// Each chunk is read by one of the ranks that want it, in turn.
+#[derive(Debug)]
+struct InTurn;
+
+impl LoadPlanner for InTurn {
+    fn create_global_plan(
+        &self,
+        plans: Vec<LoadPlan>,
+        cx: &LoadContext<'_>,
+    ) -> Result<Vec<LoadPlan>, PlanError> {
+        let plans = DefaultLoadPlanner::DEFAULT.create_global_plan(plans, cx)?;
+        let turns = |all: &[Demand]| {
+            let turn = |(i, demand): (usize, &Demand)| demand.ranks[i % demand.ranks.len()];
+            all.iter().enumerate().map(turn).collect()
+        };
+        share_reads(plans, cx.metadata, |_| Some(0), turns)
+    }
+}
