@@ -367,24 +367,9 @@ impl Run {
 
     /// A job that torchrun starts: beside each of its workers a rank of reshard, which meets the others at the store of the job.
     fn beside_torchrun(&mut self, program: &Path, python: &Path) {
-        let script = root().join("tests/interop/python/beside.py");
-        let torchrun = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-        ];
-        let torchrun = Program::new(python)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .args(torchrun)
-            .args([
-                script.as_os_str(),
-                "--reshard".as_ref(),
-                program.as_os_str(),
-            ]);
         let what = "workers of torchrun load what ranks beside them save, and the other way round";
-        self.check(what, torchrun, "dcp", "beside-torchrun");
+        let torchrun = beside_torchrun(program, python, &self.place.join("beside-torchrun"));
+        self.timed(what, torchrun);
     }
 
     /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
@@ -516,6 +501,25 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// Two workers of torchrun, each with a rank of reshard beside it, in processes. What they save lies in `dir`.
+pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Program {
+    let tests = root().join("tests/interop");
+    let torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ];
+    Program::new(python)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .args(torchrun)
+        .args([tests.join("python/beside.py")])
+        .args(["--reshard".as_ref(), reshard.as_os_str()])
+        .args(["--spec".as_ref(), tests.join("specs/dcp.json").as_os_str()])
+        .args(["--dir".as_ref(), dir.as_os_str()])
 }
 
 /// One of the Python drivers.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::interop;
 use crate::shell::{Program, cargo, say, steps, target_dir};
 use crate::venv::python_with_torch;
 
@@ -77,7 +78,7 @@ fn many() -> Result<()> {
     ])
 }
 
-/// PyTorch's TCPStore, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
+/// PyTorch's TCPStore, and workers of torchrun, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
 fn torch() -> Result<()> {
     let Some(python) = python_with_torch() else {
         say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
@@ -93,8 +94,18 @@ fn torch() -> Result<()> {
     ];
     cargo(&test)
         .args(["--", "--ignored"])
-        .env("RESHARD_PYTHON", python)
-        .run()
+        .env("RESHARD_PYTHON", &python)
+        .run()?;
+    cargo(&["build", "--locked", "--package", "reshard-interop"]).run()?;
+    let dir = target_dir().join("processes");
+    let program = target_dir().join("debug/reshard-interop");
+    // What an earlier run has left would be in the way.
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir)?;
+    }
+    interop::beside_torchrun(&program, &python, &dir).run()?;
+    std::fs::remove_dir_all(&dir)?;
+    Ok(())
 }
 
 /// Runs the program, which must end.

@@ -45,14 +45,15 @@ impl mesh::Node for Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        const SHORT: Duration = Duration::from_secs(2);
+        const BROKEN: Duration = Duration::from_secs(5);
+        const ECHO: Duration = Duration::from_secs(2);
         // What a broken group wanted to send matters to nobody.
         let patience = if self.mesh.is_broken() {
-            self.patience.min(SHORT)
+            self.patience.min(BROKEN)
         } else {
             self.patience
         };
-        self.mesh.shut(patience, SHORT);
+        self.mesh.shut(patience, ECHO);
         wake_listener(self.address);
     }
 }

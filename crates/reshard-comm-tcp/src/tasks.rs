@@ -18,8 +18,10 @@ use std::{
 
 /// How long one handshake may take.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a rank waits for the call of another one that said that it calls itself.
+const CALL: Duration = Duration::from_secs(1);
 /// How long the store has for an answer about a broken group.
-const STORE: Duration = Duration::from_secs(2);
+const STORE: Duration = Duration::from_secs(5);
 
 /// What a rank knows after the meeting.
 #[derive(Debug)]
@@ -87,10 +89,11 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
                 return;
             }
             Ok((_, Verdict::Declined)) => {
-                if !mesh.wait_for_call(peer, limit) {
-                    mesh.gone(peer, format!("at {address} did not call in time"));
+                if mesh.wait_for_call(peer, limit.at_most(CALL)) {
+                    return;
                 }
-                return;
+                // It may have died before it called. Then the next call of this rank is refused.
+                io::Error::new(io::ErrorKind::TimedOut, "it did not call")
             }
             Err(e) => e,
         };
@@ -154,7 +157,10 @@ fn publish(job: &Job, group: u64, why: &Bytes) {
         StoreClient::connect_once(&job.store_host, job.store_port, limit).map(|mut store| {
             // The first cause counts.
             match store.has(&key, limit) {
-                Ok(false) => store.set(&key, why, limit),
+                // Nothing answers a `set`, so ask whether it is there: then others see it, before this rank leaves.
+                Ok(false) => store
+                    .set(&key, why, limit)
+                    .and_then(|()| store.has(&key, limit).map(drop)),
                 other => other.map(drop),
             }
         });
@@ -163,4 +169,60 @@ fn publish(job: &Job, group: u64, why: &Bytes) {
 
 fn key(job: &Job, group: u64) -> String {
     format!("{}/broken/{group:016x}", job.prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::executor::block_on;
+    use reshard_comm::{
+        ProcessGroup as _, Rank,
+        mesh::{MeshGroup, Node},
+    };
+    use std::{net::TcpListener, sync::mpsc};
+
+    /// A rank without threads.
+    struct Alone;
+
+    impl Node for Alone {}
+
+    #[test]
+    fn a_rank_that_dies_before_it_calls_itself_is_gone() {
+        let token = Token::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let watch = Watch {
+            heartbeat: Duration::from_secs(5),
+            silence: Duration::from_secs(60),
+            message_limit: 100,
+        };
+        let job = Job {
+            token: token.clone(),
+            addresses: vec![address, address],
+            store_host: "127.0.0.1".to_owned(),
+            store_port: 1,
+            prefix: String::new(),
+            deadline: Duration::from_secs(600),
+            watch,
+        };
+        let (mesh, _tasks) = Mesh::new(1, 2, 64);
+        let mesh = Arc::new(mesh);
+        let group = MeshGroup::whole("TcpGroup", &mesh, Arc::new(Alone));
+        block_on(group.gather(Bytes::new(), Rank(0))).unwrap();
+        assert!(mesh.wants(0), "a message waits for a connection");
+        let (done, waits) = mpsc::channel();
+        let caller = Arc::clone(&mesh);
+        thread::spawn(move || {
+            dial(&caller, &job, 0);
+            done.send(()).unwrap_or(());
+        });
+        // It says that it calls itself, and dies.
+        let limit = Limit::after(Duration::from_secs(60));
+        let (stream, _) = listener.accept().unwrap();
+        let caller = handshake::receive(stream, &token, 0, 2, limit).unwrap();
+        drop(listener);
+        drop(caller.answer(&token, Verdict::Declined, limit).unwrap());
+        waits.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(!mesh.wants(0), "nobody waits for a rank that is gone");
+    }
 }

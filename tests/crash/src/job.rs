@@ -12,7 +12,7 @@ pub const DIES_AT_CALL: &str = "RESHARD_DIES_AT_CALL";
 /// The environment variable with the `fan_out` of the group.
 pub const FAN_OUT: &str = "RESHARD_FAN_OUT";
 
-/// All must have ended by then: longer than a step waits, also on a busy machine.
+/// All must have ended by then, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Four processes that run `reshard-rank`, and the store at which they meet.

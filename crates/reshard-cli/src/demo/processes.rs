@@ -259,3 +259,33 @@ fn peak() -> u64 {
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kib.map_or(0, |kib| kib << 10)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
+
+    fn ended(status: i32, stderr: &str) -> Output {
+        Output {
+            status: ExitStatus::from_raw(status),
+            stdout: Vec::new(),
+            stderr: stderr.into(),
+        }
+    }
+
+    #[test]
+    fn processes_that_fail_are_told_with_what_they_said() {
+        let full = "error: the disk is full\nhint: make room\n";
+        let ends = [ended(2 << 8, full), ended(9, ""), ended(2 << 8, full)];
+        let error = told(Act::Save, &ends).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the processes could not save: ranks 0, 2: the disk is full; \
+             rank 1: its process was ended (signal: 9 (SIGKILL))"
+        );
+        assert_eq!(error.exit_code(), FAILED);
+        // Damage comes before all else.
+        let damaged = told(Act::Load, &[ended(2 << 8, full), ended(1 << 8, "error: x")]);
+        assert_eq!(damaged.unwrap_err().exit_code(), crate::error::DAMAGED);
+    }
+}
