@@ -30,35 +30,34 @@ impl Rate {
         }
     }
 
-    /// Waits until so many bytes have come.
-    async fn came(&self, bytes: u64) {
-        let until = {
-            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-            let took = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-            *busy = (*busy).max(Instant::now()) + took;
-            *busy
-        };
-        let mut sleeps = false;
-        poll_fn(|cx| {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Poll::Ready(());
-            }
-            if !std::mem::replace(&mut sleeps, true) {
-                let waker = cx.waker().clone();
-                thread::spawn(move || {
-                    thread::sleep(left);
-                    waker.wake();
-                });
-            }
-            Poll::Pending
-        })
-        .await;
+    /// When so many bytes will have come that are asked for now.
+    fn ask(&self, bytes: u64) -> Instant {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let took = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+        *busy = (*busy).max(Instant::now()) + took;
+        *busy
     }
 }
 
-/// The most bytes that are read before the store waits.
-const BLOCK: u64 = 8 << 20;
+/// Waits.
+async fn at(until: Instant) {
+    let mut sleeps = false;
+    poll_fn(|cx| {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Poll::Ready(());
+        }
+        if !std::mem::replace(&mut sleeps, true) {
+            let waker = cx.waker().clone();
+            thread::spawn(move || {
+                thread::sleep(left);
+                waker.wake();
+            });
+        }
+        Poll::Pending
+    })
+    .await;
+}
 
 /// A store at this rate.
 #[derive(Debug)]
@@ -78,24 +77,18 @@ impl Store for Limited {
     }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<bytes::Bytes> {
+        let until = self.rate.ask(range.end.saturating_sub(range.start));
         let read = self.inner.read(name, range).await?;
-        self.rate.came(read.len() as u64).await;
+        at(until).await;
         Ok(read)
     }
 
     async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
-        let mut sum = Traffic::default();
-        let mut next = Vec::new();
-        let mut bytes = 0;
-        for read in reads {
-            bytes += read.parts.iter().map(|part| part.into.bytes()).sum::<u64>();
-            next.push(read);
-            if bytes >= BLOCK {
-                sum += self.block(std::mem::take(&mut next), &progress).await?;
-                bytes = 0;
-            }
-        }
-        Ok(sum + self.block(next, &progress).await?)
+        let parts = reads.iter().flat_map(|read| &read.parts);
+        let until = self.rate.ask(parts.map(|part| part.into.bytes()).sum());
+        let read = self.inner.read_into(reads, progress).await?;
+        at(until).await;
+        Ok(read)
     }
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
@@ -116,13 +109,5 @@ impl Store for Limited {
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         self.inner.join(attempt, place).await
-    }
-}
-
-impl Limited {
-    async fn block(&self, reads: Vec<RecordRead>, progress: &Progress) -> Result<Traffic> {
-        let read = self.inner.read_into(reads, progress.clone()).await?;
-        self.rate.came(read.bytes + read.beside).await;
-        Ok(read)
     }
 }

@@ -267,37 +267,7 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         .needs(ours, save())
         .needs(theirs, save_theirs()),
     ];
-    let shared = "a group reads for all";
-    let columns = ["--cut", "columns", "--shared"];
-    let row = Row::new(
-        format!("load rows as columns, {shared}, {place}"),
-        vec![
-            load(&columns).checks("nothing: no rank reads all of a chunk"),
-            load_theirs("reshard").costs(5.0, 0.8),
-        ],
-        vec![Target::Ratio("DCP", 3.5)],
-    );
-    rows.push(row.needs(ours, save()).needs(theirs, save_theirs()));
-    let all = ["--cut", "whole", "--world", "4", "--limit", "500"];
-    let together: Vec<&str> = all.iter().chain(&["--shared"]).copied().collect();
-    let plainly: Vec<&str> = ["load", "llama", gb, ours, RUNS]
-        .iter()
-        .chain(&all)
-        .copied()
-        .collect();
-    let row = Row::new(
-        format!(
-            "load all of {gb} GB onto each of 4 ranks, {shared}, from a store of 500 MB/s, {place}"
-        ),
-        vec![
-            load(&together).checks(VERIFIED).costs(2.0, 4.0),
-            Peer::reshard("each rank by itself", &plainly)
-                .checks(VERIFIED)
-                .costs(2.0, 13.0),
-        ],
-        vec![Target::Ratio("each rank by itself", 3.5)],
-    );
-    rows.push(row.needs(ours, save()));
+    rows.extend(shared(args, place, base));
     for (cut, most) in [("rows", 1.05), ("columns", f64::INFINITY)] {
         let part = load(&["--cut", cut, "--parts", "8", "--world", "1"])
             .checks("nothing: parts of chunks");
@@ -309,6 +279,49 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         rows.push(row.needs(ours, save()).amplification(most));
     }
     rows
+}
+
+/// Loads in which ranks read for each other.
+fn shared(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let gb = &*args.gb.to_string();
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs) = (&*at("ours"), &*at("theirs"));
+    let save = || Peer::reshard(OURS, &["save", "llama", gb, ours, RUNS]);
+    let load = |name, more: &[&str]| {
+        let all: Vec<&str> = ["load", "llama", gb, ours, RUNS]
+            .iter()
+            .chain(more)
+            .copied()
+            .collect();
+        Peer::reshard(name, &all)
+    };
+    let columns = Row::new(
+        format!("load rows as columns, a group reads for all, {place}"),
+        vec![
+            load(OURS, &["--cut", "columns", "--shared"])
+                .checks("nothing: no rank reads all of a chunk"),
+            dcp("DCP", "reshard", "llama", gb, theirs, &[])
+                .best_of(&LOADS)
+                .checks(NOTHING)
+                .costs(5.0, 0.8),
+        ],
+        vec![Target::Ratio("DCP", 3.5)],
+    )
+    .needs(ours, save())
+    .needs(theirs, dcp("DCP", "save", "llama", gb, theirs, &[]));
+    let all = ["--cut", "whole", "--world", "4", "--limit", "500"];
+    let together: Vec<&str> = all.iter().chain(&["--shared"]).copied().collect();
+    let alone = "each rank by itself";
+    let replicated = Row::new(
+        format!("load all of {gb} GB onto each of 4 ranks, a group reads for all, from a store of 500 MB/s, {place}"),
+        vec![
+            load(OURS, &together).checks(VERIFIED).costs(2.0, 4.0),
+            load(alone, &all).checks(VERIFIED).costs(2.0, 13.0),
+        ],
+        vec![Target::Ratio(alone, 3.5)],
+    )
+    .needs(ours, save());
+    vec![columns, replicated]
 }
 
 /// A tensor that all of a machine's threads read together.

@@ -194,6 +194,9 @@ fn mains(plans: &[LoadPlan], members: &[Member]) -> BTreeSet<(u32, ChunkId)> {
     out
 }
 
+/// A part of a tensor, by key, where it begins, and the position of its demand.
+type Shard<'m> = HeldShard<(&'m str, Dims, usize)>;
+
 /// Megatron Core's distribution in each group: the reader of each demand. Objects are as good as equally long.
 fn distribute(
     demands: &[Demand],
@@ -207,7 +210,7 @@ fn distribute(
     for (rank, member) in (0u32..).zip(members) {
         ranks.insert((member.seat.first, member.seat.number), rank);
     }
-    let mut shards: BTreeMap<u32, Vec<HeldShard<(&str, Dims, usize)>>> = BTreeMap::new();
+    let mut shards: BTreeMap<u32, Vec<Shard<'_>>> = BTreeMap::new();
     let mut readers = vec![0; demands.len()];
     let mut objects: BTreeMap<u32, u64> = BTreeMap::new();
     for (at, demand) in demands.iter().enumerate() {

@@ -1,7 +1,10 @@
-//! The examples of the front page and of the first steps, so that they compile and run as tests.
+//! The examples of the front page, of the first steps and of asynchronous saves, so that they compile and run as tests.
 
 #[doc = include_str!("../../../README.md")]
 struct FrontPage;
 
 #[doc = include_str!("../../../docs/first-steps.md")]
 struct FirstSteps;
+
+#[doc = include_str!("../../../docs/async-saves.md")]
+struct AsyncSaves;

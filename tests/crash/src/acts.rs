@@ -1,14 +1,14 @@
 //! What ranks in processes do while one of them is killed. They set no deadline: the transport itself has to notice.
 
-use crate::{COLUMNS, ROWS, TENSORS, key, save_on_rank, step_of, template};
+use crate::{COLUMNS, ROWS, TENSORS, key, save_on_rank, state, step_of, template};
 use anyhow::{Result, ensure};
 use reshard::{
-    Dialect, Durability, ProcessGroup, ShardedTensor, StateDict, Tensor, blocking,
+    Dialect, Durability, ProcessGroup, Save, ShardedTensor, StateDict, Tensor, blocking,
     plan::{
         DefaultLoadPlanner, Demand, LoadContext, LoadPlan, LoadPlanner, PlanError, share_reads,
     },
 };
-use reshard_parallel::FullyParallelSave;
+use reshard_parallel::{FullyParallelLoad, FullyParallelSave};
 use std::path::Path;
 
 /// One rank's part in something.
@@ -40,6 +40,16 @@ pub const ACTS: &[Act] = &[
         run: save_parallel,
     },
     Act {
+        name: "save-async",
+        saves: true,
+        run: save_async,
+    },
+    Act {
+        name: "save-queue",
+        saves: true,
+        run: save_queue,
+    },
+    Act {
         name: "load",
         saves: false,
         run: load,
@@ -49,7 +59,59 @@ pub const ACTS: &[Act] = &[
         saves: false,
         run: load_exchange,
     },
+    Act {
+        name: "load-parallel",
+        saves: false,
+        run: load_parallel,
+    },
 ];
+
+/// In the background, with a thread that commits.
+fn save_async(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let (url, state) = (
+        dir.display().to_string(),
+        state(step, group.rank().0.into())?,
+    );
+    let mut saver = blocking::AsyncSaver::new(group)?;
+    let handle = saver.start(overwriting(&state, &url))?;
+    drop(state);
+    handle.finish()?;
+    Ok(())
+}
+
+/// In the background, committed by the caller.
+fn save_queue(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let (url, state) = (
+        dir.display().to_string(),
+        state(step, group.rank().0.into())?,
+    );
+    let mut queue = blocking::AsyncCallsQueue::new(group)?;
+    let request = queue.request(overwriting(&state, &url))?;
+    drop(state);
+    queue.schedule(request)?;
+    queue.close(false)?;
+    Ok(())
+}
+
+fn overwriting<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
+    reshard::save(state, url)
+        .overwrite(true)
+        .durability(Durability::Process)
+}
+
+/// All ranks want everything, each reads a part of it, and hands it to the others.
+fn load_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {
+    let url = dir.display().to_string();
+    let load = reshard::load(template(), &url)
+        .group(group)
+        .exchange_memory(64 << 10)
+        .strategy(FullyParallelLoad::new(
+            reshard::torch_dist::TorchDistLoadConfig::default(),
+        ));
+    let loaded = blocking::run(load).map_err(|e| e.into_parts().0)?;
+    ensure!(step_of(&loaded)? == step, "another step was loaded");
+    Ok(())
+}
 
 /// All ranks have all tensors, and share the writing.
 fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> {

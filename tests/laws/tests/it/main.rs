@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod alike;
+mod background;
 mod bytes;
 mod contracts;
 mod declarations;
