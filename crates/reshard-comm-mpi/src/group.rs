@@ -11,6 +11,9 @@ use std::{
 /// Make it with [`init`](Self::init), or with [`from_communicator`](Self::from_communicator) if the job has MPI already. Its
 /// futures need no particular executor, because a thread of the group makes all calls of MPI.
 ///
+/// `gather`, `scatter` and `broadcast` go along a tree from the root, `barrier` and `split` along one from rank 0. At most 64
+/// ranks are below another one. `all_gather` is such a tree in groups of more than 65 ranks.
+///
 /// # Failures
 /// `abort`, a dropped future or a panic breaks the group on all ranks, and never ends the job: the group does not call
 /// `MPI_Abort`. A process that dies ends the whole job, because that is what `mpirun` does.

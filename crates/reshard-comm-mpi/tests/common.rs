@@ -59,7 +59,9 @@ pub(crate) fn run(ranks: u32, mode: &str) -> Ended {
     let _one = ONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    start(ranks, mode).wait(LIMIT).remove(0)
+    // More ranks share the processors.
+    let limit = LIMIT.max(Duration::from_secs(5) * ranks);
+    start(ranks, mode).wait(limit).remove(0)
 }
 
 /// Runs such a job, which must succeed.

@@ -87,6 +87,14 @@ fn a_group_of_mpi_keeps_the_contract_from_5_processes() {
 }
 
 #[test]
+#[ignore = "half a minute; cargo xtask processes --mpi runs it"]
+fn a_group_of_mpi_keeps_the_contract_from_68_processes() {
+    // So many that not all of them send to the root itself.
+    let said = succeeds(68, "contract");
+    assert_eq!(lines_with(&said, " rules"), 68, "{said}");
+}
+
+#[test]
 fn a_group_of_mpi_keeps_the_contract_from_1_process() {
     succeeds(1, "contract");
 }

@@ -39,7 +39,9 @@ pub(crate) fn run() -> Result<()> {
         "--test",
         "jobs",
     ];
-    cargo(&large).args(["--", "--ignored", "2_gib"]).run()?;
+    cargo(&large)
+        .args(["--", "--ignored", "2_gib", "68_processes"])
+        .run()?;
     let kills = [
         "test",
         "--locked",
