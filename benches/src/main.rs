@@ -7,6 +7,7 @@ mod measured;
 mod peer;
 mod plan;
 mod policy;
+mod ranks;
 mod row;
 mod stall;
 mod state;

@@ -2,24 +2,19 @@
 
 use crate::{
     limited::{Limited, Rate},
-    measured::{Measured, cpu, peak},
-    state::{Cut, State},
+    measured::{Measured, peak},
+    ranks::{Args, Runs, nbytes, on_ranks},
+    state::Cut,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    Data, Durability, LocalGroup, ShardedTensor, StateDict, Stores, Value, ValueTree,
+    Data, Durability, ShardedTensor, StateDict, Stores, Value, ValueTree,
     blocking::{self, run as block_on},
     model::{Leaf, Step, Tree},
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_parallel::FullyParallelLoad;
-use std::{
-    fs::File,
-    os::unix::fs::FileExt,
-    path::PathBuf,
-    sync::{Arc, Barrier},
-    time::Instant,
-};
+use std::{fs::File, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum What {
@@ -125,14 +120,6 @@ struct Loading {
     rate: Option<Rate>,
 }
 
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
-    pub(crate) state: State,
-    pub(crate) gb: f64,
-    pub(crate) dir: PathBuf,
-    pub(crate) iterations: usize,
-}
-
 /// How files are written.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct How {
@@ -199,103 +186,6 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
         What::Embedding { what, iterations } => crate::lookup::lookup(*what, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
     }
-}
-
-/// What a few runs took.
-#[derive(Debug, Default)]
-pub(crate) struct Runs {
-    pub(crate) seconds: Vec<f64>,
-    pub(crate) cpu: Vec<f64>,
-}
-
-pub(crate) fn nbytes(state: &StateDict) -> u64 {
-    let mut sum = 0;
-    state.visit(&mut |_, leaf| {
-        if let Leaf::Tensor(t) = leaf
-            && let Data::Host(h) = &t.data
-        {
-            sum += h.nbytes();
-        }
-    });
-    sum
-}
-
-/// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, and
-/// `after` makes the next state of what `work` gives; both off the clock.
-pub(crate) fn on_ranks<S: Send + 'static, T>(
-    world: u64,
-    iterations: usize,
-    build: impl Fn(u64) -> Result<S> + Send + Sync + Clone + 'static,
-    before: impl Fn() + Send + Sync + Clone + 'static,
-    work: impl Fn(S, &LocalGroup) -> Result<T> + Send + Sync + Clone + 'static,
-    after: impl Fn(T) -> Result<S> + Send + Sync + Clone + 'static,
-) -> Result<(Runs, Vec<S>)> {
-    let barrier = Arc::new(Barrier::new(world as usize));
-    let threads: Vec<_> = LocalGroup::new(world as u32)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, group)| {
-            let (build, before, barrier) = (build.clone(), before.clone(), Arc::clone(&barrier));
-            let (work, after) = (work.clone(), after.clone());
-            std::thread::spawn(move || -> Result<(Runs, S)> {
-                // A rank that fails still comes to every barrier, where the others wait for it. It leaves the group, so that
-                // they don't wait for it there either.
-                let mut state = build(rank as u64);
-                let mut group = Some(group);
-                let mut runs = Runs::default();
-                for _ in 0..=iterations {
-                    // Between the two barriers nobody works, so what `before` does is in nobody's time.
-                    barrier.wait();
-                    if rank == 0 {
-                        before();
-                    }
-                    barrier.wait();
-                    let (start, used) = (Instant::now(), cpu());
-                    let done = match (state, &group) {
-                        (Ok(state), Some(group)) => work(state, group),
-                        (Ok(_), None) => Err(anyhow!("a rank that failed has no group")),
-                        (Err(e), _) => Err(e),
-                    };
-                    if done.is_err() {
-                        group = None;
-                    }
-                    barrier.wait();
-                    runs.seconds.push(start.elapsed().as_secs_f64());
-                    runs.cpu.push(cpu() - used);
-                    state = done.and_then(&after);
-                }
-                let state = state?;
-                // The first run warms up.
-                Ok((
-                    Runs {
-                        seconds: runs.seconds.split_off(1),
-                        cpu: runs.cpu.split_off(1),
-                    },
-                    state,
-                ))
-            })
-        })
-        .collect();
-    let mut all = Vec::new();
-    for t in threads {
-        all.push(t.join().map_err(|_| anyhow!("a rank panicked"))??);
-    }
-
-    // A run takes as long as its slowest rank. The CPU time is that of the process, so any rank's will do.
-    let slowest = |i: usize| {
-        all.iter()
-            .map(|(runs, _)| runs.seconds[i])
-            .fold(0.0, f64::max)
-    };
-    let seconds = (0..iterations).map(slowest).collect();
-    let cpu = all
-        .first()
-        .map(|(runs, _)| runs.cpu.clone())
-        .unwrap_or_default();
-    Ok((
-        Runs { seconds, cpu },
-        all.into_iter().map(|(_, s)| s).collect(),
-    ))
 }
 
 fn save(a: &Args, how: How) -> Result<Measured> {

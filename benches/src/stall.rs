@@ -1,8 +1,8 @@
 //! How long an asynchronous save keeps training waiting.
 
 use crate::{
-    measure::{Args, Runs, nbytes, on_ranks},
     measured::{Measured, peak},
+    ranks::{Args, Runs, nbytes, on_ranks},
     state::Cut,
 };
 use anyhow::Result;

@@ -198,9 +198,9 @@ impl<'a> Load<'a> {
         let url = self.url;
         let comm = self.ranks.comm();
         let guard = comm.guard("a load");
-        let template = std::mem::take(&mut self.template);
-        let template = self.with_statefuls(template);
-        let begun = self.begin(&comm, template).await;
+        let mut template = std::mem::take(&mut self.template);
+        let added = self.add_statefuls(&mut template);
+        let begun = self.begin(&comm, template, added).await;
         clock.done(Phase::Plan);
         let out = match begun {
             Err((e, template)) => Err((e, template)),
@@ -210,17 +210,11 @@ impl<'a> Load<'a> {
         out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
     }
 
-    /// The template, with what values say that they want.
-    fn with_statefuls(
-        &mut self,
-        mut template: StateDict,
-    ) -> Result<StateDict, (StrategyError, StateDict)> {
-        for (key, value) in &mut self.statefuls {
-            if let Err(e) = stateful::insert(&mut template, key, value.template()) {
-                return Err((e, template));
-            }
-        }
-        Ok(template)
+    /// Adds what values say that they want.
+    fn add_statefuls(&mut self, template: &mut StateDict) -> Result<(), StrategyError> {
+        self.statefuls
+            .iter_mut()
+            .try_for_each(|(key, value)| stateful::insert(template, key, value.template()))
     }
 
     /// Gives values their state.
@@ -243,15 +237,16 @@ impl<'a> Load<'a> {
     async fn begin(
         &self,
         comm: &Comm<'_>,
-        template: Result<StateDict, (StrategyError, StateDict)>,
+        template: StateDict,
+        added: Result<(), StrategyError>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
-        let opened = match template {
-            Ok(template) => (self.open().await, template),
-            Err((e, template)) => (Err(e), template),
+        let opened = match added {
+            Ok(()) => self.open().await,
+            Err(e) => Err(e),
         };
         let (mine, template) = match opened {
-            (Err(e), template) => (Err(e), Some(template)),
-            (Ok((store, opened)), template) => match opened.common().await {
+            Err(e) => (Err(e), Some(template)),
+            Ok((store, opened)) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
                     // Handles to return if the template can't be split. They must be gone before buffers are lent.

@@ -15,7 +15,7 @@ pub enum Phase {
     /// Planning, on all ranks; for a load, opening the checkpoint too.
     Plan,
     /// Copying what the caller may change, on this rank. Only an asynchronous save has it.
-    Stage,
+    Staging,
     /// Writing bytes, on this rank. Only a save has it.
     Write,
     /// Agreeing that all ranks have written, and committing. Only a save has it.

@@ -1,7 +1,9 @@
 //! Memory for copies, kept from one save for the next.
 
 use crate::{Result, StrategyError};
-use reshard_model::{DType, DeviceBuffer, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
+use reshard_model::{
+    DType, DeviceBuffer, Layout, LentBuffer, LentView, ModelError, Region, RegionMut, Tensor,
+};
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// Memory that this many calls in a row did not use is freed.
@@ -35,17 +37,13 @@ impl Memory {
                 .and_then(|l| Ok(Tensor::with_layout(DType::UInt8, l, memory)?))?,
             None => Tensor::zeros("staging", DType::UInt8, &[bytes]).map_err(|e| none(&e))?,
         };
-        Self::lend((kind(bytes, device), tensor)).map_err(|(_, e)| e)
+        Self::lend(kind(bytes, device), tensor).map_err(|(e, _)| e.into())
     }
 
-    fn lend((kind, tensor): (Kind, Tensor)) -> Result<Self, ((Kind, Tensor), StrategyError)> {
-        match LentBuffer::new("staging", vec![tensor]) {
-            Ok((lent, views)) => Ok(Self { kind, lent, views }),
-            Err((e, mut back)) => match back.pop() {
-                Some(tensor) => Err(((kind, tensor), e.into())),
-                None => unreachable!("a refused loan gives its only tensor back"),
-            },
-        }
+    /// Takes the memory of a tensor, or gives the tensor back if somebody uses it.
+    fn lend(kind: Kind, tensor: Tensor) -> Result<Self, (ModelError, Vec<Tensor>)> {
+        let (lent, views) = LentBuffer::new("staging", vec![tensor])?;
+        Ok(Self { kind, lent, views })
     }
 
     /// Parts of it, each of so many bytes from a position on. They must be disjoint. Call it once.
@@ -109,9 +107,9 @@ impl Pool {
         let kept = self.kept.get_mut(&kind)?;
         for i in (0..kept.len()).rev() {
             let (tensor, last) = kept.swap_remove(i);
-            match Memory::lend((kind.clone(), tensor)) {
+            match Memory::lend(kind.clone(), tensor) {
                 Ok(memory) => return Some(memory),
-                Err(((_, tensor), _)) => kept.push((tensor, last)),
+                Err((_, back)) => kept.extend(back.into_iter().map(|tensor| (tensor, last))),
             }
         }
         None

@@ -50,7 +50,7 @@ impl Call {
 
     /// What the thread has handed over, if it has.
     pub(super) fn take(&mut self) -> Option<PendingSave> {
-        let _ = self.thread.take().map(JoinHandle::join);
+        drop(self.thread.take().map(JoinHandle::join));
         self.pending.take()
     }
 
@@ -73,7 +73,10 @@ impl Call {
 
     /// Stops writing, and waits until nothing is written any more.
     pub(super) async fn stop(mut self) -> Option<PendingSave> {
-        let _ = std::mem::replace(&mut self.stop, oneshot::channel().0).send(());
+        // The thread may be done.
+        std::mem::replace(&mut self.stop, oneshot::channel().0)
+            .send(())
+            .ok();
         self.wait().await;
         self.take()
     }

@@ -42,7 +42,7 @@ impl SaveHandle {
     /// beginning. If the data could not be copied, [`finish`](Self::finish) returns the error.
     pub async fn staged(&self) {
         // A thread that is gone needs no data.
-        let _ = self.staged.clone().await;
+        self.staged.clone().await.ok();
     }
 
     /// Whether it has ended, well or not. Then [`finish`](Self::finish) does not wait.

@@ -186,7 +186,7 @@ impl AsyncSaver {
             let finished = wait(async {
                 if let Some(before) = before {
                     // A thread that has panicked has ended, too.
-                    let _ = before.await;
+                    before.await.ok();
                 }
                 pending.finish(&comm).await
             });
@@ -197,7 +197,7 @@ impl AsyncSaver {
                 let mut unseen = unseen.lock().unwrap_or_else(PoisonError::into_inner);
                 unseen.get_or_insert(e);
             }
-            let _ = ended_sender.send(());
+            ended_sender.send(()).ok();
         });
         self.flights.push_back(Flight {
             done: Arc::clone(&done),
@@ -222,7 +222,7 @@ impl AsyncSaver {
             .retain(|flight| !flight.done.load(Ordering::Acquire));
         while self.flights.len() >= self.in_flight {
             if let Some(oldest) = self.flights.pop_front() {
-                let _ = oldest.ended.clone().await;
+                oldest.ended.clone().await.ok();
             }
         }
         let waited = begun.elapsed();
@@ -249,7 +249,7 @@ impl AsyncSaver {
     /// The first error of a save whose handle was dropped.
     pub async fn close(mut self) -> Result<()> {
         while let Some(oldest) = self.flights.pop_front() {
-            let _ = oldest.ended.clone().await;
+            oldest.ended.clone().await.ok();
         }
         let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
         unseen.take().map_or(Ok(()), Err)
@@ -260,7 +260,7 @@ impl Drop for AsyncSaver {
     fn drop(&mut self) {
         for flight in self.flights.drain(..) {
             // A panic was told on its own thread.
-            let _ = flight.thread.map(JoinHandle::join);
+            drop(flight.thread.map(JoinHandle::join));
         }
     }
 }

@@ -42,7 +42,7 @@ impl Job {
                     pending.synchronize_staging(&*stager).await;
                 }
                 // The handle may be gone.
-                let _ = staged.send(());
+                staged.send(()).ok();
                 match select(pin!(pending.write()), stop).await {
                     Either::Left(_) => true,
                     Either::Right(_) => false,

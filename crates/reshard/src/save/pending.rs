@@ -71,14 +71,14 @@ impl PendingSave {
             Err(e) => Err(e),
         };
         self.written = staged.err().map(Err);
-        self.clock.done(Phase::Stage);
+        self.clock.done(Phase::Staging);
     }
 
     /// Waits until the copies are complete.
     pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
         if self.written.is_none() {
             self.written = stager.synchronize_staging().await.err().map(Err);
-            self.clock.done(Phase::Stage);
+            self.clock.done(Phase::Staging);
         }
     }
 

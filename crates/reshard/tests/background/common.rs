@@ -103,9 +103,9 @@ impl Gate {
 }
 
 /// A directory for checkpoints.
-pub(crate) struct Home(TempDir);
+pub(crate) struct Folder(TempDir);
 
-impl Home {
+impl Folder {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }

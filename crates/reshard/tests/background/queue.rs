@@ -1,4 +1,4 @@
-use crate::common::{Gate, Home, Training, on_ranks};
+use crate::common::{Folder, Gate, Training, on_ranks};
 use reshard::{
     AsyncCallsQueue, ErrorKind, FrozenRequest, ProcessGroup, SingleProcess, StateDict, Tensor,
     blocking,
@@ -13,7 +13,7 @@ fn one(value: f32) -> StateDict {
 
 #[test]
 fn calls_are_finalized_in_order_when_all_ranks_have_written() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let gates = [Gate::default(), Gate::default()];
     on_ranks(2, move |group| {
@@ -89,7 +89,7 @@ fn calls_are_finalized_in_order_when_all_ranks_have_written() {
 
 #[test]
 fn a_request_that_one_rank_drops_fails_the_next_finalization_on_all_ranks() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     on_ranks(3, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -134,7 +134,7 @@ fn a_request_that_one_rank_drops_fails_the_next_finalization_on_all_ranks() {
 
 #[test]
 fn requests_that_are_scheduled_in_another_order_are_an_error_on_all_ranks() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     on_ranks(2, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -166,7 +166,7 @@ fn requests_that_are_scheduled_in_another_order_are_an_error_on_all_ranks() {
 
 #[test]
 fn a_request_that_would_be_one_too_many_finalizes_the_oldest() {
-    let home = Home::new();
+    let home = Folder::new();
     let urls = ["a", "b"].map(|name| home.url(name));
     let state = one(1.);
     futures::executor::block_on(async {
@@ -186,7 +186,7 @@ fn a_request_that_would_be_one_too_many_finalizes_the_oldest() {
 
 #[test]
 fn a_function_that_fails_is_told_to_all_ranks_and_the_checkpoint_stays() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     on_ranks(2, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -217,7 +217,7 @@ fn a_function_that_fails_is_told_to_all_ranks_and_the_checkpoint_stays() {
 
 #[test]
 fn an_abort_and_a_dropped_queue_leave_nothing() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     for dropped in [false, true] {
         let of_ranks = Arc::clone(&home);
         on_ranks(2, move |group| {
@@ -253,7 +253,7 @@ fn an_abort_and_a_dropped_queue_leave_nothing() {
 
 #[test]
 fn a_queue_that_one_rank_drops_is_an_error_on_the_others() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     on_ranks(2, move |group| {
         let home = Arc::clone(&of_ranks);

@@ -1,4 +1,4 @@
-use crate::common::{Gate, Home, Training, on_ranks};
+use crate::common::{Folder, Gate, Training, on_ranks};
 use reshard::{
     AsyncSaver, Checkpoint, Dialect, ErrorKind, LocalGroup, ProcessGroup, Save, SingleProcess,
     StateDict, Tensor, blocking,
@@ -26,7 +26,7 @@ fn one(value: f32) -> StateDict {
 #[test]
 fn an_asynchronous_save_writes_the_bytes_of_a_synchronous_one_whatever_is_done_to_the_state() {
     for dialect in [Dialect::Megatron, Dialect::Dcp] {
-        let home = Arc::new(Home::new());
+        let home = Arc::new(Folder::new());
         let of_ranks = Arc::clone(&home);
         let reports = on_ranks(3, move |group| {
             let home = Arc::clone(&of_ranks);
@@ -81,7 +81,7 @@ fn an_asynchronous_save_writes_the_bytes_of_a_synchronous_one_whatever_is_done_t
 
 #[test]
 fn a_start_waits_while_too_many_saves_are_not_finished_and_says_for_how_long() {
-    let home = Home::new();
+    let home = Folder::new();
     let urls = ["a", "b", "c"].map(|name| home.url(name));
     let states = [1., 2., 3.].map(one);
     futures::executor::block_on(async {
@@ -130,7 +130,7 @@ fn a_start_waits_while_too_many_saves_are_not_finished_and_says_for_how_long() {
 
 #[test]
 fn two_saves_to_one_url_at_the_same_time_are_an_error_on_all_ranks() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let ended = on_ranks(2, move |group| {
         let home = Arc::clone(&home);
         async move {
@@ -155,7 +155,7 @@ fn two_saves_to_one_url_at_the_same_time_are_an_error_on_all_ranks() {
 
 #[test]
 fn saves_that_ranks_start_in_another_order_are_an_error_on_all_ranks() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let ended = on_ranks(3, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -183,7 +183,7 @@ fn saves_that_ranks_start_in_another_order_are_an_error_on_all_ranks() {
 
 #[test]
 fn a_worker_that_panics_fails_the_save_on_all_ranks_and_the_old_checkpoint_stays() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     blocking::save(&one(1.), &home.url("ckpt")).unwrap();
     let before = home.files("ckpt");
     let of_ranks = Arc::clone(&home);
@@ -213,7 +213,7 @@ fn a_worker_that_panics_fails_the_save_on_all_ranks_and_the_old_checkpoint_stays
 
 #[test]
 fn a_handle_that_is_dropped_lets_its_save_complete_and_an_error_comes_back_later() {
-    let home = Home::new();
+    let home = Folder::new();
     let (good, bad) = (home.url("good"), home.url("bad"));
     let state = one(1.);
     futures::executor::block_on(async {
@@ -249,7 +249,7 @@ fn a_handle_that_is_dropped_lets_its_save_complete_and_an_error_comes_back_later
 
 #[test]
 fn a_save_alone_goes_on_in_the_background_and_the_group_is_free() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let ended = on_ranks(2, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -275,7 +275,7 @@ fn a_save_alone_goes_on_in_the_background_and_the_group_is_free() {
 
 #[test]
 fn a_rank_that_leaves_while_saves_are_written_fails_them_on_the_others() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let groups: Vec<LocalGroup> = LocalGroup::new(3);
     let ended = Arc::new(Mutex::new(Vec::new()));
@@ -307,7 +307,7 @@ fn a_rank_that_leaves_while_saves_are_written_fails_them_on_the_others() {
 
 #[test]
 fn blocking_versions_do_the_same() {
-    let home = Home::new();
+    let home = Folder::new();
     let (urls, state) = (["a", "b", "c"].map(|name| home.url(name)), one(1.));
     let mut saver = blocking::AsyncSaver::new(&SingleProcess).unwrap();
     let handle = saver.start(reshard::save(&state, &urls[0])).unwrap();

@@ -1,4 +1,4 @@
-use crate::common::{Gate, Home, Training, on_ranks};
+use crate::common::{Folder, Gate, Training, on_ranks};
 use async_trait::async_trait;
 use reshard::{
     AsyncSaver, AsyncStager, BlockingAsyncStager, Checkpoint, Data, ProcessGroup, ShardedTensor,
@@ -43,7 +43,7 @@ impl AsyncStager for Background {
 
 #[test]
 fn a_stager_in_the_background_is_waited_for_before_anything_is_written() {
-    let home = Home::new();
+    let home = Folder::new();
     let (url, training) = (home.url("ckpt"), Training::new(SingleProcess.rank(), 1, 3));
     futures::executor::block_on(async {
         let stager = Background::default();
@@ -84,7 +84,7 @@ impl AsyncStager for Fails {
 
 #[test]
 fn a_rank_that_can_not_stage_fails_the_save_on_all_ranks() {
-    let home = Arc::new(Home::new());
+    let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let ended = on_ranks(3, move |group| {
         let home = Arc::clone(&of_ranks);
@@ -109,7 +109,7 @@ fn a_rank_that_can_not_stage_fails_the_save_on_all_ranks() {
 
 #[test]
 fn memory_of_copies_is_kept_for_the_next_save_and_shared_memory_is_not_copied() {
-    let home = Home::new();
+    let home = Folder::new();
     let weights = Tensor::from_vec(&[1000], vec![1f32; 1000]).unwrap();
     let mut state = StateDict::new();
     state.insert("w", ShardedTensor::full("w", weights.clone()));
