@@ -34,8 +34,10 @@ Usage: cargo xtask COMMAND
   bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
             --only TEXT   rows whose name holds this text
             --runs N      so many counted runs of each measurement; 15 unless set
-  processes  what needs ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks; PyTorch's
-            TCPStore too if RESHARD_PYTHON names a Python with torch, or interop has installed one
+  processes  what needs ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks, groups of MPI
+            (installs Open MPI from Debian's packages if it is not there); PyTorch's part too if RESHARD_PYTHON names a
+            Python with torch, or interop has installed one
+            --mpi     only the groups of MPI
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
             --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
@@ -69,6 +71,7 @@ fn run(args: &[String]) -> Result<()> {
     // A command refuses words that it does not know, so a mistyped flag never starts a long run.
     let (flags, settings): (&[&str], &[&str]) = match command {
         "tidy" => (&["--bless"], &[]),
+        "processes" => (&["--mpi"], &[]),
         "interop" => (&["--keep", "--self", "--frugal"], &[]),
         "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
         "nightly" => (&["--share"], &["--fuzz", "--seed"]),
@@ -104,6 +107,7 @@ fn run(args: &[String]) -> Result<()> {
                 frugal,
             })
         }
+        "processes" if has("--mpi") => processes::mpi::run(),
         "processes" => processes::run(),
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {

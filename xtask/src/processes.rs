@@ -1,13 +1,14 @@
-//! What needs ranks in real processes: the contract of groups, the demo, ranks that are killed, many ranks, PyTorch.
+//! What needs ranks in real processes: the contract of groups, the demo, ranks that are killed, many ranks, MPI, PyTorch.
 
-use std::path::PathBuf;
+pub(crate) mod mpi;
+
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use crate::interop;
 use crate::shell::{Program, cargo, say, steps, target_dir};
-use crate::venv::TORCH_215;
+use crate::venv::python_with_torch;
 
 /// 64 ranks save and load in some seconds. After this time they hang.
 const LONGEST: Duration = Duration::from_secs(10 * 60);
@@ -19,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
         ("kills", &kills),
         ("races", &races),
         ("64 ranks", &many),
-        // A step for mpirun belongs here.
+        ("mpi", &mpi::run),
         ("torch", &torch),
     ])
 }
@@ -79,8 +80,7 @@ fn many() -> Result<()> {
 
 /// PyTorch's TCPStore, and workers of torchrun, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
 fn torch() -> Result<()> {
-    let given = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
-    let Some(python) = given.or_else(|| TORCH_215.installed()) else {
+    let Some(python) = python_with_torch() else {
         say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
         return Ok(());
     };

@@ -50,13 +50,19 @@ pub(crate) const TENSORFLOW: Venv = Venv {
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
+/// A Python with torch, if one is here: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`.
+pub(crate) fn python_with_torch() -> Option<PathBuf> {
+    let named = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
+    named.or_else(|| TORCH_215.installed())
+}
+
 impl Venv {
     pub(crate) const fn name(&self) -> &'static str {
         self.name
     }
 
     /// Its Python, if it is there already.
-    pub(crate) fn installed(&self) -> Option<PathBuf> {
+    fn installed(&self) -> Option<PathBuf> {
         let dir = given().unwrap_or_else(own).join(self.name);
         let python = dir.join("bin").join("python");
         python.exists().then_some(python)

@@ -1,16 +1,15 @@
 use crate::{
     Result, TcpError, TcpGroup,
-    clock::Limit,
     connection::Watch,
     env::Variables,
     files,
     group::Node,
     listen,
     meet::{Guest, meet},
-    mesh::Mesh,
     store::{StoreClient, StoreServer},
     tasks::{self, Job},
 };
+use reshard_comm::mesh::{Limit, Mesh};
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},

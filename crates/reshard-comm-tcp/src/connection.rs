@@ -1,9 +1,7 @@
 //! A connection between two members: one thread reads it, one writes it.
 
-use crate::{
-    frame::{Kind, Message},
-    mesh::Mesh,
-};
+use crate::frame;
+use reshard_comm::mesh::{Kind, Mesh, Message};
 use std::{
     io::{self, BufReader},
     net::{Shutdown, TcpStream},
@@ -52,18 +50,18 @@ fn try_start(
     let stream = Arc::new(stream);
     let ends = (Arc::clone(&stream), stream);
     let owners = (Arc::clone(mesh), Arc::clone(mesh));
-    mesh.threads_begin();
+    mesh.begin_link();
     let reader = thread::Builder::new()
         .name(format!("reshard-from-{peer}"))
         .spawn(move || {
             let (mesh, stream) = (owners.0, ends.0);
             let why = read(&mesh, peer, &stream, watch);
             mesh.gone(peer, why);
-            mesh.reader_done();
+            mesh.end_hearing();
         });
     if let Err(e) = reader {
-        mesh.reader_done();
-        mesh.writer_done();
+        mesh.end_hearing();
+        mesh.end_sending();
         return Err(e);
     }
     let writer = thread::Builder::new()
@@ -77,16 +75,16 @@ fn try_start(
             } else {
                 drop(stream.shutdown(Shutdown::Write));
             }
-            mesh.writer_done();
+            mesh.end_sending();
         });
-    writer.map(drop).inspect_err(|_| mesh.writer_done())
+    writer.map(drop).inspect_err(|_| mesh.end_sending())
 }
 
 /// Reads until the end, and says why it is the end.
 fn read(mesh: &Mesh, peer: u32, stream: &TcpStream, watch: Watch) -> String {
     let mut from = BufReader::with_capacity(64 << 10, stream);
     loop {
-        match Message::read(&mut from, watch.message_limit) {
+        match frame::read(&mut from, watch.message_limit) {
             Ok(Some(message)) if message.kind == Kind::Bye => {
                 // From here on it reads nothing; the end of its stream comes soon.
                 return "left the job".to_owned();
@@ -106,8 +104,8 @@ fn write(mut stream: &TcpStream, messages: &Receiver<Message>, watch: Watch) -> 
     let alive = Message::notice(Kind::Alive, 0, bytes::Bytes::new());
     loop {
         match messages.recv_timeout(watch.heartbeat) {
-            Ok(message) => message.write(&mut stream)?,
-            Err(RecvTimeoutError::Timeout) => alive.write(&mut stream)?,
+            Ok(message) => frame::write(&message, &mut stream)?,
+            Err(RecvTimeoutError::Timeout) => frame::write(&alive, &mut stream)?,
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }

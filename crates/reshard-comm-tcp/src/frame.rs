@@ -3,7 +3,7 @@
 //! A frame is a head of 32 bytes and at most [`PART_LIMIT`] bytes. A longer message travels as several parts, without
 //! other frames between them. Numbers are little-endian.
 
-use bytes::Bytes;
+use reshard_comm::mesh::{Call, Kind, Message};
 use std::io::{self, Read, Write};
 
 /// The length of a frame's head.
@@ -14,56 +14,6 @@ pub(crate) const PART_LIMIT: u32 = 4 << 20;
 
 /// Up to this length, head and bytes are written by one call.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
-
-/// What a frame is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A part of a message, or all of it.
-    Data,
-    /// How many messages of a group the sender has used so far.
-    Used,
-    /// A group is broken; the bytes say why.
-    Abort,
-    /// The sender left a group. A byte says whether it panicked.
-    Leave,
-    /// The sender left all groups, and closes the connection.
-    Bye,
-    /// The sender is alive.
-    Alive,
-}
-
-impl Kind {
-    const ALL: [Self; 6] = [
-        Self::Data,
-        Self::Used,
-        Self::Abort,
-        Self::Leave,
-        Self::Bye,
-        Self::Alive,
-    ];
-
-    fn code(self) -> u8 {
-        match self {
-            Self::Data => 1,
-            Self::Used => 2,
-            Self::Abort => 3,
-            Self::Leave => 4,
-            Self::Bye => 5,
-            Self::Alive => 6,
-        }
-    }
-}
-
-/// The collective to which a message belongs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// How many calls the sender made in this group before.
-    pub(crate) number: u64,
-    /// Which method it is. Only equality counts here.
-    pub(crate) method: u8,
-    /// The root, counted in the group; 0 if the method has none.
-    pub(crate) root: u32,
-}
 
 /// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,8 +54,7 @@ impl Head {
         let (number, rest) = split(rest);
         let (length, rest) = split(rest);
         let (about, _) = split(rest);
-        let kind = Kind::ALL.into_iter().find(|known| known.code() == *kind);
-        let (Some(kind), 0 | 1, 0) = (kind, *more, *zero) else {
+        let (Some(kind), 0 | 1, 0) = (Kind::from_code(*kind), *more, *zero) else {
             return Err(invalid("a frame of no known kind"));
         };
         let length = u32::from_le_bytes(length);
@@ -140,128 +89,105 @@ fn invalid(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// What one rank tells another one: a message or a notice, of any length.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) kind: Kind,
-    pub(crate) group: u64,
-    pub(crate) call: Call,
-    /// The rank of the group of or for which it is, if others hand it on.
-    pub(crate) about: u32,
-    pub(crate) body: Bytes,
+/// Writes the message, in parts if it is long.
+///
+/// # Errors
+/// Those of `out`.
+pub(crate) fn write(message: &Message, mut out: impl Write) -> io::Result<()> {
+    let mut rest: &[u8] = &message.body;
+    loop {
+        let (part, later) = rest.split_at(rest.len().min(PART_LIMIT as usize));
+        let head = Head {
+            kind: message.kind,
+            more: !later.is_empty(),
+            group: message.group,
+            call: message.call,
+            about: message.about,
+            length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
+        }
+        .encode();
+        if part.len() <= WRITTEN_AT_ONCE {
+            out.write_all(&[&head, part].concat())?;
+        } else {
+            out.write_all(&head)?;
+            out.write_all(part)?;
+        }
+        rest = later;
+        if rest.is_empty() {
+            return Ok(());
+        }
+    }
 }
 
-impl Message {
-    /// A notice about a group.
-    pub(crate) fn notice(kind: Kind, group: u64, body: Bytes) -> Self {
-        Self {
-            kind,
-            group,
-            call: Call::default(),
-            about: 0,
-            body,
-        }
-    }
-
-    /// Writes the message, in parts if it is long.
-    ///
-    /// # Errors
-    /// Those of `out`.
-    pub(crate) fn write(&self, mut out: impl Write) -> io::Result<()> {
-        let mut rest: &[u8] = &self.body;
-        loop {
-            let (part, later) = rest.split_at(rest.len().min(PART_LIMIT as usize));
-            let head = Head {
-                kind: self.kind,
-                more: !later.is_empty(),
-                group: self.group,
-                call: self.call,
-                about: self.about,
-                length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
-            }
-            .encode();
-            if part.len() <= WRITTEN_AT_ONCE {
-                out.write_all(&[&head, part].concat())?;
-            } else {
-                out.write_all(&head)?;
-                out.write_all(part)?;
-            }
-            rest = later;
-            if rest.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Reads a message of at most `limit` bytes. Its memory grows as the bytes arrive. `None` at the end of the stream.
-    ///
-    /// # Errors
-    /// Those of `from`; `UnexpectedEof` within a message; `InvalidData` for frames that no rank sends.
-    pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Self>> {
-        let mut body = Vec::new();
-        let mut first: Option<Head> = None;
-        loop {
-            let mut head = [0; HEAD];
-            if first.is_none() {
-                // The end of the stream is no error between two messages.
-                let begun = loop {
-                    match from.read(&mut head) {
-                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                        other => break other?,
-                    }
-                };
-                if begun == 0 {
-                    return Ok(None);
+/// Reads a message of at most `limit` bytes. Its memory grows as the bytes arrive. `None` at the end of the stream.
+///
+/// # Errors
+/// Those of `from`; `UnexpectedEof` within a message; `InvalidData` for frames that no rank sends.
+pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Message>> {
+    let mut body = Vec::new();
+    let mut first: Option<Head> = None;
+    loop {
+        let mut head = [0; HEAD];
+        if first.is_none() {
+            // The end of the stream is no error between two messages.
+            let begun = loop {
+                match from.read(&mut head) {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    other => break other?,
                 }
-                from.read_exact(head.get_mut(begun..).unwrap_or_default())?;
-            } else {
-                from.read_exact(&mut head)?;
-            }
-            let head = Head::decode(&head)?;
-            let same = |first: &Head| {
-                (first.kind, first.group, first.call, first.about)
-                    == (head.kind, head.group, head.call, head.about)
             };
-            if !first.as_ref().is_none_or(same) {
-                return Err(invalid("a part of another message"));
+            if begun == 0 {
+                return Ok(None);
             }
-            if head.more && (head.kind != Kind::Data || head.length == 0) {
-                return Err(invalid("a notice in parts"));
-            }
-            if (body.len() as u64).saturating_add(u64::from(head.length)) > limit {
-                return Err(invalid("a message longer than the limit"));
-            }
-            let got = (&mut from)
-                .take(u64::from(head.length))
-                .read_to_end(&mut body)?;
-            if got < head.length as usize {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            if !head.more {
-                return Ok(Some(Self {
-                    kind: head.kind,
-                    group: head.group,
-                    call: head.call,
-                    about: head.about,
-                    body: body.into(),
-                }));
-            }
-            first = Some(head);
+            from.read_exact(head.get_mut(begun..).unwrap_or_default())?;
+        } else {
+            from.read_exact(&mut head)?;
         }
+        let head = Head::decode(&head)?;
+        let same = |first: &Head| {
+            (first.kind, first.group, first.call, first.about)
+                == (head.kind, head.group, head.call, head.about)
+        };
+        if !first.as_ref().is_none_or(same) {
+            return Err(invalid("a part of another message"));
+        }
+        if head.more && (head.kind != Kind::Data || head.length == 0) {
+            return Err(invalid("a notice in parts"));
+        }
+        if (body.len() as u64).saturating_add(u64::from(head.length)) > limit {
+            return Err(invalid("a message longer than the limit"));
+        }
+        let got = (&mut from)
+            .take(u64::from(head.length))
+            .read_to_end(&mut body)?;
+        if got < head.length as usize {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if !head.more {
+            return Ok(Some(Message {
+                kind: head.kind,
+                group: head.group,
+                call: head.call,
+                about: head.about,
+                body: body.into(),
+            }));
+        }
+        first = Some(head);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use proptest::prelude::*;
 
     fn messages() -> impl Strategy<Value = Message> {
         let call = (any::<u64>(), any::<u8>(), any::<u32>());
         let body = prop::collection::vec(any::<u8>(), 0..100);
-        (0..Kind::ALL.len(), any::<u64>(), call, body).prop_map(
+        (1..=6_u8, any::<u64>(), call, body).prop_map(
             |(kind, group, (number, method, root), body)| Message {
-                kind: Kind::ALL[kind],
+                kind: Kind::from_code(kind).unwrap(),
                 group,
                 call: Call {
                     number,
@@ -279,11 +205,11 @@ mod tests {
         fn what_is_written_is_read_again(sent in prop::collection::vec(messages(), 0..5)) {
             let mut bytes = Vec::new();
             for message in &sent {
-                message.write(&mut bytes).unwrap();
+                write(message, &mut bytes).unwrap();
             }
             let mut from = bytes.as_slice();
             let mut got = Vec::new();
-            while let Some(message) = Message::read(&mut from, 100).unwrap() {
+            while let Some(message) = read(&mut from, 100).unwrap() {
                 got.push(message);
             }
             prop_assert_eq!(got, sent);
@@ -292,7 +218,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut from = bytes.as_slice();
-            while let Ok(Some(message)) = Message::read(&mut from, 1000) {
+            while let Ok(Some(message)) = read(&mut from, 1000) {
                 prop_assert!(message.body.len() <= bytes.len());
             }
         }
@@ -302,10 +228,10 @@ mod tests {
             message in messages(), at in 0..HEAD, byte in any::<u8>(), cut in 0..200_usize
         ) {
             let mut bytes = Vec::new();
-            message.write(&mut bytes).unwrap();
+            write(&message, &mut bytes).unwrap();
             bytes[at] = byte;
             bytes.truncate(cut);
-            drop(Message::read(bytes.as_slice(), 1000));
+            drop(read(bytes.as_slice(), 1000));
         }
     }
 
@@ -321,18 +247,18 @@ mod tests {
             let body: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
             let sent = Message::notice(Kind::Data, 7, body.into());
             let mut bytes = Vec::new();
-            sent.write(&mut bytes).unwrap();
+            write(&sent, &mut bytes).unwrap();
             let parts = length.div_ceil(PART_LIMIT) as usize;
             assert_eq!(bytes.len(), length as usize + parts * HEAD);
-            let got = Message::read(bytes.as_slice(), u64::from(length)).unwrap();
+            let got = read(bytes.as_slice(), u64::from(length)).unwrap();
             assert!(
                 got == Some(sent.clone()),
                 "{length} bytes are not what was sent"
             );
-            let error = Message::read(bytes.as_slice(), u64::from(length) - 1).unwrap_err();
+            let error = read(bytes.as_slice(), u64::from(length) - 1).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "beyond the limit");
             let cut = bytes.len() - 1;
-            let error = Message::read(&bytes[..cut], u64::MAX).unwrap_err();
+            let error = read(&bytes[..cut], u64::MAX).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         }
     }
@@ -342,10 +268,10 @@ mod tests {
         let mut head = Message::notice(Kind::Data, 0, Bytes::new());
         head.call.number = 1;
         let mut bytes = Vec::new();
-        head.write(&mut bytes).unwrap();
+        write(&head, &mut bytes).unwrap();
         for absurd in [PART_LIMIT + 1, u32::MAX] {
             bytes[24..28].copy_from_slice(&absurd.to_le_bytes());
-            let error = Message::read(bytes.as_slice(), u64::MAX).unwrap_err();
+            let error = read(bytes.as_slice(), u64::MAX).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         }
     }
@@ -368,13 +294,10 @@ mod tests {
         };
         let bytes = [&part(0, true)[..], b"a", &part(1, false), b"b"].concat();
         assert_eq!(
-            Message::read(bytes.as_slice(), 10).unwrap_err().kind(),
+            read(bytes.as_slice(), 10).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
         let bytes = [&part(0, true)[..], b"a", &part(0, false), b"b"].concat();
-        assert_eq!(
-            Message::read(bytes.as_slice(), 10).unwrap().unwrap().body,
-            "ab"
-        );
+        assert_eq!(read(bytes.as_slice(), 10).unwrap().unwrap().body, "ab");
     }
 }

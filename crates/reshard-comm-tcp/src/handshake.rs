@@ -9,8 +9,9 @@
 //! The MAC is HMAC-SHA256 with the token as its key. Each side's MAC begins with a different label, so that neither can
 //! be sent back. No byte of the claim is looked at before its MAC is right.
 
-use crate::clock::{Limit, Timed};
+use crate::clock::Timed;
 use hmac::{Hmac, Mac};
+use reshard_comm::mesh::Limit;
 use sha2::Sha256;
 use std::{
     io::{self, Read, Write},

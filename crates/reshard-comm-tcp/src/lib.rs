@@ -60,7 +60,6 @@
 
 mod builder;
 mod clock;
-mod collective;
 mod connection;
 mod env;
 mod error;
@@ -70,14 +69,10 @@ mod group;
 mod handshake;
 mod listen;
 mod meet;
-mod mesh;
-mod method;
-mod room;
 mod store;
 mod tasks;
 #[cfg(feature = "testkit")]
 pub mod testkit;
-mod tree;
 
 pub use builder::{Builder, Serve};
 pub use error::{Result, TcpError};

@@ -1,12 +1,11 @@
 //! The thread that takes the calls of other ranks, and lets no stranger in.
 
 use crate::{
-    clock::Limit,
     connection, files,
     handshake::{self, Verdict},
-    mesh::{Admission, Mesh},
     tasks::{HANDSHAKE, Job},
 };
+use reshard_comm::mesh::{Admission, Limit, Mesh};
 use std::{
     collections::VecDeque,
     io,
@@ -128,7 +127,7 @@ impl Door {
     fn prove(&self, id: u64, stream: TcpStream) -> io::Result<()> {
         let (mesh, job) = (&self.mesh, &self.job);
         let limit = Limit::after(HANDSHAKE);
-        let received = handshake::receive(stream, &job.token, mesh.me, mesh.size, limit);
+        let received = handshake::receive(stream, &job.token, mesh.me(), mesh.size(), limit);
         self.proven(id);
         let caller = received?;
         let peer = caller.rank;

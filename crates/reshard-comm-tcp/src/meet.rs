@@ -13,8 +13,9 @@
 //! | `ended` | exists when all have |
 //! | `broken/G` | why group G is broken |
 
-use crate::{Result, TcpError, clock::Limit, handshake::Token, store::StoreClient};
+use crate::{Result, TcpError, handshake::Token, store::StoreClient};
 use reshard_comm::Rank;
+use reshard_comm::mesh::Limit;
 use std::{io, net::SocketAddr, time::Duration};
 
 /// What a rank brings to the meeting.

@@ -1,14 +1,13 @@
 //! The thread that does what may block: connecting to other ranks, and telling the store why a group is broken.
 
 use crate::{
-    clock::Limit,
     connection::{self, Watch},
     files,
     handshake::{self, Token, Verdict},
-    mesh::{Mesh, Task},
     store::StoreClient,
 };
 use bytes::Bytes;
+use reshard_comm::mesh::{Limit, Mesh, Task};
 use std::{
     io,
     net::{SocketAddr, TcpStream},
@@ -131,7 +130,7 @@ fn call(
     let limit = limit.at_most(HANDSHAKE);
     let stream = TcpStream::connect_timeout(&address, limit.left()?)?;
     stream.set_nodelay(true)?;
-    let verdict = handshake::call(&stream, &job.token, mesh.me, peer, limit)?;
+    let verdict = handshake::call(&stream, &job.token, mesh.me(), peer, limit)?;
     Ok((stream, verdict))
 }
 
@@ -175,7 +174,17 @@ fn key(job: &Job, group: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::executor::block_on;
+    use reshard_comm::{
+        ProcessGroup as _, Rank,
+        mesh::{MeshGroup, Node},
+    };
     use std::{net::TcpListener, sync::mpsc};
+
+    /// A rank without threads.
+    struct Alone;
+
+    impl Node for Alone {}
 
     #[test]
     fn a_rank_that_dies_before_it_calls_itself_is_gone() {
@@ -198,8 +207,8 @@ mod tests {
         };
         let (mesh, _tasks) = Mesh::new(1, 2, 64);
         let mesh = Arc::new(mesh);
-        mesh.open(0, vec![0, 1]);
-        mesh.send(0, crate::frame::Call::default(), vec![(0, 1, Bytes::new())]);
+        let group = MeshGroup::whole("TcpGroup", &mesh, Arc::new(Alone));
+        block_on(group.gather(Bytes::new(), Rank(0))).unwrap();
         assert!(mesh.wants(0), "a message waits for a connection");
         let (done, waits) = mpsc::channel();
         let caller = Arc::clone(&mesh);

@@ -6,12 +6,15 @@
 #![expect(clippy::panic, reason = "tests fail by panicking")]
 
 use crate::{
-    frame::{Call, Kind, Message},
+    frame,
     handshake::{self, Token},
-    mesh::Mesh,
     store::{Request, StoreAnswers, read_value},
 };
-use std::io::{self, Read, Write};
+use reshard_comm::mesh::{Call, Kind, Mesh, MeshGroup, Message, Node};
+use std::{
+    io::{self, Read, Write},
+    sync::Arc,
+};
 
 /// More than a frame, less than what a fuzzer takes long for.
 const MESSAGE_LIMIT: u64 = 1 << 20;
@@ -52,7 +55,7 @@ pub fn frames(input: &[u8]) {
         let mut out = Vec::new();
         messages
             .iter()
-            .for_each(|message| drop(message.write(&mut out)));
+            .for_each(|message| drop(frame::write(message, &mut out)));
         out
     };
     let right = [
@@ -68,10 +71,11 @@ pub fn frames(input: &[u8]) {
     ];
     let bytes = over(&right, input);
     let (mesh, _tasks) = Mesh::new(0, 3, 2);
-    mesh.open(0, vec![0, 1, 2]);
+    let mesh = Arc::new(mesh);
+    let _group = MeshGroup::whole("TcpGroup", &mesh, Arc::new(Alone));
     let (mut from, mut read) = (bytes.as_slice(), 0);
     loop {
-        match Message::read(&mut from, MESSAGE_LIMIT) {
+        match frame::read(&mut from, MESSAGE_LIMIT) {
             Ok(Some(message)) => {
                 assert!(
                     message.body.len() <= bytes.len(),
@@ -86,6 +90,11 @@ pub fn frames(input: &[u8]) {
         }
     }
 }
+
+/// A rank without threads and connections.
+struct Alone;
+
+impl Node for Alone {}
 
 /// Requests of clients, and a store that answers them; then the same bytes as its answers.
 ///

@@ -34,6 +34,8 @@ mod comm;
 mod error;
 mod group;
 mod local;
+#[cfg(feature = "mesh")]
+pub mod mesh;
 mod rank;
 mod step;
 #[cfg(feature = "testkit")]

@@ -58,8 +58,11 @@ pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<
     })
 }
 
-/// One rank's part in a save.
-fn save_on_rank(
+/// One rank's part in saving step `step`. The group has [`RANKS`] ranks.
+///
+/// # Errors
+/// What the save says.
+pub fn save_on_rank(
     group: &dyn ProcessGroup,
     dir: &Path,
     step: u64,

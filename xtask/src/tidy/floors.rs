@@ -17,6 +17,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-comm", 1),
     ("reshard-strategy", 2),
     ("reshard-comm-tcp", 2),
+    ("reshard-comm-mpi", 2),
     ("reshard-torch-dist", 3),
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),

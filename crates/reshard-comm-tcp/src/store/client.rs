@@ -1,8 +1,6 @@
 use super::wire::{self, MAGIC, Request};
-use crate::{
-    Result, TcpError,
-    clock::{Limit, Timed},
-};
+use crate::{Result, TcpError, clock::Timed};
+use reshard_comm::mesh::Limit;
 use std::{
     io::{self, Write},
     net::{IpAddr, TcpStream, ToSocketAddrs},

@@ -5,14 +5,14 @@
 
 /// Of one collective. Ranks are those of the group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tree {
+pub(super) struct Tree {
     root: u64,
     size: u64,
     fan: u64,
 }
 
 impl Tree {
-    pub(crate) fn new(root: u32, size: u32, fan: u32) -> Self {
+    pub(super) fn new(root: u32, size: u32, fan: u32) -> Self {
         Self {
             root: root.into(),
             size: size.max(1).into(),
@@ -30,19 +30,19 @@ impl Tree {
     }
 
     /// To whom this rank hands what comes from below. `None` for the root.
-    pub(crate) fn parent(self, rank: u32) -> Option<u32> {
+    pub(super) fn parent(self, rank: u32) -> Option<u32> {
         let number = self.number(rank).checked_sub(1)?;
         Some(self.rank(number / self.fan))
     }
 
-    pub(crate) fn children(self, rank: u32) -> Vec<u32> {
+    pub(super) fn children(self, rank: u32) -> Vec<u32> {
         let first = self.fan * self.number(rank) + 1;
         let children = first..(first + self.fan).min(self.size);
         children.map(|number| self.rank(number)).collect()
     }
 
     /// This rank and all below it, each after its parent.
-    pub(crate) fn below(self, rank: u32) -> Vec<u32> {
+    pub(super) fn below(self, rank: u32) -> Vec<u32> {
         let (mut first, mut last) = (self.number(rank), self.number(rank));
         let mut all = Vec::new();
         while first < self.size {
@@ -53,7 +53,7 @@ impl Tree {
     }
 
     /// Whether `rank` is `top` or below it.
-    pub(crate) fn is_below(self, rank: u32, top: u32) -> bool {
+    pub(super) fn is_below(self, rank: u32, top: u32) -> bool {
         let (mut number, top) = (self.number(rank), self.number(top));
         while number > top {
             number = (number - 1) / self.fan;

@@ -3,18 +3,14 @@
 //! The mesh does no I/O. Messages go into the queue of a link, which a thread of its connection empties. Work that may
 //! block is a [`Task`], which goes to the thread that does such work.
 
-mod state;
-
-pub(crate) use state::Task;
-
-use crate::{
-    clock::Limit,
-    frame::{Call, Kind, Message},
+use super::{
+    limit::Limit,
+    message::{Call, Kind, Message},
     room::{Left, Room},
+    state::{Link, State, Task, abort, decode, leave},
 };
+use crate::{CommError, Rank};
 use bytes::Bytes;
-use reshard_comm::{CommError, Rank};
-use state::{Link, State, abort, decode, leave};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -27,7 +23,7 @@ use std::{
 
 /// What becomes of a call of another member.
 #[derive(Debug)]
-pub(crate) enum Admission {
+pub enum Admission {
     /// The connection is used. These are the messages for it.
     Yes(Receiver<Message>),
     /// Another connection is used.
@@ -38,18 +34,20 @@ pub(crate) enum Admission {
 
 /// All that the threads and groups of a rank share.
 #[derive(Debug)]
-pub(crate) struct Mesh {
-    pub(crate) me: u32,
-    pub(crate) size: u32,
-    /// With how many ranks below it a rank talks in a collective with a root.
-    pub(crate) fan: u32,
+pub struct Mesh {
+    me: u32,
+    size: u32,
+    fan: u32,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Mesh {
-    /// The mesh of rank `me` of `size`, and the tasks that it will have.
-    pub(crate) fn new(me: u32, size: u32, fan: u32) -> (Self, Receiver<Task>) {
+    /// The mesh of rank `me` of a job of `size`, and the tasks that it will have. Each task that is done is told
+    /// by [`task_done`](Self::task_done). The tasks end when the mesh has been shut.
+    ///
+    /// In collectives with a root, at most `fan` ranks are below another one. All ranks of the job give the same number.
+    pub fn new(me: u32, size: u32, fan: u32) -> (Self, Receiver<Task>) {
         let (tasks, received) = mpsc::channel();
         let state = State {
             links: (0..size).map(|_| Link::Idle).collect(),
@@ -58,6 +56,7 @@ impl Mesh {
             busy: 0,
             reading: 0,
             closing: false,
+            changes: 0,
             woken: Vec::new(),
         };
         let mesh = Self {
@@ -70,6 +69,21 @@ impl Mesh {
         (mesh, received)
     }
 
+    /// The number of this rank in the job.
+    pub fn me(&self) -> u32 {
+        self.me
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// How many ranks are below another one at most, in a collective with a root.
+    pub(super) fn fan(&self) -> u32 {
+        self.fan
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,6 +92,7 @@ impl Mesh {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
+        state.changes += 1;
         let woken = std::mem::take(&mut state.woken);
         drop(state);
         self.changed.notify_all();
@@ -96,10 +111,25 @@ impl Mesh {
         true
     }
 
+    /// How many changes there were. For transports that ask instead of being woken.
+    pub fn changes(&self) -> u64 {
+        self.lock().changes
+    }
+
+    /// Waits until there is a change after the first `seen` ones, or until the limit.
+    pub fn wait_for_change(&self, seen: u64, limit: Limit) {
+        self.wait_until(limit, |state| state.changes != seen);
+    }
+
+    /// Whether a call of this rank waits in any group.
+    pub fn is_waiting(&self) -> bool {
+        self.lock().rooms.values().any(|room| room.running)
+    }
+
     // Of groups.
 
     /// This rank is now in a group of these ranks of the job.
-    pub(crate) fn open(&self, group: u64, members: Vec<u32>) {
+    pub(super) fn open(&self, group: u64, members: Vec<u32>) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.members.clone_from(&members);
@@ -112,7 +142,7 @@ impl Mesh {
     }
 
     /// This rank leaves the group.
-    pub(crate) fn close(&self, group: u64, how: Left) {
+    pub(super) fn close(&self, group: u64, how: Left) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.closed = true;
@@ -127,7 +157,7 @@ impl Mesh {
     ///
     /// # Errors
     /// The group is broken, or another call of this rank is running.
-    pub(crate) fn begin(&self, group: u64) -> Result<u64, CommError> {
+    pub(super) fn begin(&self, group: u64) -> Result<u64, CommError> {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             if let Some(broken) = &room.broken {
@@ -146,7 +176,7 @@ impl Mesh {
     }
 
     /// The current call of the group is over.
-    pub(crate) fn end(&self, group: u64) {
+    pub(super) fn end(&self, group: u64) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.running = false;
@@ -156,7 +186,7 @@ impl Mesh {
     }
 
     /// The current call needs no message of this rank of the job any more, but of these.
-    pub(crate) fn heard(&self, group: u64, who: u32, more: &[u32]) {
+    pub(super) fn heard(&self, group: u64, who: u32, more: &[u32]) {
         self.change(|state| {
             let room = state.rooms.entry(group).or_default();
             room.needs.remove(&who);
@@ -165,12 +195,12 @@ impl Mesh {
     }
 
     /// From which ranks of the job the current call needs a message.
-    pub(crate) fn expect(&self, group: u64, from: BTreeSet<u32>) {
+    pub(super) fn expect(&self, group: u64, from: BTreeSet<u32>) {
         self.change(|state| state.rooms.entry(group).or_default().needs = from);
     }
 
     /// Ready when rank `to` of the job has used most of what was sent to it.
-    pub(crate) fn poll_ready(
+    pub(super) fn poll_ready(
         &self,
         group: u64,
         to: u32,
@@ -191,7 +221,7 @@ impl Mesh {
 
     /// Sends all of these messages to ranks of the job, with nothing in between. The second number is the rank of the group
     /// of or for which it is.
-    pub(crate) fn send(&self, group: u64, call: Call, messages: Vec<(u32, u32, Bytes)>) {
+    pub(super) fn send(&self, group: u64, call: Call, messages: Vec<(u32, u32, Bytes)>) {
         self.change(|state| {
             for (to, about, body) in messages {
                 let room = state.rooms.entry(group).or_default();
@@ -209,7 +239,7 @@ impl Mesh {
     }
 
     /// The next message of rank `from` of the job for this call, and the rank of the group of or for which it is.
-    pub(crate) fn poll_take(
+    pub(super) fn poll_take(
         &self,
         group: u64,
         call: Call,
@@ -240,7 +270,7 @@ impl Mesh {
     }
 
     /// The ranks of the group for which the current call waits.
-    pub(crate) fn silent(&self, group: u64) -> Vec<Rank> {
+    pub(super) fn silent(&self, group: u64) -> Vec<Rank> {
         self.lock()
             .rooms
             .get(&group)
@@ -249,14 +279,14 @@ impl Mesh {
     }
 
     /// How messages name rank `who` of the job in this group.
-    pub(crate) fn name(&self, group: u64, who: u32) -> String {
+    pub(super) fn name(&self, group: u64, who: u32) -> String {
         let state = self.lock();
         let room = state.rooms.get(&group);
         room.map_or_else(|| format!("rank {who} of the job"), |room| room.name(who))
     }
 
     /// Breaks the group. All members hear of it. Only the first error counts.
-    pub(crate) fn break_group(&self, group: u64, error: CommError) {
+    pub(super) fn break_group(&self, group: u64, error: CommError) {
         self.change(|state| {
             if let Some(body) = state.break_room(self.me, group, error, None) {
                 state.task(Task::Publish(group, body));
@@ -269,7 +299,7 @@ impl Mesh {
     /// A member has called.
     ///
     /// If two ranks call each other, the call of the lower one counts. So there is never more than one connection.
-    pub(crate) fn called_by(&self, peer: u32) -> Admission {
+    pub fn called_by(&self, peer: u32) -> Admission {
         self.change(|state| match state.links.get(peer as usize) {
             Some(Link::Idle) => Admission::Yes(state.up(peer)),
             Some(Link::Dialling(_)) if peer < self.me => Admission::Yes(state.up(peer)),
@@ -279,15 +309,15 @@ impl Mesh {
     }
 
     /// A call of this rank was taken. Returns the messages for that rank, or `None` if another connection is used.
-    pub(crate) fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
+    pub fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
         self.change(|state| match state.links.get(peer as usize)? {
             Link::Dialling(_) => Some(state.up(peer)),
             _ => None,
         })
     }
 
-    /// How many links have a connection.
-    pub(crate) fn connections(&self) -> usize {
+    /// How many links are in use, and were not left.
+    pub fn connections(&self) -> usize {
         let links = &self.lock().links;
         links
             .iter()
@@ -296,17 +326,17 @@ impl Mesh {
     }
 
     /// Whether the link still needs a connection.
-    pub(crate) fn wants(&self, peer: u32) -> bool {
+    pub fn wants(&self, peer: u32) -> bool {
         self.lock().is_dialling(peer)
     }
 
     /// Waits until the link has a connection. Returns whether it has one, or needs none any more.
-    pub(crate) fn wait_for_call(&self, peer: u32, limit: Limit) -> bool {
+    pub fn wait_for_call(&self, peer: u32, limit: Limit) -> bool {
         self.wait_until(limit, |state| !state.is_dialling(peer))
     }
 
     /// Nothing comes from this rank any more. Only the first reason counts.
-    pub(crate) fn gone(&self, peer: u32, why: impl Into<String>) {
+    pub fn gone(&self, peer: u32, why: impl Into<String>) {
         self.change(|state| {
             let Some(link) = state.links.get_mut(peer as usize) else {
                 return;
@@ -319,12 +349,12 @@ impl Mesh {
     }
 
     /// A message has come from rank `from` of the job.
-    pub(crate) fn arrived(&self, from: u32, message: Message) {
+    pub fn arrived(&self, from: u32, message: Message) {
         self.change(|state| state.arrived(self.me, from, message));
     }
 
     /// The groups that wait for rank `peer` and are not broken.
-    pub(crate) fn groups_with(&self, peer: u32) -> Vec<u64> {
+    pub fn groups_with(&self, peer: u32) -> Vec<u64> {
         let state = self.lock();
         let concerned = state.rooms.iter().filter(|(_, room)| {
             room.broken.is_none() && !room.closed && room.members.contains(&peer)
@@ -333,60 +363,63 @@ impl Mesh {
     }
 
     /// The store says why a group is broken.
-    pub(crate) fn learned(&self, group: u64, body: &[u8]) {
+    pub fn learned(&self, group: u64, body: &[u8]) {
         self.change(|state| {
             state.break_room(self.me, group, CommError::Broken(decode(body)), None);
         });
     }
 
-    // Of threads.
+    // Of the transport.
 
     /// A task is done.
-    pub(crate) fn task_done(&self) {
+    pub fn task_done(&self) {
         self.change(|state| state.busy -= 1);
     }
 
-    /// A reading and a writing thread begin.
-    pub(crate) fn threads_begin(&self) {
+    /// A link is used from now on, in both directions.
+    pub fn begin_link(&self) {
         self.change(|state| {
             state.reading += 1;
             state.busy += 1;
         });
     }
 
-    /// A writing thread is done.
-    pub(crate) fn writer_done(&self) {
+    /// All messages of a link are sent, and its queue is closed; or nothing more can be sent.
+    pub fn end_sending(&self) {
         self.change(|state| state.busy -= 1);
     }
 
-    /// A reading thread is done.
-    pub(crate) fn reader_done(&self) {
+    /// Nothing more can arrive on a link.
+    pub fn end_hearing(&self) {
         self.change(|state| state.reading -= 1);
     }
 
+    /// Whether this rank leaves the job, or has left it.
+    pub fn is_leaving(&self) -> bool {
+        self.lock().closing
+    }
+
     /// Whether this rank has left the job.
-    pub(crate) fn is_shut(&self) -> bool {
+    pub fn is_shut(&self) -> bool {
         self.lock().tasks.is_none()
     }
 
-    /// Says goodbye to all, and waits until all has been sent that was to be sent.
-    pub(crate) fn shut(&self, patience: Duration) {
-        const BROKEN: Duration = Duration::from_secs(5);
-        const ECHO: Duration = Duration::from_secs(2);
-        let broken = self.change(|state| {
+    /// Whether any group of this rank is broken.
+    pub fn is_broken(&self) -> bool {
+        self.lock().rooms.values().any(|room| room.broken.is_some())
+    }
+
+    /// Says goodbye to all, and waits: for `patience` until all has been sent that was to be sent, and then for `echo` until
+    /// nothing more can arrive. Returns whether all is sent and nothing more can arrive.
+    pub fn shut(&self, patience: Duration, echo: Duration) -> bool {
+        self.change(|state| {
             state.closing = true;
             state.say_goodbye();
-            state.rooms.values().any(|room| room.broken.is_some())
         });
-        // What a broken group wanted to send matters to nobody.
-        let limit = Limit::after(if broken {
-            patience.min(BROKEN)
-        } else {
-            patience
-        });
-        self.wait_until(limit, |state| state.busy == 0);
-        // A connection that is closed while bytes arrive loses what it has sent, so wait for the other side.
-        self.wait_until(Limit::after(ECHO), |state| state.reading == 0);
+        let sent = self.wait_until(Limit::after(patience), |state| state.busy == 0);
+        // A connection that is closed while bytes arrive may lose what it has sent, so wait for the other side.
+        let heard = self.wait_until(Limit::after(echo), |state| state.reading == 0);
         self.change(|state| state.tasks = None);
+        sent && heard
     }
 }

@@ -1,11 +1,11 @@
 //! What a rank knows of its links and of its groups. It is behind the lock of the mesh.
 
-use crate::{
-    frame::{Kind, Message},
+use super::{
+    message::{Kind, Message},
     room::{Left, Room},
 };
+use crate::{Cause, CommError};
 use bytes::Bytes;
-use reshard_comm::{Cause, CommError};
 use std::{
     collections::BTreeMap,
     sync::mpsc::{self, Receiver, Sender},
@@ -15,12 +15,12 @@ use std::{
 /// Causes that are longer than this are not sent as a whole.
 const CAUSE_LIMIT: usize = 64 << 10;
 
-/// Work that may block.
+/// Work that may block, which a [`Mesh`](super::Mesh) leaves to its transport.
 #[derive(Debug)]
-pub(crate) enum Task {
+pub enum Task {
     /// Connect to this rank.
     Dial(u32),
-    /// Put into the store why this group is broken.
+    /// Put where ranks without a link may look for it why this group is broken, if there is such a place.
     Publish(u64, Bytes),
 }
 
@@ -46,6 +46,8 @@ pub(super) struct State {
     /// Reading threads that are not done.
     pub(super) reading: usize,
     pub(super) closing: bool,
+    /// How often anything changed.
+    pub(super) changes: u64,
     pub(super) woken: Vec<Waker>,
 }
 

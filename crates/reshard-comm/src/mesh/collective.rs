@@ -1,12 +1,12 @@
 //! One rank's part in a collective: what it sends to whom, and what it waits for.
 
-use crate::{frame::Call, mesh::Mesh, tree::Tree};
+use super::{links::Mesh, message::Call, tree::Tree};
+use crate::{Cause, CommError, Rank, Result};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use reshard_comm::{Cause, CommError, Rank, Result};
 use std::{collections::BTreeMap, future::poll_fn, task::Poll};
 
 /// This rank's part in one collective. If it is dropped before it is finished, the group breaks.
-pub(crate) struct Collective<'g> {
+pub(super) struct Collective<'g> {
     seat: Seat<'g>,
     call: Call,
     done: bool,
@@ -14,13 +14,13 @@ pub(crate) struct Collective<'g> {
 
 /// One rank in a group.
 #[derive(Clone, Copy)]
-pub(crate) struct Seat<'g> {
-    pub(crate) mesh: &'g Mesh,
-    pub(crate) group: u64,
+pub(super) struct Seat<'g> {
+    pub(super) mesh: &'g Mesh,
+    pub(super) group: u64,
     /// The rank within the group.
-    pub(crate) rank: Rank,
+    pub(super) rank: Rank,
     /// The ranks of the job that are in the group.
-    pub(crate) members: &'g [u32],
+    pub(super) members: &'g [u32],
 }
 
 impl Seat<'_> {
@@ -28,20 +28,20 @@ impl Seat<'_> {
         self.members.get(rank.index()).copied()
     }
 
-    pub(crate) fn size(&self) -> u32 {
+    pub(super) fn size(&self) -> u32 {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn break_group(&self, error: &CommError) {
+    pub(super) fn break_group(&self, error: &CommError) {
         self.mesh.break_group(self.group, error.clone());
     }
 }
 
 /// What a rank sends: to whom, and of or for which rank of the group it is.
-pub(crate) type Parcel = (Rank, Rank, Bytes);
+pub(super) type Parcel = (Rank, Rank, Bytes);
 
 impl<'g> Collective<'g> {
-    pub(crate) fn new(seat: Seat<'g>, call: Call) -> Self {
+    pub(super) fn new(seat: Seat<'g>, call: Call) -> Self {
         Self {
             seat,
             call,
@@ -49,13 +49,13 @@ impl<'g> Collective<'g> {
         }
     }
 
-    pub(crate) fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         self.call.number
     }
 
     /// The way between all ranks and the root.
     fn tree(&self) -> Tree {
-        Tree::new(self.call.root, self.seat.size(), self.seat.mesh.fan)
+        Tree::new(self.call.root, self.seat.size(), self.seat.mesh.fan())
     }
 
     fn me(&self) -> u32 {
@@ -63,7 +63,7 @@ impl<'g> Collective<'g> {
     }
 
     /// Sends messages when all of their receivers are ready for them.
-    pub(crate) async fn send(&self, messages: Vec<Parcel>) -> Result<()> {
+    pub(super) async fn send(&self, messages: Vec<Parcel>) -> Result<()> {
         let (mesh, id) = (self.seat.mesh, self.seat.group);
         let in_job = |(to, about, body): Parcel| Some((self.seat.in_job(to)?, about.0, body));
         let messages: Vec<(u32, u32, Bytes)> = messages.into_iter().filter_map(in_job).collect();
@@ -76,7 +76,7 @@ impl<'g> Collective<'g> {
     }
 
     /// Receives a message of each of these ranks, in this order.
-    pub(crate) async fn receive(&self, from: Vec<Rank>) -> Result<Vec<Bytes>> {
+    pub(super) async fn receive(&self, from: Vec<Rank>) -> Result<Vec<Bytes>> {
         let mut got = BTreeMap::new();
         self.expect(&from);
         let mut waits = from.clone();
@@ -133,7 +133,7 @@ impl<'g> Collective<'g> {
 
     /// Brings a message of each rank to the root, which gets all. Ranks between hand on each as it comes, so that the root
     /// knows who is silent.
-    pub(crate) async fn collect(&self, mine: Bytes) -> Result<Option<Vec<Bytes>>> {
+    pub(super) async fn collect(&self, mine: Bytes) -> Result<Option<Vec<Bytes>>> {
         let (tree, me) = (self.tree(), self.me());
         let parent = tree.parent(me).map(Rank);
         let mut kept = BTreeMap::new();
@@ -175,7 +175,7 @@ impl<'g> Collective<'g> {
     }
 
     /// Brings the data of the root to all.
-    pub(crate) async fn hand_down(&self, data: Bytes) -> Result<Bytes> {
+    pub(super) async fn hand_down(&self, data: Bytes) -> Result<Bytes> {
         let (tree, me) = (self.tree(), self.me());
         let data = match tree.parent(me) {
             Some(parent) => only(self.receive(vec![Rank(parent)]).await?),
@@ -188,7 +188,7 @@ impl<'g> Collective<'g> {
     }
 
     /// Brings to each rank its part, and returns that of this one. The root has all parts, in the order of ranks.
-    pub(crate) async fn deal(&self, parts: Vec<Bytes>) -> Result<Bytes> {
+    pub(super) async fn deal(&self, parts: Vec<Bytes>) -> Result<Bytes> {
         let (tree, me) = (self.tree(), self.me());
         let below = tree.below(me);
         let parts: BTreeMap<u32, Bytes> = match tree.parent(me) {
@@ -221,7 +221,7 @@ impl<'g> Collective<'g> {
     }
 
     /// Every rank gets what all ranks have brought.
-    pub(crate) async fn share(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+    pub(super) async fn share(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         let all = self.collect(mine).await?;
         let packed = all.map(|all| pack(&all)).unwrap_or_default();
         let packed = self.hand_down(packed).await?;
@@ -237,13 +237,13 @@ impl<'g> Collective<'g> {
         error
     }
 
-    pub(crate) fn finish<T>(mut self, value: T) -> Result<T> {
+    pub(super) fn finish<T>(mut self, value: T) -> Result<T> {
         self.done = true;
         self.seat.mesh.end(self.seat.group);
         Ok(value)
     }
 
-    pub(crate) fn fail(mut self, error: CommError) -> CommError {
+    pub(super) fn fail(mut self, error: CommError) -> CommError {
         self.done = true;
         self.seat.mesh.end(self.seat.group);
         self.seat.break_group(&error);
@@ -257,7 +257,7 @@ impl Drop for Collective<'_> {
             return;
         }
         let (mesh, id) = (self.seat.mesh, self.seat.group);
-        let me = mesh.name(id, mesh.me);
+        let me = mesh.name(id, mesh.me());
         let why = if std::thread::panicking() {
             ", because it panicked"
         } else {
@@ -272,7 +272,7 @@ impl Drop for Collective<'_> {
 }
 
 /// The only message of a list.
-pub(crate) fn only(mut messages: Vec<Bytes>) -> Bytes {
+pub(super) fn only(mut messages: Vec<Bytes>) -> Bytes {
     messages.pop().unwrap_or_default()
 }
 

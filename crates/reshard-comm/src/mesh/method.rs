@@ -1,11 +1,11 @@
 //! The names of collectives on the wire.
 
-use crate::frame::Call;
+use super::message::Call;
 use std::fmt;
 
 /// A method of `ProcessGroup`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
+pub(super) enum Method {
     AllToAll,
     AllGather,
     Barrier,
@@ -27,7 +27,7 @@ impl Method {
     ];
 
     /// Its number in a frame.
-    pub(crate) fn code(self) -> u8 {
+    pub(super) fn code(self) -> u8 {
         match self {
             Self::AllToAll => 1,
             Self::AllGather => 2,
@@ -53,7 +53,7 @@ impl Method {
 }
 
 /// Prints a call: `call 3, gather with root 0`.
-pub(crate) struct Described(pub(crate) Call);
+pub(super) struct Described(pub(super) Call);
 
 impl fmt::Display for Described {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

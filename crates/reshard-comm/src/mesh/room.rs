@@ -2,12 +2,12 @@
 //!
 //! Ranks of a group are called by their number in the group (`Rank`). Ranks of the job are plain numbers.
 
-use crate::{
-    frame::{Call, Message},
+use super::{
+    message::{Call, Message},
     method::Described,
 };
+use crate::{Cause, CommError, Rank};
 use bytes::Bytes;
-use reshard_comm::{Cause, CommError, Rank};
 use reshard_model::ErrorKind;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,18 +21,18 @@ const AHEAD_BYTES: u64 = 64 << 20;
 
 /// One group, as one rank sees it.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(super) struct Room {
     /// The ranks of the job that are in the group. Empty until this rank knows of the group.
-    pub(crate) members: Vec<u32>,
-    pub(crate) broken: Option<CommError>,
+    pub(super) members: Vec<u32>,
+    pub(super) broken: Option<CommError>,
     /// Whether this rank has left.
-    pub(crate) closed: bool,
+    pub(super) closed: bool,
     /// How many calls this rank has begun.
-    pub(crate) calls: u64,
-    pub(crate) running: bool,
+    pub(super) calls: u64,
+    pub(super) running: bool,
     /// The ranks of the job from which the current call needs a message.
-    pub(crate) needs: BTreeSet<u32>,
-    pub(crate) waker: Option<Waker>,
+    pub(super) needs: BTreeSet<u32>,
+    pub(super) waker: Option<Waker>,
     peers: BTreeMap<u32, Peer>,
 }
 
@@ -72,21 +72,21 @@ impl Flow {
 
 /// How a rank left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(super) enum Left {
     InOrder,
     Panicked,
 }
 
 impl Room {
     /// A message of rank `from` of the job has arrived.
-    pub(crate) fn arrived(&mut self, from: u32, message: Message) {
+    pub(super) fn arrived(&mut self, from: u32, message: Message) {
         if !self.closed {
             self.peers.entry(from).or_default().inbox.push_back(message);
         }
     }
 
     /// The next message of rank `from` of the job.
-    pub(crate) fn take(&mut self, from: u32) -> Option<Message> {
+    pub(super) fn take(&mut self, from: u32) -> Option<Message> {
         let peer = self.peers.get_mut(&from)?;
         let message = peer.inbox.pop_front()?;
         peer.used.add(message.body.len());
@@ -94,7 +94,7 @@ impl Room {
     }
 
     /// What to tell rank `from` about the messages that were used, if it is time to tell it.
-    pub(crate) fn used(&mut self, from: u32) -> Option<Bytes> {
+    pub(super) fn used(&mut self, from: u32) -> Option<Bytes> {
         let peer = self.peers.get_mut(&from)?;
         let news = peer.used.since(peer.used_told);
         if news.messages < AHEAD / 2 && news.bytes < AHEAD_BYTES / 16 {
@@ -109,7 +109,7 @@ impl Room {
     }
 
     /// Rank `by` of the job says how much it has used.
-    pub(crate) fn heard_used(&mut self, by: u32, words: &[u8]) {
+    pub(super) fn heard_used(&mut self, by: u32, words: &[u8]) {
         let Some((messages, rest)) = words.split_first_chunk() else {
             return;
         };
@@ -123,7 +123,7 @@ impl Room {
     }
 
     /// Whether this rank may send another message to rank `to` of the job now.
-    pub(crate) fn may_send(&self, to: u32) -> bool {
+    pub(super) fn may_send(&self, to: u32) -> bool {
         self.peers.get(&to).is_none_or(|peer| {
             let ahead = peer.sent.since(peer.sent_used);
             ahead.messages == 0 || (ahead.messages < AHEAD && ahead.bytes < AHEAD_BYTES)
@@ -131,17 +131,17 @@ impl Room {
     }
 
     /// A message with so many bytes goes to rank `to` of the job.
-    pub(crate) fn sent(&mut self, to: u32, bytes: usize) {
+    pub(super) fn sent(&mut self, to: u32, bytes: usize) {
         self.peers.entry(to).or_default().sent.add(bytes);
     }
 
     /// Rank `who` of the job left the group.
-    pub(crate) fn left(&mut self, who: u32, how: Left) {
+    pub(super) fn left(&mut self, who: u32, how: Left) {
         self.peers.entry(who).or_default().left.get_or_insert(how);
     }
 
     /// Why rank `who` of the job will send nothing more, if it left.
-    pub(crate) fn has_left(&self, who: u32) -> Option<CommError> {
+    pub(super) fn has_left(&self, who: u32) -> Option<CommError> {
         let why = match self.peers.get(&who)?.left? {
             Left::InOrder => "left the group",
             Left::Panicked => "left the group, because it panicked",
@@ -150,13 +150,13 @@ impl Room {
     }
 
     /// Whether nothing of this group matters any more: this rank and all others left.
-    pub(crate) fn is_over(&self, me: u32) -> bool {
+    pub(super) fn is_over(&self, me: u32) -> bool {
         let left = |who: &u32| self.peers.get(who).is_some_and(|peer| peer.left.is_some());
         self.closed && self.members.iter().all(|who| *who == me || left(who))
     }
 
     /// The ranks of which the current call needs a message that is not there.
-    pub(crate) fn silent(&self) -> Vec<Rank> {
+    pub(super) fn silent(&self) -> Vec<Rank> {
         let empty = |who: &&u32| {
             self.peers
                 .get(*who)
@@ -169,13 +169,13 @@ impl Room {
     }
 
     /// The error of a call that needs rank `who` of the job, which is gone.
-    pub(crate) fn lost(&self, who: u32, why: &str) -> CommError {
+    pub(super) fn lost(&self, who: u32, why: &str) -> CommError {
         let text = format!("{} {why}", self.name(who));
         CommError::Broken(Cause::new(ErrorKind::PeerFailed, text))
     }
 
     /// `rank 1`; in a sub-group also which rank of the job it is.
-    pub(crate) fn name(&self, who: u32) -> String {
+    pub(super) fn name(&self, who: u32) -> String {
         match self.number(who) {
             Some(rank) if rank.0 == who => format!("rank {rank}"),
             Some(rank) => format!("rank {rank} (rank {who} of the job)"),
@@ -184,7 +184,7 @@ impl Room {
     }
 
     /// The error if a message of rank `from` of the job belongs to another call than this rank's.
-    pub(crate) fn differs(
+    pub(super) fn differs(
         &self,
         me: u32,
         mine: Call,
