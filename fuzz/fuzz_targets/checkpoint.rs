@@ -10,7 +10,7 @@ use reshard::{
     Dialect, Region, StateDict, Tensor,
     blocking::{self, Checkpoint},
 };
-use reshard_storage::{Name, Store, testkit::MemoryStore};
+use reshard_storage::{Name, Store, StoreExt, testkit::MemoryStore};
 
 const URL: &str = "memory://fuzz";
 const DATA: &str = "__0_0.distcp";
