@@ -1,7 +1,8 @@
 //! The distribution is Megatron Core's: its vectors, and checkpoints that it wrote.
 
 use crate::ranks::{Saver, groups, save, writers};
-use reshard::{DType, ShardedTensor, StateDict, Tensor, model::ReplicaId};
+use reshard::{AsyncCallsQueue, DType, ShardedTensor, StateDict, Tensor, model::ReplicaId};
+use reshard_comm::testkit::on_ranks;
 use reshard_parallel::{FullyParallelSave, HeldShard, distribute_shards_to_ranks};
 use reshard_torch_dist::TorchDistConfig;
 use serde_json::Value;
@@ -149,5 +150,38 @@ fn ranks_write_what_they_write_in_megatron_core() {
             .for_each(|s| drop(s.unwrap()));
         assert!(!want.is_empty());
         assert_eq!(writers(&url), want, "{name}");
+    }
+}
+
+/// The same state by our way of Megatron's asynchronous save: which rank wrote which chunk.
+#[test]
+fn saves_in_the_background_are_distributed_as_those_of_megatron_core() {
+    for name in ["mc012_async_w2", "mc016_async_w2", "mc020_async_w2"] {
+        let home = format!("tests/fixtures/megatron/{name}");
+        // The three versions saved the same.
+        let expected = json("tests/fixtures/megatron/mc012_async_w2/expected.json");
+        let ranks = expected["save_spec"].as_array().unwrap();
+        let states: Vec<StateDict> = ranks.iter().map(|rank| state(&rank["leaves"])).collect();
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("ckpt").display().to_string();
+        let of_ranks = url.clone();
+        on_ranks(
+            groups(ranks.len()).into_iter().zip(states).collect(),
+            move |(group, state)| {
+                let url = of_ranks.clone();
+                async move {
+                    let mut queue = AsyncCallsQueue::new(&*group).await.unwrap();
+                    let request = queue.request(reshard::save(&state, &url)).await.unwrap();
+                    queue.schedule(request).unwrap();
+                    assert_eq!(queue.close(false).await.unwrap().len(), 1);
+                }
+            },
+        );
+        let theirs = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(home);
+        let theirs = writers(&theirs.join("ckpt").display().to_string());
+        assert_eq!(theirs.len(), 3, "{name}");
+        assert_eq!(writers(&url), theirs, "{name}");
     }
 }
