@@ -87,8 +87,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         rows.push(one_chunk(args, name, folder.path()));
         rows.extend(small(args, name, folder.path()));
 
-        // In memory there is no disk to wait for.
-        if !is_in_memory(path)? {
+        // In memory there is no disk to wait for. How long training waits does not depend on the disk.
+        if is_in_memory(path)? {
+            rows.extend(stalls(args, name, folder.path()));
+        } else {
             rows.extend(synced(args, name, folder.path()));
         }
         groups.push(Group {
@@ -178,6 +180,13 @@ const SMALL_SAVES: [&str; 6] = [
 ];
 const SYNCED_SAVES: [&str; 3] = ["sync,cached", "sync,cached,threads=2", "sync,cached,ops=1"];
 const LOADS: [&str; 2] = ["plain", "ops=1"];
+/// Pinned memory needs a device of CUDA, and a stager in a process copies once more.
+const STALLS: [&str; 4] = [
+    "cached,stager=cached",
+    "cached,stager=default",
+    "cached,stager=background",
+    "cached,stager=default,ops=1",
+];
 
 /// A measurement of DCP's script.
 fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &[&str]) -> Peer {
@@ -374,6 +383,50 @@ fn small(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     vec![
         saves,
         loads.needs(ours, save()).needs(theirs, save_theirs()),
+    ]
+}
+
+/// From the call of an asynchronous save until the state may change; the second save of a structure and those after it.
+fn stalls(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let (large, small) = (&*args.gb.to_string(), &*args.small_gb.to_string());
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs) = (&*at("ours-stall"), &*at("theirs-stall"));
+    let stall = |state, gb, more: &[&str]| {
+        let all = [&["stall", state, gb, ours, RUNS], more].concat();
+        Peer::reshard(OURS, &all).costs(1.5, 1.5)
+    };
+    let copy = |state, gb| Peer::reshard("copy", &["copy", state, gb, ours, RUNS]);
+    let dcp = |state, gb| {
+        dcp("DCP", "stall", state, gb, theirs, &[])
+            .best_of(&STALLS)
+            .costs(5.0, 4.0)
+    };
+    vec![
+        Row::new(
+            format!("asynchronous save until the state may change, {large} GB, {place}"),
+            vec![
+                stall("llama", large, &[]),
+                copy("llama", large),
+                dcp("llama", large),
+            ],
+            vec![Target::Ratio("copy", 0.87), Target::Ratio("DCP", 0.95)],
+        ),
+        Row::new(
+            format!("the same with shared memory, {large} GB, {place}"),
+            vec![stall("llama", large, &["--share"])],
+            vec![Target::Seconds(0.02)],
+        ),
+        Row::new(
+            format!(
+                "asynchronous save until the state may change, 8,192 tensors of 64 KiB, {place}"
+            ),
+            vec![
+                stall("small", small, &[]),
+                copy("small", small),
+                dcp("small", small),
+            ],
+            vec![Target::Ratio("DCP", 5.0)],
+        ),
     ]
 }
 
