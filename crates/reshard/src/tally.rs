@@ -42,6 +42,7 @@ impl Tally {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for Tally {
     async fn write(
         &self,
