@@ -33,6 +33,7 @@
 //! });
 //! ```
 
+mod around;
 mod distribute;
 mod group;
 mod load;

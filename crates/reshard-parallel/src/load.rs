@@ -1,16 +1,15 @@
 //! Loads whose replicated pieces are read by one rank of a group.
 
 use crate::{
+    around::{Around, LoadBy},
     group::Seat,
     planner::{Kept, Readers, Sharing},
 };
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::ExchangeAlgo;
-use reshard_storage::{Listing, PlaceKind, Store};
 use reshard_strategy::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded,
-    OpenCx, OwnFile, Result, StorageReader,
+    LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, StorageReader,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -86,36 +85,30 @@ impl FullyParallelLoad {
 #[typetag::serde(name = "fully_parallel")]
 impl LoadShardedConfig for FullyParallelLoad {
     fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(Strategy {
+        Ok(Arc::new(Around {
             base: self.base.build()?,
-            group: self.group.clone(),
-            exchange: self.exchange,
-            kept: self.cache.then(|| Arc::clone(&self.kept)),
+            how: Shared {
+                group: self.group.clone(),
+                exchange: self.exchange,
+                kept: self.cache.then(|| Arc::clone(&self.kept)),
+            },
         }))
     }
 }
 
+/// Each piece is read by one rank.
 #[derive(Debug)]
-struct Strategy {
-    base: Arc<dyn LoadShardedStrategy>,
+struct Shared {
     group: Option<String>,
     exchange: ExchangeAlgo,
     kept: Option<Arc<Kept>>,
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
-impl LoadShardedStrategy for Strategy {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
-    }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        self.base.open(cx).await
-    }
-
+impl LoadBy for Shared {
     async fn load(
         &self,
+        base: &dyn LoadShardedStrategy,
         template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
@@ -132,34 +125,6 @@ impl LoadShardedStrategy for Strategy {
             algo: self.exchange,
             kept: self.kept.clone(),
         });
-        self.base.load(template, from, &cx).await
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.base.detect(top)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.base.probes()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.base.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.base.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.base.check_compatibility(stored)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.base.can_handle_sharded_objects()
-    }
-
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.base.remove_sharded_tensors(store, prefix).await
+        base.load(template, from, &cx).await
     }
 }

@@ -1,6 +1,7 @@
 //! Loads in which one rank of a group reads everything.
 
 use crate::{
+    around::{Around, LoadBy},
     group::Seat,
     planner::{Readers, Sharing},
 };
@@ -8,10 +9,9 @@ use async_trait::async_trait;
 use reshard_comm::{Comm, CommError, ProcessGroup};
 use reshard_model::FlatStateDict;
 use reshard_plan::ExchangeAlgo;
-use reshard_storage::{Listing, PlaceKind, Store};
 use reshard_strategy::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded,
-    OpenCx, OwnFile, Result, StorageReader, StrategyError, agree,
+    LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, StorageReader,
+    StrategyError, agree,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -83,25 +83,19 @@ impl TwoStageLoad {
 #[typetag::serde(name = "two_stage")]
 impl LoadShardedConfig for TwoStageLoad {
     fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(Strategy {
+        Ok(Arc::new(Around {
             base: self.base.build()?,
-            settings: self.clone(),
+            how: self.clone(),
         }))
     }
 }
 
-#[derive(Debug)]
-struct Strategy {
-    base: Arc<dyn LoadShardedStrategy>,
-    settings: TwoStageLoad,
-}
-
-impl Strategy {
+impl TwoStageLoad {
     /// What the load needs before it begins: the rank's place, and a group of its own.
     async fn prepare(&self, cx: &LoadCx<'_>) -> Result<(Seat, Option<Arc<dyn ProcessGroup>>)> {
-        let name = self.settings.data_parallel_group.as_deref();
+        let name = self.data_parallel_group.as_deref();
         let seat = Seat::find("two_stage", name, cx).await?;
-        if !self.settings.cpu_transfer || cx.comm.size() == 1 {
+        if !self.cpu_transfer || cx.comm.size() == 1 {
             return Ok((seat, None));
         }
         let own = cx.comm.split("plan", Some(0)).await?;
@@ -111,18 +105,10 @@ impl Strategy {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
-impl LoadShardedStrategy for Strategy {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
-    }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        self.base.open(cx).await
-    }
-
+impl LoadBy for TwoStageLoad {
     async fn load(
         &self,
+        base: &dyn LoadShardedStrategy,
         template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
@@ -132,7 +118,7 @@ impl LoadShardedStrategy for Strategy {
             Err(error) => return Err(Box::new(LoadFailure { error, template })),
         };
         let mut inner = cx.clone();
-        inner.exchange_memory = self.settings.bytes_in_flight;
+        inner.exchange_memory = self.bytes_in_flight;
         inner.planner = Arc::new(Sharing {
             base: inner.planner,
             seat,
@@ -141,13 +127,13 @@ impl LoadShardedStrategy for Strategy {
             kept: None,
         });
         let Some(own) = own else {
-            return self.base.load(template, from, &inner).await;
+            return base.load(template, from, &inner).await;
         };
         let guard = cx.comm.guard("a load in two stages");
         inner.comm = Comm::new(&*own)
             .with_coordinator(cx.comm.coordinator())
             .with_deadline(cx.comm.deadline());
-        let loaded = self.base.load(template, from, &inner).await;
+        let loaded = base.load(template, from, &inner).await;
         // What has failed in the group of its own is told to all, unless all have heard it there.
         let (loaded, template, own, heard) = match loaded {
             Ok(loaded) => (Some(loaded), None, Ok(()), Ok(())),
@@ -173,33 +159,5 @@ impl LoadShardedStrategy for Strategy {
                 }))
             }
         }
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.base.detect(top)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.base.probes()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.base.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.base.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.base.check_compatibility(stored)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.base.can_handle_sharded_objects()
-    }
-
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.base.remove_sharded_tensors(store, prefix).await
     }
 }
