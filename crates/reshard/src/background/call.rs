@@ -33,7 +33,7 @@ impl Call {
             pending,
             stager: None,
             staged,
-            stop: stopped,
+            stop: Some(stopped),
         };
         // If the queue is gone, nobody wants it.
         let thread = spawn(job, move |pending| drop(writes.send(pending)));

@@ -159,15 +159,8 @@ impl AsyncCallsQueue {
             self.finalized.extend(oldest);
         }
         let group = Arc::clone(&self.group);
-        let mut save = save;
-        save.asynchronous = true;
-        save.ranks.group = &*group;
+        let (mut save, stager) = save.in_background(&*group, &self.stager);
         (save.ranks.coordinator, save.ranks.deadline) = (self.coordinator, self.deadline);
-        let stager = save
-            .stager
-            .take()
-            .unwrap_or_else(|| Arc::clone(&self.stager));
-        let stager = save.staging.over(stager);
         let comm = save.ranks.comm();
         let guard = comm.guard("requesting a save");
         let planned = save.plan(&comm).await;

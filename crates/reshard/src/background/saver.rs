@@ -1,6 +1,6 @@
 use super::{
     handle::{SaveHandle, event},
-    worker::{Job, Stop, spawn},
+    worker::{Job, spawn},
 };
 use crate::{Error, Result, Save, ranks::Ranks};
 use futures_channel::oneshot;
@@ -63,8 +63,6 @@ struct Flight {
     done: Arc<AtomicBool>,
     ended: Shared<oneshot::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Never sent: a save of a saver runs to its end.
-    _stop: Stop,
 }
 
 impl fmt::Debug for AsyncSaver {
@@ -131,14 +129,7 @@ impl AsyncSaver {
     pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
         let waited = self.wait_for_room(&save).await;
 
-        let mut save = save;
-        save.asynchronous = true;
-        save.ranks.group = &*self.planning;
-        let stager = save
-            .stager
-            .take()
-            .unwrap_or_else(|| Arc::clone(&self.stager));
-        let stager = save.staging.over(stager);
+        let (save, stager) = save.in_background(&*self.planning, &self.stager);
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
         let guard = comm.guard("starting a save");
@@ -165,14 +156,14 @@ impl AsyncSaver {
         let (staged_sender, staged) = event();
         let (ended_sender, ended) = event();
         let (outcome_sender, outcome) = oneshot::channel();
-        let (stop_sender, stop) = oneshot::channel();
         let done = Arc::new(AtomicBool::new(false));
         let url = pending.url().to_owned();
         let job = Job {
             pending,
             stager,
             staged: staged_sender,
-            stop,
+            // A save of a saver runs to its end.
+            stop: None,
         };
         // Saves are committed in the order in which they were started, because all ranks use one group for it.
         let before = self.flights.back().map(|flight| flight.ended.clone());
@@ -210,7 +201,6 @@ impl AsyncSaver {
             done: Arc::clone(&done),
             ended,
             thread,
-            _stop: stop_sender,
         });
         Ok(SaveHandle {
             url,
@@ -287,7 +277,25 @@ pub(super) async fn all(comm: Comm<'_>) -> Result<Arc<dyn ProcessGroup>, CommErr
     comm.split("split", Some(0)).await?.ok_or_else(lost)
 }
 
-impl Save<'_> {
+impl<'a> Save<'a> {
+    /// This save, of this group, while the caller goes on; and what copies its data.
+    pub(super) fn in_background<'g>(
+        mut self,
+        group: &'g dyn ProcessGroup,
+        stager: &Arc<dyn AsyncStager>,
+    ) -> (Save<'g>, Arc<dyn AsyncStager>)
+    where
+        'a: 'g,
+    {
+        let own = self.stager.take();
+        let stager = own.unwrap_or_else(|| Arc::clone(stager));
+        let stager = self.staging.over(stager);
+        let mut save: Save<'g> = self;
+        save.asynchronous = true;
+        save.ranks.group = group;
+        (save, stager)
+    }
+
     /// Plans and stages the save, and goes on in the background. From then on the caller may change its state. This is a save
     /// of an [`AsyncSaver`] for it alone: use one saver for all saves of a job, since it keeps its sub-groups and its memory.
     ///

@@ -23,8 +23,8 @@ pub(super) struct Job {
     pub(super) stager: Option<Arc<dyn AsyncStager>>,
     /// Hears when the caller may change its state.
     pub(super) staged: oneshot::Sender<()>,
-    /// Hears when to stop.
-    pub(super) stop: oneshot::Receiver<()>,
+    /// Hears when to stop, if anybody may say so.
+    pub(super) stop: Option<oneshot::Receiver<()>>,
 }
 
 impl Job {
@@ -43,6 +43,10 @@ impl Job {
                 }
                 // The handle may be gone.
                 staged.send(()).ok();
+                let Some(stop) = stop else {
+                    pending.write().await;
+                    return true;
+                };
                 match select(pin!(pending.write()), stop).await {
                     Either::Left(_) => true,
                     Either::Right(_) => false,
