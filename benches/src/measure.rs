@@ -2,8 +2,8 @@
 
 use crate::{
     limited::{Limited, Rate},
-    measured::{Measured, peak},
-    ranks::{Args, Runs, nbytes, on_ranks},
+    measured::Measured,
+    ranks::{Args, nbytes, on_ranks},
     state::Cut,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -210,17 +210,7 @@ fn save(a: &Args, how: How) -> Result<Measured> {
         },
         Ok,
     )?;
-    let bytes = states.iter().map(nbytes).sum();
-    let peak = peak();
-    let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
-    Ok(Measured {
-        seconds,
-        cpu,
-        bytes,
-        peak,
-        grown,
-        ..Measured::default()
-    })
+    Ok(runs.measured_with_memory(states.iter().map(nbytes).sum()))
 }
 
 fn load(a: &Args, loading: &Loading) -> Result<Measured> {
@@ -269,23 +259,17 @@ fn load(a: &Args, loading: &Loading) -> Result<Measured> {
     // Wrong values would make the measurement worthless, so they are looked for after the clock has stopped.
     let states: Vec<StateDict> = states.into_iter().map(|(state, _)| state).collect();
     states.iter().try_for_each(check)?;
-    let bytes = states.iter().map(nbytes).sum();
-    let peak = peak();
+    let measured = runs.measured_with_memory(states.iter().map(nbytes).sum());
     let t = totals.lock().map_err(|_| anyhow!("a rank panicked"))?;
 
     // The run that warms up is counted here, too.
     let times = (a.iterations + 1) as u64;
     let (needed, read, headers) = (t.0 / times, t.1 / times, t.2 / times);
-    let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
     Ok(Measured {
-        seconds,
-        cpu,
-        bytes,
-        peak,
-        grown,
         needed,
         read,
         headers,
+        ..measured
     })
 }
 
@@ -390,11 +374,5 @@ fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
         },
         Ok,
     )?;
-    let Runs { seconds, cpu } = runs;
-    Ok(Measured {
-        seconds,
-        cpu,
-        bytes: per_rank as u64 * 2,
-        ..Measured::default()
-    })
+    Ok(runs.measured(per_rank as u64 * 2))
 }

@@ -1,6 +1,6 @@
 //! Runs of ranks that are threads, and what they measure.
 
-use crate::measured::cpu;
+use crate::measured::{Measured, cpu, peak};
 use crate::state::State;
 use anyhow::{Result, anyhow};
 use reshard::{Data, LocalGroup, StateDict, model::Leaf};
@@ -36,6 +36,29 @@ pub(crate) fn nbytes(state: &StateDict) -> u64 {
         }
     });
     sum
+}
+
+impl Runs {
+    /// With how many bytes each run has to do.
+    pub(crate) fn measured(self, bytes: u64) -> Measured {
+        let Self { seconds, cpu } = self;
+        Measured {
+            seconds,
+            cpu,
+            bytes,
+            ..Measured::default()
+        }
+    }
+
+    /// Also with the memory that this process took beside a state of so many bytes.
+    pub(crate) fn measured_with_memory(self, bytes: u64) -> Measured {
+        let peak = peak();
+        Measured {
+            peak,
+            grown: peak.saturating_sub(bytes),
+            ..self.measured(bytes)
+        }
+    }
 }
 
 /// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, and

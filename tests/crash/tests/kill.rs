@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{Dialect, ErrorKind};
-use reshard_crash::{look, save};
+use reshard_crash::{look, save, scattered};
 use reshard_storage::failpoint;
 use std::{
     path::Path,
@@ -137,14 +137,6 @@ fn a_prune_that_is_killed_is_taken_up_by_the_next() {
     assert_eq!(look(&dir).unwrap(), Some(2));
     pruning_clears_up(&dir, true);
     assert_eq!(look(&dir).unwrap(), Some(2));
-}
-
-/// A number that is as good as random, and the same in each run.
-fn scattered(i: u64) -> f64 {
-    let mut x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use reshard::Dialect;
 use reshard_comm::testkit::Ended;
-use reshard_crash::{ACTS, Act, DIES_AT_CALL, Job, look, save};
+use reshard_crash::{ACTS, Act, DIES_AT_CALL, Job, look, save, scattered};
 use reshard_storage::failpoint;
 use std::{
     collections::BTreeSet,
@@ -181,14 +181,6 @@ fn ranks_name_the_one_that_is_killed_at_any_named_step_of_a_save() {
         "every named step must be met: {killed:?}"
     );
     assert!(target.committed > 0, "some steps lie behind the commit");
-}
-
-/// A number from 0 to 1 that is as good as random, and the same in each run.
-fn scattered(i: u64) -> f64 {
-    let mut x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[test]

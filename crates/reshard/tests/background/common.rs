@@ -80,6 +80,13 @@ impl Training {
     }
 }
 
+/// The state of a rank that has one tensor, which is not sharded.
+pub(crate) fn one(value: f32) -> StateDict {
+    let mut state = StateDict::new();
+    state.insert("w", Tensor::from_vec(&[2], vec![value; 2]).unwrap());
+    state
+}
+
 /// Holds a save up while it is being written.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);

@@ -1,15 +1,6 @@
-use crate::common::{Folder, Gate, Training, on_ranks};
-use reshard::{
-    AsyncCallsQueue, ErrorKind, FrozenRequest, ProcessGroup, SingleProcess, StateDict, Tensor,
-    blocking,
-};
+use crate::common::{Folder, Gate, Training, on_ranks, one};
+use reshard::{AsyncCallsQueue, ErrorKind, FrozenRequest, ProcessGroup, SingleProcess, blocking};
 use std::sync::{Arc, Mutex};
-
-fn one(value: f32) -> StateDict {
-    let mut state = StateDict::new();
-    state.insert("w", Tensor::from_vec(&[2], vec![value; 2]).unwrap());
-    state
-}
 
 #[test]
 fn calls_are_finalized_in_order_when_all_ranks_have_written() {

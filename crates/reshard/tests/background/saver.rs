@@ -1,7 +1,7 @@
-use crate::common::{Folder, Gate, Training, on_ranks};
+use crate::common::{Folder, Gate, Training, on_ranks, one};
 use reshard::{
     AsyncSaver, Checkpoint, Dialect, ErrorKind, LocalGroup, ProcessGroup, Save, SingleProcess,
-    StateDict, Tensor, blocking,
+    StateDict, blocking,
 };
 use std::{
     sync::{
@@ -15,12 +15,6 @@ use std::{
 fn gated<'a>(state: &'a StateDict, url: &'a str, gate: &Gate) -> Save<'a> {
     let gate = gate.clone();
     reshard::save(state, url).progress(move |_| gate.pass())
-}
-
-fn one(value: f32) -> StateDict {
-    let mut state = StateDict::new();
-    state.insert("w", Tensor::from_vec(&[2], vec![value; 2]).unwrap());
-    state
 }
 
 #[test]
