@@ -58,7 +58,7 @@ pub use sharded::{
     Detection, ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
     SaveShardedStrategy, Saved,
 };
-pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_common};
+pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

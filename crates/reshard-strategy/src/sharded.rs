@@ -1,11 +1,11 @@
 use crate::{
-    AsyncStager, BackendVersion, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals,
-    StorageReader, StrategyError, Traffic,
+    BackendVersion, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals, StorageReader,
+    StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
 use reshard_comm::Comm;
-use reshard_model::FlatStateDict;
+use reshard_model::{Data, FlatStateDict};
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Listing, PlaceKind, Store};
@@ -36,18 +36,29 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
 /// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing. So any thread can continue with it.
 #[async_trait]
 pub trait PreparedSave: Send + 'static {
-    /// Copies the data that the caller may change, and uses the copies from then on. When it returns, it holds nothing of the caller's. If
-    /// the caller waits for the end of the save, no copies are needed.
+    /// Takes out the data that this rank writes, in an order of its own, and drops all others. [`stage_save`](crate::stage_save) has them
+    /// copied. When the copies are [put back](Self::put_data), the save holds nothing of the caller's. If the caller waits for the end of
+    /// the save, no copies are needed.
     ///
-    /// Data that a planner brings from outside the state are not copied.
+    /// Data that a planner brings from outside the state are not among them.
     ///
     /// # Errors
-    /// No memory, or a device that fails. Then do not call [`write`](Self::write), but `finish(Err(error), comm)`.
-    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()>;
+    /// It is written already.
+    fn take_data(&mut self) -> Result<Vec<Data>>;
+
+    /// Puts copies where [`take_data`](Self::take_data) has taken the originals, in the same order.
+    ///
+    /// # Errors
+    /// Another number of them.
+    fn put_data(&mut self, copies: Vec<Data>) -> Result<()>;
+
+    /// This rank will not write. Lets go of all data, and tells the reason to the ranks that wait for this one in an exchange. Afterwards
+    /// call [`finish`](Self::finish) with the reason.
+    fn give_up(&mut self, why: &StrategyError);
 
     /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives, except those of an
     /// exchange of items between ranks, in a group that [`prepare`](SaveShardedStrategy::prepare) has split off. If this rank does not
-    /// call it, pass the reason to [`finish`](Self::finish), or drop this: then the ranks that wait for it in the exchange learn it.
+    /// call it, [give up](Self::give_up) or drop this: then the ranks that wait for it in the exchange learn it.
     ///
     /// # Errors
     /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).

@@ -7,7 +7,7 @@ mod share;
 pub use blocking::BlockingAsyncStager;
 pub use share::Staging;
 
-use crate::{Result, StrategyError};
+use crate::{PreparedSave, Result, StrategyError};
 use async_trait::async_trait;
 use reshard_model::{DType, Data, Dims, FlatStateDict, Payload, Sharded, Value, ValueTree};
 use std::{collections::BTreeSet, fmt};
@@ -23,7 +23,7 @@ use std::{collections::BTreeSet, fmt};
 /// - The copies are complete when [`synchronize_staging`](Self::synchronize_staging) returns. Nothing reads them before.
 #[async_trait]
 pub trait AsyncStager: fmt::Debug + Send + Sync {
-    /// Copies the data of leaves, or begins to.
+    /// Copies the data of leaves, or begins to. A save calls it once.
     ///
     /// # Errors
     /// No memory, or a device that fails.
@@ -44,53 +44,69 @@ pub trait AsyncStager: fmt::Debug + Send + Sync {
     }
 }
 
-/// Replaces the data of leaves by copies: all objects, and the tensors that are `wanted`, by position. Other tensors lose their data,
-/// so nothing of the caller's is held.
+/// Replaces the data of a planned save, and the tensors of its common state, by copies. The stager is called once, so that it can
+/// compare the structure of one save with that of the next.
 ///
 /// # Errors
-/// Those of the stager.
-pub(crate) async fn stage_leaves(
-    state: &mut FlatStateDict,
-    wanted: &BTreeSet<u32>,
+/// Those of the stager. Then the save holds nothing of the caller's any more; let it [give up](PreparedSave::give_up).
+pub async fn stage_save(
+    prepared: &mut dyn PreparedSave,
+    common: Option<&mut ValueTree>,
     stager: &dyn AsyncStager,
 ) -> Result<()> {
-    // Tensors that are not wanted lose their data here, so none of the caller's handles stays behind.
-    let mut originals = Vec::new();
-    visit(state, &mut |i, data| {
-        if i.is_none_or(|i| wanted.contains(&i)) {
-            originals.push(std::mem::take(data));
-        } else {
-            *data = Data::None;
-        }
-    });
-
-    let staged = stage_data(originals, stager).await?;
-
-    // The second visit meets the same leaves in the same order, so each copy gets back to its own leaf.
-    let mut staged = staged.into_iter();
-    visit(state, &mut |i, data| {
-        if i.is_none_or(|i| wanted.contains(&i)) {
-            *data = staged.next().unwrap_or_default();
-        }
-    });
-    Ok(())
-}
-
-/// Replaces the tensors of common state by copies. Other values have no memory that the caller could change.
-///
-/// # Errors
-/// Those of the stager.
-pub async fn stage_common(common: &mut ValueTree, stager: &dyn AsyncStager) -> Result<()> {
+    let mut none = ValueTree::new();
+    let common = common.unwrap_or(&mut none);
+    // Values of common state other than tensors have no memory that the caller could change.
     let mut originals = Vec::new();
     common.visit_mut(&mut |_, value| visit_value(value, &mut |data| originals.push(data.clone())));
-    if originals.is_empty() {
-        return Ok(());
-    }
-    let mut staged = stage_data(originals, stager).await?.into_iter();
+    let of_common = originals.len();
+    originals.append(&mut prepared.take_data()?);
+
+    let mut staged = stage_data(originals, stager).await?;
+    prepared.put_data(staged.split_off(of_common))?;
+    let mut staged = staged.into_iter();
     common.visit_mut(&mut |_, value| {
         visit_value(value, &mut |data| *data = staged.next().unwrap_or_default());
     });
     Ok(())
+}
+
+/// The data of the `wanted` tensors of a state, by position, and of all tensors in objects. Other tensors lose theirs. Objects stay, also
+/// those that this rank does not write, because leaves of one cell are written together.
+pub(crate) fn take_data(state: &mut FlatStateDict, wanted: &BTreeSet<u32>) -> Vec<Data> {
+    let mut taken = Vec::new();
+    visit(state, &mut |i, data| {
+        if i.is_none_or(|i| wanted.contains(&i)) {
+            taken.push(std::mem::take(data));
+        } else {
+            *data = Data::None;
+        }
+    });
+    taken
+}
+
+/// Puts copies where [`take_data`] has taken the originals.
+///
+/// # Errors
+/// Another number of copies.
+pub(crate) fn put_data(
+    state: &mut FlatStateDict,
+    wanted: &BTreeSet<u32>,
+    staged: Vec<Data>,
+) -> Result<()> {
+    let (have, mut room) = (staged.len(), 0);
+    let mut staged = staged.into_iter();
+    visit(state, &mut |i, data| {
+        if i.is_none_or(|i| wanted.contains(&i)) {
+            room += 1;
+            *data = staged.next().unwrap_or_default();
+        }
+    });
+    if have == room {
+        return Ok(());
+    }
+    let what = format!("{have} staged leaves for {room} leaves of a save");
+    Err(StrategyError::Internal(what))
 }
 
 /// Stages data, and checks what the stager gives back.
@@ -128,17 +144,15 @@ fn described(leaf: &Data) -> Described {
     }
 }
 
-/// Calls `f` with the data of each leaf, and the position of those that are tensors; with the tensors in objects,
-/// too.
+/// Calls `f` with the data of each tensor and its position, and of each tensor in objects.
 fn visit(state: &mut FlatStateDict, f: &mut dyn FnMut(Option<u32>, &mut Data)) {
     for (i, leaf) in (0..).zip(state.values_mut()) {
         match leaf {
             Sharded::Tensor(t) => f(Some(i), &mut t.data),
             Sharded::Object(o) => {
-                let Payload::Value(value) = &mut o.data else {
-                    continue;
-                };
-                visit_value(value, &mut |data| f(None, data));
+                if let Payload::Value(value) = &mut o.data {
+                    visit_value(value, &mut |data| f(None, data));
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! thread ([`AsyncSaver`]) or by the training loop ([`AsyncCallsQueue`]).
 
 mod call;
+mod ending;
 mod handle;
 mod queue;
 mod request;

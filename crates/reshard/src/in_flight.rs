@@ -23,8 +23,8 @@ impl InFlight {
     ///
     /// # Errors
     /// It is listed already.
-    pub(crate) fn new(url: String, rank: Rank) -> Result<Self, StrategyError> {
-        let place = (url, rank);
+    pub(crate) fn new(place: &str, rank: Rank) -> Result<Self, StrategyError> {
+        let place = (place.to_owned(), rank);
         if !places().insert(place.clone()) {
             return Err(taken(&place.0));
         }
@@ -39,15 +39,15 @@ impl Drop for InFlight {
 }
 
 /// Fails if an asynchronous save of this rank is writing to the place.
-pub(crate) fn check(url: &str, rank: Rank) -> Result<(), StrategyError> {
-    if places().contains(&(url.to_owned(), rank)) {
-        return Err(taken(url));
+pub(crate) fn check(place: &str, rank: Rank) -> Result<(), StrategyError> {
+    if places().contains(&(place.to_owned(), rank)) {
+        return Err(taken(place));
     }
     Ok(())
 }
 
-fn taken(url: &str) -> StrategyError {
+fn taken(place: &str) -> StrategyError {
     StrategyError::Invalid(format!(
-        "an earlier asynchronous save to {url} is not finished; finish that first, or save to another URL"
+        "an earlier asynchronous save to {place} is not finished; finish that first, or save to another URL"
     ))
 }

@@ -199,22 +199,36 @@ impl<'a> Load<'a> {
         let comm = self.ranks.comm();
         let guard = comm.guard("a load");
         let mut template = std::mem::take(&mut self.template);
-        let added = self.add_statefuls(&mut template);
-        let begun = self.begin(&comm, template, added).await;
+        let (added, stateful) = self.add_statefuls(&mut template);
+        let begun = self.begin(&comm, template, stateful).await;
         clock.done(Phase::Plan);
         let out = match begun {
             Err((e, template)) => Err((e, template)),
             Ok(begun) => self.run(&comm, begun, &mut clock).await,
         };
         guard.done();
-        out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
+        out.map_err(|(e, mut template)| {
+            // The caller gets back what it gave.
+            for key in added {
+                template.remove(key);
+            }
+            LoadError::new(Error::new(ACT, url, e), template)
+        })
     }
 
-    /// Adds what values say that they want.
-    fn add_statefuls(&mut self, template: &mut StateDict) -> Result<(), StrategyError> {
-        self.statefuls
-            .iter_mut()
-            .try_for_each(|(key, value)| stateful::insert(template, key, value.template()))
+    /// Adds what values say that they want. Also returns the keys that were added.
+    fn add_statefuls(
+        &mut self,
+        template: &mut StateDict,
+    ) -> (Vec<&'a str>, Result<(), StrategyError>) {
+        let mut added = Vec::new();
+        for (key, value) in &mut self.statefuls {
+            if let Err(e) = stateful::insert(template, key, value.template()) {
+                return (added, Err(e));
+            }
+            added.push(*key);
+        }
+        (added, Ok(()))
     }
 
     /// Gives values their state.

@@ -82,19 +82,22 @@ fn without_data(mut state: StateDict) -> Result<StateDict, BoxError> {
     failed.map_or(Ok(state), |e| Err(e.into()))
 }
 
-/// Puts the state of a value under its key.
+/// Puts the state of a value under its key. If it fails, the state dict is as before.
 pub(crate) fn insert(
     state: &mut StateDict,
     key: &str,
     made: Result<StateDict, BoxError>,
 ) -> Result<(), StrategyError> {
     let made = made.map_err(|e| failed(key, "state_dict", &*e))?;
-    if state.insert_tree(key, made).is_some() {
-        return Err(StrategyError::Invalid(format!(
-            "{key} is in the state dict already, and also the key of a `Stateful`; give that another key"
-        )));
-    }
-    Ok(())
+    let what = if state.get(key).is_some() {
+        "is in the state dict already, and also the key of a `Stateful`; give that another key"
+    } else if !matches!(state, StateDict::Dict(_)) {
+        "is the key of a `Stateful`, but the state is no dict, so it has no keys; put it into a dict"
+    } else {
+        state.insert_tree(key, made);
+        return Ok(());
+    };
+    Err(StrategyError::Invalid(format!("{key} {what}")))
 }
 
 /// A method of the value has failed.

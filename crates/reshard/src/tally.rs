@@ -14,21 +14,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Tally {
     inner: Arc<dyn Transaction>,
+    /// The coordinator removes what a failed save has written.
+    is_coordinator: bool,
     files: Mutex<Vec<Entry>>,
 }
 
 impl Tally {
-    pub(crate) fn new(inner: Arc<dyn Transaction>) -> Self {
+    pub(crate) fn new(inner: Arc<dyn Transaction>, comm: &Comm<'_>) -> Self {
         Self {
             inner,
+            is_coordinator: comm.is_coordinator(),
             files: Mutex::default(),
         }
     }
 
     /// Removes what a failed save has written. Nothing was committed, so nobody needs it. If its removal fails, the error
     /// of the save must still be the cause.
-    pub(crate) async fn clear(&self, comm: &Comm<'_>, url: &str) {
-        if comm.is_coordinator()
+    pub(crate) async fn clear(&self, url: &str) {
+        if self.is_coordinator
             && let Err(e) = self.rollback().await
         {
             tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");

@@ -5,10 +5,10 @@
 use reshard::{
     BackendVersion, Dialect, StateDict, Tensor, blocking,
     comm::Comm,
-    model::FlatStateDict,
+    model::{Data, FlatStateDict},
     storage::Name,
     strategy::{
-        AsyncStager, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
+        PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
     },
     torch_dist::TorchDistConfig,
 };
@@ -124,8 +124,14 @@ struct UnrecordedSave(Box<dyn PreparedSave>);
 
 #[async_trait::async_trait]
 impl PreparedSave for UnrecordedSave {
-    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
-        self.0.stage(stager).await
+    fn take_data(&mut self) -> Result<Vec<Data>> {
+        self.0.take_data()
+    }
+    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
+        self.0.put_data(copies)
+    }
+    fn give_up(&mut self, why: &StrategyError) {
+        self.0.give_up(why);
     }
     async fn write(&mut self) -> Result<()> {
         self.0.write().await

@@ -1,12 +1,12 @@
 use super::{nobody, part};
 use crate::{
-    AsyncStager, BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
+    BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
     SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter,
     StrategyError, WriteData, WriterHooks, agree, cause, pipeline::Planned,
 };
 use async_trait::async_trait;
 use reshard_comm::Comm;
-use reshard_model::{FlatStateDict, Payload, Sharded, ShardedObject};
+use reshard_model::{Data, FlatStateDict, Payload, Sharded, ShardedObject};
 use reshard_plan::SavePlan;
 use reshard_storage::{FileBody, Source};
 use std::sync::Arc;
@@ -95,6 +95,7 @@ impl SaveShardedStrategy for WithObjects {
                 objects,
                 tensors: Some(tensors),
                 objects_written: false,
+                of_objects: 0,
             })),
             None => Ok(tensors),
         }
@@ -185,6 +186,8 @@ struct Prepared {
     /// dropped.
     tensors: Option<Box<dyn PreparedSave>>,
     objects_written: bool,
+    /// How many of the data that were taken out are of objects.
+    of_objects: usize,
 }
 
 fn dropped() -> StrategyError {
@@ -193,13 +196,26 @@ fn dropped() -> StrategyError {
 
 #[async_trait]
 impl PreparedSave for Prepared {
-    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
-        self.objects.stage(stager).await?;
-        self.tensors
-            .as_mut()
-            .ok_or_else(dropped)?
-            .stage(stager)
-            .await
+    fn take_data(&mut self) -> Result<Vec<Data>> {
+        let mut data = self.objects.take_data()?;
+        self.of_objects = data.len();
+        let tensors = self.tensors.as_mut().ok_or_else(dropped)?;
+        data.append(&mut tensors.take_data()?);
+        Ok(data)
+    }
+
+    fn put_data(&mut self, mut copies: Vec<Data>) -> Result<()> {
+        let of_tensors = copies.split_off(self.of_objects.min(copies.len()));
+        self.objects.put_data(copies)?;
+        let tensors = self.tensors.as_mut().ok_or_else(dropped)?;
+        tensors.put_data(of_tensors)
+    }
+
+    fn give_up(&mut self, why: &StrategyError) {
+        self.objects.give_up(why);
+        if let Some(tensors) = &mut self.tensors {
+            tensors.give_up(why);
+        }
     }
 
     async fn write(&mut self) -> Result<()> {

@@ -1,7 +1,9 @@
 //! Staging, on the host and from devices.
 
 use super::{memory::IDLE, *};
+use crate::Saved;
 use futures_executor::block_on;
+use reshard_comm::Comm;
 use reshard_model::{
     DeviceTensor, HostBuffer, Layout, Path, Region, ShardedObject, ShardedTensor, Tensor,
     TensorSource,
@@ -180,6 +182,16 @@ impl AsyncStager for Does {
     }
 }
 
+/// What a save does with its leaves.
+fn stage_leaves(
+    state: &mut FlatStateDict,
+    wanted: &BTreeSet<u32>,
+    stager: &dyn AsyncStager,
+) -> Result<()> {
+    let originals = take_data(state, wanted);
+    put_data(state, wanted, block_on(stage_data(originals, stager))?)
+}
+
 #[test]
 fn tensors_of_a_plan_and_those_in_objects_are_staged_and_nothing_else_is_kept() {
     let path = |k: &str| Path(vec![k.into()]);
@@ -197,7 +209,7 @@ fn tensors_of_a_plan_and_those_in_objects_are_staged_and_nothing_else_is_kept() 
     ]
     .into();
     let plan: BTreeSet<u32> = [0].into();
-    block_on(stage_leaves(&mut state, &plan, &BlockingAsyncStager::new())).unwrap();
+    stage_leaves(&mut state, &plan, &BlockingAsyncStager::new()).unwrap();
     let data = |k: &str| match &state[&path(k)] {
         Sharded::Tensor(t) => t.data.host(),
         Sharded::Object(_) => None,
@@ -231,10 +243,10 @@ fn tensors_of_a_plan_and_those_in_objects_are_staged_and_nothing_else_is_kept() 
         },
     ];
     for wrong in wrong {
-        let e = block_on(stage_leaves(&mut state.clone(), &plan, &Does(wrong))).unwrap_err();
+        let e = stage_leaves(&mut state.clone(), &plan, &Does(wrong)).unwrap_err();
         assert_eq!(e.kind(), reshard_model::ErrorKind::Internal);
     }
-    block_on(stage_leaves(&mut state, &plan, &Does(|_| {}))).unwrap();
+    stage_leaves(&mut state, &plan, &Does(|_| {})).unwrap();
 }
 
 #[test]
@@ -325,17 +337,54 @@ fn shared_staging_copies_only_what_somebody_could_change() {
     assert!(!host(&copied[0]).same_buffer(host(&staged[0])));
 }
 
+/// A save of these tensors.
+struct Tensors(Vec<Data>);
+
+#[async_trait]
+impl PreparedSave for Tensors {
+    fn take_data(&mut self) -> Result<Vec<Data>> {
+        Ok(std::mem::take(&mut self.0))
+    }
+
+    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
+        self.0 = copies;
+        Ok(())
+    }
+
+    fn give_up(&mut self, _: &StrategyError) {}
+
+    async fn write(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn finish(self: Box<Self>, written: Result<()>, _: &Comm<'_>) -> Result<Saved> {
+        written.map(|()| Saved::default())
+    }
+}
+
 #[test]
-fn tensors_of_common_state_are_staged() {
-    let t = numbers(&[3]);
-    let mut common = ValueTree::new();
-    common.insert("lr", Value::from(0.5));
-    common.insert("t", Value::List(vec![Value::Tensor(t.clone())]));
-    block_on(stage_common(&mut common, &BlockingAsyncStager::new())).unwrap();
-    let list = common.get("t").and_then(|l| l.leaf()).unwrap();
-    let copy = list.as_seq().unwrap()[0].as_tensor().unwrap();
-    assert!(*copy == t && !copy.same_buffer(&t));
-    assert!(t.into_vec::<u16>().is_ok());
+fn common_state_and_sharded_leaves_are_staged_in_one_call() {
+    let (t, w) = (numbers(&[3]), numbers(&[4]));
+    let stager = BlockingAsyncStager::new().with_type_check(true);
+    let save = |t: &Tensor, w: &Tensor| {
+        let mut common = ValueTree::new();
+        common.insert("lr", Value::from(0.5));
+        common.insert("t", Value::List(vec![Value::Tensor(t.clone())]));
+        let mut prepared = Tensors(vec![w.clone().into()]);
+        block_on(stage_save(&mut prepared, Some(&mut common), &stager))?;
+        Ok::<_, StrategyError>((common, prepared.0))
+    };
+    for _ in 0..2 {
+        // The second save has the structure of the first one.
+        let (common, sharded) = save(&t, &w).unwrap();
+        let list = common.get("t").and_then(|l| l.leaf()).unwrap();
+        let copy = list.as_seq().unwrap()[0].as_tensor().unwrap();
+        assert!(*copy == t && !copy.same_buffer(&t));
+        assert!(*host(&sharded[0]) == w && !host(&sharded[0]).same_buffer(&w));
+    }
+    let e = save(&t, &numbers(&[5])).unwrap_err().to_string();
+    assert!(e.contains("leaf 1 was uint16 of shape [4]"), "{e}");
+    assert!(t.into_vec::<u16>().is_ok() && w.into_vec::<u16>().is_ok());
 }
 
 /// A device whose copies go to memory of its own.

@@ -1,6 +1,7 @@
 use crate::{
     AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
     PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
+    stage_save,
 };
 use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
@@ -73,7 +74,8 @@ pub(super) struct Staging {
 
 impl Staging {
     async fn run(&self, rank: u32, prepared: &mut dyn PreparedSave) -> Result<()> {
-        prepared.stage(&*self.stagers[rank as usize]).await?;
+        let staged = stage_save(prepared, None, &*self.stagers[rank as usize]).await;
+        staged.inspect_err(|e| prepared.give_up(e))?;
         (self.staged)(rank);
         Ok(())
     }

@@ -1,27 +1,22 @@
+use super::ending::Ending;
 use crate::{Error, Result, SaveReport, save::ACT};
 use futures_channel::oneshot;
 use futures_util::{FutureExt, future::Shared};
 use reshard_strategy::StrategyError;
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// A save that goes on in the background, made by [`AsyncSaver::start`](crate::AsyncSaver::start) or
 /// [`Save::start`](crate::Save::start).
 ///
-/// You may drop it: the save completes all the same. If it fails then, [`AsyncSaver::close`](crate::AsyncSaver::close)
-/// returns the error.
+/// You may drop it: the save completes all the same. If it fails, or has failed already, [`AsyncSaver::close`](crate::AsyncSaver::close)
+/// returns the error. A handle of [`Save::start`](crate::Save::start) has no saver that could: it says so in an error of `tracing`.
 #[derive(Debug)]
 #[must_use = "only `finish` tells whether the save succeeded"]
 pub struct SaveHandle {
     pub(super) url: String,
     pub(super) staged: Shared<oneshot::Receiver<()>>,
-    pub(super) outcome: oneshot::Receiver<Result<SaveReport>>,
-    pub(super) done: Arc<AtomicBool>,
+    pub(super) ending: Arc<Ending>,
+    pub(super) ended: Shared<oneshot::Receiver<()>>,
     pub(super) waited: Duration,
     /// The saver of this save alone, which waits for it when it is dropped.
     pub(super) saver: Option<super::AsyncSaver>,
@@ -47,23 +42,27 @@ impl SaveHandle {
 
     /// Whether it has ended, well or not. Then [`finish`](Self::finish) does not wait.
     pub fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire)
+        self.ending.has_ended()
     }
 
     /// Waits until the checkpoint is committed on all ranks.
     ///
     /// # Errors
     /// As [`save`](crate::save). If a rank fails, all ranks get an error that names it.
-    pub async fn finish(mut self) -> Result<SaveReport> {
-        let saver = self.saver.take();
-        let lost = |_| {
+    pub async fn finish(self) -> Result<SaveReport> {
+        // A thread that is gone has ended, too.
+        self.ended.clone().await.ok();
+        let lost = || {
             let what = "the thread of an asynchronous save has panicked".into();
             Err(Error::new(ACT, &self.url, StrategyError::Internal(what)))
         };
-        let outcome = (&mut self.outcome).await.unwrap_or_else(lost);
-        // It has nothing left to wait for.
-        drop(saver);
-        outcome
+        self.ending.take().unwrap_or_else(lost)
+    }
+}
+
+impl Drop for SaveHandle {
+    fn drop(&mut self) {
+        self.ending.drop_handle();
     }
 }
 

@@ -25,7 +25,7 @@ use std::{
 ///
 /// It has a sub-group of its own and keeps the memory of its copies. All ranks call the same methods in the same order.
 /// Dropping it with saves that are not finalized loses these: it says so in an error of `tracing`, breaks its sub-group, and
-/// removes what was written.
+/// removes what was written. So does dropping the future of one of its methods, on one rank: a rank that is not in a step breaks it.
 ///
 /// ```
 /// use reshard::{AsyncCallsQueue, ShardedTensor, SingleProcess, StateDict, Tensor};
@@ -56,14 +56,12 @@ pub struct AsyncCallsQueue {
     deadline: Option<Duration>,
     stager: Arc<dyn AsyncStager>,
     in_flight: usize,
-    /// Requests so far, on all ranks.
-    requested: u64,
-    /// Requests that all ranks know to have ended: finalized, failed or lost.
-    settled: u64,
+    /// The number of the next request.
+    next: u64,
+    /// Requests that all ranks know not to have ended: they are not finalized, failed or lost. Equal on all ranks.
+    open: BTreeSet<u64>,
     calls: VecDeque<Call>,
     dropped: Dropped,
-    /// Requests that another rank dropped and this one has not scheduled yet.
-    void: BTreeSet<u64>,
     /// Finalized where only the oldest had to make room.
     finalized: Vec<Finalized>,
 }
@@ -106,11 +104,10 @@ impl AsyncCallsQueue {
             deadline: None,
             stager: Arc::new(BlockingAsyncStager::new()),
             in_flight: 1,
-            requested: 0,
-            settled: 0,
+            next: 0,
+            open: BTreeSet::new(),
             calls: VecDeque::new(),
-            dropped: Dropped::default(),
-            void: BTreeSet::new(),
+            dropped: Dropped::new(),
             finalized: Vec::new(),
         })
     }
@@ -122,7 +119,7 @@ impl AsyncCallsQueue {
         self
     }
 
-    /// Sets how many saves may be unfinalized at a time; at least 1, which is the default. A request that would exceed it
+    /// Sets how many requests may be unfinalized at a time; at least 1, which is the default. A request that would exceed it
     /// finalizes the oldest first.
     #[must_use]
     pub fn with_in_flight(mut self, saves: usize) -> Self {
@@ -152,11 +149,13 @@ impl AsyncCallsQueue {
     ///
     /// # Errors
     /// Those of planning, as [`save`](crate::save), on all ranks. An unfinished asynchronous save to the same URL. The failure
-    /// of an older save that had to be finalized; then nothing was planned. If staging fails, finalization tells all ranks.
+    /// of an older save that had to be finalized, or that is not scheduled; then nothing was planned. If staging fails, finalization
+    /// tells all ranks.
     pub async fn request(&mut self, save: Save<'_>) -> Result<AsyncRequest> {
-        while self.calls.len() >= self.in_flight {
+        while self.open.len() >= self.in_flight {
             let oldest = self.finalize(true).await?;
-            self.finalized.extend(oldest);
+            let oldest = oldest.ok_or_else(|| self.unscheduled())?;
+            self.finalized.push(oldest);
         }
         let group = Arc::clone(&self.group);
         let (mut save, stager) = save.in_background(&*group, &self.stager);
@@ -173,15 +172,15 @@ impl AsyncCallsQueue {
             Err(e) => Err(e),
         };
         guard.done();
-        let number = self.requested;
         let request = AsyncRequest {
-            number,
+            number: self.next,
             pending: Some(pending?),
             finalize_fns: Vec::new(),
             frozen: false,
             dropped: self.dropped.clone(),
         };
-        self.requested += 1;
+        self.open.insert(self.next);
+        self.next += 1;
         Ok(request)
     }
 
@@ -192,15 +191,21 @@ impl AsyncCallsQueue {
     ///
     /// # Errors
     /// Another rank has dropped its request, as an earlier finalization told; nothing is written. The request is of another
-    /// queue.
+    /// queue, where it counts as dropped.
     pub fn schedule(&mut self, mut request: AsyncRequest) -> Result<u64> {
+        if !request.dropped.is(&self.dropped) {
+            let what = StrategyError::Invalid(
+                "the request was made by another queue; schedule it there".into(),
+            );
+            return Err(Error::new(ACT, request.url(), what));
+        }
         let Some(pending) = request.pending.take() else {
             let what = StrategyError::Internal("a request has lost its save".into());
             return Err(Error::new(ACT, "", what));
         };
         let url = pending.url().to_owned();
-        if self.void.remove(&request.number) {
-            wait(pending.abandon(&self.ranks().comm()));
+        if !self.open.contains(&request.number) {
+            wait(pending.abandon());
             let what = StrategyError::Invalid("another rank has dropped its request".into());
             return Err(Error::new(ACT, &url, what));
         }
@@ -220,7 +225,8 @@ impl AsyncCallsQueue {
     /// The failure of a call, on all ranks; the queue goes on with the next one when you call it again. A rank dropped its
     /// request. Ranks scheduled different calls.
     pub async fn maybe_finalize(&mut self, blocking: bool) -> Result<Vec<Finalized>> {
-        while self.settled < self.requested {
+        self.sweep().await;
+        while !self.open.is_empty() {
             match self.finalize(blocking).await? {
                 Some(one) => self.finalized.push(one),
                 None => break,
@@ -234,35 +240,85 @@ impl AsyncCallsQueue {
         self.calls.len()
     }
 
-    /// Finalizes all calls. With `abort`, nothing is finalized instead: writing stops, and what was written is removed.
+    /// Finalizes all calls, also after one has failed. With `abort`, nothing is finalized instead: no new bytes are written, and
+    /// what was written is removed. What a thread is writing at that moment it completes, so memory and callbacks of a save may be in use
+    /// a little longer.
     ///
     /// # Collective
     /// Every rank calls it.
     ///
     /// # Errors
-    /// As [`maybe_finalize`](Self::maybe_finalize). A call that is not finalized then is lost.
+    /// The first failure, as of [`maybe_finalize`](Self::maybe_finalize). A request is not scheduled; it is lost.
     pub async fn close(mut self, abort: bool) -> Result<Vec<Finalized>> {
-        if !abort {
-            return self.maybe_finalize(true).await;
+        let failed = if abort {
+            None
+        } else {
+            self.finalize_all().await
+        };
+        let stopped = self.stop().await;
+        match failed {
+            Some(e) => Err(e),
+            None => {
+                stopped.map_err(|e| Error::new("closing a queue of saves", "", e))?;
+                Ok(std::mem::take(&mut self.finalized))
+            }
         }
-        let group = Arc::clone(&self.group);
-        let comm = self.ranks_of(&group).comm();
+    }
+
+    /// Finalizes all that is scheduled. Returns the first failure.
+    async fn finalize_all(&mut self) -> Option<Error> {
+        let mut first = None;
+        while !self.open.is_empty() {
+            let open = self.open.len();
+            let failed = match self.finalize(true).await {
+                Ok(Some(one)) => {
+                    self.finalized.push(one);
+                    continue;
+                }
+                Ok(None) => self.unscheduled(),
+                Err(e) => e,
+            };
+            first.get_or_insert(failed);
+            // It would fail in the same way again.
+            if self.open.len() == open {
+                break;
+            }
+        }
+        first
+    }
+
+    /// Gives up all that is not finalized.
+    async fn stop(&mut self) -> Result<(), CommError> {
+        self.sweep().await;
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        self.open.clear();
         let mut pendings = Vec::new();
         for call in std::mem::take(&mut self.calls) {
             pendings.extend(call.stop().await);
         }
-        pendings.extend(self.dropped.lock().drain(..).map(|(_, pending)| pending));
-        // The coordinator removes files, so no rank may still write any.
-        let told = comm.agree("close", Ok(())).await;
-        for pending in pendings {
-            pending.abandon(&comm).await;
-        }
-        told.map_err(|e| Error::new("closing a queue of saves", "", e))?;
-        Ok(std::mem::take(&mut self.finalized))
+        pendings.extend(self.dropped.close().into_iter().map(|(_, pending)| pending));
+        let group = Arc::clone(&self.group);
+        give_up(&self.ranks_of(&group).comm(), pendings).await
     }
 
-    fn ranks(&self) -> Ranks<'_> {
-        self.ranks_of(&self.group)
+    /// What to do about requests that nobody has scheduled.
+    fn unscheduled(&self) -> Error {
+        let what = format!(
+            "{} of at most {} unfinalized requests are not scheduled on any rank; schedule each request before you make more than that, \
+             and before you close the queue",
+            self.open.len(),
+            self.in_flight
+        );
+        Error::new("finalizing", "", StrategyError::Invalid(what))
+    }
+
+    /// Removes what dropped requests have left, of which all ranks know already that they are lost.
+    async fn sweep(&self) {
+        for (_, pending) in self.dropped.take(|number| !self.open.contains(&number)) {
+            pending.abandon().await;
+        }
     }
 
     fn ranks_of<'g>(&self, group: &'g Arc<dyn ProcessGroup>) -> Ranks<'g> {
@@ -300,12 +356,7 @@ impl AsyncCallsQueue {
         let told = Told {
             oldest: self.calls.front().map(of),
             written,
-            dropped: {
-                let dropped = self.dropped.lock();
-                let url =
-                    |(number, pending): &(u64, PendingSave)| (*number, pending.url().to_owned());
-                dropped.iter().map(url).collect()
-            },
+            dropped: self.dropped.list(|number| self.open.contains(&number)),
         };
         let url = told
             .oldest
@@ -330,9 +381,9 @@ impl AsyncCallsQueue {
                 ))
             }
             Verdict::Finalize => {
-                self.settled += 1;
                 let lost = || fail(StrategyError::Internal("a call is gone".into()));
                 let mut call = self.calls.pop_front().ok_or_else(lost)?;
+                self.open.remove(&call.index);
                 let pending = call.take().ok_or_else(lost)?;
                 let report = pending.finish(comm).await?;
                 let mut functions = std::mem::take(&mut call.finalize_fns).into_iter();
@@ -355,55 +406,48 @@ impl AsyncCallsQueue {
     /// Gives up requests that are lost on some rank.
     async fn forget(&mut self, comm: &Comm<'_>, numbers: &[u64]) {
         let lost: BTreeSet<u64> = numbers.iter().copied().collect();
-        self.settled += lost.len() as u64;
-        let of_dropped = std::mem::take(&mut *self.dropped.lock());
-        let (mut gone, others): (Vec<_>, Vec<_>) = of_dropped
-            .into_iter()
-            .partition(|(number, _)| lost.contains(number));
-        // Those that were dropped meanwhile are told next time.
-        self.dropped.lock().extend(others);
+        self.open.retain(|number| !lost.contains(number));
         let calls = std::mem::take(&mut self.calls).into_iter();
-        let (stopped, calls): (VecDeque<_>, VecDeque<_>) =
-            calls.partition(|call| lost.contains(&call.index));
+        let (stopped, calls) = calls.partition(|call| lost.contains(&call.index));
         self.calls = calls;
+        let stopped: VecDeque<Call> = stopped;
+        let mut pendings = Vec::new();
         for call in stopped {
-            let index = call.index;
-            gone.extend(call.stop().await.map(|pending| (index, pending)));
+            pendings.extend(call.stop().await);
         }
-        let here: BTreeSet<u64> = gone.iter().map(|(number, _)| *number).collect();
-        self.void.extend(lost.difference(&here));
-        for (_, pending) in gone {
-            pending.abandon(comm).await;
-        }
+        give_up(comm, pendings).await.ok();
+        self.sweep().await;
     }
+}
+
+/// Removes what saves have written that no rank is writing any more.
+async fn give_up(comm: &Comm<'_>, pendings: Vec<PendingSave>) -> Result<(), CommError> {
+    // The coordinator removes files, so no rank may still write any.
+    let told = comm.agree("give up", Ok(())).await;
+    for pending in pendings {
+        pending.abandon().await;
+    }
+    told
 }
 
 impl Drop for AsyncCallsQueue {
     fn drop(&mut self) {
-        let calls = std::mem::take(&mut self.calls);
         let mut pendings: Vec<PendingSave> = Vec::new();
-        for call in calls {
+        for call in std::mem::take(&mut self.calls) {
             tracing::error!(
                 url = call.url,
                 "a queue was dropped before this save was finalized: it is lost"
             );
             pendings.extend(wait(call.stop()));
         }
-        pendings.extend(self.dropped.lock().drain(..).map(|(_, pending)| pending));
-        if pendings.is_empty() {
-            return;
+        pendings.extend(self.dropped.close().into_iter().map(|(_, pending)| pending));
+        if !self.open.is_empty() {
+            let rank = self.group.rank();
+            let what = format!("rank {rank} dropped its queue of saves that are not finalized");
+            self.group.abort(Cause::new(ErrorKind::Invalid, what));
         }
-        let left = Cause::new(
-            ErrorKind::Invalid,
-            format!(
-                "rank {} dropped its queue of saves that are not finalized",
-                self.group.rank()
-            ),
-        );
-        self.group.abort(left);
-        let comm = self.ranks().comm();
         for pending in pendings {
-            wait(pending.abandon(&comm));
+            wait(pending.abandon());
         }
     }
 }

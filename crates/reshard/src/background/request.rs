@@ -1,5 +1,6 @@
 use crate::{SaveReport, save::PendingSave};
 use reshard_model::{BoxError, ErrorKind};
+use reshard_storage::wait;
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,13 +9,55 @@ use std::{
 /// What a rank does when a checkpoint is committed.
 pub(super) type FinalizeFn = Box<dyn FnOnce(&SaveReport) -> Result<(), BoxError> + Send>;
 
-/// Requests that were dropped before they were scheduled.
-#[derive(Clone, Default)]
-pub(super) struct Dropped(Arc<Mutex<Vec<(u64, PendingSave)>>>);
+/// Requests that were dropped before they were scheduled; `None` once their queue is gone.
+#[derive(Clone)]
+pub(super) struct Dropped(Arc<Mutex<Option<Vec<(u64, PendingSave)>>>>);
 
 impl Dropped {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<(u64, PendingSave)>> {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Some(Vec::new()))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<(u64, PendingSave)>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both are of one queue.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn push(&self, number: u64, pending: PendingSave) {
+        match &mut *self.lock() {
+            Some(dropped) => return dropped.push((number, pending)),
+            None => {}
+        }
+        // Nobody is left who could tell the other ranks.
+        wait(pending.abandon());
+    }
+
+    /// The numbers and URLs of those that are `told`.
+    pub(super) fn list(&self, told: impl Fn(u64) -> bool) -> Vec<(u64, String)> {
+        let dropped = self.lock();
+        let of = |(number, pending): &(u64, PendingSave)| (*number, pending.url().to_owned());
+        let dropped = dropped.iter().flatten().map(of);
+        dropped.filter(|(number, _)| told(*number)).collect()
+    }
+
+    /// Takes those that are meant.
+    pub(super) fn take(&self, meant: impl Fn(u64) -> bool) -> Vec<(u64, PendingSave)> {
+        let mut dropped = self.lock();
+        let all = dropped.iter_mut().flat_map(std::mem::take);
+        let (taken, others) = all.partition(|(number, _)| meant(*number));
+        if let Some(dropped) = &mut *dropped {
+            *dropped = others;
+        }
+        taken
+    }
+
+    /// The queue is gone. Returns what it has not heard of.
+    pub(super) fn close(&self) -> Vec<(u64, PendingSave)> {
+        self.lock().take().unwrap_or_default()
     }
 }
 
@@ -23,7 +66,7 @@ impl Dropped {
 /// [schedule](crate::AsyncCallsQueue::schedule) it.
 ///
 /// If a rank drops it instead, the save is lost: the next [`maybe_finalize`](crate::AsyncCallsQueue::maybe_finalize) or
-/// [`close`](crate::AsyncCallsQueue::close) fails on all ranks.
+/// [`close`](crate::AsyncCallsQueue::close) fails on all ranks. If it outlives its queue, `close` has failed already.
 #[must_use = "a request that is dropped fails the next finalization on all ranks"]
 pub struct AsyncRequest {
     pub(super) number: u64,
@@ -95,7 +138,7 @@ impl Drop for AsyncRequest {
                 url = pending.url(),
                 "a request to save was dropped before it was scheduled"
             );
-            self.dropped.lock().push((self.number, pending));
+            self.dropped.push(self.number, pending);
         }
     }
 }

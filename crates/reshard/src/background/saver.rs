@@ -1,6 +1,7 @@
 use super::{
+    ending::{Ending, Unseen},
     handle::{SaveHandle, event},
-    worker::{Job, spawn},
+    worker::{Job, finish, spawn},
 };
 use crate::{Error, Result, Save, ranks::Ranks};
 use futures_channel::oneshot;
@@ -11,19 +12,19 @@ use reshard_strategy::{AsyncStager, BlockingAsyncStager};
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Saves in the background, as DCP's `async_save` does: a thread writes and commits, while the training loop uses its group
 /// for other things.
 ///
 /// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing. Every
-/// rank starts the same saves in the same order. Dropping it waits until all its saves have ended.
+/// rank starts the same saves in the same order.
+///
+/// Dropping it blocks the thread until all its saves have ended, and a save ends when all ranks have written. Ranks that are tasks of one
+/// thread would wait for each other forever: await [`close`](Self::close) first.
 ///
 /// ```
 /// use reshard::{AsyncSaver, ShardedTensor, SingleProcess, StateDict, Tensor};
@@ -54,13 +55,12 @@ pub struct AsyncSaver {
     stager: Arc<dyn AsyncStager>,
     in_flight: usize,
     flights: VecDeque<Flight>,
-    /// The first error of a save whose handle was dropped.
-    unseen: Arc<Mutex<Option<Error>>>,
+    unseen: Unseen,
 }
 
 /// A save that may not have ended.
 struct Flight {
-    done: Arc<AtomicBool>,
+    ending: Arc<Ending>,
     ended: Shared<oneshot::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,7 +94,7 @@ impl AsyncSaver {
             stager: Arc::new(BlockingAsyncStager::new()),
             in_flight: 1,
             flights: VecDeque::new(),
-            unseen: Arc::default(),
+            unseen: Unseen::default(),
         })
     }
 
@@ -121,20 +121,21 @@ impl AsyncSaver {
     /// Every rank calls it, in the same order of saves.
     ///
     /// # Cancellation
-    /// If you drop the future on one rank, that breaks the saver, and counts as a failure of this rank.
+    /// If you drop the future on one rank, that breaks the saver, and counts as a failure of this rank. So does a panic of the stager or
+    /// of a planner. Earlier saves that are not committed yet may fail, too, since they are committed in the same sub-group.
     ///
     /// # Errors
     /// Those of planning, as [`save`](crate::save), on all ranks; then the saver can go on. An unfinished asynchronous save to
     /// the same URL. If staging fails, [`SaveHandle::finish`] tells all ranks.
     pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
-        let waited = self.wait_for_room(&save).await;
+        let planning = Arc::clone(&self.planning);
+        let guard = Comm::new(&*planning).guard("starting a save");
+        let waited = self.wait_for_room(save.url).await;
 
-        let (save, stager) = save.in_background(&*self.planning, &self.stager);
+        let (save, stager) = save.in_background(&*planning, &self.stager);
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
-        let guard = comm.guard("starting a save");
-        let pending = save.plan(&comm).await;
-        let mut pending = match pending {
+        let mut pending = match save.plan(&comm).await {
             Ok(pending) => pending,
             Err(e) => {
                 guard.done();
@@ -155,8 +156,7 @@ impl AsyncSaver {
 
         let (staged_sender, staged) = event();
         let (ended_sender, ended) = event();
-        let (outcome_sender, outcome) = oneshot::channel();
-        let done = Arc::new(AtomicBool::new(false));
+        let ending = Ending::new(&self.unseen);
         let url = pending.url().to_owned();
         let job = Job {
             pending,
@@ -167,89 +167,75 @@ impl AsyncSaver {
         };
         // Saves are committed in the order in which they were started, because all ranks use one group for it.
         let before = self.flights.back().map(|flight| flight.ended.clone());
-        let (committing, unseen) = (Arc::clone(&self.committing), Arc::clone(&self.unseen));
-        let when_done = Done(Arc::clone(&done));
+        let (committing, of_thread) = (Arc::clone(&self.committing), Arc::clone(&ending));
         let thread = spawn(job, move |pending| {
-            // Also if this panics.
-            let done = when_done;
             let ranks = Ranks {
                 group: &*committing,
                 groups: BTreeMap::new(),
                 coordinator,
                 deadline,
             };
-            let comm = ranks.comm();
-            let guard = comm.guard("an asynchronous save");
-            let finished = wait(async {
-                if let Some(before) = before {
-                    // A thread that has panicked has ended, too.
-                    before.await.ok();
-                }
-                pending.finish(&comm).await
-            });
-            guard.done();
-            drop(done);
-            if let Err(Err(e)) = outcome_sender.send(finished) {
-                tracing::error!(error = %e, "an asynchronous save failed, and nobody waits for it");
-                let mut unseen = unseen.lock().unwrap_or_else(PoisonError::into_inner);
-                unseen.get_or_insert(e);
+            if let Some(before) = before {
+                // A thread that has panicked has ended, too.
+                wait(before).ok();
             }
+            of_thread.set(finish(pending, &ranks.comm()));
             ended_sender.send(()).ok();
         });
         until_written.done();
         self.flights.push_back(Flight {
-            done: Arc::clone(&done),
-            ended,
+            ending: Arc::clone(&ending),
+            ended: ended.clone(),
             thread,
         });
         Ok(SaveHandle {
             url,
             staged,
-            outcome,
-            done,
+            ending,
+            ended,
             waited,
             saver: None,
         })
     }
 
     /// Waits until there is room for another save.
-    async fn wait_for_room(&mut self, save: &Save<'_>) -> std::time::Duration {
+    async fn wait_for_room(&mut self, url: &str) -> Duration {
         let begun = Instant::now();
-        self.flights
-            .retain(|flight| !flight.done.load(Ordering::Acquire));
+        self.flights.retain(|flight| !flight.ending.has_ended());
         while self.flights.len() >= self.in_flight {
-            if let Some(oldest) = self.flights.pop_front() {
-                oldest.ended.clone().await.ok();
-            }
+            // It counts until it has ended, also if nobody waits any longer.
+            self.wait_for_oldest().await;
         }
         let waited = begun.elapsed();
         if waited.as_millis() > 0 {
             let seconds = waited.as_secs_f64();
-            tracing::info!(
-                seconds,
-                url = save.url,
-                "a save has waited for an earlier one"
-            );
+            tracing::info!(seconds, url, "a save has waited for an earlier one");
         }
         waited
     }
 
+    async fn wait_for_oldest(&mut self) {
+        if let Some(oldest) = self.flights.front() {
+            oldest.ended.clone().await.ok();
+            self.flights.pop_front();
+        }
+    }
+
     /// How many saves have not ended on this rank.
     pub fn unfinished(&self) -> usize {
-        let open = |flight: &&Flight| !flight.done.load(Ordering::Acquire);
+        let open = |flight: &&Flight| !flight.ending.has_ended();
         self.flights.iter().filter(open).count()
     }
 
     /// Waits until all saves have ended.
     ///
     /// # Errors
-    /// The first error of a save whose handle was dropped.
+    /// The first error of a save whose handle was dropped, before or after it failed.
     pub async fn close(mut self) -> Result<()> {
-        while let Some(oldest) = self.flights.pop_front() {
-            oldest.ended.clone().await.ok();
+        while !self.flights.is_empty() {
+            self.wait_for_oldest().await;
         }
-        let mut unseen = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
-        unseen.take().map_or(Ok(()), Err)
+        self.unseen.take().map_or(Ok(()), Err)
     }
 }
 
@@ -259,15 +245,6 @@ impl Drop for AsyncSaver {
             // A panic was told on its own thread.
             drop(flight.thread.map(JoinHandle::join));
         }
-    }
-}
-
-/// Says that a save has ended, when it is dropped.
-struct Done(Arc<AtomicBool>);
-
-impl Drop for Done {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -299,7 +276,7 @@ impl<'a> Save<'a> {
     /// Plans and stages the save, and goes on in the background. From then on the caller may change its state. This is a save
     /// of an [`AsyncSaver`] for it alone: use one saver for all saves of a job, since it keeps its sub-groups and its memory.
     ///
-    /// Dropping the handle waits for the end of the save.
+    /// Dropping the handle blocks the thread until the save has ended, as dropping an [`AsyncSaver`] does.
     ///
     /// # Collective
     /// Every rank of the group awaits it.

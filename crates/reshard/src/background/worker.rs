@@ -1,12 +1,16 @@
-//! The thread on which a save is written.
+//! The thread on which a save is written, and perhaps committed.
 
-use crate::save::PendingSave;
+use crate::{
+    Error, Result, SaveReport,
+    save::{ACT, PendingSave},
+};
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use reshard_comm::Cause;
+use reshard_comm::{Cause, Comm};
 use reshard_storage::wait;
 use reshard_strategy::{AsyncStager, StrategyError};
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
@@ -56,14 +60,31 @@ impl Job {
         match written {
             Ok(true) => {}
             Ok(false) => pending.fail(StrategyError::Invalid("the save was aborted".into())),
-            Err(panic) => {
-                let message = Cause::from_panic(&*panic).message;
-                let what = format!("the thread that writes a save {message}");
-                pending.fail(StrategyError::Internal(what));
-            }
+            Err(panic) => pending.fail(panicked("writes", &*panic)),
         }
         pending
     }
+}
+
+/// Commits what all ranks have written. A panic is a failure of the save: the other ranks learn it, and what was written is removed.
+pub(super) fn finish(pending: PendingSave, comm: &Comm<'_>) -> Result<SaveReport> {
+    let (url, remove) = (pending.url().to_owned(), pending.remover());
+    let finished = catch_unwind(AssertUnwindSafe(|| {
+        // If a panic drops it, it tells the other ranks.
+        let guard = comm.guard("an asynchronous save");
+        let finished = wait(pending.finish(comm));
+        guard.done();
+        finished
+    }));
+    finished.unwrap_or_else(|panic| {
+        wait(remove);
+        Err(Error::new(ACT, &url, panicked("commits", &*panic)))
+    })
+}
+
+fn panicked(does: &str, panic: &(dyn Any + Send)) -> StrategyError {
+    let message = Cause::from_panic(panic).message;
+    StrategyError::Internal(format!("the thread that {does} a save {message}"))
 }
 
 /// Writes on a new thread, and goes on with `then` there. If the system has no more threads, all of it happens here, before

@@ -131,7 +131,7 @@ pub(super) async fn begin(
                 None => setup.join(theirs).await,
             };
             // Places may be mounted under different directories, but the name of the checkpoint is the same.
-            let name = setup.in_flight.as_ref().map(|_| last_part(url));
+            let name = setup.in_flight.as_ref().map(|_| last_part(&setup.place));
             alike::agree(comm, "begin", begun, &setup.plain, rule, name).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),

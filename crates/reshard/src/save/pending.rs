@@ -16,7 +16,7 @@ use reshard_model::{Dialect, Path, ValueTree};
 use reshard_storage::{Durability, FileBody, Name, Progress, Transaction};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
-    agree, stage_common,
+    agree, stage_save,
 };
 use std::sync::Arc;
 
@@ -62,28 +62,31 @@ pub(super) enum CommonFile {
 impl PendingSave {
     /// Copies what the caller may change. If that fails, [`finish`](Self::finish) tells all ranks, and nothing is written.
     pub(crate) async fn stage(&mut self, stager: &dyn AsyncStager) {
-        let staged = match &mut self.common_file {
-            CommonFile::State(common) => stage_common(common, stager).await,
-            CommonFile::None | CommonFile::Stored(_) => Ok(()),
+        let common = match &mut self.common_file {
+            CommonFile::State(common) => Some(common),
+            CommonFile::None | CommonFile::Stored(_) => None,
         };
-        let staged = match staged {
-            Ok(()) => self.prepared.stage(stager).await,
-            Err(e) => Err(e),
-        };
-        self.written = staged.err().map(Err);
+        if let Err(e) = stage_save(&mut *self.prepared, common, stager).await {
+            self.fail(e);
+        }
         self.clock.done(Phase::Staging);
     }
 
     /// Waits until the copies are complete.
     pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
         if self.written.is_none() {
-            self.written = stager.synchronize_staging().await.err().map(Err);
+            if let Err(e) = stager.synchronize_staging().await {
+                self.fail(e);
+            }
             self.clock.done(Phase::Staging);
         }
     }
 
-    /// This rank does not write, or did not write all. [`finish`](Self::finish) tells all ranks why.
+    /// This rank does not write, or did not write all. [`finish`](Self::finish) tells all ranks why. Ranks that wait for this one
+    /// in an exchange learn it now, and nothing of the caller's is held any longer.
     pub(crate) fn fail(&mut self, why: StrategyError) {
+        self.prepared.give_up(&why);
+        self.common_file = CommonFile::None;
         self.written = Some(Err(why));
     }
 
@@ -93,13 +96,22 @@ impl PendingSave {
     }
 
     /// Gives up without telling other ranks. What was written goes away.
-    pub(crate) async fn abandon(self, comm: &Comm<'_>) {
+    pub(crate) async fn abandon(self) {
         let Self {
             version, prepared, ..
         } = self;
         // Ranks that wait for this one in an exchange learn it.
         drop(prepared);
-        version.transaction.clear(comm, &version.url).await;
+        version.transaction.clear(&version.url).await;
+    }
+
+    /// Removes what was written, if the thread that commits it panics.
+    pub(crate) fn remover(&self) -> impl Future<Output = ()> + use<> {
+        let (transaction, url) = (
+            Arc::clone(&self.version.transaction),
+            self.version.url.clone(),
+        );
+        async move { transaction.clear(&url).await }
     }
 
     /// Writes this rank's files: common state first, as Megatron Core does. If that fails, [`finish`](Self::finish) tells
@@ -145,7 +157,7 @@ impl PendingSave {
             Err(e) => Err(e),
         };
         if saved.is_err() {
-            version.transaction.clear(comm, &version.url).await;
+            version.transaction.clear(&version.url).await;
         }
         let saved = saved.during(ACT, &version.url)?;
         clock.done(Phase::Commit);

@@ -54,7 +54,10 @@ impl Save<'_> {
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
         let mut clock = Clock::start();
         let url = self.url;
-        let set_up = self.set_up();
+        let set_up = match self.set_up() {
+            Ok(set_up) => self.list_place(set_up).await,
+            Err(e) => Err(e),
+        };
         let begun = begin(comm, &set_up, url, self.overwrite, self.rule()).await;
         let (Begun { transaction, stays }, coordinators) = match begun {
             Ok(begun) => begun,
@@ -67,12 +70,12 @@ impl Save<'_> {
         if !comm.is_coordinator() {
             alike::leave_to_coordinator(&coordinators, &set_up.plain, &mut set_up.parts.flat);
         }
-        let transaction = Arc::new(Tally::new(transaction));
+        let transaction = Arc::new(Tally::new(transaction, comm));
         let prepared = self.prepare(comm, &mut set_up, &transaction).await;
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
-                transaction.clear(comm, url).await;
+                transaction.clear(url).await;
                 return Err(Error::new(ACT, url, e));
             }
         };

@@ -27,6 +27,8 @@ pub(super) struct SetUp {
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
+    /// The URL of the resolved place: two spellings of one place are equal here.
+    pub(super) place: String,
     /// Keeps other saves from the place while an asynchronous one is not finished.
     pub(super) in_flight: Option<InFlight>,
 }
@@ -98,23 +100,30 @@ impl Save<'_> {
             (None, _) => {}
         }
 
-        let store = stores.open(self.url)?;
-        let (place, rank) = (store.url(), self.ranks.group.rank());
-        let in_flight = if self.asynchronous {
-            Some(InFlight::new(place, rank)?)
-        } else {
-            in_flight::check(&place, rank)?;
-            None
-        };
         Ok(SetUp {
-            store,
+            store: stores.open(self.url)?,
             registry,
             sharded,
             common,
             parts,
             plain,
-            in_flight,
+            place: String::new(),
+            in_flight: None,
         })
+    }
+
+    /// Finds the place that the URL means, and refuses it while an asynchronous save of this process is writing to it.
+    pub(super) async fn list_place(&self, mut set_up: SetUp) -> Result<SetUp, StrategyError> {
+        // A place that can't be resolved is reported where the save begins.
+        let resolved = set_up.store.resolved().await.ok().flatten();
+        set_up.place = resolved.as_ref().unwrap_or(&set_up.store).url();
+        let rank = self.ranks.group.rank();
+        if self.asynchronous {
+            set_up.in_flight = Some(InFlight::new(&set_up.place, rank)?);
+        } else {
+            in_flight::check(&set_up.place, rank)?;
+        }
+        Ok(set_up)
     }
 
     pub(super) fn rule(&self) -> Rule {

@@ -6,14 +6,14 @@ use super::{
     written::{Target, check_written, lay_out},
 };
 use crate::{
-    AsyncStager, FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved,
-    StorageInfo, StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
+    FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved, StorageInfo,
+    StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
     pipeline::exchange::{Apart, Stopped},
-    staging::stage_leaves,
+    staging::{put_data, take_data},
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm, CommError};
-use reshard_model::{Dialect, FlatStateDict};
+use reshard_model::{Data, Dialect, FlatStateDict};
 use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteItem};
 use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,16 @@ pub(super) struct Work {
     pub(super) state: FlatStateDict,
 }
 
+impl Work {
+    /// The leaves that tensors come from, also those that this rank gives to others.
+    fn wanted(&self) -> BTreeSet<u32> {
+        let given = self.plan.exchange.gives.iter().map(|give| &give.item);
+        let items = self.plan.items.iter().chain(given);
+        let tensors = items.filter(|i| i.tensor().is_some());
+        tensors.map(|i| i.source).collect()
+    }
+}
+
 impl<W: StorageWriter> Prepared<W> {
     /// The cause for the other ranks if a local step failed. They learn it in the step `write`, whichever step it was.
     fn told(&self, e: &StrategyError) -> Cause {
@@ -100,20 +110,24 @@ impl<W: StorageWriter> Prepared<W> {
 
 #[async_trait]
 impl<W: StorageWriter> PreparedSave for Prepared<W> {
-    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
+    fn take_data(&mut self) -> Result<Vec<Data>> {
         self.step = Step::Staging;
-        let Some(Work { plan, state }) = &mut self.work else {
-            return Err(written_already());
-        };
-        // The plan names leaves that tensors come from, also those that this rank gives to others. Only these are copied.
-        let given = plan.exchange.gives.iter().map(|give| &give.item);
-        let tensors = plan
-            .items
-            .iter()
-            .chain(given)
-            .filter(|i| i.tensor().is_some());
-        let wanted = tensors.map(|i| i.source).collect();
-        stage_leaves(state, &wanted, stager).await
+        let work = self.work.as_mut().ok_or_else(written_already)?;
+        let wanted = work.wanted();
+        Ok(take_data(&mut work.state, &wanted))
+    }
+
+    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
+        let work = self.work.as_mut().ok_or_else(written_already)?;
+        let wanted = work.wanted();
+        put_data(&mut work.state, &wanted, copies)
+    }
+
+    fn give_up(&mut self, why: &StrategyError) {
+        self.work = None;
+        if let Some(peers) = self.peers.take() {
+            peers.give_up(self.told(why));
+        }
     }
 
     async fn write(&mut self) -> Result<()> {
@@ -155,9 +169,8 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
     async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
         let mut me = *self;
         let results = std::mem::take(&mut me.results);
-        // A rank that failed before its exchange has peers that wait for it.
-        if let (Some(peers), Err(e)) = (me.peers.take(), &written) {
-            peers.give_up(me.told(e));
+        if let Err(e) = &written {
+            me.give_up(e);
         }
         if me.rank_local {
             return me.finish_alone(written.map(|()| results), comm).await;
