@@ -180,3 +180,68 @@ fn a_key_has_one_value() {
     let e = blocking::run(save).unwrap_err().to_string();
     assert!(e.contains("is reserved for Megatron Core"), "{e}");
 }
+
+/// A counter.
+struct Steps {
+    done: i64,
+    fails: &'static str,
+}
+
+impl Stateful for Steps {
+    fn state_dict(&self) -> Result<StateDict, BoxError> {
+        if self.fails == "state_dict" {
+            return Err("out of cheese".into());
+        }
+        let mut state = StateDict::new();
+        state.insert("done", self.done);
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: ValueTree) -> Result<(), BoxError> {
+        if self.fails == "load_state_dict" {
+            return Err("out of cheese".into());
+        }
+        let done = state.get("done").and_then(|v| v.leaf());
+        self.done = done.and_then(Value::as_int).ok_or("no steps")?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_load_that_failed_gives_the_callers_template_back_without_leaves_of_values() {
+    let home = tempfile::tempdir().unwrap();
+    let url = home.path().join("ckpt").display().to_string();
+    let steps = Steps { done: 5, fails: "" };
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let (state, template) = (StateDict::new(), || {
+            let mut template = StateDict::new();
+            template.insert("other", 1);
+            template
+        });
+        let save = reshard::save(&state, &url).stateful("steps", &steps);
+        let save = save.dialect(dialect).overwrite(dialect == Dialect::Dcp);
+        blocking::run(save).unwrap();
+
+        let mut loaded = Steps { done: 0, fails: "" };
+        let mut again = StateDict::new();
+        for fails in ["state_dict", "load_state_dict", ""] {
+            loaded.fails = fails;
+            let load = reshard::load(again, &url).stateful("steps", &mut loaded);
+            again = match blocking::run(load) {
+                Ok(_) => break,
+                Err(e) => e.into_parts().1,
+            };
+            assert!(again.get("steps").is_none(), "{fails}");
+        }
+        assert_eq!(loaded.done, 5, "the template of the failed loads is good");
+
+        // A key that is taken stays the caller's.
+        let load = reshard::load(template(), &url).stateful("other", &mut loaded);
+        let given = blocking::run(load).unwrap_err().into_parts().1;
+        assert_eq!(format!("{given:?}"), format!("{:?}", template()));
+        let none = home.path().join("none").display().to_string();
+        let load = reshard::load(template(), &none).stateful("steps", &mut loaded);
+        let given = blocking::run(load).unwrap_err().into_parts().1;
+        assert_eq!(format!("{given:?}"), format!("{:?}", template()));
+    }
+}

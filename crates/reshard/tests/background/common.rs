@@ -1,8 +1,11 @@
 //! States, gates and places for these tests.
 
+use async_trait::async_trait;
 use reshard::{
-    DType, LocalGroup, Rank, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    AsyncStager, DType, Data, LocalGroup, Rank, Region, Save, ShardedObject, ShardedTensor,
+    StateDict, Tensor, Value,
     model::{DeviceTensor, testkit::FakeDevice},
+    strategy::{Result, StrategyError},
 };
 use reshard_comm::testkit;
 use std::{
@@ -85,6 +88,23 @@ pub(crate) fn one(value: f32) -> StateDict {
     let mut state = StateDict::new();
     state.insert("w", Tensor::from_vec(&[2], vec![value; 2]).unwrap());
     state
+}
+
+/// A save of `state`, which is written when the gate is open.
+pub(crate) fn gated<'a>(state: &'a StateDict, url: &'a str, gate: &Gate) -> Save<'a> {
+    let gate = gate.clone();
+    reshard::save(state, url).progress(move |_| gate.pass())
+}
+
+/// A stager without memory.
+#[derive(Debug)]
+pub(crate) struct Fails;
+
+#[async_trait]
+impl AsyncStager for Fails {
+    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+        Err(StrategyError::Invalid("no memory".into()))
+    }
 }
 
 /// Holds a save up while it is being written.

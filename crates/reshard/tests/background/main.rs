@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
+mod failed;
 mod queue;
+mod requests;
 mod saver;
 mod stagers;
+mod store;

@@ -1,7 +1,6 @@
-use crate::common::{Folder, Gate, Training, on_ranks, one};
+use crate::common::{Folder, Gate, Training, gated, on_ranks, one};
 use reshard::{
-    AsyncSaver, Checkpoint, Dialect, ErrorKind, LocalGroup, ProcessGroup, Save, SingleProcess,
-    StateDict, blocking,
+    AsyncSaver, Checkpoint, Dialect, ErrorKind, LocalGroup, ProcessGroup, SingleProcess, blocking,
 };
 use std::{
     sync::{
@@ -10,12 +9,6 @@ use std::{
     },
     time::Duration,
 };
-
-/// A save of `state`, which is written when the gate is open.
-fn gated<'a>(state: &'a StateDict, url: &'a str, gate: &Gate) -> Save<'a> {
-    let gate = gate.clone();
-    reshard::save(state, url).progress(move |_| gate.pass())
-}
 
 #[test]
 fn an_asynchronous_save_writes_the_bytes_of_a_synchronous_one_whatever_is_done_to_the_state() {
