@@ -9,16 +9,19 @@ use std::{
 /// What a rank does when a checkpoint is committed.
 pub(super) type FinalizeFn = Box<dyn FnOnce(&SaveReport) -> Result<(), BoxError> + Send>;
 
+/// Saves, each with the number of its request.
+type Numbered = Vec<(u64, PendingSave)>;
+
 /// Requests that were dropped before they were scheduled; `None` once their queue is gone.
 #[derive(Clone)]
-pub(super) struct Dropped(Arc<Mutex<Option<Vec<(u64, PendingSave)>>>>);
+pub(super) struct Dropped(Arc<Mutex<Option<Numbered>>>);
 
 impl Dropped {
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(Some(Vec::new()))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<(u64, PendingSave)>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Numbered>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -28,9 +31,8 @@ impl Dropped {
     }
 
     fn push(&self, number: u64, pending: PendingSave) {
-        match &mut *self.lock() {
-            Some(dropped) => return dropped.push((number, pending)),
-            None => {}
+        if let Some(dropped) = &mut *self.lock() {
+            return dropped.push((number, pending));
         }
         // Nobody is left who could tell the other ranks.
         wait(pending.abandon());
@@ -45,7 +47,7 @@ impl Dropped {
     }
 
     /// Takes those that are meant.
-    pub(super) fn take(&self, meant: impl Fn(u64) -> bool) -> Vec<(u64, PendingSave)> {
+    pub(super) fn take(&self, meant: impl Fn(u64) -> bool) -> Numbered {
         let mut dropped = self.lock();
         let all = dropped.iter_mut().flat_map(std::mem::take);
         let (taken, others) = all.partition(|(number, _)| meant(*number));
@@ -56,7 +58,7 @@ impl Dropped {
     }
 
     /// The queue is gone. Returns what it has not heard of.
-    pub(super) fn close(&self) -> Vec<(u64, PendingSave)> {
+    pub(super) fn close(&self) -> Numbered {
         self.lock().take().unwrap_or_default()
     }
 }

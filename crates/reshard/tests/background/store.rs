@@ -62,7 +62,7 @@ impl Transaction for FaultyTransaction {
         self.0.place()
     }
     async fn commit(&self, _: Option<(Name, Bytes)>, _: &[Entry], _: Durability) -> Result<()> {
-        panic!("a fault in commit")
+        std::panic::panic_any("a fault in commit")
     }
     async fn written(&self) -> Result<Vec<Entry>> {
         self.0.written().await
