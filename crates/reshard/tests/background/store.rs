@@ -61,8 +61,9 @@ impl Transaction for FaultyTransaction {
     fn place(&self) -> Option<String> {
         self.0.place()
     }
+    #[expect(clippy::panic, reason = "this is the fault")]
     async fn commit(&self, _: Option<(Name, Bytes)>, _: &[Entry], _: Durability) -> Result<()> {
-        std::panic::panic_any("a fault in commit")
+        panic!("a fault in commit")
     }
     async fn written(&self) -> Result<Vec<Entry>> {
         self.0.written().await
