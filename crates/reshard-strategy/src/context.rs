@@ -1,4 +1,4 @@
-use crate::{KeptDeclarations, ReadLimits};
+use crate::{KeptPlan, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
@@ -41,8 +41,8 @@ pub struct SaveCx<'a> {
     /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
     /// is used.
     pub exchange_memory: u64,
-    /// What ranks declared in the save before, if the caller keeps it.
-    pub declarations: Option<Arc<KeptDeclarations>>,
+    /// What the save before has planned, if the caller keeps it.
+    pub kept_plan: Option<Arc<KeptPlan>>,
 }
 
 impl<'a> SaveCx<'a> {
@@ -73,7 +73,7 @@ impl<'a> SaveCx<'a> {
             planner_data: None,
             progress,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
-            declarations: None,
+            kept_plan: None,
         }
     }
 

@@ -8,15 +8,11 @@ use sha2::{Digest as _, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// SHA-256 of a declaration.
-type Digest = [u8; 32];
+pub(crate) type Digest = [u8; 32];
 
-/// What ranks declared in the last save. Saves of one structure share it, so that a rank sends 32 bytes instead of what it has declared
-/// before.
-///
-/// Each rank has one of its own, and takes it for one save after the other. If ranks lose theirs, the next save sends everything again.
-/// The coordinator's holds what all ranks declare: some 250 bytes a leaf.
+/// What ranks declared in the last save, so that a rank sends 32 bytes instead of what it has declared before.
 #[derive(Debug, Default)]
-pub struct KeptDeclarations(Mutex<Kept>);
+pub(crate) struct KeptDeclarations(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -49,19 +45,26 @@ pub(crate) enum Told {
 }
 
 impl Told {
-    /// What this rank tells of its leaves, and the digest of that if it is kept.
+    /// What this rank tells of its leaves, and the digest of that if it is kept. `whole` says not to rely on what was told before.
     pub(crate) fn of(
         planner: &dyn SavePlanner,
         state: &FlatStateDict,
         kept: Option<&KeptDeclarations>,
+        whole: bool,
     ) -> Result<(Self, Option<Digest>)> {
         if !planner.validates() {
             return Ok((Self::Nothing, None));
         }
         let declared = Declared::of(state);
         let digest = kept.map(|_| declaration_digest(&declared)).transpose()?;
-        let same = digest.filter(|digest| kept.is_some_and(|k| k.lock().told == Some(*digest)));
+        let known = |digest: &Digest| kept.is_some_and(|k| k.lock().told == Some(*digest));
+        let same = digest.filter(|digest| !whole && known(digest));
         Ok((same.map_or(Self::All(declared), Self::Same), digest))
+    }
+
+    /// Whether the coordinator has to know what was told before.
+    pub(crate) fn is_same(&self) -> bool {
+        matches!(self, Self::Same(_))
     }
 }
 

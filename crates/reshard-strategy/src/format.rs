@@ -227,6 +227,13 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     fn storage_meta(&self) -> Option<Value> {
         None
     }
+    /// All settings of the format on which plans depend, as text, also by way of [`storage_meta`](Self::storage_meta). A save whose
+    /// structure is known from the save before it does not plan again, if its format says so: then only `reset`, `storage_meta` and
+    /// `set_up` are called before [`StorageWriter::layout`]. So two writers of one type with equal settings must make equal plans of equal
+    /// plans. `None`, the default, means that each save is planned anew.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
     /// Called before planning, on every rank.
     ///
     /// # Errors

@@ -82,7 +82,7 @@ const FACADE: [&str; 38] = [
     "Finalized",
     "FrozenRequest",
     "Kept",
-    "KeptDeclarations",
+    "KeptPlan",
     "Load",
     "LoadReport",
     "Phase",

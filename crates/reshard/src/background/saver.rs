@@ -7,7 +7,7 @@ use futures_channel::oneshot;
 use futures_util::future::Shared;
 use reshard_comm::{Comm, CommError, ProcessGroup};
 use reshard_storage::wait;
-use reshard_strategy::{AsyncStager, BlockingAsyncStager};
+use reshard_strategy::{AsyncStager, BlockingAsyncStager, KeptPlan};
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
@@ -22,7 +22,8 @@ use std::{
 /// Saves in the background, as DCP's `async_save` does: a thread writes and commits, while the training loop uses its group
 /// for other things.
 ///
-/// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing. Every
+/// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing, and it
+/// keeps the plan ([`KeptPlan`]), so a structure that is known is not planned again. Every
 /// rank starts the same saves in the same order. Dropping it waits until all its saves have ended.
 ///
 /// ```
@@ -52,6 +53,8 @@ pub struct AsyncSaver {
     /// For committing, which the threads of saves do, one after the other.
     committing: Arc<dyn ProcessGroup>,
     stager: Arc<dyn AsyncStager>,
+    /// The plan of the last save. `None` for a single save.
+    kept_plan: Option<Arc<KeptPlan>>,
     in_flight: usize,
     flights: VecDeque<Flight>,
     /// The first error of a save whose handle was dropped.
@@ -84,7 +87,9 @@ impl AsyncSaver {
     /// # Errors
     /// Those of the group.
     pub async fn new(group: &dyn ProcessGroup) -> Result<Self, CommError> {
-        Self::over(Comm::new(group)).await
+        let mut saver = Self::over(Comm::new(group)).await?;
+        saver.kept_plan = Some(Arc::default());
+        Ok(saver)
     }
 
     async fn over(comm: Comm<'_>) -> Result<Self, CommError> {
@@ -92,6 +97,7 @@ impl AsyncSaver {
             planning: all(comm).await?,
             committing: all(comm).await?,
             stager: Arc::new(BlockingAsyncStager::new()),
+            kept_plan: None,
             in_flight: 1,
             flights: VecDeque::new(),
             unseen: Arc::default(),
@@ -129,7 +135,8 @@ impl AsyncSaver {
     pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
         let waited = self.wait_for_room(&save).await;
 
-        let (save, stager) = save.in_background(&*self.planning, &self.stager);
+        let (mut save, stager) = save.in_background(&*self.planning, &self.stager);
+        save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
         let guard = comm.guard("starting a save");
