@@ -87,6 +87,9 @@ pub(crate) enum What {
         /// Plan each save anew.
         #[arg(long)]
         anew: bool,
+        /// The whole phase, not planning alone.
+        #[arg(long)]
+        phase: bool,
     },
     /// A policy's cuts of so many pieces, and their check: shards are `needed`, slices are `read`.
     Policy {
@@ -195,7 +198,8 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             dir,
             iterations,
             anew,
-        } => crate::replan::replan(*tensors, dir, *anew, *iterations),
+            phase,
+        } => crate::replan::replan(*tensors, dir, (*anew, *phase), *iterations),
         What::Policy {
             pieces,
             iterations,
