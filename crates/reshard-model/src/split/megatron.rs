@@ -58,7 +58,8 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Resu
             common: Some(ValueTree::List(Vec::new())),
         }),
         Tree::Dict(d) => {
-            let (mut slots, mut common) = (IndexMap::new(), IndexMap::new());
+            let (mut slots, mut common) = (IndexMap::with_capacity(d.len()), IndexMap::new());
+            flat.reserve(d.len());
             for (k, v) in d {
                 path.push(k);
                 let halves = part(v, path, flat)?;
