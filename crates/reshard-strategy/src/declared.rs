@@ -45,20 +45,18 @@ pub(crate) enum Told {
 }
 
 impl Told {
-    /// What this rank tells of its leaves, and the digest of that if it is kept. `whole` says not to rely on what was told before.
+    /// What this rank tells of its leaves, and the digest of that if it is kept.
     pub(crate) fn of(
         planner: &dyn SavePlanner,
         state: &FlatStateDict,
         kept: Option<&KeptDeclarations>,
-        whole: bool,
     ) -> Result<(Self, Option<Digest>)> {
         if !planner.validates() {
             return Ok((Self::Nothing, None));
         }
         let declared = Declared::of(state);
         let digest = kept.map(|_| declaration_digest(&declared)).transpose()?;
-        let known = |digest: &Digest| kept.is_some_and(|k| k.lock().told == Some(*digest));
-        let same = digest.filter(|digest| !whole && known(digest));
+        let same = digest.filter(|digest| kept.is_some_and(|k| k.lock().told == Some(*digest)));
         Ok((same.map_or(Self::All(declared), Self::Same), digest))
     }
 

@@ -448,6 +448,12 @@ pub struct Producer {
 pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     /// A new load begins.
     fn reset(&self, _url: &str) {}
+    /// All on which plans depend beside [`StorageReader::metadata`], as text. A load whose template and checkpoint have the structure of
+    /// the load before it does not plan again, if its format says so: then `prepare_local_plan` and `prepare_global_plan` are not called.
+    /// `None`, the default, means that each load is planned anew.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
     /// Called before planning, on every rank.
     ///
     /// # Errors

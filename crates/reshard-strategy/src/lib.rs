@@ -48,7 +48,7 @@ pub use format::{
     ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
     WriterHooks,
 };
-pub use kept::KeptPlan;
+pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};

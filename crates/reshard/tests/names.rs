@@ -82,6 +82,7 @@ const FACADE: [&str; 38] = [
     "Finalized",
     "FrozenRequest",
     "Kept",
+    "KeptLoadPlan",
     "KeptPlan",
     "Load",
     "LoadReport",

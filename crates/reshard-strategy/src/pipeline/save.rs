@@ -2,6 +2,7 @@
 
 mod exchange;
 mod local;
+mod plans;
 mod prepared;
 mod resolve;
 mod share;
@@ -13,20 +14,15 @@ use crate::{
     StrategyError,
     agree::agree,
     kept::{Decided, Known},
-    pipeline::{
-        exchange::{Apart, Share},
-        placement::{self, Offer, Tasks},
-    },
+    pipeline::exchange::{Apart, Share},
 };
 use async_trait::async_trait;
 use local::Local;
 use prepared::{Prepared, Step, Work};
 use reshard_model::{FlatStateDict, Value};
-use reshard_plan::{
-    Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups,
-};
-use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
-use resolve::{Cells, codec};
+use reshard_plan::{SaveContext, SavePlan};
+use reshard_policy::{ShardingPolicy, describe, gathers};
+use resolve::codec;
 use share::{Shared, share};
 use std::sync::Arc;
 use structure::structure;
@@ -86,7 +82,7 @@ impl<W: StorageWriter> Planned<W> {
                     None => None,
                 };
                 Ok(Local {
-                    format: self,
+                    writer: &*self.writer,
                     state: &state,
                     cx,
                     policy: asked.as_deref(),
@@ -96,7 +92,7 @@ impl<W: StorageWriter> Planned<W> {
             });
 
         // What was decided for this structure before, or is decided now.
-        let decided = match share(local, asked.as_deref(), self, cx).await? {
+        let decided = match share(local, asked.as_deref(), &*self.writer, cx).await? {
             Shared::Known(decided) => {
                 if cx.rank_local {
                     agree(comm, "plan", Ok(())).await?;
@@ -223,71 +219,4 @@ impl<W: StorageWriter> Planned<W> {
         self.writer.set_up(rank, is_coordinator)?;
         Ok(meta)
     }
-
-    /// Makes DCP's calls after these, up to the gather of the plans, in DCP's order.
-    fn local_plan(
-        &self,
-        state: &FlatStateDict,
-        storage_meta: Option<&Value>,
-        cx: &SaveCx<'_>,
-    ) -> Result<SavePlan> {
-        let context = SaveContext::new(cx.comm.rank().0, cx.comm.is_coordinator())
-            .with_storage_meta(storage_meta);
-        let mut plan = cx.planner.create_local_plan(state, &context)?;
-        if !self.writer.object_lists() {
-            Cells::of(state).one_leaf_each(state)?;
-        }
-        if plan.planner_data.is_none() {
-            plan.planner_data = match &cx.planner_data {
-                Some(PlannerData::Paths(paths)) => {
-                    Some(PlannerData::Paths(paths_of_plan(paths, &plan, state)))
-                }
-                other => other.clone(),
-            };
-        }
-        self.writer.prepare_local_plan(plan)
-    }
-
-    /// Decides what each rank writes, from the offers of all ranks, or of the one rank of a rank-local save.
-    fn global_plan(
-        &self,
-        offers: Vec<Offer>,
-        policy: Option<&dyn ShardingPolicy>,
-        cx: &SaveCx<'_>,
-    ) -> Result<Global> {
-        let (plans, leaves) = placement::take_apart(offers);
-        let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
-        let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
-        let tasks = Tasks {
-            first,
-            coordinator: cx.comm.coordinator().0,
-        };
-        let ranks = plans.len();
-        let (plans, metrics) = placement::place(
-            policy,
-            plans,
-            &leaves,
-            &mut metadata,
-            tasks,
-            cx.policy_limits,
-        )?;
-        let plans = self.writer.prepare_global_plan(plans)?;
-        if plans.len() != ranks {
-            let what = format!("the format made {} plans for {ranks} ranks", plans.len());
-            return Err(StrategyError::Internal(what));
-        }
-        let shares = Share::all(plans, |plan| plan.exchange.is_empty(), save_exchange_groups)?;
-        Ok(Global {
-            shares,
-            metadata,
-            policy: metrics,
-        })
-    }
-}
-
-/// What is decided for all ranks.
-struct Global {
-    shares: Vec<Share<SavePlan>>,
-    metadata: Metadata,
-    policy: Option<PolicyMetrics>,
 }

@@ -136,6 +136,10 @@ impl<P: LoadPlanner> LoadPlanner for Observed<P> {
         &self.inner
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
+    }
+
     fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<(), PlanError> {
         self.observer.plan("planner.set_up")?;
         self.inner.set_up(template, cx)
@@ -353,6 +357,10 @@ impl ReaderHooks for Observed<Arc<dyn StorageReader>> {
     fn reset(&self, url: &str) {
         self.observer.quietly("reader.reset");
         self.inner.reset(url);
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
     }
 
     fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {

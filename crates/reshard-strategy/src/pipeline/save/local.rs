@@ -1,6 +1,6 @@
 //! What one rank brings to the planning of a save.
 
-use super::{Planned, structure::holds_a_piece_twice};
+use super::{plans::local_plan, structure::holds_a_piece_twice};
 use crate::{
     KeptPlan, Result, SaveCx, StorageWriter,
     declared::{Digest, Told},
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// This rank, after its set-up.
 pub(super) struct Local<'a, W> {
-    pub(super) format: &'a Planned<W>,
+    pub(super) writer: &'a W,
     pub(super) state: &'a FlatStateDict,
     pub(super) cx: &'a SaveCx<'a>,
     pub(super) policy: Option<&'a dyn ShardingPolicy>,
@@ -31,16 +31,11 @@ impl<W: StorageWriter> Local<'_, W> {
     }
 
     /// What it offers, and the digest of its declarations. If `kept`, declarations that were sent before are not sent again.
-    pub(super) fn offer(
-        &mut self,
-        kept: Option<&KeptPlan>,
-        again: bool,
-    ) -> Result<(Offer, Option<Digest>)> {
-        let plan = self
-            .format
-            .local_plan(self.state, self.storage_meta.as_ref(), self.cx)?;
+    pub(super) fn offer(&mut self, kept: Option<&KeptPlan>) -> Result<(Offer, Option<Digest>)> {
+        let meta = self.storage_meta.as_ref();
+        let plan = local_plan(self.writer, self.state, meta, self.cx)?;
         let declarations = kept.map(|kept| &kept.declarations);
-        let (told, digest) = Told::of(&*self.cx.planner, self.state, declarations, again)?;
+        let (told, digest) = Told::of(&*self.cx.planner, self.state, declarations)?;
         if holds_a_piece_twice(self.state) {
             self.structure = None;
         }

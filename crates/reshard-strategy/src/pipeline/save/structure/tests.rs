@@ -8,6 +8,8 @@ use reshard_model::{
     DType, DeviceTensor, Dialect, Layout, Region, ShardedObject, ShardedTensor, Tensor, Value,
     testkit::FakeDevice,
 };
+use reshard_model::{Data, Path, Payload, Step};
+use reshard_plan::PlannerData;
 use reshard_plan::{DefaultSavePlanner, SavePlan, SavePlanner};
 use reshard_policy::{ByFiles, ShardByTask};
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};
