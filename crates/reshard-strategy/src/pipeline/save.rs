@@ -103,16 +103,17 @@ impl<W: StorageWriter> Planned<W> {
                 decided
             }
             Shared::New {
-                share: Share { plan, exchange },
+                share,
                 metadata,
                 policy,
                 keep,
             } => {
+                let Share { plan, exchange } = *share;
                 let plan = agree(comm, "plan", self.finish_plan(plan, cx)).await?;
                 let decided = Arc::new(Decided {
                     plan: Arc::new(plan),
                     exchange,
-                    metadata: Arc::new(metadata),
+                    metadata,
                     policy,
                 });
                 if let (Some(kept), Some((structure, of_all))) = (kept, keep) {

@@ -343,6 +343,8 @@ fn a_structure_that_is_known_is_not_planned_again() {
     assert_eq!(job.save(other, |_, s| s).0, 0);
 }
 
+type Change = Box<dyn Fn(&mut StateDict)>;
+
 /// In Megatron and DCP a save of 4 elements, and then of 6, keeps 4.
 #[test]
 fn whatever_changes_on_one_rank_is_planned_anew_by_all() {
@@ -351,7 +353,7 @@ fn whatever_changes_on_one_rank_is_planned_anew_by_all() {
     };
     let with =
         |leaf: ShardedTensor| move |state: &mut StateDict| drop(state.insert("bias", leaf.clone()));
-    let mut changes: Vec<(&str, Box<dyn Fn(&mut StateDict)>)> = vec![
+    let mut changes: Vec<(&str, Change)> = vec![
         ("elements", Box::new(|s| *s = state(1, 6))),
         ("fewer", Box::new(|s| *s = state(1, 3))),
         ("type", Box::new(with(leaf("bias.1", DType::Int32, &[4])))),

@@ -25,9 +25,9 @@ pub(super) enum Shared {
     /// All ranks have kept it.
     Known(Arc<Decided>),
     New {
-        share: Share<SavePlan>,
+        share: Box<Share<SavePlan>>,
         /// Empty where nobody needs it.
-        metadata: Metadata,
+        metadata: Arc<Metadata>,
         policy: Option<PolicyMetrics>,
         /// The structure of this rank and the digest of those of all ranks, if the plan may be kept.
         keep: Option<(Vec<u8>, Digest)>,
@@ -40,7 +40,7 @@ enum Answer {
     /// It does not know what a rank has declared in another save: such ranks declare it again.
     Declare,
     Share {
-        share: Share<SavePlan>,
+        share: Box<Share<SavePlan>>,
         /// The digest of the structures of all ranks, if all ranks keep the plan.
         of_all: Option<Digest>,
         /// Whether the coordinator keeps declarations.
@@ -92,8 +92,8 @@ impl<W: StorageWriter> Of<'_, W> {
         } = global_plan(self.writer, vec![offer], self.policy, self.cx)?;
         let none = || StrategyError::Internal("a rank-local save has no plan".into());
         Ok(Shared::New {
-            share: shares.pop().ok_or_else(none)?,
-            metadata,
+            share: Box::new(shares.pop().ok_or_else(none)?),
+            metadata: Arc::new(metadata),
             policy,
             keep: local.structure.zip(structure),
         })
@@ -155,7 +155,7 @@ impl<W: StorageWriter> Of<'_, W> {
         let (metadata, policy) = self.global.unwrap_or_default();
         Ok(Shared::New {
             share,
-            metadata,
+            metadata: Arc::new(metadata),
             policy,
             keep: rank.structure.zip(of_all),
         })
@@ -176,7 +176,7 @@ impl<W: StorageWriter> Of<'_, W> {
         } = global_plan(self.writer, offers, self.policy, self.cx)?;
         self.global = Some((metadata, policy));
         let answer = |share| Answer::Share {
-            share,
+            share: Box::new(share),
             of_all,
             keeps,
         };
