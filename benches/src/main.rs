@@ -8,6 +8,7 @@ mod peer;
 mod plan;
 mod policy;
 mod ranks;
+mod replan;
 mod row;
 mod stall;
 mod state;

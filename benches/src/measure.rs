@@ -76,6 +76,21 @@ pub(crate) enum What {
         /// How many ranks hold the same.
         replicas: u32,
     },
+    /// Planning of a save that repeats another one.
+    Replan {
+        /// Tensors, of which each of two ranks has rows.
+        tensors: u64,
+        /// Where to save.
+        dir: PathBuf,
+        /// How often.
+        iterations: usize,
+        /// Plan each save anew.
+        #[arg(long)]
+        anew: bool,
+        /// The whole phase, not planning alone.
+        #[arg(long)]
+        phase: bool,
+    },
     /// A policy's cuts of so many pieces, and their check: shards are `needed`, slices are `read`.
     Policy {
         /// Pieces of all ranks.
@@ -178,6 +193,13 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             items,
             replicas,
         } => crate::plan::plan(*ranks, *items, *replicas),
+        What::Replan {
+            tensors,
+            dir,
+            iterations,
+            anew,
+            phase,
+        } => crate::replan::replan(*tensors, dir, (*anew, *phase), *iterations),
         What::Policy {
             pieces,
             iterations,

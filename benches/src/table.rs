@@ -497,7 +497,31 @@ fn planning(folder: &Path) -> Vec<Row> {
         vec![Peer::reshard(OURS, &["policy", "1000000", RUNS])],
         vec![Target::Seconds(1.0), Target::Memory(500_000_000)],
     );
-    plans.into_iter().chain([pieces, parse]).collect()
+    let mut rows: Vec<Row> = plans.into_iter().chain([pieces, parse]).collect();
+    rows.extend(repeated(folder));
+    rows
+}
+
+/// Saves one after the other of 2 x 4,096 pieces, with a kept plan and without.
+fn repeated(folder: &Path) -> [Row; 2] {
+    const ANEW: &str = "planned anew";
+    let dir = &*folder.join("repeated").display().to_string();
+    let ours = |name, more: &[&str]| {
+        let all = [&["replan", "4096", dir, RUNS], more].concat();
+        Peer::reshard(name, &all).costs(1.0, 0.1)
+    };
+    [
+        Row::new(
+            "planning of a repeated save, 2 ranks x 4,096 tensors",
+            vec![ours(OURS, &[]), ours(ANEW, &["--anew"])],
+            vec![Target::Ratio(ANEW, 10.0)],
+        ),
+        Row::new(
+            "the same with all that comes before writing",
+            vec![ours(OURS, &["--phase"]), ours(ANEW, &["--anew", "--phase"])],
+            vec![],
+        ),
+    ]
 }
 
 /// Lookups in a table of 10 million x 64 float32 in 8 parts, by two threads.

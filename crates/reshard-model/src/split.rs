@@ -169,8 +169,11 @@ impl Parts {
 
 /// Takes the factories' handles on buffers that leaves have too.
 fn lend(factories: &mut Tree<ShardedTensorFactory>, flat: &FlatStateDict) -> BTreeMap<Path, Lent> {
-    let buffers: BTreeMap<usize, &Tensor> = buffers(flat);
     let mut lent = BTreeMap::new();
+    if !factories.any(&|_| true) {
+        return lent;
+    }
+    let buffers: BTreeMap<usize, &Tensor> = buffers(flat);
     factories.visit_mut(&mut |path, factory| {
         if let Data::Host(t) = &factory.data
             && buffers.contains_key(&t.buffer_id())

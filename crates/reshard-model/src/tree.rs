@@ -193,6 +193,15 @@ impl<L> Tree<L> {
         }
     }
 
+    /// Whether any leaf is as `f` says. It makes no paths, so it is quick.
+    pub(crate) fn any(&self, f: &impl Fn(&L) -> bool) -> bool {
+        match self {
+            Self::Leaf(l) => f(l),
+            Self::Dict(d) => d.values().any(|v| v.any(f)),
+            Self::List(v) => v.iter().any(|v| v.any(f)),
+        }
+    }
+
     /// Calls `f` on each leaf with its path, in order.
     pub fn visit<'a>(&'a self, f: &mut impl FnMut(&[Step], &'a L)) {
         fn go<'a, L>(tree: &'a Tree<L>, path: &mut Vec<Step>, f: &mut impl FnMut(&[Step], &'a L)) {

@@ -118,6 +118,12 @@ impl LoadPlanner for Sharing {
         &*self.base
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        let (base, of) = (self.base.plan_settings()?, (*self.base).type_id());
+        let own = (self.seat, self.readers, self.algo);
+        Some(format!("{own:?} around {of:?} {base}"))
+    }
+
     fn create_local_plan(
         &self,
         template: &FlatStateDict,

@@ -127,6 +127,14 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
         &DefaultLoadPlanner::DEFAULT
     }
 
+    /// All settings of the planner on which plans depend, as text, as in [`SavePlanner`](crate::SavePlanner::plan_settings). A load whose
+    /// template and checkpoint have the structure of the load before it does not plan again, if its planner says so: then
+    /// [`create_local_plan`](Self::create_local_plan), [`create_global_plan`](Self::create_global_plan) and
+    /// [`finish_plan`](Self::finish_plan) are not called. `None`, the default, means that each load is planned anew.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
+
     /// DCP's `set_up_planner`. It may change the template before anything else happens. The `key` of a leaf says what is read. Its path
     /// says where the result goes.
     ///
@@ -239,6 +247,10 @@ impl DefaultLoadPlanner {
 impl LoadPlanner for DefaultLoadPlanner {
     fn base(&self) -> &dyn LoadPlanner {
         self
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
     }
 
     fn set_up(&self, _: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {

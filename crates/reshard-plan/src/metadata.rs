@@ -29,13 +29,13 @@ pub struct ObjectId(pub u32);
 pub struct TensorId(pub u32);
 
 /// A part of the arena of keys.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Name {
     at: u32,
     len: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     name: Name,
     /// Index into the column of shapes; strides follow the shape when there are any.
@@ -81,7 +81,9 @@ const FORMAT: u8 = 3;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Default)]
+///
+/// Two tables are equal if they have the same, under the same numbers, in the same order.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
     names: Box<str>,
     /// In order of [`TensorId`].

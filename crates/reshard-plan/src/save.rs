@@ -179,6 +179,15 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         &DefaultSavePlanner::DEFAULT
     }
 
+    /// All settings of the planner on which plans depend, as text. A save whose structure is known from the save before it does not
+    /// plan again, if its planner says so: then of all hooks only [`set_up`](Self::set_up), [`lookup_object`](Self::lookup_object) and
+    /// [`transform_object`](Self::transform_object) are called. So two planners of one type with equal settings must make equal plans
+    /// of equal leaves, whatever the data of these, and refuse the same. `None`, the default, means that each save is planned anew; it is
+    /// not taken from the [`base`](Self::base).
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
+
     /// DCP's `set_up_planner`. It may change the flat state (rename, drop, add) before anything else happens.
     ///
     /// # Errors
@@ -314,6 +323,10 @@ impl DefaultSavePlanner {
 impl SavePlanner for DefaultSavePlanner {
     fn base(&self) -> &dyn SavePlanner {
         self
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
     }
 
     fn set_up(&self, _: &mut FlatStateDict, _: &SaveContext<'_>) -> Result<()> {

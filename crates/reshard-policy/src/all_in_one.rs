@@ -50,6 +50,10 @@ impl ShardingPolicy for AllInOne {
         }
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let tasks = pieces.iter().map(|p| p.task).collect::<BTreeSet<_>>().len();
         if tasks > 1 {

@@ -94,6 +94,10 @@ impl ShardingPolicy for ByOwner {
         }
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let numbers: BTreeMap<&str, usize> =
             self.owners.iter().map(String::as_str).zip(0..).collect();

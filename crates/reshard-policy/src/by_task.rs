@@ -22,6 +22,10 @@ impl ShardingPolicy for ShardByTask {
         "one shard per task".into()
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         put(pieces, by_task(pieces), out)
     }
@@ -43,6 +47,10 @@ impl ShardByDevice {
 impl ShardingPolicy for ShardByDevice {
     fn description(&self) -> String {
         "one shard per device".into()
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {

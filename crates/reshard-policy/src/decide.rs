@@ -242,6 +242,15 @@ pub fn files_per_task(policy: &dyn ShardingPolicy) -> Result<u32> {
     guarded(&describe(policy)?, || policy.files_per_task())
 }
 
+/// All settings on which a policy's answers depend, its type among them, if it says so.
+///
+/// # Errors
+/// When it panics.
+pub fn plan_settings(policy: &dyn ShardingPolicy) -> Result<Option<String>> {
+    let settings = guarded(&describe(policy)?, || policy.plan_settings())?;
+    Ok(settings.map(|settings| format!("{} {settings}", policy.typetag_name())))
+}
+
 /// A policy is somebody else's code: what it panics with is an error.
 fn guarded<T>(description: &str, call: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| PolicyError::Panicked {

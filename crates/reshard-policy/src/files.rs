@@ -31,6 +31,10 @@ impl ShardingPolicy for ByFiles {
         }
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let files = self.files_per_task() as usize;
         by_task(pieces)
@@ -59,6 +63,10 @@ impl ByItem {
 impl ShardingPolicy for ByItem {
     fn description(&self) -> String {
         "one file for each item".into()
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {

@@ -45,6 +45,10 @@ impl ShardingPolicy for Importance {
         )
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let mut ranks: BTreeMap<&str, usize> = BTreeMap::new();
         for (rank, key) in self.keys.iter().enumerate() {

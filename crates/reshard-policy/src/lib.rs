@@ -44,6 +44,7 @@ pub use by_owner::ByOwner;
 pub use by_task::{ShardByDevice, ShardByTask};
 pub use decide::{
     Limits, PolicyMetrics, Shard, Sharding, decide, describe, files_per_task, gathers,
+    plan_settings,
 };
 pub use error::{PolicyError, Result};
 pub use files::{ByFiles, ByItem};

@@ -135,6 +135,10 @@ impl ShardingPolicy for MaxShardSize {
         format!("shards of at most {}{mode}{readable}", self.max_shard_size)
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{self:?}"))
+    }
+
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let limit = self.max_shard_size.0;
         if limit == 0 && self.mode == MaxShardSizeMode::Fill {

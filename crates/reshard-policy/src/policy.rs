@@ -28,4 +28,11 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     fn files_per_task(&self) -> u32 {
         0
     }
+
+    /// All settings on which its answers depend, as text. Two policies of one type with equal settings must give the same answer for
+    /// the same pieces, always. Then a repeated save of a structure that is known need not ask again. `None`, the default, means that it
+    /// is asked in each save. If `Debug` is derived, it is such a text.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
 }

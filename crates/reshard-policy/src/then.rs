@@ -90,6 +90,14 @@ impl ShardingPolicy for Then {
     fn gathers(&self) -> bool {
         self.first.gathers() || self.second.gathers()
     }
+
+    fn plan_settings(&self) -> Option<String> {
+        let of = |policy: &dyn ShardingPolicy| {
+            let settings = policy.plan_settings()?;
+            Some((policy.typetag_name(), settings))
+        };
+        Some(format!("{:?}", (of(&*self.first)?, of(&*self.second)?)))
+    }
 }
 
 fn answer(

@@ -1,4 +1,4 @@
-use crate::{KeptDeclarations, ReadLimits};
+use crate::{KeptLoadPlan, KeptPlan, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
@@ -41,8 +41,8 @@ pub struct SaveCx<'a> {
     /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
     /// is used.
     pub exchange_memory: u64,
-    /// What ranks declared in the save before, if the caller keeps it.
-    pub declarations: Option<Arc<KeptDeclarations>>,
+    /// What the save before has planned, if the caller keeps it.
+    pub kept_plan: Option<Arc<KeptPlan>>,
 }
 
 impl<'a> SaveCx<'a> {
@@ -73,7 +73,7 @@ impl<'a> SaveCx<'a> {
             planner_data: None,
             progress,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
-            declarations: None,
+            kept_plan: None,
         }
     }
 
@@ -144,6 +144,8 @@ pub struct LoadCx<'a> {
     pub exchange_memory: u64,
     /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
     pub elsewhere: Elsewhere,
+    /// What the load before has planned, if the caller keeps it.
+    pub kept_plan: Option<Arc<KeptLoadPlan>>,
 }
 
 /// How many bytes a rank holds for an exchange by default: 256 MiB.
@@ -167,6 +169,7 @@ impl<'a> LoadCx<'a> {
             progress,
             exchange_memory,
             elsewhere: Elsewhere::default(),
+            kept_plan: None,
         }
     }
 

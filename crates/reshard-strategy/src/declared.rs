@@ -8,15 +8,11 @@ use sha2::{Digest as _, Sha256};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// SHA-256 of a declaration.
-type Digest = [u8; 32];
+pub(crate) type Digest = [u8; 32];
 
-/// What ranks declared in the last save. Saves of one structure share it, so that a rank sends 32 bytes instead of what it has declared
-/// before.
-///
-/// Each rank has one of its own, and takes it for one save after the other. If ranks lose theirs, the next save sends everything again.
-/// The coordinator's holds what all ranks declare: some 250 bytes a leaf.
+/// What ranks declared in the last save, so that a rank sends 32 bytes instead of what it has declared before.
 #[derive(Debug, Default)]
-pub struct KeptDeclarations(Mutex<Kept>);
+pub(crate) struct KeptDeclarations(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -62,6 +58,11 @@ impl Told {
         let digest = kept.map(|_| declaration_digest(&declared)).transpose()?;
         let same = digest.filter(|digest| kept.is_some_and(|k| k.lock().told == Some(*digest)));
         Ok((same.map_or(Self::All(declared), Self::Same), digest))
+    }
+
+    /// Whether the coordinator has to know what was told before.
+    pub(crate) fn is_same(&self) -> bool {
+        matches!(self, Self::Same(_))
     }
 }
 

@@ -227,6 +227,13 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     fn storage_meta(&self) -> Option<Value> {
         None
     }
+    /// All settings of the format on which plans depend, as text, also by way of [`storage_meta`](Self::storage_meta). A save whose
+    /// structure is known from the save before it does not plan again, if its format says so: then only `reset`, `storage_meta` and
+    /// `set_up` are called before [`StorageWriter::layout`]. So two writers of one type with equal settings must make equal plans of equal
+    /// plans. `None`, the default, means that each save is planned anew.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
     /// Called before planning, on every rank.
     ///
     /// # Errors
@@ -441,6 +448,12 @@ pub struct Producer {
 pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     /// A new load begins.
     fn reset(&self, _url: &str) {}
+    /// All on which plans depend beside [`StorageReader::metadata`], as text. A load whose template and checkpoint have the structure of
+    /// the load before it does not plan again, if its format says so: then `prepare_local_plan` and `prepare_global_plan` are not called.
+    /// `None`, the default, means that each load is planned anew.
+    fn plan_settings(&self) -> Option<String> {
+        None
+    }
     /// Called before planning, on every rank.
     ///
     /// # Errors

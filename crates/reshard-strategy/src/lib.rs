@@ -24,6 +24,7 @@ mod elements;
 mod error;
 mod findings;
 mod format;
+mod kept;
 mod limits;
 mod objects;
 mod pipeline;
@@ -38,7 +39,7 @@ pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
-pub use declared::{KeptDeclarations, declaration_digest};
+pub use declared::declaration_digest;
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
@@ -47,6 +48,7 @@ pub use format::{
     ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
     WriterHooks,
 };
+pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};

@@ -29,7 +29,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) use opened::TorchDistReader;
 
-impl ReaderHooks for TorchDistReader {}
+impl ReaderHooks for TorchDistReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 #[async_trait]
 impl StorageReader for TorchDistReader {

@@ -29,7 +29,12 @@ pub struct TorchDistWriter {
     pub(crate) keep_strides: bool,
 }
 
-impl WriterHooks for TorchDistWriter {}
+impl WriterHooks for TorchDistWriter {
+    /// Plans depend on the policy alone.
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 impl StorageWriter for TorchDistWriter {
     fn key(&self) -> BackendVersion {

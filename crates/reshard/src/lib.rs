@@ -95,7 +95,7 @@ pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{
-    self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptDeclarations,
+    self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,
     ReadLimits, Registry, Staging,
 };
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.

@@ -16,8 +16,8 @@ use reshard_model::{
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata, StrictHandling};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits, Registry,
-    StrategyError, agree, cause,
+    BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits,
+    Registry, StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -61,6 +61,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
+        kept_plan: None,
         progress: Progress::default(),
         how: HowToOpen::default(),
     }
@@ -78,6 +79,7 @@ pub struct Load<'a> {
     default: DefaultLoadPlanner,
     verify: bool,
     exchange_memory: u64,
+    kept_plan: Option<Arc<KeptLoadPlan>>,
     progress: Progress,
     how: HowToOpen,
 }
@@ -136,6 +138,13 @@ impl<'a> Load<'a> {
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
         self.exchange_memory = bytes;
+        self
+    }
+
+    /// Keeps the plan for the next load that gets this. If that load has a template of the same structure, and a checkpoint in
+    /// which the same is stored, it is not planned again: see [`KeptLoadPlan`]. Each rank passes one of its own.
+    pub fn kept_plan(mut self, kept: &Arc<KeptLoadPlan>) -> Self {
+        self.kept_plan = Some(Arc::clone(kept));
         self
     }
 
@@ -321,6 +330,7 @@ impl<'a> Load<'a> {
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
+        cx.kept_plan.clone_from(&self.kept_plan);
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

@@ -232,7 +232,11 @@ impl Checksum for Sum {
     }
 }
 
-impl ReaderHooks for ExampleReader {}
+impl ReaderHooks for ExampleReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 #[async_trait]
 impl StorageReader for ExampleReader {

@@ -19,8 +19,12 @@ use std::{collections::BTreeMap, io, sync::Arc};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExampleWriter;
 
-// Nothing to add to plans.
-impl WriterHooks for ExampleWriter {}
+// Nothing to add to plans, and nothing on which they depend. So the plan of a repeated save is kept.
+impl WriterHooks for ExampleWriter {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 impl StorageWriter for ExampleWriter {
     fn key(&self) -> BackendVersion {

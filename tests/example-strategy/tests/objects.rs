@@ -27,7 +27,11 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct TensorsOnly(String);
 
-impl WriterHooks for TensorsOnly {}
+impl WriterHooks for TensorsOnly {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 impl StorageWriter for TensorsOnly {
     fn key(&self) -> BackendVersion {
@@ -503,4 +507,47 @@ fn an_object_that_is_no_cell_of_an_array_has_no_file() {
     assert!(e.to_string().starts_with("common: an object"), "{e}");
     let nested = ShardedObject::new("a/b", Value::None, &[1], &[0], 0).unwrap();
     assert!(TorchCommon.layout_objects(&[nested]).is_err());
+}
+
+/// Plans of objects and of tensors are kept apart.
+#[test]
+fn repeated_saves_and_loads_of_objects_are_as_if_planned_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = |n: i64, longer: bool| {
+        let mut state = StateDict::new();
+        let data = Tensor::from_vec(&[2], vec![n as f32; 2]).unwrap();
+        state.insert("w", ShardedTensor::full("w", data));
+        let texts = ["x".repeat(n as usize * 50), "more".into()];
+        for (i, text) in texts.iter().take(1 + usize::from(longer)).enumerate() {
+            let cell = ShardedObject::new("o", text.as_str(), &[2], &[i as u64], 0).unwrap();
+            state.insert(format!("o{i}"), cell);
+        }
+        state
+    };
+    let saves = Arc::new(reshard::KeptPlan::new());
+    let loads = Arc::new(reshard::KeptLoadPlan::new());
+    for (turn, longer) in [(1, false), (2, false), (3, true), (4, true), (5, false)] {
+        let url = dir.path().join(turn.to_string()).display().to_string();
+        let state = state(turn, longer);
+        let save = reshard::save(&state, &url)
+            .strategy(Config::default())
+            .kept_plan(&saves);
+        block_on(async { save.await }).unwrap();
+        let mut template = StateDict::new();
+        template.insert("w", ShardedTensor::template("w", DType::Float32, &[2]));
+        let mut cell = ShardedObject::new("o", 0, &[2], &[0], 0).unwrap();
+        cell.data = Payload::None;
+        template.insert("o0", cell);
+        let load = reshard::load(template, &url)
+            .strategy(Config::default())
+            .kept_plan(&loads);
+        let loaded = block_on(async { load.await }).unwrap();
+        let text = "x".repeat(turn as usize * 50);
+        let leaf = |key| loaded.get(key).and_then(ValueTree::leaf).unwrap();
+        assert_eq!(leaf("o0"), &Value::from(text.as_str()));
+        let want = Tensor::from_vec(&[2], vec![turn as f32; 2]).unwrap();
+        assert_eq!(leaf("w"), &Value::Tensor(want));
+    }
+    // Tensors have not changed.
+    assert_eq!(saves.reused(), 4);
 }

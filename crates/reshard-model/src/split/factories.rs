@@ -8,6 +8,10 @@ use indexmap::IndexMap;
 /// # Errors
 /// Whatever a factory says.
 pub fn expand_factories(state: StateDict) -> Result<(StateDict, Tree<ShardedTensorFactory>)> {
+    // Most states have none, and are left as they are.
+    if !state.any(&|leaf| matches!(leaf, Leaf::Factory(_))) {
+        return Ok((state, Tree::new()));
+    }
     let (state, factories) = expand(state)?;
     Ok((state, factories.unwrap_or_default()))
 }

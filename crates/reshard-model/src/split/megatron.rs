@@ -58,13 +58,21 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Resu
             common: Some(ValueTree::List(Vec::new())),
         }),
         Tree::Dict(d) => {
-            let (mut slots, mut common) = (IndexMap::new(), IndexMap::new());
+            let (mut slots, mut common) = (IndexMap::with_capacity(d.len()), IndexMap::new());
+            flat.reserve(d.len());
             for (k, v) in d {
-                path.push(k.clone());
+                path.push(k);
                 let halves = part(v, path, flat)?;
-                path.pop();
-                halves.slots.and_then(|s| slots.insert(k.clone(), s));
-                halves.common.and_then(|c| common.insert(k, c));
+                let Some(k) = path.pop() else { continue };
+                match (halves.slots, halves.common) {
+                    (Some(s), Some(c)) => {
+                        slots.insert(k.clone(), s);
+                        common.insert(k, c);
+                    }
+                    (Some(s), None) => drop(slots.insert(k, s)),
+                    (None, Some(c)) => drop(common.insert(k, c)),
+                    (None, None) => {}
+                }
             }
             Ok(Halves {
                 slots: (!slots.is_empty()).then_some(Tree::Dict(slots)),

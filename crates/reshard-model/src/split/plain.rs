@@ -21,11 +21,10 @@ impl Parts {
             out: Vec::new(),
             path: Vec::new(),
         };
-        self.skeleton.slots.visit(&mut |path, slot| {
-            let leaf = matches!(slot, Slot::Value)
-                .then(|| self.flat.get(&Path::from(path)))
-                .flatten();
-            let Some(leaf) = leaf else { return };
+        let is_value = |slot: &Slot| matches!(slot, Slot::Value);
+        let mut item = |path: &[Step], slot: &Slot| {
+            let leaf = is_value(slot).then(|| self.flat.get(&Path::from(path)));
+            let Some(leaf) = leaf.flatten() else { return };
             found.path.push(leaf.key().into());
             match leaf {
                 Sharded::Tensor(t) => found.add(t.data.clone()),
@@ -36,7 +35,10 @@ impl Parts {
                 }
             }
             found.path.pop();
-        });
+        };
+        if self.skeleton.slots.any(&is_value) {
+            self.skeleton.slots.visit(&mut item);
+        }
         found.tree(&self.common);
         found.out
     }

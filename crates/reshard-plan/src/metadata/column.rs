@@ -1,5 +1,5 @@
 /// Numbers of 32 bits while all of them fit, else of 64.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Column {
     Narrow(Vec<u32>),
     Wide(Vec<u64>),

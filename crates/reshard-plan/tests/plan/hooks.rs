@@ -34,6 +34,9 @@ impl SavePlanner for Noted {
     fn base(&self) -> &dyn SavePlanner {
         self
     }
+    fn plan_settings(&self) -> Option<String> {
+        Some("noted".into())
+    }
     fn set_up(&self, _: &mut FlatStateDict, _: &SaveContext<'_>) -> Result<()> {
         mark(self, "set_up")
     }
@@ -70,6 +73,9 @@ impl SavePlanner for Over {
 impl LoadPlanner for Noted {
     fn base(&self) -> &dyn LoadPlanner {
         self
+    }
+    fn plan_settings(&self) -> Option<String> {
+        Some("noted".into())
     }
     fn set_up(&self, _: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {
         mark(self, "set_up")

@@ -7,7 +7,10 @@ use bytes::{Bytes, BytesMut};
 use std::{
     collections::BTreeMap,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 type Files = BTreeMap<Name, Bytes>;
@@ -57,10 +60,12 @@ impl MemoryStore {
         Self::at(&format!("memory://{name}"))
     }
 
-    /// A place that nobody else has.
+    /// A place that nobody else has, at a URL that only it has.
     pub fn new() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Self {
-            url: "memory://anonymous".into(),
+            url: format!("memory://anonymous-{number}"),
             place: Arc::default(),
             hints: Hints::default(),
         }

@@ -48,6 +48,7 @@ impl WithObjects {
         if self.able().is_some() {
             let mut cx = cx.clone();
             cx.elsewhere.tensors = true;
+            cx.kept_plan = cx.kept_plan.map(|kept| kept.of_objects());
             return load_planned(objects, &**from, &cx).await;
         }
         let asked = match objects.values().next() {
@@ -206,7 +207,11 @@ impl Reader {
     }
 }
 
-impl ReaderHooks for Reader {}
+impl ReaderHooks for Reader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
 
 #[async_trait]
 impl StorageReader for Reader {

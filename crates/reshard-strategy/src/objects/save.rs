@@ -81,8 +81,7 @@ impl SaveShardedStrategy for WithObjects {
                 let cx = SaveCx {
                     policy: None,
                     planner_data: None,
-                    // Those of the tensors are kept.
-                    declarations: None,
+                    kept_plan: cx.kept_plan.as_ref().map(|kept| kept.of_objects()),
                     ..cx.clone()
                 };
                 Some(Planned::new(writer).prepare(objects, &cx).await?)
@@ -109,7 +108,11 @@ struct ObjectWriter {
     sharded: BackendVersion,
 }
 
-impl WriterHooks for ObjectWriter {}
+impl WriterHooks for ObjectWriter {
+    fn plan_settings(&self) -> Option<String> {
+        Some(self.common.key().to_string())
+    }
+}
 
 impl StorageWriter for ObjectWriter {
     fn key(&self) -> BackendVersion {

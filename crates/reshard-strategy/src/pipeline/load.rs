@@ -1,22 +1,27 @@
 //! The collective part of a load, and the order of its other parts.
 
 mod exchange;
+mod kept;
 mod lend;
 mod objects;
+mod permitted;
 mod transfer;
 
 use crate::{
     BackendVersion, Detection, ExchangeTimes, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy,
     Loaded, OpenCx, OwnFile, ReadCx, Result, StorageReader, StrategyError, Traffic,
-    agree::{self, agree},
-    pipeline::exchange::{Peers, Share, Stopped},
+    agree::agree,
+    kept::DecidedLoad,
+    pipeline::exchange::{Peers, Stopped},
 };
 use async_trait::async_trait;
 use exchange::{Exchange, exchange};
+use kept::known_or_planned;
 use lend::{Loan, tensors};
 use objects::objects;
-use reshard_model::{ErrorKind, FlatStateDict, Sharded};
-use reshard_plan::{Entry, LoadContext, LoadPlan, Metadata, PlanError, Problem, exchange_groups};
+use permitted::{keys_of, permitted, unsupported};
+use reshard_model::{ErrorKind, FlatStateDict};
+use reshard_plan::{Entry, LoadContext, LoadPlan, Metadata, PlanError, Problem};
 use reshard_storage::{Listing, PlaceKind};
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
@@ -120,7 +125,7 @@ pub(crate) async fn load_planned(
     // The guard tells the other ranks if this one panics or is dropped. A failed plan was already agreed on.
     let guard = cx.comm.guard("loading");
     let start = Instant::now();
-    let Planned { plan, peers } = match plan(&mut template, from, cx).await {
+    let Planned { decided, peers } = match plan(&mut template, from, cx).await {
         Ok(planned) => planned,
         Err(error) => {
             guard.done();
@@ -128,9 +133,9 @@ pub(crate) async fn load_planned(
         }
     };
     // Then the local part. Its outcome is not returned yet, because the other ranks wait for it in the step `read`.
-    let decided = start.elapsed();
-    let (template, read) = fill(template, &plan, peers.as_ref(), from, cx).await;
-    let moved = start.elapsed() - decided;
+    let (plan, planned) = (&decided.plan, start.elapsed());
+    let (template, read) = fill(template, plan, peers.as_ref(), from, cx).await;
+    let moved = start.elapsed() - planned;
     // A rank that stopped because a peer failed has no cause of its own to report.
     let (mine, heard) = match read {
         Ok(totals) => (Ok(totals), None),
@@ -144,10 +149,10 @@ pub(crate) async fn load_planned(
     guard.done();
     match moves {
         Ok((totals, exchange)) => Ok(Loaded {
-            notes: notes(&plan, &template, from.metadata()),
+            notes: notes(plan, &template, from.metadata()),
             totals,
             state: template,
-            decided,
+            decided: planned,
             moved,
             exchange,
         }),
@@ -157,7 +162,7 @@ pub(crate) async fn load_planned(
 
 /// A plan that all ranks have agreed on.
 struct Planned {
-    plan: LoadPlan,
+    decided: Arc<DecidedLoad>,
     peers: Option<Peers>,
 }
 
@@ -172,67 +177,37 @@ async fn plan(
         LoadContext::new(from.metadata(), rank, is_coordinator).with_elsewhere(&cx.elsewhere);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
-    // The local plan, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
-    let local = (|| -> Result<LoadPlan> {
+    // A rank that fails still takes the step `plan`, so that all ranks learn it.
+    let set_up = (|| {
         from.reset(&cx.store.url());
         cx.planner.set_up(template, &context)?;
-        from.set_up(rank, is_coordinator)?;
+        from.set_up(rank, is_coordinator)
+    })();
+    let local = |template: &FlatStateDict| -> Result<LoadPlan> {
         let plan = cx
             .planner
             .create_local_plan(template, &context)
             .map_err(|e| explained(e, from))?;
-        not_lacking(&plan, template, from)?;
-        // Items of one tensor share its key, which may be long. So it is looked up once.
-        let mut last = None;
-        for key in tensors(&plan).map(|i| &i.piece.key) {
-            if !last.is_some_and(|last| Arc::ptr_eq(last, key)) {
-                from.permits(key)?;
-            }
-            last = Some(key);
-        }
+        permitted(&plan, &keys_of(&plan), template, from)?;
         from.prepare_local_plan(plan)
-    })();
-    let planned = agree::decide(&cx.comm, "plan", local, |plans| {
-        let plans = from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)?;
-        Share::all(
-            plans,
-            |plan| plan.exchange.is_empty(),
-            |plans| exchange_groups(plans, from.metadata()),
-        )
-    })
-    .await;
-    let finished = match planned {
-        Ok(share) => finish(share, cx).await,
+    };
+    let planned = match known_or_planned(set_up, local, template, from, (cx, &context)).await {
+        Ok(decided) => with_peers(decided, cx).await,
         Err(e) => Err(e),
     };
-    if finished.is_err() {
+    if planned.is_err() {
         *template = given;
     }
-    finished
+    planned
 }
 
-/// Calls `finish_plan`, which may change anything except the exchange. Then splits off the exchange groups.
-async fn finish(share: Share<LoadPlan>, cx: &LoadCx<'_>) -> Result<Planned> {
-    let Share { plan, exchange } = share;
-    let agreed = exchange.map(|_| plan.exchange.clone()).unwrap_or_default();
-    let finished = cx
-        .planner
-        .finish_plan(plan)
-        .map_err(StrategyError::from)
-        .and_then(|plan| {
-            if plan.exchange == agreed {
-                return Ok(plan);
-            }
-            let what =
-                "a planner's finish_plan must not change an exchange, because other ranks rely on it";
-            Err(StrategyError::Invalid(what.into()))
-        });
-    let plan = agree(&cx.comm, "plan", finished).await?;
-    let peers = match exchange {
+/// Splits off the exchange groups.
+async fn with_peers(decided: Arc<DecidedLoad>, cx: &LoadCx<'_>) -> Result<Planned> {
+    let peers = match decided.exchange {
         None => None,
         Some(group) => Peers::of(group, &cx.comm).await?,
     };
-    Ok(Planned { plan, peers })
+    Ok(Planned { decided, peers })
 }
 
 /// The error of a plan. If the format knows why a key can't be read, it is that reason.
@@ -249,27 +224,6 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     match problems.0.iter().find_map(contradiction) {
         Some(contradiction) => contradiction,
         None => why().map_or_else(|| e.into(), |what| unsupported(what, from)),
-    }
-}
-
-/// A partial load may skip a leaf that is not stored. It must not skip a leaf that is stored but can't be loaded.
-fn not_lacking(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> Result<()> {
-    let not_stored = plan
-        .not_stored
-        .iter()
-        .filter_map(|i| template.get_index(*i as usize));
-    let mut whys = not_stored.filter_map(|(_, leaf)| match leaf {
-        Sharded::Tensor(t) => from.why_not(&t.key),
-        Sharded::Object(o) => from.why_not(&o.unique_key()),
-    });
-    whys.next()
-        .map_or(Ok(()), |what| Err(unsupported(what, from)))
-}
-
-fn unsupported(what: String, from: &dyn StorageReader) -> StrategyError {
-    StrategyError::Unsupported {
-        strategy: from.key().to_string(),
-        what,
     }
 }
 

@@ -1,6 +1,9 @@
 //! Applies a sharding policy to a save: after the global plan, before the layout of files.
 
-use crate::{Result, StrategyError, declared::Told};
+use crate::{
+    Result, StrategyError,
+    declared::{Digest, Told},
+};
 use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
 use reshard_plan::{
     ChunkId, Held, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind, place_item, take_items,
@@ -18,6 +21,8 @@ pub(super) struct Offer {
     about: Option<About>,
     /// What the rank declares of its leaves.
     pub(super) told: Told,
+    /// The digest of all on which its plan depends, if it keeps plans.
+    pub(super) structure: Option<Digest>,
 }
 
 /// Facts that only policies need.
@@ -42,6 +47,7 @@ impl Offer {
         state: &FlatStateDict,
         policy: Option<&dyn ShardingPolicy>,
         told: Told,
+        structure: Option<Digest>,
     ) -> Result<Self> {
         let about = |p| -> Result<About> {
             let leaves = state
@@ -57,6 +63,7 @@ impl Offer {
             plan,
             about: policy.map(about).transpose()?,
             told,
+            structure,
         })
     }
 }

@@ -1,35 +1,32 @@
 //! The collective part of a save: everything that is decided before a byte moves.
 
 mod exchange;
+mod local;
+mod plans;
 mod prepared;
 mod resolve;
+mod share;
+mod structure;
 mod written;
 
 use crate::{
-    BackendVersion, KeptDeclarations, PreparedSave, Result, SaveCx, SaveShardedStrategy,
-    StorageWriter, StrategyError,
-    agree::{self, agree},
-    declared::{Heard, Told},
-    pipeline::{
-        exchange::{Apart, Share},
-        placement::{self, Offer, Tasks},
-    },
+    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
+    StrategyError,
+    agree::agree,
+    kept::{Decided, Known},
+    pipeline::exchange::{Apart, Share},
 };
 use async_trait::async_trait;
+use local::Local;
 use prepared::{Prepared, Step, Work};
-use reshard_model::FlatStateDict;
-use reshard_plan::{
-    Declared, Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups,
-};
-use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
-use resolve::{Cells, codec};
+use reshard_model::{FlatStateDict, Value};
+use reshard_plan::{SaveContext, SavePlan};
+use reshard_policy::{ShardingPolicy, describe, gathers};
+use resolve::codec;
+use share::{Shared, share};
 use std::sync::Arc;
+use structure::structure;
 use written::Target;
-
-/// What the caller keeps of declarations. Ranks that save by themselves send none.
-fn kept<'a>(cx: &'a SaveCx<'_>) -> Option<&'a KeptDeclarations> {
-    cx.declarations.as_deref().filter(|_| !cx.rank_local)
-}
 
 /// The save strategy of any [`StorageWriter`].
 #[derive(Debug)]
@@ -73,36 +70,69 @@ impl<W: StorageWriter> Planned<W> {
     /// Decides everything that must be decided before a byte is written.
     async fn plan(&self, mut state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Prepared<W>> {
         let comm = &cx.comm;
-        // What this rank offers, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
+        let kept = cx.kept_plan.as_deref();
+        // A rank that fails still takes the step `plan`, so that all ranks learn it.
         let policy = self.policy(cx);
         let asked = policy.as_ref().ok().cloned().flatten();
-        let (mut whole, mut digest) = (true, None);
-        let offer = policy
-            .and_then(|_| self.local_plan(&mut state, cx))
-            .and_then(|plan| {
-                let told;
-                (told, digest) = Told::of(&*cx.planner, &state, kept(cx))?;
-                whole = !matches!(told, Told::Same(_));
-                Offer::new(plan, &state, asked.as_deref(), told)
+        let local = policy
+            .and_then(|_| self.set_up(&mut state, cx))
+            .and_then(|storage_meta| {
+                let structure = match kept {
+                    Some(_) => structure(&*self.writer, asked.as_deref(), &state, cx)?,
+                    None => None,
+                };
+                Ok(Local {
+                    writer: &*self.writer,
+                    state: &state,
+                    cx,
+                    policy: asked.as_deref(),
+                    storage_meta,
+                    structure,
+                })
             });
-        // `decided` keeps the part of the global plan that only the coordinator needs.
-        let mut decided = None;
-        let again = || (!whole).then(|| Declared::of(&state));
-        let (share, keeps) = self
-            .share(offer, again, asked.as_deref(), cx, &mut decided)
-            .await?;
-        if let Some(kept) = kept(cx) {
-            kept.arrived(digest.filter(|_| keeps));
-        }
-        // The last collective steps of planning. The result owns everything, so any thread can write it. An exchange has a
+
+        // What was decided for this structure before, or is decided now.
+        let decided = match share(local, asked.as_deref(), &*self.writer, cx).await? {
+            Shared::Known(decided) => {
+                if cx.rank_local {
+                    agree(comm, "plan", Ok(())).await?;
+                }
+                if let Some(kept) = kept {
+                    kept.used();
+                }
+                decided
+            }
+            Shared::New {
+                share,
+                metadata,
+                policy,
+                keep,
+            } => {
+                let Share { plan, exchange } = *share;
+                let plan = agree(comm, "plan", self.finish_plan(plan, cx)).await?;
+                let decided = Arc::new(Decided {
+                    plan: Arc::new(plan),
+                    exchange,
+                    metadata,
+                    policy,
+                });
+                if let (Some(kept), Some((structure, of_all))) = (kept, keep) {
+                    kept.keep(Known {
+                        structure,
+                        of_all,
+                        decided: Arc::clone(&decided),
+                    });
+                }
+                decided
+            }
+        };
+
+        // The last collective step of planning. The result owns everything, so any thread can write it. An exchange has a
         // group of its own, because it runs beside the steps of the whole group.
-        let Share { plan, exchange } = share;
-        let plan = agree(comm, "plan", self.finish_plan(plan, cx)).await?;
-        let peers = match exchange {
+        let peers = match decided.exchange {
             None => None,
             Some(group) => Apart::of(group, comm, cx.exchange_memory).await?,
         };
-        let (metadata, policy) = decided.unwrap_or_default();
         Ok(Prepared {
             writer: Arc::clone(&self.writer),
             planner: Arc::clone(&cx.planner),
@@ -115,65 +145,17 @@ impl<W: StorageWriter> Planned<W> {
             rank_local: cx.rank_local,
             url: cx.url.to_owned(),
             dialect: cx.dialect,
-            work: Some(Work { plan, state }),
+            work: Some(Work {
+                plan: Arc::clone(&decided.plan),
+                state,
+            }),
             peers,
             step: Step::Write,
             results: Vec::new(),
             heard: None,
-            metadata,
-            policy,
+            metadata: Arc::clone(&decided.metadata),
+            policy: decided.policy.clone(),
         })
-    }
-
-    /// The global plan: this rank's share of it, and whether the coordinator keeps declarations. In a rank-local save each rank makes
-    /// it from its own offer; the ranks only agree that all of them succeeded.
-    async fn share(
-        &self,
-        offer: Result<Offer>,
-        again: impl FnOnce() -> Option<Declared> + Send,
-        policy: Option<&dyn ShardingPolicy>,
-        cx: &SaveCx<'_>,
-        decided: &mut Option<(Metadata, Option<PolicyMetrics>)>,
-    ) -> Result<(Share<SavePlan>, bool)> {
-        let (comm, planner, kept) = (&cx.comm, &*cx.planner, kept(cx));
-        let mut global = |offers, heard: Heard| {
-            heard.validate(planner, kept)?;
-            self.global_plan(offers, policy, cx, decided)
-        };
-        if cx.rank_local {
-            let share = offer.and_then(|mut offer| {
-                let told = std::mem::take(&mut offer.told);
-                let heard = Heard::of(planner, vec![told], None)?;
-                Ok(global(vec![offer], heard)?.pop())
-            });
-            let none = || StrategyError::Internal("a rank-local save has no plan".into());
-            let share = share.and_then(|share| share.ok_or_else(none));
-            return Ok((agree(comm, "plan", share).await?, false));
-        }
-        // The coordinator gives no shares if it does not know what a rank told in another save. Then these ranks tell it again.
-        let mut waiting = None;
-        let keeps = kept.is_some();
-        let shares = agree::decide(comm, "plan", offer, |mut offers: Vec<Offer>| {
-            let told = offers.iter_mut().map(|o| std::mem::take(&mut o.told));
-            let heard = Heard::of(planner, told.collect(), kept)?;
-            if !heard.is_whole() {
-                let none = offers.iter().map(|_| (None, keeps)).collect();
-                waiting = Some((offers, heard));
-                return Ok(none);
-            }
-            let shares = global(offers, heard)?.into_iter();
-            Ok(shares.map(|share| (Some(share), keeps)).collect())
-        });
-        let (share, keeps) = shares.await?;
-        if let Some(share) = share {
-            return Ok((share, keeps));
-        }
-        let share = agree::decide(comm, "plan", Ok(again()), |again: Vec<Option<Declared>>| {
-            let lost = || StrategyError::Internal("a plan has lost its offers".into());
-            let (offers, heard) = waiting.take().ok_or_else(lost)?;
-            global(offers, heard.and(again))
-        });
-        Ok((share.await?, keeps))
     }
 
     /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because
@@ -228,59 +210,14 @@ impl<W: StorageWriter> Planned<W> {
         Ok(Some(Arc::clone(policy)))
     }
 
-    /// Makes DCP's calls up to the gather of the plans, in DCP's order.
-    fn local_plan(&self, state: &mut FlatStateDict, cx: &SaveCx<'_>) -> Result<SavePlan> {
+    /// Makes DCP's first calls, which every save needs. Returns the data of the storage for planners.
+    fn set_up(&self, state: &mut FlatStateDict, cx: &SaveCx<'_>) -> Result<Option<Value>> {
         let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
         self.writer.reset(cx.url);
         let meta = self.writer.storage_meta();
         let context = SaveContext::new(rank, is_coordinator).with_storage_meta(meta.as_ref());
         cx.planner.set_up(state, &context)?;
         self.writer.set_up(rank, is_coordinator)?;
-        let mut plan = cx.planner.create_local_plan(state, &context)?;
-        if !self.writer.object_lists() {
-            Cells::of(state).one_leaf_each(state)?;
-        }
-        if plan.planner_data.is_none() {
-            plan.planner_data = match &cx.planner_data {
-                Some(PlannerData::Paths(paths)) => {
-                    Some(PlannerData::Paths(paths_of_plan(paths, &plan, state)))
-                }
-                other => other.clone(),
-            };
-        }
-        self.writer.prepare_local_plan(plan)
-    }
-
-    /// Decides what each rank writes, from the offers of all ranks, or of the one rank of a rank-local save.
-    fn global_plan(
-        &self,
-        offers: Vec<Offer>,
-        policy: Option<&dyn ShardingPolicy>,
-        cx: &SaveCx<'_>,
-        decided: &mut Option<(Metadata, Option<PolicyMetrics>)>,
-    ) -> Result<Vec<Share<SavePlan>>> {
-        let (plans, leaves) = placement::take_apart(offers);
-        let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
-        let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
-        let tasks = Tasks {
-            first,
-            coordinator: cx.comm.coordinator().0,
-        };
-        let ranks = plans.len();
-        let (plans, metrics) = placement::place(
-            policy,
-            plans,
-            &leaves,
-            &mut metadata,
-            tasks,
-            cx.policy_limits,
-        )?;
-        let plans = self.writer.prepare_global_plan(plans)?;
-        *decided = Some((metadata, metrics));
-        if plans.len() != ranks {
-            let what = format!("the format made {} plans for {ranks} ranks", plans.len());
-            return Err(StrategyError::Internal(what));
-        }
-        Share::all(plans, |plan| plan.exchange.is_empty(), save_exchange_groups)
+        Ok(meta)
     }
 }

@@ -75,6 +75,10 @@ impl<P: SavePlanner> SavePlanner for Observed<P> {
         &self.inner
     }
 
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
+    }
+
     fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<(), PlanError> {
         self.observer.plan("planner.set_up")?;
         self.inner.set_up(state, cx)
@@ -130,6 +134,10 @@ impl<P: SavePlanner> SavePlanner for Observed<P> {
 impl<P: LoadPlanner> LoadPlanner for Observed<P> {
     fn base(&self) -> &dyn LoadPlanner {
         &self.inner
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
     }
 
     fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<(), PlanError> {
@@ -191,6 +199,10 @@ impl<W: StorageWriter> WriterHooks for Observed<W> {
     fn storage_meta(&self) -> Option<Value> {
         self.observer.quietly("writer.storage_meta");
         self.inner.storage_meta()
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
     }
 
     fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
@@ -345,6 +357,10 @@ impl ReaderHooks for Observed<Arc<dyn StorageReader>> {
     fn reset(&self, url: &str) {
         self.observer.quietly("reader.reset");
         self.inner.reset(url);
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        self.inner.plan_settings()
     }
 
     fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {

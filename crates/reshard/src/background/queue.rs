@@ -12,7 +12,9 @@ use crate::{
 use reshard_comm::{Cause, Comm, CommError, ProcessGroup, Rank};
 use reshard_model::ErrorKind;
 use reshard_storage::wait;
-use reshard_strategy::{AsyncStager, BlockingAsyncStager, StrategyError, agree, with_sources};
+use reshard_strategy::{
+    AsyncStager, BlockingAsyncStager, KeptPlan, StrategyError, agree, with_sources,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -23,7 +25,7 @@ use std::{
 /// Megatron Core's `AsyncCallsQueue`: saves are written in the background, and committed in the training loop, first in, first
 /// out, when all ranks have written.
 ///
-/// It has a sub-group of its own and keeps the memory of its copies. All ranks call the same methods in the same order.
+/// It has a sub-group of its own and keeps the memory of its copies, and the plan of the last save ([`KeptPlan`]). All ranks call the same methods in the same order.
 /// Dropping it with saves that are not finalized loses these: it says so in an error of `tracing`, breaks its sub-group, and
 /// removes what was written. So does dropping the future of one of its methods, on one rank: a rank that is not in a step breaks it.
 ///
@@ -55,6 +57,8 @@ pub struct AsyncCallsQueue {
     coordinator: Rank,
     deadline: Option<Duration>,
     stager: Arc<dyn AsyncStager>,
+    /// The plan of the last save.
+    kept_plan: Arc<KeptPlan>,
     in_flight: usize,
     /// The number of the next request.
     next: u64,
@@ -103,6 +107,7 @@ impl AsyncCallsQueue {
             coordinator: Rank(0),
             deadline: None,
             stager: Arc::new(BlockingAsyncStager::new()),
+            kept_plan: Arc::default(),
             in_flight: 1,
             next: 0,
             open: BTreeSet::new(),
@@ -160,6 +165,8 @@ impl AsyncCallsQueue {
         let group = Arc::clone(&self.group);
         let (mut save, stager) = save.in_background(&*group, &self.stager);
         (save.ranks.coordinator, save.ranks.deadline) = (self.coordinator, self.deadline);
+        save.kept_plan
+            .get_or_insert_with(|| Arc::clone(&self.kept_plan));
         let comm = save.ranks.comm();
         let guard = comm.guard("requesting a save");
         let planned = save.plan(&comm).await;

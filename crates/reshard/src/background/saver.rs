@@ -8,7 +8,7 @@ use futures_channel::oneshot;
 use futures_util::future::Shared;
 use reshard_comm::{Comm, CommError, ProcessGroup};
 use reshard_storage::wait;
-use reshard_strategy::{AsyncStager, BlockingAsyncStager};
+use reshard_strategy::{AsyncStager, BlockingAsyncStager, KeptPlan};
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
@@ -20,8 +20,8 @@ use std::{
 /// Saves in the background, as DCP's `async_save` does: a thread writes and commits, while the training loop uses its group
 /// for other things.
 ///
-/// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing. Every
-/// rank starts the same saves in the same order.
+/// It has sub-groups of its own. It keeps the memory of its copies, so the second save of a structure allocates nothing, and its plan
+/// ([`KeptPlan`]), so a structure that is known is not planned again. Every rank starts the same saves in the same order.
 ///
 /// Dropping it blocks the thread until all its saves have ended, and a save ends when all ranks have written. Ranks that are tasks of one
 /// thread would wait for each other forever: await [`close`](Self::close) first.
@@ -53,6 +53,8 @@ pub struct AsyncSaver {
     /// For committing, which the threads of saves do, one after the other.
     committing: Arc<dyn ProcessGroup>,
     stager: Arc<dyn AsyncStager>,
+    /// The plan of the last save. `None` for a single save.
+    kept_plan: Option<Arc<KeptPlan>>,
     in_flight: usize,
     flights: VecDeque<Flight>,
     unseen: Unseen,
@@ -84,7 +86,9 @@ impl AsyncSaver {
     /// # Errors
     /// Those of the group.
     pub async fn new(group: &dyn ProcessGroup) -> Result<Self, CommError> {
-        Self::over(Comm::new(group)).await
+        let mut saver = Self::over(Comm::new(group)).await?;
+        saver.kept_plan = Some(Arc::default());
+        Ok(saver)
     }
 
     async fn over(comm: Comm<'_>) -> Result<Self, CommError> {
@@ -92,6 +96,7 @@ impl AsyncSaver {
             planning: all(comm).await?,
             committing: all(comm).await?,
             stager: Arc::new(BlockingAsyncStager::new()),
+            kept_plan: None,
             in_flight: 1,
             flights: VecDeque::new(),
             unseen: Unseen::default(),
@@ -132,7 +137,8 @@ impl AsyncSaver {
         let guard = Comm::new(&*planning).guard("starting a save");
         let waited = self.wait_for_room(save.url).await;
 
-        let (save, stager) = save.in_background(&*planning, &self.stager);
+        let (mut save, stager) = save.in_background(&*planning, &self.stager);
+        save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
         let mut pending = match save.plan(&comm).await {

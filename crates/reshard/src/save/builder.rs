@@ -10,7 +10,7 @@ use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
-    AsyncStager, KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
+    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
 };
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         coordinators_plain_tensors: false,
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
-        declarations: None,
+        kept_plan: None,
         statefuls: Vec::new(),
         asynchronous: false,
         staging: Staging::default(),
@@ -87,7 +87,7 @@ pub struct Save<'a> {
     pub(super) coordinators_plain_tensors: bool,
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
-    pub(super) declarations: Option<Arc<KeptDeclarations>>,
+    pub(crate) kept_plan: Option<Arc<KeptPlan>>,
     /// Values that make their own state, by key.
     pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
     /// Whether it goes on while the caller changes its state.
@@ -308,12 +308,29 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Keeps what ranks declare of their leaves, for the next save that gets this: a rank then sends 32 bytes instead of
-    /// what it has declared before. Each rank passes its own. It matters only for planners that
-    /// [validate](reshard_plan::SavePlanner::validates) declarations. Those of objects that the common strategy stores are
-    /// not kept.
-    pub fn declarations(mut self, kept: &Arc<KeptDeclarations>) -> Self {
-        self.declarations = Some(Arc::clone(kept));
+    /// Keeps the plan for the next save that gets this. If nothing has changed on any rank but the data, that save is not
+    /// planned again: see [`KeptPlan`]. Each rank passes one of its own. An [`AsyncSaver`](crate::AsyncSaver) and an
+    /// [`AsyncCallsQueue`](crate::AsyncCallsQueue) have one, which this replaces.
+    ///
+    /// ```
+    /// use reshard::{KeptPlan, ShardedTensor, StateDict, Tensor};
+    /// use std::sync::Arc;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let kept = Arc::new(KeptPlan::new());
+    /// for step in 0..3 {
+    ///     let mut state = StateDict::new();
+    ///     state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![step as f32; 2])?));
+    ///     let url = dir.path().join(format!("step-{step}")).display().to_string();
+    ///     reshard::blocking::run(reshard::save(&state, &url).kept_plan(&kept))?;
+    /// }
+    /// assert_eq!(kept.reused(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn kept_plan(mut self, kept: &Arc<KeptPlan>) -> Self {
+        self.kept_plan = Some(Arc::clone(kept));
         self
     }
 

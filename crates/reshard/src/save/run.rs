@@ -124,7 +124,7 @@ impl Save<'_> {
         (cx.durability, cx.dialect, cx.rank_local) =
             (self.durability, self.dialect, self.rank_local);
         (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
-        cx.declarations.clone_from(&self.declarations);
+        cx.kept_plan.clone_from(&self.kept_plan);
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));

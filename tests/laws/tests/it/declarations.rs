@@ -1,7 +1,7 @@
 //! What ranks declare of their leaves reaches the coordinator's planner, in every save, however little travels.
 
 use reshard::{
-    DType, KeptDeclarations, ProcessGroup, ShardedTensor, StateDict, Tensor,
+    DType, KeptPlan, ProcessGroup, ShardedTensor, StateDict, Tensor,
     plan::{Declared, Metadata, PlanError, SavePlan, SavePlanner},
 };
 use reshard_comm::testkit::FaultGroup;
@@ -121,18 +121,18 @@ fn a_planner_that_only_some_ranks_have_is_an_error() {
     let place = Place::new();
     for lacks in 0..3 {
         for lost in [None, Some(0), Some(lacks)] {
-            let mut kept: Vec<Arc<KeptDeclarations>> = (0..3).map(|_| Arc::default()).collect();
+            let mut kept: Vec<Arc<KeptPlan>> = (0..3).map(|_| Arc::default()).collect();
             if let Some(lost) = lost {
                 let all = kept.clone();
                 let saved = save(group(3), states(None), place.url(), move |rank, s| {
                     let s = s.overwrite(true).planner(Looks::default());
-                    s.declarations(&all[rank.0 as usize])
+                    s.kept_plan(&all[rank.0 as usize])
                 });
                 saved.into_iter().for_each(|s| drop(s.unwrap()));
                 kept[lost as usize] = Arc::default();
             }
             let failed = save(group(3), states(None), place.url(), move |rank, s| {
-                let s = s.overwrite(true).declarations(&kept[rank.0 as usize]);
+                let s = s.overwrite(true).kept_plan(&kept[rank.0 as usize]);
                 match rank.0 == lacks {
                     true => s,
                     false => s.planner(Looks::default()),
@@ -151,7 +151,7 @@ fn a_planner_that_only_some_ranks_have_is_an_error() {
 struct Job {
     place: Place,
     looks: Looks,
-    kept: Vec<Arc<KeptDeclarations>>,
+    kept: Vec<Arc<KeptPlan>>,
     /// Whether a rank keeps it.
     keeps: fn(usize) -> bool,
 }
@@ -172,7 +172,7 @@ impl Job {
         let saved = save(groups, states, self.place.url(), move |rank, s| {
             let s = s.overwrite(true).planner(looks.clone());
             match keeps(rank.0 as usize) {
-                true => s.declarations(&kept[rank.0 as usize]),
+                true => s.kept_plan(&kept[rank.0 as usize]),
                 false => s,
             }
         });
@@ -218,7 +218,7 @@ fn ranks_that_save_by_themselves_always_see_their_own() {
     let planner = looks.clone();
     let saved = save(group(3), all, job.place.url(), move |rank, s| {
         let s = s.overwrite(true).rank_local(true).planner(planner.clone());
-        s.declarations(&kept[rank.0 as usize])
+        s.kept_plan(&kept[rank.0 as usize])
     });
     saved.into_iter().for_each(|s| drop(s.unwrap()));
     let seen = looks.0.lock().unwrap();

@@ -10,6 +10,8 @@ mod declarations;
 mod exchanges;
 mod groups;
 mod hooks;
+mod kept_load_plans;
+mod kept_plans;
 mod megatron;
 mod partial;
 mod plain;

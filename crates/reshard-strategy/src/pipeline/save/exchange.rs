@@ -26,12 +26,12 @@ use std::sync::Arc;
 /// items lie.
 pub(super) async fn exchange<W: StorageWriter>(
     peers: &Apart,
-    plan: SavePlan,
+    plan: Arc<SavePlan>,
     source: Source<W>,
     rank: u32,
     target: Target,
 ) -> (bool, Result<Vec<WriteResult>, Stopped>) {
-    let (plan, source) = (Arc::new(plan), Arc::new(source));
+    let source = Arc::new(source);
     let mut feed = None;
     let exchanged = exchange::exchange(peers.meeting(), Ok(()), |(), table| {
         let giver = Giver::new(&plan, Arc::clone(&source), &table)?;

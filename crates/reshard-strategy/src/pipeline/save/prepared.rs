@@ -38,7 +38,7 @@ pub(super) struct Prepared<W> {
     pub(super) results: Vec<WriteResult>,
     /// What this rank heard from its peers, if it stopped because a peer failed.
     pub(super) heard: Option<CommError>,
-    pub(super) metadata: Metadata,
+    pub(super) metadata: Arc<Metadata>,
     pub(super) policy: Option<PolicyMetrics>,
 }
 
@@ -80,7 +80,7 @@ impl Part {
 
 /// What this rank writes.
 pub(super) struct Work {
-    pub(super) plan: SavePlan,
+    pub(super) plan: Arc<SavePlan>,
     pub(super) state: FlatStateDict,
 }
 
@@ -197,7 +197,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         });
         saved.totals = totals.await.map_err(|e| agree::theirs(comm, e, written))?;
         if comm.is_coordinator() {
-            saved.metadata = Some(Arc::new(me.metadata));
+            saved.metadata = Some(me.metadata);
             saved.policy = me.policy;
         }
         Ok(saved)
@@ -231,7 +231,7 @@ impl<W: StorageWriter> Prepared<W> {
             Ok(SaveTotals::of(&ranks))
         });
         let totals = summed.await.map_err(|e| agree::theirs(comm, e, written))?;
-        let metadata = Some(Arc::new(self.metadata));
+        let metadata = Some(self.metadata);
         Ok(Saved {
             records,
             metadata,

@@ -1,0 +1,52 @@
+//! What one rank brings to the planning of a save.
+
+use super::{plans::local_plan, structure::holds_a_piece_twice};
+use crate::{
+    KeptPlan, Result, SaveCx, StorageWriter,
+    declared::{Digest, Told},
+    kept::Decided,
+    pipeline::placement::Offer,
+};
+use reshard_model::{FlatStateDict, Value};
+use reshard_policy::ShardingPolicy;
+use sha2::{Digest as _, Sha256};
+use std::sync::Arc;
+
+/// This rank, after its set-up.
+pub(super) struct Local<'a, W> {
+    pub(super) writer: &'a W,
+    pub(super) state: &'a FlatStateDict,
+    pub(super) cx: &'a SaveCx<'a>,
+    pub(super) policy: Option<&'a dyn ShardingPolicy>,
+    pub(super) storage_meta: Option<Value>,
+    /// All on which its plan depends, if that is known and the caller keeps plans.
+    pub(super) structure: Option<Vec<u8>>,
+}
+
+impl<W: StorageWriter> Local<'_, W> {
+    /// What was decided for this structure in the last save, and the digest of the structures of all ranks.
+    pub(super) fn known(&self) -> Option<(Digest, Arc<Decided>)> {
+        let kept = self.cx.kept_plan.as_deref()?;
+        kept.known(self.structure.as_ref()?)
+    }
+
+    /// What it offers, and the digest of its declarations. If `kept`, declarations that were sent before are not sent again.
+    pub(super) fn offer(&mut self, kept: Option<&KeptPlan>) -> Result<(Offer, Option<Digest>)> {
+        let meta = self.storage_meta.as_ref();
+        let plan = local_plan(self.writer, self.state, meta, self.cx)?;
+        let declarations = kept.map(|kept| &kept.declarations);
+        let (told, digest) = Told::of(&*self.cx.planner, self.state, declarations)?;
+        if holds_a_piece_twice(self.state) {
+            self.structure = None;
+        }
+        let structure = self.structure.as_ref().map(Sha256::digest);
+        let offer = Offer::new(
+            plan,
+            self.state,
+            self.policy,
+            told,
+            structure.map(Into::into),
+        )?;
+        Ok((offer, digest))
+    }
+}

@@ -1,0 +1,53 @@
+//! All on which the plan of a save depends on one rank.
+
+use crate::{Result, SaveCx, StorageWriter, pipeline::structure::Structure};
+use reshard_model::{FlatStateDict, Sharded};
+use reshard_policy::{ShardingPolicy, plan_settings};
+use std::{any::TypeId, collections::BTreeSet};
+
+/// All on which the plan of this rank depends, but the data of leaves. `None` if that is not known.
+///
+/// It holds for this process only. Types are told apart by their ids.
+pub(super) fn structure<W: StorageWriter>(
+    writer: &W,
+    policy: Option<&dyn ShardingPolicy>,
+    state: &FlatStateDict,
+    cx: &SaveCx<'_>,
+) -> Result<Option<Vec<u8>>> {
+    let (Some(format), Some(planner)) = (writer.plan_settings(), cx.planner.plan_settings()) else {
+        return Ok(None);
+    };
+    let policy = match policy.map(plan_settings).transpose()? {
+        Some(None) => return Ok(None),
+        Some(Some(settings)) => settings,
+        None => String::new(),
+    };
+    let mut out = Structure::of(state);
+    out.identity(TypeId::of::<W>());
+    out.identity((*cx.planner).type_id());
+    for text in [&format, &planner, &policy] {
+        out.text(text);
+    }
+    out.text(&writer.key().to_string());
+    out.text(&format!(
+        "{:?} {:?} {}",
+        cx.policy_limits, cx.dialect, cx.rank_local
+    ));
+    out.ranks(&cx.comm);
+    out.planner_data(cx.planner_data.as_ref());
+    Ok(Some(out.done()))
+}
+
+/// Whether two leaves hold one piece. Whether they contradict each other, planners decide by their data.
+pub(super) fn holds_a_piece_twice(state: &FlatStateDict) -> bool {
+    let mut seen = BTreeSet::new();
+    state.values().any(|leaf| match leaf {
+        // Cells of an array may have several leaves, whatever they hold, and empty pieces are never written.
+        Sharded::Object(o) => o.is_item() && !seen.insert((&*o.key, &o.global_offset)),
+        Sharded::Tensor(t) if t.region().is_empty() => false,
+        Sharded::Tensor(t) => !seen.insert((&*t.key, &t.global_offset)),
+    })
+}
+
+#[cfg(test)]
+mod tests;
