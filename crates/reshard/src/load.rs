@@ -61,6 +61,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
+        copy_ahead: reshard_strategy::DEFAULT_COPY_AHEAD,
         progress: Progress::default(),
         how: HowToOpen::default(),
     }
@@ -78,6 +79,7 @@ pub struct Load<'a> {
     default: DefaultLoadPlanner,
     verify: bool,
     exchange_memory: u64,
+    copy_ahead: u64,
     progress: Progress,
     how: HowToOpen,
 }
@@ -136,6 +138,17 @@ impl<'a> Load<'a> {
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
         self.exchange_memory = bytes;
+        self
+    }
+
+    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`, for all threads of the load together.
+    /// If ranks read for each other, as many may wait for that. The default is
+    /// [`DEFAULT_COPY_AHEAD`](reshard_strategy::DEFAULT_COPY_AHEAD), 10 MB.
+    ///
+    /// A leaf on a device takes no other host memory, unless its elements are cast. If the load fails, such leaves may have a part of what was
+    /// read, as leaves in host memory may.
+    pub fn copy_ahead(mut self, bytes: u64) -> Self {
+        self.copy_ahead = bytes;
         self
     }
 
@@ -307,6 +320,7 @@ impl<'a> Load<'a> {
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
+        cx.copy_ahead = self.copy_ahead;
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.
