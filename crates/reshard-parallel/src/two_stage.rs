@@ -38,7 +38,7 @@ pub struct TwoStageLoad {
     #[serde(default = "yes")]
     pub cpu_transfer: bool,
     /// How many bytes may be on their way on a rank, between storage and its state. A piece that is larger is alone on its way. If the state
-    /// has leaves on devices, up to a quarter is what waits for copies to devices and what is in such copies.
+    /// has leaves on devices, up to an eighth is what is in copies to devices.
     #[serde(default = "in_flight")]
     pub bytes_in_flight: u64,
 }
@@ -107,14 +107,14 @@ impl TwoStageLoad {
         Ok((seat, Some(own.ok_or_else(lost)?)))
     }
 
-    /// How many of the bytes in flight are on their way between ranks, and how many between host and device. As many as those wait for it.
+    /// How many of the bytes in flight are on their way between ranks, and how many between host and device.
     fn shares(&self, template: &FlatStateDict, copy_ahead: u64) -> (u64, u64) {
         let is_on_device = |leaf: &Sharded| matches!(leaf, Sharded::Tensor(t) if matches!(t.data, Data::Device(_)));
         if !template.values().any(is_on_device) {
             return (self.bytes_in_flight, copy_ahead);
         }
         let ahead = copy_ahead.min((self.bytes_in_flight / 8).max(LEAST_AHEAD));
-        (self.bytes_in_flight.saturating_sub(2 * ahead), ahead)
+        (self.bytes_in_flight.saturating_sub(ahead), ahead)
     }
 }
 

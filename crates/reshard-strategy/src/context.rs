@@ -142,8 +142,8 @@ pub struct LoadCx<'a> {
     /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
     /// ranks have different values, the smallest one is used.
     pub exchange_memory: u64,
-    /// How many bytes may be on their way from host memory to devices, DCP's `per_thread_copy_ahead`. As many may wait for that in an
-    /// exchange. The default is [`DEFAULT_COPY_AHEAD`].
+    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`. The default is
+    /// [`DEFAULT_COPY_AHEAD`]. What waits for that in an exchange is a fifth of `exchange_memory`.
     pub copy_ahead: u64,
     /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
     pub elsewhere: Elsewhere,

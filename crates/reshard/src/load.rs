@@ -142,8 +142,7 @@ impl<'a> Load<'a> {
     }
 
     /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`, for all threads of the load together.
-    /// If ranks read for each other, as many may wait for that. The default is
-    /// [`DEFAULT_COPY_AHEAD`](reshard_strategy::DEFAULT_COPY_AHEAD), 10 MB.
+    /// The default is [`DEFAULT_COPY_AHEAD`](reshard_strategy::DEFAULT_COPY_AHEAD), 10 MB.
     ///
     /// A leaf on a device takes no other host memory, unless its elements are cast. If the load fails, such leaves may have a part of what was
     /// read, as leaves in host memory may.

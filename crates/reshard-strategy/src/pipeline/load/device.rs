@@ -15,13 +15,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// What waits is not cut into less.
+const LEAST: usize = 4 << 10;
+
 /// All copies to devices of one rank's load. When it is dropped, what waits is not copied.
 #[derive(Debug)]
 pub(super) struct Devices(Arc<Copies>);
 
 #[derive(Debug)]
 struct Copies {
-    /// How many bytes may be in flight, and how many may wait.
+    /// How many bytes may be in flight.
     most: u64,
     state: Mutex<State>,
     /// Told when bytes are no longer in flight, or no longer wait.
@@ -32,14 +35,16 @@ struct Copies {
 
 #[derive(Default)]
 struct State {
+    leaves: u64,
     /// Bytes that a device may not have taken yet.
     in_flight: u64,
     /// Those of them whose call has returned: [`DeviceBuffer::synchronise`] waits for them.
     given: Vec<Given>,
     /// What waits for the thread, with its bytes.
     jobs: VecDeque<(u64, Job)>,
-    /// The bytes that wait, with those of the thread's job.
+    /// The bytes that wait, with those of the thread's job, and how many they may be.
     waiting: u64,
+    most_waiting: u64,
     thread: Option<JoinHandle<()>>,
     /// Nothing more comes.
     ended: bool,
@@ -82,11 +87,23 @@ impl Devices {
 
     /// What takes the elements of a leaf.
     pub(super) fn leaf(&self, key: &str, tensor: &DeviceTensor) -> Arc<dyn CopyToDevice> {
+        self.0.state().leaves += 1;
         Arc::new(Leaf {
             all: Arc::clone(&self.0),
             key: key.into(),
             buffer: Arc::clone(tensor.buffer()),
         })
+    }
+
+    /// How many bytes an exchange may use that has `memory`. A part of it is for what waits here: as much as comes in a round.
+    pub(super) fn share(&self, memory: u64) -> u64 {
+        let mut state = self.0.state();
+        if state.leaves == 0 {
+            return memory;
+        }
+        let rest = memory / 5 * 4;
+        state.most_waiting = rest / 4;
+        rest
     }
 
     /// Does a job on a thread, while the caller does something else. Jobs run in the order of the calls. `bytes` are what the job keeps in
@@ -96,11 +113,9 @@ impl Devices {
         bytes: u64,
         job: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let Copies {
-            most, less, more, ..
-        } = &*self.0;
+        let Copies { less, more, .. } = &*self.0;
         let mut state = self.0.state();
-        while state.waiting > 0 && state.waiting.saturating_add(bytes) > *most {
+        while state.waiting > 0 && state.waiting.saturating_add(bytes) > state.most_waiting {
             state = less.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.thread.is_none() {
@@ -118,9 +133,8 @@ impl Devices {
 
     /// How many bytes a job may keep, so that several can wait.
     pub(super) fn block(&self) -> usize {
-        usize::try_from(self.0.most / 4)
-            .unwrap_or(usize::MAX)
-            .max(1)
+        let most = self.0.state().most_waiting / 4;
+        usize::try_from(most).unwrap_or(usize::MAX).max(LEAST)
     }
 
     /// The first failure, once.
@@ -391,7 +405,10 @@ mod tests {
 
     #[test]
     fn jobs_run_in_order_beside_the_caller_and_no_more_wait_than_may() {
-        let devices = Devices::new(100);
+        let devices = Devices::new(1);
+        assert_eq!(devices.share(500), 500, "there is no leaf on a device");
+        drop(leaf(&devices, &Arc::default()));
+        assert_eq!(devices.share(500), 400, "a round has a quarter of it");
         let (begin, begun) = mpsc::channel();
         let (done, is_done) = mpsc::channel();
         for n in 0..10 {

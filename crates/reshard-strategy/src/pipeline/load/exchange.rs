@@ -38,7 +38,10 @@ pub(super) async fn exchange(
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<Exchange, Stopped> {
-    let meeting = peers.meeting(&cx.comm, cx.exchange_memory);
+    let memory = read.as_ref().map_or(cx.exchange_memory, |(.., devices)| {
+        devices.share(cx.exchange_memory)
+    });
+    let meeting = peers.meeting(&cx.comm, memory);
     let exchanged = exchange::exchange(
         meeting,
         read,
