@@ -220,7 +220,6 @@ fn host_memory_is_bounded(url: &str) {
             // On its way, and what I/O threads hold. Host memory for the leaves would be far more.
             let threads = thread::available_parallelism().unwrap().get() as u64;
             let most = way.beside + u64::from(RANKS) * AHEAD + 2 * threads * MIB + 2 * MIB;
-            println!("{peak} of {most}: {way:?}");
             assert!(peak < most, "{peak} of {most}: {way:?}");
         }
     }

@@ -54,12 +54,15 @@ impl ProcessGroup for Counted {
 
     async fn all_to_all(&self, to: Vec<bytes::Bytes>) -> CommResult<Vec<bytes::Bytes>> {
         self.own.fetch_add(1, SeqCst);
-        let _ = self.data.compare_exchange(FIRST, NEXT, SeqCst, SeqCst);
+        let seen = self.data.load(SeqCst);
+        if seen == FIRST {
+            self.data.store(NEXT, SeqCst);
+        }
         let has_data = |all: &[bytes::Bytes]| all.iter().any(|part| part.len() > DATA);
         let sends = has_data(&to);
         let got = self.inner.all_to_all(to).await?;
-        if sends || has_data(&got) {
-            let _ = self.data.compare_exchange(NONE, FIRST, SeqCst, SeqCst);
+        if seen == NONE && (sends || has_data(&got)) {
+            self.data.store(FIRST, SeqCst);
         }
         Ok(got)
     }

@@ -7,7 +7,7 @@ use reshard_model::{
     BoxError, CopyToDevice, DeviceBuffer, DeviceTensor, Layout, ModelError, Region,
 };
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -38,8 +38,8 @@ struct State {
     leaves: u64,
     /// Bytes that a device may not have taken yet.
     in_flight: u64,
-    /// Those of them whose call has returned: [`DeviceBuffer::synchronise`] waits for them.
-    given: Vec<Given>,
+    /// Those of them whose call has returned, by the address of their buffer: [`DeviceBuffer::synchronise`] waits for them.
+    given: BTreeMap<usize, Given>,
     /// What waits for the thread, with its bytes.
     jobs: VecDeque<(u64, Job)>,
     /// The bytes that wait, with those of the thread's job, and how many they may be.
@@ -205,18 +205,18 @@ impl Copies {
     fn synchronise<'s>(&'s self, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
         let given = std::mem::take(&mut state.given);
         drop(state);
-        let landing = Landing {
+        let in_flight = InFlight {
             all: self,
-            bytes: given.iter().map(|given| given.bytes).sum(),
+            bytes: given.values().map(|given| given.bytes).sum(),
         };
         let begun = Instant::now();
         let mut failed = None;
-        for Given { buffer, key, .. } in &given {
+        for Given { buffer, key, .. } in given.values() {
             if let Err(e) = attempt(key, &**buffer, || buffer.synchronise()) {
                 failed.get_or_insert(e);
             }
         }
-        drop(landing);
+        drop(in_flight);
         let mut state = self.state();
         state.took += begun.elapsed();
         if let Some(failed) = failed {
@@ -255,12 +255,12 @@ impl State {
 }
 
 /// Bytes in flight. Whoever waits for them goes on when it is dropped.
-struct Landing<'a> {
+struct InFlight<'a> {
     all: &'a Copies,
     bytes: u64,
 }
 
-impl Drop for Landing<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.all.state().in_flight -= self.bytes;
         self.all.less.notify_all();
@@ -293,7 +293,7 @@ impl CopyToDevice for Leaf {
 
 impl Leaf {
     fn give(&self, to: &Layout, elements: &[u8]) {
-        let mut landing = Landing {
+        let mut in_flight = InFlight {
             all: &self.all,
             bytes: to.bytes(),
         };
@@ -306,16 +306,14 @@ impl Leaf {
         match copied {
             // They are in flight until the device is synchronised.
             Ok(()) => {
-                let bytes = std::mem::take(&mut landing.bytes);
-                let same = |given: &&mut Given| Arc::ptr_eq(&given.buffer, &self.buffer);
-                match state.given.iter_mut().find(same) {
-                    Some(given) => given.bytes += bytes,
-                    None => state.given.push(Given {
-                        buffer: Arc::clone(&self.buffer),
-                        key: Arc::clone(&self.key),
-                        bytes,
-                    }),
-                }
+                let bytes = std::mem::take(&mut in_flight.bytes);
+                let address = Arc::as_ptr(&self.buffer).cast::<()>().addr();
+                let given = state.given.entry(address).or_insert_with(|| Given {
+                    buffer: Arc::clone(&self.buffer),
+                    key: Arc::clone(&self.key),
+                    bytes: 0,
+                });
+                given.bytes += bytes;
                 self.all.less.notify_all();
             }
             Err(e) => state.fail(e),
@@ -427,7 +425,10 @@ mod tests {
         begun.recv().unwrap();
         // As many as may wait are all that can be there.
         devices
-            .later(100, move || Ok(done.send(10).unwrap()))
+            .later(100, move || {
+                done.send(10).unwrap();
+                Ok(())
+            })
             .unwrap();
         assert!(is_done.try_iter().take(10).eq(0..10));
         devices.later(1000, || Ok(())).unwrap();
@@ -482,7 +483,11 @@ mod tests {
         // Dropped without an end, as a load that is called off.
         let devices = Devices::new(16);
         let (done, is_done) = mpsc::channel::<()>();
-        devices.later(1, move || Ok(drop(done))).unwrap();
+        let job = move || {
+            drop(done);
+            Ok(())
+        };
+        devices.later(1, job).unwrap();
         drop(devices);
         is_done.recv().unwrap_err();
     }
