@@ -144,6 +144,23 @@ const SPECS: &[&str] = &[
     "megatron-new",
 ];
 
+/// Ways to save that change nothing in the format: who writes what, and when it is finished.
+const WAYS: &[(&str, &[&str])] = &[
+    ("fully-parallel", &["--fully-parallel"]),
+    ("async-saver", &["--background", "saver"]),
+    (
+        "async-queue",
+        &["--background", "queue", "--fully-parallel"],
+    ),
+];
+
+/// Settings by which ranks read for each other.
+const SHARED: &[&str] = &[
+    r#"{"type":"fully_parallel","exchange":"broadcast","base":{"type":"torch_dist"}}"#,
+    r#"{"type":"fully_parallel","exchange":"gather_rounds","base":{"type":"torch_dist"}}"#,
+    r#"{"type":"two_stage","base":{"type":"torch_dist"}}"#,
+];
+
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
 const RESHARD_RANKS: &[u32] = &[1, 4];
 
@@ -224,6 +241,11 @@ impl Run {
         }
         if guest.policies {
             self.policies(&program, guest.venv, &python);
+        }
+        for case in guest.cases {
+            if ["dcp", "megatron"].contains(&case.spec) {
+                self.ways(&program, case, &python);
+            }
         }
         if guest.newest {
             self.tcp_store(&python);
@@ -325,6 +347,32 @@ impl Run {
         self.reshard("check", "dcp", 3, dir);
         let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
+    }
+
+    /// What ranks saved for each other, and what was saved in the background. Then what the other program saved, read by ranks for each other.
+    fn ways(&mut self, program: &Path, case: &Case, python: &Path) {
+        let Case { who, spec, .. } = *case;
+        let (load, ranks) = match spec {
+            "megatron" => ("mcore_load.py", 2),
+            _ => ("dcp_load.py", 3),
+        };
+        for (way, flags) in WAYS {
+            let dir = format!("{spec}-{way}");
+            if !self.place.join(&dir).exists() {
+                let write = Program::new(program).args(["write", "--ranks", "4"]);
+                let write = write.args(flags.iter().copied());
+                self.check(&format!("reshard saves {dir}"), write, spec, &dir);
+                self.reshard("check", spec, 1, &dir);
+            }
+            let what = format!("{who} loads {dir} on {ranks} ranks");
+            self.driver(python, load, spec, &dir, Some(ranks), &what);
+        }
+        let theirs = format!("{spec}-by-{who}");
+        for settings in SHARED {
+            let check = ["check", "--ranks", "4", "--settings", settings];
+            let what = format!("reshard loads {theirs} on 4 ranks with {settings}");
+            self.check(&what, Program::new(program).args(check), spec, &theirs);
+        }
     }
 
     /// Tensors cut and spread over files as a sharding policy says: chunks like others.

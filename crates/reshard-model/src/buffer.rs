@@ -18,9 +18,11 @@ use std::{
 
 mod pages;
 mod rows;
+mod runs;
 
 pub(crate) use pages::prefer_huge_pages;
 pub use rows::{Caches, copy_rows};
+use runs::Runs;
 
 /// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.
 ///
@@ -207,7 +209,7 @@ impl LentBuffer {
         Ok(wants
             .iter()
             .map(|(view, region)| RegionMut {
-                lent: Arc::clone(self),
+                memory: Memory::Host(Arc::clone(self)),
                 layout: view.layout.narrow(region),
             })
             .collect())
@@ -269,15 +271,78 @@ impl LentBuffer {
     }
 }
 
+/// Takes the elements of regions that lie in device memory.
+pub trait CopyToDevice: fmt::Debug + Send + Sync {
+    /// Copies `elements`, which have the row-major order of `to`, into the device memory. The layout selects elements, or bytes of
+    /// elements. The caller may change `elements` when it returns, even if the copy is not complete. Whoever made the region learns of a
+    /// failure from the implementation.
+    fn copy(&self, to: &Layout, elements: &[u8]);
+}
+
 /// One region of a lent buffer. It is owned, `Send` and `'static`, and no other region reaches its bytes.
 /// Because it is owned, it outlives a cancelled future: a running read never writes into freed memory.
 #[derive(Debug)]
 pub struct RegionMut {
-    lent: Arc<LentBuffer>,
+    memory: Memory,
     layout: Layout,
 }
 
+/// Where the bytes of a region lie.
+#[derive(Clone, Debug)]
+enum Memory {
+    Host(Arc<LentBuffer>),
+    Device {
+        key: Arc<str>,
+        copies: Arc<dyn CopyToDevice>,
+    },
+}
+
 impl RegionMut {
+    /// Regions of device memory in which a tensor has the layout `view`. What fills them goes to `copies`.
+    ///
+    /// # Errors
+    /// [`ModelError::Overlap`] when two regions share elements, [`ModelError::Invalid`] when one does not fit the view.
+    pub fn on_device(
+        key: &str,
+        view: &Layout,
+        regions: &[Region],
+        copies: &Arc<dyn CopyToDevice>,
+    ) -> Result<Vec<Self>> {
+        let shape = view.shape();
+        if let Some(region) = regions.iter().find(|region| !region.fits(shape)) {
+            let what = format!("region {region} does not lie in a view of shape {shape}");
+            return Err(ModelError::invalid(key, what));
+        }
+        let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
+        if let Some((i, j)) = first_overlap(regions.len(), shape.len(), range) {
+            return Err(ModelError::Overlap {
+                a: Box::new(regions[i].clone()),
+                b: Box::new(regions[j].clone()),
+            });
+        }
+        let memory = Memory::Device {
+            key: key.into(),
+            copies: Arc::clone(copies),
+        };
+        let region = |region| Self {
+            memory: memory.clone(),
+            layout: view.narrow(region),
+        };
+        Ok(regions.iter().map(region).collect())
+    }
+
+    /// Whether it lies in device memory. Then nothing can be read into it directly: it has to be fed.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.memory, Memory::Device { .. })
+    }
+
+    fn key(&self) -> &str {
+        match &self.memory {
+            Memory::Host(lent) => &lent.key,
+            Memory::Device { key, .. } => key,
+        }
+    }
+
     /// Elements per axis of the region.
     pub fn shape(&self) -> &[u64] {
         self.layout.shape()
@@ -301,13 +366,13 @@ impl RegionMut {
         let shape = self.layout.shape();
         let Some(&extent) = shape.get(axis).filter(|n| at <= **n) else {
             let what = format!("a region of shape {shape} can't be cut at {at} of axis {axis}");
-            return Err(ModelError::invalid(&self.lent.key, what));
+            return Err(ModelError::invalid(self.key(), what));
         };
         let (mut low, mut high) = (Region::whole(shape), Region::whole(shape));
         low.lengths[axis] = at;
         (high.offsets[axis], high.lengths[axis]) = (at, extent - at);
         let part = |region| Self {
-            lent: Arc::clone(&self.lent),
+            memory: self.memory.clone(),
             layout: self.layout.narrow(region),
         };
         Ok((part(&low), part(&high)))
@@ -326,7 +391,7 @@ impl RegionMut {
                 self.layout.shape(),
                 self.layout.item()
             );
-            return Err(ModelError::invalid(&self.lent.key, what));
+            return Err(ModelError::invalid(self.key(), what));
         }
         let segments = Segments::source_order(source, &self.layout);
         Ok(StridedCopy {
@@ -349,7 +414,7 @@ impl RegionMut {
                 elements.len(),
                 self.layout.bytes()
             );
-            return Err(ModelError::invalid(&self.lent.key, what));
+            return Err(ModelError::invalid(self.key(), what));
         };
         self.strided_copy(&source)?.feed(0, elements);
         Ok(())
@@ -368,20 +433,24 @@ impl RegionMut {
                 source.hull().end,
                 bytes.len()
             );
-            return Err(ModelError::invalid(&self.lent.key, what));
+            return Err(ModelError::invalid(self.key(), what));
         }
         self.strided_copy(source)?.feed(0, bytes);
         Ok(())
     }
+}
 
-    /// The memory from `at` on, `len` bytes. The caller passes only runs of its own layout, which lie in the buffer.
-    fn run(&mut self, at: u64, len: u64) -> &mut [u8] {
-        debug_assert!(at + len <= self.lent.len);
-        // SAFETY: `at..at + len` is a run of `self.layout`, whose hull was checked against the buffer's length in
-        // `LentBuffer::regions_mut`; no other region has a byte of it, and `&mut self` is held.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.lent.ptr.as_ptr().add(at as usize), len as usize)
-        }
+impl LentBuffer {
+    /// The memory from `at` on, `len` bytes.
+    ///
+    /// # Safety
+    /// The bytes are a run of a region of this buffer, of which the caller has the only handle.
+    #[expect(clippy::mut_from_ref, reason = "regions are disjoint parts")]
+    unsafe fn run(&self, at: u64, len: u64) -> &mut [u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: a run of a region lies in the region's hull, which was checked against the buffer's length in
+        // `LentBuffer::regions_mut`; no other region has a byte of it.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(at as usize), len as usize) }
     }
 }
 
@@ -395,9 +464,13 @@ pub struct StridedCopy {
 }
 
 impl StridedCopy {
-    /// Length of the runs that are contiguous in both source and destination, in bytes.
+    /// Length of the runs that are contiguous in both source and destination, in bytes. 0 if the region lies in device memory: then there
+    /// is nothing that a caller could fill directly, and [`take_runs`](Self::take_runs) gives nothing.
     pub fn run(&self) -> u64 {
-        self.segments.run()
+        match self.into.is_on_device() {
+            true => 0,
+            false => self.segments.run(),
+        }
     }
 
     /// The position of the next missing byte in the source. `None` if everything is filled.
@@ -406,8 +479,12 @@ impl StridedCopy {
     }
 
     /// The next runs, at most `max`, each with its position in the source. The caller fills them directly, and they count as
-    /// filled. Runs that follow each other may also follow each other in the source, which suits `preadv`.
+    /// filled. Runs that follow each other may also follow each other in the source, which suits `preadv`. A region in device memory has
+    /// none: [`feed`](Self::feed) it.
     pub fn take_runs(&mut self, max: usize) -> Vec<(u64, &mut [u8])> {
+        let Memory::Host(lent) = &self.into.memory else {
+            return Vec::new();
+        };
         let mut spans: Vec<(u64, u64, u64)> = Vec::new();
         while spans.len() < max {
             let Some((s, d, n)) = self.segments.next() else {
@@ -416,37 +493,61 @@ impl StridedCopy {
             let t = std::mem::take(&mut self.taken);
             spans.push((s + t, d + t, n - t));
         }
-        let base = self.into.lent.ptr;
         spans
             .into_iter()
-            .map(|(s, d, n)| {
-                // SAFETY: as in `RegionMut::run`; the runs of one injective layout are disjoint from each other.
-                (s, unsafe {
-                    std::slice::from_raw_parts_mut(base.as_ptr().add(d as usize), n as usize)
-                })
-            })
+            // SAFETY: runs of this copy's own region, which `&mut self` holds; the runs of one injective layout are disjoint.
+            .map(|(s, d, n)| (s, unsafe { lent.run(d, n) }))
             .collect()
     }
 
     /// Copies elements from `block`, which starts at byte `at` of the source.
     /// Blocks must come in ascending order. Bytes before the end of an earlier block are ignored.
     pub fn feed(&mut self, at: u64, block: &[u8]) {
-        let end = at + block.len() as u64;
-        while let Some((s, d, n)) = self.segments.peek() {
-            let from = s + self.taken;
-            if from >= end || from < at {
-                return;
+        let Self {
+            segments,
+            taken,
+            into,
+        } = self;
+        match &into.memory {
+            Memory::Host(lent) => runs_of(segments, taken, at, block, |to, piece| {
+                // SAFETY: a run of this copy's own region, which `&mut self` holds.
+                unsafe { lent.run(to, piece.len() as u64) }.copy_from_slice(piece);
+            }),
+            Memory::Device { copies, .. } => {
+                let mut runs = Runs::new(into.layout.item(), |to: &Layout, elements: &[u8]| {
+                    copies.copy(to, elements);
+                });
+                runs_of(segments, taken, at, block, |to, piece| runs.add(to, piece));
+                runs.flush();
             }
-            let len = (n - self.taken).min(end - from);
-            let piece = &block[(from - at) as usize..(from - at + len) as usize];
-            let taken = self.taken;
-            self.into.run(d + taken, len).copy_from_slice(piece);
-            if taken + len == n {
-                self.taken = 0;
-                self.segments.next();
-            } else {
-                self.taken += len;
-            }
+        }
+    }
+}
+
+/// Calls `put` with the runs that a block has, each with where it goes.
+fn runs_of(
+    segments: &mut Segments,
+    taken: &mut u64,
+    at: u64,
+    block: &[u8],
+    mut put: impl FnMut(u64, &[u8]),
+) {
+    let end = at + block.len() as u64;
+    while let Some((s, d, n)) = segments.peek() {
+        let from = s + *taken;
+        if from >= end || from < at {
+            return;
+        }
+        let len = (n - *taken).min(end - from);
+        put(
+            d + *taken,
+            &block[(from - at) as usize..(from - at + len) as usize],
+        );
+        if *taken + len == n {
+            *taken = 0;
+            segments.next();
+        } else {
+            *taken += len;
         }
     }
 }

@@ -43,7 +43,9 @@ mod tree;
 mod value;
 
 pub use boxes::{BoxFault, first_fault};
-pub use buffer::{Caches, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, copy_rows};
+pub use buffer::{
+    Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, copy_rows,
+};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;

@@ -1,7 +1,7 @@
 //! For tests: devices that are none, and what is told to `tracing`.
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Device memory that lies in the host, behind copies.
 #[derive(Debug)]
@@ -56,6 +56,113 @@ impl DeviceBuffer for FakeDevice {
     }
 
     fn synchronise(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+/// What happens on the way to [`LateDevice`]s.
+#[derive(Debug, Default)]
+pub struct OnTheWay(Mutex<Counts>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    now: u64,
+    most: u64,
+    copies: u64,
+    fails: Option<(u64, bool)>,
+}
+
+impl OnTheWay {
+    /// Their copies fail after so many, or panic.
+    pub fn fail_after(&self, copies: u64, panics: bool) {
+        self.counts().fails = Some((copies, panics));
+    }
+
+    /// The most bytes that were on their way at a time.
+    pub fn most(&self) -> u64 {
+        self.counts().most
+    }
+
+    /// How many copies there were.
+    pub fn copies(&self) -> u64 {
+        self.counts().copies
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device that takes what is copied to it when it is synchronised, and not before.
+#[derive(Debug)]
+pub struct LateDevice {
+    memory: Arc<FakeDevice>,
+    way: Arc<OnTheWay>,
+    given: Mutex<Vec<(Layout, Vec<u8>)>>,
+}
+
+impl LateDevice {
+    /// Memory of this many zero bytes.
+    pub fn new(nbytes: u64, way: &Arc<OnTheWay>) -> Arc<Self> {
+        Arc::new(Self {
+            memory: FakeDevice::new(nbytes),
+            way: Arc::clone(way),
+            given: Mutex::default(),
+        })
+    }
+
+    /// A copy of the memory.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.memory.bytes()
+    }
+}
+
+impl DeviceBuffer for LateDevice {
+    fn device(&self) -> &'static str {
+        "late:0"
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.memory.nbytes()
+    }
+
+    fn allocate(&self, nbytes: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError> {
+        Ok(Self::new(nbytes, &self.way))
+    }
+
+    fn copy_to_host(&self, from: &Layout, out: &mut [u8]) -> Result<(), BoxError> {
+        self.memory.copy_to_host(from, out)
+    }
+
+    #[expect(clippy::panic, reason = "a test asks for it")]
+    fn copy_from_host(&self, to: &Layout, elements: &[u8]) -> Result<(), BoxError> {
+        let fails = {
+            let mut counts = self.way.counts();
+            counts.copies += 1;
+            let copies = counts.copies;
+            let fails = counts.fails.filter(|(after, _)| copies > *after);
+            if fails.is_none() {
+                counts.now += elements.len() as u64;
+                counts.most = counts.most.max(counts.now);
+            }
+            fails
+        };
+        match fails {
+            Some((_, true)) => panic!("the device is on fire"),
+            Some((_, false)) => return Err("out of reach".into()),
+            None => {}
+        }
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given.push((to.clone(), elements.to_vec()));
+        Ok(())
+    }
+
+    fn synchronise(&self) -> Result<(), BoxError> {
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        for (to, elements) in given.drain(..) {
+            self.memory.copy_from_host(&to, &elements)?;
+            self.way.counts().now -= elements.len() as u64;
+        }
         Ok(())
     }
 }

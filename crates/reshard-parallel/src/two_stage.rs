@@ -7,7 +7,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::{Comm, CommError, ProcessGroup};
-use reshard_model::FlatStateDict;
+use reshard_model::{Data, FlatStateDict, Sharded};
 use reshard_plan::ExchangeAlgo;
 use reshard_strategy::{
     LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, StorageReader,
@@ -23,8 +23,8 @@ use std::sync::Arc;
 /// { "type": "two_stage", "data_parallel_group": "dp", "base": { "type": "torch_dist" } }
 /// ```
 ///
-/// Leaves without data get memory. While one part is handed on, the next is read. [`Loaded::exchange`] says how long
-/// each took.
+/// Leaves without data get memory. While one part is handed on, the next is read, and the one before is copied to devices.
+/// [`Loaded::exchange`] says how long each took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -37,7 +37,8 @@ pub struct TwoStageLoad {
     /// Whether the load splits a group of its own off the group of all ranks, so that nothing of it mixes with what the job sends there.
     #[serde(default = "yes")]
     pub cpu_transfer: bool,
-    /// How many bytes may be on their way on a rank, between storage and its state. A piece that is larger is alone on its way.
+    /// How many bytes may be on their way on a rank, between storage and its state. A piece that is larger is alone on its way. If the state
+    /// has leaves on devices, up to an eighth is what is in copies to devices.
     #[serde(default = "in_flight")]
     pub bytes_in_flight: u64,
 }
@@ -49,6 +50,9 @@ fn yes() -> bool {
 fn in_flight() -> u64 {
     64 << 20
 }
+
+/// Copies to devices that are shorter than this take longer than they save.
+const LEAST_AHEAD: u64 = 16 << 10;
 
 impl TwoStageLoad {
     /// Around these settings, over all ranks, with 64 MiB in flight and a group of its own.
@@ -102,6 +106,16 @@ impl TwoStageLoad {
         let lost = || StrategyError::Internal("a rank got no group of its own".into());
         Ok((seat, Some(own.ok_or_else(lost)?)))
     }
+
+    /// How many of the bytes in flight are on their way between ranks, and how many between host and device.
+    fn shares(&self, template: &FlatStateDict, copy_ahead: u64) -> (u64, u64) {
+        let is_on_device = |leaf: &Sharded| matches!(leaf, Sharded::Tensor(t) if matches!(t.data, Data::Device(_)));
+        if !template.values().any(is_on_device) {
+            return (self.bytes_in_flight, copy_ahead);
+        }
+        let ahead = copy_ahead.min((self.bytes_in_flight / 8).max(LEAST_AHEAD));
+        (self.bytes_in_flight.saturating_sub(ahead), ahead)
+    }
 }
 
 #[async_trait]
@@ -118,7 +132,7 @@ impl LoadBy for TwoStageLoad {
             Err(error) => return Err(Box::new(LoadFailure { error, template })),
         };
         let mut inner = cx.clone();
-        inner.exchange_memory = self.bytes_in_flight;
+        (inner.exchange_memory, inner.copy_ahead) = self.shares(&template, cx.copy_ahead);
         inner.planner = Arc::new(Sharing {
             base: inner.planner,
             seat,

@@ -28,7 +28,8 @@ pub trait Checksum: Send {
 pub struct Part {
     /// Where they lie, relative to the start of the record. It has the shape and element size of the region.
     pub source: Layout,
-    /// Where they go.
+    /// Where they go. A region in device memory can't be read into directly: it has to be fed
+    /// ([`is_on_device`](RegionMut::is_on_device)).
     pub into: RegionMut,
 }
 

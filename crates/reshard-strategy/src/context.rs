@@ -142,6 +142,9 @@ pub struct LoadCx<'a> {
     /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
     /// ranks have different values, the smallest one is used.
     pub exchange_memory: u64,
+    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`. The default is
+    /// [`DEFAULT_COPY_AHEAD`]. What waits for that in an exchange is a fifth of `exchange_memory`.
+    pub copy_ahead: u64,
     /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
     pub elsewhere: Elsewhere,
     /// What the load before has planned, if the caller keeps it.
@@ -150,6 +153,9 @@ pub struct LoadCx<'a> {
 
 /// How many bytes a rank holds for an exchange by default: 256 MiB.
 pub const DEFAULT_EXCHANGE_MEMORY: u64 = 256 << 20;
+
+/// How many bytes are on their way to devices by default: 10 MB, as in DCP.
+pub const DEFAULT_COPY_AHEAD: u64 = 10_000_000;
 
 impl<'a> LoadCx<'a> {
     /// Makes a context. Fields that are no arguments get their defaults; checksums are verified.
@@ -168,6 +174,7 @@ impl<'a> LoadCx<'a> {
             verify: true,
             progress,
             exchange_memory,
+            copy_ahead: DEFAULT_COPY_AHEAD,
             elsewhere: Elsewhere::default(),
             kept_plan: None,
         }
@@ -180,5 +187,11 @@ impl<'a> LoadCx<'a> {
             exchange_memory,
             ..self
         }
+    }
+
+    /// Sets the limit of bytes on their way to devices.
+    #[must_use]
+    pub fn with_copy_ahead(self, copy_ahead: u64) -> Self {
+        Self { copy_ahead, ..self }
     }
 }

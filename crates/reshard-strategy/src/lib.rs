@@ -38,7 +38,7 @@ pub mod torch;
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
-pub use context::{DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
+pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
 pub use declared::declaration_digest;
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};

@@ -221,7 +221,7 @@ pub struct ExchangeTimes {
     pub handing: Duration,
     /// How long it put what came into its leaves.
     pub filling: Duration,
-    /// How long it copied to devices, after the exchange.
+    /// How long copies to devices took, in all threads together. They go on beside reads and rounds. It is counted without an exchange, too.
     pub devices: Duration,
 }
 

@@ -62,6 +62,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         verify: true,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         kept_plan: None,
+        copy_ahead: reshard_strategy::DEFAULT_COPY_AHEAD,
         progress: Progress::default(),
         how: HowToOpen::default(),
     }
@@ -80,6 +81,7 @@ pub struct Load<'a> {
     verify: bool,
     exchange_memory: u64,
     kept_plan: Option<Arc<KeptLoadPlan>>,
+    copy_ahead: u64,
     progress: Progress,
     how: HowToOpen,
 }
@@ -145,6 +147,16 @@ impl<'a> Load<'a> {
     /// which the same is stored, it is not planned again: see [`KeptLoadPlan`]. Each rank passes one of its own.
     pub fn kept_plan(mut self, kept: &Arc<KeptLoadPlan>) -> Self {
         self.kept_plan = Some(Arc::clone(kept));
+        self
+    }
+
+    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`, for all threads of the load together.
+    /// The default is [`DEFAULT_COPY_AHEAD`](reshard_strategy::DEFAULT_COPY_AHEAD), 10 MB.
+    ///
+    /// A leaf on a device takes no other host memory, unless its elements are cast. If the load fails, such leaves may have a part of what was
+    /// read, as leaves in host memory may.
+    pub fn copy_ahead(mut self, bytes: u64) -> Self {
+        self.copy_ahead = bytes;
         self
     }
 
@@ -331,6 +343,7 @@ impl<'a> Load<'a> {
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
         cx.kept_plan.clone_from(&self.kept_plan);
+        cx.copy_ahead = self.copy_ahead;
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

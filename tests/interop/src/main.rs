@@ -7,9 +7,15 @@ mod state;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Parser;
+use futures::executor::block_on;
 use planners::{Loading, Saving};
-use reshard::{LocalGroup, ProcessGroup, StateDict, Value, ValueTree, blocking};
+use reshard::{
+    AsyncCallsQueue, AsyncSaver, Dialect, LocalGroup, ProcessGroup, StateDict, Value, ValueTree,
+    blocking, strategy::SaveShardedConfig,
+};
 use reshard_comm_tcp::TcpGroup;
+use reshard_parallel as _;
+use serde_json::json;
 use spec::Spec;
 use std::path::PathBuf;
 
@@ -51,6 +57,21 @@ struct Write {
     /// In files of so many bytes at most, cutting tensors that are larger.
     #[arg(long)]
     max_shard_size: Option<u64>,
+    /// Replicas share the work.
+    #[arg(long)]
+    fully_parallel: bool,
+    /// In the background, several times; the last one counts.
+    #[arg(long)]
+    background: Option<Background>,
+}
+
+/// Who finishes a save in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Background {
+    /// A thread, as in DCP's `async_save`.
+    Saver,
+    /// The training loop, as in Megatron Core's `AsyncCallsQueue`.
+    Queue,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -60,6 +81,9 @@ struct Check {
     /// With a planner of PyTorch's page.
     #[arg(long)]
     planner: Option<Loading>,
+    /// With these settings, in JSON.
+    #[arg(long)]
+    settings: Option<String>,
 }
 
 fn main() -> Result<()> {
@@ -97,15 +121,22 @@ fn write(
         rank_local,
         planner,
         max_shard_size,
+        fully_parallel,
+        background,
     }: &Write,
 ) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
     on_ranks(args, |rank, ranks, group| {
         let state = state::to_save(&spec, rank, ranks)?;
-        let config: Box<dyn reshard::strategy::SaveShardedConfig> = serde_json::from_value(
-            serde_json::json!({ "type": "torch_dist", "flavour": flavour }),
-        )?;
+        let format = json!({ "type": "torch_dist", "flavour": flavour });
+        let config: Box<dyn SaveShardedConfig> = serde_json::from_value(match fully_parallel {
+            true => json!({ "type": "fully_parallel", "base": format }),
+            false => format,
+        })?;
+        if let Some(background) = background {
+            return in_background(*background, &state, &url, spec.dialect, &*config, group);
+        }
         let save = reshard::save(&state, &url)
             .group(group)
             .dialect(spec.dialect)
@@ -129,13 +160,61 @@ fn write(
     Ok(())
 }
 
-fn check(Check { args, planner }: &Check) -> Result<()> {
+/// Three saves by one saver or queue. The last one is at `url`, the others beside it.
+fn in_background(
+    how: Background,
+    state: &StateDict,
+    url: &str,
+    dialect: Dialect,
+    config: &dyn SaveShardedConfig,
+    group: &dyn ProcessGroup,
+) -> Result<()> {
+    let urls = [format!("{url}-1"), format!("{url}-2"), url.to_owned()];
+    let config = serde_json::to_value(config)?;
+    let save = |url| -> Result<reshard::Save<'_>> {
+        let save = reshard::save(state, url).dialect(dialect);
+        Ok(save.boxed_strategy(serde_json::from_value(config.clone())?))
+    };
+    block_on(async {
+        match how {
+            Background::Saver => {
+                let mut saver = AsyncSaver::new(group).await?;
+                for url in &urls {
+                    saver.start(save(url)?).await?.finish().await?;
+                }
+                saver.close().await?;
+            }
+            Background::Queue => {
+                let mut queue = AsyncCallsQueue::new(group).await?;
+                for url in &urls {
+                    let request = queue.request(save(url)?).await?;
+                    queue.schedule(request)?;
+                    queue.maybe_finalize(true).await?;
+                }
+                queue.close(false).await?;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn check(
+    Check {
+        args,
+        planner,
+        settings,
+    }: &Check,
+) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
     on_ranks(args, |rank, world, group| {
         let bare = *planner == Some(Loading::Materialize);
         let template: StateDict = state::to_load(&spec, rank, world, bare)?;
         let load = reshard::load(template, &url).group(group);
+        let load = match settings {
+            None => load,
+            Some(settings) => load.boxed_strategy(serde_json::from_str(settings)?),
+        };
         let load = match planner {
             None => load,
             Some(Loading::Rename) => load.planner(planners::RenamedPlanner),

@@ -9,3 +9,4 @@ mod loads;
 mod loads_fail;
 mod megatron;
 mod ranks;
+mod two_stage;

@@ -1,7 +1,12 @@
 //! The distribution is Megatron Core's: its vectors, and checkpoints that it wrote.
 
 use crate::ranks::{Saver, groups, save, writers};
-use reshard::{AsyncCallsQueue, DType, ShardedTensor, StateDict, Tensor, model::ReplicaId};
+use futures::executor::block_on;
+use reshard::{
+    AsyncCallsQueue, AsyncSaver, Checkpoint, DType, Dialect, ShardedObject, ShardedTensor,
+    StateDict, Tensor,
+    model::{Payload, ReplicaId},
+};
 use reshard_comm::testkit::on_ranks;
 use reshard_parallel::{FullyParallelSave, HeldShard, distribute_shards_to_ranks};
 use reshard_torch_dist::TorchDistConfig;
@@ -153,20 +158,31 @@ fn ranks_write_what_they_write_in_megatron_core() {
     }
 }
 
+/// Which rank wrote which chunk of a checkpoint of Megatron Core, and the states that its ranks saved, which version 0.12 tells.
+fn saved_by_megatron(name: &str) -> (Written, Vec<StateDict>) {
+    let home = format!("tests/fixtures/megatron/{name}");
+    // All versions saved the same.
+    let told = name.replace("mc016", "mc012").replace("mc020", "mc012");
+    let expected = json(&format!("tests/fixtures/megatron/{told}/expected.json"));
+    let ranks = expected["save_spec"].as_array().unwrap().iter();
+    let states = ranks.map(|rank| state(&rank["leaves"])).collect();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let theirs = root.join(home).join("ckpt");
+    (writers(&theirs.display().to_string()), states)
+}
+
+type Written = BTreeMap<(String, Vec<u64>), u32>;
+
 /// The same state by our way of Megatron's asynchronous save: which rank wrote which chunk.
 #[test]
 fn saves_in_the_background_are_distributed_as_those_of_megatron_core() {
     for name in ["mc012_async_w2", "mc016_async_w2", "mc020_async_w2"] {
-        let home = format!("tests/fixtures/megatron/{name}");
-        // The three versions saved the same.
-        let expected = json("tests/fixtures/megatron/mc012_async_w2/expected.json");
-        let ranks = expected["save_spec"].as_array().unwrap();
-        let states: Vec<StateDict> = ranks.iter().map(|rank| state(&rank["leaves"])).collect();
+        let (theirs, states) = saved_by_megatron(name);
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
         let of_ranks = url.clone();
         on_ranks(
-            groups(ranks.len()).into_iter().zip(states).collect(),
+            groups(states.len()).into_iter().zip(states).collect(),
             move |(group, state)| {
                 let url = of_ranks.clone();
                 async move {
@@ -177,11 +193,86 @@ fn saves_in_the_background_are_distributed_as_those_of_megatron_core() {
                 }
             },
         );
-        let theirs = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../..")
-            .join(home);
-        let theirs = writers(&theirs.join("ckpt").display().to_string());
         assert_eq!(theirs.len(), 3, "{name}");
         assert_eq!(writers(&url), theirs, "{name}");
     }
+}
+
+/// Megatron's program saved three times with `cached_metadata`; its checkpoint is the third one. Here the saver and the settings keep
+/// what they know of the structure.
+#[test]
+fn the_third_save_of_a_structure_is_distributed_as_that_of_megatron_core() {
+    for name in ["mc012_cached_metadata_w2", "mc016_cached_metadata_w2"] {
+        let (theirs, states) = saved_by_megatron(name);
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().display().to_string();
+        on_ranks(
+            groups(states.len()).into_iter().zip(states).collect(),
+            move |(group, state)| {
+                let home = home.clone();
+                async move {
+                    let kept = FullyParallelSave::new(TorchDistConfig::default()).cache(true);
+                    let mut saver = AsyncSaver::new(&*group).await.unwrap();
+                    for turn in 0..3 {
+                        let plain = format!("{home}/plain-{turn}");
+                        let handle = saver.start(reshard::save(&state, &plain)).await.unwrap();
+                        handle.finish().await.unwrap();
+                        let shared = format!("{home}/shared-{turn}");
+                        let save = reshard::save(&state, &shared).strategy(kept.clone());
+                        saver.start(save).await.unwrap().finish().await.unwrap();
+                    }
+                    saver.close().await.unwrap();
+                }
+            },
+        );
+        let ours = |turn: &str| writers(&dir.path().join(turn).display().to_string());
+        assert_eq!(theirs.len(), 3, "{name}");
+        assert_eq!(ours("plain-2"), theirs, "{name}");
+        assert_eq!(ours("shared-2"), ours("shared-0"), "{name}");
+    }
+}
+
+/// PyTorch's `async_save` with a thread writes what its `save` writes, and so does ours.
+#[test]
+fn a_save_in_the_background_is_distributed_as_that_of_pytorch() {
+    let expected = json("tests/fixtures/dcp/async_thread/expected.json");
+    let mut saved = StateDict::new();
+    for (key, told) in expected["tensors"].as_object().unwrap() {
+        let dtype: DType = told["dtype"].as_str().unwrap().parse().unwrap();
+        let data = Tensor::zeros(key, dtype, &numbers(&told["shape"])).unwrap();
+        saved.insert(key.as_str(), ShardedTensor::full(key, data));
+    }
+    for key in expected["bytes"].as_object().unwrap().keys() {
+        let object = Payload::Value(reshard::Value::from(7));
+        saved.insert(key.as_str(), ShardedObject::item(key, object));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    block_on(async {
+        let group = reshard::LocalGroup::new(1).remove(0);
+        let mut saver = AsyncSaver::new(&group).await.unwrap();
+        let save = reshard::save(&saved, &url).dialect(Dialect::Dcp);
+        saver.start(save).await.unwrap().finish().await.unwrap();
+        saver.close().await.unwrap();
+    });
+    let told = |ours: &str| {
+        let opened = block_on(Checkpoint::open(ours)).unwrap();
+        let mut all: Vec<String> = opened
+            .tensors()
+            .flat_map(|t| {
+                let chunks = t.chunks().into_iter();
+                let tell = |c: reshard::StoredChunk| {
+                    format!("{} {} {}", t.key(), c.region, c.parts[0].file)
+                };
+                chunks.map(tell).collect::<Vec<_>>()
+            })
+            .collect();
+        all.extend(opened.objects().map(str::to_owned));
+        all
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let theirs = root.join("tests/fixtures/dcp/async_thread/ckpt");
+    let theirs = told(&theirs.display().to_string());
+    assert_eq!(theirs.len(), 3);
+    assert_eq!(told(&url), theirs);
 }

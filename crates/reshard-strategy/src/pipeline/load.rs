@@ -1,5 +1,6 @@
 //! The collective part of a load, and the order of its other parts.
 
+mod device;
 mod exchange;
 mod kept;
 mod lend;
@@ -266,19 +267,28 @@ async fn fill(
 ) -> (FlatStateDict, Result<Moved, Stopped>) {
     let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
     // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
-    let (loan, read) = match Loan::take(template, plan) {
+    let (loan, read) = match Loan::take(template, plan, cx.copy_ahead) {
         Ok(loan) => {
             let read = match loan.places(plan, from.metadata()) {
                 Ok(places) => transfer(places, from, &how, cx).await,
                 Err(e) => Err(e),
             };
+            // If a device has not taken its data, the peers learn it, too.
+            let read = read.and_then(|read| loan.devices().check().map(|()| read));
             (Ok(loan), read)
         }
         Err(failure) => (Err(failure.template), Err(failure.error)),
     };
     // Then the exchange, in which a failed rank tells its peers.
     let read = match peers {
-        Some(peers) => exchange(peers, plan, read, from, &how, cx).await,
+        Some(peers) => {
+            let lost = || StrategyError::Internal("places without a loan".into());
+            let read = read.and_then(|(totals, places)| {
+                let loan = loan.as_ref().map_err(|_| lost())?;
+                Ok((totals, places, loan.devices()))
+            });
+            exchange(peers, plan, read, from, &how, cx).await
+        }
         None => read
             .map(|(totals, _)| Exchange {
                 totals,
@@ -291,15 +301,16 @@ async fn fill(
         Ok(loan) => loan,
         Err(template) => return (template, read.map(|read| (read.totals, read.times))),
     };
-    let begun = Instant::now();
-    let (mut template, given_back) = loan.give_back(read.is_ok());
-    let devices = begun.elapsed();
-    let read = match read.and_then(|read| Ok(given_back.map(|()| read)?)) {
-        Ok(Exchange {
-            totals,
-            objects: there,
-            mut times,
-        }) => {
+    let (mut template, given_back) = loan.give_back();
+    let read = match read.and_then(|read| Ok(given_back.map(|devices| (read, devices))?)) {
+        Ok((
+            Exchange {
+                totals,
+                objects: there,
+                mut times,
+            },
+            devices,
+        )) => {
             times.devices = devices;
             let read = objects(&mut template, plan, there, from, &how, cx).await;
             read.map(|()| (totals, times)).map_err(Stopped::Here)

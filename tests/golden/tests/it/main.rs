@@ -9,6 +9,7 @@ mod damaged;
 mod loads;
 mod meshes;
 mod read;
+mod shared;
 mod sound;
 mod templates;
 

@@ -12,7 +12,7 @@ use reshard_golden::{Fixture, chain, compare_tensor, fixtures};
 use std::collections::BTreeMap;
 
 /// Where everything lies in the nested state, by key.
-fn paths(checkpoint: &Checkpoint) -> BTreeMap<String, Path> {
+pub(crate) fn paths(checkpoint: &Checkpoint) -> BTreeMap<String, Path> {
     let stored = match checkpoint.metadata().planner_data() {
         Some(PlannerData::Paths(paths)) => Some(paths),
         _ => None,
@@ -29,7 +29,10 @@ fn paths(checkpoint: &Checkpoint) -> BTreeMap<String, Path> {
 }
 
 /// The nested state dict with `leaf` of each key.
-fn template(paths: &BTreeMap<String, Path>, mut leaf: impl FnMut(&str) -> Tree<Leaf>) -> StateDict {
+pub(crate) fn template(
+    paths: &BTreeMap<String, Path>,
+    mut leaf: impl FnMut(&str) -> Tree<Leaf>,
+) -> StateDict {
     let keys = unflatten(
         paths
             .iter()
@@ -51,7 +54,7 @@ fn replace(tree: ValueTree, leaf: &mut impl FnMut(Value) -> Tree<Leaf>) -> State
     }
 }
 
-fn object(checkpoint: &Checkpoint, key: &str) -> Tree<Leaf> {
+pub(crate) fn object(checkpoint: &Checkpoint, key: &str) -> Tree<Leaf> {
     match checkpoint.dialect() {
         Dialect::Megatron => ShardedObject::empty_from_unique_key(key).unwrap().into(),
         _ => ShardedObject::item(key, Payload::None).into(),
@@ -59,7 +62,7 @@ fn object(checkpoint: &Checkpoint, key: &str) -> Tree<Leaf> {
 }
 
 /// Differences between what was loaded and what is in the checkpoint.
-fn differences(
+pub(crate) fn differences(
     f: &Fixture,
     checkpoint: &Checkpoint,
     paths: &BTreeMap<String, Path>,

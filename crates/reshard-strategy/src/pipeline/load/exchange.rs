@@ -6,7 +6,7 @@
 mod give;
 mod take;
 
-use super::lend::Exchanged;
+use super::{device::Devices, lend::Exchanged};
 use crate::{
     ExchangeTimes, LoadCx, ReadCx, Result, StorageReader, Traffic,
     pipeline::exchange::{self, Outgoing, Peers, Stopped, Streams},
@@ -33,24 +33,28 @@ pub(super) struct Exchange {
 pub(super) async fn exchange(
     peers: &Peers,
     plan: &LoadPlan,
-    read: Result<(Traffic, Exchanged<'_>)>,
+    read: Result<(Traffic, Exchanged<'_>, &Devices)>,
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<Exchange, Stopped> {
-    let meeting = peers.meeting(&cx.comm, cx.exchange_memory);
+    let memory = read.as_ref().map_or(cx.exchange_memory, |(.., devices)| {
+        devices.share(cx.exchange_memory)
+    });
+    let meeting = peers.meeting(&cx.comm, memory);
     let exchanged = exchange::exchange(
         meeting,
         read,
-        |(totals, Exchanged { served, received }), table| {
-            let taker = Taker::new(plan, received, &table, from, cx)?;
-            let mut giver = Giver::new(plan, served, table, (from, how, cx));
+        |(totals, Exchanged { served, received }, devices), table| {
+            let taker = Taker::new(plan, received, &table, (from, cx, devices))?;
+            let mut giver = Giver::new(plan, served, table, (from, how, cx), devices);
             giver.totals = totals;
             Ok(Reads {
                 giver,
                 taker,
                 from,
                 cx,
+                devices,
                 times: ExchangeTimes::default(),
                 sent: Instant::now(),
             })
@@ -79,6 +83,7 @@ struct Reads<'p, 'c> {
     taker: Taker<'p>,
     from: &'c dyn StorageReader,
     cx: &'c LoadCx<'c>,
+    devices: &'c Devices,
     times: ExchangeTimes,
     /// When this rank had its part of the round, or the last thing came.
     sent: Instant,
@@ -87,6 +92,8 @@ struct Reads<'p, 'c> {
 #[async_trait]
 impl Streams for Reads<'_, '_> {
     async fn send(&mut self) -> Result<Outgoing> {
+        // If a device has not taken its data, the peers learn it with the next round.
+        self.devices.check()?;
         let out = self.giver.round().await;
         self.times.rounds += 1;
         self.sent = Instant::now();

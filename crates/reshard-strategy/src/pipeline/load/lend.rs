@@ -1,23 +1,25 @@
 //! The template's buffers on loan: they are taken, cut into the places of a plan, and given back whatever happens.
 
+use super::device::Devices;
 use crate::{LoadFailure, Result, StrategyError};
 use indexmap::IndexMap;
 use reshard_model::{
-    DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor,
-    Tensor,
+    DType, Data, DeviceTensor, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded,
+    ShardedTensor, Tensor,
 };
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 /// A template whose buffers are on loan, as far as a plan fills them.
 pub(super) struct Loan {
     template: FlatStateDict,
-    /// Data on devices, by position of the leaf. Meanwhile the leaf has a copy in host memory, which is filled.
-    devices: BTreeMap<u32, Data>,
     buffers: Vec<Lent>,
+    /// Takes what goes to leaves on devices.
+    devices: Devices,
 }
 
 /// A buffer, and all leaves of the template that are views of it.
@@ -72,21 +74,26 @@ pub(super) struct Exchanged<'p> {
 }
 
 impl Loan {
-    /// Takes the buffers of the leaves that a plan fills. A leaf without a buffer gets one.
+    /// Takes the buffers of the leaves that a plan fills. A leaf without a buffer gets one. At most `copy_ahead` bytes are on their way to
+    /// devices.
     ///
     /// # Errors
     /// The failure contains the template.
-    pub(super) fn take(template: FlatStateDict, plan: &LoadPlan) -> Result<Self, Box<LoadFailure>> {
+    pub(super) fn take(
+        template: FlatStateDict,
+        plan: &LoadPlan,
+        copy_ahead: u64,
+    ) -> Result<Self, Box<LoadFailure>> {
         let mut loan = Self {
             template,
-            devices: BTreeMap::new(),
             buffers: Vec::new(),
+            devices: Devices::new(copy_ahead),
         };
         match loan.allocate(plan).and_then(|()| loan.lend(&filled(plan))) {
             Ok(()) => Ok(loan),
             Err(error) => Err(Box::new(LoadFailure {
                 error,
-                template: loan.give_back(false).0,
+                template: loan.give_back().0,
             })),
         }
     }
@@ -107,17 +114,6 @@ impl Loan {
     }
 
     fn lend(&mut self, filled: &BTreeSet<u32>) -> Result<()> {
-        for &i in filled {
-            let Some(t) = tensor_mut(&mut self.template, i) else {
-                continue;
-            };
-            if let Data::Device(d) = &t.data {
-                // A read may cover only a part of the leaf. The host copy keeps the rest.
-                let host = d.to_host(&t.key)?;
-                self.devices
-                    .insert(i, std::mem::replace(&mut t.data, Data::Host(host)));
-            }
-        }
         // A buffer can be lent only with all handles on it, so leaves that share a buffer are lent together.
         let mut views: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (i, leaf) in self.template.values().enumerate() {
@@ -167,7 +163,7 @@ impl Loan {
     /// # Errors
     /// Items that overlap, that don't lie in their leaves, or that go to a leaf without memory.
     pub(super) fn places<'p>(&self, plan: &'p LoadPlan, metadata: &Metadata) -> Result<Places<'p>> {
-        // Finds the buffer and the view of each leaf.
+        // Finds the buffer and the view of each leaf. A leaf on a device is a buffer of its own.
         let mut at = BTreeMap::new();
         for (buffer, lent) in self.buffers.iter().enumerate() {
             at.extend(
@@ -177,6 +173,15 @@ impl Loan {
                     .map(|(view, &leaf)| (leaf, (buffer, view))),
             );
         }
+        let mut on_devices: Vec<(&ShardedTensor, &DeviceTensor)> = Vec::new();
+        for (i, leaf) in (0u32..).zip(self.template.values()) {
+            if let Sharded::Tensor(t) = leaf
+                && let Data::Device(d) = &t.data
+            {
+                at.insert(i, (self.buffers.len() + on_devices.len(), 0));
+                on_devices.push((t, d));
+            }
+        }
         // A buffer checks that its regions are disjoint, so all regions of a buffer, zeros too, must be collected first.
         let items = routed(plan, metadata)?;
         let reads = items
@@ -184,7 +189,7 @@ impl Loan {
             .map(|(i, route)| (i.dest, &i.dest_region, Some((i, route))));
         let zeros = plan.fills.iter().map(|f| (f.dest, &f.dest_region, None));
         let mut wants: Vec<Vec<Want<'_>>> = Vec::new();
-        wants.resize_with(self.buffers.len(), Vec::new);
+        wants.resize_with(self.buffers.len() + on_devices.len(), Vec::new);
         for (dest, region, item) in reads.chain(zeros) {
             let leaf = self.template.get_index(dest as usize).map(|(_, leaf)| leaf);
             let (Some(Sharded::Tensor(t)), Some(&(buffer, view))) = (leaf, at.get(&dest)) else {
@@ -200,35 +205,34 @@ impl Loan {
 
         // Now each buffer is cut once, and each region goes to the reader that fills it.
         let mut out = Places::default();
-        for (lent, wants) in self.buffers.iter().zip(wants) {
+        let mut wants = wants.into_iter();
+        for (lent, wants) in self.buffers.iter().zip(&mut wants) {
             let regions: Vec<(&LentView, Region)> = wants
                 .iter()
                 .map(|want| (&lent.views[want.view], want.region.clone()))
                 .collect();
-            let regions = lent.buffer.regions_mut(&regions)?;
-            for (Want { item, dtype, .. }, into) in wants.into_iter().zip(regions) {
-                let Some((item, route)) = item else {
-                    out.zeros.push(into);
-                    continue;
-                };
-                let place = Place { item, dtype, into };
-                match route {
-                    Route::Read => out.reads.push(place),
-                    Route::Served(n) => out.exchanged.served.entry(n).or_default().push(place),
-                    Route::Received(n) => out.exchanged.received.entry(n).or_default().push(place),
-                }
-            }
+            out.add(wants, lent.buffer.regions_mut(&regions)?);
+        }
+        for ((t, d), wants) in on_devices.into_iter().zip(wants) {
+            let regions: Vec<Region> = wants.iter().map(|want| want.region.clone()).collect();
+            let copies = self.devices.leaf(&t.key, d);
+            let regions = RegionMut::on_device(&t.key, d.layout(), &regions, &copies)?;
+            out.add(wants, regions);
         }
         Ok(out)
     }
 
-    /// Returns the template with its own buffers. If `filled`, the data that were read are copied to their devices.
-    /// Otherwise device memory stays unchanged.
-    pub(super) fn give_back(self, filled: bool) -> (FlatStateDict, Result<()>) {
+    /// Takes what goes to leaves on devices.
+    pub(super) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// Returns the template with its own buffers, when the devices have what was read. It says how long copies to devices took.
+    pub(super) fn give_back(self) -> (FlatStateDict, Result<Duration>) {
         let Self {
             mut template,
-            devices,
             buffers,
+            devices,
         } = self;
         // Every buffer is taken back, even if one of them is lost.
         let mut lost = None;
@@ -243,27 +247,33 @@ impl Loan {
                 Err(_) => lost = lost.or(leaves.first().copied()),
             }
         }
-        let mut outcome = match lost.and_then(|i| template.get_index(i as usize)) {
+        let outcome = match lost.and_then(|i| template.get_index(i as usize)) {
             None => Ok(()),
             Some((_, leaf)) => {
                 let what = format!("a store is still reading into the buffer of {}", leaf.key());
                 Err(StrategyError::Internal(what))
             }
         };
-        // Each device leaf gets its device data back. These are changed only if the whole load succeeded.
-        for (i, device) in devices {
-            let Some(t) = tensor_mut(&mut template, i) else {
+        let (took, copied) = devices.finish();
+        (template, outcome.and(copied).map(|()| took))
+    }
+}
+
+impl<'p> Places<'p> {
+    /// Adds the regions for what is wanted.
+    fn add(&mut self, wants: Vec<Want<'p>>, regions: Vec<RegionMut>) {
+        for (Want { item, dtype, .. }, into) in wants.into_iter().zip(regions) {
+            let Some((item, route)) = item else {
+                self.zeros.push(into);
                 continue;
             };
-            let host = std::mem::replace(&mut t.data, device);
-            if let (Data::Device(d), Data::Host(h)) = (&t.data, host)
-                && filled
-                && outcome.is_ok()
-            {
-                outcome = d.fill(&t.key, &h).map_err(StrategyError::from);
+            let place = Place { item, dtype, into };
+            match route {
+                Route::Read => self.reads.push(place),
+                Route::Served(n) => self.exchanged.served.entry(n).or_default().push(place),
+                Route::Received(n) => self.exchanged.received.entry(n).or_default().push(place),
             }
         }
-        (template, outcome)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     pipeline::{
         exchange::{Outgoing, Table, not_a_peer},
         load::{
+            device::Devices,
             lend::Place,
             transfer::{goes_straight, put},
         },
@@ -45,6 +46,7 @@ pub(super) struct Giver<'p, 'c> {
     from: &'c dyn StorageReader,
     how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
+    devices: &'c Devices,
     pub(super) totals: Traffic,
     /// How long reads took.
     pub(super) took: Duration,
@@ -56,6 +58,7 @@ impl<'p, 'c> Giver<'p, 'c> {
         own: BTreeMap<usize, Vec<Place<'p>>>,
         table: Arc<Table>,
         (from, how, cx): (&'c dyn StorageReader, &'c ReadCx<'c>, &'c LoadCx<'c>),
+        devices: &'c Devices,
     ) -> Self {
         Self {
             serves: plan.exchange.serves.iter().enumerate().peekable(),
@@ -70,6 +73,7 @@ impl<'p, 'c> Giver<'p, 'c> {
             from,
             how,
             cx,
+            devices,
             totals: Traffic::default(),
             took: Duration::ZERO,
         }
@@ -190,7 +194,7 @@ impl<'p, 'c> Giver<'p, 'c> {
                     let tensor = tensors.next().ok_or_else(lacking)?;
                     let own = self.own.remove(&n).unwrap_or_default();
                     own.into_iter()
-                        .try_for_each(|place| keep(place, &tensor, selection, self.cx))?;
+                        .try_for_each(|place| self.keep(place, &tensor, selection))?;
                     let bytes = tensor.to_bytes();
                     (Some(tensor), bytes)
                 }
@@ -207,6 +211,24 @@ impl<'p, 'c> Giver<'p, 'c> {
             self.ready.push_back(Ready::new(bytes, deliveries));
         }
         Ok(())
+    }
+
+    /// Puts data that this rank serves, or a part of them, into its own leaf.
+    fn keep(&self, place: Place<'_>, read: &Tensor, of: &Selection) -> Result<()> {
+        let Place { item, dtype, into } = place;
+        let part = read.narrow(&item.stored_region.within(&of.region));
+        let layout = squeezed(part.layout(), into.shape(), &item.piece.key)?;
+        if !goes_straight(item, of.dtype, dtype, self.cx)? {
+            let part = Tensor::new(of.dtype, into.shape(), part.to_bytes())?;
+            return put(item, part, dtype, into, self.cx);
+        }
+        // A device gets them while they are sent. Who shares memory sends nothing.
+        if into.is_on_device() && !self.table.shares_memory() {
+            let all = read.clone();
+            let fill = move || Ok(into.fill_from(&all, &layout)?);
+            return self.devices.later(read.nbytes(), fill);
+        }
+        Ok(into.fill_from(read, &layout)?)
     }
 
     fn deliveries(&self, serve: &Serve, read: Option<&Tensor>) -> Result<Vec<Delivery>> {
@@ -236,18 +258,6 @@ fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
             .map(|part| part.length())
             .sum(),
     }
-}
-
-/// Puts data that this rank serves, or a part of them, into its own leaf.
-fn keep(place: Place<'_>, read: &Tensor, of: &Selection, cx: &LoadCx<'_>) -> Result<()> {
-    let Place { item, dtype, into } = place;
-    let part = read.narrow(&item.stored_region.within(&of.region));
-    let layout = squeezed(part.layout(), into.shape(), &item.piece.key)?;
-    if goes_straight(item, of.dtype, dtype, cx)? {
-        return Ok(into.fill_from(read, &layout)?);
-    }
-    let part = Tensor::new(of.dtype, into.shape(), part.to_bytes())?;
-    put(item, part, dtype, into, cx)
 }
 
 /// A layout without the axes that a leaf prepends.

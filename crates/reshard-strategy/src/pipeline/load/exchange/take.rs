@@ -6,6 +6,7 @@ use crate::{
     pipeline::{
         exchange::{Table, not_a_peer, unplanned},
         load::{
+            device::Devices,
             lend::Place,
             transfer::{goes_straight, put},
         },
@@ -16,13 +17,14 @@ use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 /// What will come from each peer, in order.
 pub(super) struct Taker<'p> {
     waiting: Vec<VecDeque<Coming<'p>>>,
     objects: BTreeMap<ObjectId, Payload>,
+    devices: &'p Devices,
 }
 
 enum Coming<'p> {
@@ -44,6 +46,8 @@ enum Coming<'p> {
 /// Where the elements of a tensor go.
 enum Sink<'p> {
     Leaf(StridedCopy),
+    /// A leaf on a device, which gets its elements while the next ones come.
+    Device(Arc<Mutex<StridedCopy>>),
     /// Into temporary memory, because all elements are needed for a transform or cast.
     Memory {
         item: &'p ReadItem,
@@ -63,8 +67,7 @@ impl<'p> Taker<'p> {
         plan: &'p LoadPlan,
         mut received: BTreeMap<usize, Vec<Place<'p>>>,
         table: &Table,
-        from: &dyn StorageReader,
-        cx: &LoadCx<'_>,
+        (from, cx, devices): (&dyn StorageReader, &LoadCx<'_>, &'p Devices),
     ) -> Result<Self> {
         let mut waiting: Vec<VecDeque<Coming<'p>>> = Vec::new();
         waiting.resize_with(table.len(), VecDeque::new);
@@ -89,7 +92,11 @@ impl<'p> Taker<'p> {
                     let mut comes = selection;
                     comes.region = of.unwrap_or(comes.region);
                     let places = received.remove(&n).unwrap_or_default();
-                    let sinks = places.into_iter().map(|place| Sink::new(place, &comes, cx));
+                    // Who shares memory gets handles at once, so nothing comes meanwhile.
+                    let later = !table.shares_memory();
+                    let sinks = places
+                        .into_iter()
+                        .map(|place| Sink::new(place, &comes, later, cx));
                     let bytes = comes.elements().saturating_mul(comes.dtype.size());
                     Coming::Tensor {
                         key,
@@ -104,6 +111,7 @@ impl<'p> Taker<'p> {
         Ok(Self {
             waiting,
             objects: BTreeMap::new(),
+            devices,
         })
     }
 
@@ -126,7 +134,10 @@ impl<'p> Taker<'p> {
             if part.is_empty() {
                 return Ok(());
             }
-            queue.front_mut().ok_or_else(unplanned)?.take(&mut part)?;
+            queue
+                .front_mut()
+                .ok_or_else(unplanned)?
+                .take(&mut part, self.devices)?;
         }
     }
 
@@ -154,7 +165,7 @@ impl Coming<'_> {
     }
 
     /// Takes the bytes that it still needs from the front of a part.
-    fn take(&mut self, part: &mut Bytes) -> Result<()> {
+    fn take(&mut self, part: &mut Bytes, devices: &Devices) -> Result<()> {
         let mut split =
             |n: u64| part.split_to(part.len().min(usize::try_from(n).unwrap_or(usize::MAX)));
         match self {
@@ -165,6 +176,7 @@ impl Coming<'_> {
                 for sink in sinks {
                     match sink {
                         Sink::Leaf(copy) => copy.feed(*at, &block),
+                        Sink::Device(copy) => feed_later(copy, *at, &block, devices)?,
                         Sink::Memory { bytes, .. } => bytes.extend_from_slice(&block),
                     }
                 }
@@ -205,7 +217,7 @@ fn announced(length: &[u8]) -> Option<u64> {
 
 impl<'p> Sink<'p> {
     /// For an item that takes what comes, or a part of it.
-    fn new(place: Place<'p>, comes: &Selection, cx: &LoadCx<'_>) -> Result<Self> {
+    fn new(place: Place<'p>, comes: &Selection, later: bool, cx: &LoadCx<'_>) -> Result<Self> {
         let Place { item, dtype, into } = place;
         let (stored, key) = (comes.dtype, &item.piece.key);
         let dense = Layout::contiguous(stored.size(), &comes.region.lengths);
@@ -223,12 +235,17 @@ impl<'p> Sink<'p> {
                 bytes: Vec::new(),
             });
         }
-        Ok(Self::Leaf(into.strided_copy(&layout)?))
+        let later = later && into.is_on_device();
+        let copy = into.strided_copy(&layout)?;
+        Ok(match later {
+            true => Self::Device(Arc::new(Mutex::new(copy))),
+            false => Self::Leaf(copy),
+        })
     }
 
     fn finish(self, cx: &LoadCx<'_>) -> Result<()> {
         match self {
-            Self::Leaf(_) => Ok(()),
+            Self::Leaf(_) | Self::Device(_) => Ok(()),
             Self::Memory {
                 item,
                 stored,
@@ -243,4 +260,24 @@ impl<'p> Sink<'p> {
             }
         }
     }
+}
+
+/// Copies a block to a device while the next ones come. What waits is a copy of its own, because a block may hold the memory of all that came
+/// with it.
+fn feed_later(
+    copy: &Arc<Mutex<StridedCopy>>,
+    mut at: u64,
+    block: &Bytes,
+    devices: &Devices,
+) -> Result<()> {
+    for piece in block.chunks(devices.block()) {
+        let (copy, mine) = (Arc::clone(copy), piece.to_vec());
+        devices.later(piece.len() as u64, move || {
+            let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+            copy.feed(at, &mine);
+            Ok(())
+        })?;
+        at += piece.len() as u64;
+    }
+    Ok(())
 }
