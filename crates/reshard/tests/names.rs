@@ -70,7 +70,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 38] = [
+const FACADE: [&str; 39] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
