@@ -18,6 +18,12 @@ fn launcher() -> String {
     std::env::var("RESHARD_MPIRUN").unwrap_or_else(|_| "mpirun".to_owned())
 }
 
+/// Whether MPICH starts the jobs, as its launcher says.
+pub(crate) fn is_mpich() -> bool {
+    let said = Command::new(launcher()).arg("--version").output();
+    said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("HYDRA"))
+}
+
 /// One job at a time: ranks that wait may keep a processor busy.
 static ONE: Mutex<()> = Mutex::new(());
 

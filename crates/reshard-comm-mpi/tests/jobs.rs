@@ -377,11 +377,14 @@ fn late_init() {
 #[test]
 fn a_job_whose_rank_gave_up_waiting_is_ended_by_mpirun() {
     let ended = run(2, "late-init");
+    let came_to_its_end = lines_with(&ended.said, "a_rank ... ok");
     assert!(
-        !ended.succeeded() && ended.after < LIMIT / 2,
+        came_to_its_end < 2 && ended.after < LIMIT / 2,
         "{}",
         ended.said
     );
+    // The launcher of MPICH ends the job, too, but with the code of the rank that gave up.
+    assert!(!ended.succeeded() || common::is_mpich(), "{}", ended.said);
 }
 
 fn forever() {

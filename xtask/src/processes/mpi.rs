@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::shell::{Program, cargo, say};
+use crate::shell::{Program, cargo, say, target_dir};
 use crate::venv::python_with_torch;
 
 const MANIFEST: &str = "crates/reshard-comm-mpi/Cargo.toml";
@@ -54,6 +54,7 @@ pub(crate) fn run() -> Result<()> {
         .args(["--", "--nocapture"])
         .env("RESHARD_KILL_ROUNDS", "200")
         .run()?;
+    mpich()?;
     let Some(python) = python_with_torch() else {
         return Ok(());
     };
@@ -69,6 +70,28 @@ pub(crate) fn run() -> Result<()> {
         .args(["--", "--ignored"])
         .env("RESHARD_PYTHON", python)
         .run()
+}
+
+/// The same tests with MPICH, if it is there, too. What is built against it lies in a folder of its own.
+fn mpich() -> Result<()> {
+    if Program::new("mpirun.mpich")
+        .args(["--version"])
+        .read()
+        .is_err()
+    {
+        say("mpirun.mpich is not here; install mpich and libmpich-dev to test with MPICH, too");
+        return Ok(());
+    }
+    for test in ["jobs", "killed"] {
+        cargo(&["test", "--locked", "--manifest-path", MANIFEST])
+            .args(["--test", test])
+            .env("MPICC", "mpicc.mpich")
+            .env("RESHARD_MPIRUN", "mpirun.mpich")
+            .env("RESHARD_KILL_ROUNDS", "20")
+            .env("CARGO_TARGET_DIR", target_dir().join("mpich"))
+            .run()?;
+    }
+    Ok(())
 }
 
 /// Installs Open MPI from the distribution's packages, and says so, unless some MPI is there.
