@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard_model::{Dims, Layout, Region, Segments};
+use reshard_model::{BoxError, Dims, Layout, Region, Segments};
 use reshard_storage::{
     Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, RecordRead,
     StorageError, Store, Traffic,
@@ -271,6 +271,71 @@ proptest! {
         prop_assert_eq!((stats.bytes, stats.beside), (count * width, 0));
         let want = &file[(from * width) as usize..][..(count * width) as usize];
         prop_assert_eq!(target.into_vec::<u8>(), want);
+    }
+}
+
+/// Columns that several ranks want, in runs that are long enough to be read into place: one call reads runs of all of them. What two
+/// regions want is read once, also with a twin.
+#[test]
+fn columns_of_several_regions_are_read_together() {
+    struct Seen(Vec<u8>, usize);
+    impl Checksum for Seen {
+        fn update(&mut self, bytes: &[u8]) {
+            self.0.extend_from_slice(bytes);
+        }
+        fn finish(self: Box<Self>) -> Result<(), BoxError> {
+            assert_eq!(self.0, pattern(self.1));
+            Ok(())
+        }
+    }
+    let file = pattern(400 * 8_000);
+    let stored = Layout::contiguous(1, &[400, 8_000]).unwrap();
+    // Cuts, whether a region is there twice, a twin, and how many calls and bytes are right at most.
+    for (cuts, again, twin, check, calls) in [
+        (vec![0, 3_000, 5_000, 8_000], false, false, false, 6),
+        (vec![0, 3_000, 5_000, 8_000], false, false, true, 14),
+        (vec![1_000, 3_000, 8_000], false, false, false, 6),
+        (vec![0, 3_000, 5_000, 8_000], true, false, false, 14),
+        (vec![0, 3_000, 5_000, 8_000], false, true, false, 14),
+    ] {
+        let (mut parts, mut targets) = (Vec::new(), Vec::new());
+        let columns = cuts.windows(2).map(|w| (w[0], w[1]));
+        let twice = columns.clone().take(usize::from(again));
+        for (from, to) in columns.chain(twice) {
+            let shape = [400, to - from];
+            let new = || Target::new::<u8>(&shape, &[Region::whole(&shape)]);
+            let (target, mut regions) = new();
+            let mut into = regions.pop().unwrap();
+            targets.push((from, to, target));
+            if twin {
+                let (target, mut regions) = new();
+                into.add_twin(regions.pop().unwrap()).unwrap();
+                targets.push((from, to, target));
+            }
+            let source = stored.narrow(&Region::new([0, from], shape));
+            parts.push(Part { source, into });
+        }
+        let check: Option<Box<dyn Checksum>> =
+            check.then(|| Box::new(Seen(Vec::new(), file.len())) as _);
+        let reads = vec![RecordRead {
+            name: name("a"),
+            record: 0..file.len() as u64,
+            parts,
+            check,
+        }];
+        let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
+        let wanted = 400 * (8_000 - cuts[0]);
+        assert!(
+            stats.bytes >= wanted && stats.bytes <= file.len() as u64 && stats.requests <= calls,
+            "{stats:?}"
+        );
+        for (from, to, target) in targets {
+            let rows = file.chunks(8_000);
+            let want: Vec<u8> = rows
+                .flat_map(|row| row[from as usize..to as usize].iter().copied())
+                .collect();
+            assert!(target.into_vec::<u8>() == want, "{from}..{to}");
+        }
     }
 }
 
