@@ -306,8 +306,8 @@ impl Reader<'_> {
 
     /// Long runs: read into place, several in one call; what lies between them goes into `spare`.
     fn direct(&mut self, p: &mut Prepared, spare: &mut [u8]) -> Result<()> {
-        // Parts that take turns are taken together, as far as their runs fit into one call.
-        let run = p.run();
+        // Parts that take turns are taken together: so many of their runs fit into one call, since no byte is wanted twice.
+        let turn = p.run().saturating_mul(MAX_VECTORS as u64 - 1);
         let Prepared {
             record,
             parts,
@@ -316,7 +316,6 @@ impl Reader<'_> {
             order,
             ..
         } = p;
-        let turn = run.saturating_mul((MAX_VECTORS / parts.len().max(1)).max(2) as u64 - 1);
 
         // A checksum needs every byte in order, so then each gap is read, however long, and calls are shorter.
         let (gap, stride) = if check.is_some() {
