@@ -70,7 +70,7 @@ impl Checksum for Seen {
         self.0 = self.0.slice(bytes.len()..);
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         if self.0.is_empty() {
             Ok(())
         } else {
@@ -459,7 +459,7 @@ impl Checksum for Panics {
         panic!("a broken check");
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         Ok(())
     }
 }
@@ -557,7 +557,7 @@ impl Checksum for Compares {
         self.1 &= self.0.split_to(bytes.len()) == bytes;
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         if self.1 {
             Ok(())
         } else {
