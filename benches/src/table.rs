@@ -304,20 +304,26 @@ fn shared(args: &Args, place: &str, base: &Path) -> Vec<Row> {
             .collect();
         Peer::reshard(name, &all)
     };
-    let columns = Row::new(
-        format!("load rows as columns, a group reads for all, {place}"),
-        vec![
-            load(OURS, &["--cut", "columns", "--shared"])
-                .checks("nothing: no rank reads all of a chunk"),
+    // A rank that reads for others reads whole chunks, so it can check them. DCP checks nothing, so both are measured.
+    let columns = |name: String, more: &[&str], checks| {
+        let how: Vec<&str> = ["--cut", "columns", "--shared"]
+            .iter()
+            .chain(more)
+            .copied()
+            .collect();
+        let peers = vec![
+            load(OURS, &how).checks(checks),
             dcp("DCP", "reshard", "llama", gb, theirs, &[])
                 .best_of(&LOADS)
                 .checks(NOTHING)
                 .costs(5.0, 0.8),
-        ],
-        vec![Target::Ratio("DCP", 3.5)],
-    )
-    .needs(ours, save())
-    .needs(theirs, dcp("DCP", "save", "llama", gb, theirs, &[]));
+        ];
+        Row::new(name, peers, vec![Target::Ratio("DCP", 3.5)])
+            .needs(ours, save())
+            .needs(theirs, dcp("DCP", "save", "llama", gb, theirs, &[]))
+    };
+    let name = format!("load rows as columns, a group reads for all, {place}");
+    let unverified = format!("load rows as columns, a group reads for all, unverified, {place}");
     let all = ["--cut", "whole", "--world", "4", "--limit", "500"];
     let together: Vec<&str> = all.iter().chain(&["--shared"]).copied().collect();
     let alone = "each rank by itself";
@@ -330,7 +336,11 @@ fn shared(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         vec![Target::Ratio(alone, 3.5)],
     )
     .needs(ours, save());
-    vec![columns, replicated]
+    vec![
+        columns(name, &[], VERIFIED),
+        columns(unverified, &["--no-verify"], NOTHING),
+        replicated,
+    ]
 }
 
 /// A tensor that all of a machine's threads read together.

@@ -211,6 +211,7 @@ impl LentBuffer {
             .map(|(view, region)| RegionMut {
                 memory: Memory::Host(Arc::clone(self)),
                 layout: view.layout.narrow(region),
+                twins: Vec::new(),
             })
             .collect())
     }
@@ -285,6 +286,8 @@ pub trait CopyToDevice: fmt::Debug + Send + Sync {
 pub struct RegionMut {
     memory: Memory,
     layout: Layout,
+    /// Regions of the same shape and element size, which get the same elements.
+    twins: Vec<RegionMut>,
 }
 
 /// Where the bytes of a region lie.
@@ -327,6 +330,7 @@ impl RegionMut {
         let region = |region| Self {
             memory: memory.clone(),
             layout: view.narrow(region),
+            twins: Vec::new(),
         };
         Ok(regions.iter().map(region).collect())
     }
@@ -358,6 +362,20 @@ impl RegionMut {
         self.layout.item()
     }
 
+    /// Adds a region that gets the same elements: whoever fills this region fills both. The count of [`bytes`](Self::bytes) stays.
+    ///
+    /// # Errors
+    /// Returns the twin if it has another shape or element size.
+    pub fn add_twin(&mut self, mut twin: Self) -> Result<(), Box<Self>> {
+        if twin.layout.shape() != self.layout.shape() || twin.layout.item() != self.layout.item() {
+            return Err(Box::new(twin));
+        }
+        let more = std::mem::take(&mut twin.twins);
+        self.twins.push(twin);
+        self.twins.extend(more);
+        Ok(())
+    }
+
     /// Splits the region into two: the part before index `at` of an axis, and the part from this index on.
     ///
     /// # Errors
@@ -371,18 +389,23 @@ impl RegionMut {
         let (mut low, mut high) = (Region::whole(shape), Region::whole(shape));
         low.lengths[axis] = at;
         (high.offsets[axis], high.lengths[axis]) = (at, extent - at);
-        let part = |region| Self {
+        Ok((self.narrow(&low), self.narrow(&high)))
+    }
+
+    /// A part of the region and of its twins. The caller makes sure that parts don't overlap.
+    fn narrow(&self, region: &Region) -> Self {
+        Self {
             memory: self.memory.clone(),
             layout: self.layout.narrow(region),
-        };
-        Ok((part(&low), part(&high)))
+            twins: self.twins.iter().map(|twin| twin.narrow(region)).collect(),
+        }
     }
 
     /// Prepares to fill the region from elements elsewhere, which have the layout `source`.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when shapes or element sizes differ.
-    pub fn strided_copy(self, source: &Layout) -> Result<StridedCopy> {
+    pub fn strided_copy(mut self, source: &Layout) -> Result<StridedCopy> {
         if source.shape() != self.layout.shape() || source.item() != self.layout.item() {
             let what = format!(
                 "a source of shape {} and {} bytes per element can't fill a region of shape {} and {} bytes per element",
@@ -393,10 +416,12 @@ impl RegionMut {
             );
             return Err(ModelError::invalid(self.key(), what));
         }
-        let segments = Segments::source_order(source, &self.layout);
+        let twins = std::mem::take(&mut self.twins);
+        let twins = twins.into_iter().map(|twin| twin.strided_copy(source));
         Ok(StridedCopy {
-            segments,
+            segments: Segments::source_order(source, &self.layout),
             taken: 0,
+            twins: twins.collect::<Result<_>>()?,
             into: self,
         })
     }
@@ -461,6 +486,7 @@ pub struct StridedCopy {
     /// How much of the segment that comes next is filled.
     taken: u64,
     into: RegionMut,
+    twins: Vec<StridedCopy>,
 }
 
 impl StridedCopy {
@@ -473,40 +499,51 @@ impl StridedCopy {
         }
     }
 
+    /// Whether runs can be filled directly. Not if the region lies in device memory or has twins: then [`feed`](Self::feed) it.
+    pub fn has_runs(&self) -> bool {
+        self.twins.is_empty() && !self.into.is_on_device()
+    }
+
     /// The position of the next missing byte in the source. `None` if everything is filled.
     pub fn next_at(&self) -> Option<u64> {
         self.segments.peek().map(|(s, _, _)| s + self.taken)
     }
 
     /// The next runs, at most `max`, each with its position in the source. The caller fills them directly, and they count as
-    /// filled. Runs that follow each other may also follow each other in the source, which suits `preadv`. A region in device memory has
-    /// none: [`feed`](Self::feed) it.
+    /// filled. Runs that follow each other may also follow each other in the source, which suits `preadv`. None if it has
+    /// [no runs](Self::has_runs).
     pub fn take_runs(&mut self, max: usize) -> Vec<(u64, &mut [u8])> {
-        let Memory::Host(lent) = &self.into.memory else {
-            return Vec::new();
+        self.take_runs_before(u64::MAX, max)
+    }
+
+    /// As [`take_runs`](Self::take_runs), but only those that begin before byte `end` of the source.
+    pub fn take_runs_before(&mut self, end: u64, max: usize) -> Vec<(u64, &mut [u8])> {
+        let mut runs = Vec::new();
+        let (Memory::Host(lent), true) = (&self.into.memory, self.twins.is_empty()) else {
+            return runs;
         };
-        let mut spans: Vec<(u64, u64, u64)> = Vec::new();
-        while spans.len() < max {
-            let Some((s, d, n)) = self.segments.next() else {
-                break;
-            };
+        while runs.len() < max
+            && let Some((s, d, n)) = self.segments.peek()
+            && s + self.taken < end
+        {
+            self.segments.next();
             let t = std::mem::take(&mut self.taken);
-            spans.push((s + t, d + t, n - t));
+            // SAFETY: a run of this copy's own region, which `&mut self` holds; the runs of one injective layout are disjoint, and each is
+            // taken once.
+            runs.push((s + t, unsafe { lent.run(d + t, n - t) }));
         }
-        spans
-            .into_iter()
-            // SAFETY: runs of this copy's own region, which `&mut self` holds; the runs of one injective layout are disjoint.
-            .map(|(s, d, n)| (s, unsafe { lent.run(d, n) }))
-            .collect()
+        runs
     }
 
     /// Copies elements from `block`, which starts at byte `at` of the source.
     /// Blocks must come in ascending order. Bytes before the end of an earlier block are ignored.
     pub fn feed(&mut self, at: u64, block: &[u8]) {
+        self.twins.iter_mut().for_each(|twin| twin.feed(at, block));
         let Self {
             segments,
             taken,
             into,
+            ..
         } = self;
         match &into.memory {
             Memory::Host(lent) => runs_of(segments, taken, at, block, |to, piece| {
@@ -619,6 +656,60 @@ mod tests {
                 .unwrap_err()
                 .contains("can't fill")
         );
+    }
+
+    #[test]
+    fn twins_get_the_same_elements_however_a_region_is_cut() {
+        let (a, views) = land(Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap());
+        let (b, more) = land(Tensor::from_vec(&[2, 2], vec![0u8; 4]).unwrap());
+        let part = |lent: &Arc<LentBuffer>, view: &LentView, x| {
+            let region = Region::new([0, x], [2, 2]);
+            lent.regions_mut(&[(view, region)]).unwrap().remove(0)
+        };
+        let mut into = part(&a, &views[0], 1);
+        let (other, _) = part(&b, &more[0], 0).split(0, 2).unwrap();
+        into.add_twin(other).unwrap();
+        let (c, third) = land(Tensor::from_vec(&[4], vec![0u8; 4]).unwrap());
+        let flat = c
+            .regions_mut(&[(&third[0], Region::whole(&[4]))])
+            .unwrap()
+            .remove(0);
+        assert!(into.add_twin(flat).is_err(), "another shape");
+        assert_eq!(into.bytes(), 4);
+        let (first, second) = into.split(1, 1).unwrap();
+        let column = Layout::contiguous(1, &[2, 1]).unwrap();
+        let mut copy = first.strided_copy(&column).unwrap();
+        assert!(!copy.has_runs() && copy.take_runs(9).is_empty());
+        copy.feed(0, &[1]);
+        copy.feed(1, &[3]);
+        second.fill(&[2, 4]).unwrap();
+        drop(copy);
+        let bytes = |lent: Arc<LentBuffer>, views| {
+            let all = lent.reclaim(views).ok().unwrap();
+            all[0].to_vec::<u8>().unwrap()
+        };
+        assert_eq!(bytes(a, views), [0, 1, 2, 0, 0, 3, 4, 0]);
+        assert_eq!(bytes(b, more), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn runs_can_be_taken_up_to_a_byte_of_the_source() {
+        let (l, v) = land(Tensor::from_vec(&[3, 2], vec![0u8; 6]).unwrap());
+        let into = l.regions_mut(&[(&v[0], Region::whole(&[3, 2]))]).unwrap();
+        let source = Layout::new(1, 1, [3, 2].into(), [4, 1].into()).unwrap();
+        let mut copy = into
+            .into_iter()
+            .next()
+            .unwrap()
+            .strided_copy(&source)
+            .unwrap();
+        let starts = |runs: Vec<(u64, &mut [u8])>| -> Vec<u64> {
+            runs.into_iter().map(|(at, _)| at).collect()
+        };
+        assert_eq!(starts(copy.take_runs_before(1, 9)), [] as [u64; 0]);
+        copy.feed(0, &[0, 7]);
+        assert_eq!(starts(copy.take_runs_before(6, 9)), [2, 5]);
+        assert_eq!(starts(copy.take_runs(9)), [9]);
     }
 
     #[test]

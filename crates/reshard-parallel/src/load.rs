@@ -29,7 +29,8 @@ use std::sync::Arc;
 /// [`share_reads`](reshard_plan::share_reads).
 ///
 /// # Memory
-/// A rank holds at most the `exchange_memory` of the load beside its state, or one piece if that is larger. With
+/// Ranks of one process fill each other's leaves, which takes no memory; this holds for torch_dist, and for what is neither cast nor transformed.
+/// Otherwise a rank holds at most the `exchange_memory` of the load beside its state, or one piece if that is larger. With
 /// [`GatherObject`](ExchangeAlgo::GatherObject) it holds all that it reads for others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

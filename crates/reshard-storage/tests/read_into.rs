@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard_model::{Dims, Layout, Region, Segments};
+use reshard_model::{BoxError, Dims, Layout, Region, Segments};
 use reshard_storage::{
     Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, RecordRead,
     StorageError, Store, Traffic,
@@ -70,7 +70,7 @@ impl Checksum for Seen {
         self.0 = self.0.slice(bytes.len()..);
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         if self.0.is_empty() {
             Ok(())
         } else {
@@ -274,6 +274,71 @@ proptest! {
     }
 }
 
+/// Columns that several ranks want, in runs that are long enough to be read into place: one call reads runs of all of them. What two
+/// regions want is read once, also with a twin.
+#[test]
+fn columns_of_several_regions_are_read_together() {
+    struct Seen(Vec<u8>, usize);
+    impl Checksum for Seen {
+        fn update(&mut self, bytes: &[u8]) {
+            self.0.extend_from_slice(bytes);
+        }
+        fn finish(self: Box<Self>) -> Result<(), BoxError> {
+            assert_eq!(self.0, pattern(self.1));
+            Ok(())
+        }
+    }
+    let file = pattern(400 * 8_000);
+    let stored = Layout::contiguous(1, &[400, 8_000]).unwrap();
+    // Cuts, whether a region is there twice, a twin, and how many calls and bytes are right at most.
+    for (cuts, again, twin, check, calls) in [
+        (vec![0, 3_000, 5_000, 8_000], false, false, false, 2),
+        (vec![0, 3_000, 5_000, 8_000], false, false, true, 15),
+        (vec![1_000, 3_000, 8_000], false, false, false, 2),
+        (vec![0, 3_000, 5_000, 8_000], true, false, false, 14),
+        (vec![0, 3_000, 5_000, 8_000], false, true, false, 14),
+    ] {
+        let (mut parts, mut targets) = (Vec::new(), Vec::new());
+        let columns = cuts.windows(2).map(|w| (w[0], w[1]));
+        let twice = columns.clone().take(usize::from(again));
+        for (from, to) in columns.chain(twice) {
+            let shape = [400, to - from];
+            let new = || Target::new::<u8>(&shape, &[Region::whole(&shape)]);
+            let (target, mut regions) = new();
+            let mut into = regions.pop().unwrap();
+            targets.push((from, to, target));
+            if twin {
+                let (target, mut regions) = new();
+                into.add_twin(regions.pop().unwrap()).unwrap();
+                targets.push((from, to, target));
+            }
+            let source = stored.narrow(&Region::new([0, from], shape));
+            parts.push(Part { source, into });
+        }
+        let check: Option<Box<dyn Checksum>> =
+            check.then(|| Box::new(Seen(Vec::new(), file.len())) as _);
+        let reads = vec![RecordRead {
+            name: name("a"),
+            record: 0..file.len() as u64,
+            parts,
+            check,
+        }];
+        let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
+        let wanted = 400 * (8_000 - cuts[0]);
+        assert!(
+            stats.bytes >= wanted && stats.bytes <= file.len() as u64 && stats.requests <= calls,
+            "{stats:?}"
+        );
+        for (from, to, target) in targets {
+            let rows = file.chunks(8_000);
+            let want: Vec<u8> = rows
+                .flat_map(|row| row[from as usize..to as usize].iter().copied())
+                .collect();
+            assert!(target.into_vec::<u8>() == want, "{from}..{to}");
+        }
+    }
+}
+
 #[test]
 fn one_eighth_of_the_columns_reads_no_byte_twice_and_little_else() {
     let file = pattern(512 * 16_384);
@@ -394,7 +459,7 @@ impl Checksum for Panics {
         panic!("a broken check");
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         Ok(())
     }
 }
@@ -492,7 +557,7 @@ impl Checksum for Compares {
         self.1 &= self.0.split_to(bytes.len()) == bytes;
     }
 
-    fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
         if self.1 {
             Ok(())
         } else {

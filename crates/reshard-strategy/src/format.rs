@@ -531,6 +531,13 @@ pub trait StorageReader: ReaderHooks {
         FileRole::Foreign
     }
 
+    /// Whether one call of [`read_tensors`](Self::read_tensors) reads selections of one chunk together, in long ranges, even if they are
+    /// columns of the same rows. Then ranks of one process that read for each other fill each other's leaves directly; otherwise the
+    /// rank that reads gets whole blocks into memory and hands them over. The default is no.
+    fn reads_columns_together(&self) -> bool {
+        false
+    }
+
     /// Fills the destinations. It reads only the selected bytes, and short gaps between neighbouring ranges.
     ///
     /// # Errors

@@ -327,9 +327,14 @@ fn ways_to_exchange_differ_in_rounds() {
     store(vec![template_of(&keys, 256)], &url);
     let rounds = |exchange: &str| {
         let settings = json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() });
+        // Ranks that share memory hand nothing on.
         let loader = |group| Loader {
             memory: 64 << 10,
-            ..Loader::new(group, template_of(&keys, 256), &settings)
+            ..Loader::new(
+                Arc::new(Apart::new(group)),
+                template_of(&keys, 256),
+                &settings,
+            )
         };
         let loads = load(groups(2).into_iter().map(loader).collect(), &url);
         let rounds = |l: &Result<(_, reshard::LoadReport), _>| l.as_ref().ok().unwrap().1.exchange;

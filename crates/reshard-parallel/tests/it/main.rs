@@ -5,6 +5,7 @@
 mod failures;
 mod kept;
 mod laws;
+mod lending;
 mod loads;
 mod loads_fail;
 mod megatron;

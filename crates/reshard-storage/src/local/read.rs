@@ -8,7 +8,7 @@ use crate::{
     Name, Progress, RecordRead, Result, Traffic,
     pool::{self, Batch, Priority},
     record_read::{
-        plan::{Joined, Prepared, join},
+        plan::{Joined, Order, Prepared, join},
         reads::split,
         split::{Split, name_whole, split as split_large},
     },
@@ -262,7 +262,7 @@ impl Reader<'_> {
     }
 
     fn one(&mut self, mut p: Prepared) -> Result<()> {
-        if p.ascending && p.run() >= DIRECT {
+        if p.order != Order::Mixed && p.run() >= DIRECT {
             with_block(|memory| self.direct(&mut p, memory))?;
         } else {
             self.blocks(&mut p)?;
@@ -306,11 +306,14 @@ impl Reader<'_> {
 
     /// Long runs: read into place, several in one call; what lies between them goes into `spare`.
     fn direct(&mut self, p: &mut Prepared, spare: &mut [u8]) -> Result<()> {
+        // Parts that take turns are taken together: so many of their runs fit into one call, since no byte is wanted twice.
+        let turn = p.run().saturating_mul(MAX_VECTORS as u64 - 1);
         let Prepared {
             record,
             parts,
             check,
             hull,
+            order,
             ..
         } = p;
 
@@ -326,12 +329,21 @@ impl Reader<'_> {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
 
             // One call of the system takes a limited number of buffers, so the runs come in portions.
-            for p in &mut parts[filled..] {
-                runs.append(&mut p.copy.take_runs(MAX_VECTORS - runs.len()));
-                if runs.len() == MAX_VECTORS {
-                    break;
+            if *order == Order::Woven {
+                let first = parts.iter().filter_map(|p| p.copy.next_at()).min();
+                let end = first.map_or(0, |first| first.saturating_add(turn));
+                for p in parts.iter_mut() {
+                    runs.append(&mut p.copy.take_runs_before(end, usize::MAX));
                 }
-                filled += 1;
+                runs.sort_by_key(|(start, _)| *start);
+            } else {
+                for p in &mut parts[filled..] {
+                    runs.append(&mut p.copy.take_runs(MAX_VECTORS - runs.len()));
+                    if runs.len() == MAX_VECTORS {
+                        break;
+                    }
+                    filled += 1;
+                }
             }
             let last = runs.is_empty();
             let mut runs = runs.into_iter();

@@ -22,12 +22,24 @@ pub(crate) struct Prepared {
     pub(crate) needed: u64,
     /// The range that is read at most, relative to the start of the record.
     pub(crate) hull: Range<u64>,
-    /// Whether the wanted bytes ascend, within each part and from part to part. Then they can be read directly into the regions.
-    pub(crate) ascending: bool,
+    /// How the wanted bytes lie.
+    pub(crate) order: Order,
     /// Whether the whole hull is read in one block.
     single: bool,
     /// Made at the first call of `next_block`.
     wanted: Option<Wanted>,
+}
+
+/// How the bytes that parts want lie in the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// They ascend within each part, and from part to part. So they can be read directly into the regions.
+    Ascending,
+    /// They ascend within each part, and no byte is wanted twice, but parts take turns, as columns of rows do. So they can be read
+    /// directly into the regions, run by run.
+    Woven,
+    /// They can only be copied from blocks.
+    Mixed,
 }
 
 /// A part that waits for its bytes.
@@ -100,7 +112,13 @@ impl Prepared {
             );
             return Err(StorageError::Unsupported { what, why });
         }
-        let (ascending, single) = (injective && disjoint, !injective);
+        let twins = parts.iter().any(|p| !p.copy.has_runs());
+        let order = match () {
+            () if !injective || twins => Order::Mixed,
+            () if disjoint => Order::Ascending,
+            () if are_woven(&parts) => Order::Woven,
+            () => Order::Mixed,
+        };
         Ok(Self {
             name,
             record,
@@ -108,8 +126,8 @@ impl Prepared {
             check,
             needed,
             hull,
-            ascending,
-            single,
+            order,
+            single: !injective,
             wanted: None,
         })
     }
@@ -174,6 +192,38 @@ impl Prepared {
             _ => Ok(()),
         }
     }
+}
+
+/// Parts are not looked at for turns if their runs are shorter, since they will be copied from blocks anyway.
+const WOVEN: u64 = 512;
+
+/// Whether parts take turns, and none wants a byte of another. Each part is injective.
+fn are_woven(parts: &[CheckedPart]) -> bool {
+    if parts.iter().any(|p| p.copy.run() < WOVEN) {
+        return false;
+    }
+    let mut segments: Vec<Segments> = parts
+        .iter()
+        .map(|p| Segments::source_order(&p.source, &p.source))
+        .collect();
+    let starts = segments.iter().enumerate();
+    let mut next: BinaryHeap<Reverse<(u64, usize)>> = starts
+        .filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i))))
+        .collect();
+    let mut end = 0;
+    while let Some(mut top) = next.peek_mut() {
+        let Reverse((start, i)) = *top;
+        if start < end {
+            return false;
+        }
+        end = start + segments[i].run();
+        segments[i].next();
+        match segments[i].peek() {
+            Some((start, ..)) => top.0.0 = start,
+            None => drop(PeekMut::pop(top)),
+        }
+    }
+    true
 }
 
 /// Makes the blocks that contain all wanted bytes. They are ascending and disjoint, and have no inner gap that is too long.

@@ -2,7 +2,7 @@
 
 use crate::{Name, Part, RecordRead, Result, StorageError};
 use reshard_model::{Layout, Region};
-use std::ops::Range;
+use std::{cmp::Reverse, ops::Range};
 
 /// Cuts reads so that none of them moves many more bytes than `share`, as far as they can be cut.
 pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
@@ -81,18 +81,26 @@ enum Halves {
     Two(Box<RecordRead>, Box<RecordRead>),
 }
 
-/// Where to cut. Parts before `first` go to the first half. The part `first` is cut itself if `within` is set. All later parts
-/// go to the second half.
+/// Where to cut.
 struct Place {
     /// Byte of the record.
     at: u64,
-    first: usize,
-    /// Axis and index at which the part `first` is cut.
-    within: Option<(usize, u64)>,
+    /// What becomes of each part.
+    sides: Vec<Side>,
 }
 
-/// Cuts a read at about the middle of its wanted bytes. It does not cut if the wanted parts overlap, or if a single check has to
-/// see all bytes.
+#[derive(Clone, Copy)]
+enum Side {
+    /// It goes to the first half.
+    First,
+    /// It goes to the second half.
+    Second,
+    /// It is cut itself, at this index of this axis.
+    Both(usize, u64),
+}
+
+/// Cuts a read at about the middle of its wanted bytes. It does not cut if no byte is found at which all parts can be cut, or if a
+/// single check has to see all bytes.
 fn halve(mut read: RecordRead) -> Result<Halves> {
     // Finds the cut first, then asks the check, because a check that can't be split keeps the read whole.
     read.parts.retain(|p| p.into.bytes() > 0);
@@ -107,34 +115,36 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
             None => return Ok(Halves::One(read)),
         },
     };
-    // Distributes the parts. At most one part crosses the cut; its source and its destination are cut at the same element.
+    // Distributes the parts. Of one that crosses the cut, source and destination are cut at the same element.
     let RecordRead {
         name,
         record,
-        mut parts,
+        parts,
         check,
     } = read;
-    let mut behind = parts.split_off(place.first);
-    if let Some((axis, index)) = place.within {
-        let whole = behind.remove(0);
-        let (low, high) = halves(&whole.source, axis, index);
-        let fit = |source| StorageError::Region {
-            name: name.clone(),
-            range: record.clone(),
-            source,
-        };
-        let (first, second) = whole.into.split(axis, index).map_err(fit)?;
-        parts.push(Part {
-            source: low,
-            into: first,
-        });
-        behind.insert(
-            0,
-            Part {
-                source: high,
-                into: second,
-            },
-        );
+    let (mut before, mut behind) = (Vec::new(), Vec::new());
+    for (part, side) in parts.into_iter().zip(place.sides) {
+        match side {
+            Side::First => before.push(part),
+            Side::Second => behind.push(part),
+            Side::Both(axis, index) => {
+                let (low, high) = halves(&part.source, axis, index);
+                let fit = |source| StorageError::Region {
+                    name: name.clone(),
+                    range: record.clone(),
+                    source,
+                };
+                let (first, second) = part.into.split(axis, index).map_err(fit)?;
+                before.push(Part {
+                    source: low,
+                    into: first,
+                });
+                behind.push(Part {
+                    source: high,
+                    into: second,
+                });
+            }
+        }
     }
     // The second half has a record of its own, so its sources count from the cut.
     for p in &mut behind {
@@ -154,7 +164,7 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
     let first = RecordRead {
         name: name.clone(),
         record: record.start..middle,
-        parts,
+        parts: before,
         check,
     };
     let second = RecordRead {
@@ -177,21 +187,31 @@ fn halves(source: &Layout, axis: usize, index: u64) -> (Layout, Layout) {
 /// Finds the cut. Each of the `parts` wants at least one element, and they are sorted. `None` if they can't be cut.
 fn place(parts: &[Part]) -> Option<Place> {
     let item = parts.first()?.source.item();
-    let apart = parts
-        .windows(2)
-        .all(|w| w[0].source.hull().end <= w[1].source.hull().start);
     if item == 0
-        || !apart
         || parts
             .iter()
             .any(|p| p.source.item() != item || !p.source.is_injective())
     {
         return None;
     }
+    let apart = parts
+        .windows(2)
+        .all(|w| w[0].source.hull().end <= w[1].source.hull().start);
+    if !apart {
+        return across(parts);
+    }
     let total: u64 = parts
         .iter()
         .map(|p| p.into.bytes())
         .fold(0, u64::saturating_add);
+    let sides = |within: Option<(usize, u64)>, first: usize| {
+        let side = |i: usize| match within {
+            _ if i < first => Side::First,
+            Some((axis, index)) if i == first => Side::Both(axis, index),
+            _ => Side::Second,
+        };
+        (0..parts.len()).map(side).collect()
+    };
     let mut before = 0;
     for (first, p) in parts.iter().enumerate() {
         let bytes = p.into.bytes();
@@ -199,8 +219,7 @@ fn place(parts: &[Part]) -> Option<Place> {
         if first > 0 && before >= total / 4 {
             return Some(Place {
                 at: p.source.hull().start,
-                first,
-                within: None,
+                sides: sides(None, first),
             });
         }
         if before + bytes > total / 4 * 3 {
@@ -208,8 +227,7 @@ fn place(parts: &[Part]) -> Option<Place> {
             let at = halves(&p.source, axis, index).1.hull().start;
             return Some(Place {
                 at,
-                first,
-                within: Some((axis, index)),
+                sides: sides(Some((axis, index)), first),
             });
         }
         before += bytes;
@@ -217,11 +235,47 @@ fn place(parts: &[Part]) -> Option<Place> {
     None
 }
 
+/// Finds the cut of parts that lie among each other, such as columns of the same rows: in the middle of the largest; of equal ones it is
+/// the first, so that columns are cut between rows.
+fn across(parts: &[Part]) -> Option<Place> {
+    let largest = parts.iter().min_by_key(|p| Reverse(p.into.bytes()))?;
+    let bytes = largest.into.bytes();
+    let (axis, index) = cut(&largest.source, bytes / 2, bytes)?;
+    let at = halves(&largest.source, axis, index).1.hull().start;
+    let sides = parts.iter().map(|p| side(&p.source, at));
+    Some(Place {
+        at,
+        sides: sides.collect::<Option<_>>()?,
+    })
+}
+
+/// What becomes of a part at a cut. `None` if it can't be cut there.
+fn side(source: &Layout, at: u64) -> Option<Side> {
+    let hull = source.hull();
+    if hull.end <= at {
+        return Some(Side::First);
+    }
+    if hull.start >= at {
+        return Some(Side::Second);
+    }
+    let axis = longest(source)?;
+    let step = source.strides()[axis].saturating_mul(source.item());
+    let index = (at - hull.start).div_ceil(step.max(1));
+    let inside = (1..source.shape()[axis]).contains(&index);
+    let (low, high) = inside.then(|| halves(source, axis, index))?;
+    (low.hull().end <= at && high.hull().start >= at).then_some(Side::Both(axis, index))
+}
+
+/// The axis along which elements lie farthest apart.
+fn longest(source: &Layout) -> Option<usize> {
+    let axes = (0..source.shape().len()).filter(|&a| source.shape()[a] > 1);
+    axes.max_by_key(|&a| source.strides()[a])
+}
+
 /// The axis and index at which to cut a part, so that about `want` of its `bytes` come before the cut, and the two halves do not
 /// interleave.
 fn cut(source: &Layout, want: u64, bytes: u64) -> Option<(usize, u64)> {
-    let axes = (0..source.shape().len()).filter(|&a| source.shape()[a] > 1);
-    let axis = axes.max_by_key(|&a| source.strides()[a])?;
+    let axis = longest(source)?;
     let extent = source.shape()[axis];
     let index = (u128::from(extent) * u128::from(want) / u128::from(bytes.max(1))) as u64;
     let index = index.clamp(1, extent - 1);
@@ -284,7 +338,7 @@ mod tests {
         }
     }
 
-    /// A layout of `shape` with axes in some order, and two regions of it.
+    /// A layout of `shape` with axes in some order, and two regions of it, along any axis.
     fn wanted() -> impl Strategy<Value = (Layout, Vec<Region>)> {
         let shape = prop::collection::vec(1u64..7, 1..4);
         (
@@ -292,8 +346,9 @@ mod tests {
             Just(vec![0usize, 1, 2]).prop_shuffle(),
             0u64..7,
             0u64..3,
+            0usize..3,
         )
-            .prop_map(|(shape, order, cut, pad)| {
+            .prop_map(|(shape, order, cut, pad, axis)| {
                 let mut strides = Dims::zeros(shape.len());
                 let mut step = 1;
                 for &a in order.iter().rev().filter(|&&a| a < shape.len()) {
@@ -302,9 +357,10 @@ mod tests {
                 }
                 let layout = Layout::new(2, 1, shape.as_slice().into(), strides).unwrap();
                 let (mut a, mut b) = (Region::whole(&shape), Region::whole(&shape));
-                a.lengths[0] = cut % (shape[0] + 1);
-                b.offsets[0] = a.lengths[0];
-                b.lengths[0] -= a.lengths[0];
+                let axis = axis % shape.len();
+                a.lengths[axis] = cut % (shape[axis] + 1);
+                b.offsets[axis] = a.lengths[axis];
+                b.lengths[axis] -= a.lengths[axis];
                 (layout, vec![a, b])
             })
     }
@@ -369,6 +425,25 @@ mod tests {
                 prop_assert!(n as u64 >= (elements * 2).div_ceil(share).min(elements).div_ceil(2), "{n}");
             }
         }
+    }
+
+    /// Columns of the same rows are cut between rows, and so are regions that want the same rows.
+    #[test]
+    fn parts_among_each_other_are_cut_between_rows() {
+        let layout = Layout::contiguous(2, &[16, 8]).unwrap();
+        let columns = [Region::new([0, 0], [16, 4]), Region::new([0, 4], [16, 4])];
+        let (_, _, read) = lent(&layout, &columns, None);
+        let reads = split(vec![read], 64).unwrap().reads;
+        let weights: Vec<u64> = reads.iter().map(RecordRead::weight).collect();
+        assert_eq!(weights, [64; 4]);
+        assert!(reads.iter().all(|read| read.parts.len() == 2));
+
+        let (_, _, mut read) = lent(&layout, &[Region::whole(&[16, 8])], None);
+        let (_, _, other) = lent(&layout, &[Region::whole(&[16, 8])], None);
+        read.parts.extend(other.parts);
+        let reads = split(vec![read], 128).unwrap().reads;
+        let weights: Vec<u64> = reads.iter().map(RecordRead::weight).collect();
+        assert_eq!(weights, [128; 4]);
     }
 
     #[test]

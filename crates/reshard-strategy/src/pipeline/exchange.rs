@@ -170,6 +170,10 @@ async fn rounds<B: Send, T: Streams>(
             (Ok(going), Ok(heard)) => (going, heard),
             (Ok(_), Err(e @ CommError::Ranks { .. })) => return Err(Stopped::There(e)),
             (Ok(_), Err(e)) => return Err(Stopped::Lost(table.named(e))),
+            // Only the group knows why a peer has left.
+            (Err(StrategyError::Comm(_)), Err(e)) if !matches!(e, CommError::Ranks { .. }) => {
+                return Err(Stopped::Lost(table.named(e)));
+            }
             (Err(_), _) => {
                 let lost = || StrategyError::Internal("an exchange lost its error".into());
                 return Err(Stopped::Here(streams.err().unwrap_or_else(lost)));

@@ -296,6 +296,10 @@ async fn fill(
             })
             .map_err(Stopped::Here),
     };
+    // Peers may still fill what this rank has lent them, if one of them failed.
+    if let (Ok(loan), Some(_)) = (&loan, peers) {
+        loan.is_returned(cx.comm.deadline()).await;
+    }
     // The template gets its buffers back in any case. Objects are put into leaves, so they come after that.
     let loan = match loan {
         Ok(loan) => loan,

@@ -433,6 +433,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.producer()
     }
 
+    fn reads_columns_together(&self) -> bool {
+        self.inner.reads_columns_together()
+    }
+
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         self.observer.format("reader.read_tensors")?;
         self.inner.read_tensors(reads, cx).await

@@ -19,6 +19,8 @@ pub(in crate::pipeline) struct Meeting<'g> {
     pub(in crate::pipeline) most_peers: u32,
     /// How many bytes this rank may hold.
     pub(in crate::pipeline) memory: u64,
+    /// What this rank lends to peers that share memory with it, by number in this process.
+    pub(in crate::pipeline) lends: Option<u64>,
 }
 
 /// The ranks of this rank's exchange group, including itself.
@@ -64,6 +66,7 @@ impl Peers {
             rank: whole.rank(),
             most_peers: self.most_peers,
             memory,
+            lends: None,
         }
     }
 }
@@ -113,6 +116,7 @@ impl Apart {
             rank: self.rank,
             most_peers: self.most_peers,
             memory: self.memory,
+            lends: None,
         }
     }
 
@@ -143,6 +147,8 @@ pub(in crate::pipeline) struct Table {
     memory: u64,
     most_peers: u32,
     shares_memory: bool,
+    /// By number among the peers.
+    lent: Vec<Option<u64>>,
 }
 
 /// An upper bound for what comes before the bytes of a part: the head of its message, and the byte that says whether there is more.
@@ -158,14 +164,17 @@ impl Table {
             rank,
             most_peers,
             memory,
+            lends,
         } = meeting;
         let shares = comm.group().shares_memory();
-        let all: Vec<(Rank, u64, bool)> = comm.all_gather(STEP, Ok((rank, memory, shares))).await?;
-        let memory = all.iter().map(|(_, memory, _)| *memory).min();
+        let mine = (rank, memory, shares, lends);
+        let all: Vec<(Rank, u64, bool, Option<u64>)> = comm.all_gather(STEP, Ok(mine)).await?;
+        let memory = all.iter().map(|(_, memory, ..)| *memory).min();
         Ok(Self {
             memory: memory.unwrap_or(0),
             most_peers: most_peers.max(1),
-            shares_memory: all.iter().all(|(.., shares)| *shares),
+            shares_memory: all.iter().all(|(_, _, shares, _)| *shares),
+            lent: all.iter().map(|(.., lends)| *lends).collect(),
             ranks: all.into_iter().map(|(rank, ..)| rank).collect(),
         })
     }
@@ -183,6 +192,11 @@ impl Table {
 
     pub(in crate::pipeline) fn rank(&self, peer: usize) -> u32 {
         self.ranks.get(peer).map_or(u32::MAX, |rank| rank.0)
+    }
+
+    /// What a peer lends to the others, by number in this process.
+    pub(in crate::pipeline) fn lent(&self, peer: usize) -> Option<u64> {
+        self.lent.get(peer).copied().flatten()
     }
 
     /// Whether the peers get handles on what was read, instead of copies.

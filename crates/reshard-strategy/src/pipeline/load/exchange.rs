@@ -2,18 +2,23 @@
 //!
 //! The stream from one rank to another is everything that the one serves to the other, in order. The plans say what is in it, so only an
 //! object needs more, a length in front of it.
+//!
+//! Ranks of one process lend each other the places of the elements, if the format reads what several ranks want together. Then the rank
+//! that reads fills them before the first round, and the streams have only the rest: objects, and what is cast or transformed.
 
 mod give;
+mod lending;
 mod take;
 
 use super::{device::Devices, lend::Exchanged};
 use crate::{
-    ExchangeTimes, LoadCx, ReadCx, Result, StorageReader, Traffic,
+    ExchangeTimes, LoadCx, ReadCx, Result, StorageReader, StrategyError, Traffic,
     pipeline::exchange::{self, Outgoing, Peers, Stopped, Streams},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use give::Giver;
+use lending::Offer;
 use reshard_model::Payload;
 use reshard_plan::{LoadPlan, ObjectId};
 use std::{collections::BTreeMap, time::Instant};
@@ -41,13 +46,31 @@ pub(super) async fn exchange(
     let memory = read.as_ref().map_or(cx.exchange_memory, |(.., devices)| {
         devices.share(cx.exchange_memory)
     });
-    let meeting = peers.meeting(&cx.comm, memory);
+    let mut meeting = peers.meeting(&cx.comm, memory);
+    let lends = meeting.comm.group().shares_memory() && from.reads_columns_together();
+    let read = read.and_then(|(totals, mut exchanged, devices)| {
+        let offer = lends
+            .then(|| Offer::new(plan, &mut exchanged.received, from, cx))
+            .transpose()?;
+        Ok(((totals, exchanged, devices), offer))
+    });
+    // It is dropped at the end of this function. Then peers let go of what they have borrowed.
+    let (read, offer) = match read {
+        Ok((read, offer)) => (Ok(read), offer),
+        Err(e) => (Err(e), None),
+    };
+    meeting.lends = offer.as_ref().map(Offer::number);
     let exchanged = exchange::exchange(
         meeting,
         read,
         |(totals, Exchanged { served, received }, devices), table| {
-            let taker = Taker::new(plan, received, &table, (from, cx, devices))?;
-            let mut giver = Giver::new(plan, served, table, (from, how, cx), devices);
+            if offer.is_some() && !table.shares_memory() {
+                let what = "some ranks of a group share memory, and others do not";
+                return Err(StrategyError::Internal(what.into()));
+            }
+            let lent = offer.as_ref().map(|offer| &offer.receives);
+            let taker = Taker::new(plan, (received, lent), &table, (from, cx, devices))?;
+            let mut giver = Giver::new(plan, served, table, (from, how, cx), devices)?;
             giver.totals = totals;
             Ok(Reads {
                 giver,

@@ -1,7 +1,8 @@
 //! The template's buffers on loan: they are taken, cut into the places of a plan, and given back whatever happens.
 
-use super::device::Devices;
-use crate::{LoadFailure, Result, StrategyError};
+use super::{device::Devices, transfer::goes_straight};
+use crate::{LoadCx, LoadFailure, Result, StrategyError};
+use futures_timer::Delay;
 use indexmap::IndexMap;
 use reshard_model::{
     DType, Data, DeviceTensor, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded,
@@ -11,7 +12,7 @@ use reshard_plan::{ChunkId, LoadPlan, Metadata, ReadItem, Selection, Stored, Wan
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A template whose buffers are on loan, as far as a plan fills them.
@@ -35,6 +36,20 @@ pub(super) struct Place<'p> {
     /// The leaf's element type.
     pub(super) dtype: DType,
     pub(super) into: RegionMut,
+    /// Whether elements go there as they are stored, once that is known.
+    straight: Option<bool>,
+}
+
+impl Place<'_> {
+    /// Whether elements of stored type `stored` go there as they are. The planner is asked once.
+    pub(super) fn goes_straight(&mut self, stored: DType, cx: &LoadCx<'_>) -> Result<bool> {
+        if let Some(straight) = self.straight {
+            return Ok(straight);
+        }
+        let straight = goes_straight(self.item, stored, self.dtype, cx)?;
+        self.straight = Some(straight);
+        Ok(straight)
+    }
 }
 
 /// Where the elements of an item come from.
@@ -227,6 +242,23 @@ impl Loan {
         &self.devices
     }
 
+    /// Waits until nobody fills a buffer any more, for `deadline` at most. Peers that have borrowed regions let go of them when they hear
+    /// that the exchange is over.
+    pub(super) async fn is_returned(&self, deadline: Duration) {
+        const LONGEST: Duration = Duration::from_millis(50);
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(50);
+        while self
+            .buffers
+            .iter()
+            .any(|b| Arc::strong_count(&b.buffer) > 1)
+            && begun.elapsed() < deadline
+        {
+            Delay::new(pause).await;
+            pause = LONGEST.min(pause * 2);
+        }
+    }
+
     /// Returns the template with its own buffers, when the devices have what was read. It says how long copies to devices took.
     pub(super) fn give_back(self) -> (FlatStateDict, Result<Duration>) {
         let Self {
@@ -267,7 +299,12 @@ impl<'p> Places<'p> {
                 self.zeros.push(into);
                 continue;
             };
-            let place = Place { item, dtype, into };
+            let place = Place {
+                item,
+                dtype,
+                into,
+                straight: None,
+            };
             match route {
                 Route::Read => self.reads.push(place),
                 Route::Served(n) => self.exchanged.served.entry(n).or_default().push(place),

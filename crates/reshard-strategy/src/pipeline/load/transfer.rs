@@ -37,11 +37,15 @@ pub(super) async fn transfer<'p>(
 ) -> Result<(Traffic, Exchanged<'p>)> {
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
-    for Place { item, dtype, into } in places.reads {
-        let Some(selection) = item.selection(from.metadata())? else {
+    for mut place in places.reads {
+        let Some(selection) = place.item.selection(from.metadata())? else {
             continue;
         };
-        if goes_straight(item, selection.dtype, dtype, cx)? {
+        let straight = place.goes_straight(selection.dtype, cx)?;
+        let Place {
+            item, dtype, into, ..
+        } = place;
+        if straight {
             direct.push(ReadTensor::new(selection, into));
         } else {
             detours.push(Detour {

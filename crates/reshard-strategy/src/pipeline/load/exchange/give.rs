@@ -3,15 +3,12 @@
 mod deliver;
 mod fetch;
 
+use super::lending::{Borrowed, are_straight, joined, reads, unless_closed};
 use crate::{
-    LoadCx, ReadCx, Result, StorageReader, StrategyError, Traffic, encode_object,
+    LoadCx, ReadCx, ReadTensor, Result, StorageReader, StrategyError, Traffic, encode_object,
     pipeline::{
         exchange::{Outgoing, Table, not_a_peer},
-        load::{
-            device::Devices,
-            lend::Place,
-            transfer::{goes_straight, put},
-        },
+        load::{device::Devices, lend::Place, transfer::put},
     },
 };
 use bytes::Bytes;
@@ -22,20 +19,23 @@ use reshard_plan::{ExchangeAlgo, LoadPlan, ObjectId, Selection, Serve, Wanted};
 use std::{
     collections::{BTreeMap, VecDeque},
     iter::Peekable,
-    slice,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
+    vec,
 };
 
 /// What this rank still has to read and to send.
 pub(super) struct Giver<'p, 'c> {
-    serves: Peekable<std::iter::Enumerate<slice::Iter<'p, Serve>>>,
+    serves: Peekable<vec::IntoIter<Serving<'p>>>,
+    /// What it reads straight into leaves, into its own and those of peers.
+    straight: Vec<ReadTensor>,
+    borrowed: Vec<Borrowed>,
     algo: ExchangeAlgo,
     has_parts: bool,
     /// This rank's own items that want what it serves, or parts of it.
     own: BTreeMap<usize, Vec<Place<'p>>>,
     /// What is being read, with what it is.
-    reading: Option<(Vec<(usize, &'p Serve)>, Fetch<'c>)>,
+    reading: Option<(Vec<Serving<'p>>, Fetch<'c>)>,
     /// Data that are read, but not yet sent to all.
     ready: VecDeque<Ready>,
     /// The bytes that were handed over in the last round, and that peers may still look at.
@@ -52,16 +52,59 @@ pub(super) struct Giver<'p, 'c> {
     pub(super) took: Duration,
 }
 
+/// Something that is read into memory, because somebody needs it there.
+struct Serving<'p> {
+    /// Its position in the plan's serves.
+    n: usize,
+    serve: &'p Serve,
+    /// To whom it is sent, by position among those who get it.
+    to: Vec<usize>,
+    /// Where it is copied instead.
+    lent: Vec<ReadTensor>,
+}
+
 impl<'p, 'c> Giver<'p, 'c> {
     pub(super) fn new(
         plan: &'p LoadPlan,
-        own: BTreeMap<usize, Vec<Place<'p>>>,
+        mut own: BTreeMap<usize, Vec<Place<'p>>>,
         table: Arc<Table>,
         (from, how, cx): (&'c dyn StorageReader, &'c ReadCx<'c>, &'c LoadCx<'c>),
         devices: &'c Devices,
-    ) -> Self {
-        Self {
-            serves: plan.exchange.serves.iter().enumerate().peekable(),
+    ) -> Result<Self> {
+        let me = cx.comm.rank().0;
+        let mut borrowed: Vec<Borrowed> = (0..table.len())
+            .map(|peer| Borrowed::from(table.lent(peer), table.rank(peer), me))
+            .collect();
+        let (mut serves, mut straight) = (Vec::new(), Vec::new());
+        for (n, serve) in plan.exchange.serves.iter().enumerate() {
+            let (mut to, mut lent) = (Vec::new(), Vec::new());
+            for (i, rank) in serve.to.iter().enumerate() {
+                let peer = table.number(*rank).ok_or_else(not_a_peer)?;
+                match borrowed.get_mut(peer).and_then(Borrowed::next) {
+                    Some(places) => lent.extend(places),
+                    None => to.push(i),
+                }
+            }
+            let is_lent = to.is_empty() && table.shares_memory();
+            if is_lent && let Wanted::Chunk(what) = &serve.what {
+                // Its own items go the same way, if all of them can.
+                let places = own.entry(n).or_default();
+                if are_straight(places, from, cx)? {
+                    lent.extend(reads(std::mem::take(places), from)?);
+                    let (joined, is_all) = joined(lent, what);
+                    if is_all {
+                        straight.extend(joined);
+                        continue;
+                    }
+                    lent = joined;
+                }
+            }
+            serves.push(Serving { n, serve, to, lent });
+        }
+        Ok(Self {
+            serves: serves.into_iter().peekable(),
+            straight,
+            borrowed,
             algo: plan.exchange.algo,
             has_parts: plan.exchange.serves.iter().any(|s| !s.parts.is_empty()),
             own,
@@ -76,11 +119,25 @@ impl<'p, 'c> Giver<'p, 'c> {
             devices,
             totals: Traffic::default(),
             took: Duration::ZERO,
+        })
+    }
+
+    /// Fills the leaves of peers that have lent them, and this rank's own with them.
+    async fn fill_lent(&mut self) -> Result<()> {
+        let reads = std::mem::take(&mut self.straight);
+        if reads.is_empty() {
+            return Ok(());
         }
+        let begun = Instant::now();
+        let read = self.from.read_tensors(reads, self.how);
+        self.totals += unless_closed(&self.borrowed, read).await?;
+        self.took += begun.elapsed();
+        Ok(())
     }
 
     /// The part of each peer in this round.
     pub(super) async fn round(&mut self) -> Result<Outgoing> {
+        self.fill_lent().await?;
         loop {
             if self
                 .reading
@@ -152,20 +209,19 @@ impl<'p, 'c> Giver<'p, 'c> {
         };
         // At least one item, so that a large item does not block the exchange.
         let (mut next, mut bytes) = (Vec::new(), 0u64);
-        while let Some((n, serve)) = self.serves.peek().copied() {
-            let more = bytes.saturating_add(size(&serve.what, self.from));
+        while let Some(serving) = self.serves.peek() {
+            let more = bytes.saturating_add(size(&serving.serve.what, self.from));
             let full = !next.is_empty() && more > batch;
             if full || (held > 0 && held.saturating_add(more) > most) {
                 break;
             }
             bytes = more;
-            next.push((n, serve));
-            self.serves.next();
+            next.extend(self.serves.next());
         }
         if next.is_empty() {
             return Ok(());
         }
-        let what = next.iter().map(|(_, serve)| &serve.what);
+        let what = next.iter().map(|serving| &serving.serve.what);
         let read = Fetch::start(what, self.from, self.how)?;
         self.reading = Some((next, read));
         Ok(())
@@ -186,7 +242,7 @@ impl<'p, 'c> Giver<'p, 'c> {
         self.took += took;
         self.totals += traffic;
         let (mut tensors, mut payloads) = (tensors.into_iter(), payloads.into_iter());
-        for (n, serve) in serves {
+        for Serving { n, serve, to, lent } in serves {
             let lacking =
                 || StrategyError::Internal("a format read less than it was asked for".into());
             let (tensor, bytes) = match &serve.what {
@@ -195,6 +251,8 @@ impl<'p, 'c> Giver<'p, 'c> {
                     let own = self.own.remove(&n).unwrap_or_default();
                     own.into_iter()
                         .try_for_each(|place| self.keep(place, &tensor, selection))?;
+                    lent.into_iter()
+                        .try_for_each(|read| copy(read, &tensor, selection, self.from))?;
                     let bytes = tensor.to_bytes();
                     (Some(tensor), bytes)
                 }
@@ -207,18 +265,21 @@ impl<'p, 'c> Giver<'p, 'c> {
                     (None, [&length[..], &object].concat().into())
                 }
             };
-            let deliveries = self.deliveries(serve, tensor.as_ref())?;
+            let deliveries = self.deliveries(serve, &to, tensor.as_ref())?;
             self.ready.push_back(Ready::new(bytes, deliveries));
         }
         Ok(())
     }
 
     /// Puts data that this rank serves, or a part of them, into its own leaf.
-    fn keep(&self, place: Place<'_>, read: &Tensor, of: &Selection) -> Result<()> {
-        let Place { item, dtype, into } = place;
+    fn keep(&self, mut place: Place<'_>, read: &Tensor, of: &Selection) -> Result<()> {
+        let straight = place.goes_straight(of.dtype, self.cx)?;
+        let Place {
+            item, dtype, into, ..
+        } = place;
         let part = read.narrow(&item.stored_region.within(&of.region));
         let layout = squeezed(part.layout(), into.shape(), &item.piece.key)?;
-        if !goes_straight(item, of.dtype, dtype, self.cx)? {
+        if !straight {
             let part = Tensor::new(of.dtype, into.shape(), part.to_bytes())?;
             return put(item, part, dtype, into, self.cx);
         }
@@ -231,9 +292,15 @@ impl<'p, 'c> Giver<'p, 'c> {
         Ok(into.fill_from(read, &layout)?)
     }
 
-    fn deliveries(&self, serve: &Serve, read: Option<&Tensor>) -> Result<Vec<Delivery>> {
-        let mut out = Vec::with_capacity(serve.to.len());
-        for (i, to) in serve.to.iter().enumerate() {
+    fn deliveries(
+        &self,
+        serve: &Serve,
+        to: &[usize],
+        read: Option<&Tensor>,
+    ) -> Result<Vec<Delivery>> {
+        let mut out = Vec::with_capacity(to.len());
+        for &i in to {
+            let to = serve.to.get(i).ok_or_else(not_a_peer)?;
             let peer = self.table.number(*to).ok_or_else(not_a_peer)?;
             // Who shares memory gets all of it, and takes its part out.
             let part = serve.parts.get(i).filter(|_| !self.table.shares_memory());
@@ -258,6 +325,16 @@ fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
             .map(|part| part.length())
             .sum(),
     }
+}
+
+/// Puts a part of data that this rank serves into a place that a peer has lent.
+fn copy(to: ReadTensor, read: &Tensor, of: &Selection, from: &dyn StorageReader) -> Result<()> {
+    let ReadTensor { selection, into } = to;
+    let part = read.narrow(&selection.region.within(&of.region));
+    let key = Wanted::Chunk(selection);
+    let key = key.key(from.metadata()).unwrap_or_default();
+    let layout = squeezed(part.layout(), into.shape(), key)?;
+    Ok(into.fill_from(read, &layout)?)
 }
 
 /// A layout without the axes that a leaf prepends.

@@ -5,18 +5,14 @@ use crate::{
     LoadCx, Result, StorageReader, StrategyError,
     pipeline::{
         exchange::{Table, not_a_peer, unplanned},
-        load::{
-            device::Devices,
-            lend::Place,
-            transfer::{goes_straight, put},
-        },
+        load::{device::Devices, lend::Place, transfer::put},
     },
 };
 use bytes::Bytes;
 use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -63,9 +59,10 @@ enum Sink<'p> {
 const LENGTH: usize = size_of::<u64>();
 
 impl<'p> Taker<'p> {
+    /// What is `lent` does not come: the peer fills it.
     pub(super) fn new(
         plan: &'p LoadPlan,
-        mut received: BTreeMap<usize, Vec<Place<'p>>>,
+        (mut received, lent): (BTreeMap<usize, Vec<Place<'p>>>, Option<&BTreeSet<usize>>),
         table: &Table,
         (from, cx, devices): (&dyn StorageReader, &LoadCx<'_>, &'p Devices),
     ) -> Result<Self> {
@@ -74,6 +71,9 @@ impl<'p> Taker<'p> {
 
         // A peer sends in the order of this plan, so one queue for each peer tells what its next bytes are.
         for (n, receive) in plan.exchange.receives.iter().enumerate() {
+            if lent.is_some_and(|lent| lent.contains(&n)) {
+                continue;
+            }
             let peer = table.number(receive.from).ok_or_else(not_a_peer)?;
             let first = receive.items.first().ok_or_else(not_a_peer)?;
             let key = &*first.piece.key;
@@ -217,15 +217,18 @@ fn announced(length: &[u8]) -> Option<u64> {
 
 impl<'p> Sink<'p> {
     /// For an item that takes what comes, or a part of it.
-    fn new(place: Place<'p>, comes: &Selection, later: bool, cx: &LoadCx<'_>) -> Result<Self> {
-        let Place { item, dtype, into } = place;
+    fn new(mut place: Place<'p>, comes: &Selection, later: bool, cx: &LoadCx<'_>) -> Result<Self> {
+        let straight = place.goes_straight(comes.dtype, cx)?;
+        let Place {
+            item, dtype, into, ..
+        } = place;
         let (stored, key) = (comes.dtype, &item.piece.key);
         let dense = Layout::contiguous(stored.size(), &comes.region.lengths);
         let dense =
             dense.ok_or_else(|| StrategyError::Invalid(format!("{key}: it is too large")))?;
         let part = dense.narrow(&item.stored_region.within(&comes.region));
         let layout = squeezed(&part, into.shape(), key)?;
-        if !goes_straight(item, stored, dtype, cx)? {
+        if !straight {
             return Ok(Self::Memory {
                 item,
                 stored,

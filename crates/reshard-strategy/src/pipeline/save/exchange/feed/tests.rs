@@ -13,6 +13,7 @@ fn table(memory: u64) -> Table {
         rank: Rank(0),
         most_peers: 1,
         memory,
+        lends: None,
     };
     block_on(Table::meet(meeting)).unwrap()
 }

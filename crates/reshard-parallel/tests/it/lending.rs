@@ -1,0 +1,134 @@
+//! Ranks of one process that read straight into each other's leaves, while one of them goes.
+
+use crate::ranks::{groups, replicated, store};
+use futures::{
+    channel::mpsc,
+    executor::block_on,
+    future::{Either, select},
+};
+use reshard::{
+    Data, ErrorKind, LoadError, StateDict, Stores,
+    model::Leaf,
+    storage::{
+        Depth, Head, Hints, IfExists, Listing, Name, Progress, RecordRead, Result, Store, Traffic,
+        Transaction,
+    },
+};
+use reshard_parallel::FullyParallelLoad;
+use reshard_torch_dist::TorchDistLoadConfig;
+use std::{ops::Range, pin::pin, sync::Arc, thread};
+
+/// It never answers what is to be read into leaves, and keeps the regions until the read is dropped.
+#[derive(Debug)]
+struct Stuck {
+    inner: Arc<dyn Store>,
+    asked: mpsc::UnboundedSender<()>,
+}
+
+#[async_trait::async_trait]
+impl Store for Stuck {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn hints(&self) -> Hints {
+        self.inner.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<bytes::Bytes> {
+        self.inner.read(name, range).await
+    }
+
+    async fn read_into(&self, reads: Vec<RecordRead>, _: Progress) -> Result<Traffic> {
+        let kept = reads;
+        self.asked.unbounded_send(()).unwrap();
+        let () = std::future::pending().await;
+        drop(kept);
+        Ok(Traffic::default())
+    }
+
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.inner.list(below, depth).await
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.inner.head(name).await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.inner.remove(names).await
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        self.inner.begin(attempt, if_exists).await
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        self.inner.join(attempt, place).await
+    }
+}
+
+/// Where the memory of each tensor is.
+fn addresses(state: &StateDict) -> Vec<(String, usize)> {
+    let mut out = Vec::new();
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(t) = leaf {
+            let address = match &t.data {
+                Data::Host(h) => h.to_bytes().as_ptr().addr(),
+                _ => 0,
+            };
+            out.push((t.key.to_string(), address));
+        }
+    });
+    out
+}
+
+/// Rank 0 hangs in a read into everybody's leaves, and rank 2 drops its load. The others hear of it at once, although rank 0 hangs, and
+/// rank 1 has its memory back.
+#[test]
+fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    store(vec![replicated(0)], &url);
+    let (asked, was_asked) = mpsc::unbounded();
+    let mut was_asked = Some(was_asked);
+    let ranks = groups(3).into_iter().enumerate().map(|(rank, group)| {
+        let (url, asked) = (url.clone(), asked.clone());
+        let mut was_asked = was_asked.take_if(|_| rank == 2);
+        thread::spawn(move || -> Option<(Vec<(String, usize)>, LoadError)> {
+            let inner = Stores::linked().unwrap().open(&url).unwrap();
+            let store: Arc<dyn Store> = match rank {
+                0 => Arc::new(Stuck { inner, asked }),
+                _ => inner,
+            };
+            let template = replicated(0);
+            let before = addresses(&template);
+            let load = reshard::load(template, &url)
+                .group(&*group)
+                .store(store)
+                .strategy(FullyParallelLoad::new(TorchDistLoadConfig::default()));
+            let load = pin!(load.into_future());
+            let Some(was_asked) = &mut was_asked else {
+                return Some((before, block_on(load).map(drop).unwrap_err()));
+            };
+            // Its load is dropped with its last poll in the air.
+            let gone = pin!(futures::StreamExt::next(was_asked));
+            match block_on(select(load, gone)) {
+                Either::Left(_) => panic!("rank 2 was done before rank 0"),
+                Either::Right(_) => None,
+            }
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    for (rank, thread) in ranks.into_iter().enumerate() {
+        let Some((before, failure)) = thread.join().unwrap() else {
+            assert_eq!(rank, 2);
+            continue;
+        };
+        let (e, template) = failure.into_parts();
+        assert_eq!(e.kind(), ErrorKind::PeerFailed, "rank {rank}: {e}");
+        assert!(e.to_string().contains("rank 2"), "rank {rank}: {e}");
+        assert_eq!(addresses(&template), before, "rank {rank}");
+        assert!(before.iter().all(|(_, address)| *address != 0));
+    }
+}
