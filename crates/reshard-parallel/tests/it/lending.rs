@@ -16,13 +16,22 @@ use reshard::{
 };
 use reshard_parallel::FullyParallelLoad;
 use reshard_torch_dist::TorchDistLoadConfig;
-use std::{ops::Range, pin::pin, sync::Arc, thread};
+use std::{ops::Range, pin::pin, sync::Arc, thread, time::Duration};
 
 /// It never answers what is to be read into leaves, and keeps the regions until the read is dropped.
 #[derive(Debug)]
 struct Stuck {
     inner: Arc<dyn Store>,
     asked: mpsc::UnboundedSender<()>,
+}
+
+/// Lets go of regions only after a while, as a thread in a call of the system does.
+struct Slow(Vec<RecordRead>);
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        thread::sleep(Duration::from_millis(200));
+    }
 }
 
 #[async_trait::async_trait]
@@ -40,10 +49,10 @@ impl Store for Stuck {
     }
 
     async fn read_into(&self, reads: Vec<RecordRead>, _: Progress) -> Result<Traffic> {
-        let kept = reads;
+        let kept = Slow(reads);
         self.asked.unbounded_send(()).unwrap();
         let () = std::future::pending().await;
-        drop(kept);
+        assert!(!kept.0.is_empty());
         Ok(Traffic::default())
     }
 
