@@ -1,13 +1,13 @@
 //! Ranks of one process that read straight into each other's leaves, while one of them goes.
 
-use crate::ranks::{groups, replicated, store};
+use crate::ranks::{groups, store};
 use futures::{
     channel::mpsc,
     executor::block_on,
     future::{Either, select},
 };
 use reshard::{
-    Data, ErrorKind, LoadError, StateDict, Stores,
+    DType, Data, ErrorKind, LoadError, ShardedTensor, StateDict, Stores, Tensor,
     model::Leaf,
     storage::{
         Depth, Head, Hints, IfExists, Listing, Name, Progress, RecordRead, Result, Store, Traffic,
@@ -16,13 +16,22 @@ use reshard::{
 };
 use reshard_parallel::FullyParallelLoad;
 use reshard_torch_dist::TorchDistLoadConfig;
-use std::{ops::Range, pin::pin, sync::Arc, thread};
+use std::{ops::Range, pin::pin, sync::Arc, thread, time::Duration};
 
 /// It never answers what is to be read into leaves, and keeps the regions until the read is dropped.
 #[derive(Debug)]
 struct Stuck {
     inner: Arc<dyn Store>,
     asked: mpsc::UnboundedSender<()>,
+}
+
+/// Lets go of regions only after a while, as a thread in a call of the system does.
+struct Slow(#[expect(dead_code, reason = "only its drop matters")] Vec<RecordRead>);
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        thread::sleep(Duration::from_millis(200));
+    }
 }
 
 #[async_trait::async_trait]
@@ -40,7 +49,8 @@ impl Store for Stuck {
     }
 
     async fn read_into(&self, reads: Vec<RecordRead>, _: Progress) -> Result<Traffic> {
-        let kept = reads;
+        assert!(!reads.is_empty());
+        let kept = Slow(reads);
         self.asked.unbounded_send(()).unwrap();
         let () = std::future::pending().await;
         drop(kept);
@@ -68,6 +78,16 @@ impl Store for Stuck {
     }
 }
 
+/// Tensors that are too long to be read together with their heads.
+fn replicas() -> StateDict {
+    let mut state = StateDict::new();
+    for key in ["a", "b", "c", "d"] {
+        let data = Tensor::zeros(key, DType::Float32, &[64 << 10]).unwrap();
+        state.insert(key, ShardedTensor::full(key, data));
+    }
+    state
+}
+
 /// Where the memory of each tensor is.
 fn addresses(state: &StateDict) -> Vec<(String, usize)> {
     let mut out = Vec::new();
@@ -89,7 +109,7 @@ fn addresses(state: &StateDict) -> Vec<(String, usize)> {
 fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    store(vec![replicated(0)], &url);
+    store(vec![replicas()], &url);
     let (asked, was_asked) = mpsc::unbounded();
     let mut was_asked = Some(was_asked);
     let ranks = groups(3).into_iter().enumerate().map(|(rank, group)| {
@@ -101,7 +121,7 @@ fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
                 0 => Arc::new(Stuck { inner, asked }),
                 _ => inner,
             };
-            let template = replicated(0);
+            let template = replicas();
             let before = addresses(&template);
             let load = reshard::load(template, &url)
                 .group(&*group)

@@ -318,12 +318,10 @@ impl Reader<'_> {
         } = p;
 
         // A checksum needs every byte in order, so then each gap is read, however long, and calls are shorter.
-        let (gap, stride) = if check.is_some() {
-            (u64::MAX, BLOCK)
-        } else {
-            (GAP, STRIDE)
+        let (gap, stride) = match check {
+            Some(_) => (u64::MAX, BLOCK),
+            None => (GAP, STRIDE),
         };
-
         let (mut at, mut filled) = (hull.start, 0);
         loop {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();

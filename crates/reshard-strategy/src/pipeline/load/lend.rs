@@ -1,6 +1,6 @@
 //! The template's buffers on loan: they are taken, cut into the places of a plan, and given back whatever happens.
 
-use super::{device::Devices, transfer::goes_straight};
+use super::device::Devices;
 use crate::{LoadCx, LoadFailure, Result, StrategyError};
 use futures_timer::Delay;
 use indexmap::IndexMap;
@@ -8,7 +8,7 @@ use reshard_model::{
     DType, Data, DeviceTensor, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded,
     ShardedTensor, Tensor,
 };
-use reshard_plan::{ChunkId, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
+use reshard_plan::{ChunkId, Destination, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -41,12 +41,14 @@ pub(super) struct Place<'p> {
 }
 
 impl Place<'_> {
-    /// Whether elements of stored type `stored` go there as they are. The planner is asked once.
+    /// Whether elements of stored type `stored` go there as they are. Elements that are cast always go through temporary memory, whatever
+    /// the planner says. It is asked once.
     pub(super) fn goes_straight(&mut self, stored: DType, cx: &LoadCx<'_>) -> Result<bool> {
         if let Some(straight) = self.straight {
             return Ok(straight);
         }
-        let straight = goes_straight(self.item, stored, self.dtype, cx)?;
+        let straight =
+            stored == self.dtype && cx.planner.lookup_tensor(self.item)? == Destination::Leaf;
         self.straight = Some(straight);
         Ok(straight)
     }

@@ -3,7 +3,7 @@
 use super::lend::{Exchanged, Place, Places};
 use crate::{LoadCx, ReadCx, ReadTensor, Result, StorageReader, StrategyError, Traffic};
 use reshard_model::{DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
-use reshard_plan::{Destination, ReadItem, Selection, cast};
+use reshard_plan::{ReadItem, Selection, cast};
 use std::sync::Arc;
 
 /// The most bytes that are in temporary memory for a cast or a planner's transform.
@@ -62,17 +62,6 @@ pub(super) async fn transfer<'p>(
         totals += through_scratch(round, from, how, cx).await?;
     }
     Ok((totals, places.exchanged))
-}
-
-/// Whether elements of stored type `stored` go straight into a leaf of type `dtype`. Elements that are cast always go through
-/// temporary memory, whatever the planner says.
-pub(super) fn goes_straight(
-    item: &ReadItem,
-    stored: DType,
-    dtype: DType,
-    cx: &LoadCx<'_>,
-) -> Result<bool> {
-    Ok(stored == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf)
 }
 
 /// How many of them fit into temporary memory together. At least one, even if it is larger.
