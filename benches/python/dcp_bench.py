@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed._state_dict_utils import _create_cpu_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -109,9 +110,18 @@ class Setting:
             dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
 
+class KeptMemory(BlockingAsyncStager):
+    """DCP's stager with a cache, whose memory is not pinned, because that needs a device of CUDA."""
+
+    def stage(self, state_dict):
+        if self.state_dict_cache is None:
+            self.state_dict_cache = _create_cpu_state_dict(state_dict)
+        return super().stage(state_dict)
+
+
 def stager(kind):
     if kind == "cached":
-        return BlockingAsyncStager(cache_staged_state_dict=True)
+        return KeptMemory(cache_staged_state_dict=True)
     options = StagingOptions(use_pinned_memory=False, use_shared_memory=False, use_async_staging=kind == "background",
                              use_non_blocking_copy=False)
     return DefaultStager(options)

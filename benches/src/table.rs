@@ -180,7 +180,7 @@ const SMALL_SAVES: [&str; 6] = [
 ];
 const SYNCED_SAVES: [&str; 3] = ["sync,cached", "sync,cached,threads=2", "sync,cached,ops=1"];
 const LOADS: [&str; 2] = ["plain", "ops=1"];
-/// Pinned memory needs a device of CUDA, and a stager in a process copies once more.
+/// Pinned memory needs a device of CUDA, so the memory that `stager=cached` keeps is not pinned. A stager in a process copies once more.
 const STALLS: [&str; 4] = [
     "cached,stager=cached",
     "cached,stager=default",
