@@ -67,6 +67,10 @@ mod x86 {
     const AHEAD: usize = 16;
     /// Of longer rows the processor fetches the rest by itself.
     const FETCHED: usize = 4 * LINE;
+    /// Rows of so many bytes are copied several at a time, a part of each in turn: the processor fetches each of them ahead.
+    const LONG: usize = 4 << 10;
+    /// How many.
+    const TOGETHER: usize = 4;
 
     /// Rows of whole lines, at the beginning of a line.
     pub(super) struct Lines<'t, const WIDTH: usize>(&'t mut [[u8; WIDTH]]);
@@ -126,7 +130,7 @@ mod x86 {
             row: impl FnMut(usize) -> Option<&'a [u8; WIDTH]>,
         ) -> usize {
             let _arrived = Arrived;
-            fetched(self.0, row, |to, row| {
+            ahead(self.0, row, |to, row| {
                 for (to, row) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks().0) {
                     let (to, row): (&mut [u8; LINE], &[u8; LINE]) = (to, row);
                     // SAFETY: both are of a line's length. `to` is aligned, as `Lines::of` looks: the first row is, and all are
@@ -145,7 +149,7 @@ mod x86 {
         ) -> usize {
             const PART: usize = size_of::<__m128i>();
             let _arrived = Arrived;
-            fetched(self.0, row, |to, row| {
+            ahead(self.0, row, |to, row| {
                 for (to, row) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks().0) {
                     let (to, row): (&mut [u8; PART], &[u8; PART]) = (to, row);
                     // SAFETY: both are of a register's length. `to` is aligned, as in `past_by_512`. Every x86-64 has the
@@ -159,12 +163,58 @@ mod x86 {
         }
     }
 
-    /// As [`in_order`], with rows asked for from memory [`AHEAD`] of need.
+    /// As [`in_order`], so that what is needed is on its way from memory before. `put` copies rows, or whole lines of them.
+    #[inline(always)]
+    fn ahead<'a, const WIDTH: usize>(
+        to: &mut [[u8; WIDTH]],
+        row: impl FnMut(usize) -> Option<&'a [u8; WIDTH]>,
+        put: impl FnMut(&mut [u8], &'a [u8]),
+    ) -> usize {
+        if WIDTH >= LONG {
+            in_turn(to, row, put)
+        } else {
+            fetched(to, row, put)
+        }
+    }
+
+    /// With a part of each of several rows in turn.
+    #[inline(always)]
+    fn in_turn<'a, const WIDTH: usize>(
+        to: &mut [[u8; WIDTH]],
+        mut row: impl FnMut(usize) -> Option<&'a [u8; WIDTH]>,
+        mut put: impl FnMut(&mut [u8], &'a [u8]),
+    ) -> usize {
+        let mut copied = 0;
+        for to in to.chunks_mut(TOGETHER) {
+            let mut rows = [None; TOGETHER];
+            let mut count = 0;
+            for next in rows.iter_mut().take(to.len()) {
+                *next = row(copied + count);
+                if next.is_none() {
+                    break;
+                }
+                count += 1;
+            }
+            for at in (0..WIDTH).step_by(FETCHED) {
+                let part = at..WIDTH.min(at + FETCHED);
+                for (to, row) in to.iter_mut().zip(rows.iter().flatten()) {
+                    put(&mut to[part.clone()], &row[part.clone()]);
+                }
+            }
+            copied += count;
+            if count < to.len() {
+                break;
+            }
+        }
+        copied
+    }
+
+    /// With rows asked for from memory [`AHEAD`] of need.
     #[inline(always)]
     fn fetched<'a, const WIDTH: usize>(
         to: &mut [[u8; WIDTH]],
         mut row: impl FnMut(usize) -> Option<&'a [u8; WIDTH]>,
-        put: impl FnMut(&mut [u8; WIDTH], &'a [u8; WIDTH]),
+        mut put: impl FnMut(&mut [u8], &'a [u8]),
     ) -> usize {
         let count = to.len();
         let mut ask = |i: usize| {
@@ -182,7 +232,7 @@ mod x86 {
         in_order(
             to,
             |i| std::mem::replace(&mut ahead[i % AHEAD], ask(i + AHEAD)),
-            put,
+            |to, row| put(to, row),
         )
     }
 
@@ -191,20 +241,26 @@ mod x86 {
         use super::*;
 
         #[repr(align(64))]
-        struct Aligned([[u8; 192]; 41]);
+        struct Aligned<const WIDTH: usize>([[u8; WIDTH]; 41]);
 
         #[test]
         fn registers_of_all_widths_copy_the_same() {
-            let rows: Vec<[u8; 192]> = (0..41u8)
+            check_rows::<192>();
+            check_rows::<LONG>();
+            check_rows::<{ LONG + LINE }>();
+        }
+
+        fn check_rows<const WIDTH: usize>() {
+            let rows: Vec<[u8; WIDTH]> = (0..41u8)
                 .map(|r| std::array::from_fn(|i| r ^ i as u8))
                 .collect();
             for until in [0, 1, 15, 16, 17, 40, 41] {
                 let row = |i: usize| (i < until).then(|| &rows[40 - i]);
-                let fresh = || Box::new(Aligned([[7; 192]; 41]));
-                let check = |copied: usize, to: &Aligned| {
+                let fresh = || Box::new(Aligned([[7; WIDTH]; 41]));
+                let check = |copied: usize, to: &Aligned<WIDTH>| {
                     assert_eq!(copied, until);
                     for (i, to) in to.0.iter().enumerate() {
-                        assert_eq!(*to, row(i).copied().unwrap_or([7; 192]));
+                        assert_eq!(*to, row(i).copied().unwrap_or([7; WIDTH]));
                     }
                 };
                 let mut to = fresh();
@@ -274,6 +330,7 @@ mod tests {
             law::<256>(&order, skip, caches)?;
             law::<320>(&order, skip, caches)?;
             law::<24>(&order, skip, caches)?;
+            law::<4160>(&order, skip, caches)?;
         }
     }
 }
