@@ -5,6 +5,7 @@ use crate::{
     worker::{Settings, Source, Worker},
 };
 use mpi::{Threading, environment, ffi::MPI_Comm, raw::AsRaw};
+use reshard_comm::ProcessGroup;
 use std::time::Duration;
 
 /// Settings of an [`MpiGroup`]. Made by [`MpiGroup::builder`].
@@ -27,8 +28,8 @@ impl MpiGroup {
     /// All processes of the job call it. It blocks until they have.
     ///
     /// # Errors
-    /// [`MpiError::Initialized`], [`MpiError::Finalized`]; [`MpiError::Missing`] at the
-    /// [`deadline`](Builder::deadline); [`MpiError::Mpi`], [`MpiError::Thread`].
+    /// [`MpiError::Initialized`], [`MpiError::Finalized`]; [`MpiError::Launcher`] if the launcher is that of another MPI library;
+    /// [`MpiError::Missing`] at the [`deadline`](Builder::deadline); [`MpiError::Mpi`], [`MpiError::Thread`].
     pub fn init() -> Result<Self> {
         Self::builder().init()
     }
@@ -103,7 +104,11 @@ impl Builder {
         if environment::is_initialized() {
             return Err(MpiError::Initialized);
         }
-        self.start(Source::Init)
+        let group = self.start(Source::Init)?;
+        match launched().filter(|_| group.size() == 1) {
+            Some((variable, ranks)) => Err(MpiError::Launcher { variable, ranks }),
+            None => Ok(group),
+        }
     }
 
     /// Like [`MpiGroup::from_communicator`].
@@ -141,4 +146,15 @@ impl Builder {
         let worker = Worker::start(source, settings)?;
         Ok(MpiGroup::whole(worker, self.patience))
     }
+}
+
+/// How many processes a launcher says that it has started, if it is more than one; and the variable that says so.
+fn launched() -> Option<(&'static str, u32)> {
+    let more = |variable| {
+        let ranks = std::env::var(variable).ok()?.parse().ok()?;
+        (ranks > 1).then_some((variable, ranks))
+    };
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
+        .into_iter()
+        .find_map(more)
 }

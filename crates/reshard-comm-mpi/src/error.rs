@@ -31,6 +31,17 @@ pub enum MpiError {
         /// The level that the MPI library granted.
         granted: &'static str,
     },
+    /// MPI takes this process for a job of its own, but a launcher has started it with others.
+    #[error(
+        "MPI says that this process is alone, but a launcher has started {ranks} ({variable}); start the program with the \
+         launcher of the MPI library that it was built against"
+    )]
+    Launcher {
+        /// The variable of the launcher.
+        variable: &'static str,
+        /// What it says.
+        ranks: u32,
+    },
     /// A setting of the builder, or the communicator, is wrong.
     #[error("{0}")]
     Setting(String),
@@ -64,6 +75,7 @@ impl MpiError {
             | Self::NotInitialized
             | Self::Finalized
             | Self::Threads { .. }
+            | Self::Launcher { .. }
             | Self::Setting(_) => ErrorKind::Invalid,
             Self::Missing { .. } => ErrorKind::PeerFailed,
             Self::Mpi { .. } | Self::Thread(_) => ErrorKind::Unavailable,

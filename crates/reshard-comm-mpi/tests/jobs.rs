@@ -41,6 +41,7 @@ fn a_rank() {
         "beside-the-job" => beside_the_job(),
         "threads" => too_few_threads(),
         "once" => only_once(),
+        "launcher" => other_launcher(),
         "order" => last_drop_finalizes(),
         "broken" => broken_and_finalized(),
         "panics" => panics(),
@@ -197,6 +198,33 @@ fn only_once() {
     let world = mpi::topology::SimpleCommunicator::world();
     let third = MpiGroup::from_communicator(&world);
     assert!(matches!(third, Err(MpiError::Finalized)), "{third:?}");
+}
+
+fn other_launcher() {
+    let e = MpiGroup::init().unwrap_err();
+    assert!(matches!(e, MpiError::Launcher { ranks: 4, .. }), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_process_that_the_launcher_of_another_library_started_is_no_job_of_one() {
+    // What that launcher would set.
+    let variable = if common::is_mpich() {
+        "OMPI_COMM_WORLD_SIZE"
+    } else {
+        "PMI_SIZE"
+    };
+    let rank = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rank", "--ignored", "--nocapture"])
+        .env(MODE, "launcher")
+        .env(variable, "4")
+        .output()
+        .unwrap();
+    assert!(
+        rank.status.success(),
+        "{}",
+        String::from_utf8_lossy(&rank.stderr)
+    );
 }
 
 #[test]

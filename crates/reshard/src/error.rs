@@ -21,13 +21,15 @@ pub struct Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (doing, url) = (self.doing, &self.url);
+        f.write_str(self.doing)?;
+        // What is done for several checkpoints has no URL.
+        if !self.url.is_empty() {
+            write!(f, " {}", self.url)?;
+        }
         match &self.source {
             // The inner message would only repeat the URL in another form.
-            StrategyError::NotACheckpoint { why, .. } => {
-                write!(f, "{doing} {url}: it is not a checkpoint: {why}")
-            }
-            e => write!(f, "{doing} {url}: {e}"),
+            StrategyError::NotACheckpoint { why, .. } => write!(f, ": it is not a checkpoint: {why}"),
+            e => write!(f, ": {e}"),
         }
     }
 }

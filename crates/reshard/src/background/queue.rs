@@ -318,7 +318,7 @@ impl AsyncCallsQueue {
             self.open.len(),
             self.in_flight
         );
-        Error::new("finalizing", "", StrategyError::Invalid(what))
+        Error::new("finalizing saves", "", StrategyError::Invalid(what))
     }
 
     /// Removes what dropped requests have left, of which all ranks know already that they are lost.
