@@ -198,7 +198,8 @@ impl LentBuffer {
                 return Err(ModelError::invalid(&self.key, what));
             }
         }
-        self.check_disjoint(wants)?;
+        let layouts: Vec<(&Layout, &Region)> = wants.iter().map(|(v, r)| (&v.layout, r)).collect();
+        check_disjoint(&layouts)?;
         // A second round of regions could overlap the first.
         if self.claimed.swap(true, Ordering::Relaxed) {
             return Err(ModelError::invalid(
@@ -216,47 +217,6 @@ impl LentBuffer {
             .collect())
     }
 
-    fn check_disjoint(&self, wants: &[(&LentView, Region)]) -> Result<()> {
-        let overlap = |i: usize, j: usize| ModelError::Overlap {
-            a: Box::new(wants[i].1.clone()),
-            b: Box::new(wants[j].1.clone()),
-        };
-        // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
-        let mut order: Vec<usize> = (0..wants.len()).collect();
-        order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0) as usize);
-        let groups: Vec<&[usize]> = order
-            .chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0))
-            .collect();
-        for g in &groups {
-            let ndim = wants[g[0]].1.ndim();
-            let range = |i: usize, a: usize| wants[g[i]].1.offsets[a]..wants[g[i]].1.end(a);
-            if let Some((i, j)) = first_overlap(g.len(), ndim, range) {
-                return Err(overlap(g[i], g[j]));
-            }
-        }
-        if groups.len() < 2 {
-            return Ok(());
-        }
-        // Regions of different views: apart when the bytes that they span are; else their runs are compared one by one.
-        let hulls: Vec<_> = wants
-            .iter()
-            .map(|(v, r)| v.layout.narrow(r).hull())
-            .collect();
-        if first_overlap(hulls.len(), 1, |i, _| hulls[i].clone()).is_none() {
-            return Ok(());
-        }
-        let mut runs: Vec<(u64, u64, usize)> = Vec::new();
-        for (i, (view, region)) in wants.iter().enumerate() {
-            let l = view.layout.narrow(region);
-            runs.extend(Segments::source_order(&l, &l).map(|(s, _, n)| (s, s + n, i)));
-        }
-        runs.sort_unstable();
-        match runs.windows(2).find(|w| w[0].1 > w[1].0) {
-            Some(w) => Err(overlap(w[0].2, w[1].2)),
-            None => Ok(()),
-        }
-    }
-
     /// Makes the tensors again, over the same memory at the same address.
     ///
     /// # Errors
@@ -269,6 +229,51 @@ impl LentBuffer {
             Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
             Err(me) => Err((me, views)),
         }
+    }
+}
+
+/// Fails if two regions of views of one memory share a byte. Each region comes with the layout of its view.
+///
+/// # Errors
+/// [`ModelError::Overlap`].
+pub fn check_disjoint(wants: &[(&Layout, &Region)]) -> Result<()> {
+    let overlap = |i: usize, j: usize| ModelError::Overlap {
+        a: Box::new(wants[i].1.clone()),
+        b: Box::new(wants[j].1.clone()),
+    };
+    // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
+    let mut order: Vec<usize> = (0..wants.len()).collect();
+    order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0).addr());
+    let groups: Vec<&[usize]> = order
+        .chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0))
+        .collect();
+    for g in &groups {
+        let ndim = wants[g[0]].1.ndim();
+        let range = |i: usize, a: usize| wants[g[i]].1.offsets[a]..wants[g[i]].1.end(a);
+        if let Some((i, j)) = first_overlap(g.len(), ndim, range) {
+            return Err(overlap(g[i], g[j]));
+        }
+    }
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    // Regions of different views: apart when the bytes that they span are; else their runs are compared one by one.
+    let hulls: Vec<_> = wants
+        .iter()
+        .map(|(view, r)| view.narrow(r).hull())
+        .collect();
+    if first_overlap(hulls.len(), 1, |i, _| hulls[i].clone()).is_none() {
+        return Ok(());
+    }
+    let mut runs: Vec<(u64, u64, usize)> = Vec::new();
+    for (i, (view, region)) in wants.iter().enumerate() {
+        let l = view.narrow(region);
+        runs.extend(Segments::source_order(&l, &l).map(|(s, _, n)| (s, s + n, i)));
+    }
+    runs.sort_unstable();
+    match runs.windows(2).find(|w| w[0].1 > w[1].0) {
+        Some(w) => Err(overlap(w[0].2, w[1].2)),
+        None => Ok(()),
     }
 }
 

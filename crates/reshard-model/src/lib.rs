@@ -44,7 +44,8 @@ mod value;
 
 pub use boxes::{BoxFault, first_fault};
 pub use buffer::{
-    Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, copy_rows,
+    Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, check_disjoint,
+    copy_rows,
 };
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};

@@ -28,7 +28,9 @@ impl fmt::Display for Error {
         }
         match &self.source {
             // The inner message would only repeat the URL in another form.
-            StrategyError::NotACheckpoint { why, .. } => write!(f, ": it is not a checkpoint: {why}"),
+            StrategyError::NotACheckpoint { why, .. } => {
+                write!(f, ": it is not a checkpoint: {why}")
+            }
             e => write!(f, ": {e}"),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::ranks::{groups, store};
 use futures::{
-    channel::mpsc,
+    channel::{mpsc, oneshot},
     executor::block_on,
     future::{Either, select},
 };
@@ -14,15 +14,16 @@ use reshard::{
         Transaction,
     },
 };
-use reshard_parallel::FullyParallelLoad;
+use reshard_parallel::{FullyParallelLoad, TwoStageLoad};
 use reshard_torch_dist::TorchDistLoadConfig;
 use std::{ops::Range, pin::pin, sync::Arc, thread, time::Duration};
 
-/// It never answers what is to be read into leaves, and keeps the regions until the read is dropped.
+/// It takes its time to read into leaves, or never answers. Then it keeps the regions until the read is dropped.
 #[derive(Debug)]
 struct Stuck {
     inner: Arc<dyn Store>,
     asked: mpsc::UnboundedSender<()>,
+    takes: Option<Duration>,
 }
 
 /// Lets go of regions only after a while, as a thread in a call of the system does.
@@ -48,8 +49,17 @@ impl Store for Stuck {
         self.inner.read(name, range).await
     }
 
-    async fn read_into(&self, reads: Vec<RecordRead>, _: Progress) -> Result<Traffic> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         assert!(!reads.is_empty());
+        if let Some(takes) = self.takes {
+            let (done, is_done) = oneshot::channel::<()>();
+            thread::spawn(move || {
+                thread::sleep(takes);
+                drop(done);
+            });
+            is_done.await.ok();
+            return self.inner.read_into(reads, progress).await;
+        }
         let kept = Slow(reads);
         self.asked.unbounded_send(()).unwrap();
         let () = std::future::pending().await;
@@ -118,7 +128,11 @@ fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
         thread::spawn(move || -> Option<(Vec<(String, usize)>, LoadError)> {
             let inner = Stores::linked().unwrap().open(&url).unwrap();
             let store: Arc<dyn Store> = match rank {
-                0 => Arc::new(Stuck { inner, asked }),
+                0 => Arc::new(Stuck {
+                    inner,
+                    asked,
+                    takes: None,
+                }),
                 _ => inner,
             };
             let template = replicas();
@@ -150,5 +164,37 @@ fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
         assert!(e.to_string().contains("rank 2"), "rank {rank}: {e}");
         assert_eq!(addresses(&template), before, "rank {rank}");
         assert!(before.iter().all(|(_, address)| *address != 0));
+    }
+}
+
+/// Rank 0 reads for much longer than the deadline. A deadline is for ranks that say nothing.
+#[test]
+fn a_rank_may_read_for_longer_than_a_step_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    store(vec![replicas()], &url);
+    let ranks = groups(3).into_iter().enumerate().map(|(rank, group)| {
+        let url = url.clone();
+        thread::spawn(move || {
+            let inner = Stores::linked().unwrap().open(&url).unwrap();
+            let store: Arc<dyn Store> = match rank {
+                0 => Arc::new(Stuck {
+                    inner,
+                    asked: mpsc::unbounded().0,
+                    takes: Some(Duration::from_secs(8)),
+                }),
+                _ => inner,
+            };
+            let load = reshard::load(replicas(), &url)
+                .group(&*group)
+                .store(store)
+                .deadline(Duration::from_secs(5))
+                .strategy(TwoStageLoad::new(TorchDistLoadConfig::default()));
+            block_on(load.with_report()).unwrap().1.exchange.rounds
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    for rank in ranks {
+        assert!(rank.join().unwrap() > 3);
     }
 }

@@ -171,11 +171,7 @@ impl AsyncCallsQueue {
         let guard = comm.guard("requesting a save");
         let planned = save.plan(&comm).await;
         let pending = match planned {
-            Ok(mut pending) => {
-                pending.stage(&*stager).await;
-                pending.synchronize_staging(&*stager).await;
-                Ok(pending)
-            }
+            Ok(pending) => Ok(pending.staged(&*stager, true).await),
             Err(e) => Err(e),
         };
         guard.done();

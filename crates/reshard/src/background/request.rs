@@ -1,6 +1,7 @@
 use crate::{SaveReport, save::PendingSave};
 use reshard_model::{BoxError, ErrorKind};
 use reshard_storage::wait;
+use reshard_strategy::StrategyError;
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -135,11 +136,13 @@ impl AsyncRequest {
 
 impl Drop for AsyncRequest {
     fn drop(&mut self) {
-        if let Some(pending) = self.pending.take() {
+        if let Some(mut pending) = self.pending.take() {
             tracing::error!(
                 url = pending.url(),
                 "a request to save was dropped before it was scheduled"
             );
+            // Ranks that have scheduled theirs may wait in an exchange for this one.
+            pending.fail(StrategyError::Invalid("the request was dropped".into()));
             self.dropped.push(self.number, pending);
         }
     }

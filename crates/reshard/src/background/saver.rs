@@ -141,7 +141,7 @@ impl AsyncSaver {
         save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
-        let mut pending = match save.plan(&comm).await {
+        let pending = match save.plan(&comm).await {
             Ok(pending) => pending,
             Err(e) => {
                 guard.done();
@@ -151,13 +151,9 @@ impl AsyncSaver {
         // From here on other ranks may wait for this one where they commit.
         let committing = Comm::new(&*self.committing);
         let until_written = committing.guard("starting a save");
-        pending.stage(&*stager).await;
-        let stager = if stager.should_synchronize_after_execute() {
-            pending.synchronize_staging(&*stager).await;
-            None
-        } else {
-            Some(stager)
-        };
+        let waits = stager.should_synchronize_after_execute();
+        let pending = pending.staged(&*stager, waits).await;
+        let stager = (!waits).then_some(stager);
         guard.done();
 
         let (staged_sender, staged) = event();

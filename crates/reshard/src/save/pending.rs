@@ -13,7 +13,7 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, FileBody, Name, Progress, Transaction};
+use reshard_storage::{Durability, FileBody, Name, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
@@ -60,8 +60,21 @@ pub(super) enum CommonFile {
 }
 
 impl PendingSave {
+    /// Stages with `stager`, and waits until that is complete if `wait_for_copies`. If the future is dropped, or the stager panics, what
+    /// the save has begun is removed.
+    pub(crate) async fn staged(self, stager: &dyn AsyncStager, wait_for_copies: bool) -> Self {
+        let mut remove = Removed(Some(self.remover()));
+        let mut pending = self;
+        pending.stage(stager).await;
+        if wait_for_copies {
+            pending.synchronize_staging(stager).await;
+        }
+        remove.0 = None;
+        pending
+    }
+
     /// Copies what the caller may change. If that fails, [`finish`](Self::finish) tells all ranks, and nothing is written.
-    pub(crate) async fn stage(&mut self, stager: &dyn AsyncStager) {
+    async fn stage(&mut self, stager: &dyn AsyncStager) {
         let common = match &mut self.common_file {
             CommonFile::State(common) => Some(common),
             CommonFile::None | CommonFile::Stored(_) => None,
@@ -118,8 +131,11 @@ impl PendingSave {
     /// all ranks.
     pub(crate) async fn write(&mut self) {
         if self.written.is_none() {
-            let written = self.write_files().await;
-            self.written = Some(written);
+            match self.write_files().await {
+                Ok(()) => self.written = Some(Ok(())),
+                // Ranks may wait in an exchange for what this one will not write.
+                Err(e) => self.fail(e),
+            }
             self.clock.done(Phase::Write);
         }
     }
@@ -170,6 +186,17 @@ impl PendingSave {
             stays: version.stays,
             phases: clock.phases(),
         })
+    }
+}
+
+/// Removes what a save has begun, when it is dropped with something to do.
+struct Removed<F: Future<Output = ()>>(Option<F>);
+
+impl<F: Future<Output = ()>> Drop for Removed<F> {
+    fn drop(&mut self) {
+        if let Some(remove) = self.0.take() {
+            wait(remove);
+        }
     }
 }
 

@@ -185,3 +185,60 @@ fn a_rank_that_can_not_stage_is_no_deadline_for_ranks_that_write_for_each_other(
         assert_eq!(home.names(), [""; 0]);
     }
 }
+
+/// What each of two ranks hears that write for each other, when they wait for the end of a request.
+fn heard(
+    drops: Option<Rank>,
+    fault: impl Fn() + Clone + Send + Sync + 'static,
+) -> (Vec<String>, Duration) {
+    let home = Arc::new(Folder::new());
+    let of_ranks = Arc::clone(&home);
+    let begun = Instant::now();
+    let heard = on_ranks(2, move |group| {
+        let (home, fault) = (Arc::clone(&of_ranks), fault.clone());
+        async move {
+            let training = Training::new(group.rank(), 2, 0);
+            let (state, url) = (training.state(), home.url("x"));
+            let queue = AsyncCallsQueue::new(&group).await.unwrap();
+            let mut queue = queue.with_deadline(Duration::from_secs(60));
+            let mut save = reshard::save(&state, &url).policy(AllInOne::new().gather());
+            if group.rank() == Rank(0) {
+                save = save.progress(move |_| fault());
+            }
+            let request = queue.request(save).await.unwrap();
+            if drops == Some(group.rank()) {
+                drop(request);
+            } else {
+                queue.schedule(request).unwrap();
+            }
+            let e = queue.maybe_finalize(true).await.unwrap_err();
+            queue.close(false).await.unwrap();
+            e.to_string()
+        }
+    });
+    assert_eq!(home.names(), [""; 0]);
+    (heard, begun.elapsed())
+}
+
+#[test]
+fn a_coordinator_that_can_not_write_common_state_is_no_deadline_for_ranks_that_write_for_each_other()
+ {
+    let (heard, took) = heard(None, || panic!("a fault"));
+    for e in heard {
+        assert!(e.contains("rank 0") && e.contains("a fault"), "{e}");
+        assert!(!e.contains("`stage`"), "it was staged: {e}");
+    }
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn a_dropped_request_is_no_deadline_for_ranks_that_write_for_each_other() {
+    for rank in [Rank(0), Rank(1)] {
+        let (heard, took) = heard(Some(rank), || ());
+        for e in heard {
+            let what = format!("rank {} dropped its request", rank.0);
+            assert!(e.contains(&what), "{e}");
+        }
+        assert!(took < Duration::from_secs(30), "{took:?}");
+    }
+}

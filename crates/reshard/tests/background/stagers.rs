@@ -1,8 +1,8 @@
 use crate::common::{Fails, Folder, Gate, Training, on_ranks};
 use async_trait::async_trait;
 use reshard::{
-    AsyncSaver, AsyncStager, BlockingAsyncStager, Checkpoint, Data, ProcessGroup, ShardedTensor,
-    SingleProcess, Staging, StateDict, Tensor, blocking, strategy::Result,
+    AsyncCallsQueue, AsyncSaver, AsyncStager, BlockingAsyncStager, Checkpoint, Data, ProcessGroup,
+    ShardedTensor, SingleProcess, Staging, StateDict, Tensor, blocking, strategy::Result,
 };
 use std::sync::{
     Arc, Mutex,
@@ -150,6 +150,13 @@ impl AsyncStager for Hangs {
 
 #[test]
 fn a_start_that_one_rank_drops_fails_the_save_on_the_others_at_once() {
+    // Rank 0 has begun what has to be removed.
+    for drops in [2, 0] {
+        a_start_that_a_rank_drops(drops);
+    }
+}
+
+fn a_start_that_a_rank_drops(drops: u32) {
     let home = Arc::new(Folder::new());
     let of_ranks = Arc::clone(&home);
     let ended = on_ranks(3, move |group| {
@@ -159,7 +166,7 @@ fn a_start_that_one_rank_drops_fails_the_save_on_the_others_at_once() {
             let (url, state) = (home.url("ckpt"), training.state());
             let mut saver = AsyncSaver::new(&group).await.unwrap();
             let save = reshard::save(&state, &url);
-            if group.rank().0 == 2 {
+            if group.rank().0 == drops {
                 let (called, staging) = futures::channel::oneshot::channel();
                 let stager = Arc::new(Hangs(Mutex::new(Some(called))));
                 let start = Box::pin(saver.start(save.stager(stager)));
@@ -171,7 +178,47 @@ fn a_start_that_one_rank_drops_fails_the_save_on_the_others_at_once() {
         }
     });
     for e in ended.into_iter().flatten() {
-        assert!(e.contains("rank 2") && e.contains("starting a save"), "{e}");
+        let rank = format!("rank {drops}");
+        assert!(e.contains(&rank) && e.contains("starting a save"), "{e}");
     }
     assert!(home.names().is_empty(), "{:?}", home.names());
+}
+
+/// Panics.
+#[derive(Debug)]
+struct Panics;
+
+#[async_trait]
+impl AsyncStager for Panics {
+    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+        None.unwrap()
+    }
+}
+
+#[test]
+fn a_stager_that_panics_or_is_left_waiting_leaves_nothing() {
+    use futures::{FutureExt, executor::block_on};
+    let home = Folder::new();
+    let (url, state) = (
+        home.url("x"),
+        Training::new(SingleProcess.rank(), 1, 0).state(),
+    );
+    block_on(async {
+        let mut saver = AsyncSaver::new(&SingleProcess).await.unwrap();
+        let save = reshard::save(&state, &url).stager(Arc::new(Panics));
+        let start = std::panic::AssertUnwindSafe(saver.start(save));
+        assert!(start.catch_unwind().await.is_err());
+        assert!(home.names().is_empty(), "{:?}", home.names());
+        drop(saver);
+
+        let mut queue = AsyncCallsQueue::new(&SingleProcess).await.unwrap();
+        let (called, staging) = futures::channel::oneshot::channel();
+        let stager = Arc::new(Hangs(Mutex::new(Some(called))));
+        let save = reshard::save(&state, &url).stager(stager);
+        let request = Box::pin(queue.request(save));
+        drop(futures::future::select(request, staging).await);
+        assert!(home.names().is_empty(), "{:?}", home.names());
+        // The place is free again.
+        reshard::save(&state, &url).await.unwrap();
+    });
 }

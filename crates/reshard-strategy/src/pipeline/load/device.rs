@@ -328,7 +328,12 @@ fn attempt(
     buffer: &dyn DeviceBuffer,
     call: impl FnOnce() -> Result<(), BoxError>,
 ) -> Result<()> {
-    let what = || format!("copying to {}", buffer.device());
+    let what = || {
+        // Its name is its code, too.
+        let name = catch_unwind(AssertUnwindSafe(|| buffer.device().to_owned()));
+        let name = name.unwrap_or_else(|_| "a device whose name can't be had".into());
+        format!("copying to {name}")
+    };
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(done) => done.map_err(|source| {
             let (key, what) = (key.into(), what());

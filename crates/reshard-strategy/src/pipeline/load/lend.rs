@@ -5,8 +5,8 @@ use crate::{LoadCx, LoadFailure, Result, StrategyError};
 use futures_timer::Delay;
 use indexmap::IndexMap;
 use reshard_model::{
-    DType, Data, DeviceTensor, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded,
-    ShardedTensor, Tensor,
+    DType, Data, DeviceTensor, FlatStateDict, Layout, LentBuffer, LentView, Region, RegionMut,
+    Sharded, ShardedTensor, Tensor, check_disjoint,
 };
 use reshard_plan::{ChunkId, Destination, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
 use std::{
@@ -230,7 +230,9 @@ impl Loan {
                 .collect();
             out.add(wants, lent.buffer.regions_mut(&regions)?);
         }
-        for ((t, d), wants) in on_devices.into_iter().zip(wants) {
+        let on_devices: Vec<_> = on_devices.into_iter().zip(wants).collect();
+        check_devices(&on_devices)?;
+        for ((t, d), wants) in on_devices {
             let regions: Vec<Region> = wants.iter().map(|want| want.region.clone()).collect();
             let copies = self.devices.leaf(&t.key, d);
             let regions = RegionMut::on_device(&t.key, d.layout(), &regions, &copies)?;
@@ -387,6 +389,23 @@ fn restore(template: &mut FlatStateDict, leaves: &[u32], handles: Vec<Tensor>) {
             t.data = Data::Host(h);
         }
     }
+}
+
+/// Fails if leaves that are views of one device memory want the same bytes of it.
+fn check_devices(leaves: &[((&ShardedTensor, &DeviceTensor), Vec<Want<'_>>)]) -> Result<()> {
+    let mut by_memory: BTreeMap<usize, Vec<(&Layout, &Region)>> = BTreeMap::new();
+    for ((_, d), wants) in leaves {
+        let memory = Arc::as_ptr(d.buffer()).cast::<()>().addr();
+        let regions = wants.iter().map(|want| (d.layout(), &want.region));
+        by_memory.entry(memory).or_default().extend(regions);
+    }
+    for regions in by_memory.values() {
+        // One that does not fit is refused where it is cut.
+        if regions.iter().all(|(view, r)| r.fits(view.shape())) {
+            check_disjoint(regions)?;
+        }
+    }
+    Ok(())
 }
 
 /// The region of a leaf's local tensor for a region of the plan. The local tensor lacks the prepended axes, whose length is 1.

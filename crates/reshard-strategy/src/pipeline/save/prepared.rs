@@ -120,7 +120,10 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
     fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
         let work = self.work.as_mut().ok_or_else(written_already)?;
         let wanted = work.wanted();
-        put_data(&mut work.state, &wanted, copies)
+        put_data(&mut work.state, &wanted, copies)?;
+        // What fails from here on, fails in writing.
+        self.step = Step::Write;
+        Ok(())
     }
 
     fn give_up(&mut self, why: &StrategyError) {

@@ -14,22 +14,32 @@ use crate::{
 use bytes::Bytes;
 use deliver::{Delivery, Ready};
 use fetch::{Fetch, Fetched};
+use futures_timer::Delay;
 use reshard_model::{Layout, Payload, Tensor};
 use reshard_plan::{ExchangeAlgo, LoadPlan, ObjectId, Selection, Serve, Wanted};
 use std::{
     collections::{BTreeMap, VecDeque},
+    future::poll_fn,
     iter::Peekable,
+    pin::Pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
     vec,
 };
 
+type Filling<'c> = Pin<Box<dyn Future<Output = Result<Traffic>> + Send + 'c>>;
+
+/// So long peers wait for a rank that fills their leaves, before all of them meet.
+const LONGEST_TURN: Duration = Duration::from_secs(10);
+
 /// What this rank still has to read and to send.
 pub(super) struct Giver<'p, 'c> {
     serves: Peekable<vec::IntoIter<Serving<'p>>>,
-    /// What it reads straight into leaves, into its own and those of peers.
-    straight: Vec<ReadTensor>,
-    borrowed: Vec<Borrowed>,
+    /// Fills the leaves of peers that have lent them, and this rank's own with them.
+    filling: Option<Filling<'c>>,
+    /// What came of that, if it ended while this rank waited for its peers.
+    filled: Option<Result<Traffic>>,
     algo: ExchangeAlgo,
     has_parts: bool,
     /// This rank's own items that want what it serves, or parts of it.
@@ -101,10 +111,17 @@ impl<'p, 'c> Giver<'p, 'c> {
             }
             serves.push(Serving { n, serve, to, lent });
         }
+        let filling: Option<Filling<'c>> = match straight.is_empty() {
+            true => None,
+            false => {
+                let read = from.read_tensors(straight, how);
+                Some(Box::pin(unless_closed(borrowed, read)))
+            }
+        };
         Ok(Self {
             serves: serves.into_iter().peekable(),
-            straight,
-            borrowed,
+            filling,
+            filled: None,
             algo: plan.exchange.algo,
             has_parts: plan.exchange.serves.iter().any(|s| !s.parts.is_empty()),
             own,
@@ -122,22 +139,35 @@ impl<'p, 'c> Giver<'p, 'c> {
         })
     }
 
-    /// Fills the leaves of peers that have lent them, and this rank's own with them.
-    async fn fill_lent(&mut self) -> Result<()> {
-        let reads = std::mem::take(&mut self.straight);
-        if reads.is_empty() {
-            return Ok(());
+    /// Fills the leaves of peers that have lent them, for a while: peers wait for this rank, and have a deadline. `true` if it is done.
+    async fn fill_lent(&mut self) -> Result<bool> {
+        if let Some(filling) = &mut self.filling {
+            let begun = Instant::now();
+            let mut turn = Delay::new(LONGEST_TURN.min(self.cx.comm.deadline() / 4));
+            let filled = poll_fn(|cx| match filling.as_mut().poll(cx) {
+                Poll::Ready(filled) => Poll::Ready(Some(filled)),
+                Poll::Pending => Pin::new(&mut turn).poll(cx).map(|()| None),
+            });
+            let filled = filled.await;
+            self.took += begun.elapsed();
+            match filled {
+                Some(_) => self.filled = filled,
+                None => return Ok(false),
+            }
         }
-        let begun = Instant::now();
-        let read = self.from.read_tensors(reads, self.how);
-        self.totals += unless_closed(&self.borrowed, read).await?;
-        self.took += begun.elapsed();
-        Ok(())
+        if let Some(filled) = self.filled.take() {
+            self.filling = None;
+            self.totals += filled?;
+        }
+        Ok(true)
     }
 
     /// The part of each peer in this round.
     pub(super) async fn round(&mut self) -> Result<Outgoing> {
-        self.fill_lent().await?;
+        if !self.fill_lent().await? {
+            let parts = self.deliver();
+            return Ok(Outgoing { parts, more: true });
+        }
         loop {
             if self
                 .reading
@@ -162,6 +192,15 @@ impl<'p, 'c> Giver<'p, 'c> {
 
     /// Goes on reading. It may be dropped at any time.
     pub(super) async fn read_on(&mut self) {
+        if let Some(filling) = &mut self.filling
+            && self.filled.is_none()
+        {
+            let begun = Instant::now();
+            let filled = filling.await;
+            self.filling = None;
+            self.filled = Some(filled);
+            self.took += begun.elapsed();
+        }
         if let Some((_, read)) = &mut self.reading {
             read.go_on().await;
         }

@@ -168,7 +168,7 @@ impl Borrowed {
 
 /// Reads into what the peers of `all` have lent, unless one of them wants it back.
 pub(super) async fn unless_closed<T>(
-    all: &[Borrowed],
+    all: Vec<Borrowed>,
     read: impl Future<Output = Result<T>> + Send,
 ) -> Result<T> {
     let mut read = pin!(read);
