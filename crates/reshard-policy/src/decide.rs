@@ -94,7 +94,7 @@ impl Sharding {
 pub struct PolicyMetrics {
     /// The policy's description of itself.
     pub description: String,
-    /// How long the call took.
+    /// How long the call took. Zero in a save whose plan was known, for which the policy was not asked.
     pub duration: Duration,
     /// Number of shards.
     pub shards: u64,

@@ -24,7 +24,7 @@ use reshard_plan::{SaveContext, SavePlan};
 use reshard_policy::{ShardingPolicy, describe, gathers};
 use resolve::codec;
 use share::{Shared, share};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use structure::structure;
 use written::Target;
 
@@ -92,6 +92,8 @@ impl<W: StorageWriter> Planned<W> {
             });
 
         // What was decided for this structure before, or is decided now.
+        // For a plan that is known nobody asks the policy.
+        let mut asking_took = None;
         let decided = match share(local, asked.as_deref(), &*self.writer, cx).await? {
             Shared::Known(decided) => {
                 if cx.rank_local {
@@ -100,6 +102,7 @@ impl<W: StorageWriter> Planned<W> {
                 if let Some(kept) = kept {
                     kept.used();
                 }
+                asking_took = Some(Duration::ZERO);
                 decided
             }
             Shared::New {
@@ -154,7 +157,10 @@ impl<W: StorageWriter> Planned<W> {
             results: Vec::new(),
             heard: None,
             metadata: Arc::clone(&decided.metadata),
-            policy: decided.policy.clone(),
+            policy: decided.policy.clone().map(|mut metrics| {
+                metrics.duration = asking_took.unwrap_or(metrics.duration);
+                metrics
+            }),
         })
     }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use reshard::{
     AsyncCallsQueue, AsyncSaver, DType, Dialect, KeptPlan, ProcessGroup, Rank, Save, ShardedObject,
-    ShardedTensor, StateDict, Tensor, Value,
+    ShardedTensor, StateDict, Tensor, Value, blocking,
     model::{HostBuffer, Layout, Payload, Tree},
     plan::{DefaultSavePlanner, PlanError, SavePlan, SavePlanner},
     policy::{AllInOne, ByFiles, MaxShardSize},
@@ -577,4 +577,19 @@ fn savers_and_queues_keep_plans_themselves() {
         });
         assert_eq!(planned.take(), 6, "queue: {queue}");
     }
+}
+
+#[test]
+fn a_policy_is_not_asked_for_a_plan_that_is_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = Arc::new(KeptPlan::new());
+    let state = state(0, 4);
+    let durations = ["a", "b"].map(|name| {
+        let url = dir.path().join(name).display().to_string();
+        let save = reshard::save(&state, &url).kept_plan(&kept);
+        let saved = blocking::run(save.rank_local(true).policy(AllInOne::new())).unwrap();
+        saved.policy.unwrap().duration
+    });
+    assert_eq!(kept.reused(), 1);
+    assert!(!durations[0].is_zero() && durations[1].is_zero());
 }
