@@ -1,7 +1,5 @@
 //! Loads into device memory.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use reshard::{
     DType, Data, ErrorKind, Region, ShardedTensor, StateDict, Tensor, blocking,
     model::{DeviceTensor, testkit::FakeDevice},

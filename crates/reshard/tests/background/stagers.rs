@@ -190,8 +190,9 @@ struct Panics;
 
 #[async_trait]
 impl AsyncStager for Panics {
+    #[expect(clippy::panic, reason = "this is the fault")]
     async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
-        None.unwrap()
+        panic!("a fault")
     }
 }
 
