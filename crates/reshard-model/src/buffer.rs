@@ -321,13 +321,8 @@ impl RegionMut {
             let what = format!("region {region} does not lie in a view of shape {shape}");
             return Err(ModelError::invalid(key, what));
         }
-        let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
-        if let Some((i, j)) = first_overlap(regions.len(), shape.len(), range) {
-            return Err(ModelError::Overlap {
-                a: Box::new(regions[i].clone()),
-                b: Box::new(regions[j].clone()),
-            });
-        }
+        let wants: Vec<(&Layout, &Region)> = regions.iter().map(|region| (view, region)).collect();
+        check_disjoint(&wants)?;
         let memory = Memory::Device {
             key: key.into(),
             copies: Arc::clone(copies),

@@ -21,11 +21,14 @@ pub(super) struct Begun {
 impl SetUp {
     /// Begins a new version. The place is resolved here, once for all ranks.
     async fn begin(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
-        let store = self
-            .store
-            .resolved()
-            .await?
-            .unwrap_or_else(|| Arc::clone(&self.store));
+        let store = match &self.resolved {
+            Some(resolved) => Arc::clone(resolved),
+            // Why it can't be resolved is told here.
+            None => {
+                let resolved = self.store.resolved().await?;
+                resolved.unwrap_or_else(|| Arc::clone(&self.store))
+            }
+        };
         let Replaced { if_exists, stays } = if overwrite {
             replace(&store, &self.registry).await?
         } else {
@@ -131,7 +134,8 @@ pub(super) async fn begin(
                 None => setup.join(theirs).await,
             };
             // Places may be mounted under different directories, but the name of the checkpoint is the same.
-            let name = setup.in_flight.as_ref().map(|_| last_part(&setup.place));
+            let place = setup.place().url();
+            let name = setup.in_flight.as_ref().map(|_| last_part(&place));
             alike::agree(comm, "begin", begun, &setup.plain, rule, name).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),

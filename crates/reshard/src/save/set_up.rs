@@ -27,10 +27,17 @@ pub(super) struct SetUp {
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
-    /// The URL of the resolved place: two spellings of one place are equal here.
-    pub(super) place: String,
+    /// The place that the URL means, if it could be resolved before the save begins. Two spellings of one place are equal in it.
+    pub(super) resolved: Option<Arc<dyn Store>>,
     /// Keeps other saves from the place while an asynchronous one is not finished.
     pub(super) in_flight: Option<InFlight>,
+}
+
+impl SetUp {
+    /// The resolved place, or the one that was given.
+    pub(super) fn place(&self) -> &Arc<dyn Store> {
+        self.resolved.as_ref().unwrap_or(&self.store)
+    }
 }
 
 impl Save<'_> {
@@ -107,7 +114,7 @@ impl Save<'_> {
             common,
             parts,
             plain,
-            place: String::new(),
+            resolved: None,
             in_flight: None,
         })
     }
@@ -116,12 +123,12 @@ impl Save<'_> {
     pub(super) async fn list_place(&self, mut set_up: SetUp) -> Result<SetUp, StrategyError> {
         // A place that can't be resolved is reported where the save begins.
         let resolved = set_up.store.resolved().await.ok().flatten();
-        set_up.place = resolved.as_ref().unwrap_or(&set_up.store).url();
-        let rank = self.ranks.group.rank();
+        set_up.resolved = resolved;
+        let (place, rank) = (set_up.place().url(), self.ranks.group.rank());
         if self.asynchronous {
-            set_up.in_flight = Some(InFlight::new(&set_up.place, rank)?);
+            set_up.in_flight = Some(InFlight::new(&place, rank)?);
         } else {
-            in_flight::check(&set_up.place, rank)?;
+            in_flight::check(&place, rank)?;
         }
         Ok(set_up)
     }
