@@ -205,7 +205,6 @@ impl Work {
         // MPI connects ranks when they need it, so each rank has a link to each other one from the beginning.
         for rank in (0..size).filter(|rank| *rank != me) {
             if let Admission::Yes(queue) = mesh.called_by(rank) {
-                mesh.begin_link();
                 peers.insert(rank, Peer::new(rank, queue));
             }
         }
@@ -293,7 +292,7 @@ impl Work {
         while let Some(message) = peer.arrived() {
             moved = true;
             if message.kind == Kind::Bye {
-                self.mesh.gone(rank, "left the job");
+                self.mesh.gone(rank, message.goodbye());
                 if !peer.heard {
                     peer.heard = true;
                     self.mesh.end_hearing();

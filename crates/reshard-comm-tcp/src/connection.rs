@@ -44,13 +44,17 @@ fn try_start(
     messages: Receiver<Message>,
     watch: Watch,
 ) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(watch.silence))?;
-    stream.set_write_timeout(Some(watch.silence))?;
+    let set = stream
+        .set_nodelay(true)
+        .and_then(|()| stream.set_read_timeout(Some(watch.silence)))
+        .and_then(|()| stream.set_write_timeout(Some(watch.silence)));
+    if let Err(e) = set {
+        never_used(mesh);
+        return Err(e);
+    }
     let stream = Arc::new(stream);
     let ends = (Arc::clone(&stream), stream);
     let owners = (Arc::clone(mesh), Arc::clone(mesh));
-    mesh.begin_link();
     let reader = thread::Builder::new()
         .name(format!("reshard-from-{peer}"))
         .spawn(move || {
@@ -60,8 +64,7 @@ fn try_start(
             mesh.end_hearing();
         });
     if let Err(e) = reader {
-        mesh.end_hearing();
-        mesh.end_sending();
+        never_used(mesh);
         return Err(e);
     }
     let writer = thread::Builder::new()
@@ -80,6 +83,12 @@ fn try_start(
     writer.map(drop).inspect_err(|_| mesh.end_sending())
 }
 
+/// The link has no threads.
+pub(crate) fn never_used(mesh: &Mesh) {
+    mesh.end_hearing();
+    mesh.end_sending();
+}
+
 /// Reads until the end, and says why it is the end.
 fn read(mesh: &Mesh, peer: u32, stream: &TcpStream, watch: Watch) -> String {
     let mut from = BufReader::with_capacity(64 << 10, stream);
@@ -87,7 +96,7 @@ fn read(mesh: &Mesh, peer: u32, stream: &TcpStream, watch: Watch) -> String {
         match frame::read(&mut from, watch.message_limit) {
             Ok(Some(message)) if message.kind == Kind::Bye => {
                 // From here on it reads nothing; the end of its stream comes soon.
-                return "left the job".to_owned();
+                return message.goodbye();
             }
             Ok(Some(message)) => mesh.arrived(peer, message),
             Ok(None) => return "vanished: its connection was closed without a goodbye".to_owned(),

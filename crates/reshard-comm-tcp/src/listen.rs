@@ -134,7 +134,10 @@ impl Door {
         match mesh.called_by(peer) {
             Admission::Yes(messages) => match caller.answer(&job.token, Verdict::Yes, limit) {
                 Ok(stream) => connection::start(mesh, peer, stream, messages, job.watch),
-                Err(e) => mesh.gone(peer, format!("vanished during its call: {e}")),
+                Err(e) => {
+                    connection::never_used(mesh);
+                    mesh.gone(peer, format!("vanished during its call: {e}"));
+                }
             },
             Admission::Declined => drop(caller.answer(&job.token, Verdict::Declined, limit)?),
             Admission::Refused => {}

@@ -69,6 +69,28 @@ fn a_rank_that_panics_is_named() {
 }
 
 #[test]
+fn a_rank_that_leaves_says_which_group_of_it_broke_before() {
+    let groups = tcp_groups(3, |builder| builder);
+    on_ranks(groups, |group| async move {
+        let me = group.rank().0;
+        let part = group.split((me > 0).then_some(0), 0).await.unwrap();
+        match part {
+            Some(part) if me == 2 => part.abort(boom()),
+            Some(part) => drop(part.barrier().await.unwrap_err()),
+            // Rank 1 is gone as soon as it knows. This rank has heard nothing of the sub-group.
+            None => {
+                let error = group.gather(Bytes::new(), Rank(0)).await.unwrap_err();
+                let text = error.to_string();
+                assert!(
+                    text.contains("left the group, after a group of it broke: boom"),
+                    "{text}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
 fn ranks_that_need_nobody_who_left_go_on() {
     let groups = tcp_groups(4, |builder| builder);
     on_ranks(groups, |group| async move {

@@ -13,7 +13,7 @@
 //!
 //! The transport sends all messages of the queue in their order, until the queue is closed. It delivers the messages of each
 //! rank in the order in which that rank sent them. [`Kind::Bye`] is a rank's last message: the transport calls
-//! [`Mesh::gone`] for it. [`Mesh::begin_link`], [`Mesh::end_sending`] and [`Mesh::end_hearing`] count links that are in use,
+//! [`Mesh::gone`] for it, with [`Message::goodbye`]. A link is in use until [`Mesh::end_sending`] and [`Mesh::end_hearing`],
 //! for [`Mesh::shut`], which the transport calls when the last group of the rank is dropped.
 
 mod collective;

@@ -258,10 +258,11 @@ impl Drop for Collective<'_> {
         }
         let (mesh, id) = (self.seat.mesh, self.seat.group);
         let me = mesh.name(id, mesh.me());
+        let trouble = || mesh.trouble(id).map(|what| format!(", after {what}"));
         let why = if std::thread::panicking() {
-            ", because it panicked"
+            ", because it panicked".to_owned()
         } else {
-            ""
+            trouble().unwrap_or_default()
         };
         let text = format!("{me} left a collective before it was done{why}");
         // If the call failed, its error came first, and this one does not count.

@@ -3,7 +3,6 @@ use super::{
     links::Mesh,
     message::Call,
     method::{Described, Method},
-    room::Left,
 };
 use crate::{Cause, CommError, ProcessGroup, Rank, Result};
 use async_trait::async_trait;
@@ -163,13 +162,7 @@ impl fmt::Debug for MeshGroup {
 
 impl Drop for MeshGroup {
     fn drop(&mut self) {
-        let panics = std::thread::panicking();
-        let how = if panics {
-            Left::Panicked
-        } else {
-            Left::InOrder
-        };
-        self.mesh().close(self.id, how);
+        self.mesh().close(self.id, std::thread::panicking());
     }
 }
 

@@ -56,6 +56,7 @@ impl Mesh {
             busy: 0,
             reading: 0,
             closing: false,
+            first_trouble: None,
             changes: 0,
             woken: Vec::new(),
         };
@@ -141,13 +142,22 @@ impl Mesh {
         });
     }
 
-    /// This rank leaves the group.
-    pub(super) fn close(&self, group: u64, how: Left) {
+    /// This rank leaves the group, `panicked` or not.
+    pub(super) fn close(&self, group: u64, panicked: bool) {
         self.change(|state| {
+            let how = if panicked {
+                Left::Panicked
+            } else {
+                let trouble = state.trouble(group, self.me);
+                if state.first_trouble.is_none() {
+                    state.first_trouble.clone_from(&trouble);
+                }
+                trouble.map_or(Left::InOrder, Left::After)
+            };
+            let notice = leave(group, &how);
             let room = state.rooms.entry(group).or_default();
-            room.closed = true;
+            room.closed = Some(how);
             let members = room.members.clone();
-            let notice = leave(group, how);
             state.tell(self.me, &members, None, &notice);
             state.forget(group, self.me);
         });
@@ -285,6 +295,11 @@ impl Mesh {
         room.map_or_else(|| format!("rank {who} of the job"), |room| room.name(who))
     }
 
+    /// What has gone wrong on this rank, if it gives up something in this group.
+    pub(super) fn trouble(&self, group: u64) -> Option<String> {
+        self.lock().trouble(group, self.me)
+    }
+
     /// Breaks the group. All members hear of it. Only the first error counts.
     pub(super) fn break_group(&self, group: u64, error: CommError) {
         self.change(|state| {
@@ -298,7 +313,8 @@ impl Mesh {
 
     /// A member has called.
     ///
-    /// If two ranks call each other, the call of the lower one counts. So there is never more than one connection.
+    /// If two ranks call each other, the call of the lower one counts. So there is never more than one connection. A link that was admitted is
+    /// in use until [`end_sending`](Self::end_sending) and [`end_hearing`](Self::end_hearing), also if it fails before anything is sent.
     pub fn called_by(&self, peer: u32) -> Admission {
         self.change(|state| match state.links.get(peer as usize) {
             Some(Link::Idle) => Admission::Yes(state.up(peer)),
@@ -308,7 +324,8 @@ impl Mesh {
         })
     }
 
-    /// A call of this rank was taken. Returns the messages for that rank, or `None` if another connection is used.
+    /// A call of this rank was taken. Returns the messages for that rank, or `None` if another connection is used. The link is in use as after
+    /// [`called_by`](Self::called_by).
     pub fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
         self.change(|state| match state.links.get(peer as usize)? {
             Link::Dialling(_) => Some(state.up(peer)),
@@ -357,7 +374,7 @@ impl Mesh {
     pub fn groups_with(&self, peer: u32) -> Vec<u64> {
         let state = self.lock();
         let concerned = state.rooms.iter().filter(|(_, room)| {
-            room.broken.is_none() && !room.closed && room.members.contains(&peer)
+            room.broken.is_none() && room.closed.is_none() && room.members.contains(&peer)
         });
         concerned.map(|(group, _)| *group).collect()
     }
@@ -374,14 +391,6 @@ impl Mesh {
     /// A task is done.
     pub fn task_done(&self) {
         self.change(|state| state.busy -= 1);
-    }
-
-    /// A link is used from now on, in both directions.
-    pub fn begin_link(&self) {
-        self.change(|state| {
-            state.reading += 1;
-            state.busy += 1;
-        });
     }
 
     /// All messages of a link are sent, and its queue is closed; or nothing more can be sent.

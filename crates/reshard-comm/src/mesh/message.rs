@@ -1,3 +1,4 @@
+use super::state::heard;
 use bytes::Bytes;
 
 /// What a [`Message`] is for.
@@ -10,9 +11,9 @@ pub enum Kind {
     Used,
     /// A group is broken; the bytes say why.
     Abort,
-    /// The sender left a group. A byte says whether it panicked.
+    /// The sender left a group. A byte says whether it panicked; words say what went wrong on it before, if anything did.
     Leave,
-    /// The sender left all groups. It sends nothing more.
+    /// The sender left all groups. It sends nothing more. Words say what went wrong on it before, if anything did.
     Bye,
     /// The sender is alive.
     Alive,
@@ -73,6 +74,14 @@ pub struct Message {
 }
 
 impl Message {
+    /// Why nothing more comes from the sender of this [`Kind::Bye`], for [`Mesh::gone`](super::Mesh::gone).
+    pub fn goodbye(&self) -> String {
+        match heard(&self.body) {
+            Some(what) => format!("left the job, after {what}"),
+            None => "left the job".to_owned(),
+        }
+    }
+
     /// A notice about a group.
     pub fn notice(kind: Kind, group: u64, body: Bytes) -> Self {
         Self {

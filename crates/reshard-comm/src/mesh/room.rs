@@ -25,8 +25,8 @@ pub(super) struct Room {
     /// The ranks of the job that are in the group. Empty until this rank knows of the group.
     pub(super) members: Vec<u32>,
     pub(super) broken: Option<CommError>,
-    /// Whether this rank has left.
-    pub(super) closed: bool,
+    /// How this rank has left, if it has.
+    pub(super) closed: Option<Left>,
     /// How many calls this rank has begun.
     pub(super) calls: u64,
     pub(super) running: bool,
@@ -71,16 +71,18 @@ impl Flow {
 }
 
 /// How a rank left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     InOrder,
     Panicked,
+    /// What had gone wrong on that rank before.
+    After(String),
 }
 
 impl Room {
     /// A message of rank `from` of the job has arrived.
     pub(super) fn arrived(&mut self, from: u32, message: Message) {
-        if !self.closed {
+        if self.closed.is_none() {
             self.peers.entry(from).or_default().inbox.push_back(message);
         }
     }
@@ -142,17 +144,24 @@ impl Room {
 
     /// Why rank `who` of the job will send nothing more, if it left.
     pub(super) fn has_left(&self, who: u32) -> Option<CommError> {
-        let why = match self.peers.get(&who)?.left? {
-            Left::InOrder => "left the group",
-            Left::Panicked => "left the group, because it panicked",
+        let why = match self.peers.get(&who)?.left.as_ref()? {
+            Left::InOrder => "left the group".to_owned(),
+            Left::Panicked => "left the group, because it panicked".to_owned(),
+            Left::After(what) => format!("left the group, after {what}"),
         };
-        Some(self.lost(who, why))
+        Some(self.lost(who, &why))
+    }
+
+    /// The members that have not left, without `me`.
+    pub(super) fn present(&self, me: u32) -> impl Iterator<Item = u32> {
+        let left = |who: &u32| self.peers.get(who).is_some_and(|peer| peer.left.is_some());
+        let members = self.members.iter().copied();
+        members.filter(move |who| *who != me && !left(who))
     }
 
     /// Whether nothing of this group matters any more: this rank and all others left.
     pub(super) fn is_over(&self, me: u32) -> bool {
-        let left = |who: &u32| self.peers.get(who).is_some_and(|peer| peer.left.is_some());
-        self.closed && self.members.iter().all(|who| *who == me || left(who))
+        self.closed.is_some() && self.present(me).next().is_none()
     }
 
     /// The ranks of which the current call needs a message that is not there.

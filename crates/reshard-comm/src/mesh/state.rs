@@ -14,6 +14,8 @@ use std::{
 
 /// Causes that are longer than this are not sent as a whole.
 const CAUSE_LIMIT: usize = 64 << 10;
+/// What a rank says when it leaves is cut after so many characters.
+const WORDS_LIMIT: usize = 4 << 10;
 
 /// Work that may block, which a [`Mesh`](super::Mesh) leaves to its transport.
 #[derive(Debug)]
@@ -46,6 +48,8 @@ pub(super) struct State {
     /// Reading threads that are not done.
     pub(super) reading: usize,
     pub(super) closing: bool,
+    /// What went wrong first on this rank.
+    pub(super) first_trouble: Option<String>,
     /// How often anything changed.
     pub(super) changes: u64,
     pub(super) woken: Vec<Waker>,
@@ -101,6 +105,9 @@ impl State {
         let Some(link) = self.links.get_mut(peer as usize) else {
             return messages;
         };
+        // It counts before anybody hears that the call was taken: this rank must not leave before it has said goodbye.
+        self.reading += 1;
+        self.busy += 1;
         let waiting = match std::mem::replace(link, Link::Idle) {
             Link::Dialling(waiting) => waiting,
             _ => Vec::new(),
@@ -113,7 +120,7 @@ impl State {
             let broken = room.broken.as_ref().map(|error| abort(*group, error));
             broken
                 .into_iter()
-                .chain(room.closed.then(|| leave(*group, Left::InOrder)))
+                .chain(room.closed.as_ref().map(|how| leave(*group, how)))
         });
         // The receiver is here, so nothing is lost.
         waiting
@@ -133,9 +140,11 @@ impl State {
 
     /// Ends the links that are up. Their threads still send what is queued.
     pub(super) fn say_goodbye(&mut self) {
+        // A rank may wait for this one in a group of which this one does not know.
+        let words = words(self.first_trouble.as_deref().unwrap_or_default());
         for link in &mut self.links {
             if let Link::Up(queue) = link {
-                drop(queue.send(Message::notice(Kind::Bye, 0, Bytes::new())));
+                drop(queue.send(Message::notice(Kind::Bye, 0, words.clone())));
                 *link = Link::Gone("was left by this rank".to_owned());
             } else if matches!(link, Link::Idle) {
                 *link = Link::Gone("was left by this rank".to_owned());
@@ -173,9 +182,11 @@ impl State {
             return None;
         }
         let notice = abort(group, &error);
+        self.first_trouble
+            .get_or_insert_with(|| format!("a group of it broke: {}", error.to_cause()));
         room.broken = Some(error);
         self.woken.extend(room.waker.take());
-        if !room.closed {
+        if room.closed.is_none() {
             let members = room.members.clone();
             self.tell(me, &members, except, &notice);
         }
@@ -195,12 +206,7 @@ impl State {
                 self.break_room(me, group, cause, Some(from));
             }
             Kind::Leave => {
-                let panicked = message.body.first() == Some(&1);
-                let how = if panicked {
-                    Left::Panicked
-                } else {
-                    Left::InOrder
-                };
+                let how = how_it_left(&message.body);
                 self.rooms.entry(group).or_default().left(from, how);
                 self.forget(group, me);
             }
@@ -211,6 +217,19 @@ impl State {
         }
     }
 
+    /// What has gone wrong on this rank, if it gives up something in this group. The others may know nothing of it: they
+    /// may wait for this rank only, or in another group.
+    pub(super) fn trouble(&self, group: u64, me: u32) -> Option<String> {
+        let room = self.rooms.get(&group)?;
+        let vanished = room
+            .present(me)
+            .find_map(|who| match self.links.get(who as usize)? {
+                Link::Gone(why) => Some(format!("{} {why}", room.name(who))),
+                _ => None,
+            });
+        vanished.or_else(|| self.first_trouble.clone())
+    }
+
     pub(super) fn forget(&mut self, group: u64, me: u32) {
         if self.rooms.get(&group).is_some_and(|room| room.is_over(me)) {
             self.rooms.remove(&group);
@@ -218,9 +237,32 @@ impl State {
     }
 }
 
-pub(super) fn leave(group: u64, how: Left) -> Message {
-    let panicked = u8::from(how == Left::Panicked);
-    Message::notice(Kind::Leave, group, vec![panicked].into())
+/// How a rank says what went wrong on it.
+fn words(what: &str) -> Bytes {
+    what.chars().take(WORDS_LIMIT).collect::<String>().into()
+}
+
+/// What a rank said that went wrong on it, if it said anything.
+pub(super) fn heard(words: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(words);
+    (!words.is_empty()).then(|| text.chars().take(WORDS_LIMIT).collect())
+}
+
+/// A byte says how, and words say what was before.
+pub(super) fn leave(group: u64, how: &Left) -> Message {
+    let mut body = vec![u8::from(*how == Left::Panicked)];
+    if let Left::After(what) = how {
+        body.extend_from_slice(&words(what));
+    }
+    Message::notice(Kind::Leave, group, body.into())
+}
+
+fn how_it_left(body: &[u8]) -> Left {
+    match body {
+        [1, ..] => Left::Panicked,
+        [_, said @ ..] => heard(said).map_or(Left::InOrder, Left::After),
+        [] => Left::InOrder,
+    }
 }
 
 pub(super) fn abort(group: u64, error: &CommError) -> Message {
