@@ -65,7 +65,7 @@ pub use sharded::{
 };
 pub use split::{
     Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split,
-    split_as, unflatten,
+    split_as, split_ref, unflatten,
 };
 pub use tensor::Tensor;
 pub use tree::{Difference, Path, Step, Tree, ValueTree, diff};

@@ -8,7 +8,7 @@ use crate::{
     Result, Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 mod dcp;
 mod factories;
@@ -118,14 +118,32 @@ pub fn split(state: StateDict, dialect: Dialect) -> Result<Parts> {
 /// # Errors
 /// As [`split`].
 pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<Parts> {
-    if !matches!(state, Tree::Dict(_)) {
+    split_cow(Cow::Owned(state), dialect, flatten)
+}
+
+/// [`split`] of a state dict that stays with the caller. Only leaves are cloned, which are handles on buffers.
+///
+/// # Errors
+/// As [`split`].
+pub fn split_ref(state: &StateDict, dialect: Dialect) -> Result<Parts> {
+    split_cow(Cow::Borrowed(state), dialect, Flatten::default())
+}
+
+fn split_cow(state: Cow<'_, StateDict>, dialect: Dialect, flatten: Flatten) -> Result<Parts> {
+    if !matches!(*state, Tree::Dict(_)) {
         return Err(structure(&[], "a state dict must be a dict"));
     }
-    let (state, mut factories) = expand_factories(state)?;
+    // Most states have no factories, and are left as they are.
+    let (state, mut factories) = if factories::any(&state) {
+        let (state, factories) = expand_factories(state.into_owned())?;
+        (Cow::Owned(state), factories)
+    } else {
+        (state, Tree::new())
+    };
     let mut parts = match dialect {
         Dialect::Megatron => megatron::split(state)?,
-        Dialect::Dcp => dcp::split(state, flatten)?,
-        Dialect::TensorsOnly => tensors_only(dcp::split(state, flatten)?)?,
+        Dialect::Dcp => dcp::split(state.into_owned(), flatten)?,
+        Dialect::TensorsOnly => tensors_only(dcp::split(state.into_owned(), flatten)?)?,
     };
     parts.skeleton.lent = lend(&mut factories, &parts.flat);
     parts.skeleton.factories = factories;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use reshard_model::{
     DType, Data, Dialect, Flatten, Leaf, LocalNonpersistent, Parts, Path, Payload, Sharded,
     ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree, split, split_as,
-    unflatten,
+    split_ref, unflatten,
 };
 
 fn tensor(key: &str) -> ShardedTensor {
@@ -108,6 +108,10 @@ fn any_state() -> impl Strategy<Value = StateDict> {
     })
 }
 
+fn any_dialect() -> impl Strategy<Value = Dialect> {
+    prop::sample::select(vec![Dialect::Megatron, Dialect::Dcp, Dialect::TensorsOnly])
+}
+
 /// Whether a subtree has sharded or local leaves, and whether it has common ones (empty containers are common).
 fn halves(tree: &StateDict) -> (bool, bool) {
     match tree {
@@ -178,6 +182,25 @@ proptest! {
         let parts = split_as(state.clone(), Dialect::Dcp, rule).unwrap();
         let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
         prop_assert_eq!(expected(&restored), expected(&state));
+    }
+
+    /// A borrowed state is split as an owned one, and stays as it was.
+    #[test]
+    fn a_state_that_stays_with_the_caller_is_split_alike(state in any_state(), dialect in any_dialect()) {
+        let before = expected(&state);
+        let (ours, owned) = (split_ref(&state, dialect), split(state.clone(), dialect));
+        prop_assert_eq!(expected(&state), before);
+        match (ours, owned) {
+            (Ok(ours), Ok(owned)) => {
+                prop_assert_eq!(format!("{:?}", ours.flat), format!("{:?}", owned.flat));
+                prop_assert_eq!(&ours.common, &owned.common);
+                prop_assert_eq!(&ours.paths, &owned.paths);
+                let restored = ours.skeleton.restore(ours.flat, ours.common).unwrap();
+                prop_assert_eq!(expected(&restored), expected(&state));
+            }
+            (Err(ours), Err(owned)) => prop_assert_eq!(ours.to_string(), owned.to_string()),
+            (ours, owned) => prop_assert!(false, "{ours:?} is not {owned:?}"),
+        }
     }
 
     /// As PyTorch has it: int keys of dicts come back as text, empty dicts don't come back, local leaves aren't there.

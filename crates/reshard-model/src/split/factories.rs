@@ -8,12 +8,16 @@ use indexmap::IndexMap;
 /// # Errors
 /// Whatever a factory says.
 pub fn expand_factories(state: StateDict) -> Result<(StateDict, Tree<ShardedTensorFactory>)> {
-    // Most states have none, and are left as they are.
-    if !state.any(&|leaf| matches!(leaf, Leaf::Factory(_))) {
+    if !any(&state) {
         return Ok((state, Tree::new()));
     }
     let (state, factories) = expand(state)?;
     Ok((state, factories.unwrap_or_default()))
+}
+
+/// Whether a state dict has factories.
+pub(super) fn any(state: &StateDict) -> bool {
+    state.any(&|leaf| matches!(leaf, Leaf::Factory(_)))
 }
 
 fn expand(tree: StateDict) -> Result<(StateDict, Option<Tree<ShardedTensorFactory>>)> {

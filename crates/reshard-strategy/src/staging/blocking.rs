@@ -7,10 +7,9 @@ use super::{
 use crate::{Result, StrategyError};
 use async_trait::async_trait;
 use indexmap::IndexMap;
-use reshard_model::{
-    Caches, Data, DeviceBuffer, DeviceTensor, Layout, ModelError, RegionMut, Tensor, copy_rows,
-};
+use reshard_model::{Caches, Data, DeviceBuffer, Layout, ModelError, RegionMut, Tensor, copy_rows};
 use reshard_storage::run_blocking;
+use smallvec::SmallVec;
 use std::{
     ops::Range,
     sync::{
@@ -120,8 +119,8 @@ impl BlockingAsyncStager {
     }
 
     /// Memory for copies, and whether it was kept from an earlier call.
-    fn memory(&self, slab: &Slab) -> Result<(Memory, bool)> {
-        let device = slab.device();
+    fn memory(&self, slab: &Slab, leaves: &[Data]) -> Result<(Memory, bool)> {
+        let device = slab.device(leaves);
         if let Some(kept) = lock(&self.pool).take(slab.bytes, device) {
             return Ok((kept, true));
         }
@@ -132,26 +131,27 @@ impl BlockingAsyncStager {
 
 #[async_trait]
 impl AsyncStager for BlockingAsyncStager {
-    async fn stage(&self, mut leaves: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>> {
         self.check(&leaves)?;
 
         // All views of one buffer share one copy.
-        let mut copies: IndexMap<usize, Copied> = IndexMap::new();
+        let mut copies: IndexMap<usize, Copied> = IndexMap::with_capacity(leaves.len());
         for (i, leaf) in leaves.iter().enumerate() {
-            if let Some((buffer, from)) = Origin::of(leaf) {
+            if let Some(buffer) = buffer_id(leaf) {
                 copies
                     .entry(buffer)
-                    .or_insert_with(|| Copied::new(from))
+                    .or_insert_with(Copied::new)
                     .add(i, leaf);
             }
         }
 
         // First all memory is allocated. Then I/O threads copy.
-        let slabs = slabs(copies.into_values());
+        let slabs = slabs(copies.into_values(), &leaves);
+        let leaves = Arc::new(leaves);
         let (mut memories, mut tasks) = (Vec::with_capacity(slabs.len()), Vec::new());
         let all: u64 = slabs.iter().map(|slab| slab.bytes).sum();
         for slab in &slabs {
-            let (memory, is_kept) = self.memory(slab)?;
+            let (memory, is_kept) = self.memory(slab, &leaves)?;
             // What the caches can't hold goes past them, unless new memory comes through them anyway.
             let caches = if is_kept && all >= LARGE {
                 Caches::Past
@@ -161,8 +161,17 @@ impl AsyncStager for BlockingAsyncStager {
             slab.tasks(&memory, caches, &mut tasks)?;
             memories.push(memory);
         }
-        let copied = run_blocking(tasks.into_iter().map(|task| move || copy(task))).await?;
+        let tasks = tasks.into_iter().map(|task| {
+            let leaves = Arc::clone(&leaves);
+            move || task.into_iter().try_for_each(|piece| piece.copy(&leaves))
+        });
+        let copied = run_blocking(tasks).await?;
         copied.into_iter().collect::<Result<()>>()?;
+
+        // All tasks are over, so nobody else has them.
+        let mut leaves = Arc::unwrap_or_clone(leaves);
+        // The copies have driven the buffers' handles out of the caches, and now they are dropped.
+        Data::prefetch(&*leaves);
 
         let mut used = Vec::with_capacity(memories.len());
         for (slab, memory) in slabs.iter().zip(memories) {
@@ -197,32 +206,35 @@ const LARGE: u64 = 32 << 20;
 /// Bytes that are copied at a time.
 const ROW: usize = 4096;
 
-/// One buffer, and the parts of it that are copied.
+/// One buffer, and the parts of it that are copied. A state has many, so usual ones allocate nothing.
 struct Copied {
-    from: Origin,
-    /// By position.
-    leaves: Vec<usize>,
+    /// Leaves that are views of it, by position.
+    leaves: SmallVec<[usize; 1]>,
     /// The ranges of bytes that leaves use, each with its position in the copy.
-    parts: Vec<(Range<u64>, u64)>,
+    parts: SmallVec<[(Range<u64>, u64); 1]>,
     /// Where the copy begins in its memory.
     at: u64,
 }
 
 impl Copied {
-    fn new(from: Origin) -> Self {
+    fn new() -> Self {
         Self {
-            from,
-            leaves: Vec::new(),
-            parts: Vec::new(),
+            leaves: SmallVec::new(),
+            parts: SmallVec::new(),
             at: 0,
         }
+    }
+
+    /// A leaf that is a view of the buffer.
+    fn leaf<'a>(&self, leaves: &'a [Data]) -> Option<&'a Data> {
+        leaves.get(*self.leaves.first()?)
     }
 
     fn add(&mut self, i: usize, leaf: &Data) {
         self.leaves.push(i);
         let hull = layout(leaf).map(Layout::hull).unwrap_or_default();
         if !hull.is_empty() {
-            let end = hull.end.next_multiple_of(GRAIN).min(self.from.bytes());
+            let end = hull.end.next_multiple_of(GRAIN).min(buffer_bytes(leaf));
             self.parts.push((hull.start / GRAIN * GRAIN..end, 0));
         }
     }
@@ -231,7 +243,7 @@ impl Copied {
     fn lay_out(&mut self) -> u64 {
         self.parts
             .sort_unstable_by_key(|(span, _)| (span.start, span.end));
-        let mut parts: Vec<(Range<u64>, u64)> = Vec::new();
+        let mut parts: SmallVec<[(Range<u64>, u64); 1]> = SmallVec::new();
         let mut end = 0;
         for (span, _) in self.parts.drain(..) {
             match parts.last_mut().filter(|(last, _)| last.end >= span.start) {
@@ -286,13 +298,13 @@ struct Slab {
 }
 
 /// Distributes copies over memory. A large one, and one from a device, has memory of its own.
-fn slabs(copies: impl Iterator<Item = Copied>) -> Vec<Slab> {
+fn slabs(copies: impl Iterator<Item = Copied>, leaves: &[Data]) -> Vec<Slab> {
     let mut out: Vec<Slab> = Vec::new();
     // Where small copies go.
     let mut open: Option<usize> = None;
     for mut copied in copies {
         let bytes = copied.lay_out();
-        let alone = bytes >= SLAB || matches!(copied.from, Origin::Device(_));
+        let alone = bytes >= SLAB || matches!(copied.leaf(leaves), Some(Data::Device(_)));
         let place = open.filter(|i| !alone && out[*i].bytes + bytes <= SLAB);
         match place {
             Some(i) => {
@@ -316,44 +328,54 @@ fn slabs(copies: impl Iterator<Item = Copied>) -> Vec<Slab> {
 
 impl Slab {
     /// The device, if the copies come from one.
-    fn device(&self) -> Option<&Arc<dyn DeviceBuffer>> {
-        match &self.copies.first()?.from {
-            Origin::Device(t) => Some(t.buffer()),
-            Origin::Host(_) => None,
+    fn device<'a>(&self, leaves: &'a [Data]) -> Option<&'a Arc<dyn DeviceBuffer>> {
+        match self.copies.first()?.leaf(leaves)? {
+            Data::Device(t) => Some(t.buffer()),
+            Data::Host(_) | Data::None | Data::Lazy(_) => None,
         }
     }
 
     /// What threads have to copy: small copies together, large ones in parts.
-    fn tasks(&self, memory: &Memory, caches: Caches, tasks: &mut Vec<Vec<Span>>) -> Result<()> {
-        let mut spans = Vec::new();
+    fn tasks(&self, memory: &Memory, caches: Caches, tasks: &mut Vec<Vec<Piece>>) -> Result<()> {
+        let mut pieces: Vec<(Range<u64>, Vec<Span>)> = Vec::new();
         for copied in &self.copies {
+            let Some(&leaf) = copied.leaves.first() else {
+                continue;
+            };
             for (span, at) in &copied.parts {
                 for start in span.clone().step_by(TASK as usize) {
                     let part = start..span.end.min(start + TASK);
-                    spans.push((copied, copied.at + at + (start - span.start), part));
+                    let at = copied.at + at + (start - span.start);
+                    let end = at + (part.end - part.start);
+                    let span = Span { leaf, part, at };
+                    match pieces.last_mut() {
+                        Some((place, spans)) if end - place.start <= TASK => {
+                            place.end = end;
+                            spans.push(span);
+                        }
+                        _ => pieces.push((at..end, vec![span])),
+                    }
                 }
             }
         }
-        let places = spans
-            .iter()
-            .map(|(_, at, part)| (*at, part.end - part.start));
+        let places = pieces.iter().map(|(place, _)| place.clone());
         let into = memory.parts(places)?;
         let mut room = 0;
-        for ((copied, _, part), into) in spans.into_iter().zip(into) {
-            let bytes = part.end - part.start;
-            let span = Span {
-                from: copied.from.clone(),
-                part,
+        for ((place, spans), into) in pieces.into_iter().zip(into) {
+            let bytes = place.end - place.start;
+            let piece = Piece {
+                spans,
+                place,
                 into,
                 caches,
             };
             match tasks.last_mut() {
                 Some(task) if bytes <= room => {
-                    task.push(span);
+                    task.push(piece);
                     room -= bytes;
                 }
                 _ => {
-                    tasks.push(vec![span]);
+                    tasks.push(vec![piece]);
                     room = TASK - bytes;
                 }
             }
@@ -362,35 +384,56 @@ impl Slab {
     }
 }
 
-/// A range of bytes of a buffer, and where it goes.
-struct Span {
-    from: Origin,
-    part: Range<u64>,
+/// A part of a memory, and what is copied there.
+struct Piece {
+    spans: Vec<Span>,
+    /// In the memory. Spans lie there one after the other.
+    place: Range<u64>,
     into: RegionMut,
     caches: Caches,
 }
 
-fn copy(spans: Vec<Span>) -> Result<()> {
-    spans.into_iter().try_for_each(Span::copy)
+/// A range of bytes of a leaf's buffer, and where it goes in the memory.
+struct Span {
+    leaf: usize,
+    part: Range<u64>,
+    at: u64,
+}
+
+impl Piece {
+    fn copy(self, leaves: &[Data]) -> Result<()> {
+        let whole = Layout::contiguous(1, &[self.place.end - self.place.start]);
+        let mut into = self.into.strided_copy(&whole.ok_or_else(fault)?)?;
+        let (_, mut rest) = into.take_runs(1).pop().ok_or_else(fault)?;
+        let mut at = self.place.start;
+        for span in self.spans {
+            let bytes = (span.part.end - span.part.start) as usize;
+            let gap = span.at.checked_sub(at).ok_or_else(fault)? as usize;
+            let (out, after) = std::mem::take(&mut rest)
+                .get_mut(gap..)
+                .and_then(|rest| rest.split_at_mut_checked(bytes))
+                .ok_or_else(fault)?;
+            (rest, at) = (after, span.at + bytes as u64);
+            let leaf = leaves.get(span.leaf).ok_or_else(fault)?;
+            span.copy(leaf, out, self.caches)?;
+        }
+        Ok(())
+    }
 }
 
 impl Span {
-    fn copy(self) -> Result<()> {
-        let fault = || StrategyError::Internal("a staged leaf leaves its buffer".into());
+    fn copy(&self, leaf: &Data, out: &mut [u8], caches: Caches) -> Result<()> {
         let Range { start, end } = self.part;
-        let whole = Layout::contiguous(1, &[end - start]).ok_or_else(fault)?;
-        let mut into = self.into.strided_copy(&whole)?;
-        let (_, out) = into.take_runs(1).pop().ok_or_else(fault)?;
-        match &self.from {
-            Origin::Host(t) => {
+        match leaf {
+            Data::Host(t) => {
                 let from = t.buffer_bytes().get(start as usize..end as usize);
                 let (from, last) = from.ok_or_else(fault)?.as_chunks::<ROW>();
                 let (out, rest) = out.as_chunks_mut::<ROW>();
-                copy_rows(out, self.caches, |i| from.get(i));
+                copy_rows(out, caches, |i| from.get(i));
                 rest.copy_from_slice(last);
                 Ok(())
             }
-            Origin::Device(t) => {
+            Data::Device(t) => {
                 let layout = Layout::new(1, start, [end - start].into(), [1].into());
                 let copied = t.buffer().copy_to_host(&layout.ok_or_else(fault)?, out);
                 Ok(copied.map_err(|source| ModelError::Source {
@@ -399,8 +442,13 @@ impl Span {
                     source,
                 })?)
             }
+            Data::None | Data::Lazy(_) => Err(fault()),
         }
     }
+}
+
+fn fault() -> StrategyError {
+    StrategyError::Internal("a staged leaf leaves its buffer".into())
 }
 
 fn layout(leaf: &Data) -> Option<&Layout> {
@@ -411,31 +459,20 @@ fn layout(leaf: &Data) -> Option<&Layout> {
     }
 }
 
-/// Where bytes are copied from: any handle on the buffer.
-#[derive(Clone)]
-enum Origin {
-    Host(Tensor),
-    Device(DeviceTensor),
+/// A number that is equal for leaves with one buffer.
+fn buffer_id(leaf: &Data) -> Option<usize> {
+    match leaf {
+        Data::Host(t) => Some(t.buffer_id()),
+        Data::Device(t) => Some(Arc::as_ptr(t.buffer()).cast::<u8>() as usize),
+        Data::None | Data::Lazy(_) => None,
+    }
 }
 
-impl Origin {
-    /// With a number that is equal for handles on one buffer.
-    fn of(leaf: &Data) -> Option<(usize, Self)> {
-        match leaf {
-            Data::Host(t) => Some((t.buffer_id(), Self::Host(t.clone()))),
-            Data::Device(t) => Some((
-                Arc::as_ptr(t.buffer()).cast::<u8>() as usize,
-                Self::Device(t.clone()),
-            )),
-            Data::None | Data::Lazy(_) => None,
-        }
-    }
-
-    /// Of the whole buffer.
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Host(t) => t.buffer_bytes().len() as u64,
-            Self::Device(t) => t.buffer().nbytes(),
-        }
+/// Of the whole buffer.
+fn buffer_bytes(leaf: &Data) -> u64 {
+    match leaf {
+        Data::Host(t) => t.buffer_bytes().len() as u64,
+        Data::Device(t) => t.buffer().nbytes(),
+        Data::None | Data::Lazy(_) => 0,
     }
 }

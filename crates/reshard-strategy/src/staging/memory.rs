@@ -4,7 +4,7 @@ use crate::{Result, StrategyError};
 use reshard_model::{
     DType, DeviceBuffer, Layout, LentBuffer, LentView, ModelError, Region, RegionMut, Tensor,
 };
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 /// Memory that this many calls in a row did not use is freed.
 pub(super) const IDLE: u64 = 4;
@@ -46,12 +46,12 @@ impl Memory {
         Ok(Self { kind, lent, views })
     }
 
-    /// Parts of it, each of so many bytes from a position on. They must be disjoint. Call it once.
-    pub(super) fn parts(&self, parts: impl Iterator<Item = (u64, u64)>) -> Result<Vec<RegionMut>> {
+    /// Parts of it. They must be disjoint. Call it once.
+    pub(super) fn parts(&self, parts: impl Iterator<Item = Range<u64>>) -> Result<Vec<RegionMut>> {
         let fault = || StrategyError::Internal("staging memory has no view".into());
         let view = self.views.first().ok_or_else(fault)?;
         let wants: Vec<_> = parts
-            .map(|(at, bytes)| (view, Region::new([at], [bytes])))
+            .map(|part| (view, Region::new([part.start], [part.end - part.start])))
             .collect();
         Ok(self.lent.regions_mut(&wants)?)
     }

@@ -10,7 +10,7 @@ use crate::{
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
-    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split,
+    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
 };
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{
@@ -79,11 +79,15 @@ impl Save<'_> {
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
-        let mut state = self.state.clone();
-        for (key, value) in &self.statefuls {
-            stateful::insert(&mut state, key, value.state_dict())?;
-        }
-        let mut parts = split(state, self.dialect)?;
+        let mut parts = if self.statefuls.is_empty() {
+            split_ref(self.state, self.dialect)?
+        } else {
+            let mut state = self.state.clone();
+            for (key, value) in &self.statefuls {
+                stateful::insert(&mut state, key, value.state_dict())?;
+            }
+            split(state, self.dialect)?
+        };
         parts.dropped_empty.append(&mut self.empty_dicts);
 
         // A rank alone has nobody to compare its plain tensors with.
