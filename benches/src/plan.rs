@@ -24,6 +24,7 @@ pub(crate) fn plan(ranks: u32, items: u32, replicas: u32) -> Result<Measured> {
                 global_shape: shape.into(),
                 region: Region::new([u64::from(r % shards) * 4, 0], [4, 1024]),
                 properties: TensorProperties::default(),
+                original_shape: None,
             }),
         };
         SavePlan::new((0..items).map(item).collect())

@@ -124,11 +124,18 @@ const GUESTS: &[Guest] = &[
     },
     Guest {
         venv: &MCORE_012,
-        cases: &[Case {
-            who: "mcore-0.12",
-            spec: "megatron",
-            converts: false,
-        }],
+        cases: &[
+            Case {
+                who: "mcore-0.12",
+                spec: "megatron",
+                converts: false,
+            },
+            Case {
+                who: "mcore-0.12",
+                spec: "megatron-flat",
+                converts: false,
+            },
+        ],
         flavours: &[],
         policies: false,
         newest: false,
@@ -142,6 +149,7 @@ const SPECS: &[&str] = &[
     "surrogates",
     "megatron",
     "megatron-new",
+    "megatron-flat",
 ];
 
 /// Ways to save that change nothing in the format: who writes what, and when it is finished.

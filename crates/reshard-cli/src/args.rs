@@ -265,6 +265,9 @@ pub(crate) struct Convert {
     /// rows. A million pieces take about 2 GB of memory.
     #[arg(long, value_name = "N", default_value_t = MAX_PIECES)]
     pub(crate) max_pieces: u64,
+    /// Write tensors that Megatron Core 0.8 to 0.15 has stored flattened as plain chunks, which its later releases and PyTorch load.
+    #[arg(long)]
+    pub(crate) unflatten: bool,
     /// The number of files of each rank.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: u32,

@@ -44,6 +44,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let mut setup = convert(&source, &args.dst)
         .ranks(args.ranks)
         .max_pieces(args.max_pieces)
+        .unflatten(args.unflatten)
         .max_files(args.max_files)
         .strategy(strategy)
         .overwrite(args.overwrite)
@@ -211,10 +212,9 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             what,
             "load it with the program that wrote it, and save it as torch_dist",
         ),
-        ConvertError::Flattened { .. } => CliError::told(
-            what,
-            "load it with Megatron Core 0.8 to 0.15, and save it unflattened",
-        ),
+        ConvertError::Flattened { .. } => {
+            CliError::told(what, "--unflatten writes them as plain chunks")
+        }
         ConvertError::Unknown { key, why } => {
             let what = format!("{} can't be carried over: {why}", shown(&key));
             CliError::told(

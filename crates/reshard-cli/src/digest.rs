@@ -69,13 +69,6 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             .map(|t| t.key())
             .chain(unknown),
     );
-    let flattened = producer.as_stored.len();
-    if flattened > 0 {
-        io.note(format!(
-            "{} stored flattened, chunk by chunk; the digests are of what is stored",
-            units::some(flattened as u64, "tensor")
-        ));
-    }
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
     let in_blocks = chosen.iter().any(|t| t.nbytes() > BLOCK);

@@ -14,7 +14,7 @@ use crate::{
 use facts::Facts;
 use reshard::{
     StoredChunk,
-    blocking::TensorHandle,
+    blocking::{Checkpoint, TensorHandle},
     strategy::{Producer, StorageInfo},
 };
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -85,7 +85,7 @@ impl Serialize for Report<'_> {
             m.serialize_entry("files", &Seq(|| f.files.iter().map(FileRow::of)))?;
         }
         m.serialize_entry("totals", &f.totals())?;
-        m.serialize_entry("producer", &ProducerRow::of(&c.producer()))?;
+        m.serialize_entry("producer", &ProducerRow::of(&c.producer(), c))?;
         m.serialize_entry("iteration", &f.iteration())?;
         m.serialize_entry("parallel", &f.parallel())?;
         m.serialize_entry("problems", &f.problems)?;
@@ -106,10 +106,13 @@ struct TensorRow(TensorHandle);
 impl Serialize for TensorRow {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let t = &self.0;
-        let mut m = s.serialize_map(Some(5))?;
+        let mut m = s.serialize_map(None)?;
         m.serialize_entry("key", t.key())?;
         m.serialize_entry("dtype", t.dtype().name())?;
         m.serialize_entry("shape", &**t.shape())?;
+        if let Some(stored) = t.flattened_shape() {
+            m.serialize_entry("flattened_shape", &*stored)?;
+        }
         m.serialize_entry("bytes", &t.nbytes())?;
         let chunks = t.chunks();
         m.serialize_entry("chunks", &Seq(|| chunks.iter().map(ChunkRow::of)))?;
@@ -149,26 +152,26 @@ struct ProducerRow<'a> {
     written_by: &'a [String],
     loadable_by: &'a [String],
     notes: &'a [String],
-    /// How many tensors can only be read as they are stored; Megatron Core's flattened ones.
+    /// How many tensors are stored flattened.
     flattened: usize,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unknown: &'a BTreeMap<String, String>,
 }
 
 impl<'a> ProducerRow<'a> {
-    fn of(p: &'a Producer) -> Self {
+    fn of(p: &'a Producer, checkpoint: &Checkpoint) -> Self {
         let Producer {
             written_by,
             loadable_by,
             notes,
-            as_stored,
             unknown,
         } = p;
+        let tensors = checkpoint.metadata().tensors();
         Self {
             written_by,
             loadable_by,
             notes,
-            flattened: as_stored.len(),
+            flattened: tensors.filter(|t| t.original_shape().is_some()).count(),
             unknown,
         }
     }

@@ -9,6 +9,7 @@ use crate::{
 use futures::future::join_all;
 use reshard::{
     Checkpoint, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict, Stores,
+    plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
     strategy::{Damage, Rest, StrategyError, VerifyReport},
@@ -53,6 +54,7 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         max_slices: None,
         max_files: MAX_FILES,
         policy: None,
+        unflatten: false,
         overwrite: false,
         verify: true,
         checked: Progress::default(),
@@ -76,6 +78,7 @@ pub struct Convert<'a> {
     max_slices: Option<usize>,
     max_files: u64,
     policy: Option<Arc<dyn ShardingPolicy>>,
+    unflatten: bool,
     overwrite: bool,
     verify: bool,
     checked: Progress,
@@ -121,6 +124,13 @@ impl<'a> Convert<'a> {
     /// [`policy`](Self::policy).
     pub fn max_shard_size(mut self, bytes: u64) -> Self {
         self.max_shard_size = Some(bytes);
+        self
+    }
+
+    /// Writes tensors that Megatron Core has stored flattened as if they were not, as plain chunks. Its releases since 0.16 and PyTorch load
+    /// them then. Without this such a source is refused.
+    pub fn unflatten(mut self, unflatten: bool) -> Self {
+        self.unflatten = unflatten;
         self
     }
 
@@ -255,8 +265,13 @@ impl<'a> Convert<'a> {
                 format: format.clone(),
             });
         }
-        if !self.source.producer().as_stored.is_empty() {
-            return Err(ConvertError::Flattened { src: src.into() });
+        let mut tensors = self.source.metadata().tensors();
+        let flattened = |t: &TensorRef<'_>| t.original_shape().is_some() && self.keys.has(t.key());
+        if let (false, Some(t)) = (self.unflatten, tensors.find(flattened)) {
+            return Err(ConvertError::Flattened {
+                src: src.into(),
+                key: t.key().into(),
+            });
         }
         Ok(())
     }

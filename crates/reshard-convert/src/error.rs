@@ -77,10 +77,14 @@ pub enum ConvertError {
         format: BackendVersion,
     },
     /// The source has tensors that are stored flattened.
-    #[error("{src} holds flattened tensors, which can't be converted yet")]
+    #[error(
+        "{src} holds tensors that are stored flattened, {key} among them; unflatten them, which is what today's programs load"
+    )]
     Flattened {
         /// The source.
         src: String,
+        /// One of the tensors.
+        key: Box<str>,
     },
     /// The description of a chosen item is not understood. The copy would lack the item without saying so.
     #[error("{key} can't be carried over: {why}")]

@@ -222,7 +222,7 @@ pub(crate) fn cut_pieces(checkpoint: &Checkpoint, keys: &Keys<'_>, ranks: u32) -
         .entries()
         .filter(|e| keys.has(e.key()));
     let pieces = chosen.map(|entry| match entry {
-        Entry::Tensor(t) => u64::from(pieces_of(&t.shape(), ranks)),
+        Entry::Tensor(t) => u64::from(pieces_of(&t.global_shape(), ranks)),
         Entry::Object(..) => 1,
     });
     pieces.filter(|n| *n > 1).fold(0, u64::saturating_add)

@@ -5,7 +5,7 @@
     reason = "regions are disjoint parts of one buffer that several threads fill at once, checked in LentBuffer::regions_mut; `pages` and `rows` call the system and the processor"
 )]
 
-use crate::{DType, Layout, ModelError, Region, Result, Segments, Tensor, first_overlap};
+use crate::{DType, FlatView, Layout, ModelError, Region, Result, Segments, Tensor};
 use std::{
     any::Any,
     fmt,
@@ -19,10 +19,13 @@ use std::{
 mod pages;
 mod rows;
 mod runs;
+mod view;
 
 pub(crate) use pages::prefer_huge_pages;
 pub use rows::{Caches, copy_rows};
 use runs::Runs;
+use view::narrowed;
+pub use view::{View, check_disjoint};
 
 /// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.
 ///
@@ -88,24 +91,34 @@ impl fmt::Debug for LentBuffer {
 #[derive(Clone, Debug)]
 pub struct LentView {
     dtype: DType,
-    layout: Layout,
+    view: View,
 }
 
 impl LentView {
     pub(crate) fn of(t: &Tensor) -> Self {
         Self {
             dtype: t.dtype(),
-            layout: t.layout().clone(),
+            view: View::new(t.layout().clone()),
+        }
+    }
+
+    /// The same memory as a range of a tensor: regions are boxes of that tensor.
+    #[must_use]
+    pub fn flat(self, tensor: FlatView) -> Self {
+        let Self { dtype, view } = self;
+        Self {
+            dtype,
+            view: view.flat(tensor),
         }
     }
 
     pub(crate) fn handle(self, buffer: &Arc<dyn HostBuffer>) -> Tensor {
-        Tensor::from_parts(self.dtype, self.layout, Arc::clone(buffer))
+        Tensor::from_parts(self.dtype, self.view.layout, Arc::clone(buffer))
     }
 
     /// Where its elements lie in the buffer.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.view.layout
     }
 }
 
@@ -164,10 +177,10 @@ impl LentBuffer {
 
         // Regions write through this pointer, so no view may reach past the end.
         let (len, ptr) = (bytes.len() as u64, NonNull::from(bytes).cast());
-        if let Some(v) = views.iter().find(|v| v.layout.hull().end > len) {
+        if let Some(v) = views.iter().find(|v| v.layout().hull().end > len) {
             let what = format!(
                 "a view reaches byte {} of a buffer of {len} bytes",
-                v.layout.hull().end
+                v.layout().hull().end
             );
             return Err((ModelError::invalid(key, what), back(&only, views)));
         }
@@ -189,17 +202,13 @@ impl LentBuffer {
     /// # Errors
     /// [`ModelError::Overlap`] when two regions share memory, [`ModelError::Invalid`] when one does not fit its view.
     pub fn regions_mut(self: &Arc<Self>, wants: &[(&LentView, Region)]) -> Result<Vec<RegionMut>> {
-        for (view, region) in wants {
-            if !region.fits(view.layout.shape()) || view.layout.hull().end > self.len {
-                let what = format!(
-                    "region {region} does not lie in a view of shape {}",
-                    view.layout.shape()
-                );
-                return Err(ModelError::invalid(&self.key, what));
-            }
+        let views: Vec<(&View, &Region)> = wants.iter().map(|(v, r)| (&v.view, r)).collect();
+        let layouts = narrowed(&self.key, &views)?;
+        if let Some(layout) = layouts.iter().find(|l| l.hull().end > self.len) {
+            let (end, len) = (layout.hull().end, self.len);
+            let what = format!("a region reaches byte {end} of a buffer of {len} bytes");
+            return Err(ModelError::invalid(&self.key, what));
         }
-        let layouts: Vec<(&Layout, &Region)> = wants.iter().map(|(v, r)| (&v.layout, r)).collect();
-        check_disjoint(&layouts)?;
         // A second round of regions could overlap the first.
         if self.claimed.swap(true, Ordering::Relaxed) {
             return Err(ModelError::invalid(
@@ -207,14 +216,12 @@ impl LentBuffer {
                 "regions of this buffer were taken already; take all of them in one call",
             ));
         }
-        Ok(wants
-            .iter()
-            .map(|(view, region)| RegionMut {
-                memory: Memory::Host(Arc::clone(self)),
-                layout: view.layout.narrow(region),
-                twins: Vec::new(),
-            })
-            .collect())
+        let region = |layout| RegionMut {
+            memory: Memory::Host(Arc::clone(self)),
+            layout,
+            twins: Vec::new(),
+        };
+        Ok(layouts.into_iter().map(region).collect())
     }
 
     /// Makes the tensors again, over the same memory at the same address.
@@ -229,51 +236,6 @@ impl LentBuffer {
             Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
             Err(me) => Err((me, views)),
         }
-    }
-}
-
-/// Fails if two regions of views of one memory share a byte. Each region comes with the layout of its view.
-///
-/// # Errors
-/// [`ModelError::Overlap`].
-pub fn check_disjoint(wants: &[(&Layout, &Region)]) -> Result<()> {
-    let overlap = |i: usize, j: usize| ModelError::Overlap {
-        a: Box::new(wants[i].1.clone()),
-        b: Box::new(wants[j].1.clone()),
-    };
-    // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0).addr());
-    let groups: Vec<&[usize]> = order
-        .chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0))
-        .collect();
-    for g in &groups {
-        let ndim = wants[g[0]].1.ndim();
-        let range = |i: usize, a: usize| wants[g[i]].1.offsets[a]..wants[g[i]].1.end(a);
-        if let Some((i, j)) = first_overlap(g.len(), ndim, range) {
-            return Err(overlap(g[i], g[j]));
-        }
-    }
-    if groups.len() < 2 {
-        return Ok(());
-    }
-    // Regions of different views: apart when the bytes that they span are; else their runs are compared one by one.
-    let hulls: Vec<_> = wants
-        .iter()
-        .map(|(view, r)| view.narrow(r).hull())
-        .collect();
-    if first_overlap(hulls.len(), 1, |i, _| hulls[i].clone()).is_none() {
-        return Ok(());
-    }
-    let mut runs: Vec<(u64, u64, usize)> = Vec::new();
-    for (i, (view, region)) in wants.iter().enumerate() {
-        let l = view.narrow(region);
-        runs.extend(Segments::source_order(&l, &l).map(|(s, _, n)| (s, s + n, i)));
-    }
-    runs.sort_unstable();
-    match runs.windows(2).find(|w| w[0].1 > w[1].0) {
-        Some(w) => Err(overlap(w[0].2, w[1].2)),
-        None => Ok(()),
     }
 }
 
@@ -306,33 +268,27 @@ enum Memory {
 }
 
 impl RegionMut {
-    /// Regions of device memory in which a tensor has the layout `view`. What fills them goes to `copies`.
+    /// Regions of a view of device memory. What fills them goes to `copies`.
     ///
     /// # Errors
     /// [`ModelError::Overlap`] when two regions share elements, [`ModelError::Invalid`] when one does not fit the view.
     pub fn on_device(
         key: &str,
-        view: &Layout,
+        view: &View,
         regions: &[Region],
         copies: &Arc<dyn CopyToDevice>,
     ) -> Result<Vec<Self>> {
-        let shape = view.shape();
-        if let Some(region) = regions.iter().find(|region| !region.fits(shape)) {
-            let what = format!("region {region} does not lie in a view of shape {shape}");
-            return Err(ModelError::invalid(key, what));
-        }
-        let wants: Vec<(&Layout, &Region)> = regions.iter().map(|region| (view, region)).collect();
-        check_disjoint(&wants)?;
+        let wants: Vec<(&View, &Region)> = regions.iter().map(|region| (view, region)).collect();
         let memory = Memory::Device {
             key: key.into(),
             copies: Arc::clone(copies),
         };
-        let region = |region| Self {
+        let region = |layout| Self {
             memory: memory.clone(),
-            layout: view.narrow(region),
+            layout,
             twins: Vec::new(),
         };
-        Ok(regions.iter().map(region).collect())
+        Ok(narrowed(key, &wants)?.into_iter().map(region).collect())
     }
 
     /// Whether it lies in device memory. Then nothing can be read into it directly: it has to be fed.

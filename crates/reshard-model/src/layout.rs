@@ -3,6 +3,10 @@
 use crate::{Dims, Region};
 use smallvec::SmallVec;
 
+mod flat_view;
+
+pub use flat_view::FlatView;
+
 /// Shape, strides and start of a tensor in a buffer or a stored record. Shape, strides and start count elements.
 ///
 /// In every layout the offset of the last byte fits `i64`, so arithmetic on it never overflows.

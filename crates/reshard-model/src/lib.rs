@@ -44,8 +44,8 @@ mod value;
 
 pub use boxes::{BoxFault, first_fault};
 pub use buffer::{
-    Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, check_disjoint,
-    copy_rows,
+    Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, View,
+    check_disjoint, copy_rows,
 };
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
@@ -53,7 +53,7 @@ pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
 pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError};
-pub use layout::{Layout, Segments};
+pub use layout::{FlatView, Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};

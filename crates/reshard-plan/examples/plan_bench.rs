@@ -24,6 +24,7 @@ fn main() -> Result<(), PlanError> {
             global_shape: [shards * 4, 1024].into(),
             region: Region::new([rank % shards * 4, 0], [4, 1024]),
             properties: TensorProperties::default(),
+            original_shape: None,
         }),
     };
     let plans: Vec<SavePlan> = (0..ranks)

@@ -172,6 +172,17 @@ pub enum Problem {
         /// Shape of the tensor.
         shape: Dims,
     },
+    /// A tensor is stored flattened, but not as one of its shape.
+    Flattened {
+        /// The key.
+        key: String,
+        /// Its shape.
+        original: Dims,
+        /// The shape in which it is stored.
+        stored: Dims,
+        /// Why they don't fit.
+        why: String,
+    },
     /// Two leaves of one rank hold the same piece, but only one can be written.
     DuplicatePieces {
         /// The key.
@@ -226,6 +237,7 @@ impl Problem {
                 key
             }
             Self::Hole { key, .. }
+            | Self::Flattened { key, .. }
             | Self::Duplicate { key, .. }
             | Self::DuplicatePieces { key, .. } => key,
         }
@@ -234,9 +246,10 @@ impl Problem {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStored { .. } => ErrorKind::NotFound,
-            Self::OutOfBounds { .. } | Self::Overlap { .. } | Self::Hole { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::OutOfBounds { .. }
+            | Self::Overlap { .. }
+            | Self::Hole { .. }
+            | Self::Flattened { .. } => ErrorKind::Corrupt,
             _ => ErrorKind::Invalid,
         }
     }
@@ -284,6 +297,15 @@ impl fmt::Display for Problem {
             Self::Hole { key, region, shape } => {
                 write!(f, "{key}: no chunk covers {region} of shape {shape}")
             }
+            Self::Flattened {
+                key,
+                original,
+                stored,
+                why,
+            } => write!(
+                f,
+                "{key} has shape {original}, and is stored flattened in shape {stored}, which does not fit: {why}"
+            ),
             Self::DuplicatePieces {
                 key,
                 region,

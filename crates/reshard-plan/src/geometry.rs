@@ -1,6 +1,6 @@
 //! Whether the chunks of a tensor are the tensor: within bounds, disjoint, complete.
 
-use crate::{At, Metadata, Problem, TensorRef};
+use crate::{At, Metadata, Problem, TensorRef, flat::FlatGrid};
 use reshard_model::{BoxFault, Region, first_fault, first_overlap};
 
 /// What is wrong with the chunks of a tensor; numbers are indices into its list of chunks.
@@ -54,7 +54,8 @@ pub(crate) fn fault(tensor: TensorRef<'_>, allow_holes: bool) -> Option<Fault> {
 }
 
 impl Metadata {
-    /// Tensors whose chunks reach out of them, overlap, or leave a hole: the first such thing of each tensor, by key.
+    /// Tensors whose chunks reach out of them, overlap, or leave a hole, and those that are stored flattened in a shape that does not fit
+    /// theirs: the first such thing of each tensor, by key.
     pub fn problems(&self) -> Vec<Problem> {
         self.tensors()
             .filter_map(|t| {
@@ -62,7 +63,8 @@ impl Metadata {
                     region: t.region(t.positions().start + i as u32),
                     rank: None,
                 };
-                fault(t, false).map(|f| f.problem(t, at))
+                let fault = || fault(t, false).map(|f| f.problem(t, at));
+                FlatGrid::of(t).err().or_else(fault)
             })
             .collect()
     }

@@ -275,6 +275,9 @@ impl<'p> Survey<'p> {
                     &t.global_shape,
                     t.properties.clone(),
                 )?;
+                if let Some(original) = &t.original_shape {
+                    builder.set_original_shape(id, original.clone());
+                }
                 for chunk in sorted[at..end].iter().filter_map(|(_, t)| *t) {
                     builder.add_chunk(id, &chunk.region)?;
                 }
@@ -320,9 +323,17 @@ fn differ(rank: u32, a: &TensorWrite, other: u32, b: &TensorWrite, key: &str) ->
             ranks: Some((is.1, other.1)),
         });
     }
-    (a.global_shape != b.global_shape).then(|| Problem::Shape {
+    let shape = |t: &TensorWrite, rank: u32| match &t.original_shape {
+        None => format!("{} on rank {rank}", t.global_shape),
+        Some(original) => format!(
+            "{original}, flattened to {}, on rank {rank}",
+            t.global_shape
+        ),
+    };
+    let same = a.global_shape == b.global_shape && a.original_shape == b.original_shape;
+    (!same).then(|| Problem::Shape {
         key: key.into(),
-        is: format!("{} on rank {rank}", a.global_shape),
-        other: format!("{} on rank {other}", b.global_shape),
+        is: shape(a, rank),
+        other: shape(b, other),
     })
 }

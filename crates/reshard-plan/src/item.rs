@@ -1,8 +1,8 @@
 //! What ranks send to each other while they plan: what to write, and what to read.
 
-use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result, SaveExchange};
+use crate::{ChunkId, Exchange, ObjectId, PlanError, Result, SaveExchange};
 use bytes::Bytes;
-use reshard_model::{DType, Dims, Path, PathOfKey, Region};
+use reshard_model::{DType, Dims, FlatView, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 
@@ -63,6 +63,9 @@ pub struct TensorWrite {
     pub region: Region,
     /// What else is stored about the tensor.
     pub properties: TensorProperties,
+    /// The shape of the tensor if it is stored flattened ([`TensorRef::original_shape`](crate::TensorRef::original_shape)). Then
+    /// `global_shape` and `region` are as stored.
+    pub original_shape: Option<Dims>,
 }
 
 impl TensorWrite {
@@ -140,7 +143,7 @@ pub enum Stored {
 /// An item: a part of a stored chunk, or a stored object, and where it goes.
 ///
 /// Both regions have the same lengths, and as many axes as the global tensor. The first axes of `dest_region` are those that the leaf
-/// prepends. Their length is 1, and the leaf's data lacks them.
+/// prepends. Their length is 1, and the leaf's data lacks them. Regions of a flattened leaf are boxes of its local chunk, in the leaf's range.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReadItem {
     /// Position of the leaf in the flat template.

@@ -105,6 +105,8 @@ pub struct Metadata {
     /// Positions of each tensor's chunks in order of their offsets; empty while they lie so.
     by_offset: Vec<u32>,
     planner_data: Option<PlannerData>,
+    /// Original shapes of tensors that are stored flattened, by number.
+    originals: Vec<(u32, Dims)>,
 }
 
 /// A key with what is stored under it.
@@ -311,7 +313,10 @@ impl Metadata {
                     builder.add_object(key)?;
                 }
                 Entry::Tensor(t) => {
-                    builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
+                    let id = builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
+                    if let Some(original) = t.original_shape() {
+                        builder.set_original_shape(id, original);
+                    }
                 }
             }
         }
@@ -337,6 +342,7 @@ impl Metadata {
                 .sum::<usize>()
             + self.shapes.heap_bytes()
             + self.coords.heap_bytes()
+            + self.originals.capacity() * size_of::<(u32, Dims)>()
     }
 }
 
@@ -399,12 +405,35 @@ impl<'m> TensorRef<'m> {
         self.row().ndim.into()
     }
 
-    /// Elements per axis.
+    /// Elements per axis, as they are stored. Chunks are regions of this shape. Of a tensor that is stored
+    /// [flattened](Self::original_shape) it is the number of cells per axis, then the elements of a cell.
     pub fn shape(&self) -> Dims {
         let at = self.row().shape as usize;
         (at..at + self.ndim())
             .map(|i| self.metadata.shapes.get(i))
             .collect()
+    }
+
+    /// The shape of a tensor that is stored flattened: Megatron Core's `nd_reformulated_orig_global_shape`. The tensor is cut into the cells
+    /// of a regular grid, and chunks are ranges of the elements of a cell.
+    pub fn original_shape(&self) -> Option<Dims> {
+        let all = &self.metadata.originals;
+        let at = all.binary_search_by_key(&self.id, |(id, _)| *id).ok()?;
+        Some(all[at].1.clone())
+    }
+
+    /// Why its stored shape is not that of a flattened tensor of its [original shape](Self::original_shape), if it is not.
+    pub fn flattened_fault(&self) -> Option<String> {
+        let (original, stored) = (self.original_shape()?, self.shape());
+        let why = crate::flat::FlatGrid::new(&original, &stored).err()?;
+        Some(format!(
+            "its shape is {original}, but it is stored flattened in shape {stored}, which does not fit: {why}"
+        ))
+    }
+
+    /// Elements per axis of the tensor, however it is stored.
+    pub fn global_shape(&self) -> Dims {
+        self.original_shape().unwrap_or_else(|| self.shape())
     }
 
     /// Bytes of all elements.

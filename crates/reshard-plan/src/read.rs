@@ -2,11 +2,11 @@
 
 use crate::{
     At, DefaultLoadPlanner, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError, Problem,
-    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index,
-    near::Near,
+    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, flat::FlatGrid,
+    index::Index, near::Near,
 };
 use reshard_model::{
-    BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
+    BoxFault, FlatStateDict, FlatView, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -162,13 +162,6 @@ impl<'m> Reader<'m> {
             }
             return Ok(());
         };
-        if t.flattened_range.is_some() {
-            let what = "flattened ranges can't be loaded yet; ask for the unflattened chunk".into();
-            return Err(PlanError::Unsupported {
-                key: t.key.to_string(),
-                what,
-            });
-        }
         let wanted = t.region();
         if !wanted.fits(&t.global_shape) {
             let what = format!(
@@ -177,7 +170,7 @@ impl<'m> Reader<'m> {
             );
             return Err(PlanError::invalid(&t.key, what));
         }
-        let shape = stored.shape();
+        let shape = stored.global_shape();
         if shape.len() != t.global_shape.len()
             || (shape != t.global_shape && !t.allow_shape_mismatch)
         {
@@ -200,11 +193,39 @@ impl<'m> Reader<'m> {
                 to: t.dtype,
             });
         }
+        let grid = match FlatGrid::of(stored) {
+            Ok(grid) => grid,
+            Err(problem) => {
+                self.problems.push(problem);
+                return Ok(());
+            }
+        };
+        // A flattened leaf wants some boxes of its local chunk.
+        let boxes = match &t.flattened_range {
+            None => vec![wanted.clone()],
+            Some(range) => wanted.boxes(range.clone()).collect(),
+        };
+        for region in boxes {
+            self.region(dest, t, &wanted, region, stored, grid.as_ref())?;
+        }
+        Ok(())
+    }
+
+    /// Plans the reads of a box of the global tensor for a leaf whose local chunk is `leaf`.
+    fn region(
+        &mut self,
+        dest: u32,
+        t: &ShardedTensor,
+        leaf: &Region,
+        wanted: Region,
+        stored: TensorRef<'m>,
+        grid: Option<&FlatGrid>,
+    ) -> Result<()> {
         // With `allow_shape_mismatch` a part of the wanted region may lie outside the stored tensor. It becomes zeros.
-        let (there, absent) = split(&wanted, &Region::whole(&shape));
+        let (there, absent) = split(&wanted, &Region::whole(&stored.global_shape()));
         self.plan.fills.extend(absent.iter().map(|r| Fill {
             dest,
-            dest_region: r.within(&wanted),
+            dest_region: r.within(leaf),
         }));
         let Some(there) = there else { return Ok(()) };
 
@@ -213,58 +234,119 @@ impl<'m> Reader<'m> {
             .indices
             .entry(stored.id().0)
             .or_insert_with(|| Index::new(stored));
-        let chunks: Vec<(u32, Region)> = index
-            .meet(&there)
-            .into_iter()
-            .map(|p| (p, stored.region(p)))
-            .collect();
-        if let Some(problem) = incomplete(stored, &there, &chunks) {
+        let as_stored = match grid {
+            None => there.clone(),
+            Some(grid) => grid.stored(&there),
+        };
+        let mut parts = Vec::new();
+        for position in index.meet(&as_stored) {
+            let chunk = stored.region(position);
+            if let Some(problem) = out_of_bounds(stored, &chunk) {
+                self.problems.push(problem);
+                return Ok(());
+            }
+            match grid {
+                None => parts.extend(Part::of_box(position, chunk, &there)),
+                Some(grid) => Part::of_cells(position, &chunk, &there, grid, &t.key, &mut parts)?,
+            }
+        }
+        if let Some(problem) = incomplete(stored, &there, &parts) {
             self.problems.push(problem);
             return Ok(());
         }
         // There may be many chunks, and the key may be long.
         let key: Arc<str> = (&*t.key).into();
-        for (position, chunk) in chunks {
-            let Some(both) = chunk.intersect(&there) else {
-                continue;
-            };
+        for part in parts {
             self.plan.items.push(ReadItem {
                 dest,
-                dest_region: both.within(&wanted),
+                dest_region: part.global.within(leaf),
                 piece: PieceId {
                     key: Arc::clone(&key),
-                    offset: Some(chunk.offsets.clone()),
+                    offset: Some(part.chunk.offsets),
                 },
-                stored: Stored::Chunk(stored.id_of(position)),
-                stored_region: both.within(&chunk),
-                flat: None,
+                stored: Stored::Chunk(stored.id_of(part.position)),
+                stored_region: part.stored,
+                flat: part.flat.map(Box::new),
             });
         }
         Ok(())
     }
 }
 
+/// A box of the global tensor that one stored chunk has.
+struct Part {
+    position: u32,
+    chunk: Region,
+    global: Region,
+    /// Where it lies in the chunk, or in the tensor of which the chunk is a range.
+    stored: Region,
+    flat: Option<FlatView>,
+}
+
+impl Part {
+    /// What a chunk that is a box of the tensor has of a region.
+    fn of_box(position: u32, chunk: Region, wanted: &Region) -> Option<Self> {
+        let global = chunk.intersect(wanted)?;
+        Some(Self {
+            position,
+            stored: global.within(&chunk),
+            chunk,
+            global,
+            flat: None,
+        })
+    }
+
+    /// What a chunk that is a range of a flattened cell has of a region.
+    fn of_cells(
+        position: u32,
+        chunk: &Region,
+        wanted: &Region,
+        grid: &FlatGrid,
+        key: &str,
+        out: &mut Vec<Self>,
+    ) -> Result<()> {
+        for at in grid.cells(key, chunk, wanted)? {
+            for range in at.cell.boxes(at.range.clone()) {
+                let Some(global) = range.intersect(wanted) else {
+                    continue;
+                };
+                let mut stored = global.within(&at.cell);
+                if let Some(first) = stored.offsets.first_mut() {
+                    *first += at.rows;
+                }
+                out.push(Self {
+                    position,
+                    chunk: chunk.clone(),
+                    global,
+                    stored,
+                    flat: Some(at.view.clone()),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn out_of_bounds(stored: TensorRef<'_>, chunk: &Region) -> Option<Problem> {
+    (!chunk.fits(&stored.shape())).then(|| Problem::OutOfBounds {
+        key: stored.key().to_owned(),
+        at: At {
+            region: chunk.clone(),
+            rank: None,
+        },
+        shape: stored.shape(),
+    })
+}
+
 /// Why the chunks that meet a region do not fill it, if they don't.
-fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) -> Option<Problem> {
+fn incomplete(stored: TensorRef<'_>, region: &Region, parts: &[Part]) -> Option<Problem> {
     let key = || stored.key().to_owned();
     let at = |i: usize| At {
-        region: chunks[i].1.clone(),
+        region: parts[i].chunk.clone(),
         rank: None,
     };
-    if let Some(i) = chunks.iter().position(|(_, c)| !c.fits(&stored.shape())) {
-        return Some(Problem::OutOfBounds {
-            key: key(),
-            at: at(i),
-            shape: stored.shape(),
-        });
-    }
-    let parts: Vec<Region> = chunks
-        .iter()
-        .filter_map(|(_, c)| c.intersect(region))
-        .collect();
-    match first_fault(region, parts.len(), |i, a| {
-        parts[i].offsets[a]..parts[i].end(a)
-    })? {
+    let range = |i: usize, a: usize| parts[i].global.offsets[a]..parts[i].global.end(a);
+    match first_fault(region, parts.len(), range)? {
         BoxFault::Overlap(i, j) => Some(Problem::Overlap {
             key: key(),
             a: at(i),
@@ -273,7 +355,7 @@ fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) 
         BoxFault::Hole(region) => Some(Problem::Hole {
             key: key(),
             region,
-            shape: stored.shape(),
+            shape: stored.global_shape(),
         }),
     }
 }
@@ -302,7 +384,7 @@ fn split(wanted: &Region, whole: &Region) -> (Option<Region>, Vec<Region>) {
 }
 
 fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
-    let shape = stored.shape();
+    let shape = stored.global_shape();
     let mut other = format!("{} was asked for", t.global_shape);
     if let Some(f) = &t.axis_fragmentations {
         other += &format!(" in {f} fragments");

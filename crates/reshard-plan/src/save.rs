@@ -3,6 +3,7 @@
 use crate::{
     Declared, Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem,
     WriteKind,
+    flat::{AsStored, as_stored},
 };
 use reshard_model::{
     BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
@@ -415,18 +416,17 @@ impl SavePlanner for DefaultSavePlanner {
 }
 
 fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
-    if t.flattened_range.is_some() {
-        let what = "flattened ranges can't be saved yet; save the unflattened chunk".into();
-        return Err(PlanError::Unsupported {
-            key: t.key.to_string(),
-            what,
-        });
-    }
+    let AsStored {
+        shape,
+        region,
+        original,
+    } = as_stored(t)?;
     let kind = WriteKind::Tensor(TensorWrite {
         dtype: t.dtype,
-        global_shape: t.global_shape.clone(),
-        region: t.region(),
+        global_shape: shape,
+        region,
         properties: TensorProperties::default(),
+        original_shape: original,
     });
     Ok(WriteItem {
         key: t.key.clone(),
@@ -435,10 +435,15 @@ fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
     })
 }
 
-/// The elements of `region`, which is in global coordinates, of a leaf.
+/// The elements of `region` of a leaf, both as they are stored.
 fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
-    let whole = t.region();
-    if *region == whole && (t.prepend_axis_num == 0 || !matches!(t.data, Data::Lazy(_))) {
+    let whole = as_stored(t)?.region;
+    // Leading axes of length 1, which the data lack.
+    let leading = match &t.flattened_range {
+        None => t.prepend_axis_num,
+        Some(_) => whole.ndim().saturating_sub(1),
+    };
+    if *region == whole && (leading == 0 || !matches!(t.data, Data::Lazy(_))) {
         return Ok(t.data.clone());
     }
     if !whole.contains(region) {
@@ -446,7 +451,7 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
         return Err(PlanError::invalid(key, what));
     }
     let inner = region.within(&whole);
-    let drop = |d: &[u64]| reshard_model::Dims::from(&d[t.prepend_axis_num..]);
+    let drop = |d: &[u64]| reshard_model::Dims::from(&d[leading..]);
     let inner = Region {
         offsets: drop(&inner.offsets),
         lengths: drop(&inner.lengths),

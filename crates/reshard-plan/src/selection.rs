@@ -1,66 +1,8 @@
 //! What is wanted of a stored chunk, and where it lies. This module has the only mapping between the two.
 
 use crate::{ChunkId, Metadata, PlanError, ReadItem, Result, Stored};
-use reshard_model::{DType, Dims, Layout, Region, first_overlap};
+use reshard_model::{DType, FlatView, Layout, Region, first_overlap};
 use serde::{Deserialize, Serialize};
-
-/// Says that a chunk is a range of a row-major tensor: its elements, in row-major order, are those from `start` on of a tensor of shape
-/// `shape`. Megatron Core's flattened ranges are stored in this way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FlatView {
-    /// Shape of the tensor of which the chunk is a range.
-    pub shape: Dims,
-    /// The chunk's first element, in elements of that tensor.
-    pub start: u64,
-}
-
-impl FlatView {
-    /// Where a box of the tensor lies in a record in which the chunk has the layout `stored`. `None` if an element of the box is not in the
-    /// chunk, or the elements of the chunk are not at equal distances.
-    fn layout(&self, stored: &Layout, region: &Region) -> Option<Layout> {
-        let step = step(stored)?;
-        let rows = Layout::contiguous(stored.item(), &self.shape)?.narrow(region);
-        let mut start = stored.start();
-        if rows.elements() > 0 {
-            let reach = rows
-                .shape()
-                .iter()
-                .zip(rows.strides())
-                .map(|(n, stride)| (n - 1) * stride)
-                .sum::<u64>();
-            let first = rows.start().checked_sub(self.start)?;
-            (first.checked_add(reach)? < stored.elements()).then_some(())?;
-            start = start.checked_add(first.checked_mul(step)?)?;
-        }
-        let strides: Option<Dims> = rows
-            .strides()
-            .iter()
-            .map(|stride| stride.checked_mul(step))
-            .collect();
-        Layout::new(rows.item(), start, rows.shape().clone(), strides?)
-    }
-}
-
-/// The distance of neighbours in row-major order, if it is always the same.
-fn step(layout: &Layout) -> Option<u64> {
-    let mut axes = layout
-        .shape()
-        .iter()
-        .zip(layout.strides())
-        .rev()
-        .filter(|(n, _)| **n > 1);
-    let Some((&n, &step)) = axes.next() else {
-        return Some(1);
-    };
-    let mut next = step.checked_mul(n)?;
-    for (&n, &stride) in axes {
-        if stride != next {
-            return None;
-        }
-        next = stride.checked_mul(n)?;
-    }
-    Some(step)
-}
 
 /// What is wanted of a stored chunk.
 ///
@@ -68,8 +10,8 @@ fn step(layout: &Layout) -> Option<u64> {
 /// narrows a stored layout, so only this module knows what a chunk can be.
 ///
 /// ```
-/// use reshard_model::{DType, Layout, Region};
-/// use reshard_plan::{ChunkId, FlatView, Selection};
+/// use reshard_model::{DType, FlatView, Layout, Region};
+/// use reshard_plan::{ChunkId, Selection};
 ///
 /// # fn main() -> Result<(), reshard_plan::PlanError> {
 /// // A chunk of 3 x 4 elements is stored row-major from element 0 of its record. Its right half is wanted.
@@ -147,11 +89,7 @@ impl Selection {
                 stored.shape()
             ));
         };
-        let found = if self.region.fits(&flat.shape) {
-            flat.layout(stored, &self.region)
-        } else {
-            None
-        };
+        let found = flat.narrow(stored, &self.region);
         found.map_or_else(|| fail(outside(&self.region, flat, stored.elements())), Ok)
     }
 
@@ -209,8 +147,7 @@ impl ReadItem {
             None => region.fits(shape),
             Some(flat) => {
                 let dense = Layout::contiguous(tensor.dtype().size(), shape);
-                region.fits(&flat.shape)
-                    && dense.is_some_and(|dense| flat.layout(&dense, region).is_some())
+                dense.is_some_and(|dense| flat.narrow(&dense, region).is_some())
             }
         };
         if inside {
@@ -228,7 +165,7 @@ impl ReadItem {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use reshard_model::Segments;
+    use reshard_model::{Dims, Segments};
 
     /// Each element's place, in row-major order.
     fn places(l: &Layout) -> Vec<u64> {

@@ -12,13 +12,7 @@ use reshard_plan::{
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
-use std::{
-    any::Any,
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    ops::Range,
-    sync::Arc,
-};
+use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 /// DCP's `_StorageInfo`: where a part of a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -427,9 +421,6 @@ pub struct Producer {
     pub loadable_by: Vec<String>,
     /// Peculiarities.
     pub notes: Vec<String>,
-    /// Keys of tensors that are stored with another shape than their own. They can be read only as they are stored.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub as_stored: BTreeSet<String>,
     /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,

@@ -54,7 +54,8 @@ pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
-pub use reshard_plan::{FlatView, Selection, WriteData};
+pub use reshard_model::FlatView;
+pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{
     Detection, ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,

@@ -118,7 +118,9 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
     // Versions of Megatron Core differ in what they leave in the metadata. The surest signs come first.
     if dialect == Dialect::Megatron {
         let modern = table.metadata.object(COMMON_STATE).is_some();
-        let flat = !table.flattened.is_empty();
+        let flattened = table.metadata.tensors();
+        let flattened = flattened.filter(|t| t.original_shape().is_some()).count();
+        let flat = flattened > 0;
         let mcore = match () {
             () if modern => "Megatron Core 0.19 or later",
             () if s.mcore_class => "Megatron Core 0.15",
@@ -140,11 +142,9 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         }
 
         if flat {
-            let n = table.flattened.len();
-            out.as_stored = table.flattened.keys().cloned().collect();
             out.notes.push(format!(
-                "{n} tensor{} stored flattened, chunk by chunk; the shapes here are the stored ones",
-                if n == 1 { " is" } else { "s are" }
+                "{flattened} tensor{} stored flattened, cell by cell",
+                if flattened == 1 { " is" } else { "s are" }
             ));
         }
     }

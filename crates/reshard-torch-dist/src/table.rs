@@ -5,7 +5,7 @@ mod place;
 mod ranks;
 
 use bytes::Bytes;
-use reshard_model::{Dims, Region};
+use reshard_model::Region;
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorId, TensorRef};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
@@ -66,8 +66,6 @@ pub(crate) struct Table {
     /// Descriptors in the order of decoding; the first is "none".
     pub(crate) transforms: Vec<Vec<String>>,
     pub(crate) signs: Signs,
-    /// Keys of tensors that Megatron Core stored flattened, with their original shape.
-    pub(crate) flattened: BTreeMap<String, Dims>,
     /// Keys whose description is not understood, and why. The logical table lacks them.
     pub(crate) unknown: BTreeMap<String, String>,
 }

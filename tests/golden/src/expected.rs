@@ -27,7 +27,7 @@ pub struct Expected {
     pub common: Option<Says>,
     /// Sizes of all files of the checkpoint, by name.
     pub files: BTreeMap<String, u64>,
-    /// Tensors that Megatron Core saved as flattened ranges, with their own shape; they are stored in another one.
+    /// Tensors that Megatron Core saved as flattened ranges, with the shape in which they are stored.
     pub flattened: BTreeMap<String, Dims>,
     /// Whether the checkpoint keeps the nesting of the state dict; `None` when it is not known.
     pub nested: Option<bool>,
@@ -223,16 +223,13 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
         );
     }
     for (key, t) in object(&json["tensors"], "tensors")? {
-        let flattened = t["flattened_in_ckpt"] == true;
-        if flattened {
-            out.flattened.insert(key.clone(), dims(&t["global_shape"])?);
+        let mut stored = facts(t)?;
+        // What is stored of a flattened tensor has another shape, which PyTorch reads as it is. Megatron Core gives one axis.
+        if t["flattened_in_ckpt"] == true {
+            let plain = facts(&dcp["plain_load"][key])?;
+            out.flattened.insert(key.clone(), plain.shape);
+            stored.shape = dims(&t["global_shape"])?;
         }
-        // What is stored of a flattened tensor has another shape, which PyTorch reads as it is.
-        let stored = facts(if flattened {
-            &dcp["plain_load"][key]
-        } else {
-            t
-        })?;
         let item = &dcp["items"][key];
         let chunk = |c: &Json| {
             let (offsets, sizes) = (dims(&c[0])?, dims(&c[1])?);

@@ -1,5 +1,7 @@
 """The sharded state dict of a Megatron spec, as one rank holds it; for megatron-core 0.12 to 0.16."""
 
+import math
+
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.mapping import ShardedObject
@@ -14,8 +16,23 @@ if not torch.cuda.is_available():
 
 
 def pieces(entry, which, rank, ranks):
-    """The local shards of one tensor: (place in the state dict, slices of the global tensor, rank offsets, replica id)."""
+    """The local shards of one tensor: (place in the state dict, slices of the global tensor, rank offsets, replica id, flattened range)."""
     shape, prepended, cut = entry["shape"], entry.get("prepend", 0), entry[which]
+    if isinstance(cut, dict):
+        one = "one_cell" in cut
+        axis, cells = cut["one_cell" if one else "flat"]
+        length = shape[axis] // cells
+        numel = math.prod(shape) // cells
+        mine = range(cells)
+        if one:
+            ranks = max(1, ranks // cells)
+            mine, rank = [rank % cells], rank // cells % ranks
+        for cell in mine:
+            index = [slice(None)] * len(shape)
+            index[axis] = slice(cell * length, (cell + 1) * length)
+            part = slice(numel * rank // ranks, numel * (rank + 1) // ranks)
+            yield f"{entry['key']}[{cell}]", tuple(index), [(axis, cell, cells)], 0, part
+        return
     offsets, replica, index = [], rank, [slice(None)] * len(shape)
     layers = range(shape[0]) if prepended else [None]
     if isinstance(cut, int):
@@ -29,10 +46,10 @@ def pieces(entry, which, rank, ranks):
             index[cut] = slice(rank * length, (rank + 1) * length)
     for layer in layers:
         if layer is None:
-            yield entry["key"], tuple(index), offsets, replica
+            yield entry["key"], tuple(index), offsets, replica, None
         else:
             place = f"{entry['key']}[{layer}]"
-            yield place, (layer, *index[1:]), [(0, layer, shape[0]), *offsets], replica
+            yield place, (layer, *index[1:]), [(0, layer, shape[0]), *offsets], replica, None
 
 
 def state_dict(spec, which, rank, ranks, filled):
@@ -40,10 +57,16 @@ def state_dict(spec, which, rank, ranks, filled):
     model, extra = {}, {}
     for entry in spec["tensors"]:
         full = common.full_tensor(entry)
-        for place, index, offsets, replica in pieces(entry, which, rank, ranks):
+        for place, index, offsets, replica, part in pieces(entry, which, rank, ranks):
             local = full[index].clone(memory_format=torch.contiguous_format)
             if not filled:
                 common.raw(local).zero_()
+            if part is not None:
+                shape, local = local.shape, local.flatten()[part]
+                model[place] = ShardedTensor.from_rank_offsets_flat(
+                    entry["key"], local, shape, *offsets, flattened_range=part, replica_id=replica
+                )
+                continue
             model[place] = ShardedTensor.from_rank_offsets(
                 entry["key"], local, *offsets, replica_id=replica, prepend_axis_num=entry.get("prepend", 0)
             )
@@ -65,8 +88,9 @@ def check(spec, state, rank, ranks):
     """Compares a loaded state dict with the spec."""
     for entry in spec["tensors"]:
         full = common.full_tensor(entry)
-        for place, index, _, _ in pieces(entry, "read", rank, ranks):
-            common.same(place, state["model"][place], full[index])
+        for place, index, _, _, part in pieces(entry, "read", rank, ranks):
+            expected = full[index] if part is None else full[index].flatten()[part]
+            common.same(place, state["model"][place], expected)
     for entry in spec["objects"]:
         for cell, coded in enumerate(entry["cells"]):
             place = f"{entry['key']}[{cell}]"

@@ -54,6 +54,12 @@ pub(crate) enum Cut {
     Axis(usize),
     Replicate,
     Plain,
+    /// So many cells along an axis; each rank has a range of the elements of each, or of one.
+    Flattened {
+        axis: usize,
+        cells: u64,
+        one: bool,
+    },
 }
 
 impl TryFrom<Json> for Cut {
@@ -63,6 +69,18 @@ impl TryFrom<Json> for Cut {
             Json::Number(n) => Ok(Self::Axis(n.as_u64().unwrap_or(0) as usize)),
             Json::String(s) if s == "replicate" => Ok(Self::Replicate),
             Json::String(s) if s == "plain" => Ok(Self::Plain),
+            Json::Object(o) => {
+                let one = o.contains_key("one_cell");
+                let of = &j[if one { "one_cell" } else { "flat" }];
+                match (of[0].as_u64(), of[1].as_u64()) {
+                    (Some(axis), Some(cells)) => Ok(Self::Flattened {
+                        axis: axis as usize,
+                        cells,
+                        one,
+                    }),
+                    _ => Err(format!("{j} is no cut")),
+                }
+            }
             _ => Err(format!("{j} is no cut")),
         }
     }

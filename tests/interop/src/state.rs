@@ -6,6 +6,7 @@ use reshard::{
     Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
     model::{Leaf, Path, Payload, Step, Tree, local_chunk},
 };
+use std::ops::Range;
 
 /// One leaf of a tensor on one rank.
 struct Piece {
@@ -22,6 +23,18 @@ fn pieces(t: &TensorSpec, cut: Cut, rank: u64, world: u64) -> Result<Vec<Piece>>
     }
     let mut region = Region::whole(&t.shape);
     let leaf = match cut {
+        Cut::Flattened { axis, cells, one } if one => {
+            let world = (world / cells).max(1);
+            let cell = rank % cells;
+            return flat(
+                t,
+                (axis, cells),
+                cell..cell + 1,
+                rank / cells % world,
+                world,
+            );
+        }
+        Cut::Flattened { axis, cells, .. } => return flat(t, (axis, cells), 0..cells, rank, world),
         Cut::Axis(axis) => {
             (region.offsets[axis], region.lengths[axis]) = local_chunk(t.shape[axis], world, rank);
             Some(ShardedTensor::region_of(
@@ -70,6 +83,36 @@ fn prepended(t: &TensorSpec, cut: Cut, rank: u64, world: u64) -> Result<Vec<Piec
             leaf: Some(leaf.with_replica_id(replica)),
             data,
         })
+    })
+    .collect()
+}
+
+/// A range of each of some cells.
+fn flat(
+    t: &TensorSpec,
+    (axis, cells): (usize, u64),
+    mine: Range<u64>,
+    rank: u64,
+    world: u64,
+) -> Result<Vec<Piece>> {
+    let key = t.key();
+    mine.map(|cell| {
+        let mut region = Region::whole(&t.shape);
+        region.lengths[axis] /= cells;
+        region.offsets[axis] = cell * region.lengths[axis];
+        let n = region.lengths.volume().unwrap_or(0);
+        let (from, to) = (n * rank / world, n * (rank + 1) / world);
+        let local = &region.lengths;
+        let leaf = ShardedTensor::declare(&key, t.dtype, local, &[(axis, cell, cells)], 0)?;
+        let leaf = ShardedTensor {
+            flattened_range: Some(from..to),
+            ..leaf
+        };
+        let all = t.part(&region)?.view(&[n])?;
+        let data = all.narrow(&Region::new([from], [to - from]));
+        let path = Path(vec![format!("{key}#{cell}").into()]);
+        let leaf = Some(leaf);
+        Ok(Piece { path, leaf, data })
     })
     .collect()
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod failures;
+mod flattened;
 mod kept;
 mod laws;
 mod lending;

@@ -4,12 +4,10 @@ use super::{
     Receive, Serve, Wanted,
     cut::{Budget, Wishes},
 };
-use crate::{
-    ChunkId, FlatView, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection,
-};
+use crate::{ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection};
 use foldhash::fast::RandomState;
 use indexmap::IndexMap;
-use reshard_model::{DType, Dims, Region};
+use reshard_model::{DType, Dims, FlatView, Region};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that is read once for the ranks of one group.
@@ -38,7 +36,7 @@ pub struct Demand {
 /// the checksum of a whole chunk can be checked.
 ///
 /// Cuts are given up for a chunk if it takes too many steps to find blocks, such as for a lattice of thousands of strips. Then only equal regions share a
-/// read. Regions of a [flat view](crate::FlatView) are not cut either. If one rank alone wants bytes, and wants them in several leaves, it reads
+/// read. Regions of a [flat view](reshard_model::FlatView) are not cut either. If one rank alone wants bytes, and wants them in several leaves, it reads
 /// them for each of these leaves.
 ///
 /// ```

@@ -6,7 +6,7 @@ use crate::{PlanError, PlannerData, Result, TensorProperties};
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use reshard_model::{DType, Dims, Region};
-use std::hash::BuildHasher;
+use std::{collections::BTreeMap, hash::BuildHasher};
 
 /// Builds a [`Metadata`]. You may add tensors, chunks and objects in any order, and mix the chunks of several tensors.
 ///
@@ -26,6 +26,7 @@ pub struct MetadataBuilder {
     /// Numbers as in `order`, by key.
     keys: HashTable<u32>,
     hasher: RandomState,
+    originals: BTreeMap<u32, Dims>,
 }
 
 impl std::fmt::Debug for MetadataBuilder {
@@ -154,6 +155,12 @@ impl MetadataBuilder {
         Ok(TensorId(number))
     }
 
+    /// Says that a tensor is stored flattened, and which shape it has ([`TensorRef::original_shape`](crate::TensorRef::original_shape)).
+    /// Whether the two shapes fit each other is looked at when somebody asks for the tensor.
+    pub fn set_original_shape(&mut self, tensor: TensorId, original: Dims) {
+        self.originals.insert(tensor.0, original);
+    }
+
     /// The tensor of a key that was added.
     pub fn tensor(&self, key: &str) -> Option<TensorId> {
         self.find(key).filter(|n| n & OBJECT == 0).map(TensorId)
@@ -234,6 +241,7 @@ impl MetadataBuilder {
             coords,
             owners,
             keys,
+            originals,
             ..
         } = self;
 
@@ -285,6 +293,7 @@ impl MetadataBuilder {
             positions,
             by_offset: Vec::new(),
             planner_data,
+            originals: originals.into_iter().collect(),
         };
         out.by_offset = by_offset(&out);
         Ok(out)

@@ -1,7 +1,7 @@
 //! Leaves of one rank that hold the same piece.
 
 use super::Offer;
-use crate::{DuplicatePieces, PlanError, Problem, Problems, Result};
+use crate::{DuplicatePieces, PlanError, Problem, Problems, Result, flat::as_stored};
 use indexmap::IndexMap;
 use reshard_model::{Data, Dims, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use std::{borrow::Cow, sync::Arc};
@@ -29,8 +29,10 @@ impl<'s> Offered<'s> {
     pub(super) fn first(&mut self, path: &'s Path, leaf: &'s Sharded) -> Result<bool> {
         // Pieces are identified by key and offset. An empty piece is never written, so it can't clash.
         let piece = match leaf {
-            Sharded::Tensor(t) if t.region().is_empty() => return Ok(true),
-            Sharded::Tensor(t) => (leaf.unique_key(), t.global_offset.clone()),
+            Sharded::Tensor(t) => match as_stored(t)?.region {
+                region if region.is_empty() => return Ok(true),
+                region => (leaf.unique_key(), region.offsets),
+            },
             Sharded::Object(_) => (leaf.unique_key(), Dims::default()),
         };
         let (other_path, other) = match self.seen.entry(piece) {
@@ -79,7 +81,10 @@ impl<'s> Offered<'s> {
 
 /// Whether two pieces are the same box of the same tensor.
 fn alike(a: &ShardedTensor, b: &ShardedTensor) -> bool {
-    a.dtype == b.dtype && a.global_shape == b.global_shape && a.region() == b.region()
+    a.dtype == b.dtype
+        && a.global_shape == b.global_shape
+        && a.region() == b.region()
+        && a.flattened_range == b.flattened_range
 }
 
 /// Whether two leaves hold the same; `None` when it would take reading them from elsewhere.

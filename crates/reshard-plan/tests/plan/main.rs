@@ -7,6 +7,7 @@ mod duplicates;
 #[cfg(test)]
 mod exchange;
 mod exchange_of_saves;
+mod flat;
 #[cfg(test)]
 mod hooks;
 mod laws;

@@ -425,18 +425,35 @@ fn a_rank_that_saves_alone_needs_not_have_all_of_a_tensor() {
 }
 
 #[test]
-fn flattened_ranges_say_not_yet() {
-    let t = ShardedTensor {
+fn flattened_ranges_need_a_grid_of_cells() {
+    let range = |t: ShardedTensor| ShardedTensor {
         flattened_range: Some(0..3),
+        ..t
+    };
+    let refused = |t| save(&DefaultSavePlanner::DEFAULT, &[flat([t])]).unwrap_err();
+    let irregular = ShardedTensor {
+        axis_fragmentations: None,
         ..rows("w", 0, 8)
     };
-    let e = save(&DefaultSavePlanner::DEFAULT, &[flat([t.clone()])]).unwrap_err();
+    let e = refused(range(irregular));
     assert_eq!(e.kind(), ErrorKind::Unsupported);
-    let stored = stored(&[flat([rows("w", 0, 8)])]);
-    assert_eq!(
-        load(DefaultLoadPlanner::DEFAULT, &flat([t]), &stored)
-            .unwrap_err()
-            .kind(),
-        ErrorKind::Unsupported
+    assert!(
+        e.to_string()
+            .contains("w: a flattened range of an irregular grid"),
+        "{e}"
     );
+    let padded = ShardedTensor {
+        axis_fragmentations: Some([3, 1].into()),
+        ..rows("w", 0, 8)
+    };
+    let e = refused(range(padded));
+    assert!(e.to_string().contains("don't make up"), "{e}");
+    // A range that lacks elements of its cell is a hole.
+    let whole = ShardedTensor {
+        axis_fragmentations: Some([1, 1].into()),
+        ..rows("w", 0, 8)
+    };
+    let e = refused(range(whole));
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(e.to_string().contains("no chunk covers"), "{e}");
 }

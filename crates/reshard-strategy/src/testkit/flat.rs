@@ -3,9 +3,11 @@
 
 use super::{Rank, load_on_ranks, save_on_ranks};
 use crate::{LoadShardedConfig, SaveShardedConfig};
-use reshard_model::{DType, FlatStateDict, Path, Region, Sharded, ShardedTensor, Step, Tensor};
+use reshard_model::{
+    DType, FlatStateDict, FlatView, Path, Region, Sharded, ShardedTensor, Step, Tensor,
+};
 use reshard_plan::{
-    DefaultSavePlanner, FlatView, LoadContext, LoadPlan, LoadPlanner, PieceId, PlanError, ReadItem,
+    DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PieceId, PlanError, ReadItem,
     SavePlanner, Stored,
 };
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};

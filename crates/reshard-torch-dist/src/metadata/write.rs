@@ -70,6 +70,7 @@ impl<'m> Writer<'m> {
             self.text("version");
             self.e.str("1.0.0");
         }
+        self.mcore_data(metadata);
         self.e.op(Op::SetItems);
         self.e.op(Op::Build);
         Ok(())
@@ -256,6 +257,30 @@ impl<'m> Writer<'m> {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// What Megatron Core 0.8 to 0.15 need to read tensors that are stored flattened: the original shape of each, and an empty dict for
+    /// each other tensor.
+    fn mcore_data(&mut self, metadata: &'m Metadata) {
+        if metadata.tensors().all(|t| t.original_shape().is_none()) {
+            return;
+        }
+        self.text("mcore_data");
+        self.e.op(Op::EmptyDict);
+        let tensors = metadata.entries().filter_map(|entry| match entry {
+            Entry::Tensor(t) => Some(t),
+            Entry::Object(..) => None,
+        });
+        self.batches(tensors, Op::SetItems, |w, t| {
+            w.key(t.key());
+            w.e.op(Op::EmptyDict);
+            if let Some(original) = t.original_shape() {
+                w.e.op(Op::Mark);
+                w.text("nd_reformulated_orig_global_shape");
+                w.ints(&original);
+                w.e.op(Op::SetItems);
+            }
+        });
     }
 
     fn storage_meta(&mut self, checkpoint_id: &str) {

@@ -195,6 +195,10 @@ impl<'r> Verifier<'r> {
             );
         }
 
+        if let Some(why) = tensor.flattened_fault() {
+            self.add(key, None, None, why);
+        }
+
         // A shape too large to count is a fault by itself, however its chunks lie.
         if whole.volume().is_none() {
             return self.add(

@@ -96,11 +96,16 @@ impl TableBuilder {
         } = self;
 
         // The keys must all be known before places can be put to them, because a place may come in any file.
+        let mut logical = logical;
+        for (key, original) in flattened {
+            if let Some(id) = logical.tensor(&key) {
+                logical.set_original_shape(id, original);
+            }
+        }
         let metadata = Arc::new(logical.finish(planner_data)?);
         let mut table = Table {
             metadata,
             signs,
-            flattened,
             unknown,
             contradictions: ranks.contradictions,
             ..Table::default()

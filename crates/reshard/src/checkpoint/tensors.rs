@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A stored chunk of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredChunk {
-    /// The box of the tensor that it holds.
+    /// The box of the tensor that it holds; of a [flattened](TensorHandle::flattened_shape) one, of its stored shape.
     pub region: Region,
     /// Where the parts of the stored item lie. Empty if the checkpoint does not say.
     pub parts: Vec<StorageInfo>,
@@ -53,7 +53,7 @@ impl Checkpoint {
             checkpoint: self.clone(),
             key: t.key().into(),
             dtype: t.dtype(),
-            shape: t.shape(),
+            shape: t.global_shape(),
         }
     }
 }
@@ -81,6 +81,13 @@ impl TensorHandle {
     /// The number of elements along each axis.
     pub fn shape(&self) -> &Dims {
         &self.shape
+    }
+
+    /// The stored shape of a tensor that Megatron Core has stored flattened: the number of cells into which it is cut along each axis, then
+    /// the elements of a cell. It is read as if it were not flattened.
+    pub fn flattened_shape(&self) -> Option<Dims> {
+        let tensor = self.checkpoint.metadata().tensor(&self.key)?;
+        tensor.original_shape().map(|_| tensor.shape())
     }
 
     /// The size of all elements, in bytes.

@@ -92,7 +92,7 @@ pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     checkpoint.is_understood().during(ACT, url)?;
     let mut template = FlatStateDict::new();
     for t in checkpoint.metadata().tensors() {
-        let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());
+        let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.global_shape());
         template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
     }
     let state = checkpoint.fill(template).await.during(ACT, url)?;

@@ -8,6 +8,7 @@ mod bytes;
 mod contracts;
 mod declarations;
 mod exchanges;
+mod flattened;
 mod groups;
 mod hooks;
 mod kept_load_plans;

@@ -354,7 +354,7 @@ fn panicked() -> StrategyError {
 mod tests {
     use super::*;
     use reshard_model::{
-        DType, ErrorKind, RegionMut,
+        DType, ErrorKind, RegionMut, View,
         testkit::{LateDevice, LostDevice, OnTheWay},
     };
     use std::sync::mpsc;
@@ -365,7 +365,9 @@ mod tests {
         let tensor = DeviceTensor::new(DType::Int32, &[64, 4], Arc::clone(&memory) as _).unwrap();
         let copies = devices.leaf("w", &tensor);
         let whole = [Region::whole(tensor.shape())];
-        let mut regions = RegionMut::on_device("w", tensor.layout(), &whole, &copies).unwrap();
+        let mut regions =
+            RegionMut::on_device("w", &View::new(tensor.layout().clone()), &whole, &copies)
+                .unwrap();
         (memory, regions.remove(0))
     }
 

@@ -5,11 +5,12 @@ use crate::{LoadCx, LoadFailure, Result, StrategyError};
 use futures_timer::Delay;
 use indexmap::IndexMap;
 use reshard_model::{
-    DType, Data, DeviceTensor, FlatStateDict, Layout, LentBuffer, LentView, Region, RegionMut,
-    Sharded, ShardedTensor, Tensor, check_disjoint,
+    DType, Data, DeviceTensor, FlatStateDict, FlatView, LentBuffer, LentView, Region, RegionMut,
+    Sharded, ShardedTensor, Tensor, View, check_disjoint,
 };
 use reshard_plan::{ChunkId, Destination, LoadPlan, Metadata, ReadItem, Selection, Stored, Wanted};
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
@@ -28,6 +29,13 @@ struct Lent {
     buffer: Arc<LentBuffer>,
     views: Vec<LentView>,
     leaves: Vec<u32>,
+}
+
+/// A leaf on a device, and how regions see its memory.
+struct OnDevice<'t> {
+    tensor: &'t ShardedTensor,
+    data: &'t DeviceTensor,
+    view: View,
 }
 
 /// Where the elements of an item go.
@@ -124,7 +132,7 @@ impl Loan {
                 && matches!(t.data, Data::None)
                 && !not_stored.contains(&(i as u32))
             {
-                t.data = Data::Host(Tensor::zeros(&t.key, t.dtype, &t.local_shape)?);
+                t.data = Data::Host(Tensor::zeros(&t.key, t.dtype, &t.data_shape())?);
             }
         }
         Ok(())
@@ -190,13 +198,22 @@ impl Loan {
                     .map(|(view, &leaf)| (leaf, (buffer, view))),
             );
         }
-        let mut on_devices: Vec<(&ShardedTensor, &DeviceTensor)> = Vec::new();
+        let mut on_devices: Vec<OnDevice<'_>> = Vec::new();
         for (i, leaf) in (0u32..).zip(self.template.values()) {
             if let Sharded::Tensor(t) = leaf
                 && let Data::Device(d) = &t.data
             {
                 at.insert(i, (self.buffers.len() + on_devices.len(), 0));
-                on_devices.push((t, d));
+                let view = View::new(d.layout().clone());
+                let view = match flat_of(t) {
+                    Some(flat) => view.flat(flat),
+                    None => view,
+                };
+                on_devices.push(OnDevice {
+                    tensor: t,
+                    data: d,
+                    view,
+                });
             }
         }
         // A buffer checks that its regions are disjoint, so all regions of a buffer, zeros too, must be collected first.
@@ -224,18 +241,27 @@ impl Loan {
         let mut out = Places::default();
         let mut wants = wants.into_iter();
         for (lent, wants) in self.buffers.iter().zip(&mut wants) {
+            let views: Vec<Cow<'_, LentView>> = lent
+                .leaves
+                .iter()
+                .zip(&lent.views)
+                .map(|(&leaf, view)| match flat_view(&self.template, leaf) {
+                    Some(flat) => Cow::Owned(view.clone().flat(flat)),
+                    None => Cow::Borrowed(view),
+                })
+                .collect();
             let regions: Vec<(&LentView, Region)> = wants
                 .iter()
-                .map(|want| (&lent.views[want.view], want.region.clone()))
+                .map(|want| (&*views[want.view], want.region.clone()))
                 .collect();
             out.add(wants, lent.buffer.regions_mut(&regions)?);
         }
         let on_devices: Vec<_> = on_devices.into_iter().zip(wants).collect();
         check_devices(&on_devices)?;
-        for ((t, d), wants) in on_devices {
+        for (OnDevice { tensor, data, view }, wants) in on_devices {
             let regions: Vec<Region> = wants.iter().map(|want| want.region.clone()).collect();
-            let copies = self.devices.leaf(&t.key, d);
-            let regions = RegionMut::on_device(&t.key, d.layout(), &regions, &copies)?;
+            let copies = self.devices.leaf(&tensor.key, data);
+            let regions = RegionMut::on_device(&tensor.key, &view, &regions, &copies)?;
             out.add(wants, regions);
         }
         Ok(out)
@@ -392,20 +418,36 @@ fn restore(template: &mut FlatStateDict, leaves: &[u32], handles: Vec<Tensor>) {
 }
 
 /// Fails if leaves that are views of one device memory want the same bytes of it.
-fn check_devices(leaves: &[((&ShardedTensor, &DeviceTensor), Vec<Want<'_>>)]) -> Result<()> {
-    let mut by_memory: BTreeMap<usize, Vec<(&Layout, &Region)>> = BTreeMap::new();
-    for ((_, d), wants) in leaves {
-        let memory = Arc::as_ptr(d.buffer()).cast::<()>().addr();
-        let regions = wants.iter().map(|want| (d.layout(), &want.region));
-        by_memory.entry(memory).or_default().extend(regions);
+fn check_devices(leaves: &[(OnDevice<'_>, Vec<Want<'_>>)]) -> Result<()> {
+    let mut by_memory: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, (leaf, _)) in leaves.iter().enumerate() {
+        let memory = Arc::as_ptr(leaf.data.buffer()).cast::<()>().addr();
+        by_memory.entry(memory).or_default().push(i);
     }
-    for regions in by_memory.values() {
-        // One that does not fit is refused where it is cut.
-        if regions.iter().all(|(view, r)| r.fits(view.shape())) {
-            check_disjoint(regions)?;
+    for views in by_memory.into_values() {
+        let mut key = "";
+        let mut regions = Vec::new();
+        for (leaf, wants) in views.iter().map(|i| &leaves[*i]) {
+            key = &leaf.tensor.key;
+            regions.extend(wants.iter().map(|want| (&leaf.view, &want.region)));
         }
+        check_disjoint(key, &regions)?;
     }
     Ok(())
+}
+
+/// The tensor of which the memory of a leaf has a range, if the leaf is flattened: its local chunk.
+fn flat_of(leaf: &ShardedTensor) -> Option<FlatView> {
+    let start = leaf.flattened_range.as_ref()?.start;
+    let shape = leaf.local_shape.clone();
+    Some(FlatView { shape, start })
+}
+
+fn flat_view(template: &FlatStateDict, leaf: u32) -> Option<FlatView> {
+    match template.get_index(leaf as usize) {
+        Some((_, Sharded::Tensor(t))) => flat_of(t),
+        _ => None,
+    }
 }
 
 /// The region of a leaf's local tensor for a region of the plan. The local tensor lacks the prepended axes, whose length is 1.

@@ -36,6 +36,7 @@ fn tensor(n: u32, shape: &[u64]) -> WriteItem {
             global_shape,
             region,
             properties,
+            original_shape: None,
         }),
     )
 }

@@ -1,0 +1,211 @@
+//! Tensors that Megatron Core stores flattened: how their chunks lie in them, and where a flattened leaf is stored.
+//!
+//! Such a tensor is cut into the cells of a regular grid. Its stored shape has an axis for each axis of the grid, and one more for the
+//! elements of a cell in row-major order (Megatron Core's "reformulated" shape). A stored chunk is a range of the last axis.
+
+use crate::{PlanError, Problem, Result, TensorRef};
+use reshard_model::{Dims, FlatView, Region, ShardedTensor};
+
+/// So many cells of one tensor may lie in chunks of several cells, which only tools write that know nothing of flattened tensors.
+const MAX_CELLS: u64 = 1 << 20;
+
+/// The grid of a tensor that is stored flattened.
+#[derive(Debug)]
+pub(crate) struct FlatGrid {
+    /// Elements per axis of a cell.
+    cell: Dims,
+    /// Elements of a cell.
+    elements: u64,
+}
+
+/// Elements that a stored chunk has of a cell.
+pub(crate) struct InCell {
+    /// The cell, in elements of the original tensor.
+    pub(crate) cell: Region,
+    /// Which elements of the cell, in row-major order.
+    pub(crate) range: std::ops::Range<u64>,
+    /// The tensor of which the chunk is a range.
+    pub(crate) view: FlatView,
+    /// What to add to the first axis to come from the cell to that tensor.
+    pub(crate) rows: u64,
+}
+
+impl FlatGrid {
+    /// The grid of a stored tensor; `None` if it is not stored flattened.
+    ///
+    /// # Errors
+    /// Its stored shape is not that of a grid over its original shape.
+    pub(crate) fn of(tensor: TensorRef<'_>) -> std::result::Result<Option<Self>, Problem> {
+        let Some(original) = tensor.original_shape() else {
+            return Ok(None);
+        };
+        let stored = tensor.shape();
+        Self::new(&original, &stored)
+            .map(Some)
+            .map_err(|why| Problem::Flattened {
+                key: tensor.key().to_owned(),
+                original,
+                stored,
+                why,
+            })
+    }
+
+    /// The grid of a tensor of shape `original` that is stored in shape `stored`, or why there is none.
+    pub(crate) fn new(original: &[u64], stored: &[u64]) -> std::result::Result<Self, String> {
+        let Some((&elements, fragments)) = stored
+            .split_last()
+            .filter(|(_, fragments)| fragments.len() == original.len())
+        else {
+            return Err("it should have one axis more".into());
+        };
+        let mut cell = Dims::default();
+        for (axis, (&n, &f)) in original.iter().zip(fragments).enumerate() {
+            match n.checked_rem(f) {
+                Some(0) => cell.push(n / f),
+                _ => {
+                    return Err(format!(
+                        "axis {axis} of {n} can't be cut into {f} fragments"
+                    ));
+                }
+            }
+        }
+        match cell.volume() {
+            Some(n) if n == elements => Ok(Self { cell, elements }),
+            _ => Err(format!(
+                "a cell of shape {cell} does not have {elements} elements"
+            )),
+        }
+    }
+
+    /// The stored elements in which a region of the original tensor lies, and others of the same cells.
+    pub(crate) fn stored(&self, region: &Region) -> Region {
+        let (mut offsets, mut lengths) = (Dims::default(), Dims::default());
+        for (axis, &n) in self.cell.iter().enumerate() {
+            let n = n.max(1);
+            let first = region.offsets[axis] / n;
+            offsets.push(first);
+            lengths.push(region.end(axis).div_ceil(n).saturating_sub(first));
+        }
+        offsets.push(0);
+        lengths.push(self.elements);
+        Region { offsets, lengths }
+    }
+
+    /// What a stored chunk has of each cell that a region of the original tensor meets.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsupported`] if the chunk has parts of several cells, or so many cells that nobody has written them.
+    pub(crate) fn cells(&self, key: &str, chunk: &Region, wanted: &Region) -> Result<Vec<InCell>> {
+        let unsupported = |what: String| {
+            let what = format!("the stored chunk {chunk} of a flattened tensor has {what}");
+            Err(PlanError::Unsupported {
+                key: key.to_owned(),
+                what,
+            })
+        };
+        let axes = self.cell.len();
+        let cut = |r: &Region| Region {
+            offsets: r.offsets[..axes].into(),
+            lengths: r.lengths[..axes].into(),
+        };
+        let range = chunk.offsets[axes]..chunk.end(axes);
+        let all = cut(chunk);
+        let Some(met) = all.intersect(&cut(&self.stored(wanted))) else {
+            return Ok(Vec::new());
+        };
+        // One cell is what Megatron Core writes. Whole cells, one after the other, are a tensor that is stacked along its first axis.
+        let one = all.lengths.iter().all(|n| *n == 1);
+        if !one && range != (0..self.elements) {
+            return unsupported("parts of several cells".into());
+        }
+        let count = met.volume().unwrap_or(u64::MAX);
+        if count > MAX_CELLS {
+            return unsupported(format!("{count} of its cells"));
+        }
+        let mut shape = self.cell.clone();
+        if let (false, Some(rows)) = (one, shape.first_mut()) {
+            let stacked = all.volume().and_then(|n| n.checked_mul(*rows));
+            let Some(stacked) = stacked else {
+                return unsupported("too many cells".into());
+            };
+            *rows = stacked;
+        }
+        let strides = all.strides();
+        let cells = met.boxes(0..count).flat_map(|b| {
+            let n = b.volume().unwrap_or(0);
+            (0..n).flat_map(move |i| b.boxes(i..i + 1).collect::<Vec<_>>())
+        });
+        Ok(cells
+            .map(|at| {
+                let number: u64 = (0..axes)
+                    .map(|a| (at.offsets[a] - all.offsets[a]) * strides[a])
+                    .sum();
+                let start = at.offsets.iter().zip(&self.cell).map(|(c, n)| c * n);
+                InCell {
+                    cell: Region {
+                        offsets: start.collect(),
+                        lengths: self.cell.clone(),
+                    },
+                    range: range.clone(),
+                    view: FlatView {
+                        shape: shape.clone(),
+                        start: if one { range.start } else { 0 },
+                    },
+                    rows: number * self.cell.first().copied().unwrap_or(0),
+                }
+            })
+            .collect())
+    }
+}
+
+/// How a leaf is stored: the shape of its tensor, and the leaf's part of it.
+pub(crate) struct AsStored {
+    pub(crate) shape: Dims,
+    pub(crate) region: Region,
+    /// The shape of the tensor, if it is stored flattened.
+    pub(crate) original: Option<Dims>,
+}
+
+/// How a leaf is stored.
+///
+/// # Errors
+/// [`PlanError::Unsupported`] for a flattened leaf of an irregular grid, or of one that does not make up the global shape.
+pub(crate) fn as_stored(t: &ShardedTensor) -> Result<AsStored> {
+    let region = t.region();
+    let Some(range) = &t.flattened_range else {
+        return Ok(AsStored {
+            shape: t.global_shape.clone(),
+            region,
+            original: None,
+        });
+    };
+    let unsupported = |what: String| PlanError::Unsupported {
+        key: t.key.to_string(),
+        what,
+    };
+    let Some(fragments) = &t.axis_fragmentations else {
+        let what = "a flattened range of an irregular grid can't be stored; declare the leaf with a regular one, or save it unflattened";
+        return Err(unsupported(what.into()));
+    };
+    let (mut shape, mut offsets) = (Dims::default(), Dims::default());
+    for (axis, &f) in fragments.iter().enumerate() {
+        let (local, global) = (region.lengths[axis], t.global_shape[axis]);
+        if f.checked_mul(local) != Some(global) {
+            let what = format!(
+                "a flattened range is stored by cells, but {f} fragments of {local} don't make up the {global} elements of axis {axis}"
+            );
+            return Err(unsupported(what));
+        }
+        shape.push(f);
+        offsets.push(region.offsets[axis].checked_div(local).unwrap_or(0));
+    }
+    shape.push(region.volume().unwrap_or(u64::MAX));
+    offsets.push(range.start);
+    let mut lengths = Dims::splat(1, fragments.len());
+    lengths.push(range.end - range.start);
+    Ok(AsStored {
+        shape,
+        region: Region { offsets, lengths },
+        original: Some(t.global_shape.clone()),
+    })
+}

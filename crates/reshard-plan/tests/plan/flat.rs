@@ -1,0 +1,143 @@
+//! Tensors that are stored flattened, and metadata that only say so.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use crate::cuts::*;
+use reshard_model::{DType, Dims, ErrorKind, Region, ShardedTensor};
+use reshard_plan::*;
+
+/// A tensor of shape [4, 6] in 2 x 3 cells, as `stored` says; its chunks are those.
+fn metadata(original: &[u64], stored: &[u64], chunks: &[Region]) -> Metadata {
+    let mut b = Metadata::builder();
+    let w = b
+        .add_tensor("w", DType::Float32, stored, Default::default())
+        .unwrap();
+    b.set_original_shape(w, Dims::from(original));
+    for c in chunks {
+        b.add_chunk(w, c).unwrap();
+    }
+    b.finish(None).unwrap()
+}
+
+fn wants(region: Region) -> reshard_model::FlatStateDict {
+    flat([leaf("w", &[4, 6], region)])
+}
+
+/// Where each item lies in its chunk's tensor, and in the leaf.
+fn places(plan: &LoadPlan) -> Vec<String> {
+    let place = |i: &ReadItem| {
+        let view = i.flat.as_ref().unwrap();
+        let (at, to) = (&i.stored_region, &i.dest_region);
+        format!(
+            "{} {at} of {} from {} to {to}",
+            i.piece, view.shape, view.start
+        )
+    };
+    plan.items.iter().map(place).collect()
+}
+
+#[test]
+fn a_region_takes_from_each_cell_what_each_range_has_of_it() {
+    let cut = |cell: [u64; 2], from: u64, n: u64| Region::new([cell[0], cell[1], from], [1, 1, n]);
+    let mut chunks = Vec::new();
+    for row in 0..2 {
+        for column in 0..3 {
+            chunks.extend([cut([row, column], 0, 3), cut([row, column], 3, 1)]);
+        }
+    }
+    let stored = metadata(&[4, 6], &[2, 3, 4], &chunks);
+    assert!(stored.problems().is_empty());
+    let plan = load(
+        DefaultLoadPlanner::DEFAULT,
+        &wants(Region::new([1, 1], [1, 2])),
+        &stored,
+    );
+    let found = places(&plan.unwrap());
+    let expected = [
+        "w[0, 0, 3] [1:2, 1:2] of [2, 2] from 3 to [0:1, 0:1]",
+        "w[0, 1, 0] [1:2, 0:1] of [2, 2] from 0 to [0:1, 1:2]",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn whole_cells_in_one_chunk_are_read_as_a_stack() {
+    // As a program stores it that knows nothing of cells.
+    let all = [Region::whole(&[2, 3, 4])];
+    let stored = metadata(&[4, 6], &[2, 3, 4], &all);
+    let plan = load(
+        DefaultLoadPlanner::DEFAULT,
+        &wants(Region::new([3, 3], [1, 1])),
+        &stored,
+    );
+    let found = places(&plan.unwrap());
+    assert_eq!(
+        found,
+        ["w[0, 0, 0] [9:10, 1:2] of [12, 2] from 0 to [0:1, 0:1]"]
+    );
+
+    let parts = [
+        Region::new([0, 0, 0], [2, 3, 2]),
+        Region::new([0, 0, 2], [2, 3, 2]),
+    ];
+    let stored = metadata(&[4, 6], &[2, 3, 4], &parts);
+    let e = load(
+        DefaultLoadPlanner::DEFAULT,
+        &wants(Region::whole(&[4, 6])),
+        &stored,
+    );
+    let e = e.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.to_string().contains("parts of several cells"), "{e}");
+}
+
+#[test]
+fn a_stored_shape_that_does_not_fit_is_damage() {
+    for (original, stored, why) in [
+        (&[4, 6][..], &[2, 3][..], "one axis more"),
+        (&[4, 6], &[], "one axis more"),
+        (
+            &[4, 6],
+            &[3, 3, 4],
+            "axis 0 of 4 can't be cut into 3 fragments",
+        ),
+        (
+            &[4, 6],
+            &[0, 3, 4],
+            "axis 0 of 4 can't be cut into 0 fragments",
+        ),
+        (&[4, 6], &[2, 3, 5], "does not have 5 elements"),
+        (&[u64::MAX, 2], &[1, 1, 4], "does not have 4 elements"),
+    ] {
+        let metadata = metadata(original, stored, &[Region::whole(stored)]);
+        let problems = metadata.problems();
+        assert!(problems[0].to_string().contains(why), "{problems:?}");
+        let tensor = metadata.tensor("w").unwrap();
+        assert!(tensor.flattened_fault().unwrap().contains(why));
+        let one =
+            ShardedTensor::region_of("w", DType::Float32, original, Region::new([0, 0], [1, 1]));
+        let mut template = reshard_model::FlatStateDict::new();
+        template.insert(
+            reshard_model::Path(vec!["w".into()]),
+            reshard_model::Sharded::Tensor(one),
+        );
+        let e = load(DefaultLoadPlanner::DEFAULT, &template, &metadata).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+        assert!(e.to_string().contains(why), "{e}");
+    }
+}
+
+#[test]
+fn hostile_numbers_of_cells_end_at_once() {
+    let (many, n) = (1u64 << 40, 1u64 << 40);
+    let all = [Region::whole(&[many, 1])];
+    let stored = metadata(&[n], &[many, 1], &all);
+    let mut template = reshard_model::FlatStateDict::new();
+    let whole = ShardedTensor::template("w", DType::Float32, &[n]);
+    template.insert(
+        reshard_model::Path(vec!["w".into()]),
+        reshard_model::Sharded::Tensor(whole),
+    );
+    let e = load(DefaultLoadPlanner::DEFAULT, &template, &stored).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.to_string().contains("of its cells"), "{e}");
+}

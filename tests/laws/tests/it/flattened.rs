@@ -1,0 +1,270 @@
+//! Flattened ranges: leaves that hold a range of the elements of their chunk, as Megatron Core's distributed optimizer has them.
+
+use proptest::prelude::*;
+use reshard::{
+    DType, ErrorKind, OpenOptions, Region, ShardedTensor, StateDict, Tensor, ValueTree, model::Dims,
+};
+use reshard_laws::{
+    cases,
+    contents::{Choices, Global, choices},
+    place::{Place, stores},
+    ranks::{group, load, save},
+};
+use reshard_storage::{CountingStore, testkit::MemoryStore};
+use std::{ops::Range, sync::Arc};
+
+/// A regular grid over a tensor.
+#[derive(Clone, Debug)]
+struct Grid {
+    fragments: Dims,
+    cell: Dims,
+}
+
+impl Grid {
+    /// Any grid whose cells make up the shape.
+    fn any(shape: &[u64], choices: &mut Choices) -> Self {
+        let fragments: Dims = shape
+            .iter()
+            .map(|n| {
+                let divisors: Vec<u64> = (1..=*n).filter(|d| n % d == 0).collect();
+                divisors[choices.below(divisors.len() as u64) as usize]
+            })
+            .collect();
+        let cell = shape.iter().zip(&fragments).map(|(n, f)| n / f).collect();
+        Self { fragments, cell }
+    }
+
+    fn elements(&self) -> u64 {
+        self.cell.volume().unwrap()
+    }
+
+    /// The cell of this number, as a leaf that holds a range of it. Its first axis may be prepended if its length there is 1.
+    fn leaf(&self, g: &Global, number: u64, range: Range<u64>) -> ShardedTensor {
+        let cells = Region::whole(&self.fragments);
+        let at = cells.boxes(number..number + 1).next().unwrap().offsets;
+        let prepend = usize::from(g.prepended && self.cell.first() == Some(&1));
+        let offsets: Vec<_> = (0..at.len())
+            .map(|axis| (axis, at[axis], self.fragments[axis]))
+            .collect();
+        let local = &self.cell[prepend..];
+        let leaf = ShardedTensor::declare(&g.key, g.dtype, local, &offsets, prepend).unwrap();
+        ShardedTensor {
+            flattened_range: Some(range),
+            ..leaf
+        }
+    }
+}
+
+/// The elements of a leaf.
+fn elements(g: &Global, leaf: &ShardedTensor) -> Tensor {
+    let part = g.part(&leaf.region());
+    let range = leaf.flattened_range.clone().unwrap();
+    let size = g.dtype.size();
+    let bytes = part.slice((range.start * size) as usize..(range.end * size) as usize);
+    Tensor::new(g.dtype, &[range.end - range.start], bytes.to_vec()).unwrap()
+}
+
+/// Cuts all cells of a grid into ranges, empty ones too, and spreads them over ranks.
+fn flattened(g: &Global, ranks: u32, choices: &mut Choices) -> Vec<StateDict> {
+    let grid = Grid::any(&g.shape, choices);
+    let mut states = vec![StateDict::new(); ranks as usize];
+    for number in 0..grid.fragments.volume().unwrap() {
+        let all = grid.elements();
+        let mut cuts: Vec<u64> = (0..choices.below(4))
+            .map(|_| choices.below(all + 1))
+            .collect();
+        cuts.extend([0, all]);
+        cuts.sort_unstable();
+        for cut in cuts.windows(2) {
+            let leaf = grid.leaf(g, number, cut[0]..cut[1]);
+            let data = elements(g, &leaf);
+            let state = &mut states[choices.below(ranks.into()) as usize];
+            let name = format!("{}.{number}.{}.{}", g.key, cut[0], cut[1]);
+            state.insert(name, leaf.with_data(data));
+        }
+    }
+    states
+}
+
+/// A range of a cell of any grid, or an unflattened box.
+fn wanted(g: &Global, choices: &mut Choices) -> (ShardedTensor, Tensor) {
+    if choices.below(3) == 0 {
+        let (mut offsets, mut lengths) = (Dims::default(), Dims::default());
+        for n in &g.shape {
+            let from = choices.below(n + 1);
+            offsets.push(from);
+            lengths.push(choices.below(n - from + 1));
+        }
+        let region = Region::new(offsets, lengths);
+        let part = Tensor::new(g.dtype, &region.lengths, g.part(&region).to_vec()).unwrap();
+        let leaf = ShardedTensor::region_of(&g.key, g.dtype, &g.shape, region);
+        return (leaf, part);
+    }
+    let grid = Grid::any(&g.shape, choices);
+    let number = choices.below(grid.fragments.volume().unwrap());
+    let from = choices.below(grid.elements() + 1);
+    let to = from + choices.below(grid.elements() - from + 1);
+    let leaf = grid.leaf(g, number, from..to);
+    let part = elements(g, &leaf);
+    (leaf, part)
+}
+
+fn tensors() -> impl Strategy<Value = Vec<Global>> {
+    let shape = prop::collection::vec(1u64..13, 0..4);
+    let one = (
+        shape,
+        prop::sample::select(DType::ALL),
+        any::<u32>(),
+        any::<bool>(),
+    );
+    prop::collection::vec(one, 1..4).prop_map(|all| {
+        let named = all.into_iter().enumerate();
+        named
+            .map(|(i, (shape, dtype, salt, prepended))| Global {
+                key: format!("t{i}"),
+                dtype,
+                shape,
+                salt,
+                prepended,
+            })
+            .collect()
+    })
+}
+
+fn leaf<'s>(loaded: &'s ValueTree, name: &str) -> &'s Tensor {
+    loaded
+        .get(name)
+        .unwrap()
+        .leaf()
+        .unwrap()
+        .as_tensor()
+        .unwrap()
+}
+
+proptest! {
+    #![proptest_config(cases(96))]
+
+    /// Saved flattened on N ranks, or as rows, and loaded on M ranks in any grid, flattened or not.
+    #[test]
+    fn flattened_ranges_load_in_any_grid_and_unflattened(
+        tensors in tensors(), n in 1u32..5, m in 1u32..4, plain in any::<bool>(), mut choices in choices(),
+    ) {
+        let place = Place::new();
+        let mut states = vec![StateDict::new(); n as usize];
+        for g in &tensors {
+            if plain && choices.below(3) == 0 {
+                states[0].insert(g.key.clone(), ShardedTensor::full(&g.key, g.whole()));
+                continue;
+            }
+            for (state, more) in states.iter_mut().zip(flattened(g, n, &mut choices)) {
+                state.merge(more).unwrap();
+            }
+        }
+        for outcome in save(group(n), states, place.url(), |_, s| s) {
+            outcome.unwrap();
+        }
+
+        // All of it, as nobody has saved it.
+        let opened = OpenOptions::new().stores(stores()).open(place.url());
+        let opened = futures::executor::block_on(opened).unwrap();
+        let report = futures::executor::block_on(opened.verify(true, Default::default())).unwrap();
+        prop_assert!(report.damage.is_empty(), "{:?}", report.damage);
+        for g in &tensors {
+            let tensor = opened.tensor(&g.key).unwrap();
+            prop_assert_eq!(&tensor.shape()[..], &g.shape[..]);
+            let all = futures::executor::block_on(tensor.read(..)).unwrap();
+            prop_assert_eq!(all.to_bytes(), g.whole().to_bytes());
+        }
+
+        let mut templates = vec![StateDict::new(); m as usize];
+        let mut expected = Vec::new();
+        for (rank, template) in templates.iter_mut().enumerate() {
+            for (i, g) in tensors.iter().enumerate().flat_map(|t| [t, t]) {
+                let (mut leaf, part) = wanted(g, &mut choices);
+                if choices.below(2) == 0 {
+                    leaf.init_data().unwrap();
+                }
+                let name = format!("{i}.{}", expected.len());
+                template.insert(name.clone(), leaf);
+                expected.push((rank, name, part));
+            }
+        }
+        let loaded: Vec<_> = load(group(m), templates, place.url(), |_, l| l)
+            .into_iter()
+            .map(|l| l.unwrap().0)
+            .collect();
+        for (rank, name, part) in expected {
+            let got = leaf(&loaded[rank], &name);
+            prop_assert_eq!(got.shape(), part.shape());
+            prop_assert_eq!(got.to_bytes(), part.to_bytes());
+        }
+    }
+}
+
+/// 4 cells of 16 x 4,096 elements, each in two ranges. The second range of the third cell lacks its first `gap` elements.
+fn two_halves(gap: u64) -> (Global, Vec<StateDict>) {
+    let g = Global {
+        key: "w".into(),
+        dtype: DType::Float32,
+        shape: vec![64, 4096],
+        salt: 3,
+        prepended: false,
+    };
+    let grid = Grid {
+        fragments: [4, 1].into(),
+        cell: [16, 4096].into(),
+    };
+    let half = grid.elements() / 2;
+    let mut states = vec![StateDict::new(); 2];
+    for number in 0..4 {
+        for (state, from) in states.iter_mut().zip([0, half]) {
+            let gap = if (number, from) == (2, half) { gap } else { 0 };
+            let leaf = grid.leaf(&g, number, from + gap..from + half);
+            let data = elements(&g, &leaf);
+            state.insert(number.to_string(), leaf.with_data(data));
+        }
+    }
+    (g, states)
+}
+
+#[test]
+fn only_the_wanted_elements_are_read() {
+    let (g, states) = two_halves(0);
+    let counts = CountingStore::new(Arc::new(MemoryStore::new()));
+    let place = Place::of(counts.clone());
+    for outcome in save(group(2), states, place.url(), |_, s| s) {
+        outcome.unwrap();
+    }
+    counts.take();
+    // Rows of another grid: a part of one stored range, and of a second one.
+    let other = Grid {
+        fragments: [2, 1].into(),
+        cell: [32, 4096].into(),
+    };
+    let wanted = other.leaf(&g, 1, 4096 * 5..4096 * 11);
+    let part = elements(&g, &wanted);
+    let mut template = StateDict::new();
+    template.insert("t", wanted);
+    let (loaded, report) = load(group(1), vec![template], place.url(), |_, l| l)
+        .remove(0)
+        .unwrap();
+    assert_eq!(leaf(&loaded, "t").to_bytes(), part.to_bytes());
+    let bytes = 6 * 4096 * 4;
+    let read = report.totals.bytes;
+    assert!(
+        read >= bytes && read < bytes + (32 << 10),
+        "{read} for {bytes}"
+    );
+}
+
+#[test]
+fn ranges_that_do_not_cover_their_cell_fail_the_save() {
+    let (_, states) = two_halves(5);
+    let place = Place::new();
+    for outcome in save(group(2), states, place.url(), |_, s| s) {
+        let e = outcome.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        let said = format!("{e:?}");
+        assert!(said.contains("w") && said.contains("32768:32773"), "{said}");
+    }
+}
