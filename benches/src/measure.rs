@@ -11,9 +11,11 @@ use reshard::{
     Data, Durability, ShardedTensor, StateDict, Stores, Value, ValueTree,
     blocking::{self, run as block_on},
     model::{Leaf, Step, Tree},
+    strategy::SaveShardedConfig,
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_parallel::FullyParallelLoad;
+use serde::Deserialize;
 use std::{fs::File, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -24,6 +26,12 @@ pub(crate) enum What {
         args: Args,
         #[command(flatten)]
         how: How,
+        /// What each rank has of a tensor.
+        #[arg(long, default_value = "rows")]
+        cut: Cut,
+        /// The format.
+        #[arg(long, default_value = "torch_dist")]
+        format: String,
     },
     /// Load the same split onto two ranks.
     Load {
@@ -34,7 +42,7 @@ pub(crate) enum What {
         no_verify: bool,
         /// Wanted part of each tensor.
         #[arg(long, default_value = "rows")]
-        cut: CutArg,
+        cut: Cut,
         /// Cut each tensor into so many parts, of which the ranks want the first ones.
         #[arg(long, default_value_t = 2)]
         parts: u64,
@@ -58,6 +66,24 @@ pub(crate) enum What {
     },
     /// A plain copy of as many bytes by two threads into touched memory.
     Copy(Args),
+    /// Rewrite a checkpoint for two ranks, with flattened tensors as plain chunks.
+    Unflatten {
+        /// The checkpoint.
+        src: PathBuf,
+        /// Where to write.
+        dst: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
+    /// Copies of all files of a folder by the system's own call, by two threads.
+    CopyFiles {
+        /// The folder.
+        src: PathBuf,
+        /// Where to write.
+        dst: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
     /// As many bytes with plain pwrite by two threads.
     Pwrite {
         #[command(flatten)]
@@ -117,13 +143,6 @@ pub(crate) enum What {
     },
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum CutArg {
-    Rows,
-    Columns,
-    Whole,
-}
-
 /// How a load goes.
 #[derive(Clone, Debug)]
 struct Loading {
@@ -160,7 +179,12 @@ impl How {
 
 pub(crate) fn run(what: &What) -> Result<Measured> {
     match what {
-        What::Save { args, how } => save(args, *how),
+        What::Save {
+            args,
+            how,
+            cut,
+            format,
+        } => save(args, *how, *cut, format),
         What::Load {
             args,
             no_verify,
@@ -172,11 +196,7 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
         } => {
             let loading = Loading {
                 verify: !no_verify,
-                cut: match cut {
-                    CutArg::Rows => Cut::Rows,
-                    CutArg::Columns => Cut::Columns,
-                    CutArg::Whole => Cut::Whole,
-                },
+                cut: *cut,
                 parts: *parts,
                 world: *world,
                 shared: *shared,
@@ -184,6 +204,16 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             };
             load(args, &loading)
         }
+        What::Unflatten {
+            src,
+            dst,
+            iterations,
+        } => crate::rewrite::unflatten(src, dst, *iterations),
+        What::CopyFiles {
+            src,
+            dst,
+            iterations,
+        } => crate::rewrite::copy_files(src, dst, *iterations),
         What::Stall { args, share } => crate::stall::stall(args, *share),
         What::Copy(args) => crate::stall::copy(args),
         What::Pwrite { args, how } => plain(args, Some(*how)),
@@ -210,17 +240,20 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
     }
 }
 
-fn save(a: &Args, how: How) -> Result<Measured> {
+fn save(a: &Args, how: How, cut: Cut, format: &str) -> Result<Measured> {
+    let config = serde_json::json!({ "type": format });
     let (b, url) = (a.clone(), a.dir.display().to_string());
     let dir = a.dir.clone();
     let (runs, states) = on_ranks(
         2,
         a.iterations,
-        move |rank| b.state.build(b.gb, rank, 2, Cut::Rows, 2),
+        move |rank| b.state.build(b.gb, rank, 2, cut, 2),
         move || how.prepare(&dir),
         move |state, group| {
+            let strategy = Box::<dyn SaveShardedConfig>::deserialize(&config)?;
             let save = reshard::save(&state, &url)
                 .group(group)
+                .boxed_strategy(strategy)
                 .overwrite(how.overwrite);
             let save = if how.synced {
                 save

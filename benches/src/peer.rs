@@ -14,6 +14,9 @@ pub(crate) struct Pythons {
     /// Python with TensorFlow 2.21; without it, TensorFlow's rows are left out.
     #[arg(long)]
     tensorflow: Option<PathBuf>,
+    /// Python with Megatron Core 0.12; without it, its rows are left out.
+    #[arg(long)]
+    megatron: Option<PathBuf>,
     /// Folder of the Python scripts.
     #[arg(long, default_value = "benches/python")]
     scripts: PathBuf,
@@ -77,6 +80,7 @@ enum Program {
     Reshard,
     Torch(&'static str),
     TensorFlow(&'static str),
+    Megatron(&'static str),
 }
 
 /// Which of several settings was the fastest.
@@ -112,6 +116,11 @@ impl Peer {
     /// A script in the Python with TensorFlow.
     pub(crate) fn tensorflow(name: &'static str, script: &'static str, args: &[&str]) -> Self {
         Self::new(name, Program::TensorFlow(script), args, (10.0, 0.6))
+    }
+
+    /// A script in the Python with Megatron Core.
+    pub(crate) fn megatron(name: &'static str, script: &'static str, args: &[&str]) -> Self {
+        Self::new(name, Program::Megatron(script), args, (15.0, 8.0))
     }
 
     /// Seconds of a process, and of each of its runs.
@@ -171,6 +180,7 @@ impl Peer {
             Program::Reshard => true,
             Program::Torch(_) => pythons.python.is_some(),
             Program::TensorFlow(_) => pythons.tensorflow.is_some(),
+            Program::Megatron(_) => pythons.megatron.is_some(),
         }
     }
 
@@ -216,6 +226,7 @@ impl Peer {
             }
             Program::Torch(script) => (&pythons.python, script),
             Program::TensorFlow(script) => (&pythons.tensorflow, script),
+            Program::Megatron(script) => (&pythons.megatron, script),
         };
         let python = python
             .as_ref()

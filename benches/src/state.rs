@@ -6,6 +6,7 @@ use reshard::{
     DType, Region, ShardedTensor, StateDict, Tensor,
     model::{Dims, Element},
 };
+use std::ops::Range;
 
 const D: u64 = 2048;
 const F: u64 = 5504;
@@ -22,7 +23,7 @@ const LAYER: [(&str, &[u64]); 9] = [
 ];
 
 /// What part of each tensor a rank holds or wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Cut {
     /// An equal part of the rows.
     Rows,
@@ -30,6 +31,62 @@ pub(crate) enum Cut {
     Columns,
     /// All of it, as each other rank does.
     Whole,
+    /// All elements of its columns, as a flattened range of them.
+    FlattenedColumns,
+    /// A part of the elements of the whole tensor, as a flattened range.
+    FlattenedRange,
+}
+
+impl Cut {
+    /// The leaf of rank `rank`, whose elements are all 1.
+    fn leaf(
+        self,
+        key: &str,
+        dtype: DType,
+        shape: &[u64],
+        rank: u64,
+        parts: u64,
+    ) -> Result<ShardedTensor> {
+        let last = shape.len() - 1;
+        let mut local = Dims::from(shape);
+        let (leaf, elements) = match self {
+            Self::Rows | Self::Columns | Self::Whole => {
+                // A tensor with one axis has no columns, so it is cut along its rows.
+                let axis = if self == Self::Columns { last } else { 0 };
+                let mut region = Region::whole(shape);
+                if self != Self::Whole {
+                    region.lengths[axis] /= parts;
+                    region.offsets[axis] = region.lengths[axis] * rank;
+                }
+                let elements = region.lengths.clone();
+                (
+                    ShardedTensor::region_of(key, dtype, shape, region),
+                    elements,
+                )
+            }
+            Self::FlattenedColumns => {
+                local[last] /= parts;
+                let leaf = ShardedTensor::declare(key, dtype, &local, &[(last, rank, parts)], 0)?;
+                let all = local.iter().product();
+                (flattened(leaf, 0..all), [all].into())
+            }
+            Self::FlattenedRange => {
+                let leaf = ShardedTensor::declare(key, dtype, &local, &[], 0)?;
+                let all: u64 = shape.iter().product();
+                let range = all * rank / parts..all * (rank + 1) / parts;
+                let elements = [range.end - range.start].into();
+                (flattened(leaf, range), elements)
+            }
+        };
+        Ok(leaf.with_data(ones(dtype, &elements)?))
+    }
+}
+
+fn flattened(leaf: ShardedTensor, range: Range<u64>) -> ShardedTensor {
+    ShardedTensor {
+        flattened_range: Some(range),
+        ..leaf
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -95,17 +152,7 @@ impl State {
                             ("exp_avg_sq", DType::Float32),
                         ] {
                             let key = format!("layers.{layer}.{name}.{kind}");
-
-                            // A tensor with one axis has no columns, so it is cut along its rows.
-                            let axis = usize::from(cut == Cut::Columns && shape.len() > 1);
-                            let mut region = Region::whole(shape);
-                            if cut != Cut::Whole {
-                                region.lengths[axis] /= parts;
-                                region.offsets[axis] = region.lengths[axis] * rank;
-                            }
-                            let data = ones(dtype, &region.lengths)?;
-                            let leaf = ShardedTensor::region_of(&key, dtype, shape, region)
-                                .with_data(data);
+                            let leaf = cut.leaf(&key, dtype, shape, rank, parts)?;
                             out.insert(key, leaf);
                         }
                     }

@@ -1,6 +1,7 @@
 //! The table: every comparison, with its targets, in the order in which it is printed.
 
 use crate::{
+    megatron,
     peer::{OURS, Peer, Pythons, RUNS},
     row::{Row, Runs, Target},
 };
@@ -90,6 +91,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         // In memory there is no disk to wait for. How long training waits does not depend on the disk.
         if is_in_memory(path)? {
             rows.extend(stalls(args, name, folder.path()));
+            rows.extend(megatron::rows(&args.gb.to_string(), name, folder.path()));
+            rows.push(megatron::unflatten(name, folder.path()));
         } else {
             rows.extend(synced(args, name, folder.path()));
         }

@@ -1,13 +1,14 @@
-//! Benchmarks beside the real torch DCP, and beside TensorFlow's embeddings, in the same run.
+//! Benchmarks beside the real torch DCP, TensorFlow's embeddings and Megatron Core's strategies, in the same run.
 
 use anyhow::Result;
 
 use crate::shell::cargo;
 use crate::venv;
 
-/// Builds the package `reshard-benches` and prints its table, beside the torch and the TensorFlow of the Pythons that it is given.
+/// Builds the package `reshard-benches` and prints its table, beside the torch, the TensorFlow and the Megatron Core of the Pythons that it is given.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let (python, tensorflow) = (venv::TORCH_215.python()?, venv::TENSORFLOW.python()?);
+    let megatron = venv::MCORE_012.python()?;
     cargo(&[
         "run",
         "--release",
@@ -21,6 +22,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     .args([python])
     .args(["--tensorflow"])
     .args([tensorflow])
+    .args(["--megatron"])
+    .args([megatron])
     .args(args)
     .run()
 }

@@ -35,11 +35,13 @@ pub(crate) const TORCH_24: Venv = Venv {
     installs: &[&["torch==2.4.1", "numpy<2"]],
 };
 
-/// Oldest megatron-core that we promise to serve, with the torch of its time.
+/// Oldest megatron-core that we promise to serve, with the torch of its time and what its zarr strategies need.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
     installs: &[
         &["torch==2.6.0", "numpy<2", "packaging", "psutil"],
+        // Its zarr strategies: version 2 of zarr with the codecs of that time, and TensorStore, which reads.
+        &["numpy<2", "zarr<3", "numcodecs<0.16", "tensorstore"],
         &["--no-deps", "megatron-core==0.12.3"],
     ],
 };
