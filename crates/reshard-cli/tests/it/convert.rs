@@ -516,7 +516,7 @@ fn of_megatron() -> Vec<std::path::PathBuf> {
 #[test]
 fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut files, mut cells, mut opaque) = (0, 0, 0);
+    let (mut files, mut cells, mut opaque, mut flat) = (0, 0, 0, 0);
     for from in of_megatron() {
         let url = from.display().to_string();
         let name = from
@@ -530,8 +530,16 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
             continue;
         };
         let to = dir.path().join(name).display().to_string();
+        let flattened = |c: &Checkpoint| c.tensors().any(|t| t.flattened_shape().is_some());
+        if flattened(&c) {
+            let ran = run(&["convert", &url, &to]);
+            assert_eq!(ran.code, 2, "{name}: {}", ran.err);
+            assert!(ran.err.contains("--unflatten"), "{}", ran.err);
+            flat += 1;
+        }
         let ran = run(&["convert", &url, &to, "--ranks", "3", "--unflatten"]);
         assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+        assert!(!flattened(&Checkpoint::open(&to).unwrap()), "{name}");
         let file = |url: &str| std::fs::read(std::path::Path::new(url).join("common.pt")).ok();
         assert_eq!(file(&to), file(&url), "{name}");
         assert_eq!(objects(&to), objects(&url), "{name}");
@@ -543,8 +551,8 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
         opaque += usize::from(inspected(&url).to_string().contains("$opaque"));
     }
     assert!(
-        files > 0 && cells > 0 && opaque > 0,
-        "{files} files, {cells} objects, {opaque} with opaque values"
+        files > 0 && cells > 0 && opaque > 0 && flat > 0,
+        "{files} files, {cells} objects, {opaque} with opaque values, {flat} flattened"
     );
 }
 

@@ -59,6 +59,61 @@ fn a_region_takes_from_each_cell_what_each_range_has_of_it() {
     assert_eq!(found, expected);
 }
 
+/// Megatron Core's own calls (`data/vectors_012.json` of reshard-model): which stored cells a cell of another grid meets.
+#[test]
+fn a_cell_meets_the_cells_of_another_grid_that_megatron_finds() {
+    let file = include_str!("../../../reshard-model/tests/data/vectors_012.json");
+    let file: serde_json::Value = serde_json::from_str(file).unwrap();
+    let all = file["vectors"].as_array().unwrap().iter();
+    let all: Vec<_> = all.filter(|v| v["fn"] == "reformulate").collect();
+    assert_eq!(all.len(), 80);
+    for v in all {
+        let dims = |name: &str| numbers(&v["in"][name]);
+        let (shape, cells) = (dims("global_shape"), dims("ckpt_fragmentation"));
+        let (fragments, at) = (dims("app_fragmentation"), dims("app_chunk"));
+        let divided = |by: &Dims| -> Dims { shape.iter().zip(by).map(|(n, f)| n / f).collect() };
+        let (cell, local) = (divided(&cells), divided(&fragments));
+        let elements = cell.volume().unwrap();
+
+        // Each stored cell is one chunk.
+        let mut stored = cells.clone();
+        stored.push(elements);
+        let chunk = |b: Region| {
+            let (mut offsets, mut lengths) = (b.offsets, b.lengths);
+            offsets.push(0);
+            lengths.push(elements);
+            Region::new(offsets, lengths)
+        };
+        let one = |i| Region::whole(&cells).boxes(i..i + 1).next().unwrap();
+        let chunks: Vec<Region> = (0..cells.volume().unwrap())
+            .map(|i| chunk(one(i)))
+            .collect();
+        let stored = metadata(&shape, &stored, &chunks);
+
+        let offsets: Vec<_> = (0..shape.len()).map(|a| (a, at[a], fragments[a])).collect();
+        let leaf = ShardedTensor::declare("w", DType::Float32, &local, &offsets, 0).unwrap();
+        let leaf = ShardedTensor {
+            flattened_range: Some(0..local.volume().unwrap()),
+            ..leaf
+        };
+        let template = flat([leaf]);
+        let plan = load(DefaultLoadPlanner::DEFAULT, &template, &stored).unwrap();
+        let met = plan.items.iter().map(|item| {
+            let offset = item.piece.offset.clone().unwrap();
+            let start = offset.iter().zip(&cell).map(|(c, n)| c * n);
+            start.collect::<Dims>()
+        });
+        let met: std::collections::BTreeSet<Dims> = met.collect();
+        let theirs = v["out"].as_array().unwrap().iter().map(numbers).collect();
+        assert_eq!(met, theirs, "{v}");
+    }
+}
+
+fn numbers(v: &serde_json::Value) -> Dims {
+    let all = v.as_array().unwrap().iter();
+    all.map(|n| n.as_u64().unwrap()).collect()
+}
+
 #[test]
 fn whole_cells_in_one_chunk_are_read_as_a_stack() {
     // As a program stores it that knows nothing of cells.
