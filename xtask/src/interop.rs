@@ -132,7 +132,7 @@ const GUESTS: &[Guest] = &[
             },
             Case {
                 who: "mcore-0.12",
-                spec: "megatron-flat",
+                spec: FLAT,
                 converts: false,
             },
         ],
@@ -142,6 +142,10 @@ const GUESTS: &[Guest] = &[
     },
 ];
 
+/// Flattened ranges, and the same tensors for programs that know none.
+const FLAT: &str = "megatron-flat";
+const UNFLATTENED: &str = "megatron-unflattened";
+
 const SPECS: &[&str] = &[
     "dcp",
     "dcp-2.4",
@@ -149,7 +153,7 @@ const SPECS: &[&str] = &[
     "surrogates",
     "megatron",
     "megatron-new",
-    "megatron-flat",
+    FLAT,
 ];
 
 /// Ways to save that change nothing in the format: who writes what, and when it is finished.
@@ -256,6 +260,7 @@ impl Run {
             }
         }
         if guest.newest {
+            self.unflattened(&python);
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
@@ -300,7 +305,7 @@ impl Run {
             self.driver(
                 python,
                 &format!("{family}_load.py"),
-                spec,
+                if spec == FLAT { UNFLATTENED } else { spec },
                 &converted,
                 Some(loads[1]),
                 &what,
@@ -340,6 +345,22 @@ impl Run {
         }
         let what = format!("{} loads {dir} on {ranks} rank(s)", venv.name());
         self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
+    }
+
+    /// Flattened tensors that were rewritten, for a Megatron Core that knows none.
+    fn unflattened(&mut self, python: &Path) {
+        let converted = self.convert(&format!("{FLAT}-by-reshard-{}", RESHARD_RANKS[1]));
+        for ranks in [1, 2] {
+            let what = format!("mcore-0.16 loads {converted} on {ranks} rank(s)");
+            self.driver(
+                python,
+                "mcore_load.py",
+                UNFLATTENED,
+                &converted,
+                Some(ranks),
+                &what,
+            );
+        }
     }
 
     /// Metadata of each rank's own.
@@ -470,7 +491,7 @@ impl Run {
     fn convert(&mut self, source: &str) -> String {
         let converted = format!("{source}-converted");
         let program = Program::new(&self.command)
-            .args(["convert", "--ranks", "3"])
+            .args(["convert", "--ranks", "3", "--unflatten"])
             .args([self.place.join(source), self.place.join(&converted)]);
         self.timed(&format!("reshard converts {source}"), program);
         converted
