@@ -275,8 +275,10 @@ impl Run {
             spec,
             converts,
         } = *case;
-        // The drivers, and on how many ranks they load; Megatron's grids need an even split.
-        let (family, loads) = if spec.starts_with("megatron") {
+        // The drivers, and on how many ranks they load; Megatron's grids need an even split, and two cells two ranks.
+        let (family, loads) = if spec == FLAT {
+            ("mcore", [2, 4])
+        } else if spec.starts_with("megatron") {
             ("mcore", [1, 2])
         } else {
             ("dcp", [1, 3])
