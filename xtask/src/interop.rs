@@ -135,6 +135,11 @@ const GUESTS: &[Guest] = &[
                 spec: FLAT,
                 converts: false,
             },
+            Case {
+                who: "mcore-0.12",
+                spec: ZARR,
+                converts: false,
+            },
         ],
         flavours: &[],
         policies: false,
@@ -142,9 +147,10 @@ const GUESTS: &[Guest] = &[
     },
 ];
 
-/// Flattened ranges, and the same tensors for programs that know none.
+/// Flattened ranges.
 const FLAT: &str = "megatron-flat";
-const UNFLATTENED: &str = "megatron-unflattened";
+/// Another format, with flattened ranges too.
+const ZARR: &str = "megatron-zarr";
 
 const SPECS: &[&str] = &[
     "dcp",
@@ -154,6 +160,7 @@ const SPECS: &[&str] = &[
     "megatron",
     "megatron-new",
     FLAT,
+    ZARR,
 ];
 
 /// Ways to save that change nothing in the format: who writes what, and when it is finished.
@@ -276,7 +283,8 @@ impl Run {
             converts,
         } = *case;
         // The drivers, and on how many ranks they load; Megatron's grids need an even split, and two cells two ranks.
-        let (family, loads) = if spec == FLAT {
+        let flattened = [FLAT, ZARR].contains(&spec);
+        let (family, loads) = if flattened {
             ("mcore", [2, 4])
         } else if spec.starts_with("megatron") {
             ("mcore", [1, 2])
@@ -285,13 +293,17 @@ impl Run {
         };
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
-        self.driver(
-            python,
-            &save,
+        let program = torch(python, &save).args(["--ranks", &SAVERS.to_string()]);
+        let backend: &[&str] = if spec == ZARR {
+            &["--backend", "zarr"]
+        } else {
+            &[]
+        };
+        self.check(
+            &format!("{who} saves {theirs}"),
+            program.args(backend),
             spec,
             &theirs,
-            Some(SAVERS),
-            &format!("{who} saves {theirs}"),
         );
         let mut sources = vec![theirs.clone()];
         if self.reshard.is_some() {
@@ -304,14 +316,10 @@ impl Run {
                 .collect();
             let converted = self.convert(&theirs);
             let what = format!("{who} loads {converted} on {} ranks", loads[1]);
-            self.driver(
-                python,
-                &format!("{family}_load.py"),
-                if spec == FLAT { UNFLATTENED } else { spec },
-                &converted,
-                Some(loads[1]),
-                &what,
-            );
+            let load = torch(python, &format!("{family}_load.py"));
+            let unflattened: &[&str] = if flattened { &["--unflattened"] } else { &[] };
+            let load = load.args(["--ranks", &loads[1].to_string()]);
+            self.check(&what, load.args(unflattened), spec, &converted);
         }
         for source in &sources {
             for ranks in loads {
@@ -354,14 +362,9 @@ impl Run {
         let converted = self.convert(&format!("{FLAT}-by-reshard-{}", RESHARD_RANKS[1]));
         for ranks in [1, 2] {
             let what = format!("mcore-0.16 loads {converted} on {ranks} rank(s)");
-            self.driver(
-                python,
-                "mcore_load.py",
-                UNFLATTENED,
-                &converted,
-                Some(ranks),
-                &what,
-            );
+            let load = torch(python, "mcore_load.py");
+            let load = load.args(["--unflattened", "--ranks", &ranks.to_string()]);
+            self.check(&what, load, FLAT, &converted);
         }
     }
 
@@ -519,6 +522,12 @@ impl Run {
     fn reshard(&mut self, command: &str, spec: &str, ranks: u32, dir: &str) {
         let Some(program) = &self.reshard else { return };
         let program = Program::new(program).args([command, "--ranks", &ranks.to_string()]);
+        let format: &[&str] = if (command, spec) == ("write", ZARR) {
+            &["--format", r#"{ "type": "zarr" }"#]
+        } else {
+            &[]
+        };
+        let program = program.args(format);
         let verb = if command == "write" { "saves" } else { "loads" };
         self.check(
             &format!("reshard {verb} {dir} on {ranks} rank(s)"),

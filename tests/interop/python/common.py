@@ -132,6 +132,8 @@ def arguments(description, ranks):
     parser.add_argument("--spec", required=True)
     parser.add_argument("--dir", required=True)
     parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
+    parser.add_argument("--backend", help="of Megatron, if it is not its default")
+    parser.add_argument("--unflattened", action="store_true", help="ask for whole tensors where the spec has flattened ranges")
     parser.add_argument("--planner", help="the planner that reshard saved with, or will load with")
     if ranks:
         parser.add_argument("--ranks", type=int, default=ranks)
@@ -141,7 +143,11 @@ def arguments(description, ranks):
     for entry in spec["tensors"] + spec.get("values", []):
         if "path" in entry:
             entry["path"] = path(entry["path"])
-    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner}
+    if parsed.unflattened:
+        for entry in spec["tensors"]:
+            if isinstance(entry["read"], dict):
+                entry["read"] = "replicate"
+    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend}
 
 
 def _rank_main(rank, work, spec, directory, ranks, meeting):

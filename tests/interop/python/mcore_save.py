@@ -12,7 +12,9 @@ def main():
 
     def work(spec, directory, rank, ranks):
         os.makedirs(directory, exist_ok=True)
-        dist_checkpointing.save(mcore_state.state_dict(spec, "write", rank, ranks, filled=True), directory)
+        state = mcore_state.state_dict(spec, "write", rank, ranks, filled=True)
+        backend = spec["backend"]
+        dist_checkpointing.save(state, directory, (backend, 1) if backend else None)
 
     common.run(work, __doc__, ranks=2)
 

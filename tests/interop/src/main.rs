@@ -45,6 +45,9 @@ struct Args {
 struct Write {
     #[command(flatten)]
     args: Args,
+    /// The settings of the format, in JSON, if it is not torch_dist.
+    #[arg(long)]
+    format: Option<String>,
     /// For which versions of PyTorch to write: universal, 2.3, 2.4 or 2.15.
     #[arg(long, default_value = "universal")]
     flavour: String,
@@ -117,6 +120,7 @@ fn on_ranks(
 fn write(
     Write {
         args,
+        format,
         flavour,
         rank_local,
         planner,
@@ -129,7 +133,10 @@ fn write(
     let url = args.dir.display().to_string();
     on_ranks(args, |rank, ranks, group| {
         let state = state::to_save(&spec, rank, ranks)?;
-        let format = json!({ "type": "torch_dist", "flavour": flavour });
+        let format = match format {
+            Some(format) => serde_json::from_str(format)?,
+            None => json!({ "type": "torch_dist", "flavour": flavour }),
+        };
         let config: Box<dyn SaveShardedConfig> = serde_json::from_value(match fully_parallel {
             true => json!({ "type": "fully_parallel", "base": format }),
             false => format,
