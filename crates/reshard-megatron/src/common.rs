@@ -37,19 +37,35 @@ fn codec(prefix: &str) -> TorchSave {
     )
 }
 
+/// The bytes of `common.pt`. Equal states give equal bytes, if their keys have the same order.
+///
+/// # Errors
+/// What can't be encoded.
+pub fn encode_common(common: &ValueTree) -> Result<Bytes> {
+    codec("common")
+        .encode(&Value::from(common.clone()))
+        .map_err(|source| StrategyError::Object {
+            key: COMMON.into(),
+            what: "the common state can't be encoded",
+            source,
+        })
+}
+
+/// The common state in the bytes of a `common.pt`.
+///
+/// # Errors
+/// They are damaged, beyond the limits, or hold no dict.
+pub fn decode_common(bytes: Bytes, limits: &ReadLimits) -> Result<ValueTree> {
+    dict(COMMON, decode(COMMON, "the common state", bytes, limits)?)
+}
+
 impl SaveCommonStrategy for TorchCommon {
     fn key(&self) -> BackendVersion {
         BackendVersion::new("torch", 1)
     }
 
     fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>> {
-        let bytes = codec("common")
-            .encode(&Value::from(common.clone()))
-            .map_err(|source| StrategyError::Object {
-                key: COMMON.into(),
-                what: "the common state can't be encoded",
-                source,
-            })?;
+        let bytes = encode_common(common)?;
         Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes)])
     }
 
@@ -96,23 +112,7 @@ impl LoadCommonStrategy for TorchCommon {
             ),
             None => (COMMON_STATE_CELL, from_object(cx, from).await?),
         };
-        match value {
-            Value::Dict(_) => Ok(ValueTree::from(value)),
-            // It may be a special dict, such as an OrderedDict. That is no damage.
-            Value::Opaque(other) => Err(StrategyError::Undecoded {
-                what: format!(
-                    "common state of class {} (only a plain dict is known)",
-                    other.class()
-                ),
-            }),
-            other => {
-                let what = format!(
-                    "the common state is not a dict but of type {}",
-                    other.type_name()
-                );
-                Err(StrategyError::corrupt(file, None, what))
-            }
-        }
+        dict(file, value)
     }
 
     fn owns(&self, name: &Name) -> bool {
@@ -153,6 +153,27 @@ impl LoadCommonStrategy for TorchCommon {
             .iter()
             .filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?))
             .collect())
+    }
+}
+
+/// Common state is a dict.
+fn dict(file: &str, value: Value) -> Result<ValueTree> {
+    match value {
+        Value::Dict(_) => Ok(ValueTree::from(value)),
+        // It may be a special dict, such as an OrderedDict. That is no damage.
+        Value::Opaque(other) => Err(StrategyError::Undecoded {
+            what: format!(
+                "common state of class {} (only a plain dict is known)",
+                other.class()
+            ),
+        }),
+        other => {
+            let what = format!(
+                "the common state is not a dict but of type {}",
+                other.type_name()
+            );
+            Err(StrategyError::corrupt(file, None, what))
+        }
     }
 }
 

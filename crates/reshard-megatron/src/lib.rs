@@ -10,6 +10,8 @@ mod common;
 mod metadata_json;
 mod names;
 
-pub use common::{COMMON, COMMON_STATE, COMMON_STATE_CELL, TorchCommon};
+pub use common::{
+    COMMON, COMMON_STATE, COMMON_STATE_CELL, TorchCommon, decode_common, encode_common,
+};
 pub use metadata_json::{METADATA_JSON, MetadataJson, Whose, is_unfinished};
 pub use names::{INTEGRITY, RESERVED, owns};

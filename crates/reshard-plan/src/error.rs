@@ -1,7 +1,7 @@
 //! The errors of plans. All problems of a plan are reported at once.
 
 use reshard_model::{BoxError, DType, Dims, ErrorKind, ModelError, Region};
-use std::fmt;
+use std::{fmt, ops::Range};
 
 /// Result of this crate's functions and of planners' hooks.
 pub type Result<T, E = PlanError> = std::result::Result<T, E>;
@@ -203,6 +203,67 @@ pub enum Problem {
         /// The ranks.
         ranks: Vec<u32>,
     },
+    /// Ranks cut a tensor differently, or only some of them flatten it.
+    Declared {
+        /// The key.
+        key: String,
+        /// How one rank declares it.
+        is: String,
+        /// How another rank does.
+        other: String,
+    },
+    /// No rank has the main replica of a chunk, though some have others.
+    Unclaimed {
+        /// The key.
+        key: String,
+        /// The chunk.
+        region: Region,
+        /// The ranks that have it.
+        ranks: Vec<u32>,
+    },
+    /// A chunk has several main replicas.
+    Claimed {
+        /// The key.
+        key: String,
+        /// The chunk.
+        region: Region,
+        /// The ranks that have them; one of them may have several.
+        ranks: Vec<u32>,
+    },
+    /// No main replica has a range of a flattened chunk.
+    RangeHole {
+        /// The key.
+        key: String,
+        /// The chunk.
+        region: Region,
+        /// Elements of it, in row-major order.
+        range: Range<u64>,
+    },
+    /// Two main replicas share a range of a flattened chunk.
+    RangeOverlap {
+        /// The key.
+        key: String,
+        /// The chunk.
+        region: Region,
+        /// Elements of it, in row-major order.
+        range: Range<u64>,
+        /// The ranks that have them.
+        ranks: (u32, u32),
+    },
+    /// No rank writes a cell of an array of objects.
+    NoCell {
+        /// The unique key of the cell.
+        key: String,
+        /// Ranks that have a replica of it.
+        ranks: Vec<u32>,
+    },
+    /// Further chunks or cells of a key have such problems.
+    More {
+        /// The key.
+        key: String,
+        /// How many.
+        count: u128,
+    },
 }
 
 /// Why two leaves of one rank may not hold the same piece.
@@ -239,7 +300,14 @@ impl Problem {
             Self::Hole { key, .. }
             | Self::Flattened { key, .. }
             | Self::Duplicate { key, .. }
-            | Self::DuplicatePieces { key, .. } => key,
+            | Self::DuplicatePieces { key, .. }
+            | Self::Declared { key, .. }
+            | Self::Unclaimed { key, .. }
+            | Self::Claimed { key, .. }
+            | Self::RangeHole { key, .. }
+            | Self::RangeOverlap { key, .. }
+            | Self::NoCell { key, .. }
+            | Self::More { key, .. } => key,
         }
     }
 
@@ -323,8 +391,76 @@ impl fmt::Display for Problem {
                 f,
                 "{key} is written by ranks {ranks:?}; give all ranks but one another replica_id, or each rank a key of its own"
             ),
+            access => access.fmt_access(f),
         }
     }
+}
+
+impl Problem {
+    /// The problems that only declarations of all ranks show.
+    fn fmt_access(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Declared { key, is, other } => write!(f, "{key} is {is}, but {other}"),
+            Self::Unclaimed { key, region, ranks } => write!(
+                f,
+                "{key}: nobody is the main replica of {region}, which {} {}; give one of them the replica_id 0",
+                named(ranks),
+                if ranks.len() == 1 { "has" } else { "have" }
+            ),
+            Self::Claimed { key, region, ranks } => write!(
+                f,
+                "{key}: {region} has {} main replicas, on {}; give all but one another replica_id",
+                ranks.len(),
+                named(ranks)
+            ),
+            Self::RangeHole { key, region, range } => write!(
+                f,
+                "{key}: the flattened ranges of chunk {region} leave out its elements {} to {}",
+                range.start, range.end
+            ),
+            Self::RangeOverlap {
+                key,
+                region,
+                range,
+                ranks: (a, b),
+            } => write!(
+                f,
+                "{key}: the flattened ranges of chunk {region} on rank {a} and on rank {b} both have its elements {} to {}",
+                range.start, range.end
+            ),
+            Self::NoCell { key, ranks } if ranks.is_empty() => {
+                write!(
+                    f,
+                    "{key} is missing: no rank has this cell of the array of objects"
+                )
+            }
+            Self::NoCell { key, ranks } => write!(
+                f,
+                "{key} is missing: {} {} only a replica; give one of them the replica_id 0",
+                named(ranks),
+                if ranks.len() == 1 { "has" } else { "have" }
+            ),
+            Self::More { key, count } => {
+                write!(f, "{key}: {count} more parts of it have such problems")
+            }
+            // All others are told above.
+            other => f.write_str(other.key()),
+        }
+    }
+}
+
+/// So many ranks are named.
+const RANKS: usize = 16;
+
+/// `rank 3`, or `ranks 0, 1, 2`.
+fn named(ranks: &[u32]) -> String {
+    let all: Vec<String> = ranks.iter().take(RANKS).map(u32::to_string).collect();
+    let more = match ranks.len().checked_sub(RANKS) {
+        None | Some(0) => String::new(),
+        Some(more) => format!(" and {more} more"),
+    };
+    let s = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{s} {}{more}", all.join(", "))
 }
 
 /// All problems, by key. The text has the first twenty.

@@ -1,5 +1,9 @@
 //! What ranks declare of their leaves, so that the coordinator can look at all of them together.
 
+mod access;
+
+pub use access::validate_sharding_integrity;
+
 use reshard_model::{DType, Dims, FlatStateDict, ReplicaId, Sharded};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;

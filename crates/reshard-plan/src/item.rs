@@ -293,8 +293,8 @@ pub struct LoadPlan {
     pub not_stored: Vec<u32>,
     /// Keys that this rank asks for though none of its items reads them, such as those of empty regions.
     pub requested: Vec<Box<str>>,
-    /// After the global plan: what no rank asks for, by its position among the [`entries`](crate::Metadata::entries) of the checkpoint. Empty
-    /// unless the planner looks for it.
+    /// After the global plan: what no rank asks for, by its position among the [`entries`](crate::Metadata::entries) of the checkpoint, and
+    /// after these among what is [not understood](crate::LoadContext::not_understood). Empty unless the planner looks for it.
     pub not_requested: Vec<u32>,
 }
 

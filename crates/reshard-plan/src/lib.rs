@@ -103,7 +103,7 @@ pub use exchange::{
     Serve, Wanted, exchange_groups, place_item, save_exchange_groups, share_reads, share_writes,
     take_items,
 };
-pub use integrity::{Declaration, Declared};
+pub use integrity::{Declaration, Declared, validate_sharding_integrity};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored,
     TensorProperties, TensorWrite, WriteItem, WriteKind,

@@ -17,6 +17,8 @@ pub struct LoadContext<'a> {
     pub is_coordinator: bool,
     /// What of it this load need not ask for.
     pub elsewhere: &'a Elsewhere,
+    /// Keys that are stored too, but in a way that this version does not understand. They count as stored.
+    pub not_understood: &'a [String],
 }
 
 impl<'a> LoadContext<'a> {
@@ -27,12 +29,21 @@ impl<'a> LoadContext<'a> {
             rank,
             is_coordinator,
             elsewhere: Elsewhere::NOTHING,
+            not_understood: &[],
         }
     }
 
     /// Sets what this load need not ask for.
     pub fn with_elsewhere(self, elsewhere: &'a Elsewhere) -> Self {
         Self { elsewhere, ..self }
+    }
+
+    /// Sets the keys that are stored but not understood.
+    pub fn with_not_understood(self, not_understood: &'a [String]) -> Self {
+        Self {
+            not_understood,
+            ..self
+        }
     }
 }
 

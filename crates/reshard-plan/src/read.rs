@@ -86,10 +86,16 @@ pub(crate) fn find_not_requested(
             read.chain(plan.requested.iter().map(|key| &**key))
         })
         .collect();
+    let stored = (cx.metadata.entries()).map(|entry| (entry.key(), cx.elsewhere.has(&entry)));
+    // Nobody knows what such an item is, so the load of the tensors asks for it.
+    let others = (cx.not_understood.iter()).map(|key| {
+        let elsewhere = cx.elsewhere.tensors || cx.elsewhere.has_key(key);
+        (key.as_str(), elsewhere)
+    });
     let (not_requested, keys): (Vec<u32>, Vec<&str>) = (0u32..)
-        .zip(cx.metadata.entries())
-        .filter(|(_, entry)| !requested.contains(entry.key()) && !cx.elsewhere.has(entry))
-        .map(|(at, entry)| (at, entry.key()))
+        .zip(stored.chain(others))
+        .filter(|(_, (key, elsewhere))| !requested.contains(key) && !elsewhere)
+        .map(|(at, (key, _))| (at, key))
         .unzip();
     if strict == StrictHandling::RaiseAll && !keys.is_empty() {
         let problem = |key: &str| Problem::NotRequested { key: key.into() };

@@ -4,6 +4,7 @@ use crate::{
     Declared, Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem,
     WriteKind,
     flat::{AsStored, as_stored},
+    validate_sharding_integrity,
 };
 use reshard_model::{
     BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
@@ -212,9 +213,8 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
 
     /// Called on the coordinator before the global plan, with what each rank declares of all its leaves, by rank: of replicas too, which
     /// no plan has. In a rank-local save each rank calls it with its own. It is called only if the planner
-    /// [`validates`](Self::validates). If the common strategy stores objects, it is called for these and for the tensors apart. The default
-    /// planners don't: what is written is checked by
-    /// [`create_global_plan`](Self::create_global_plan).
+    /// [`validates`](Self::validates). If the common strategy stores objects, it is called for these and for the tensors apart. Megatron
+    /// Core's planner calls [`validate_sharding_integrity`]. PyTorch's does not validate, because any replica is as good as another there.
     ///
     /// # Errors
     /// Any reason why the leaves make no checkpoint.
@@ -371,12 +371,13 @@ impl SavePlanner for DefaultSavePlanner {
         Ok(SavePlan::new(items))
     }
 
+    /// Where only main replicas are offered, each part needs exactly one; a rank that may leave holes has no others to compare with.
     fn validates(&self) -> bool {
-        false
+        self.offer == Offer::MainReplica && !self.allow_holes
     }
 
-    fn validate(&self, _: &[Arc<Declared>]) -> Result<()> {
-        Ok(())
+    fn validate(&self, ranks: &[Arc<Declared>]) -> Result<()> {
+        validate_sharding_integrity(ranks)
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

@@ -117,7 +117,12 @@ impl Elsewhere {
             Entry::Tensor(_) => self.tensors,
             Entry::Object(..) => self.objects,
         };
-        kind || self.keys.iter().any(|key| **key == *entry.key())
+        kind || self.has_key(entry.key())
+    }
+
+    /// Whether somebody else reads the item of this key, whatever it is.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.keys.iter().any(|k| **k == *key)
     }
 }
 

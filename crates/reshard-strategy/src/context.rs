@@ -43,6 +43,8 @@ pub struct SaveCx<'a> {
     pub exchange_memory: u64,
     /// What the save before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptPlan>>,
+    /// Whether a planner that validates what all ranks declare is asked to. Give all ranks the same.
+    pub validate_access_integrity: bool,
 }
 
 impl<'a> SaveCx<'a> {
@@ -74,7 +76,13 @@ impl<'a> SaveCx<'a> {
             progress,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,
+            validate_access_integrity: true,
         }
+    }
+
+    /// Whether ranks tell what they declare.
+    pub(crate) fn validates(&self) -> bool {
+        self.validate_access_integrity && self.planner.validates()
     }
 
     /// Sets the limit of memory for exchanges, in bytes.

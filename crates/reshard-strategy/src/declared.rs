@@ -47,11 +47,11 @@ pub(crate) enum Told {
 impl Told {
     /// What this rank tells of its leaves, and the digest of that if it is kept.
     pub(crate) fn of(
-        planner: &dyn SavePlanner,
+        validates: bool,
         state: &FlatStateDict,
         kept: Option<&KeptDeclarations>,
     ) -> Result<(Self, Option<Digest>)> {
-        if !planner.validates() {
+        if !validates {
             return Ok((Self::Nothing, None));
         }
         let declared = Declared::of(state);
@@ -73,15 +73,14 @@ pub(crate) struct Heard(Vec<Option<(Option<Digest>, Arc<Declared>)>>);
 impl Heard {
     /// From what the ranks have told. It is empty if the planner looks at no declarations.
     pub(crate) fn of(
-        planner: &dyn SavePlanner,
+        validates: bool,
         told: Vec<Told>,
         kept: Option<&KeptDeclarations>,
     ) -> Result<Self> {
-        let validates = planner.validates();
         let other = |told: &Told| matches!(told, Told::Nothing) == validates;
         if let Some(rank) = told.iter().position(other) {
             return Err(StrategyError::Invalid(format!(
-                "of the coordinator's planner and that of rank {rank} only one validates declarations; give all ranks the same planner"
+                "of the coordinator's planner and that of rank {rank} only one validates declarations; give all ranks the same planner, and the same `validate_access_integrity`"
             )));
         }
         if !validates {
@@ -118,10 +117,11 @@ impl Heard {
     /// Lets the planner look at the declarations of all ranks, and keeps them.
     pub(crate) fn validate(
         self,
+        validates: bool,
         planner: &dyn SavePlanner,
         kept: Option<&KeptDeclarations>,
     ) -> Result<()> {
-        if !planner.validates() {
+        if !validates {
             return Ok(());
         }
         let whole: Option<Vec<_>> = self.0.into_iter().collect();

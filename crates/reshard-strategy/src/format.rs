@@ -495,6 +495,11 @@ pub trait StorageReader: ReaderHooks {
         Producer::default()
     }
 
+    /// Keys that are stored in a way that this version does not understand, sorted. They are not in the [`metadata`](Self::metadata).
+    fn not_understood(&self) -> Vec<String> {
+        self.producer().unknown.into_keys().collect()
+    }
+
     /// Why a key can't be loaded as a template asks for it, if the format knows more than that shapes differ.
     fn why_not(&self, _key: &str) -> Option<String> {
         None

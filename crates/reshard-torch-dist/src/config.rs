@@ -1,4 +1,6 @@
-use crate::{Flavour, open::TorchDist, writer::TorchDistWriter};
+use crate::{
+    Flavour, buckets::Buckets, open::TorchDist, replicas::AnyReplica, writer::TorchDistWriter,
+};
 use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
@@ -45,7 +47,7 @@ const MAX_FILES: u32 = 65_536;
 /// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(json).unwrap();
 /// assert!(config.build().is_ok());
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TorchDistConfig {
@@ -59,6 +61,29 @@ pub struct TorchDistConfig {
     pub archive: ArchiveEra,
     /// How to store tensors that are not row-major.
     pub strides: Strides,
+    /// Megatron Core's number of files of each rank, over which it spreads items in another way than `files_per_rank`. Half of them are for
+    /// keys with the `separation_hint`, if there is one.
+    pub thread_count: Option<u32>,
+    /// Megatron Core's separation of files: what has a key that begins with this lies in files of its own, `{hint}__{rank}_{n}.distcp`. So
+    /// [`remove_sharded_tensors`](reshard_strategy::LoadShardedStrategy::remove_sharded_tensors) can remove these files.
+    pub separation_hint: Option<String>,
+    /// Whether only main replicas are written, as in Megatron Core. Otherwise any rank with a replica may write it, as in DCP.
+    pub keep_only_main_replica: bool,
+}
+
+impl Default for TorchDistConfig {
+    fn default() -> Self {
+        Self {
+            files_per_rank: 0,
+            file_per_item: false,
+            flavour: Flavour::default(),
+            archive: ArchiveEra::default(),
+            strides: Strides::default(),
+            thread_count: None,
+            separation_hint: None,
+            keep_only_main_replica: true,
+        }
+    }
 }
 
 impl TorchDistConfig {
@@ -91,6 +116,24 @@ impl TorchDistConfig {
         self
     }
 
+    /// Sets Megatron Core's number of files.
+    pub fn with_thread_count(mut self, threads: u32) -> Self {
+        self.thread_count = Some(threads);
+        self
+    }
+
+    /// Sets the beginning of keys that lie in files of their own.
+    pub fn with_separation_hint(mut self, hint: &str) -> Self {
+        self.separation_hint = Some(hint.into());
+        self
+    }
+
+    /// Sets whether only main replicas are written.
+    pub fn with_keep_only_main_replica(mut self, keep: bool) -> Self {
+        self.keep_only_main_replica = keep;
+        self
+    }
+
     /// Sets whether each item gets a file of its own.
     pub fn with_file_per_item(mut self, file_per_item: bool) -> Self {
         self.file_per_item = file_per_item;
@@ -106,6 +149,44 @@ impl TorchDistConfig {
             0 | 1 => None,
             files => Some(Arc::new(ByFiles::new(files))),
         }
+    }
+
+    /// Megatron Core's buckets, if its settings are given.
+    fn buckets(&self) -> Result<Option<Buckets>> {
+        let invalid = |what: String| Err(StrategyError::Invalid(what));
+        if let Some(hint) = &self.separation_hint
+            && (hint.is_empty() || hint.contains(['/', '\0']))
+        {
+            return invalid(format!(
+                "separation_hint {hint:?} can't begin the name of a file; give a beginning of keys without `/`"
+            ));
+        }
+        if let Some(threads) = self.thread_count {
+            if threads == 0 || threads > MAX_FILES {
+                return invalid(format!(
+                    "thread_count is {threads}, but it must be between 1 and {MAX_FILES}"
+                ));
+            }
+            if self.file_per_item || self.files_per_rank > 1 {
+                return invalid(
+                    "thread_count excludes file_per_item and files_per_rank; give one of them"
+                        .into(),
+                );
+            }
+        }
+        let hint = self.separation_hint.clone();
+        Ok(match (self.thread_count, &hint) {
+            (None, None) => None,
+            (Some(threads), None) => Some(Buckets {
+                bins: threads,
+                hint,
+            }),
+            // Half of the threads write what has the hint. Megatron Core 0.17 makes two of one.
+            (threads, Some(_)) => Some(Buckets {
+                bins: (threads.unwrap_or(2) / 2).max(1),
+                hint,
+            }),
+        })
     }
 
     /// The writer of the format, for strategies that wrap it. [`build`](SaveShardedConfig::build) makes a strategy of it with [`Planned`].
@@ -125,6 +206,7 @@ impl TorchDistConfig {
                 "file_per_item and files_per_rank exclude each other; give one of them".into(),
             ));
         }
+        let buckets = self.buckets()?;
         let era = match self.archive {
             ArchiveEra::Torch27 => Era::Torch27,
             ArchiveEra::Torch26 => Era::Torch21,
@@ -132,6 +214,7 @@ impl TorchDistConfig {
         Ok(TorchDistWriter {
             flavour: self.flavour,
             policy: self.policy(),
+            buckets,
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
         })
@@ -141,7 +224,11 @@ impl TorchDistConfig {
 #[typetag::serde(name = "torch_dist")]
 impl SaveShardedConfig for TorchDistConfig {
     fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(Planned::new(self.writer()?)))
+        let strategy = Planned::new(self.writer()?);
+        Ok(match self.keep_only_main_replica {
+            true => Arc::new(strategy),
+            false => Arc::new(AnyReplica(strategy)),
+        })
     }
 }
 

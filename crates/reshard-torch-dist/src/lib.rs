@@ -11,6 +11,7 @@
 //! - Pickles are never executed. Only the bytes of the wanted regions are read. Checksums are checked.
 
 mod blob;
+mod buckets;
 mod config;
 mod flavour;
 mod limits;
@@ -20,6 +21,7 @@ mod names;
 mod open;
 mod producer;
 mod reader;
+mod replicas;
 mod table;
 mod transform;
 mod writer;

@@ -77,6 +77,10 @@ impl StorageReader for TorchDistReader {
         producer::producer(&self.table, self.dialect, self.rank_local)
     }
 
+    fn not_understood(&self) -> Vec<String> {
+        self.table.unknown.keys().cloned().collect()
+    }
+
     fn why_not(&self, key: &str) -> Option<String> {
         let what = self.table.unknown.get(key)?;
         Some(format!("reading {key} ({what})"))

@@ -3,6 +3,7 @@
 use crate::{
     Flavour, NAME,
     blob::{Blob, Form},
+    buckets::Buckets,
     metadata,
 };
 use reshard_model::{DType, Data, Dims, Layout, ObjectCodec};
@@ -25,6 +26,8 @@ pub struct TorchDistWriter {
     pub(crate) flavour: Flavour,
     /// How the configuration spreads items over files.
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    /// How Megatron Core's settings do.
+    pub(crate) buckets: Option<Buckets>,
     pub(crate) archive: ArchiveOptions,
     pub(crate) keep_strides: bool,
 }
@@ -60,14 +63,14 @@ impl StorageWriter for TorchDistWriter {
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let mut out = FileLayout::default();
         let mut forms = FormsByShape::default();
-        for (n, items) in (0..).zip(plan.by_file()?) {
+        for (n, (prefix, items)) in (0..).zip(self.files(plan)?) {
             let mut extents = Vec::with_capacity(items.len());
-            for (i, item) in (0..).zip(objects_first(items)) {
+            for (i, item) in (0..).zip(objects_first(&items)) {
                 extents.push(self.extent(item, resolve(item)?, &mut forms)?);
                 out.items.push((item.id(), vec![(n, i)]));
             }
             out.files.push(FileBody::new(
-                Name::new(format!("__{rank}_{n}.distcp"))?,
+                Name::new(format!("{prefix}__{rank}_{n}.distcp"))?,
                 extents,
             ));
         }
@@ -88,6 +91,25 @@ impl StorageWriter for TorchDistWriter {
 type FormsByShape = BTreeMap<(DType, Dims, Dims), Arc<Form>>;
 
 impl TorchDistWriter {
+    /// The items of each file, and what its name begins with.
+    fn files<'a>(&'a self, plan: &'a SavePlan) -> Result<Vec<(&'a str, Vec<&'a WriteItem>)>> {
+        let by_policy = !plan.files.is_empty();
+        let Some(buckets) = &self.buckets else {
+            let files = plan.by_file()?.into_iter();
+            return Ok(files.map(|file| ("", file.iter().collect())).collect());
+        };
+        let mut files = match by_policy {
+            // A policy decides on files, but not on their names.
+            true => {
+                let files = plan.by_file()?.into_iter();
+                buckets.separate(files.map(|file| file.iter().collect()).collect())
+            }
+            false => buckets.split(&plan.items),
+        };
+        files.retain(|(_, items)| !items.is_empty());
+        Ok(files)
+    }
+
     fn extent(
         &self,
         item: &WriteItem,
@@ -156,10 +178,11 @@ impl TorchDistWriter {
 }
 
 /// As PyTorch orders a file.
-fn objects_first(items: &[WriteItem]) -> impl Iterator<Item = &WriteItem> {
+fn objects_first<'a>(items: &'a [&'a WriteItem]) -> impl Iterator<Item = &'a WriteItem> {
     let of = |objects: bool| {
         items
             .iter()
+            .copied()
             .filter(move |i| i.tensor().is_none() == objects)
     };
     of(true).chain(of(false))

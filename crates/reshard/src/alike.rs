@@ -4,6 +4,7 @@
 //! Each rank computes a CRC-32 of each of its plain tensors. The coordinator compares these, together with types and
 //! shapes. This finds every difference within 32 neighbouring bits, and misses one in 2^32 of all others.
 
+use crate::consistent::Digest;
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::{
@@ -51,10 +52,27 @@ struct Told {
     /// The last part of the URL, in an asynchronous save.
     name: Option<String>,
     prints: Vec<(Path, Print)>,
+    /// The digest of the values of common state, if they are compared.
+    common: Option<Digest>,
 }
 
-/// [`agree`](all_agree), which compares the plain tensors of all ranks in the same step. Also returns the keys of the
-/// tensors that are left to the coordinator.
+/// What all ranks learn.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Compared {
+    /// The keys of the tensors that are left to the coordinator.
+    pub(crate) left: Vec<String>,
+    /// Whether the values in common state of a rank may differ from the coordinator's.
+    pub(crate) common_differs: bool,
+}
+
+/// What a rank compares with others.
+#[derive(Clone, Copy)]
+pub(crate) struct Mine<'a> {
+    pub(crate) plain: &'a [PlainTensor],
+    pub(crate) common: Option<Digest>,
+}
+
+/// [`agree`](all_agree), which compares the plain tensors of all ranks in the same step, and digests of their common state.
 ///
 /// # Errors
 /// On every rank, when any of them failed, or when tensors differ.
@@ -62,27 +80,40 @@ pub(crate) async fn agree<T>(
     comm: &Comm<'_>,
     step: &'static str,
     outcome: Result<T>,
-    plain: &[PlainTensor],
+    mine: Mine<'_>,
     rule: Rule,
     name: Option<&str>,
-) -> Result<(T, Vec<String>)> {
+) -> Result<(T, Compared)> {
     if comm.size() == 1 {
-        return Ok((all_agree(comm, step, outcome).await?, Vec::new()));
+        return Ok((all_agree(comm, step, outcome).await?, Compared::default()));
     }
     let told = match &outcome {
         Err(e) => Err(cause(e)),
         Ok(_) if !rule.compares() => Ok(Vec::new()),
-        Ok(_) => prints(plain).await.map_err(|e| cause(&e)),
+        Ok(_) => prints(mine.plain).await.map_err(|e| cause(&e)),
     };
     let told = told.map(|prints| Told {
         coordinators: rule.coordinators,
         name: name.map(str::to_owned),
         prints,
+        common: mine.common,
     });
-    let left = comm
-        .all_reduce(step, told, |all| rule.compare(&all, comm.coordinator()))
+    let compared = comm
+        .all_reduce(step, told, |all| {
+            Ok(Compared {
+                left: rule.compare(&all, comm.coordinator())?,
+                common_differs: common_differs(&all, comm.coordinator()),
+            })
+        })
         .await?;
-    Ok((outcome?, left))
+    Ok((outcome?, compared))
+}
+
+/// Whether a rank that compares its common state has other values than the coordinator.
+fn common_differs(all: &[Told], coordinator: Rank) -> bool {
+    let of = all.get(coordinator.index()).and_then(|told| told.common);
+    let differs = |told: &Told| told.common.is_some() && told.common != of;
+    of.is_some() && all.iter().any(differs)
 }
 
 /// Removes the plain leaves that are left to the coordinator.

@@ -47,6 +47,7 @@ mod attempt;
 mod background;
 mod checkpoint;
 mod common;
+mod consistent;
 mod control;
 mod error;
 mod formats;
@@ -76,6 +77,7 @@ pub use checkpoint::{
     load_plain_tensors,
 };
 pub use common::{CommonForm, StoredCommon};
+pub use consistent::CommonDifference;
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};

@@ -1,3 +1,4 @@
+use crate::CommonDifference;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Traffic};
@@ -88,6 +89,8 @@ pub struct SaveReport {
     /// Files that the replaced checkpoint names as its own, but that stay because no program of its format gives such
     /// names. Only on the coordinator. Remove them yourself if nobody needs them.
     pub stays: Vec<Name>,
+    /// How the common state of this rank differs from the coordinator's, which is saved. A warning of `tracing` says it, too.
+    pub common_differs: Option<CommonDifference>,
     pub(crate) phases: Phases,
 }
 

@@ -70,13 +70,14 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 39] = [
+const FACADE: [&str; 40] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
     "AsyncStager",
     "BackendVersion",
     "BlockingAsyncStager",
+    "CommonDifference",
     "CommonForm",
     "Error",
     "Finalized",

@@ -11,4 +11,5 @@ mod loads;
 mod loads_fail;
 mod megatron;
 mod ranks;
+mod strict;
 mod two_stage;

@@ -143,7 +143,12 @@ fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
         (hooks.len(), hooks[0], hooks[6]),
         (7, "set_up", "transform_object")
     );
-    assert!(planner.validates() && !DefaultSavePlanner::DEFAULT.validates());
+    assert!(planner.validates() && DefaultSavePlanner::DEFAULT.validates());
+    let without = [
+        DefaultSavePlanner::DCP,
+        DefaultSavePlanner::DEFAULT.with_allow_holes(true),
+    ];
+    assert!(without.iter().all(|planner| !planner.validates()));
     assert!(
         errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)),
         "{errors:?}"

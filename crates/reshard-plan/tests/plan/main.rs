@@ -1,6 +1,8 @@
 //! What the planners promise, seen from outside.
 
 #[cfg(test)]
+mod access;
+#[cfg(test)]
 mod cuts;
 #[cfg(test)]
 mod duplicates;

@@ -247,6 +247,10 @@ impl StorageReader for Reader {
         self.base.producer()
     }
 
+    fn not_understood(&self) -> Vec<String> {
+        self.base.not_understood()
+    }
+
     fn why_not(&self, key: &str) -> Option<String> {
         self.base.why_not(key)
     }

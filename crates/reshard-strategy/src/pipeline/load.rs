@@ -22,7 +22,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict};
-use reshard_plan::{Entry, LoadContext, LoadPlan, Metadata, PlanError, Problem};
+use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
 use reshard_storage::{Listing, PlaceKind};
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
@@ -150,7 +150,7 @@ pub(crate) async fn load_planned(
     guard.done();
     match moves {
         Ok((totals, exchange)) => Ok(Loaded {
-            notes: notes(plan, &template, from.metadata()),
+            notes: notes(plan, &template, from),
             totals,
             state: template,
             decided: planned,
@@ -174,8 +174,10 @@ async fn plan(
     cx: &LoadCx<'_>,
 ) -> Result<Planned> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
-    let context =
-        LoadContext::new(from.metadata(), rank, is_coordinator).with_elsewhere(&cx.elsewhere);
+    let not_understood = from.not_understood();
+    let context = LoadContext::new(from.metadata(), rank, is_coordinator)
+        .with_elsewhere(&cx.elsewhere)
+        .with_not_understood(&not_understood);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
     // A rank that fails still takes the step `plan`, so that all ranks learn it.
@@ -228,13 +230,15 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     }
 }
 
-fn notes(plan: &LoadPlan, template: &FlatStateDict, metadata: &Metadata) -> LoadNotes {
+fn notes(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> LoadNotes {
     let leaf = |i: &u32| template.get_index(*i as usize).map(|(_, leaf)| leaf);
-    let entries: Vec<Entry<'_>> = match plan.not_requested.is_empty() {
+    let stored: Vec<String> = match plan.not_requested.is_empty() {
         true => Vec::new(),
-        false => metadata.entries().collect(),
+        false => (from.metadata().entries().map(|e| e.key().to_owned()))
+            .chain(from.not_understood())
+            .collect(),
     };
-    let stored = |at: &u32| entries.get(*at as usize).map(|e| e.key().to_owned());
+    let stored = |at: &u32| stored.get(*at as usize).cloned();
     LoadNotes {
         not_stored: (plan.not_stored.iter().filter_map(leaf))
             .map(|leaf| leaf.unique_key().into_owned())

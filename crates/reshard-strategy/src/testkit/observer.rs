@@ -402,6 +402,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.locate_object(object)
     }
 
+    fn not_understood(&self) -> Vec<String> {
+        self.inner.not_understood()
+    }
+
     fn why_not(&self, key: &str) -> Option<String> {
         self.inner.why_not(key)
     }

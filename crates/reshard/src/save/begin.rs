@@ -2,8 +2,10 @@
 
 use super::set_up::SetUp;
 use crate::{
-    alike::{self, Rule},
+    CommonDifference,
+    alike::{self, Compared, Mine, Rule},
     attempt::attempt,
+    consistent,
     replace::{Replaced, no_checkpoint, replace},
 };
 use reshard_comm::Comm;
@@ -16,6 +18,15 @@ pub(super) struct Begun {
     pub(super) transaction: Arc<dyn Transaction>,
     /// Files that the replaced checkpoint names as its own, but that stay. Only on the coordinator.
     pub(super) stays: Vec<Name>,
+}
+
+/// What a rank knows when the version has begun.
+pub(super) struct Agreed {
+    pub(super) begun: Begun,
+    /// Keys of plain tensors that are left to the coordinator.
+    pub(super) left: Vec<String>,
+    /// How the common state of this rank differs from what is saved.
+    pub(super) common_differs: Option<CommonDifference>,
 }
 
 impl SetUp {
@@ -89,15 +100,15 @@ fn refused(e: &StorageError) -> bool {
     )
 }
 
-/// The coordinator begins a new version. The other ranks join it at its location, under the same name. They also get the
-/// keys of plain tensors that are left to the coordinator.
+/// The coordinator begins a new version. The other ranks join it at its location, under the same name. Plain tensors and common state of all
+/// ranks are compared.
 pub(super) async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
     url: &str,
     overwrite: bool,
     rule: Rule,
-) -> Result<(Begun, Vec<String>), StrategyError> {
+) -> Result<Agreed, StrategyError> {
     // Only the coordinator begins. What it has begun stays here, because others get just the name and the place.
     let mut mine = None;
     let mut own = None;
@@ -136,7 +147,14 @@ pub(super) async fn begin(
             // Places may be mounted under different directories, but the name of the checkpoint is the same.
             let place = setup.place().url();
             let name = setup.in_flight.as_ref().map(|_| last_part(&place));
-            alike::agree(comm, "begin", begun, &setup.plain, rule, name).await
+            let mine = Mine {
+                plain: &setup.plain,
+                common: setup.values.as_ref().map(|values| values.digest),
+            };
+            match alike::agree(comm, "begin", begun, mine, rule, name).await {
+                Ok((begun, compared)) => with_difference(comm, begun, compared, setup).await,
+                Err(e) => Err(e),
+            }
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Internal(
@@ -149,6 +167,24 @@ pub(super) async fn begin(
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
     joined
+}
+
+/// If the common state of any rank may differ, each rank learns how its own does.
+async fn with_difference(
+    comm: &Comm<'_>,
+    begun: Begun,
+    compared: Compared,
+    setup: &SetUp,
+) -> Result<Agreed, StrategyError> {
+    let common_differs = match compared.common_differs {
+        true => consistent::difference(comm, setup.values.as_ref()).await?,
+        false => None,
+    };
+    Ok(Agreed {
+        begun,
+        left: compared.left,
+        common_differs,
+    })
 }
 
 fn last_part(url: &str) -> &str {

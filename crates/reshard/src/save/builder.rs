@@ -2,10 +2,11 @@
 
 use crate::{
     CommonForm, Stateful, StoredCommon,
+    consistent::Preprocess,
     ranks::{self, Ranks},
 };
 use reshard_comm::{ProcessGroup, Rank};
-use reshard_model::{Dialect, Path, StateDict, Value};
+use reshard_model::{Dialect, Path, StateDict, Value, ValueTree};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
@@ -56,6 +57,9 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         kept_plan: None,
+        validate_access_integrity: true,
+        compare_common: true,
+        preprocess_common: None,
         statefuls: Vec::new(),
         asynchronous: false,
         staging: Staging::default(),
@@ -88,6 +92,9 @@ pub struct Save<'a> {
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
+    pub(super) validate_access_integrity: bool,
+    pub(super) compare_common: bool,
+    pub(super) preprocess_common: Option<Preprocess>,
     /// Values that make their own state, by key.
     pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
     /// Whether it goes on while the caller changes its state.
@@ -331,6 +338,34 @@ impl<'a> Save<'a> {
     /// ```
     pub fn kept_plan(mut self, kept: &Arc<KeptPlan>) -> Self {
         self.kept_plan = Some(Arc::clone(kept));
+        self
+    }
+
+    /// Whether the coordinator checks what all ranks declare, replicas too, with
+    /// [`validate_sharding_integrity`](reshard_plan::validate_sharding_integrity): in [`Dialect::Megatron`], if ranks do not save
+    /// [by themselves](Self::rank_local). The default is that it does. Without it, overlaps, holes and bounds of what is written are still
+    /// checked, but not that replicas agree, nor that each key has a main replica. Set it to the same value on every rank.
+    pub fn validate_access_integrity(mut self, validate: bool) -> Self {
+        self.validate_access_integrity = validate;
+        self
+    }
+
+    /// Whether the values of common state are compared between ranks, in [`Dialect::Megatron`]. The coordinator's are saved. A rank whose
+    /// values differ says so in a warning of `tracing` and in [`SaveReport::common_differs`](crate::SaveReport::common_differs); that is
+    /// no error. If all are equal, ranks exchange 32 bytes. The default is that they are compared. Tensors are compared by
+    /// [other rules](Self::coordinators_plain_tensors).
+    pub fn compare_common(mut self, compare: bool) -> Self {
+        self.compare_common = compare;
+        self
+    }
+
+    /// Changes a copy of the common state before it is [compared](Self::compare_common): for example, removes what differs between ranks
+    /// by intent. What is saved does not change.
+    pub fn preprocess_common_before_consistency_check(
+        mut self,
+        preprocess: impl Fn(&mut ValueTree) + Send + Sync + 'static,
+    ) -> Self {
+        self.preprocess_common = Some(Arc::new(preprocess));
         self
     }
 

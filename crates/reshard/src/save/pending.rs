@@ -1,7 +1,7 @@
 //! A planned save: it is still to be written and committed.
 
 use crate::{
-    CommonForm, Result, SaveReport, StoredCommon,
+    CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
     error::Context,
     formats::default_format,
     in_flight::InFlight,
@@ -46,6 +46,7 @@ pub(super) struct Version {
     pub(super) dialect: Dialect,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
+    pub(super) common_differs: Option<CommonDifference>,
     pub(super) durability: Durability,
     pub(super) progress: Progress,
 }
@@ -184,6 +185,7 @@ impl PendingSave {
             policy: saved.policy,
             empty_dicts: version.empty_dicts.len(),
             stays: version.stays,
+            common_differs: version.common_differs,
             phases: clock.phases(),
         })
     }

@@ -1,7 +1,7 @@
 //! A save from its beginning to its commit.
 
 use super::{
-    begin::{Begun, begin},
+    begin::{Agreed, Begun, begin},
     builder::Save,
     pending::{ACT, CommonFile, PendingSave, Version},
     set_up::SetUp,
@@ -59,7 +59,11 @@ impl Save<'_> {
             Err(e) => Err(e),
         };
         let begun = begin(comm, &set_up, url, self.overwrite, self.rule()).await;
-        let (Begun { transaction, stays }, coordinators) = match begun {
+        let Agreed {
+            begun: Begun { transaction, stays },
+            left,
+            common_differs,
+        } = match begun {
             Ok(begun) => begun,
             Err(e) => {
                 let own = set_up.err().filter(|_| comm.size() == 1);
@@ -68,7 +72,7 @@ impl Save<'_> {
         };
         let mut set_up = set_up.during(ACT, url)?;
         if !comm.is_coordinator() {
-            alike::leave_to_coordinator(&coordinators, &set_up.plain, &mut set_up.parts.flat);
+            alike::leave_to_coordinator(&left, &set_up.plain, &mut set_up.parts.flat);
         }
         let transaction = Arc::new(Tally::new(transaction, comm));
         let prepared = self.prepare(comm, &mut set_up, &transaction).await;
@@ -91,6 +95,7 @@ impl Save<'_> {
             dialect: self.dialect,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
+            common_differs,
             durability: self.durability,
             progress: self.progress,
         };
@@ -125,6 +130,7 @@ impl Save<'_> {
             (self.durability, self.dialect, self.rank_local);
         (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
         cx.kept_plan.clone_from(&self.kept_plan);
+        cx.validate_access_integrity = self.validate_access_integrity;
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));

@@ -4,6 +4,7 @@ use super::builder::Save;
 use crate::{
     CommonForm, StoredCommon,
     alike::Rule,
+    consistent::Values,
     formats::default_format,
     in_flight::{self, InFlight},
     stateful,
@@ -27,6 +28,8 @@ pub(super) struct SetUp {
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
+    /// Values of common state, to be compared between ranks.
+    pub(super) values: Option<Values>,
     /// The place that the URL means, if it could be resolved before the save begins. Two spellings of one place are equal in it.
     pub(super) resolved: Option<Arc<dyn Store>>,
     /// Keeps other saves from the place while an asynchronous one is not finished.
@@ -98,7 +101,13 @@ impl Save<'_> {
             parts.plain_tensors()
         };
 
-        // Common state is added after the comparison above was prepared, since it is not the caller's.
+        let compares = !alone && self.compare_common && self.dialect == Dialect::Megatron;
+        let values = match compares && self.stored_common.is_none() {
+            true => Values::of(&parts.common, self.preprocess_common.as_ref()),
+            false => None,
+        };
+
+        // Common state is added after the comparisons above were prepared, since it is not the caller's.
         match (&self.stored_common, self.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
             (Some(_), dialect) => {
@@ -118,6 +127,7 @@ impl Save<'_> {
             common,
             parts,
             plain,
+            values,
             resolved: None,
             in_flight: None,
         })

@@ -114,6 +114,9 @@ fn structure(
         out.text(text);
     }
     out.text(&format!("{} {:?}", from.key(), cx.elsewhere));
+    for key in from.not_understood() {
+        out.text(&key);
+    }
     out.ranks(&cx.comm);
     Some(out.done())
 }

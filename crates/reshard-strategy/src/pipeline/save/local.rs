@@ -35,7 +35,7 @@ impl<W: StorageWriter> Local<'_, W> {
         let meta = self.storage_meta.as_ref();
         let plan = local_plan(self.writer, self.state, meta, self.cx)?;
         let declarations = kept.map(|kept| &kept.declarations);
-        let (told, digest) = Told::of(&*self.cx.planner, self.state, declarations)?;
+        let (told, digest) = Told::of(self.cx.validates(), self.state, declarations)?;
         if holds_a_piece_twice(self.state) {
             self.structure = None;
         }

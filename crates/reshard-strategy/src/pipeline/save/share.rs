@@ -84,7 +84,8 @@ impl<W: StorageWriter> Of<'_, W> {
         }
         let (mut offer, _) = local.offer(None)?;
         let (told, structure) = (std::mem::take(&mut offer.told), offer.structure);
-        Heard::of(&*self.cx.planner, vec![told], None)?.validate(&*self.cx.planner, None)?;
+        let validates = self.cx.validates();
+        Heard::of(validates, vec![told], None)?.validate(validates, &*self.cx.planner, None)?;
         let Global {
             mut shares,
             metadata,
@@ -121,7 +122,7 @@ impl<W: StorageWriter> Of<'_, W> {
         };
         let answer = known_or_decided(comm, mine, offer, |mut offers: Vec<Offer>| {
             let told = offers.iter_mut().map(|o| std::mem::take(&mut o.told));
-            let heard = Heard::of(&*self.cx.planner, told.collect(), self.declarations())?;
+            let heard = Heard::of(self.cx.validates(), told.collect(), self.declarations())?;
             if !heard.is_whole() {
                 let each = offers.iter().map(|_| Answer::Declare).collect();
                 waiting = Some((offers, heard));
@@ -168,7 +169,7 @@ impl<W: StorageWriter> Of<'_, W> {
     fn decide(&mut self, offers: Vec<Offer>, heard: Heard) -> Result<Vec<Answer>> {
         let of_all = of_all(offers.iter().map(|offer| offer.structure));
         let keeps = self.declarations().is_some();
-        heard.validate(&*self.cx.planner, self.declarations())?;
+        heard.validate(self.cx.validates(), &*self.cx.planner, self.declarations())?;
         let Global {
             shares,
             metadata,

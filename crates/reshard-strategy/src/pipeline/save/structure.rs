@@ -30,8 +30,8 @@ pub(super) fn structure<W: StorageWriter>(
     }
     out.text(&writer.key().to_string());
     out.text(&format!(
-        "{:?} {:?} {}",
-        cx.policy_limits, cx.dialect, cx.rank_local
+        "{:?} {:?} {} {}",
+        cx.policy_limits, cx.dialect, cx.rank_local, cx.validate_access_integrity
     ));
     out.ranks(&cx.comm);
     out.planner_data(cx.planner_data.as_ref());
