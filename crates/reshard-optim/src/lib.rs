@@ -5,6 +5,9 @@
 //! [`sharded_optim_state`] a whole state dict. These are Megatron Core's functions, with a [`ParamId`] where it uses the identity of a
 //! tensor.
 //!
+//! [`stored_optimizers`] recognises the six forms in which Megatron Core's distributed optimizer is stored; [`BucketLayout`] says what
+//! the forms by bucket leave out. `reshard-convert` rewrites them by parameter.
+//!
 //! [`Sharded`] is the trait of modules that know how their state is spread over ranks; [`Module`] is made of others.
 //!
 //! ```
@@ -31,13 +34,21 @@
 //! # }
 //! ```
 
+mod bucket;
 mod error;
+mod format;
+mod key;
 mod module;
 mod param;
 mod state;
 mod tensor;
 
+pub use bucket::{BucketLayout, BucketParam, BucketPiece};
 pub use error::{OptimError, Result};
+pub use format::{
+    ParseShardingTypeError, ShardingType, StoredKey, StoredOptimizer, stored_optimizers,
+};
+pub use key::{BucketId, OptimizerKey};
 pub use module::{Module, Sharded};
 pub use param::{ModelParam, ParamId, ShardedParams, param_id_to_sharded_param_map};
 pub use reshard_model::ShardPlace;

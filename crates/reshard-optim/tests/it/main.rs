@@ -2,5 +2,6 @@
 
 mod declare;
 mod fixtures;
+mod formats;
 mod modules;
 mod state;
