@@ -11,7 +11,7 @@ use reshard::{
     torch_dist::Flavour,
 };
 use reshard_convert::{MAX_FILES, MAX_PIECES};
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
 ///
@@ -268,6 +268,13 @@ pub(crate) struct Convert {
     /// Write tensors that Megatron Core 0.8 to 0.15 has stored flattened as plain chunks, which its later releases and PyTorch load.
     #[arg(long)]
     pub(crate) unflatten: bool,
+    /// Rewrite the state of Megatron Core's distributed optimizer: `canonical` is by parameter (`fully_reshardable`), which can be
+    /// loaded with any parallelism. It unflattens, too.
+    #[arg(long, value_enum)]
+    pub(crate) optimizer: Option<OptimizerArg>,
+    /// Which elements of the optimizer's buckets belong to which parameter, as a JSON file. Forms by bucket don't say that.
+    #[arg(long, value_name = "FILE", requires = "optimizer")]
+    pub(crate) optimizer_layout: Option<PathBuf>,
     /// The number of files of each rank.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: u32,
@@ -306,6 +313,11 @@ fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {
         format!("{e}; write it as {{\"type\":\"max_shard_size\",\"max_shard_size\":\"500MiB\"}}")
     })?;
     Ok(policy.into())
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OptimizerArg {
+    Canonical,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -14,8 +14,9 @@ use crate::{
 use futures::executor::block_on;
 use reshard::{ErrorKind, SaveReport, policy::PolicyMetrics, torch_dist};
 use reshard_convert::{Asked, ConvertError, ConvertReport, Finding, check_files, convert};
+use reshard_optim::BucketLayout;
 use serde::Serialize;
-use std::time::Duration;
+use std::{fs::File, io::Read as _, path::Path, time::Duration};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -52,6 +53,12 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         .registry(program.registry.clone())
         .stores(program.stores.clone());
 
+    if args.optimizer.is_some() {
+        setup = setup.canonical_optimizer(true);
+    }
+    if let Some(file) = &args.optimizer_layout {
+        setup = setup.bucket_layout(layout(file)?);
+    }
     if !keys.all() {
         setup = setup.keys(move |key| keys.has(key));
     }
@@ -115,6 +122,30 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         ));
     }
     Ok(OK)
+}
+
+/// A layout of more bytes than this is not read. One parameter takes some 300.
+const MAX_LAYOUT: u64 = 256 << 20;
+
+fn layout(file: &Path) -> Result<BucketLayout> {
+    let shown = shown(&file.display().to_string()).to_string();
+    let hint = "`docs/optimizer.md` says what a layout is, and how a training program writes it";
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(file)?
+            .take(MAX_LAYOUT + 1)
+            .read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|e| CliError::told(format!("{shown} can't be read: {e}"), hint))?;
+    if bytes.len() as u64 > MAX_LAYOUT {
+        return Err(CliError::told(
+            format!("{shown} has more than {}", units::bytes(MAX_LAYOUT)),
+            hint,
+        ));
+    }
+    serde_json::from_slice(&bytes)
+        .map_err(|e| CliError::told(format!("{shown} is not a layout of buckets: {e}"), hint))
 }
 
 fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>) -> Result<()> {
@@ -215,6 +246,27 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Flattened { .. } => {
             CliError::told(what, "--unflatten writes them as plain chunks")
         }
+        ConvertError::NoOptimizer { .. } => CliError::told(
+            what,
+            format!(
+                "leave out --optimizer; `reshard inspect {src}` names the form of an optimizer"
+            ),
+        ),
+        ConvertError::NoLayout { form, .. } => CliError::told(
+            format!(
+                "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter"
+            ),
+            "give --optimizer-layout FILE; `docs/optimizer.md` says how a training program writes it",
+        ),
+        ConvertError::MissingGroups { .. } => CliError::told(
+            what,
+            "their parameters can't be made up; without --optimizer the rest is carried over as it is",
+        ),
+        ConvertError::Layout { .. } => CliError::told(
+            what,
+            "the layout must come from the program and the parallelism that saved the checkpoint",
+        ),
+        ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
         ConvertError::Unknown { key, why } => {
             let what = format!("{} can't be carried over: {why}", shown(&key));
             CliError::told(

@@ -17,8 +17,9 @@ use reshard::{
     blocking::{Checkpoint, TensorHandle},
     strategy::{Producer, StorageInfo},
 };
+use reshard_optim::StoredOptimizer;
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
     let checkpoint = program.open(&args.dir, args.reading.options())?;
@@ -97,7 +98,34 @@ impl Serialize for Report<'_> {
         m.serialize_entry("not_read", &f.not_read)?;
         m.serialize_entry("links", &f.links)?;
         m.serialize_entry("not_listed", &f.not_listed)?;
+        let optimizers = f.optimizers();
+        m.serialize_entry(
+            "optimizers",
+            &Seq(|| optimizers.iter().map(OptimizerRow::of)),
+        )?;
         m.end()
+    }
+}
+
+/// A distributed optimizer of Megatron Core.
+#[derive(Serialize)]
+struct OptimizerRow<'a> {
+    sharding_type: &'a str,
+    prefix: &'a str,
+    dp_groups: usize,
+    /// Ranges of data-parallel groups, each `[first, one past the last]`.
+    missing_dp_groups: Vec<[u64; 2]>,
+}
+
+impl<'a> OptimizerRow<'a> {
+    fn of(o: &'a StoredOptimizer) -> Self {
+        let range = |r: &Range<u64>| [r.start, r.end];
+        Self {
+            sharding_type: o.sharding_type.name(),
+            prefix: &o.prefix,
+            dp_groups: o.dp_groups.len(),
+            missing_dp_groups: o.missing_dp_groups.iter().map(range).collect(),
+        }
     }
 }
 

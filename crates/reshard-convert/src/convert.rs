@@ -3,6 +3,7 @@
 use crate::{
     Asked, ConvertError, Finding, MAX_FILES, Result,
     destination::{self, check_files, files_of_ranks},
+    optimizer::Canonical,
     rewrite::Rewrite,
     source::{self, Keys, Source},
 };
@@ -15,6 +16,7 @@ use reshard::{
     strategy::{Damage, Rest, StrategyError, VerifyReport},
     torch_dist::{self, TorchDistConfig},
 };
+use reshard_optim::BucketLayout;
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -55,6 +57,8 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         max_files: MAX_FILES,
         policy: None,
         unflatten: false,
+        canonical: false,
+        layout: None,
         overwrite: false,
         verify: true,
         checked: Progress::default(),
@@ -79,6 +83,8 @@ pub struct Convert<'a> {
     max_files: u64,
     policy: Option<Arc<dyn ShardingPolicy>>,
     unflatten: bool,
+    canonical: bool,
+    layout: Option<BucketLayout>,
     overwrite: bool,
     verify: bool,
     checked: Progress,
@@ -131,6 +137,21 @@ impl<'a> Convert<'a> {
     /// them then. Without this such a source is refused.
     pub fn unflatten(mut self, unflatten: bool) -> Self {
         self.unflatten = unflatten;
+        self
+    }
+
+    /// Whether to rewrite the state of Megatron Core's distributed optimizer by parameter, in the form `fully_reshardable`, which can be
+    /// loaded with any parallelism. [`reshard_optim::ShardingType`] has the forms that it can have in the source. Those
+    /// [by bucket](reshard_optim::ShardingType::is_by_bucket) need a [`bucket_layout`](Self::bucket_layout). Flattened
+    /// tensors are unflattened, too.
+    pub fn canonical_optimizer(mut self, canonical: bool) -> Self {
+        self.canonical = canonical;
+        self
+    }
+
+    /// Which elements of the buckets of gradients belong to which parameter.
+    pub fn bucket_layout(mut self, layout: BucketLayout) -> Self {
+        self.layout = Some(layout);
         self
     }
 
@@ -213,7 +234,10 @@ impl<'a> Convert<'a> {
         {
             files_of_ranks(self.ranks, files, Asked::ByPolicy)?;
         }
-        self.few_enough_pieces()?;
+        if self.canonical && self.keys.0.is_some() {
+            return Err(ConvertError::KeysOfOptimizer);
+        }
+        self.few_enough_pieces(source::cut_pieces(self.source, &self.keys, self.ranks))?;
         self.can_be_carried()?;
         let stores = match self.stores.take() {
             Some(stores) => stores,
@@ -232,20 +256,27 @@ impl<'a> Convert<'a> {
             self.sound(&found)?;
         }
         self.understood()?;
-        let source = Source::read(self.source, &self.keys)
+        let canonical = if self.canonical {
+            Canonical::of(self.source, self.layout.as_ref()).await?
+        } else {
+            Canonical::default()
+        };
+        let source = Source::read(self.source, &self.keys, &canonical)
             .await
             .map_err(ConvertError::Read)?;
+        self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
+        let planner = Rewrite::of(self.source, &self.keys, &canonical);
         Ok(Conversion {
             setup: self,
             source,
+            planner,
             stores,
         })
     }
 
     /// Refuses more pieces than fit into memory. A small source can name many tensors.
-    fn few_enough_pieces(&self) -> Result<()> {
-        let pieces = source::cut_pieces(self.source, &self.keys, self.ranks);
+    fn few_enough_pieces(&self, pieces: u64) -> Result<()> {
         if pieces <= self.max_pieces {
             return Ok(());
         }
@@ -267,7 +298,7 @@ impl<'a> Convert<'a> {
         }
         let mut tensors = self.source.metadata().tensors();
         let flattened = |t: &TensorRef<'_>| t.original_shape().is_some() && self.keys.has(t.key());
-        if let (false, Some(t)) = (self.unflatten, tensors.find(flattened)) {
+        if let (false, Some(t)) = (self.unflatten || self.canonical, tensors.find(flattened)) {
             return Err(ConvertError::Flattened {
                 src: src.into(),
                 key: t.key().into(),
@@ -336,6 +367,7 @@ impl<'a> Convert<'a> {
 pub struct Conversion<'a> {
     setup: Convert<'a>,
     source: Source,
+    planner: Rewrite,
     stores: Stores,
 }
 
@@ -370,6 +402,7 @@ impl Conversion<'_> {
         let Self {
             setup,
             source,
+            planner,
             stores,
         } = self;
         if let Some(max) = setup.max_shard_size {
@@ -383,7 +416,7 @@ impl Conversion<'_> {
         }
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
-        let saved = setup.save(&source, &states, stores).await?;
+        let saved = setup.save(&source, &planner, &states, stores).await?;
         Ok(ConvertReport {
             tensors: source.tensors(),
             objects: source.objects(),
@@ -398,10 +431,10 @@ impl Convert<'_> {
     async fn save(
         &self,
         source: &Source,
+        planner: &Rewrite,
         states: &[StateDict],
         stores: Stores,
     ) -> Result<SaveReport> {
-        let planner = Rewrite::of(self.source, &self.keys);
         let limit = self
             .max_shard_size
             .map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);

@@ -5,6 +5,7 @@ use reshard::{
     BackendVersion, ErrorKind, Region,
     strategy::{Damage, StrategyError},
 };
+use reshard_optim::ShardingType;
 use std::fmt;
 
 /// Result of this crate's functions.
@@ -86,6 +87,58 @@ pub enum ConvertError {
         /// One of the tensors.
         key: Box<str>,
     },
+    /// The state of an optimizer should be rewritten, but the source has no distributed optimizer.
+    #[error(
+        "{src} has no state of a distributed optimizer of Megatron Core in a form that is known"
+    )]
+    NoOptimizer {
+        /// The source.
+        src: String,
+    },
+    /// The state of the optimizer is stored by bucket, and nothing says which elements belong to which parameter.
+    #[error(
+        "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter; give the \
+         layout of the buckets (`Convert::bucket_layout`)"
+    )]
+    NoLayout {
+        /// The source.
+        src: String,
+        /// The form.
+        form: ShardingType,
+    },
+    /// Data-parallel groups have stored nothing, so the state of their parameters is missing.
+    #[error(
+        "{src} has its optimizer in the form {form}, and these data-parallel groups are missing: {groups}"
+    )]
+    MissingGroups {
+        /// The source.
+        src: String,
+        /// The form.
+        form: ShardingType,
+        /// Their indices.
+        groups: String,
+    },
+    /// The layout of the buckets contradicts itself, or does not fit what is stored.
+    #[error("the layout of the buckets does not fit {src}: {what}")]
+    Layout {
+        /// The source.
+        src: String,
+        /// What does not fit.
+        what: String,
+    },
+    /// The state of the optimizer can't be rewritten.
+    #[error("the optimizer of {src} can't be rewritten: {what}")]
+    Optimizer {
+        /// The source.
+        src: String,
+        /// Why.
+        what: String,
+    },
+    /// Keys were chosen, and the state of the optimizer should be rewritten.
+    #[error(
+        "choose all keys, or leave the optimizer as it is: its keys are other ones after the conversion"
+    )]
+    KeysOfOptimizer,
     /// The description of a chosen item is not understood. The copy would lack the item without saying so.
     #[error("{key} can't be carried over: {why}")]
     Unknown {
@@ -202,11 +255,16 @@ impl ConvertError {
             | Self::TooManyFiles { .. }
             | Self::TooManyPieces { .. }
             | Self::Over { .. }
-            | Self::Linked { .. } => ErrorKind::Invalid,
+            | Self::Linked { .. }
+            | Self::NoLayout { .. }
+            | Self::Layout { .. }
+            | Self::KeysOfOptimizer => ErrorKind::Invalid,
             Self::Destination(e) => e.kind(),
-            Self::Format { .. } | Self::Flattened { .. } | Self::Unknown { .. } => {
-                ErrorKind::Unsupported
-            }
+            Self::Format { .. }
+            | Self::Flattened { .. }
+            | Self::Unknown { .. }
+            | Self::Optimizer { .. } => ErrorKind::Unsupported,
+            Self::NoOptimizer { .. } | Self::MissingGroups { .. } => ErrorKind::NotFound,
             Self::Unsound { finding, .. } => match finding {
                 Finding::Damaged => ErrorKind::Corrupt,
                 Finding::Unchecked => ErrorKind::Unavailable,

@@ -43,9 +43,12 @@
 mod convert;
 mod destination;
 mod error;
+mod optimizer;
 mod rewrite;
 mod source;
+mod tensor;
 
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};
 pub use destination::{MAX_FILES, MAX_FILES_OF_RANKS, check_files};
 pub use error::{Asked, ConvertError, Finding, Over, Result};
+pub use optimizer::stored_optimizers;

@@ -1,6 +1,6 @@
 //! DCP's planner for checkpoints that are rewritten.
 
-use crate::source::Keys;
+use crate::{optimizer::Canonical, source::Keys};
 use reshard::{
     Checkpoint, Dialect,
     model::FlatStateDict,
@@ -21,16 +21,18 @@ pub(crate) struct Rewrite {
 }
 
 impl Rewrite {
-    pub(crate) fn of(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Self {
+    pub(crate) fn of(checkpoint: &Checkpoint, keys: &Keys<'_>, canonical: &Canonical) -> Self {
         let source = Arc::clone(checkpoint.metadata());
         let planner_data = match (checkpoint.dialect(), source.planner_data()) {
             // The conversion makes these paths itself, and nobody needs them.
             (Dialect::Megatron, _) => None,
             (_, Some(PlannerData::Paths(paths))) => {
                 let kept = paths.iter().filter(|(k, _)| keys.has(k));
-                Some(PlannerData::Paths(
-                    kept.map(|(k, p)| (k.clone(), p.clone())).collect(),
-                ))
+                let renamed = kept.filter_map(|(k, path)| {
+                    let path = canonical.path(k).unwrap_or_else(|| path.clone());
+                    Some((canonical.key(k)?.into(), path))
+                });
+                Some(PlannerData::Paths(renamed.collect()))
             }
             (_, other) => other.cloned(),
         };

@@ -1,9 +1,8 @@
 //! A checkpoint as the state of N ranks, without loading its tensors.
 
-use crate::{ConvertError, Result};
+use crate::{Result, optimizer::Canonical, tensor::Carried};
 use reshard::{
     Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    TensorHandle,
     model::{Leaf, Path, Payload, Step, Tree},
     plan::Entry,
 };
@@ -42,7 +41,7 @@ pub(crate) struct Source {
 
 #[derive(Debug)]
 enum Item {
-    Tensor(TensorHandle),
+    Tensor(Carried),
     Object(String, Payload),
 }
 
@@ -56,7 +55,7 @@ impl Item {
     }
 
     /// The tensor, if it can be cut.
-    fn cut(&self) -> Option<&TensorHandle> {
+    fn cut(&self) -> Option<&Carried> {
         match self {
             Self::Tensor(t) if t.shape().first().is_some_and(|rows| *rows > 1) => Some(t),
             _ => None,
@@ -68,16 +67,8 @@ impl Source {
     /// Checks that all chunks have a location, because files are preallocated in full before the first byte is read.
     pub(crate) fn has_places(&self) -> Result<()> {
         for item in &self.items {
-            let Item::Tensor(tensor) = item else { continue };
-            let lost = tensor
-                .chunks()
-                .into_iter()
-                .find(|c| c.parts.is_empty() && !c.region.is_empty());
-            if let Some(chunk) = lost {
-                return Err(ConvertError::NoPlace {
-                    key: tensor.key().into(),
-                    region: chunk.region,
-                });
+            if let Item::Tensor(tensor) = item {
+                tensor.has_places()?;
             }
         }
         Ok(())
@@ -87,6 +78,7 @@ impl Source {
     pub(crate) async fn read(
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
+        canonical: &Canonical,
     ) -> Result<Self, reshard::Error> {
         let dialect = checkpoint.dialect();
         let common = checkpoint.stored_common().await?;
@@ -99,13 +91,19 @@ impl Source {
             .filter(|e| keys.has(e.key()) && !is_common(e.key()))
         {
             let key = entry.key();
+            let Some(to) = canonical.key(key) else {
+                continue;
+            };
             items.push(match entry {
-                Entry::Tensor(_) => Item::Tensor(checkpoint.tensor(key)?),
-                Entry::Object(..) => {
-                    Item::Object(key.into(), checkpoint.object_payload(key).await?)
-                }
+                Entry::Tensor(_) => Item::Tensor(Carried::stored(to, checkpoint.tensor(key)?)),
+                Entry::Object(..) => Item::Object(to.into(), checkpoint.object_payload(key).await?),
             });
         }
+        items.extend(canonical.made.iter().cloned().map(Item::Tensor));
+        let common = match (common, &canonical.common) {
+            (Some(old), Some(new)) => Some(old.replaced(new.clone())),
+            (common, _) => common,
+        };
         let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
@@ -126,6 +124,14 @@ impl Source {
             Some(common) => save.stored_common(common.clone()),
             None => save,
         }
+    }
+
+    /// Into how many pieces tensors are cut, those that are not cut aside.
+    pub(crate) fn cut_pieces(&self, ranks: u32) -> u64 {
+        let cut = self.items.iter().filter_map(Item::cut);
+        cut.map(|t| u64::from(pieces_of(t.shape(), ranks)))
+            .filter(|n| *n > 1)
+            .fold(0, u64::saturating_add)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -59,9 +59,9 @@ pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};
 pub use sharded::{
     AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn,
-    ObjectCodec, Payload, ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory,
-    StateDict, Swiglu, TensorSource, add_prefix_for_sharding, apply_prefix_mapping, local_chunk,
-    replace_prefix_for_sharding,
+    ObjectCodec, Payload, ReplicaId, ShardPlace, Sharded, ShardedObject, ShardedTensor,
+    ShardedTensorFactory, StateDict, Swiglu, TensorSource, add_prefix_for_sharding,
+    apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
 pub use split::{
     Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split,

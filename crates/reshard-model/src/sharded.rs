@@ -8,11 +8,13 @@ use std::{any::Any, borrow::Cow, fmt, ops::Range, sync::Arc};
 
 mod data;
 mod factory;
+mod plain;
 mod prefix;
 mod tensor;
 
 pub use data::{Data, TensorSource};
 pub use factory::{BuildFn, MergeFn, ShardedTensorFactory, Swiglu};
+pub use plain::ShardPlace;
 pub use prefix::{add_prefix_for_sharding, apply_prefix_mapping, replace_prefix_for_sharding};
 pub use tensor::{AxisCoordinates, AxisSlice, local_chunk};
 

@@ -1,10 +1,12 @@
 //! Where Megatron Core's dialect keeps common state, and how a tool carries it over unchanged.
 
 use crate::opened::Opened;
-use reshard_megatron::{COMMON, COMMON_STATE_CELL};
-use reshard_model::{Payload, ShardedObject};
+use reshard_megatron::{COMMON, COMMON_STATE_CELL, TorchCommon};
+use reshard_model::{Payload, ShardedObject, Value, ValueTree};
 use reshard_storage::{FileBody, Name, Progress};
-use reshard_strategy::{BackendVersion, ReadCx, ReadObject, StrategyError};
+use reshard_strategy::{
+    BackendVersion, ReadCx, ReadObject, SaveCommonStrategy as _, StrategyError,
+};
 
 /// Where Megatron Core's dialect keeps common state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +29,19 @@ pub struct StoredCommon {
 }
 
 impl StoredCommon {
+    /// Other common state in the same form, for tools that change it.
+    pub fn replaced(&self, common: Value) -> Self {
+        // A cell of an array of objects is stored as a list.
+        let value = match self.form {
+            CommonForm::File => common,
+            CommonForm::Object => Value::List(vec![common]),
+        };
+        Self {
+            form: self.form,
+            payload: Payload::Value(value),
+        }
+    }
+
     /// In which form it was stored, and will be stored.
     pub fn form(&self) -> CommonForm {
         self.form
@@ -92,6 +107,9 @@ impl StoredCommon {
                 Name::new(COMMON)?,
                 bytes.clone(),
             )]),
+            (CommonForm::File, Payload::Value(common)) => {
+                TorchCommon.layout_common(&ValueTree::from(common.clone()))
+            }
             _ => Ok(Vec::new()),
         }
     }

@@ -23,6 +23,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),
     ("reshard-embedding", 3),
+    ("reshard-optim", 3),
     ("reshard", 4),
     ("reshard-convert", 5),
     ("reshard-cli", 6),

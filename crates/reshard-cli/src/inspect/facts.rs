@@ -7,6 +7,8 @@ use reshard::{
     storage::Name,
     strategy::{FileRole, Unlisted},
 };
+use reshard_convert::stored_optimizers;
+use reshard_optim::StoredOptimizer;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -196,6 +198,11 @@ impl Facts {
             .ok()
             .and_then(|c| c.get("iteration")?.as_int());
         own.or_else(|| self.args()?.get("iteration")?.as_int())
+    }
+
+    /// Distributed optimizers of Megatron Core.
+    pub(super) fn optimizers(&self) -> Vec<StoredOptimizer> {
+        stored_optimizers(self.checkpoint.metadata(), self.common.as_ref().ok())
     }
 
     /// Sizes by Megatron's names, if common state tells them.

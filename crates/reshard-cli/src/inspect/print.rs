@@ -41,6 +41,9 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     if !parallel.is_empty() {
         fact(out, "parallel", parallel)?;
     }
+    for optimizer in f.optimizers() {
+        fact(out, "optimizer", optimizer)?;
+    }
     let chunks = units::some(totals.chunks, "chunk");
     fact(
         out,

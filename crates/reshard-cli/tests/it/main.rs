@@ -13,6 +13,7 @@ mod layouts;
 mod limits;
 mod links;
 mod memory;
+mod optimizer;
 mod parts;
 mod prune;
 mod ranks;

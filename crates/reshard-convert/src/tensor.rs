@@ -1,0 +1,306 @@
+//! A tensor that is carried over: one of the source, or one that is made of parts of several.
+
+use crate::{ConvertError, Result};
+use reshard::{
+    DType, Region, TensorHandle,
+    model::{BoxError, Dims, Layout, Segments, TensorSource},
+};
+use std::{fmt, sync::Arc};
+
+/// A tensor that is carried over under a key.
+#[derive(Clone, Debug)]
+pub(crate) struct Carried {
+    key: Box<str>,
+    from: From,
+}
+
+#[derive(Clone, Debug)]
+enum From {
+    Stored(TensorHandle),
+    Made(Arc<Made>),
+}
+
+impl Carried {
+    pub(crate) fn stored(key: &str, tensor: TensorHandle) -> Self {
+        Self {
+            key: key.into(),
+            from: From::Stored(tensor),
+        }
+    }
+
+    pub(crate) fn made(key: &str, made: Made) -> Self {
+        Self {
+            key: key.into(),
+            from: From::Made(Arc::new(made)),
+        }
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match &self.from {
+            From::Stored(t) => t.dtype(),
+            From::Made(m) => m.dtype,
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &Dims {
+        match &self.from {
+            From::Stored(t) => t.shape(),
+            From::Made(m) => &m.shape,
+        }
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        let elements = self.shape().volume().unwrap_or(u64::MAX);
+        elements.saturating_mul(self.dtype().size())
+    }
+
+    pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
+        match &self.from {
+            From::Stored(t) => t.source(region),
+            From::Made(made) => Ok(Arc::new(Narrowed {
+                made: Arc::clone(made),
+                at: region.offsets,
+            })),
+        }
+    }
+
+    /// Checks that all chunks have a location.
+    pub(crate) fn has_places(&self) -> Result<()> {
+        match &self.from {
+            From::Stored(t) => has_places(t),
+            // Those of the tensors that it is made of are checked where it is made.
+            From::Made(_) => Ok(()),
+        }
+    }
+}
+
+/// Checks that all chunks of a stored tensor have a location.
+pub(crate) fn has_places(tensor: &TensorHandle) -> Result<()> {
+    let lost = tensor
+        .chunks()
+        .into_iter()
+        .find(|c| c.parts.is_empty() && !c.region.is_empty());
+    match lost {
+        None => Ok(()),
+        Some(chunk) => Err(ConvertError::NoPlace {
+            key: tensor.key().into(),
+            region: chunk.region,
+        }),
+    }
+}
+
+/// A tensor that is made of boxes, whose elements lie in row-major order in tensors of one axis.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Dims,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A box of a made tensor.
+pub(crate) struct Part {
+    pub(crate) region: Region,
+    /// Where its elements lie: a tensor of one axis.
+    pub(crate) from: Arc<dyn TensorSource>,
+    /// Its first element there.
+    pub(crate) start: u64,
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from {}", self.region, self.start)
+    }
+}
+
+/// A read takes at most so many bytes of memory for elements that nobody wants.
+const MOST_BETWEEN: u64 = 1 << 20;
+
+/// Reads of this size cost little more than smaller ones.
+const BLOCK_PER_PART: u64 = 64 << 10;
+
+/// Larger blocks would take memory for nothing.
+const MAX_BLOCK: u64 = 4 << 20;
+
+impl Made {
+    /// Reads the elements of `wanted`, which lies in the part, to where they belong in `out`, which holds `whole`.
+    fn read(
+        &self,
+        part: &Part,
+        wanted: &Region,
+        whole: &Region,
+        out: &mut [u8],
+    ) -> Result<(), BoxError> {
+        let item = self.dtype.size();
+        let within = wanted.within(&part.region);
+        let strides = Region::whole(&part.region.lengths).strides();
+        let at = |index: &dyn Fn(usize) -> u64| -> Option<u64> {
+            (0..strides.len()).try_fold(0u64, |sum, a| {
+                sum.checked_add(strides[a].checked_mul(index(a))?)
+            })
+        };
+        let first = at(&|a| within.offsets[a]).ok_or("an offset is too large")?;
+        let last = at(&|a| within.end(a) - 1).ok_or("an offset is too large")?;
+
+        // What lies between the wanted elements is read and dropped. If that is much, the box is read in two halves.
+        let span = last - first + 1;
+        let needless = span.saturating_sub(wanted.volume().unwrap_or(u64::MAX));
+        if needless.saturating_mul(item) > MOST_BETWEEN
+            && let Some(axis) = wanted.lengths.iter().position(|n| *n > 1)
+        {
+            let half = wanted.lengths[axis] / 2;
+            let (mut low, mut high) = (wanted.clone(), wanted.clone());
+            low.lengths[axis] = half;
+            high.lengths[axis] -= half;
+            high.offsets[axis] += half;
+            self.read(part, &low, whole, out)?;
+            return self.read(part, &high, whole, out);
+        }
+
+        let bytes = usize::try_from(span.checked_mul(item).ok_or("a span is too large")?)?;
+        let start = part
+            .start
+            .checked_add(first)
+            .ok_or("an offset is too large")?;
+        let elements = Region::new([start], [span]);
+        let to = Layout::contiguous(item, &whole.lengths).map(|l| l.narrow(&wanted.within(whole)));
+        let from = Layout::new(item, 0, wanted.lengths.clone(), strides);
+        let (Some(to), Some(from)) = (to, from) else {
+            return Err("a box is too large".into());
+        };
+        let mut got = vec![0; bytes];
+        part.from.read(&elements, &mut got)?;
+        for (from, to, len) in Segments::row_major(&from, &to) {
+            let (from, to, len) = (
+                usize::try_from(from)?,
+                usize::try_from(to)?,
+                usize::try_from(len)?,
+            );
+            let source = got.get(from..).and_then(|b| b.get(..len));
+            let target = out.get_mut(to..).and_then(|b| b.get_mut(..len));
+            match (source, target) {
+                (Some(source), Some(target)) => target.copy_from_slice(source),
+                _ => return Err("a box lies outside of what was read".into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A region of a made tensor.
+struct Narrowed {
+    made: Arc<Made>,
+    at: Dims,
+}
+
+impl TensorSource for Narrowed {
+    /// Each block is read from all parts that it touches, so it should be larger if there are many.
+    fn block(&self) -> Option<u64> {
+        let parts = &self.made.parts;
+        let theirs = parts
+            .iter()
+            .filter_map(|p| p.from.block())
+            .max()
+            .unwrap_or(0);
+        let ours = BLOCK_PER_PART.saturating_mul(parts.len() as u64);
+        Some(theirs.max(ours).min(MAX_BLOCK))
+    }
+
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let offsets: Dims = (0..region.ndim())
+            .map(|a| region.offsets[a].saturating_add(self.at[a]))
+            .collect();
+        let whole = Region::new(offsets, region.lengths.clone());
+        for part in &self.made.parts {
+            if let Some(wanted) = part.region.intersect(&whole) {
+                self.made.read(part, &wanted, &whole, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Each element is its own number.
+    struct Numbers {
+        largest: AtomicU64,
+    }
+
+    impl TensorSource for Numbers {
+        fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+            self.largest.fetch_max(out.len() as u64, Ordering::Relaxed);
+            let numbers = region.offsets[0]..region.end(0);
+            let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+            out.copy_from_slice(&bytes);
+            Ok(())
+        }
+    }
+
+    fn read(made: Made, region: Region) -> Vec<u64> {
+        let carried = Carried::made("k", made);
+        let source = carried.source(Region::whole(carried.shape())).unwrap();
+        let mut out = vec![0; region.volume().unwrap() as usize * 8];
+        source.read(&region, &mut out).unwrap();
+        out.chunks(8)
+            .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
+            .collect()
+    }
+
+    fn numbers() -> Arc<Numbers> {
+        Arc::new(Numbers {
+            largest: AtomicU64::new(0),
+        })
+    }
+
+    #[test]
+    fn each_box_comes_from_its_place_in_row_major_order() {
+        let part = |region, start| Part {
+            region,
+            from: numbers(),
+            start,
+        };
+        let made = || Made {
+            dtype: DType::Int64,
+            shape: [2, 4].into(),
+            parts: vec![
+                part(Region::new([0, 0], [2, 1]), 100),
+                part(Region::new([0, 1], [2, 3]), 200),
+            ],
+        };
+        assert_eq!(
+            read(made(), Region::whole(&[2, 4])),
+            [100, 200, 201, 202, 101, 203, 204, 205]
+        );
+        assert_eq!(read(made(), Region::new([1, 0], [1, 3])), [101, 203, 204]);
+        assert_eq!(
+            read(made(), Region::new([0, 2], [2, 2])),
+            [201, 202, 204, 205]
+        );
+    }
+
+    #[test]
+    fn far_elements_are_read_without_what_lies_between() {
+        let from = numbers();
+        let wide = 1 << 20;
+        let made = Made {
+            dtype: DType::Int64,
+            shape: [8, wide].into(),
+            parts: vec![Part {
+                region: Region::whole(&[8, wide]),
+                from: Arc::clone(&from) as Arc<dyn TensorSource>,
+                start: 3,
+            }],
+        };
+        let got = read(made, Region::new([0, 5], [8, 1]));
+        let want: Vec<u64> = (0..8).map(|row| 3 + 5 + row * wide).collect();
+        assert_eq!(got, want);
+        assert!(from.largest.load(Ordering::Relaxed) <= MOST_BETWEEN + 8);
+    }
+}

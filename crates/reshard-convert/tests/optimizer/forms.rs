@@ -1,0 +1,173 @@
+//! Each form becomes the same.
+
+use crate::model::{STATES, layout, params, saved, saved_by_fsdp, whole};
+use reshard::{
+    DType, Dialect, Region, ShardedTensor, StateDict, Value,
+    blocking::{self, Checkpoint},
+};
+use reshard_convert::{convert, stored_optimizers};
+use reshard_optim::{BucketLayout, ShardingType};
+use std::collections::BTreeSet;
+
+fn url(dir: &tempfile::TempDir, name: &str) -> String {
+    dir.path().join(name).display().to_string()
+}
+
+/// In Megatron's dialect.
+const FORMS: [ShardingType; 5] = [
+    ShardingType::DpZeroGatherScatter,
+    ShardingType::FullyShardedBucketSpace,
+    ShardingType::FullyShardedModelSpace,
+    ShardingType::DpReshardable,
+    ShardingType::FullyReshardable,
+];
+
+#[test]
+fn every_form_becomes_the_same_tensors_by_parameter() {
+    let dir = tempfile::tempdir().unwrap();
+    for form in FORMS {
+        for ranks in [1, 3] {
+            let (from, to) = (
+                url(&dir, &format!("{form}-{ranks}")),
+                url(&dir, &format!("{form}-{ranks}-to")),
+            );
+            saved(form, &from, |_| ());
+            let source = Checkpoint::open(&from).unwrap();
+            let mut conversion = convert(&source, &to).ranks(ranks).canonical_optimizer(true);
+            if form.is_by_bucket() {
+                conversion = conversion.bucket_layout(layout());
+            }
+            blocking::run(conversion).unwrap();
+
+            let got = Checkpoint::open(&to).unwrap();
+            let mut want = BTreeSet::new();
+            for param in params(0) {
+                want.insert(param.key.to_owned());
+                for state in STATES {
+                    let key = format!("optimizer.state.{state}.{}", param.key);
+                    let tensor = got.tensor(&key).unwrap_or_else(|e| panic!("{form}: {e}"));
+                    assert_eq!(&**tensor.shape(), param.shape, "{form}: {key}");
+                    assert!(tensor.flattened_shape().is_none());
+                    let read = tensor.read(..).unwrap().to_vec::<f32>();
+                    assert_eq!(read, whole(state, param.key).to_vec(), "{form}: {key}");
+                    want.insert(key);
+                }
+            }
+            let keys: BTreeSet<String> = got
+                .metadata()
+                .entries()
+                .map(|e| e.key().to_owned())
+                .collect();
+            assert_eq!(keys, want, "{form}");
+
+            // The settings of the lowest group are common to all ranks now.
+            let common = Value::from(got.common().unwrap());
+            let optimizer = common.get("optimizer").unwrap();
+            let said = optimizer
+                .get("param_state_sharding_type")
+                .and_then(Value::as_str);
+            assert_eq!(said, Some("fully_reshardable"), "{form}");
+            let groups = optimizer
+                .get("optimizer")
+                .unwrap()
+                .get("param_groups")
+                .unwrap();
+            let group = &groups.as_seq().unwrap()[0];
+            assert_eq!(
+                (group.get("lr"), group.get("tp")),
+                (Some(&Value::Float(0.5)), Some(&Value::Int(0)))
+            );
+            assert_eq!(common.get("iteration"), Some(&Value::Int(5)));
+            assert!(
+                got.verify(true, reshard::storage::Progress::default())
+                    .unwrap()
+                    .damage
+                    .is_empty()
+            );
+            let found = stored_optimizers(got.metadata(), Some(&common));
+            assert_eq!(found[0].sharding_type, ShardingType::FullyReshardable);
+        }
+    }
+}
+
+#[test]
+fn what_was_converted_loads_with_another_parallelism() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved(ShardingType::DpReshardable, &from, |_| ());
+    let source = Checkpoint::open(&from).unwrap();
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    // Four tensor-parallel ranks: two rows of eight each, and only of the second layer.
+    let region = Region::new([1, 4, 0], [1, 2, 3]);
+    let key = "optimizer.state.exp_avg.layers.w";
+    let leaf = ShardedTensor::region_of(key, DType::Float32, &[2, 8, 3], region.clone());
+    let mut template = StateDict::new();
+    template.insert("m", leaf);
+    let loaded = blocking::load(template, &to).unwrap();
+    let got = loaded
+        .get("m")
+        .unwrap()
+        .leaf()
+        .unwrap()
+        .as_tensor()
+        .unwrap()
+        .to_vec::<f32>();
+    assert_eq!(got, whole("exp_avg", "layers.w").narrow(&region).to_vec());
+}
+
+#[test]
+fn state_by_parameter_of_megatron_fsdp_gets_the_names_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved_by_fsdp(&from);
+    let source = Checkpoint::open(&from).unwrap();
+    let found = stored_optimizers(source.metadata(), None);
+    assert_eq!(found[0].sharding_type, ShardingType::FsdpDtensor);
+    blocking::run(convert(&source, &to).ranks(2).canonical_optimizer(true)).unwrap();
+    let got = Checkpoint::open(&to).unwrap();
+    assert_eq!(got.dialect(), Dialect::Dcp);
+    for key in ["embedding.w", "layers.w", "fc1", "norm"] {
+        for name in ["exp_avg", "exp_avg_sq"] {
+            let tensor = got
+                .tensor(&format!("optimizer.state.{name}.{key}"))
+                .unwrap();
+            assert_eq!(
+                tensor.read(..).unwrap().to_vec::<f32>(),
+                whole(name, key).to_vec()
+            );
+        }
+    }
+    // The tree that the checkpoint keeps follows the new keys, and what was not renamed stays.
+    let state = Value::from(got.state().unwrap());
+    let optimizer = state.get("optimizer").unwrap();
+    assert!(
+        optimizer
+            .get("state")
+            .unwrap()
+            .get("exp_avg")
+            .unwrap()
+            .get("layers.w")
+            .is_some()
+    );
+    let meta = optimizer
+        .get("param_to_group_meta")
+        .unwrap()
+        .get("layers.w")
+        .unwrap();
+    assert_eq!(meta.get("lr"), Some(&Value::Float(0.5)));
+}
+
+#[test]
+fn a_layout_is_the_same_after_json() {
+    let text = serde_json::to_string(&layout()).unwrap();
+    assert_eq!(
+        serde_json::from_str::<BucketLayout>(&text).unwrap(),
+        layout()
+    );
+    assert!(text.starts_with(r#"{"params":[{"dp_group":0,"gbuf":0,"bucket":0,"start":0,"pieces":[{"key":"norm","shape":[7],"#), "{text}");
+}

@@ -1,0 +1,139 @@
+//! What can be wrong with optimizer state.
+
+use crate::ParamId;
+use reshard_model::{BoxError, Dims, ErrorKind, ModelError, Path};
+
+/// Result of this crate's functions.
+pub type Result<T, E = OptimError> = std::result::Result<T, E>;
+
+/// What can be wrong with optimizer state.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimError {
+    /// The optimizer has state for a parameter that the map does not have.
+    #[error(
+        "the optimizer has state ({}) for param id {id}, which no parameter of the model has; \
+         give `param_id_to_sharded_param_map` all parameters of the optimizer",
+        names.join(", ")
+    )]
+    UnknownParam {
+        /// The id.
+        id: ParamId,
+        /// Names of its state.
+        names: Vec<String>,
+    },
+    /// Two parameters have one id.
+    #[error(
+        "param id {id} is given to {first} and to {second}; each parameter needs an id of its own"
+    )]
+    SameId {
+        /// The id.
+        id: ParamId,
+        /// Name of one parameter.
+        first: String,
+        /// Name of the other one.
+        second: String,
+    },
+    /// Two leaves of the model have one dotted name.
+    #[error("two leaves of the model are named {name}; rename one of them")]
+    SameName {
+        /// The name.
+        name: String,
+    },
+    /// The steps of two parameters differ, so they can't be stored once.
+    #[error(
+        "the optimizer step differs per parameter: it is {first} for param id {first_id} and {second} for param id {second_id}; \
+         leave out `common_step`, and keep the steps as state of each parameter"
+    )]
+    UnequalSteps {
+        /// A parameter.
+        first_id: ParamId,
+        /// Its step.
+        first: String,
+        /// Another parameter.
+        second_id: ParamId,
+        /// Its step.
+        second: String,
+    },
+    /// State of a parameter has another shape than the parameter.
+    #[error(
+        "{key}: state of shape {state} does not match param id {id}, whose local shape is {model}"
+    )]
+    Shape {
+        /// Key of the state.
+        key: String,
+        /// The parameter.
+        id: ParamId,
+        /// Shape of the state.
+        state: Dims,
+        /// Local shape of the parameter.
+        model: Dims,
+    },
+    /// State of a parameter is not a tensor.
+    #[error(
+        "{key}: the state of param id {id} is a {found}, but only tensors can be declared as the parameter is; exclude it by name"
+    )]
+    NoTensor {
+        /// Key of the state.
+        key: String,
+        /// The parameter.
+        id: ParamId,
+        /// Python's name of its type.
+        found: String,
+    },
+    /// A range of a flattened parameter that is transposed.
+    #[error(
+        "{key}: param id {id} is both transposed and flattened; elements that follow each other in memory do not follow each other \
+         in the stored tensor, so a range of them is no range there; store it unflattened, or not transposed"
+    )]
+    TransposedAndFlattened {
+        /// Key of the state.
+        key: String,
+        /// The parameter.
+        id: ParamId,
+    },
+    /// The state dict does not have the form of an optimizer's.
+    #[error("at {path}: {what}")]
+    Structure {
+        /// The place.
+        path: Path,
+        /// What is wrong.
+        what: String,
+    },
+    /// A key of a bucket, or a layout, that contradicts itself.
+    #[error("{what}")]
+    Layout {
+        /// What is wrong, with the parameter and both values.
+        what: String,
+    },
+    /// A declaration that contradicts itself.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A module failed.
+    #[error("module {name} failed")]
+    Module {
+        /// Prefix of its keys.
+        name: String,
+        /// Its error.
+        #[source]
+        source: BoxError,
+    },
+}
+
+impl OptimError {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TransposedAndFlattened { .. } => ErrorKind::Unsupported,
+            Self::Model(e) => e.kind(),
+            _ => ErrorKind::Invalid,
+        }
+    }
+
+    pub(crate) fn structure(path: &[reshard_model::Step], what: impl Into<String>) -> Self {
+        Self::Structure {
+            path: path.into(),
+            what: what.into(),
+        }
+    }
+}
