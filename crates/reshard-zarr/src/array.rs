@@ -1,0 +1,3 @@
+//! Single Zarr arrays and groups, v2 and v3: what their metadata say, and what their chunks hold.
+
+pub(crate) mod meta;
