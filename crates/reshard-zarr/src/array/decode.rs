@@ -1,0 +1,181 @@
+//! From the stored bytes of a chunk to its elements.
+//!
+//! The size of what comes out is known before: it follows from the shape of the chunk. No codec is allowed to give more, so that a file of
+//! a few bytes takes no more memory than its chunk. Streams of gzip, zlib and zstd are unpacked here, because those of the crate zarrs
+//! have no bound.
+
+mod blosc;
+#[cfg(test)]
+mod tests;
+
+use super::meta::{Codec, Fault, Stored};
+use bytes::Bytes;
+use flate2::bufread::{GzDecoder, ZlibDecoder};
+use reshard_model::{DType, Tensor};
+use std::{io::Read, sync::Arc};
+
+/// Bytes of a CRC-32C.
+pub(crate) const CRC: usize = 4;
+
+/// The elements of a whole chunk.
+///
+/// # Errors
+/// The bytes are damaged.
+pub(crate) fn elements(
+    stored: &Stored,
+    dtype: DType,
+    chunk: &[u64],
+    bytes: Bytes,
+) -> Result<Tensor, Fault> {
+    let too_large = || Fault::damaged("its chunks are too large");
+    let layout = stored.layout(dtype, chunk).ok_or_else(too_large)?;
+    let mut bytes = decode(&stored.codecs, bytes, layout.bytes())?;
+    if stored.swaps(dtype) {
+        bytes = swapped(bytes, dtype.word() as usize);
+    }
+    Tensor::with_layout(dtype, layout, Arc::new(bytes)).map_err(|e| Fault::damaged(e.to_string()))
+}
+
+/// Undoes codecs from bytes to bytes. `decoded` is how many bytes come out at the end.
+///
+/// # Errors
+/// The bytes are damaged: more come out, or fewer, or a codec fails.
+pub(crate) fn decode(codecs: &[Codec], stored: Bytes, decoded: u64) -> Result<Bytes, Fault> {
+    // How many bytes each codec was given at most when the chunk was written.
+    let mut sizes = Vec::with_capacity(codecs.len());
+    let mut size = decoded;
+    for codec in codecs {
+        sizes.push(size);
+        size = codec.most(size);
+    }
+    let mut bytes = stored;
+    for (codec, most) in codecs.iter().zip(sizes).rev() {
+        bytes = codec.undo(bytes, most).map_err(|fault| Fault {
+            what: format!("{}: {}", codec.name(), fault.what),
+            ..fault
+        })?;
+    }
+    match bytes.len() as u64 {
+        found if found == decoded => Ok(bytes),
+        found => {
+            let codec = codecs.first().map_or("", |codec| codec.name());
+            let what = format!("{found} bytes come out of {codec}, and a chunk has {decoded}");
+            Err(Fault::damaged(what))
+        }
+    }
+}
+
+impl Codec {
+    /// The most bytes that a writer makes of `size`.
+    fn most(self, size: u64) -> u64 {
+        match self {
+            Self::Crc32c { .. } => size.saturating_add(CRC as u64),
+            // Generous: what can't be compressed is stored in blocks with short headers.
+            _ => size.saturating_add(size / 8).saturating_add(64 << 10),
+        }
+    }
+
+    fn undo(self, stored: Bytes, most: u64) -> Result<Bytes, Fault> {
+        match self {
+            Self::Gzip => {
+                let mut stream = GzDecoder::new(&*stored);
+                let out = all(&mut stream, stored.len(), most)?;
+                ends(stream.into_inner())?;
+                Ok(out)
+            }
+            Self::Zlib => {
+                let mut stream = ZlibDecoder::new(&*stored);
+                let out = all(&mut stream, stored.len(), most)?;
+                ends(stream.into_inner())?;
+                Ok(out)
+            }
+            Self::Zstd => zstd(&stored, most),
+            Self::Blosc => blosc::undo(&stored, most),
+            Self::Crc32c { at_start } => crc(&stored, at_start),
+        }
+    }
+}
+
+/// All that comes out of a stream.
+fn all(stream: &mut impl Read, stored: usize, most: u64) -> Result<Bytes, Fault> {
+    let mut out = Vec::new();
+    more(&mut out, stream, stored, most)?;
+    Ok(out.into())
+}
+
+/// Appends what comes out of a stream. There may be at most `most` bytes in all.
+fn more(out: &mut Vec<u8>, stream: &mut impl Read, stored: usize, most: u64) -> Result<(), Fault> {
+    // Memory is taken for what comes out, beyond a small multiple of what is stored.
+    let guess = most.min(4 * stored as u64) as usize;
+    let no_memory = |_| Fault::damaged(format!("there is no memory for {guess} bytes"));
+    out.try_reserve(guess.saturating_add(1))
+        .map_err(no_memory)?;
+    let left = most.saturating_sub(out.len() as u64);
+    let failed = |e| Fault::damaged(format!("the stream can't be decoded: {e}"));
+    let came = stream
+        .take(left.saturating_add(1))
+        .read_to_end(out)
+        .map_err(failed)?;
+    match came as u64 <= left {
+        true => Ok(()),
+        false => Err(too_many(most)),
+    }
+}
+
+fn too_many(most: u64) -> Fault {
+    Fault::damaged(format!("more than {most} bytes come out"))
+}
+
+/// Nothing may follow a stream.
+fn ends(rest: &[u8]) -> Result<(), Fault> {
+    match rest.len() {
+        0 => Ok(()),
+        n => Err(Fault::damaged(format!("{n} bytes follow the stream"))),
+    }
+}
+
+/// What frames of today's zstd begin with. The library also knows forms from before version 0.8, which no writer of Zarr makes.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The window of a frame is at most 2 to the power of this, as for the program `zstd` unless it is asked for more.
+const ZSTD_WINDOW: u32 = 27;
+
+fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
+    let failed = |e| Fault::damaged(format!("the stream can't be decoded: {e}"));
+    let (mut out, mut rest) = (Vec::new(), stored);
+    while !rest.is_empty() {
+        if !rest.starts_with(&ZSTD) {
+            return Err(Fault::damaged("no frame begins where one should"));
+        }
+        let stream = zstd::stream::read::Decoder::with_buffer(rest).map_err(failed)?;
+        let mut stream = stream.single_frame();
+        stream.window_log_max(ZSTD_WINDOW).map_err(failed)?;
+        more(&mut out, &mut stream, rest.len(), most)?;
+        rest = stream.finish();
+    }
+    Ok(out.into())
+}
+
+fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Fault> {
+    let Some(size) = stored.len().checked_sub(CRC) else {
+        let what = format!("{} bytes are too few for a checksum", stored.len());
+        return Err(Fault::damaged(what));
+    };
+    let (sum, covered) = match at_start {
+        true => (stored.slice(..CRC), stored.slice(CRC..)),
+        false => (stored.slice(size..), stored.slice(..size)),
+    };
+    let found = crc32c::crc32c(&covered);
+    if found.to_le_bytes() == *sum {
+        return Ok(covered);
+    }
+    let written = sum.iter().rev().fold(0, |n: u32, b| n << 8 | u32::from(*b));
+    let what = format!("the CRC-32C is {found:08x}, {written:08x} was written");
+    Err(Fault::damaged(what))
+}
+
+/// Elements of the other order of bytes.
+fn swapped(bytes: Bytes, word: usize) -> Bytes {
+    let mut bytes = Vec::from(bytes);
+    bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
+    bytes.into()
+}

@@ -1,0 +1,195 @@
+use super::*;
+use flate2::{Compression, write};
+use proptest::prelude::*;
+use reshard_model::Dims;
+use std::{borrow::Cow, io::Write};
+use zarrs::array::{
+    CodecOptions,
+    codec::{api::BytesToBytesCodecTraits, bytes_to_bytes::blosc},
+};
+
+fn encode(codec: Codec, bytes: &[u8]) -> Vec<u8> {
+    match codec {
+        Codec::Gzip => {
+            let mut out = write::GzEncoder::new(Vec::new(), Compression::new(5));
+            out.write_all(bytes).unwrap();
+            out.finish().unwrap()
+        }
+        Codec::Zlib => {
+            let mut out = write::ZlibEncoder::new(Vec::new(), Compression::new(1));
+            out.write_all(bytes).unwrap();
+            out.finish().unwrap()
+        }
+        Codec::Zstd => ::zstd::encode_all(bytes, 3).unwrap(),
+        Codec::Blosc => {
+            let level = blosc::BloscCompressionLevel::try_from(5).unwrap();
+            let shuffle = blosc::BloscShuffleMode::Shuffle;
+            let codec =
+                blosc::BloscCodec::new(blosc::BloscCompressor::LZ4, level, None, shuffle, Some(4));
+            let out = codec
+                .unwrap()
+                .encode(Cow::Borrowed(bytes), &CodecOptions::default());
+            out.unwrap().into_owned()
+        }
+        Codec::Crc32c { at_start } => {
+            let sum = crc32c::crc32c(bytes).to_le_bytes();
+            match at_start {
+                true => [&sum, bytes].concat(),
+                false => [bytes, &sum].concat(),
+            }
+        }
+    }
+}
+
+const ALL: [Codec; 6] = [
+    Codec::Gzip,
+    Codec::Zlib,
+    Codec::Zstd,
+    Codec::Blosc,
+    Codec::Crc32c { at_start: false },
+    Codec::Crc32c { at_start: true },
+];
+
+fn all_encoded(codecs: &[Codec], bytes: &[u8]) -> Bytes {
+    let out = codecs
+        .iter()
+        .fold(bytes.to_vec(), |bytes, codec| encode(*codec, &bytes));
+    out.into()
+}
+
+fn some(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i * i / 7) as u8).collect()
+}
+
+#[test]
+fn every_codec_gives_back_what_it_was_given() {
+    for n in [1, 4, 1000, 300_000] {
+        for one in ALL {
+            let codecs = [one];
+            let stored = all_encoded(&codecs, &some(n));
+            assert_eq!(
+                decode(&codecs, stored, n as u64).unwrap(),
+                some(n),
+                "{one:?}"
+            );
+        }
+    }
+    assert_eq!(decode(&[], some(9).into(), 9).unwrap(), some(9));
+}
+
+#[test]
+fn more_bytes_than_a_chunk_has_are_damage_and_take_no_memory() {
+    // 64 MiB of zeros are a few kB, and the chunk has 1000 bytes.
+    let zeros = vec![0; 64 << 20];
+    for one in [Codec::Gzip, Codec::Zlib, Codec::Zstd, Codec::Blosc] {
+        let stored = all_encoded(&[one], &zeros);
+        assert!(stored.len() < 1 << 20, "{one:?}");
+        let fault = decode(&[one], stored, 1000).unwrap_err();
+        assert_eq!(
+            fault.what,
+            format!("{}: more than 1000 bytes come out", one.name())
+        );
+    }
+    // The inner one is bounded, too.
+    let twice = [Codec::Gzip, Codec::Zstd];
+    let stored = encode(Codec::Zstd, &zeros).into();
+    let fault = decode(&twice, stored, 1000).unwrap_err();
+    assert!(
+        fault.what.starts_with("zstd: more than 66661 bytes"),
+        "{fault}"
+    );
+}
+
+#[test]
+fn what_is_cut_or_too_short_or_too_long_is_named_with_its_codec() {
+    for one in ALL {
+        let stored = all_encoded(&[one], &some(1000));
+        let cut = decode(&[one], stored.slice(..stored.len() - 1), 1000).unwrap_err();
+        assert!(cut.what.starts_with(one.name()), "{cut}");
+        let more = decode(&[one], [&stored, &[0][..]].concat().into(), 1000).unwrap_err();
+        assert!(more.what.starts_with(one.name()), "{more}");
+        let short = decode(&[one], stored, 1001).unwrap_err();
+        assert!(short.what.contains("1000 bytes come out of"), "{short}");
+    }
+    let old = decode(
+        &[Codec::Zstd],
+        Bytes::from_static(b"\x25\xb5\x2f\xfd abc"),
+        3,
+    )
+    .unwrap_err();
+    assert!(old.what.contains("no frame begins"), "{old}");
+}
+
+#[test]
+fn a_chunk_of_another_order_of_axes_and_bytes_has_its_elements() {
+    // Columns first, big-endian: [[1, 2, 3], [4, 5, 6]].
+    let stored = Stored {
+        big_endian: true,
+        axes: Some(vec![1, 0]),
+        codecs: vec![Codec::Gzip],
+    };
+    let bytes: Vec<u8> = [1i16, 4, 2, 5, 3, 6]
+        .iter()
+        .flat_map(|n| n.to_be_bytes())
+        .collect();
+    let bytes = all_encoded(&stored.codecs, &bytes);
+    let tensor = elements(&stored, DType::Int16, &[2, 3], bytes).unwrap();
+    assert_eq!(tensor.shape(), &Dims::from([2, 3]));
+    assert_eq!(tensor.to_vec::<i16>().unwrap(), [1, 2, 3, 4, 5, 6]);
+    // A complex number is swapped in halves.
+    let stored = Stored {
+        big_endian: true,
+        ..Stored::default()
+    };
+    let bytes = [1.5f32.to_be_bytes(), 2.5f32.to_be_bytes()].concat();
+    let tensor = elements(&stored, DType::Complex64, &[], bytes.into()).unwrap();
+    assert_eq!(
+        tensor.to_bytes(),
+        [1.5f32.to_le_bytes(), 2.5f32.to_le_bytes()].concat()
+    );
+}
+
+fn codecs() -> impl Strategy<Value = Vec<Codec>> {
+    prop::collection::vec(prop::sample::select(ALL.to_vec()), 0..4)
+}
+
+proptest! {
+    #[test]
+    fn every_chain_gives_back_what_it_was_given(codecs in codecs(), bytes in prop::collection::vec(any::<u8>(), 1..300)) {
+        let stored = all_encoded(&codecs, &bytes);
+        prop_assert_eq!(decode(&codecs, stored, bytes.len() as u64).unwrap(), bytes);
+    }
+
+    #[test]
+    fn changed_bytes_are_an_error_or_a_chunk_of_the_right_size(
+        codecs in codecs(), size in 1usize..400, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4), cut in any::<prop::sample::Index>(), cuts: bool,
+    ) {
+        let mut stored = all_encoded(&codecs, &some(size)).to_vec();
+        for (at, byte) in changes {
+            let at = at.index(stored.len());
+            stored[at] = byte;
+        }
+        if cuts {
+            stored.truncate(cut.index(stored.len() + 1));
+        }
+        if let Ok(out) = decode(&codecs, stored.into(), size as u64) {
+            prop_assert_eq!(out.len(), size);
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_a_codec_panic(codecs in codecs(), bytes in prop::collection::vec(any::<u8>(), 0..80), size in 0u64..2000) {
+        drop(decode(&codecs, bytes.into(), size));
+    }
+
+    #[test]
+    fn no_header_makes_blosc_panic(header in prop::array::uniform16(any::<u8>()), rest in prop::collection::vec(any::<u8>(), 0..60), size in 1u32..500, block in 1u32..500) {
+        let mut stored = [&header[..], &rest].concat();
+        let packed = stored.len() as u32;
+        stored[4..8].copy_from_slice(&size.to_le_bytes());
+        stored[8..12].copy_from_slice(&block.to_le_bytes());
+        stored[12..16].copy_from_slice(&packed.to_le_bytes());
+        stored[0] = 2;
+        drop(decode(&[Codec::Blosc], stored.into(), size.into()));
+    }
+}

@@ -1,0 +1,24 @@
+//! The metadata of arrays and groups: `.zarray` and `.zmetadata` of Zarr v2, `zarr.json` of v3.
+//!
+//! Parsing is pure. The text may come from anybody: lengths are checked before memory is taken, and the parser of JSON bounds the
+//! depth. An array of which something is not known (a dtype, a codec, a grid) is a [`Fault`] that names it, so that only this array is
+//! refused.
+
+mod codec;
+mod dtype;
+mod fault;
+mod fill;
+mod json;
+mod keys;
+mod types;
+mod v2;
+mod v3;
+
+pub(crate) use fault::{Fault, FaultKind};
+pub(crate) use keys::ChunkKeys;
+pub(crate) use types::{ArrayMeta, Codec, Encoding, Group, Node, Sharding, Stored};
+pub(crate) use v2::{parse_zarray, parse_zmetadata};
+pub(crate) use v3::parse_zarr_json;
+
+#[cfg(test)]
+mod tests;

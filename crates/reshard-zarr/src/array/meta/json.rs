@@ -1,0 +1,106 @@
+//! Fields of JSON objects, with errors that name them.
+
+use super::fault::Fault;
+use reshard_model::Dims;
+use serde_json::{Map, Value};
+
+/// The most bytes of the metadata of one array or group. Attributes are part of it.
+const MAX_TEXT: usize = 64 << 20;
+/// The most axes of an array.
+pub(crate) const MAX_AXES: usize = 64;
+/// The most characters of a value in an error.
+const SHOWN: usize = 120;
+
+/// Parses the text of a file, whose name is for errors.
+pub(crate) fn parse(file: &str, text: &[u8]) -> Result<Map<String, Value>, Fault> {
+    if text.len() > MAX_TEXT {
+        return Err(Fault::damaged(format!(
+            "{file} has {} bytes, and no such file has more than {MAX_TEXT}",
+            text.len()
+        )));
+    }
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(other) => Err(Fault::damaged(format!(
+            "{file} is {}, not a JSON object",
+            shown(&other)
+        ))),
+        Err(e) => Err(Fault::damaged(format!("{file} is not JSON: {e}"))),
+    }
+}
+
+/// A value as text for an error. Long values are cut.
+pub(crate) fn shown(value: &Value) -> String {
+    let mut text = value.to_string();
+    if let Some((at, _)) = text.char_indices().nth(SHOWN) {
+        text.truncate(at);
+        text.push('…');
+    }
+    text
+}
+
+/// A field that has to be there.
+pub(crate) fn field<'a>(of: &'a Map<String, Value>, name: &str) -> Result<&'a Value, Fault> {
+    of.get(name)
+        .ok_or_else(|| Fault::damaged(format!("the field {name:?} is missing")))
+}
+
+/// One number per axis.
+pub(crate) fn dims(of: &Map<String, Value>, name: &str) -> Result<Dims, Fault> {
+    let value = field(of, name)?;
+    let wrong = || {
+        let shown = shown(value);
+        Fault::damaged(format!("{name} is {shown}, not a list of lengths"))
+    };
+    let list = value.as_array().ok_or_else(wrong)?;
+    if list.len() > MAX_AXES {
+        return Err(Fault::damaged(format!(
+            "{name} has {} axes, and an array has at most {MAX_AXES}",
+            list.len()
+        )));
+    }
+    list.iter()
+        .map(|n| n.as_u64().ok_or_else(wrong))
+        .collect::<Result<Vec<u64>, Fault>>()
+        .map(Dims::from)
+}
+
+/// A v3 extension: its name, and its configuration, which may be left out. A name alone stands for both.
+pub(crate) struct Named<'a> {
+    pub(crate) name: &'a str,
+    configuration: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Named<'a> {
+    pub(crate) fn of(what: &str, value: &'a Value) -> Result<Self, Fault> {
+        let wrong = || Fault::damaged(format!("{what} is {}, without a name", shown(value)));
+        match value {
+            Value::String(name) => Ok(Self {
+                name,
+                configuration: None,
+            }),
+            Value::Object(fields) => Ok(Self {
+                name: fields
+                    .get("name")
+                    .and_then(Value::as_str)
+                    .ok_or_else(wrong)?,
+                configuration: match fields.get("configuration") {
+                    None | Some(Value::Null) => None,
+                    Some(c) => Some(c.as_object().ok_or_else(wrong)?),
+                },
+            }),
+            _ => Err(wrong()),
+        }
+    }
+
+    /// A setting, if it is there.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.configuration?.get(name)
+    }
+
+    /// All settings.
+    pub(crate) fn settings(&self) -> Result<&'a Map<String, Value>, Fault> {
+        self.configuration
+            .ok_or_else(|| Fault::damaged(format!("{} has no configuration", self.name)))
+    }
+}

@@ -1,0 +1,316 @@
+//! The index of a shard: where its inner chunks lie.
+
+use super::{
+    decode::CRC,
+    meta::{ArrayMeta, Fault, Sharding},
+};
+use reshard_model::Dims;
+use std::ops::Range;
+
+/// Bytes of an entry: where an inner chunk begins, and its length.
+pub(crate) const ENTRY: u64 = 16;
+
+/// The entry of an inner chunk that is not stored.
+pub(crate) const MISSING: [u8; 16] = [0xff; 16];
+
+/// How a shard is cut, and where its index lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Shard<'a> {
+    sharding: &'a Sharding,
+    /// Inner chunks per axis.
+    cells: Dims,
+}
+
+impl<'a> Shard<'a> {
+    pub(crate) fn of(meta: &ArrayMeta, sharding: &'a Sharding) -> Self {
+        let cells = meta.chunk.iter().zip(&sharding.inner);
+        Self {
+            sharding,
+            // The parser has checked that none is 0.
+            cells: cells.map(|(whole, part)| whole / part.max(&1)).collect(),
+        }
+    }
+
+    /// Inner chunks per axis.
+    pub(crate) fn cells(&self) -> &Dims {
+        &self.cells
+    }
+
+    /// How many inner chunks there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.cells.volume().unwrap_or(u64::MAX)
+    }
+
+    /// The bytes of the index in a shard of so many bytes.
+    ///
+    /// # Errors
+    /// The shard is too short for it.
+    pub(crate) fn index(&self, shard: u64) -> Result<Range<u64>, Fault> {
+        let crc = if self.sharding.index_crc {
+            CRC as u64
+        } else {
+            0
+        };
+        let size = self
+            .count()
+            .checked_mul(ENTRY)
+            .and_then(|n| n.checked_add(crc));
+        match size.filter(|size| *size <= shard) {
+            Some(size) if self.sharding.index_at_start => Ok(0..size),
+            Some(size) => Ok(shard - size..shard),
+            None => Err(Fault::damaged(format!(
+                "a shard of {shard} bytes is too short for the index of {} inner chunks",
+                self.count()
+            ))),
+        }
+    }
+
+    /// Parses an index. `at` is where it lies, and `shard` the length of the shard.
+    ///
+    /// # Errors
+    /// Its checksum is wrong, or inner chunks lie outside the shard, in the index, or in each other.
+    pub(crate) fn parse(&self, bytes: &[u8], at: Range<u64>, shard: u64) -> Result<Index, Fault> {
+        let entries = match self.sharding.index_crc {
+            true => checked(bytes)?,
+            false => bytes,
+        };
+        let number = |bytes: &[u8; 8]| match self.sharding.index_big_endian {
+            true => u64::from_be_bytes(*bytes),
+            false => u64::from_le_bytes(*bytes),
+        };
+        let (words, rest) = entries.as_chunks::<8>();
+        if words.len() as u64 != self.count().saturating_mul(2) || !rest.is_empty() {
+            return Err(Fault::damaged(format!(
+                "the index of a shard has {} bytes for {} inner chunks",
+                bytes.len(),
+                self.count()
+            )));
+        }
+        let mut found = Vec::with_capacity(words.len() / 2);
+        for (n, entry) in words.chunks_exact(2).enumerate() {
+            let (offset, length) = (number(&entry[0]), number(&entry[1]));
+            if (offset, length) == (u64::MAX, u64::MAX) {
+                found.push(None);
+                continue;
+            }
+            let end = offset.checked_add(length).filter(|end| *end <= shard);
+            let Some(end) = end else {
+                return Err(Fault::damaged(format!(
+                    "inner chunk {n} of {length} bytes at byte {offset} does not lie in its shard of {shard} bytes"
+                )));
+            };
+            if length > 0 && offset < at.end && end > at.start {
+                return Err(Fault::damaged(format!(
+                    "inner chunk {n} of {length} bytes at byte {offset} lies in the index"
+                )));
+            }
+            found.push(Some(offset..end));
+        }
+        let index = Index { found };
+        index.overlap()?;
+        Ok(index)
+    }
+}
+
+/// What the checksum of an index covers.
+fn checked(bytes: &[u8]) -> Result<&[u8], Fault> {
+    let Some((entries, sum)) = bytes.split_last_chunk::<CRC>() else {
+        return Err(Fault::damaged("the index of a shard is cut"));
+    };
+    let (found, written) = (crc32c::crc32c(entries), u32::from_le_bytes(*sum));
+    match found == written {
+        true => Ok(entries),
+        false => Err(Fault::damaged(format!(
+            "the CRC-32C of the index of a shard is {found:08x}, {written:08x} was written"
+        ))),
+    }
+}
+
+/// Where the inner chunks of a shard lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Index {
+    /// In row-major order.
+    found: Vec<Option<Range<u64>>>,
+}
+
+impl Index {
+    /// The bytes of an inner chunk. `None` if it is not stored.
+    pub(crate) fn range(&self, number: u64) -> Option<Range<u64>> {
+        self.found.get(usize::try_from(number).ok()?)?.clone()
+    }
+
+    /// How many inner chunks are not stored.
+    pub(crate) fn missing(&self) -> u64 {
+        self.found.iter().filter(|at| at.is_none()).count() as u64
+    }
+
+    /// Fails if two inner chunks share bytes. Equal chunks may share all of them.
+    fn overlap(&self) -> Result<(), Fault> {
+        let mut stored: Vec<(u64, u64, usize)> = self
+            .found
+            .iter()
+            .enumerate()
+            .filter_map(|(n, at)| at.as_ref().map(|at| (at.start, at.end, n)))
+            .filter(|(start, end, _)| start < end)
+            .collect();
+        stored.sort_unstable();
+        let shared = stored.windows(2).find(|pair| {
+            let [(a, a_end, _), (b, b_end, _)] = [pair[0], pair[1]];
+            (a, a_end) != (b, b_end) && b < a_end
+        });
+        match shared {
+            None => Ok(()),
+            Some(pair) => Err(Fault::damaged(format!(
+                "inner chunks {} and {} of a shard lie in each other, at byte {}",
+                pair[0].2, pair[1].2, pair[1].0
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::meta::{Encoding, Node, parse_zarr_json};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    /// Of 2 by 2 inner chunks of 4 bytes each.
+    fn meta(at_start: bool, crc: bool) -> ArrayMeta {
+        let mut index = vec![json!({"name": "bytes", "configuration": {"endian": "little"}})];
+        if crc {
+            index.push(json!("crc32c"));
+        }
+        let text = json!({
+            "zarr_format": 3, "node_type": "array", "shape": [4, 8], "data_type": "uint8", "fill_value": 7,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 4]}}, "chunk_key_encoding": "default",
+            "codecs": [{"name": "sharding_indexed", "configuration": {
+                "chunk_shape": [1, 2], "codecs": ["bytes"], "index_codecs": index,
+                "index_location": if at_start { "start" } else { "end" },
+            }}],
+        });
+        match parse_zarr_json(text.to_string().as_bytes()).unwrap() {
+            Node::Array(array) => array.unwrap(),
+            Node::Group(_) => panic!("a group"),
+        }
+    }
+
+    fn sharding(meta: &ArrayMeta) -> &Sharding {
+        match &meta.encoding {
+            Encoding::Sharded(sharding) => sharding,
+            Encoding::Chunk(_) => panic!("no shard"),
+        }
+    }
+
+    fn index(entries: &[(u64, u64)]) -> Vec<u8> {
+        let mut out: Vec<u8> = entries
+            .iter()
+            .flat_map(|(at, n)| [at.to_le_bytes(), n.to_le_bytes()].concat())
+            .collect();
+        out.extend(crc32c::crc32c(&out).to_le_bytes());
+        out
+    }
+
+    fn parse(entries: &[(u64, u64)]) -> Result<Index, Fault> {
+        let meta = meta(false, true);
+        Shard::of(&meta, sharding(&meta)).parse(&index(entries), 100..168, 168)
+    }
+
+    const NONE: (u64, u64) = (u64::MAX, u64::MAX);
+
+    #[test]
+    fn an_index_says_where_inner_chunks_lie() {
+        let found = parse(&[(2, 2), NONE, (0, 2), (90, 10)]).unwrap();
+        let ranges: Vec<_> = (0..5).map(|n| found.range(n)).collect();
+        assert_eq!(ranges, [Some(2..4), None, Some(0..2), Some(90..100), None]);
+        assert_eq!(found.missing(), 1);
+        // Equal inner chunks may be stored once.
+        assert!(parse(&[(2, 2), (2, 2), NONE, NONE]).is_ok());
+    }
+
+    #[test]
+    fn an_index_lies_at_the_end_or_at_the_start() {
+        for (start, crc, want) in [
+            (false, true, 32..100),
+            (false, false, 36..100),
+            (true, true, 0..68),
+            (true, false, 0..64),
+        ] {
+            let meta = meta(start, crc);
+            let shard = Shard::of(&meta, sharding(&meta));
+            assert_eq!(shard.count(), 4);
+            assert_eq!(shard.index(100).unwrap(), want);
+            let short = shard.index(60).unwrap_err();
+            assert!(short.what.contains("too short for the index"), "{short}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_index_is_told_what_is_wrong_with_it() {
+        for (entries, what) in [
+            (
+                [(0, 169), NONE, NONE, NONE],
+                "inner chunk 0 of 169 bytes at byte 0 does not lie in its shard",
+            ),
+            (
+                [NONE, (u64::MAX - 1, 9), NONE, NONE],
+                "does not lie in its shard",
+            ),
+            (
+                [NONE, NONE, (99, 2), NONE],
+                "inner chunk 2 of 2 bytes at byte 99 lies in the index",
+            ),
+            (
+                [(0, 4), NONE, (3, 2), NONE],
+                "inner chunks 0 and 2 of a shard lie in each other, at byte 3",
+            ),
+            ([(0, 9), (0, 4), NONE, NONE], "lie in each other"),
+        ] {
+            let fault = parse(&entries).unwrap_err();
+            assert!(fault.what.contains(what), "{fault}");
+        }
+        let meta = meta(false, true);
+        let shard = Shard::of(&meta, sharding(&meta));
+        let mut bytes = index(&[NONE; 4]);
+        bytes[5] ^= 1;
+        let fault = shard.parse(&bytes, 0..68, 68).unwrap_err();
+        assert!(fault.what.contains("CRC-32C of the index"), "{fault}");
+        let fault = shard.parse(&index(&[NONE; 3]), 0..52, 52).unwrap_err();
+        assert!(fault.what.contains("for 4 inner chunks"), "{fault}");
+    }
+
+    proptest! {
+        #[test]
+        fn what_an_index_says_lies_in_the_shard_and_apart(
+            entries in prop::collection::vec((0u64..120, 0u64..20), 4), huge in any::<(u64, u64)>(), at in 0usize..8, crc: bool,
+        ) {
+            let meta = meta(false, crc);
+            let shard = Shard::of(&meta, sharding(&meta));
+            let mut entries = entries;
+            if let Some(entry) = entries.get_mut(at) {
+                *entry = huge;
+            }
+            let mut bytes = index(&entries);
+            if !crc {
+                bytes.truncate(64);
+            }
+            let place = shard.index(168).unwrap();
+            if let Ok(found) = shard.parse(&bytes, place.clone(), 168) {
+                let all: Vec<Range<u64>> = (0..4).filter_map(|n| found.range(n)).filter(|r| !r.is_empty()).collect();
+                for (n, a) in all.iter().enumerate() {
+                    prop_assert!(a.end <= 168 && (a.end <= place.start || a.start >= place.end));
+                    prop_assert!(all[..n].iter().all(|b| a == b || a.end <= b.start || b.end <= a.start));
+                }
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_a_parser_of_indexes_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), shard in any::<u64>(), crc: bool) {
+            let meta = meta(true, crc);
+            let form = Shard::of(&meta, sharding(&meta));
+            if let Ok(at) = form.index(shard) {
+                drop(form.parse(&bytes, at, shard));
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Reads regions of the arrays of an opened checkpoint.
+
+mod array;
+mod crc;
+mod files;
+mod verify;
+
+use crate::{NAME, names::ZARRAY};
+use async_trait::async_trait;
+use crc::Crc;
+use reshard_model::{Dialect, ErrorKind, Layout, Payload, Tensor};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
+use reshard_strategy::{
+    BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
+    Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+pub(crate) use array::{Array, Refused};
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub(crate) struct ZarrReader {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) limits: ReadLimits,
+    pub(crate) dialect: Dialect,
+    pub(crate) metadata: Arc<Metadata>,
+    /// In the order of their tensors, which is that of their keys.
+    pub(crate) arrays: Vec<Array>,
+    /// Arrays that can't be read, by key.
+    pub(crate) refused: BTreeMap<String, Refused>,
+    /// Whether reshard wrote it.
+    pub(crate) has_record: bool,
+    /// All files of the place.
+    pub(crate) files: BTreeMap<Name, u64>,
+}
+
+/// A chunk: its array, its number there, and its file.
+pub(crate) struct Chunk<'r> {
+    pub(crate) array: &'r Array,
+    pub(crate) number: u32,
+    pub(crate) file: Name,
+}
+
+impl ZarrReader {
+    fn chunk(&self, id: ChunkId) -> Result<Chunk<'_>> {
+        let array = self.arrays.partition_point(|array| array.first <= id.0);
+        let array = array.checked_sub(1).and_then(|n| self.arrays.get(n));
+        let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
+        let array = array
+            .filter(|array| id.0 - array.first < array.count)
+            .ok_or_else(unknown)?;
+        let number = id.0 - array.first;
+        Ok(Chunk {
+            array,
+            number,
+            file: array.file(number)?,
+        })
+    }
+
+    /// The length of a chunk's file. `None` if there is none, so that its elements are the fill value.
+    ///
+    /// # Errors
+    /// The file should be there, or it has another length.
+    pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<u64>> {
+        let Chunk { array, file, .. } = chunk;
+        let key = &array.key;
+        let wrong = |what: String| Err(StrategyError::corrupt(file, None, what));
+        match (self.files.get(file), array.checksum(chunk.number)) {
+            (None, Some(_)) => wrong(format!("it is missing, and it holds a chunk of {key}")),
+            (None, None) => Ok(None),
+            (Some(&bytes), _) => match array.meta.chunk_bytes() {
+                whole if bytes == whole => Ok(Some(bytes)),
+                whole => wrong(format!(
+                    "it has {bytes} bytes, but a chunk of {key} has {whole}"
+                )),
+            },
+        }
+    }
+
+    /// Why an array can't be read.
+    fn refusal(&self, key: &str) -> Option<StrategyError> {
+        let Refused { kind, what } = self.refused.get(key)?;
+        let file = || format!("{key}/{ZARRAY}");
+        Some(match kind {
+            ErrorKind::Corrupt => {
+                StrategyError::corrupt(file(), None, format!("array {key}: {what}"))
+            }
+            _ => StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: format!("reading {key} ({what})"),
+            },
+        })
+    }
+
+    /// Puts the fill value into all elements.
+    fn fill(&self, array: &Array, reads: Vec<ReadTensor>, totals: &mut Traffic) -> Result<()> {
+        let one = Tensor::new(array.meta.dtype, &[1], array.meta.fill.clone())?;
+        for read in reads {
+            let shape = read.into.shape();
+            let steps = shape.iter().map(|_| 0).collect();
+            let everywhere = Layout::new(array.meta.dtype.size(), 0, shape.into(), steps);
+            let everywhere = everywhere
+                .ok_or_else(|| StrategyError::Internal("a region is too large".into()))?;
+            totals.needed += read.into.bytes();
+            read.into.fill_from(&one, &everywhere)?;
+        }
+        Ok(())
+    }
+
+    /// The read of the store for a chunk whose file holds its elements as they are.
+    fn record(
+        &self,
+        chunk: &Chunk<'_>,
+        bytes: u64,
+        reads: Vec<ReadTensor>,
+        cx: &ReadCx<'_>,
+    ) -> Result<RecordRead> {
+        let layout = chunk.array.layout(chunk.number)?;
+        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+        // Padding at the end of an axis is read along.
+        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
+        let sum = chunk.array.checksum(chunk.number).filter(|_| all);
+        let check = sum
+            .map(|sum| -> Box<dyn Checksum> { Box::new(Crc::new(bytes, sum, &chunk.array.key)) });
+        let parts: Vec<Part> = reads
+            .into_iter()
+            .map(|read| read.part(&layout))
+            .collect::<Result<_>>()?;
+        Ok(RecordRead {
+            name: chunk.file.clone(),
+            record: 0..bytes,
+            parts,
+            check,
+        })
+    }
+}
+
+impl ReaderHooks for ZarrReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+#[async_trait]
+impl StorageReader for ZarrReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        let info = |chunk: Chunk<'_>| {
+            let bytes = *self.files.get(&chunk.file)?;
+            Some(StorageInfo::new(chunk.file, 0..bytes))
+        };
+        self.chunk(chunk).ok().and_then(info).into_iter().collect()
+    }
+
+    fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
+        Vec::new()
+    }
+
+    fn producer(&self) -> Producer {
+        files::producer(self)
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        let Refused { kind, what } = self.refused.get(key)?;
+        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        if let Some(refusal) = self.refusal(key) {
+            return Err(refusal);
+        }
+        let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
+        let Some(array) = at.ok().and_then(|n| self.arrays.get(n)) else {
+            return Ok(());
+        };
+        // Chunks that are not stored cost nothing in the checkpoint, and all of their elements in memory.
+        let bytes =
+            |elements: Option<u64>| elements.map(|n| n.saturating_mul(array.meta.dtype.size()));
+        let elements = bytes(array.meta.shape.volume()).unwrap_or(u64::MAX);
+        if !reshard_strategy::repeats(elements, 0) || elements <= reshard_strategy::REPEATED {
+            return Ok(());
+        }
+        self.limits.repeated(
+            format_args!("tensor {key}"),
+            elements,
+            array.stored_bytes(&self.files),
+        )
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        files::owns(name)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        files::role(self, file)
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
+        for read in reads {
+            by_chunk.entry(read.selection.chunk).or_default().push(read);
+        }
+        let (mut totals, mut records) = (Traffic::default(), Vec::with_capacity(by_chunk.len()));
+        for (id, reads) in by_chunk {
+            let chunk = self.chunk(id)?;
+            match self.stored(&chunk)? {
+                None => self.fill(chunk.array, reads, &mut totals)?,
+                Some(bytes) => {
+                    let record = self.record(&chunk, bytes, reads, cx)?;
+                    totals.verified += u64::from(record.check.is_some());
+                    records.push(record);
+                }
+            }
+        }
+        let read = self.store.read_into(records, cx.progress.clone()).await?;
+        totals.needed += read.needed;
+        totals.bytes += read.bytes;
+        totals.beside += read.beside;
+        totals.requests += read.requests;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        match reads {
+            [] => Ok(Vec::new()),
+            [ReadObject { object }, ..] => {
+                let what = format!("no object has number {}", object.0);
+                Err(StrategyError::Internal(what))
+            }
+        }
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        verify::verify(self, full, progress).await
+    }
+}

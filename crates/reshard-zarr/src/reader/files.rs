@@ -1,0 +1,95 @@
+//! What the files of a place are.
+
+use super::ZarrReader;
+use crate::{
+    RECORD,
+    names::{InArray, in_array, locked},
+};
+use reshard_model::{Dialect, ErrorKind};
+use reshard_storage::{Entry, Name};
+use reshard_strategy::{FileRole, Producer};
+
+/// Whether a save gives a file such a name.
+pub(super) fn owns(name: &Name) -> bool {
+    name.as_str() == RECORD
+        || matches!(
+            in_array(name),
+            Some((_, InArray::Description | InArray::Chunk(_)))
+        )
+}
+
+/// The role of a file in which no chunk lies.
+pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
+    if file.name.as_str() == RECORD {
+        return FileRole::Part;
+    }
+    let Some((folder, what)) = in_array(&file.name) else {
+        return FileRole::Foreign;
+    };
+    let array = reader
+        .arrays
+        .binary_search_by(|array| (*array.key).cmp(folder))
+        .is_ok();
+    // Nobody knows which chunks an array has that can't be read.
+    let refused = reader.refused.contains_key(folder);
+    let is_array =
+        |key: &str| reader.metadata.tensor(key).is_some() || reader.refused.contains_key(key);
+    match what {
+        InArray::Description if array || refused => FileRole::Part,
+        InArray::Chunk(_) if refused => FileRole::Part,
+        // Beyond its shape.
+        InArray::Chunk(_) if array => FileRole::Leftover,
+        InArray::Description | InArray::Chunk(_) if locked(folder).is_some_and(is_array) => {
+            FileRole::Leftover
+        }
+        _ => FileRole::Foreign,
+    }
+}
+
+/// Which programs wrote it.
+pub(super) fn producer(reader: &ZarrReader) -> Producer {
+    let megatron = reader.dialect == Dialect::Megatron;
+    let (by, can) = match (reader.has_record, megatron) {
+        (true, _) => ("reshard", "reshard, and per array what reads Zarr v2"),
+        (false, true) => (
+            "Megatron Core 0.4 to 0.15",
+            "Megatron Core up to 0.15, and per array what reads Zarr v2",
+        ),
+        (false, false) => ("a program that writes Zarr v2", "what reads Zarr v2"),
+    };
+    let mut notes = Vec::new();
+    for array in &reader.arrays {
+        let missing = array.missing(&reader.files);
+        if missing > 0 {
+            notes.push(format!(
+                "{}: {missing} of {} chunks are not stored; their elements are the fill value",
+                array.key, array.count
+            ));
+        }
+    }
+    let locks = reader
+        .files
+        .keys()
+        .filter_map(|name| in_array(name)?.0.strip_suffix(crate::names::SYNC));
+    let locks = locks
+        .filter(|of| reader.metadata.tensor(of).is_some())
+        .count();
+    if locks > 0 {
+        notes.push(format!(
+            "{locks} lock files of Megatron Core lie beside arrays"
+        ));
+    }
+    let unknown = reader
+        .refused
+        .iter()
+        .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+    let of = |text: &str| vec![text.to_owned()];
+    Producer {
+        written_by: of(by),
+        loadable_by: of(can),
+        notes,
+        unknown: unknown
+            .map(|(key, why)| (key.clone(), why.what.clone()))
+            .collect(),
+    }
+}

@@ -1,0 +1,50 @@
+//! `reshard-zarr.json`: the checksums of chunks, and what zarr has no place for.
+
+use bytes::Bytes;
+use reshard_plan::{PlannerData, TensorProperties};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of its form.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// All of it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) schema: u32,
+    /// By key.
+    pub(crate) arrays: BTreeMap<String, ArrayRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) planner_data: Option<PlannerData>,
+}
+
+/// What it says of an array.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ArrayRecord {
+    /// The CRC-32 of its `.zarray`.
+    pub(crate) zarray: u32,
+    /// The CRC-32 of each chunk's file, in row-major order of their positions. None for a chunk that was not written.
+    pub(crate) chunks: Vec<Option<u32>>,
+    #[serde(default, skip_serializing_if = "is_plain")]
+    pub(crate) properties: TensorProperties,
+}
+
+fn is_plain(properties: &TensorProperties) -> bool {
+    *properties == TensorProperties::default()
+}
+
+impl Record {
+    pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
+        serde_json::to_vec(self).map(Bytes::from)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let record: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        match record.schema {
+            SCHEMA => Ok(record),
+            other => Err(format!(
+                "its schema is {other}, and this version knows {SCHEMA}"
+            )),
+        }
+    }
+}

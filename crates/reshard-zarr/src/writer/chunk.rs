@@ -1,0 +1,213 @@
+//! The bytes of one chunk's file, made of the pieces that lie in it.
+
+use super::pieces::{Piece, mosaic};
+use crate::receipt::Receipt;
+use bytes::Bytes;
+use reshard_model::{DType, Data, Region};
+use reshard_plan::WriteItem;
+use reshard_storage::{Extent, Length};
+use reshard_strategy::{Blocks, Elements, Result, StrategyError};
+use std::{io, ops::Range};
+
+/// The most bytes of a block of padding.
+const ZEROS: usize = 256 << 10;
+
+/// A chunk that is written.
+pub(super) struct Chunk {
+    cell: Region,
+    size: u64,
+    bytes: u64,
+    receipt: Receipt,
+    pieces: Vec<(Piece, Elements)>,
+}
+
+/// The extents of a file.
+pub(super) type Extents = Vec<Box<dyn Extent>>;
+
+impl Chunk {
+    /// Of these elements, some of which may lie beyond the shape of the array.
+    pub(super) fn new(key: &str, cell: Region, dtype: DType, receipt: Receipt) -> Result<Self> {
+        let size = dtype.size();
+        let bytes = cell.volume().and_then(|n| n.checked_mul(size));
+        let bytes = bytes
+            .filter(|bytes| i64::try_from(*bytes).is_ok())
+            .ok_or_else(|| {
+                let what = format!(
+                    "{key}: a chunk of shape {} is too large for a file",
+                    cell.lengths
+                );
+                StrategyError::Invalid(what)
+            })?;
+        Ok(Self {
+            cell,
+            size,
+            bytes,
+            receipt,
+            pieces: Vec::new(),
+        })
+    }
+
+    /// Adds a piece that lies in it.
+    pub(super) fn add(&mut self, item: &WriteItem, data: Data) -> Result<()> {
+        let t = item.tensor().filter(|t| self.cell.contains(&t.region));
+        let t = t.ok_or_else(|| {
+            StrategyError::Internal(format!(
+                "{} does not lie in its chunk {}",
+                item.id(),
+                self.cell
+            ))
+        })?;
+        let piece = Piece::new(t.region.within(&self.cell), self.size, &data);
+        self.pieces.push((piece, Elements::of(item, t, data)?));
+        Ok(())
+    }
+
+    /// The extents of its file, and which of them make up each piece. Pieces that are runs of the chunk follow each other, with zeros
+    /// between them. Otherwise all pieces are one extent, which belongs to the first of them.
+    pub(super) fn extents(self) -> (Extents, Vec<Vec<u32>>) {
+        match self.runs() {
+            Some(runs) => self.row(runs),
+            None => {
+                let mut of_items = vec![Vec::new(); self.pieces.len()];
+                if let Some(first) = of_items.first_mut() {
+                    first.push(0);
+                }
+                let pieces = self.pieces.into_iter().map(|(piece, _)| piece).collect();
+                let blocks = mosaic(self.cell.lengths, self.size, pieces);
+                let all = Summed::new(self.bytes, blocks, self.receipt);
+                (vec![Box::new(all)], of_items)
+            }
+        }
+    }
+
+    /// Which bytes of the file each piece is, if each is one run, and they don't overlap.
+    fn runs(&self) -> Option<Vec<(usize, Range<u64>)>> {
+        let pieces = self.pieces.iter().enumerate();
+        let run = |(n, (piece, _)): (usize, &(Piece, Elements))| {
+            let run = run(piece.region(), &self.cell.lengths)?;
+            Some((n, run.start * self.size..run.end * self.size))
+        };
+        let mut runs = pieces.map(run).collect::<Option<Vec<_>>>()?;
+        runs.sort_by_key(|(_, run)| run.start);
+        let disjoint = runs
+            .windows(2)
+            .all(|w| matches!(w, [(_, a), (_, b)] if a.end <= b.start));
+        disjoint.then_some(runs)
+    }
+
+    fn row(self, runs: Vec<(usize, Range<u64>)>) -> (Extents, Vec<Vec<u32>>) {
+        let mut of_items = vec![Vec::new(); self.pieces.len()];
+        let mut elements: Vec<Option<Elements>> = self
+            .pieces
+            .into_iter()
+            .map(|(_, elements)| Some(elements))
+            .collect();
+        let (mut extents, mut at, mut last) = (Extents::new(), 0, None);
+        let mut push = |blocks, length, item: Option<usize>| {
+            if let Some(of) = item.and_then(|n: usize| of_items.get_mut(n)) {
+                of.push(extents.len() as u32);
+            }
+            let extent = Summed::new(length, blocks, self.receipt.clone());
+            extents.push(Box::new(extent) as Box<dyn Extent>);
+        };
+        for (n, run) in runs {
+            // Padding belongs to the piece before it, or else to the first one.
+            if run.start > at {
+                push(zeros(run.start - at), run.start - at, last.or(Some(n)));
+            }
+            if let Some(elements) = elements.get_mut(n).and_then(Option::take) {
+                push(elements.blocks(), run.end - run.start, Some(n));
+            }
+            (at, last) = (run.end, Some(n));
+        }
+        if self.bytes > at {
+            push(zeros(self.bytes - at), self.bytes - at, last);
+        }
+        (extents, of_items)
+    }
+}
+
+/// The elements of a chunk that a box of it is, if they follow each other.
+fn run(inner: &Region, chunk: &[u64]) -> Option<Range<u64>> {
+    let cut = inner
+        .lengths
+        .iter()
+        .position(|n| *n != 1)
+        .map_or(chunk.len(), |axis| axis + 1);
+    if (cut..chunk.len()).any(|axis| inner.lengths[axis] != chunk[axis]) {
+        return None;
+    }
+    let strides = Region::whole(chunk).strides();
+    let start = inner
+        .offsets
+        .iter()
+        .zip(&*strides)
+        .map(|(i, n)| i * n)
+        .sum::<u64>();
+    Some(start..start + inner.volume()?)
+}
+
+fn zeros(bytes: u64) -> Blocks {
+    let block = Bytes::from(vec![0; bytes.min(ZEROS as u64) as usize]);
+    let mut left = bytes;
+    Box::new(std::iter::from_fn(move || {
+        let n = left.min(block.len() as u64);
+        left -= n;
+        (n > 0).then(|| Ok(block.slice(..n as usize)))
+    }))
+}
+
+/// Blocks, and the checksum of what went by.
+struct Summed {
+    length: u64,
+    blocks: Blocks,
+    crc: crc32fast::Hasher,
+    receipt: Receipt,
+}
+
+impl Summed {
+    fn new(length: u64, blocks: Blocks, receipt: Receipt) -> Self {
+        Self {
+            length,
+            blocks,
+            crc: crc32fast::Hasher::new(),
+            receipt,
+        }
+    }
+}
+
+impl Extent for Summed {
+    fn length(&self) -> Length {
+        Length::Exact(self.length)
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let block = self.blocks.next()?;
+        if let Ok(bytes) = &block {
+            self.crc.update(bytes);
+        }
+        Some(block)
+    }
+
+    fn receipt(&mut self) -> Bytes {
+        self.receipt.with(std::mem::take(&mut self.crc).finalize())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_that_are_runs_of_their_chunk_are_known() {
+        let of =
+            |offsets: [u64; 3], lengths: [u64; 3]| run(&Region::new(offsets, lengths), &[2, 3, 4]);
+        assert_eq!(of([0, 0, 0], [2, 3, 4]), Some(0..24));
+        assert_eq!(of([1, 0, 0], [1, 3, 4]), Some(12..24));
+        assert_eq!(of([1, 1, 0], [1, 2, 4]), Some(16..24));
+        assert_eq!(of([1, 1, 1], [1, 1, 2]), Some(17..19));
+        assert_eq!(of([0, 0, 0], [2, 1, 4]), None);
+        assert_eq!(of([0, 0, 0], [1, 2, 3]), None);
+        assert_eq!(run(&Region::default(), &[]), Some(0..1));
+    }
+}
