@@ -415,7 +415,7 @@ impl Problem {
             ),
             Self::RangeHole { key, region, range } => write!(
                 f,
-                "{key}: the flattened ranges of chunk {region} leave out its elements {} to {}",
+                "{key}: the flattened ranges of chunk {region} leave out its elements {}:{}",
                 range.start, range.end
             ),
             Self::RangeOverlap {
@@ -425,7 +425,7 @@ impl Problem {
                 ranks: (a, b),
             } => write!(
                 f,
-                "{key}: the flattened ranges of chunk {region} on rank {a} and on rank {b} both have its elements {} to {}",
+                "{key}: the flattened ranges of chunk {region} on rank {a} and on rank {b} both have its elements {}:{}",
                 range.start, range.end
             ),
             Self::NoCell { key, ranks } if ranks.is_empty() => {

@@ -632,7 +632,7 @@ impl Contents {
         let (mut state, _) = self.tensors(cut, rank, choices, false);
         if self.objects {
             let mine = Value::Tuple(vec![Value::Int(rank.into()), "rng".into()]);
-            let cell = ShardedObject::new("rng", mine, &[ranks, 2], &[rank.into(), 1], 0).unwrap();
+            let cell = ShardedObject::new("rng", mine, &[ranks, 1], &[rank.into(), 0], 0).unwrap();
             state.insert("rng", cell);
             let shared = ShardedObject::new("shared", "same", &[1], &[0], rank).unwrap();
             state.insert("shared", shared);
@@ -664,8 +664,8 @@ impl Contents {
             for (key, shape, offset) in [
                 (
                     "rng",
-                    &[saved.into(), 2][..],
-                    &[u64::from(rank % saved), 1][..],
+                    &[saved.into(), 1][..],
+                    &[u64::from(rank % saved), 0][..],
                 ),
                 ("shared", &[1], &[0]),
             ] {

@@ -102,8 +102,8 @@ fn ranges_that_a_lost_rank_had_are_missed() {
     };
     assert_eq!(said(&[]), Ok(()));
     // Not covered.
-    insta::assert_snapshot!(said(&[1]).unwrap_err(), @"the ranks' pieces don't make a checkpoint: flexible: the flattened ranges of chunk [0:3, 0:4] leave out its elements 5 to 12");
-    insta::assert_snapshot!(said(&[0]).unwrap_err(), @"the ranks' pieces don't make a checkpoint: flexible: the flattened ranges of chunk [0:3, 0:4] leave out its elements 0 to 5");
+    insta::assert_snapshot!(said(&[1]).unwrap_err(), @"the ranks' pieces don't make a checkpoint: flexible: the flattened ranges of chunk [0:3, 0:4] leave out its elements 5:12");
+    insta::assert_snapshot!(said(&[0]).unwrap_err(), @"the ranks' pieces don't make a checkpoint: flexible: the flattened ranges of chunk [0:3, 0:4] leave out its elements 0:5");
     // An invalid pattern: nobody has the chunk.
     insta::assert_snapshot!(said(&[4, 5]).unwrap_err(), @"the ranks' pieces don't make a checkpoint: flexible: no chunk covers [6:9, 0:4] of shape [12, 4]");
 }

@@ -86,6 +86,9 @@ pub fn save_planner_contract<P: SavePlanner>(
             resolved.dedup();
             let mut want = vec!["planner.set_up", "planner.create_local_plan"];
             if rank == 0 {
+                if make().validates() {
+                    want.push("planner.validate");
+                }
                 want.push("planner.create_global_plan");
             }
             want.push("planner.finish_plan");

@@ -125,7 +125,11 @@ fn hooks_are_called_in_dcps_order() {
                 "writer.prepare_local_plan",
             ];
             if rank == coordinator {
-                want.extend(["planner.create_global_plan", "writer.prepare_global_plan"]);
+                want.extend([
+                    "planner.validate",
+                    "planner.create_global_plan",
+                    "writer.prepare_global_plan",
+                ]);
             }
             want.extend(["planner.finish_plan", "writer.layout"]);
             want.extend([resolved; 3].concat());
