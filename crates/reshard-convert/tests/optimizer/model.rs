@@ -5,7 +5,7 @@ use futures::{executor::block_on, future::join_all};
 use reshard::{
     DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     ValueTree,
-    model::{Leaf, Tree},
+    model::{Leaf, Step, Tree},
 };
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece, ShardingType};
 
@@ -391,6 +391,49 @@ pub(crate) fn save(states: &[StateDict], dialect: Dialect, url: &str) {
     for report in block_on(join_all(saves)) {
         report.unwrap();
     }
+}
+
+/// Two optimizers in a chain. The parameters of the second one are called `expert.{key}`.
+pub(crate) fn saved_chained(form: ShardingType, url: &str) {
+    let state = |rank: u64| {
+        let (tp, dp) = (rank % 2, rank / 2);
+        let child = |i: u64| {
+            let mut state = optimizer(form, tp, dp);
+            state.visit_mut(&mut |_, leaf| match leaf {
+                Leaf::Tensor(t) if i == 1 && !form.is_by_bucket() => {
+                    let (front, name) = t.key.split_at("optimizer.state.".len());
+                    let (name, key) = name.split_once('.').unwrap();
+                    t.key = format!("{front}{name}.expert.{key}").into();
+                }
+                _ => {}
+            });
+            reshard::model::add_prefix_for_sharding(&mut state, &format!("chained_{i}."));
+            (Step::Index(i), state)
+        };
+        let mut state = StateDict::new();
+        state.insert_tree("optimizer", Tree::Dict([child(0), child(1)].into()));
+        state
+    };
+    save(
+        &(0..4).map(state).collect::<Vec<_>>(),
+        Dialect::Megatron,
+        url,
+    );
+}
+
+/// The layout of a chain's buckets.
+pub(crate) fn layout_of_chain() -> BucketLayout {
+    let mut out = BucketLayout::new();
+    for chained in 0..2 {
+        for mut param in layout().params {
+            param.chained = Some(chained);
+            for piece in param.pieces.iter_mut().filter(|_| chained == 1) {
+                piece.key = format!("expert.{}", piece.key).into();
+            }
+            out.params.push(param);
+        }
+    }
+    out
 }
 
 /// What Megatron-FSDP stores, in PyTorch's dialect: state by parameter and name.

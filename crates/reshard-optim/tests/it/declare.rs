@@ -346,6 +346,17 @@ fn what_is_both_transposed_and_flattened_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_part_of_a_larger_tensor_is_not_transposed() {
+    let memory = floats(&[2, 4], &[0.; 8]);
+    let part = memory.narrow(&reshard::Region::new([0, 1], [2, 2]));
+    let mut model = StateDict::new();
+    model.insert("w", ShardedTensor::full("w", part));
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "w")]).unwrap();
+    let range = OptimTensor::from(floats(&[2], &[0.; 2])).flattened(1..3);
+    make_sharded_optimizer_tensor(params.get(ParamId(0)).unwrap(), range, "o").unwrap();
+}
+
+#[test]
 fn several_optimizers_are_one_dict_with_prefixes_and_a_single_one_stays() {
     let child = || {
         let params = params(&[(0, "b")]);
