@@ -1,7 +1,8 @@
 //! Each form becomes the same.
 
 use crate::model::{
-    STATES, layout, layout_of_chain, params, saved, saved_by_fsdp, saved_chained, whole,
+    STATES, layout, layout_of_chain, params, saved, saved_by_fsdp, saved_chained,
+    saved_with_common_object, whole,
 };
 use reshard::{
     DType, Dialect, Region, ShardedTensor, StateDict, Value,
@@ -70,6 +71,12 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
                 .get("param_state_sharding_type")
                 .and_then(Value::as_str);
             assert_eq!(said, Some("fully_reshardable"), "{form}");
+            let Value::Dict(entries) = optimizer else {
+                panic!("{optimizer:?}")
+            };
+            let names: BTreeSet<&str> = entries.iter().filter_map(|(k, _)| k.as_str()).collect();
+            let all = ["optimizer", "param_state_sharding_type"];
+            assert_eq!(names, BTreeSet::from(all), "{form}");
             let groups = optimizer
                 .get("optimizer")
                 .unwrap()
@@ -130,6 +137,39 @@ fn buckets_of_megatron_0_10_and_before_are_plain_tensors_with_padding() {
             whole("exp_avg_sq", param.key).to_vec()
         );
     }
+}
+
+#[test]
+fn common_state_that_is_an_object_stays_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved_with_common_object(&from);
+    let source = Checkpoint::open(&from).unwrap();
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    let got = Checkpoint::open(&to).unwrap();
+    assert_eq!(
+        got.objects().collect::<Vec<_>>(),
+        ["common_state/shard_0_1"]
+    );
+    assert!(!dir.path().join("to/common.pt").exists());
+    let common = Value::from(got.common().unwrap());
+    let optimizer = common.get("optimizer").unwrap();
+    let said = optimizer
+        .get("param_state_sharding_type")
+        .and_then(Value::as_str);
+    assert_eq!(said, Some("fully_reshardable"));
+    assert!(
+        optimizer
+            .get("optimizer")
+            .unwrap()
+            .get("param_groups")
+            .is_some()
+    );
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
-    ValueTree,
+    CommonForm, DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict,
+    Tensor, Value, ValueTree,
     model::{Leaf, Step, Tree},
 };
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece, ShardingType};
@@ -382,10 +382,15 @@ pub(crate) fn saved(form: ShardingType, url: &str, change: impl Fn(&mut StateDic
     );
 }
 
-pub(crate) fn save(states: &[StateDict], dialect: Dialect, url: &str) {
+fn save(states: &[StateDict], dialect: Dialect, url: &str) {
+    save_with(states, dialect, CommonForm::File, url);
+}
+
+fn save_with(states: &[StateDict], dialect: Dialect, form: CommonForm, url: &str) {
     let groups = LocalGroup::new(states.len() as u32);
     let saves = groups.iter().zip(states).map(|(group, state)| {
         let save = reshard::save(state, url).group(group).dialect(dialect);
+        let save = save.common_form(form);
         async move { save.await }
     });
     for report in block_on(join_all(saves)) {
@@ -434,6 +439,18 @@ pub(crate) fn layout_of_chain() -> BucketLayout {
         }
     }
     out
+}
+
+/// By buckets, with common state as Megatron Core 0.19 and later keep it.
+pub(crate) fn saved_with_common_object(url: &str) {
+    let state = |rank: u64| {
+        let mut state = StateDict::new();
+        let form = ShardingType::DpReshardable;
+        state.insert_tree("optimizer", optimizer(form, rank % 2, rank / 2));
+        state
+    };
+    let states: Vec<StateDict> = (0..4).map(state).collect();
+    save_with(&states, Dialect::Megatron, CommonForm::Object, url);
 }
 
 /// What Megatron-FSDP stores, in PyTorch's dialect: state by parameter and name.

@@ -151,3 +151,16 @@ fn buckets_of_the_layout_and_stored_ones_are_the_same() {
         "{error}"
     );
 }
+
+#[test]
+fn flattened_parts_are_held_against_the_layout_where_they_lie_in_the_bucket() {
+    let from = Saved::new(ShardingType::FullyShardedBucketSpace, |_| ());
+    // The second rank of the first bucket has elements 64..72, which belong to one parameter.
+    let mut other = layout();
+    other.params[1].start = 70;
+    let error = refused(&from.url(), Some(other)).to_string();
+    assert!(
+        error.contains("64..72") && error.contains("(70..78)"),
+        "{error}"
+    );
+}
