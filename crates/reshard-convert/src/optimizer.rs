@@ -114,10 +114,12 @@ impl Canonical {
                         Change::Rename(format!("optimizer.state.{name}.{param}"))
                     })
                 }
-                (Some(form), OptimizerKey::Bucket { .. } | OptimizerKey::Group { .. })
-                    if form.is_by_bucket() =>
-                {
-                    Some(Change::Drop)
+                // Buckets that are read, and objects of which one becomes common state. Anything else stays as it is.
+                (Some(form), OptimizerKey::Bucket { .. }) if form.is_by_bucket() => {
+                    matches!(entry, Entry::Tensor(_)).then_some(Change::Drop)
+                }
+                (Some(form), OptimizerKey::Group { .. }) if form.is_by_bucket() => {
+                    matches!(entry, Entry::Object(..)).then_some(Change::Drop)
                 }
                 _ => None,
             };

@@ -1,11 +1,11 @@
 //! Each form becomes the same.
 
 use crate::model::{
-    STATES, layout, layout_of_chain, params, saved, saved_by_fsdp, saved_chained,
+    STATES, layout, layout_of_chain, params, rank_of, saved, saved_by_fsdp, saved_chained,
     saved_with_common_object, whole,
 };
 use reshard::{
-    DType, Dialect, Region, ShardedTensor, StateDict, Value,
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
     model::Leaf,
 };
@@ -170,6 +170,26 @@ fn common_state_that_is_an_object_stays_one() {
             .get("param_groups")
             .is_some()
     );
+}
+
+#[test]
+fn what_is_not_known_of_a_group_is_carried_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    let key = "optimizer.distributed.dp_group_idx_0.of_the_future";
+    saved(ShardingType::DpReshardable, &from, |state| {
+        let data = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+        state.insert("new", ShardedTensor::replicated(key, data, rank_of(state)));
+    });
+    let source = Checkpoint::open(&from).unwrap();
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    let got = Checkpoint::open(&to).unwrap().tensor(key).unwrap();
+    assert_eq!(got.read(..).unwrap().to_vec::<f32>().unwrap(), [1., 2.]);
 }
 
 #[test]

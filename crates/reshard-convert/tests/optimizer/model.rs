@@ -497,3 +497,16 @@ pub(crate) fn remove(state: &mut StateDict, f: impl Fn(&Leaf) -> bool) {
         .try_map::<Leaf, ()>(&mut |_, leaf| Ok((!f(&leaf)).then_some(Tree::Leaf(leaf))));
     *state = left.unwrap().unwrap_or_default();
 }
+
+/// Tensor- and data-parallel rank, by the part of the model that the state has.
+pub(crate) fn rank_of(state: &StateDict) -> [u32; 2] {
+    let mut found = [0, 0];
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(t) = leaf
+            && &*t.key == "norm"
+        {
+            found = [t.replica_id.0[1], t.replica_id.0[2]];
+        }
+    });
+    found
+}

@@ -1,6 +1,6 @@
 //! What is refused, before anything is written.
 
-use crate::model::{layout, remove, saved};
+use crate::model::{layout, rank_of, remove, saved};
 use reshard::{
     ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
@@ -162,5 +162,25 @@ fn flattened_parts_are_held_against_the_layout_where_they_lie_in_the_bucket() {
     assert!(
         error.contains("64..72") && error.contains("(70..78)"),
         "{error}"
+    );
+}
+
+#[test]
+fn two_items_can_not_get_one_key() {
+    let from = Saved::new(ShardingType::FullyShardedModelSpace, |state| {
+        let data = Tensor::from_vec(&[1], vec![0f32]).unwrap();
+        let key = "optimizer.state.param.norm";
+        state.insert(
+            "other",
+            ShardedTensor::replicated(key, data, rank_of(state)),
+        );
+    });
+    let error = refused(&from.url(), None);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let said = error.to_string();
+    assert!(
+        said.contains("optimizer.state.fp32_param.norm")
+            && said.contains("would be stored as optimizer.state.param.norm"),
+        "{said}"
     );
 }

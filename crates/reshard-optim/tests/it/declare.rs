@@ -3,7 +3,10 @@
 use crate::state::{dict, floats, model, optimizer, params, state};
 use reshard::{
     DType, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    model::{Dims, Layout, Leaf, LocalNonpersistent, Sharded, ShardedTensorFactory, Swiglu, Tree},
+    model::{
+        Dims, Layout, Leaf, LocalNonpersistent, ModelError, Sharded, ShardedTensorFactory, Swiglu,
+        Tree,
+    },
 };
 use reshard_optim::{
     OptimError, OptimTensor, ParamId, chained_optim_state, fp32_from_fp16_params,
@@ -343,6 +346,41 @@ fn what_is_both_transposed_and_flattened_is_refused_with_the_reason() {
 
     // Unflattened it may be transposed.
     make_sharded_optimizer_tensor(param, view, "optimizer.state.m").unwrap();
+}
+
+#[test]
+fn what_a_factory_refuses_is_known_at_declaration() {
+    // It stores its tensor transposed, so it can't take a range.
+    let data = floats(&[2, 2], &[0.; 4]);
+    let build = |f: &ShardedTensorFactory| match &f.flattened_range {
+        None => Ok(Tree::List(Vec::new())),
+        Some(range) => Err(ModelError::Structure {
+            path: f.key.to_string(),
+            what: format!(
+                "elements {}..{} of a transposed tensor are no range",
+                range.start, range.end
+            ),
+        }),
+    };
+    let factory = ShardedTensorFactory::new("w", data, build, |_, _| Ok(Value::None));
+    let mut model = StateDict::new();
+    model.insert("w", factory);
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "w")]).unwrap();
+    let param = params.get(ParamId(0)).unwrap();
+    make_sharded_optimizer_tensor(param, floats(&[2, 2], &[0.; 4]), "o").unwrap();
+    let range = OptimTensor::from(floats(&[1], &[0.])).flattened(1..2);
+    let error = make_sharded_optimizer_tensor(param, range, "o").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "at o.w: elements 1..2 of a transposed tensor are no range"
+    );
+}
+
+#[test]
+fn the_common_step_is_taken_out_of_each_parameter() {
+    let mut optim = optimizer(vec![(0, "step", Value::Int(9)), (4, "step", Value::Int(9))]);
+    assert_eq!(take_common_step(&mut optim).unwrap(), Some(Value::Int(9)));
+    assert_eq!(take_common_step(&mut optim).unwrap(), None);
 }
 
 #[test]

@@ -137,6 +137,17 @@ fn missing_groups_are_those_between_and_those_that_the_parallelism_asks_for() {
     assert_eq!(got.missing_dp_groups, [0..1, 2..5, 6..8]);
     assert_eq!(got.missing_text(), "0, 2..5, 6..8");
     assert_eq!(found(&keys, false, None)[0].missing_dp_groups, [0..1, 2..5]);
+    // Experts have another parallelism, so nothing is known of the groups of a chain but the highest.
+    let chained = format!("chained_1.{}", key(0));
+    let got = found(
+        &[&chained],
+        false,
+        Some(&dict(vec![(
+            "args".into(),
+            common.get("args").unwrap().clone(),
+        )])),
+    );
+    assert!(got[0].missing_dp_groups.is_empty());
     // Forms by parameter have no groups that could be missing.
     let common = dict(vec![
         ("args".into(), common.get("args").unwrap().clone()),
