@@ -88,6 +88,17 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
                 (Some(&Value::Float(0.5)), Some(&Value::Int(0)))
             );
             assert_eq!(common.get("iteration"), Some(&Value::Int(5)));
+            let content = common.get("content_metadata");
+            if form == ShardingType::FullyReshardable {
+                assert_eq!(content, None);
+            } else {
+                let said = |name| content.unwrap().get(name).unwrap();
+                assert_eq!(
+                    said("distrib_optim_sharding_type").as_str(),
+                    Some("fully_reshardable")
+                );
+                assert_eq!(said("chained_optim_avoid_prefix"), &Value::Bool(true));
+            }
             assert!(
                 got.verify(true, reshard::storage::Progress::default())
                     .unwrap()
