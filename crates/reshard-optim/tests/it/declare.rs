@@ -1,8 +1,9 @@
 //! What is declared, and what is refused.
 
 use crate::state::{dict, floats, model, optimizer, params, state};
+use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    DType, Data, ErrorKind, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
     model::{
         Dims, Layout, Leaf, LocalNonpersistent, ModelError, Sharded, ShardedTensorFactory, Swiglu,
         Tree,
@@ -482,5 +483,72 @@ fn what_does_not_have_the_form_of_an_optimizer_is_refused_with_its_path() {
         let error = optim_state_to_sharding_state(&mut state(bad), &params, &BTreeSet::new());
         let said = error.unwrap_err().to_string();
         assert!(said.starts_with(&format!("at {path}:")), "{said}");
+    }
+}
+
+/// The rows of a tensor-parallel rank, `[w | v]`: of 8 rows `w` and 8 rows `v`, whose numbers are all different.
+fn gated(rank: u64, of: u64) -> Tensor {
+    let rows = 8 / of;
+    let row = |i: u64| [i as f32 * 2., i as f32 * 2. + 1.];
+    let half = |first: u64| (first..first + rows).flat_map(row).collect::<Vec<f32>>();
+    Tensor::from_vec(
+        &[rows * 2, 2],
+        [half(rank * rows), half(8 + rank * rows)].concat(),
+    )
+    .unwrap()
+}
+
+/// The momentum of a gated linear unit of which tensor-parallel rank `rank` has its part.
+fn momentum_of_gated(rank: u64, of: u64, form: Swiglu, data: Option<Tensor>) -> StateDict {
+    let whole =
+        ShardedTensor::declare("fc1", DType::BFloat16, &[16 / of, 2], &[(0, rank, of)], 0).unwrap();
+    let mut model = StateDict::new();
+    model.insert("fc1", ShardedTensorFactory::swiglu(whole, form).unwrap());
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "fc1")]).unwrap();
+    let state = match data {
+        Some(data) => OptimTensor::from(data),
+        None => OptimTensor::template(DType::Float32, &[16 / of, 2]),
+    };
+    let leaf =
+        make_sharded_optimizer_tensor(params.get(ParamId(0)).unwrap(), state, "optimizer.state.m");
+    let mut out = StateDict::new();
+    out.insert("m", leaf.unwrap());
+    out
+}
+
+#[test]
+fn state_of_a_gated_linear_unit_is_saved_on_two_ranks_and_loaded_on_one_and_four() {
+    for form in [Swiglu::OneKey, Swiglu::TwoKeys] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("saved").display().to_string();
+        let states: Vec<StateDict> = (0..2)
+            .map(|rank| momentum_of_gated(rank, 2, form, Some(gated(rank, 2))))
+            .collect();
+        let groups = LocalGroup::new(2);
+        let saves = groups.iter().zip(&states).map(|(group, state)| {
+            let save = reshard::save(state, &url).group(group);
+            async move { save.await }
+        });
+        for saved in block_on(join_all(saves)) {
+            saved.unwrap();
+        }
+        for of in [1, 4] {
+            for rank in 0..of {
+                let template = momentum_of_gated(rank, of, form, None);
+                let loaded = reshard::blocking::load(template, &url).unwrap();
+                let got = loaded
+                    .get("m")
+                    .unwrap()
+                    .leaf()
+                    .unwrap()
+                    .as_tensor()
+                    .unwrap();
+                assert_eq!(
+                    got.to_vec::<f32>(),
+                    gated(rank, of).to_vec(),
+                    "{form:?}: {rank} of {of}"
+                );
+            }
+        }
     }
 }
