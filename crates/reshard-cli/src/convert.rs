@@ -203,9 +203,45 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
     Ok(())
 }
 
+/// The same for errors about the optimizer.
+fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
+    let what = e.to_string();
+    Some(match e {
+        ConvertError::NoOptimizer { .. } => CliError::told(
+            what,
+            format!(
+                "leave out --optimizer; `reshard inspect {src}` names the form of an optimizer"
+            ),
+        ),
+        ConvertError::NoLayout { form, .. } => CliError::told(
+            format!(
+                "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter"
+            ),
+            "give --optimizer-layout FILE; `docs/optimizer.md` says how a training program writes it",
+        ),
+        ConvertError::MissingGroups { .. } => CliError::told(
+            what,
+            "their parameters can't be made up; without --optimizer the rest is carried over as it is",
+        ),
+        ConvertError::Layout { .. } => CliError::told(
+            shown(&what),
+            "the layout must come from the program and the parallelism that saved the checkpoint",
+        ),
+        ConvertError::Optimizer { .. } => CliError::told(
+            shown(&what),
+            "without --optimizer it is carried over as it is",
+        ),
+        ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
+        _ => return None,
+    })
+}
+
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let src = &args.src;
+    if let Some(told) = of_optimizer(&e, src) {
+        return told;
+    }
     let what = e.to_string();
     match e {
         ConvertError::TooManyFiles { files, max, asked } => {
@@ -246,27 +282,6 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Flattened { .. } => {
             CliError::told(what, "--unflatten writes them as plain chunks")
         }
-        ConvertError::NoOptimizer { .. } => CliError::told(
-            what,
-            format!(
-                "leave out --optimizer; `reshard inspect {src}` names the form of an optimizer"
-            ),
-        ),
-        ConvertError::NoLayout { form, .. } => CliError::told(
-            format!(
-                "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter"
-            ),
-            "give --optimizer-layout FILE; `docs/optimizer.md` says how a training program writes it",
-        ),
-        ConvertError::MissingGroups { .. } => CliError::told(
-            what,
-            "their parameters can't be made up; without --optimizer the rest is carried over as it is",
-        ),
-        ConvertError::Layout { .. } => CliError::told(
-            what,
-            "the layout must come from the program and the parallelism that saved the checkpoint",
-        ),
-        ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
         ConvertError::Unknown { key, why } => {
             let what = format!("{} can't be carried over: {why}", shown(&key));
             CliError::told(

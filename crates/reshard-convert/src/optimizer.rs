@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 mod buckets;
 mod common;
+mod stored;
 mod zero;
 
 /// What the source's optimizer becomes.
@@ -56,11 +57,9 @@ impl Canonical {
 
     /// Works out what the optimizer of a checkpoint becomes. Reads objects, and no tensors.
     pub(crate) async fn of(checkpoint: &Checkpoint, layout: Option<&BucketLayout>) -> Result<Self> {
-        let common = match checkpoint.common().await {
-            Ok(common) => Some(Value::from(common)),
-            Err(e) => return Err(ConvertError::Read(e)),
-        };
-        let optimizers = stored_optimizers(checkpoint.metadata(), common.as_ref());
+        let common = checkpoint.common().await.map_err(ConvertError::Read)?;
+        let mut common = Value::from(common);
+        let optimizers = stored_optimizers(checkpoint.metadata(), Some(&common));
         let src = checkpoint.url();
         if optimizers.is_empty() {
             return Err(ConvertError::NoOptimizer { src: src.into() });
@@ -79,7 +78,6 @@ impl Canonical {
         };
         let mut out = Self::default();
         out.rename_and_drop(checkpoint, &optimizers);
-        let mut common = common.unwrap_or(Value::None);
         let mut changed = false;
         for optimizer in &optimizers {
             changed |= common::change(&mut common, checkpoint, optimizer).await?;
@@ -116,10 +114,12 @@ impl Canonical {
                         Change::Rename(format!("optimizer.state.{name}.{param}"))
                     })
                 }
-                (Some(form), OptimizerKey::Bucket { .. } | OptimizerKey::Group { .. })
-                    if form.is_by_bucket() =>
-                {
-                    Some(Change::Drop)
+                // Buckets that are read, and objects of which one becomes common state. Anything else stays as it is.
+                (Some(form), OptimizerKey::Bucket { .. }) if form.is_by_bucket() => {
+                    matches!(entry, Entry::Tensor(_)).then_some(Change::Drop)
+                }
+                (Some(form), OptimizerKey::Group { .. }) if form.is_by_bucket() => {
+                    matches!(entry, Entry::Object(..)).then_some(Change::Drop)
                 }
                 _ => None,
             };

@@ -167,11 +167,10 @@ impl BucketLayout {
         for param in &self.params {
             for piece in &param.pieces {
                 if !piece.region().fits(&piece.global_shape) {
+                    // Shape and offset may differ in length, so they are no box yet.
                     let what = format!(
-                        "{}: the layout has a piece {} of a tensor of shape {}",
-                        piece.key,
-                        piece.region(),
-                        piece.global_shape
+                        "{}: the layout has a piece of shape {} at {} of a tensor of shape {}",
+                        piece.key, piece.shape, piece.global_offset, piece.global_shape
                     );
                     return Err(OptimError::Layout { what });
                 }

@@ -1,7 +1,9 @@
 //! Parameters of an optimizer, and what the model's state dict declares of them.
 
 use crate::{OptimError, Result};
-use reshard_model::{Data, Dims, Leaf, Path, ShardedTensor, ShardedTensorFactory, StateDict};
+use reshard_model::{
+    Data, Dims, Layout, Leaf, Path, ShardedTensor, ShardedTensorFactory, StateDict,
+};
 use std::{collections::BTreeMap, fmt};
 
 /// The number of a parameter in an optimizer's state dict: the key of its entry in `state`, and an element of `params` in a
@@ -59,7 +61,7 @@ impl ModelParam {
             id,
             declared,
             shape,
-            transposed: layout.is_some_and(|layout| !layout.is_contiguous()),
+            transposed: layout.is_some_and(is_transposed),
         })
     }
 
@@ -75,6 +77,13 @@ impl ModelParam {
             Declared::Factory(f) => &f.key,
         }
     }
+}
+
+/// Whether elements do not lie in memory in row-major order. They may have others between them, as in a part of a larger tensor.
+fn is_transposed(layout: &Layout) -> bool {
+    let axes = layout.shape().iter().zip(layout.strides());
+    let strides: Vec<u64> = axes.filter(|(n, _)| **n > 1).map(|(_, s)| *s).collect();
+    strides.windows(2).any(|pair| pair[0] < pair[1])
 }
 
 /// The parameters of an optimizer, by number. Made by [`param_id_to_sharded_param_map`].

@@ -2,7 +2,7 @@
 
 use crate::{ModelParam, OptimError, Result, param::Declared};
 use reshard_model::{
-    DType, Data, DeviceTensor, Dims, Leaf, ShardedTensor, ShardedTensorFactory, Tensor,
+    DType, Data, DeviceTensor, Dims, Leaf, ReplicaId, ShardedTensor, ShardedTensorFactory, Tensor,
 };
 use std::ops::Range;
 
@@ -13,6 +13,7 @@ pub struct OptimTensor {
     dtype: DType,
     shape: Dims,
     range: Option<Range<u64>>,
+    replica_id: Option<ReplicaId>,
 }
 
 impl OptimTensor {
@@ -23,6 +24,7 @@ impl OptimTensor {
             dtype,
             shape: shape.into(),
             range: None,
+            replica_id: None,
         }
     }
 
@@ -30,6 +32,15 @@ impl OptimTensor {
     pub fn flattened(self, range: Range<u64>) -> Self {
         Self {
             range: Some(range),
+            ..self
+        }
+    }
+
+    /// As another replica than the parameter is. A distributed optimizer cuts what data-parallel ranks have copies of, so that each of
+    /// its parts is a main replica.
+    pub fn with_replica_id(self, replica_id: impl Into<ReplicaId>) -> Self {
+        Self {
+            replica_id: Some(replica_id.into()),
             ..self
         }
     }
@@ -43,6 +54,7 @@ impl From<Tensor> for OptimTensor {
             dtype,
             shape,
             range: None,
+            replica_id: None,
         }
     }
 }
@@ -55,12 +67,13 @@ impl From<DeviceTensor> for OptimTensor {
             dtype,
             shape,
             range: None,
+            replica_id: None,
         }
     }
 }
 
 /// Declares a tensor of optimizer state as its parameter is declared: Megatron Core's function of the same name. The key is
-/// `prefix`, a dot, and the parameter's key. Type, data and flattened range are the tensor's own; the rest is the parameter's. If the
+/// `prefix`, a dot, and the parameter's key. Type, data and flattened range are the tensor's own, and the replica id if it has one; the rest is the parameter's. If the
 /// parameter is a factory, so is the result: it builds the state as it built the parameter.
 ///
 /// # Errors
@@ -94,6 +107,7 @@ pub fn make_sharded_optimizer_tensor(
                 data: state.data,
                 dtype: state.dtype,
                 flattened_range: state.range,
+                replica_id: state.replica_id.unwrap_or_else(|| model.replica_id.clone()),
                 ..model.clone()
             };
             Leaf::Tensor(tensor.validated()?)
@@ -108,6 +122,7 @@ pub fn make_sharded_optimizer_tensor(
                 key: key.into(),
                 data,
                 flattened_range: state.range,
+                replica_id: state.replica_id.unwrap_or_else(|| model.replica_id.clone()),
                 ..model.clone()
             };
             // What it refuses is known here, where the parameter is.

@@ -1,30 +1,20 @@
 //! State by bucket, cut into parameters.
 
-use super::zero;
+use super::{
+    stored::{At, Stored},
+    zero,
+};
 use crate::{
     ConvertError, Result,
     tensor::{Carried, Made, Part, has_places},
 };
 use reshard::{
-    Checkpoint, DType, Region, TensorHandle,
-    model::{BoxFault, Dims, TensorSource, first_fault},
+    Checkpoint, Region, TensorHandle,
+    model::{BoxFault, Dims, first_fault},
     plan::Entry,
 };
-use reshard_optim::{
-    BucketId, BucketLayout, BucketParam, OptimizerKey, ShardingType, StoredOptimizer,
-};
+use reshard_optim::{BucketLayout, BucketParam, OptimizerKey, ShardingType, StoredOptimizer};
 use std::{collections::BTreeMap, sync::Arc};
-
-/// A bucket with the prefix of its optimizer.
-type At = (String, BucketId);
-
-/// The state of one name in a bucket: elements of one axis.
-pub(super) struct Stored {
-    pub(super) dtype: DType,
-    pub(super) from: Arc<dyn TensorSource>,
-    /// The bucket's first element there.
-    pub(super) start: u64,
-}
 
 /// All buckets, with what lies in them.
 pub(super) struct Buckets {

@@ -27,9 +27,12 @@ pub(super) async fn change(
         Some(path) => path.0.clone(),
         None => path_of(&optimizer.prefix),
     };
-    let clash = || ConvertError::Optimizer {
+    let clash = || {
+        ConvertError::Optimizer {
         src: checkpoint.url().into(),
-        what: "common state has something else where the optimizer's dict should be".into(),
+        what: "common state has something else where a dict of the optimizer, or `content_metadata`, should be"
+            .into(),
+    }
     };
     let dict = dict_at(common, &path).ok_or_else(clash)?;
     if optimizer.sharding_type.is_by_bucket() {
@@ -45,6 +48,12 @@ pub(super) async fn change(
     }
     let form = ShardingType::FullyReshardable.name();
     put(dict, "param_state_sharding_type", form.into());
+
+    // Megatron's training program asks this for the form, and for whether keys of a chain have prefixes.
+    let content = [Step::from("content_metadata")];
+    let dict = dict_at(common, &content).ok_or_else(clash)?;
+    put(dict, "distrib_optim_sharding_type", form.into());
+    put(dict, "chained_optim_avoid_prefix", Value::Bool(true));
     Ok(true)
 }
 

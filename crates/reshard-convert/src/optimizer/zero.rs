@@ -1,17 +1,15 @@
 //! The form `dp_zero_gather_scatter`: all state of a data-parallel group is in one object.
 
-use super::buckets::Stored;
+use super::stored::{At, Stored};
 use crate::{ConvertError, Result};
 use reshard::{
     Checkpoint, Region, Tensor, Value,
     model::{BoxError, ObjectCodec as _, Payload, SourceError, TensorSource},
     storage::{Name, Store, wait},
 };
-use reshard_optim::{BucketId, BucketParam, OptimizerKey, StoredOptimizer};
+use reshard_optim::{BucketParam, OptimizerKey, StoredOptimizer};
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
-
-type At = (String, BucketId);
 
 /// The state of the buckets of all groups. Each object is decoded once, and only where its tensors lie is kept, so that one object at
 /// a time is in memory.

@@ -1,9 +1,13 @@
 //! Each form becomes the same.
 
-use crate::model::{STATES, layout, params, saved, saved_by_fsdp, whole};
+use crate::model::{
+    STATES, layout, layout_of_chain, params, rank_of, saved, saved_by_fsdp, saved_chained,
+    saved_with_common_object, whole,
+};
 use reshard::{
-    DType, Dialect, Region, ShardedTensor, StateDict, Value,
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
+    model::Leaf,
 };
 use reshard_convert::{convert, stored_optimizers};
 use reshard_optim::{BucketLayout, ShardingType};
@@ -67,6 +71,12 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
                 .get("param_state_sharding_type")
                 .and_then(Value::as_str);
             assert_eq!(said, Some("fully_reshardable"), "{form}");
+            let Value::Dict(entries) = optimizer else {
+                panic!("{optimizer:?}")
+            };
+            let names: BTreeSet<&str> = entries.iter().filter_map(|(k, _)| k.as_str()).collect();
+            let all = ["optimizer", "param_state_sharding_type"];
+            assert_eq!(names, BTreeSet::from(all), "{form}");
             let groups = optimizer
                 .get("optimizer")
                 .unwrap()
@@ -78,6 +88,17 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
                 (Some(&Value::Float(0.5)), Some(&Value::Int(0)))
             );
             assert_eq!(common.get("iteration"), Some(&Value::Int(5)));
+            let content = common.get("content_metadata");
+            if form == ShardingType::FullyReshardable {
+                assert_eq!(content, None);
+            } else {
+                let said = |name| content.unwrap().get(name).unwrap();
+                assert_eq!(
+                    said("distrib_optim_sharding_type").as_str(),
+                    Some("fully_reshardable")
+                );
+                assert_eq!(said("chained_optim_avoid_prefix"), &Value::Bool(true));
+            }
             assert!(
                 got.verify(true, reshard::storage::Progress::default())
                     .unwrap()
@@ -86,6 +107,150 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
             );
             let found = stored_optimizers(got.metadata(), Some(&common));
             assert_eq!(found[0].sharding_type, ShardingType::FullyReshardable);
+        }
+    }
+}
+
+#[test]
+fn buckets_of_megatron_0_10_and_before_are_plain_tensors_with_padding() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    let plain = |leaf: &mut Leaf| {
+        if let Leaf::Tensor(t) = leaf
+            && let Some(range) = t.flattened_range.take()
+        {
+            let region = Region::new(
+                [t.global_offset[0] + range.start],
+                [range.end - range.start],
+            );
+            let part = ShardedTensor::region_of(&t.key, t.dtype, &t.global_shape, region);
+            *t = part.with_data(t.data.clone());
+        }
+    };
+    saved(ShardingType::FullyShardedBucketSpace, &from, |state| {
+        state.visit_mut(&mut |_, leaf| plain(leaf));
+    });
+    let source = Checkpoint::open(&from).unwrap();
+    assert!(source.tensors().all(|t| t.flattened_shape().is_none()));
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    let got = Checkpoint::open(&to).unwrap();
+    for param in params(0) {
+        let tensor = got
+            .tensor(&format!("optimizer.state.exp_avg_sq.{}", param.key))
+            .unwrap();
+        assert_eq!(
+            tensor.read(..).unwrap().to_vec::<f32>(),
+            whole("exp_avg_sq", param.key).to_vec()
+        );
+    }
+}
+
+#[test]
+fn common_state_that_is_an_object_stays_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved_with_common_object(&from);
+    let source = Checkpoint::open(&from).unwrap();
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    let got = Checkpoint::open(&to).unwrap();
+    assert_eq!(
+        got.objects().collect::<Vec<_>>(),
+        ["common_state/shard_0_1"]
+    );
+    assert!(!dir.path().join("to/common.pt").exists());
+    let common = Value::from(got.common().unwrap());
+    let optimizer = common.get("optimizer").unwrap();
+    let said = optimizer
+        .get("param_state_sharding_type")
+        .and_then(Value::as_str);
+    assert_eq!(said, Some("fully_reshardable"));
+    assert!(
+        optimizer
+            .get("optimizer")
+            .unwrap()
+            .get("param_groups")
+            .is_some()
+    );
+}
+
+#[test]
+fn what_is_not_known_of_a_group_is_carried_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    let key = "optimizer.distributed.dp_group_idx_0.of_the_future";
+    saved(ShardingType::DpReshardable, &from, |state| {
+        let data = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+        state.insert("new", ShardedTensor::replicated(key, data, rank_of(state)));
+    });
+    let source = Checkpoint::open(&from).unwrap();
+    blocking::run(
+        convert(&source, &to)
+            .canonical_optimizer(true)
+            .bucket_layout(layout()),
+    )
+    .unwrap();
+    let got = Checkpoint::open(&to).unwrap().tensor(key).unwrap();
+    assert_eq!(got.read(..).unwrap().to_vec::<f32>().unwrap(), [1., 2.]);
+}
+
+#[test]
+fn optimizers_of_a_chain_lose_their_prefixes_and_keep_their_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    for form in [
+        ShardingType::DpReshardable,
+        ShardingType::DpZeroGatherScatter,
+        ShardingType::FullyShardedModelSpace,
+    ] {
+        let (from, to) = (
+            url(&dir, &format!("{form}")),
+            url(&dir, &format!("{form}-to")),
+        );
+        saved_chained(form, &from);
+        let source = Checkpoint::open(&from).unwrap();
+        let conversion = convert(&source, &to).ranks(2).canonical_optimizer(true);
+        blocking::run(conversion.bucket_layout(layout_of_chain())).unwrap();
+        let got = Checkpoint::open(&to).unwrap();
+        for param in params(0) {
+            for state in STATES {
+                for expert in ["", "expert."] {
+                    let key = format!("optimizer.state.{state}.{expert}{}", param.key);
+                    let read = got.tensor(&key).unwrap().read(..).unwrap().to_vec::<f32>();
+                    assert_eq!(read, whole(state, param.key).to_vec(), "{form}: {key}");
+                }
+            }
+        }
+        assert!(
+            got.metadata()
+                .entries()
+                .all(|e| !e.key().contains("chained"))
+        );
+        let common = Value::from(got.common().unwrap());
+        let Some(Value::Dict(chain)) = common.get("optimizer") else {
+            panic!("{common:?}")
+        };
+        assert_eq!(chain.len(), 2);
+        for (_, optimizer) in chain {
+            let said = optimizer
+                .get("param_state_sharding_type")
+                .and_then(Value::as_str);
+            assert_eq!(said, Some("fully_reshardable"));
+            assert!(
+                optimizer
+                    .get("optimizer")
+                    .unwrap()
+                    .get("param_groups")
+                    .is_some()
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The state of Megatron Core's distributed optimizer in all its forms, rewritten by parameter.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod forms;
 mod model;

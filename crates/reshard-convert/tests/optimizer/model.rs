@@ -3,9 +3,9 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
-    ValueTree,
-    model::{Leaf, Tree},
+    CommonForm, DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict,
+    Tensor, Value, ValueTree,
+    model::{Leaf, Step, Tree},
 };
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece, ShardingType};
 
@@ -382,15 +382,75 @@ pub(crate) fn saved(form: ShardingType, url: &str, change: impl Fn(&mut StateDic
     );
 }
 
-pub(crate) fn save(states: &[StateDict], dialect: Dialect, url: &str) {
+fn save(states: &[StateDict], dialect: Dialect, url: &str) {
+    save_with(states, dialect, CommonForm::File, url);
+}
+
+fn save_with(states: &[StateDict], dialect: Dialect, form: CommonForm, url: &str) {
     let groups = LocalGroup::new(states.len() as u32);
     let saves = groups.iter().zip(states).map(|(group, state)| {
         let save = reshard::save(state, url).group(group).dialect(dialect);
+        let save = save.common_form(form);
         async move { save.await }
     });
     for report in block_on(join_all(saves)) {
         report.unwrap();
     }
+}
+
+/// Two optimizers in a chain. The parameters of the second one are called `expert.{key}`.
+pub(crate) fn saved_chained(form: ShardingType, url: &str) {
+    let state = |rank: u64| {
+        let (tp, dp) = (rank % 2, rank / 2);
+        let child = |i: u64| {
+            let mut state = optimizer(form, tp, dp);
+            state.visit_mut(&mut |_, leaf| match leaf {
+                Leaf::Tensor(t) if i == 1 && !form.is_by_bucket() => {
+                    let (front, name) = t.key.split_at("optimizer.state.".len());
+                    let (name, key) = name.split_once('.').unwrap();
+                    t.key = format!("{front}{name}.expert.{key}").into();
+                }
+                _ => {}
+            });
+            reshard::model::add_prefix_for_sharding(&mut state, &format!("chained_{i}."));
+            (Step::Index(i), state)
+        };
+        let mut state = StateDict::new();
+        state.insert_tree("optimizer", Tree::Dict([child(0), child(1)].into()));
+        state
+    };
+    save(
+        &(0..4).map(state).collect::<Vec<_>>(),
+        Dialect::Megatron,
+        url,
+    );
+}
+
+/// The layout of a chain's buckets.
+pub(crate) fn layout_of_chain() -> BucketLayout {
+    let mut out = BucketLayout::new();
+    for chained in 0..2 {
+        for mut param in layout().params {
+            param.chained = Some(chained);
+            for piece in param.pieces.iter_mut().filter(|_| chained == 1) {
+                piece.key = format!("expert.{}", piece.key).into();
+            }
+            out.params.push(param);
+        }
+    }
+    out
+}
+
+/// By buckets, with common state as Megatron Core 0.19 and later keep it.
+pub(crate) fn saved_with_common_object(url: &str) {
+    let state = |rank: u64| {
+        let mut state = StateDict::new();
+        let form = ShardingType::DpReshardable;
+        state.insert_tree("optimizer", optimizer(form, rank % 2, rank / 2));
+        state
+    };
+    let states: Vec<StateDict> = (0..4).map(state).collect();
+    save_with(&states, Dialect::Megatron, CommonForm::Object, url);
 }
 
 /// What Megatron-FSDP stores, in PyTorch's dialect: state by parameter and name.
@@ -436,4 +496,17 @@ pub(crate) fn remove(state: &mut StateDict, f: impl Fn(&Leaf) -> bool) {
     let left = std::mem::take(state)
         .try_map::<Leaf, ()>(&mut |_, leaf| Ok((!f(&leaf)).then_some(Tree::Leaf(leaf))));
     *state = left.unwrap().unwrap_or_default();
+}
+
+/// Tensor- and data-parallel rank, by the part of the model that the state has.
+pub(crate) fn rank_of(state: &StateDict) -> [u32; 2] {
+    let mut found = [0, 0];
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(t) = leaf
+            && &*t.key == "norm"
+        {
+            found = [t.replica_id.0[1], t.replica_id.0[2]];
+        }
+    });
+    found
 }

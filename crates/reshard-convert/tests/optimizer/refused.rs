@@ -1,6 +1,6 @@
 //! What is refused, before anything is written.
 
-use crate::model::{layout, remove, saved};
+use crate::model::{layout, rank_of, remove, saved};
 use reshard::{
     ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
@@ -149,5 +149,38 @@ fn buckets_of_the_layout_and_stored_ones_are_the_same() {
         error
             .contains("bucket 1 of buffer 0 of group 0 is stored, but the layout does not have it"),
         "{error}"
+    );
+}
+
+#[test]
+fn flattened_parts_are_held_against_the_layout_where_they_lie_in_the_bucket() {
+    let from = Saved::new(ShardingType::FullyShardedBucketSpace, |_| ());
+    // The second rank of the first bucket has elements 64..72, which belong to one parameter.
+    let mut other = layout();
+    other.params[1].start = 70;
+    let error = refused(&from.url(), Some(other)).to_string();
+    assert!(
+        error.contains("64..72") && error.contains("(70..78)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn two_items_can_not_get_one_key() {
+    let from = Saved::new(ShardingType::FullyShardedModelSpace, |state| {
+        let data = Tensor::from_vec(&[1], vec![0f32]).unwrap();
+        let key = "optimizer.state.param.norm";
+        state.insert(
+            "other",
+            ShardedTensor::replicated(key, data, rank_of(state)),
+        );
+    });
+    let error = refused(&from.url(), None);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let said = error.to_string();
+    assert!(
+        said.contains("optimizer.state.fp32_param.norm")
+            && said.contains("would be stored as optimizer.state.param.norm"),
+        "{said}"
     );
 }

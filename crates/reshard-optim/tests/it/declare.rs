@@ -1,9 +1,13 @@
 //! What is declared, and what is refused.
 
 use crate::state::{dict, floats, model, optimizer, params, state};
+use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    model::{Dims, Layout, Leaf, LocalNonpersistent, Sharded, ShardedTensorFactory, Swiglu, Tree},
+    DType, Data, ErrorKind, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{
+        Dims, Layout, Leaf, LocalNonpersistent, ModelError, Sharded, ShardedTensorFactory, Swiglu,
+        Tree,
+    },
 };
 use reshard_optim::{
     OptimError, OptimTensor, ParamId, chained_optim_state, fp32_from_fp16_params,
@@ -346,6 +350,52 @@ fn what_is_both_transposed_and_flattened_is_refused_with_the_reason() {
 }
 
 #[test]
+fn what_a_factory_refuses_is_known_at_declaration() {
+    // It stores its tensor transposed, so it can't take a range.
+    let data = floats(&[2, 2], &[0.; 4]);
+    let build = |f: &ShardedTensorFactory| match &f.flattened_range {
+        None => Ok(Tree::List(Vec::new())),
+        Some(range) => Err(ModelError::Structure {
+            path: f.key.to_string(),
+            what: format!(
+                "elements {}..{} of a transposed tensor are no range",
+                range.start, range.end
+            ),
+        }),
+    };
+    let factory = ShardedTensorFactory::new("w", data, build, |_, _| Ok(Value::None));
+    let mut model = StateDict::new();
+    model.insert("w", factory);
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "w")]).unwrap();
+    let param = params.get(ParamId(0)).unwrap();
+    make_sharded_optimizer_tensor(param, floats(&[2, 2], &[0.; 4]), "o").unwrap();
+    let range = OptimTensor::from(floats(&[1], &[0.])).flattened(1..2);
+    let error = make_sharded_optimizer_tensor(param, range, "o").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "at o.w: elements 1..2 of a transposed tensor are no range"
+    );
+}
+
+#[test]
+fn the_common_step_is_taken_out_of_each_parameter() {
+    let mut optim = optimizer(vec![(0, "step", Value::Int(9)), (4, "step", Value::Int(9))]);
+    assert_eq!(take_common_step(&mut optim).unwrap(), Some(Value::Int(9)));
+    assert_eq!(take_common_step(&mut optim).unwrap(), None);
+}
+
+#[test]
+fn a_part_of_a_larger_tensor_is_not_transposed() {
+    let memory = floats(&[2, 4], &[0.; 8]);
+    let part = memory.narrow(&reshard::Region::new([0, 1], [2, 2]));
+    let mut model = StateDict::new();
+    model.insert("w", ShardedTensor::full("w", part));
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "w")]).unwrap();
+    let range = OptimTensor::from(floats(&[2], &[0.; 2])).flattened(1..3);
+    make_sharded_optimizer_tensor(params.get(ParamId(0)).unwrap(), range, "o").unwrap();
+}
+
+#[test]
 fn several_optimizers_are_one_dict_with_prefixes_and_a_single_one_stays() {
     let child = || {
         let params = params(&[(0, "b")]);
@@ -433,5 +483,72 @@ fn what_does_not_have_the_form_of_an_optimizer_is_refused_with_its_path() {
         let error = optim_state_to_sharding_state(&mut state(bad), &params, &BTreeSet::new());
         let said = error.unwrap_err().to_string();
         assert!(said.starts_with(&format!("at {path}:")), "{said}");
+    }
+}
+
+/// The rows of a tensor-parallel rank, `[w | v]`: of 8 rows `w` and 8 rows `v`, whose numbers are all different.
+fn gated(rank: u64, of: u64) -> Tensor {
+    let rows = 8 / of;
+    let row = |i: u64| [i as f32 * 2., i as f32 * 2. + 1.];
+    let half = |first: u64| (first..first + rows).flat_map(row).collect::<Vec<f32>>();
+    Tensor::from_vec(
+        &[rows * 2, 2],
+        [half(rank * rows), half(8 + rank * rows)].concat(),
+    )
+    .unwrap()
+}
+
+/// The momentum of a gated linear unit of which tensor-parallel rank `rank` has its part.
+fn momentum_of_gated(rank: u64, of: u64, form: Swiglu, data: Option<Tensor>) -> StateDict {
+    let whole =
+        ShardedTensor::declare("fc1", DType::BFloat16, &[16 / of, 2], &[(0, rank, of)], 0).unwrap();
+    let mut model = StateDict::new();
+    model.insert("fc1", ShardedTensorFactory::swiglu(whole, form).unwrap());
+    let params = param_id_to_sharded_param_map(&model, [(ParamId(0), "fc1")]).unwrap();
+    let state = match data {
+        Some(data) => OptimTensor::from(data),
+        None => OptimTensor::template(DType::Float32, &[16 / of, 2]),
+    };
+    let leaf =
+        make_sharded_optimizer_tensor(params.get(ParamId(0)).unwrap(), state, "optimizer.state.m");
+    let mut out = StateDict::new();
+    out.insert("m", leaf.unwrap());
+    out
+}
+
+#[test]
+fn state_of_a_gated_linear_unit_is_saved_on_two_ranks_and_loaded_on_one_and_four() {
+    for form in [Swiglu::OneKey, Swiglu::TwoKeys] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("saved").display().to_string();
+        let states: Vec<StateDict> = (0..2)
+            .map(|rank| momentum_of_gated(rank, 2, form, Some(gated(rank, 2))))
+            .collect();
+        let groups = LocalGroup::new(2);
+        let saves = groups.iter().zip(&states).map(|(group, state)| {
+            let save = reshard::save(state, &url).group(group);
+            async move { save.await }
+        });
+        for saved in block_on(join_all(saves)) {
+            saved.unwrap();
+        }
+        for of in [1, 4] {
+            for rank in 0..of {
+                let template = momentum_of_gated(rank, of, form, None);
+                let loaded = reshard::blocking::load(template, &url).unwrap();
+                let got = loaded
+                    .get("m")
+                    .unwrap()
+                    .leaf()
+                    .unwrap()
+                    .as_tensor()
+                    .unwrap();
+                assert_eq!(
+                    got.to_vec::<f32>(),
+                    gated(rank, of).to_vec(),
+                    "{form:?}: {rank} of {of}"
+                );
+            }
+        }
     }
 }

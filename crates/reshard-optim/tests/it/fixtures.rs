@@ -8,8 +8,8 @@ use reshard::{
     model::{Dims, Leaf, Step, Tree},
 };
 use reshard_optim::{
-    ParamId, fp32_from_fp16_params, param_id_to_sharded_param_map, restore_optim_state,
-    sharded_optim_state,
+    OptimTensor, ParamId, fp32_from_fp16_params, make_sharded_optimizer_tensor,
+    param_id_to_sharded_param_map, restore_optim_state, sharded_optim_state,
 };
 use serde_json::Value as Json;
 use std::{fs, path::PathBuf};
@@ -143,16 +143,38 @@ fn saved(expected: &Json, url: &str) {
     let states: Vec<StateDict> = (0..4)
         .map(|rank| rank_state(expected, rank, true))
         .collect();
-    let groups = LocalGroup::new(4);
-    let saves = groups.iter().zip(&states).map(|(group, state)| {
-        let save = reshard::save(state, url)
-            .group(group)
-            .dialect(Dialect::Megatron);
+    save(&states, url);
+}
+
+fn save(states: &[StateDict], url: &str) {
+    let groups = LocalGroup::new(states.len() as u32);
+    let saves = groups.iter().zip(states).map(|(group, state)| {
+        let save = reshard::save(state, url).group(group);
+        let save = save.dialect(Dialect::Megatron);
         async move { save.await }
     });
     for report in block_on(join_all(saves)) {
         report.unwrap();
     }
+}
+
+/// A tensor has the same type, shape, chunks and bytes in both.
+fn same(ours: &Checkpoint, theirs: &Checkpoint, key: &str, item: &Json) {
+    let (a, b) = (ours.tensor(key).unwrap(), theirs.tensor(key).unwrap());
+    assert_eq!((a.dtype(), a.shape()), (b.dtype(), b.shape()), "{key}");
+    let mut chunks: Vec<Region> = a.chunks().into_iter().map(|c| c.region).collect();
+    chunks.sort();
+    let chunk = |c: &Json| Region::new(numbers(&c[0]), numbers(&c[1]));
+    let mut want: Vec<Region> = item["chunks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(chunk)
+        .collect();
+    want.sort();
+    assert_eq!(chunks, want, "{key}");
+    let read = |t: reshard::TensorHandle| block_on(t.read(..)).unwrap().to_bytes();
+    assert_eq!(read(a), read(b), "{key}");
 }
 
 #[test]
@@ -229,21 +251,11 @@ fn what_four_ranks_save_has_the_keys_shapes_chunks_and_bytes_of_megatrons() {
         };
         assert_eq!(keys(&ours), keys(&theirs));
         for (key, item) in expected["dcp"]["items"].as_object().unwrap() {
-            let (a, b) = (ours.tensor(key).unwrap(), theirs.tensor(key).unwrap());
-            assert_eq!((a.dtype(), a.shape()), (b.dtype(), b.shape()), "{key}");
-            assert_eq!(a.shape().to_vec(), numbers(&item["size"]));
-            let mut chunks: Vec<Region> = a.chunks().into_iter().map(|c| c.region).collect();
-            chunks.sort();
-            let mut want: Vec<Region> = item["chunks"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|c| Region::new(numbers(&c[0]), numbers(&c[1])))
-                .collect();
-            want.sort();
-            assert_eq!(chunks, want, "{key}");
-            let read = |t: reshard::TensorHandle| block_on(t.read(..)).unwrap().to_bytes();
-            assert_eq!(read(a), read(b), "{key}");
+            assert_eq!(
+                ours.tensor(key).unwrap().shape().to_vec(),
+                numbers(&item["size"])
+            );
+            same(&ours, &theirs, key, item);
         }
         let common = |c: &Checkpoint| Value::from(block_on(c.common()).unwrap());
         assert_eq!(common(&ours), common(&theirs));
@@ -300,4 +312,66 @@ fn what_megatron_saved_loads_into_our_declarations() {
             }
         }
     }
+}
+
+/// Layer by layer, as Megatron's distributed optimizer declares it: each data-parallel rank has a range of a parameter.
+fn distributed(theirs: &Checkpoint, rank: u32) -> StateDict {
+    let (tp, dp) = (rank % 2, rank / 2);
+    let mut model = StateDict::new();
+    for layer in 0..2 {
+        let offsets = [(0, layer, 2), (1, tp.into(), 2)];
+        let weight =
+            ShardedTensor::declare("decoder.weight", DType::BFloat16, &[4, 4], &offsets, 1);
+        model.insert(
+            format!("{layer}"),
+            weight.unwrap().with_replica_id([0, 0, dp]),
+        );
+    }
+    let params =
+        param_id_to_sharded_param_map(&model, [(ParamId(0), "0"), (ParamId(1), "1")]).unwrap();
+    let mut state = StateDict::new();
+    for (layer, ranges) in [(0, [0..6, 6..16]), (1, [0..16, 16..16])] {
+        let range = ranges[dp as usize].clone();
+        for name in ["fp32_param", "exp_avg", "exp_avg_sq"] {
+            let prefix = format!("optimizer.state.{name}");
+            let whole = theirs.tensor(&format!("{prefix}.decoder.weight")).unwrap();
+            let region = Region::new([layer, u64::from(tp) * 4, 0], [1, 4, 4]);
+            let elements = block_on(whole.read(region)).unwrap().view(&[16]).unwrap();
+            let part = elements.narrow(&Region::new([range.start], [range.end - range.start]));
+            let part = OptimTensor::from(part)
+                .flattened(range.clone())
+                .with_replica_id([0, 0, 0]);
+            let leaf =
+                make_sharded_optimizer_tensor(params.get(ParamId(layer)).unwrap(), part, &prefix);
+            state.insert(format!("{layer}.{name}"), leaf.unwrap());
+        }
+    }
+    state
+}
+
+#[test]
+fn flattened_state_has_the_keys_chunks_and_bytes_of_megatrons_distributed_optimizer() {
+    let name = "mc012_dist_opt_model_space_w4";
+    let expected = expected(name);
+    let theirs = block_on(Checkpoint::open(
+        &folder(name).join("ckpt").display().to_string(),
+    ))
+    .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ours").display().to_string();
+    let states: Vec<StateDict> = (0..4).map(|rank| distributed(&theirs, rank)).collect();
+    save(&states, &url);
+    let ours = block_on(Checkpoint::open(&url)).unwrap();
+    let mut seen = 0;
+    for (key, item) in expected["dcp"]["items"].as_object().unwrap() {
+        if key.starts_with("optimizer.state.") {
+            assert_eq!(
+                ours.tensor(key).unwrap().flattened_shape(),
+                Some(numbers(&item["size"]).into())
+            );
+            same(&ours, &theirs, key, item);
+            seen += 1;
+        }
+    }
+    assert_eq!((seen, ours.metadata().tensor_count()), (3, 3));
 }
