@@ -158,9 +158,13 @@ impl StorageReader for ZarrReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        let info = |chunk: Chunk<'_>| {
-            let bytes = *self.files.get(&chunk.file)?;
-            Some(StorageInfo::new(chunk.file, 0..bytes))
+        // The value of elements that are not stored stands in the description.
+        let info = |chunk: Chunk<'_>| match self.files.get(&chunk.file) {
+            Some(&bytes) => Some(StorageInfo::new(chunk.file, 0..bytes)),
+            None => {
+                let description = Name::new(format!("{}/{ZARRAY}", chunk.array.key)).ok()?;
+                Some(StorageInfo::new(description, 0..0))
+            }
         };
         self.chunk(chunk).ok().and_then(info).into_iter().collect()
     }
