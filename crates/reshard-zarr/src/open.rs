@@ -45,6 +45,10 @@ impl OpenFormat for Zarr {
         &[RECORD]
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        &[ZARRAY]
+    }
+
     fn can_handle_sharded_objects(&self) -> bool {
         false
     }
