@@ -36,6 +36,18 @@ impl<'a> Shard<'a> {
         &self.cells
     }
 
+    /// The position of the shard of an inner chunk, and the number of the inner chunk there.
+    pub(crate) fn place(&self, inner: &[u64]) -> (Dims, Option<u64>) {
+        let mut number = 0u64;
+        let mut position = Dims::default();
+        for (at, cells) in inner.iter().zip(&self.cells) {
+            let cells = (*cells).max(1);
+            position.push(at / cells);
+            number = number.saturating_mul(cells).saturating_add(at % cells);
+        }
+        (position, Some(number))
+    }
+
     /// How many inner chunks there are.
     pub(crate) fn count(&self) -> u64 {
         self.cells.volume().unwrap_or(u64::MAX)

@@ -129,6 +129,28 @@ impl ArrayMeta {
             .collect()
     }
 
+    /// The shape of what is read at once: a chunk, or an inner chunk of a shard.
+    pub(crate) fn cell(&self) -> &Dims {
+        match &self.encoding {
+            Encoding::Chunk(_) => &self.chunk,
+            Encoding::Sharded(sharding) => &sharding.inner,
+        }
+    }
+
+    /// How a chunk, or an inner chunk of a shard, is stored.
+    pub(crate) fn stored(&self) -> &Stored {
+        match &self.encoding {
+            Encoding::Chunk(stored) => stored,
+            Encoding::Sharded(sharding) => &sharding.stored,
+        }
+    }
+
+    /// Bytes of the elements of one cell, as they are decoded.
+    pub(crate) fn cell_bytes(&self) -> u64 {
+        let elements = self.cell().volume().unwrap_or(u64::MAX);
+        elements.saturating_mul(self.dtype.size())
+    }
+
     /// Bytes of the elements of one full file, as they are decoded.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         // The parser has checked the product.
