@@ -10,7 +10,7 @@ mod verify;
 
 use crate::{
     NAME,
-    array::find::{LONE, ZARR_JSON, ZARRAY},
+    array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA},
 };
 use async_trait::async_trait;
 use crc::Crc;
@@ -82,17 +82,18 @@ impl ZarrReader {
             .filter(|array| *array.folder == *folder)
     }
 
-    /// The file that describes an array which can't be read.
+    /// The file that describes an array.
     pub(crate) fn description(&self, key: &str) -> String {
+        let usual = format!("{key}/{ZARRAY}");
         let names = [
-            format!("{key}/{ZARRAY}"),
             format!("{key}/{ZARR_JSON}"),
+            usual.clone(),
             ZARR_JSON.into(),
+            ZMETADATA.into(),
+            ZARRAY.into(),
         ];
-        let [usual, ..] = &names;
-        let there =
-            |name: &&String| Name::new(name.as_str()).is_ok_and(|n| self.files.contains_key(&n));
-        names.iter().find(there).unwrap_or(usual).clone()
+        let there = |name: &String| Name::new(&**name).is_ok_and(|n| self.files.contains_key(&n));
+        names.into_iter().find(there).unwrap_or(usual)
     }
 
     /// Why an array can't be read.
@@ -176,7 +177,9 @@ impl StorageReader for ZarrReader {
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
         let info = |chunk: Chunk<'_>| match self.stored(&chunk) {
-            Ok(stored) => stored,
+            Ok(Some(stored)) => Some(stored),
+            // The value of elements that are not stored stands in the description.
+            Ok(None) => Some((Name::new(self.description(&chunk.array.key)).ok()?, 0..0)),
             // Its file may be damaged.
             Err(_) => {
                 let file = chunk.array.file(chunk.number).ok()?;

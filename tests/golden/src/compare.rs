@@ -31,9 +31,9 @@ pub fn compare(checkpoint: &Checkpoint, expected: &Expected, depth: Depth) -> Ve
         match block_on(checkpoint.object(key)) {
             Err(e) => c.note(key, &chain(&e)),
             Ok(v) => {
-                // Megatron Core wraps what a cell of an array holds into a list.
+                let wraps = expected.wraps_objects();
                 let v = match (v, &object.says) {
-                    (Value::List(mut v), Says::Typed(_)) if v.len() == 1 => v.remove(0),
+                    (Value::List(mut v), Says::Typed(_)) if wraps && v.len() == 1 => v.remove(0),
                     (v, _) => v,
                 };
                 c.value(key, &object.says, &v);

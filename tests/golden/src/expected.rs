@@ -13,6 +13,8 @@ type Result<T> = std::result::Result<T, String>;
 /// What is known of a checkpoint.
 #[derive(Debug)]
 pub struct Expected {
+    /// The format: `torch_dist` or `zarr`.
+    pub backend: String,
     /// Whether it is as its writer left it.
     pub sound: bool,
     /// Whether a reader can know that it is damaged; only of damaged ones.
@@ -109,9 +111,15 @@ impl Expected {
         }
     }
 
+    /// Whether Megatron Core wraps what a cell of an array of objects holds into a list.
+    pub fn wraps_objects(&self) -> bool {
+        self.backend == "torch_dist"
+    }
+
     fn new(json: &Json) -> Self {
         let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
         Self {
+            backend: json["backend"].as_str().unwrap_or("torch_dist").into(),
             sound: json.get("expect").is_none_or(|e| e == "ok"),
             detectable: json["detectable_by_reader"].as_bool().unwrap_or(false),
             description: text("description") + &text("note"),
@@ -194,10 +202,12 @@ fn dcp(json: &Json) -> Result<Option<Expected>> {
 }
 
 fn megatron(json: &Json) -> Result<Option<Expected>> {
-    if json["backend"] != "torch_dist" {
-        return Ok(None);
-    }
     let mut out = Expected::new(json);
+    let is_dcp = match &*out.backend {
+        "torch_dist" => true,
+        "zarr" => false,
+        _ => return Ok(None),
+    };
     for file in array(&json["files"], "files")? {
         let name = file["path"].as_str().ok_or("files: no path")?;
         out.files
@@ -205,7 +215,11 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
     }
     let dcp = &json["dcp"];
     let mut places = BTreeMap::new();
-    for row in array(&dcp["storage"], "dcp.storage")? {
+    let rows = match is_dcp {
+        true => &array(&dcp["storage"], "dcp.storage")?[..],
+        false => &[],
+    };
+    for row in rows {
         let key = row[0].as_str().ok_or("dcp.storage: no name")?.to_owned();
         let offset = row[1].as_array().map(|_| dims(&row[1])).transpose()?;
         let (Some(file), Some(at), Some(length)) =
@@ -224,6 +238,12 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
     }
     for (key, t) in object(&json["tensors"], "tensors")? {
         let mut stored = facts(t)?;
+        // Arrays of Zarr have the tensor's own shape, whether it was saved flattened or not.
+        if !is_dcp {
+            stored.shape = dims(&t["global_shape"]).or(Ok::<_, String>(stored.shape))?;
+            out.tensors.insert(key.clone(), stored);
+            continue;
+        }
         // What is stored of a flattened tensor has another shape, which PyTorch reads as it is. Megatron Core gives one axis.
         if t["flattened_in_ckpt"] == true {
             let plain = facts(&dcp["plain_load"][key])?;

@@ -68,7 +68,7 @@ pub fn ours() -> bool {
     std::env::var_os("RESHARD_FIXTURES").is_none()
 }
 
-/// All fixtures in torch_dist, by name; safetensors and zarr are formats of their own.
+/// All fixtures in torch_dist and zarr, by name; safetensors is a format of its own.
 ///
 /// # Panics
 /// When there is none, or one can't be parsed: a test that looks at nothing proves nothing.

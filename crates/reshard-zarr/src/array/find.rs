@@ -14,7 +14,7 @@ pub(crate) const ZARRAY: &str = ".zarray";
 /// The description of an array or a group of Zarr v3.
 pub(crate) const ZARR_JSON: &str = "zarr.json";
 /// Consolidated metadata of Zarr v2.
-const ZMETADATA: &str = ".zmetadata";
+pub(crate) const ZMETADATA: &str = ".zmetadata";
 
 /// The key of an array that is the place itself.
 pub(crate) const LONE: &str = "tensor";
@@ -107,8 +107,7 @@ pub(crate) async fn arrays(
     if let Some(bytes) = files.get(&Name::new(all)?) {
         limits.whole(all, *bytes)?;
         let text = store.read(&Name::new(all)?, 0..*bytes).await?;
-        let v2 = parse_zmetadata(&text).unwrap_or_default().into_iter();
-        consolidated.extend(v2.map(|(path, meta)| (path, Node::Array(Box::new(meta)))));
+        consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
     }
     for (folder, node) in consolidated {
         if let Node::Array(meta) = node

@@ -68,10 +68,12 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
         .match_indices('/')
         .map(|(at, _)| (&name[..at], &name[at + 1..]));
     folders.chain([("", name)]).find_map(|(folder, rest)| {
-        let array = reader
-            .arrays
-            .iter()
-            .find(|array| *array.folder == *folder)?;
+        // Nobody knows how an array names its chunks that can't be read.
+        let numbered = || rest.starts_with("c/") || rest.starts_with(|c: char| c.is_ascii_digit());
+        if reader.refused.contains_key(folder) && numbered() {
+            return Some(FileRole::Part);
+        }
+        let array = reader.array_in(folder)?;
         match array.meta.keys.cell(rest, array.meta.shape.len()) {
             // Beyond its shape.
             Some(_) => Some(FileRole::Leftover),

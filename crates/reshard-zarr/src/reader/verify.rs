@@ -98,7 +98,9 @@ async fn check(
     match (crc.finalize(), array.checksum(*number)) {
         (found, Some(written)) if found != written => {
             let what = differs(&array.key, found, written);
-            Err(StrategyError::corrupt(file, Some(at.start), what))
+            // Of a file that is one chunk it is said as a whole.
+            let offset = Some(at.start).filter(|at| *at > 0);
+            Err(StrategyError::corrupt(file, offset, what))
         }
         _ => Ok(at.end - at.start),
     }

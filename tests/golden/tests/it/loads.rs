@@ -120,7 +120,29 @@ fn success(f: &Fixture, l: &Json) -> Result<(), String> {
     Ok(())
 }
 
+/// Megatron Core's zarr refuses a leaf that lies outside of the stored tensor, if shapes may differ. Its torch_dist fills it with zeros,
+/// and so does reshard, whatever the format.
+fn is_outside(l: &Json) -> bool {
+    let error = l["error"]
+        .as_array()
+        .and_then(|e| e.last())
+        .unwrap_or(&l["error"]);
+    error
+        .as_str()
+        .is_some_and(|e| e.contains("Got empty slice"))
+}
+
 fn refusal(f: &Fixture, l: &Json) -> Result<(), String> {
+    if is_outside(l) {
+        for loaded in call(f, l, Cast::Never) {
+            let state = loaded.map_err(|e| chain(&e))?;
+            let zeros = tensor(&state, "t").is_some_and(|t| t.to_bytes().iter().all(|b| *b == 0));
+            if !zeros {
+                return Err("what lies outside of the tensor is not zero".into());
+            }
+        }
+        return Ok(());
+    }
     for loaded in call(f, l, Cast::Any) {
         let Err(e) = loaded else {
             return Err(format!("it was loaded; Megatron Core says {}", l["error"]));

@@ -76,7 +76,22 @@ const UNREAD: &[(&str, &str)] = &[
         "megatron/mc020_integrity_w2/ckpt/integrity.json",
         "not yet: Megatron's digests of files",
     ),
+    (
+        "megatron/zarr012_dist_opt_model_space_w4/ckpt/optimizer.state.exp_avg.decoder.weight.sync",
+        LOCKS,
+    ),
+    (
+        "megatron/zarr012_dist_opt_model_space_w4/ckpt/optimizer.state.exp_avg_sq.decoder.weight.sync",
+        LOCKS,
+    ),
+    (
+        "megatron/zarr012_dist_opt_model_space_w4/ckpt/optimizer.state.fp32_param.decoder.weight.sync",
+        LOCKS,
+    ),
+    ("megatron/zarr012_flat_guide_w6/ckpt/guide.sync", LOCKS),
 ];
+
+const LOCKS: &str = "empty files that Megatron Core has locked";
 
 const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows what lies in it";
 

@@ -11,8 +11,8 @@ use reshard_parallel as _;
 use serde_json::{Value as Json, json};
 
 /// Each way in which ranks read for each other, over all ranks and in sub-groups.
-fn ways() -> Vec<Json> {
-    let base = json!({ "type": "torch_dist" });
+fn ways(backend: &str) -> Vec<Json> {
+    let base = json!({ "type": backend });
     let shared =
         |exchange: &str| json!({ "type": "fully_parallel", "exchange": exchange, "base": base });
     let mut out: Vec<Json> = ["broadcast", "gather_rounds", "gather_object"]
@@ -68,6 +68,8 @@ fn is_by_settings(f: &Fixture) -> bool {
         "_async_",
         "_cached_metadata_",
         "/async_",
+        // The programs that could load these saved them, and loaded them in two stages.
+        "/zarr012_",
     ]
     .iter()
     .any(|name| f.name.contains(name))
@@ -76,7 +78,7 @@ fn is_by_settings(f: &Fixture) -> bool {
 /// Every rank gets all of it, on as many ranks as saved it and on other numbers.
 #[test]
 fn ranks_that_read_for_each_other_get_what_the_program_saved() {
-    let (mut settings, mut loads, mut wrong) = (ways().into_iter().cycle(), 0, Vec::new());
+    let (mut settings, mut loads, mut wrong) = (0.., 0, Vec::new());
     let mut whole = 0;
     for f in fixtures().iter().filter(|f| f.expected.sound) {
         let checkpoint = block_on(Checkpoint::open(&f.url())).unwrap();
@@ -88,9 +90,15 @@ fn ranks_that_read_for_each_other_get_what_the_program_saved() {
             })
         };
         // Of those that were saved by such settings each way is tried on all these ranks, of the others one after the other.
+        let all = ways(&f.expected.backend);
         let (ways, ranks) = match is_by_settings(f) {
-            true => (ways(), vec![1, 2, world(f), world(f) + 1]),
-            false => (settings.by_ref().take(1).collect(), vec![2.max(world(f))]),
+            true => (all, vec![1, 2, world(f), world(f) + 1]),
+            false => {
+                let way = settings
+                    .next()
+                    .and_then(|n: usize| all.get(n % all.len()).cloned());
+                (way.into_iter().collect(), vec![2.max(world(f))])
+            }
         };
         whole += usize::from(is_by_settings(f));
         for way in ways {
@@ -107,6 +115,6 @@ fn ranks_that_read_for_each_other_get_what_the_program_saved() {
         }
     }
     println!("{loads} loads, {whole} checkpoints by such settings");
-    assert!(whole == 10 || !ours(), "{whole}");
+    assert!(whole == 18 || !ours(), "{whole}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -79,12 +79,10 @@ pub(crate) fn differences(
             wrong.extend(what.map(|what| format!("{f}: {key}: {what}")));
             continue;
         }
-        let stored = match (
-            block_on(checkpoint.object(key)).unwrap(),
-            checkpoint.dialect(),
-        ) {
-            (Value::List(mut v), Dialect::Megatron) if v.len() == 1 => v.remove(0),
-            (v, _) => v,
+        let wraps = checkpoint.dialect() == Dialect::Megatron && f.expected.wraps_objects();
+        let stored = match block_on(checkpoint.object(key)).unwrap() {
+            Value::List(mut v) if wraps && v.len() == 1 => v.remove(0),
+            v => v,
         };
         if got.cloned().map(Value::from) != Some(stored.clone()) {
             wrong.push(format!(
