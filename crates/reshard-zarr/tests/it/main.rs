@@ -5,6 +5,7 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod arrays;
 mod chunks;
 mod contracts;
 mod damaged;
