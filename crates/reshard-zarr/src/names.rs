@@ -9,8 +9,7 @@ pub const NAME: &str = "zarr";
 /// The file that reshard adds to a zarr checkpoint: checksums, and what zarr has no place for. Other programs ignore it.
 pub const RECORD: &str = "reshard-zarr.json";
 
-/// The description of an array of Zarr v2.
-pub(crate) const ZARRAY: &str = ".zarray";
+pub(crate) use crate::array::find::ZARRAY;
 
 /// What Megatron Core appends to the name of an array for its lock files.
 pub(crate) const SYNC: &str = ".sync";

@@ -2,17 +2,19 @@
 
 use crate::{
     NAME, RECORD,
-    array::meta::{ArrayMeta, Encoding, Fault, FaultKind, parse_zarray},
+    array::{
+        find::{self, Found},
+        meta::{ArrayMeta, Fault, FaultKind},
+    },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
-    reader::{Array, Refused, ZarrReader},
+    reader::{Array, Kept, Refused, Shards, ZarrReader},
     record::{ArrayRecord, Record},
 };
 use async_trait::async_trait;
-use bytes::Bytes;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::{Depth, Listing, Name, Store};
+use reshard_storage::{Depth, Listing, Name};
 use reshard_strategy::{
     BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, ReadLimits, Result, StorageReader,
     StrategyError,
@@ -45,6 +47,10 @@ impl OpenFormat for Zarr {
         &[RECORD]
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        &[ZARRAY]
+    }
+
     fn can_handle_sharded_objects(&self) -> bool {
         false
     }
@@ -62,16 +68,21 @@ impl OpenFormat for Zarr {
             .into_iter()
             .map(|entry| (entry.name, entry.bytes))
             .collect();
-        let texts = texts(&cx.store, &files).await?;
+        // The lock files of Megatron Core are empty.
+        let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
+        let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
 
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
-        if texts.is_empty() && record.is_none() && cx.dialect != Dialect::Megatron {
+        if found.is_empty() && record.is_none() && cx.dialect != Dialect::Megatron {
             return Err(StrategyError::NotACheckpoint {
                 url: cx.store.url(),
                 why: format!("no folder in it has a {ZARRAY}, and there is no {RECORD}"),
             });
         }
-        let tables = Tables::of(texts, record, &cx.limits)?;
+        let mut tables = Tables::of(found, record, &cx.limits)?;
+        for array in &mut tables.arrays {
+            array.shards = Shards::read(array, &cx.store, &files).await?;
+        }
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),
             limits: cx.limits,
@@ -80,6 +91,7 @@ impl OpenFormat for Zarr {
             arrays: tables.arrays,
             refused: tables.refused,
             has_record: tables.has_record,
+            kept: Kept::new(cx.limits.max_kept),
             files,
         }))
     }
@@ -87,41 +99,6 @@ impl OpenFormat for Zarr {
 
 fn damaged_record(why: &str) -> StrategyError {
     StrategyError::corrupt(RECORD, None, format!("it can't be parsed: {why}"))
-}
-
-/// A description is a few hundred bytes; one with many filters is a few thousand.
-const DESCRIPTION: u64 = 1 << 20;
-
-/// How many descriptions are read in one call.
-const AT_ONCE: usize = 512;
-
-/// The description of each array, by its folder. `None` for one that is too long to be one.
-async fn texts(
-    store: &Arc<dyn Store>,
-    files: &BTreeMap<Name, u64>,
-) -> Result<Vec<(String, Option<Bytes>)>> {
-    let mut found = Vec::new();
-    for (name, &bytes) in files {
-        let Some((folder, ZARRAY)) = name.as_str().rsplit_once('/') else {
-            continue;
-        };
-        // The lock files of Megatron Core are empty.
-        if bytes == 0 && folder.ends_with(SYNC) {
-            continue;
-        }
-        found.push((folder.to_owned(), name.clone(), bytes));
-    }
-    let mut out = Vec::with_capacity(found.len());
-    for part in found.chunks(AT_ONCE) {
-        let short = part.iter().filter(|(.., bytes)| *bytes <= DESCRIPTION);
-        let ranges = short.map(|(_, name, bytes)| (name.clone(), 0..*bytes));
-        let mut read = store.read_ranges(ranges.collect()).await?.0.into_iter();
-        for (folder, _, bytes) in part {
-            let text = (*bytes <= DESCRIPTION).then(|| read.next()).flatten();
-            out.push((folder.clone(), text));
-        }
-    }
-    Ok(out)
 }
 
 /// What is stored, and what can't be read.
@@ -133,11 +110,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn of(
-        texts: Vec<(String, Option<Bytes>)>,
-        record: Option<Record>,
-        limits: &ReadLimits,
-    ) -> Result<Self> {
+    fn of(found: Vec<Found>, record: Option<Record>, limits: &ReadLimits) -> Result<Self> {
         let has_record = record.is_some();
         let Record {
             arrays: mut noted,
@@ -148,13 +121,17 @@ impl Tables {
             (Metadata::builder(), Vec::new(), BTreeMap::new());
         let mut room = Room::of(limits);
         let mut chunks = 0;
-        for (key, text) in texts {
-            let found = array(text.as_deref(), noted.remove(&key))
-                .and_then(|(meta, noted)| room.take(meta, noted));
-            match found {
+        for found in by_key(found) {
+            let key = found.key().to_owned();
+            let folder = found.folder.clone();
+            let taken = match builder.tensor(&key) {
+                None => array(found, noted.remove(&key)),
+                Some(_) => Err(Refused::unknown("a folder in it has the same key")),
+            };
+            match taken.and_then(|(meta, noted)| room.take(meta, noted)) {
                 Err(why) => drop(refused.insert(key, why)),
                 Ok(found) => {
-                    let array = found.enter(&key, &mut builder, chunks)?;
+                    let array = found.enter(&key, folder, &mut builder, chunks)?;
                     chunks += array.count;
                     arrays.push(array);
                 }
@@ -173,23 +150,27 @@ impl Tables {
     }
 }
 
+/// In the order of their keys. Of two with one key, the one in a folder comes first.
+fn by_key(mut found: Vec<Found>) -> Vec<Found> {
+    found.sort_by(|a, b| (a.key(), &b.folder).cmp(&(b.key(), &a.folder)));
+    found
+}
+
 /// The description of an array, and what the record says of it.
 fn array(
-    text: Option<&[u8]>,
+    found: Found,
     noted: Option<ArrayRecord>,
 ) -> Result<(ArrayMeta, Option<ArrayRecord>), Refused> {
-    let text = text.ok_or_else(|| {
-        Refused::damaged(format!("its {ZARRAY} has more than {DESCRIPTION} bytes"))
-    })?;
     if let Some(noted) = &noted
-        && noted.zarray != crc32fast::hash(text)
+        && found.text.as_deref().map(crc32fast::hash) != Some(noted.zarray)
     {
         let what = format!(
-            "its {ZARRAY} is not the one that was written, judging by {RECORD}; if it was changed on purpose, remove {RECORD}"
+            "its {} is not the one that was written, judging by {RECORD}; if it was changed on purpose, remove {RECORD}",
+            found.description
         );
         return Err(Refused::damaged(what));
     }
-    let meta = parse_zarray(text).map_err(|Fault { kind, what }| Refused {
+    let meta = found.meta.map_err(|Fault { kind, what }| Refused {
         kind: match kind {
             FaultKind::Damaged => ErrorKind::Corrupt,
             FaultKind::Unknown => ErrorKind::Unsupported,
@@ -211,16 +192,17 @@ impl Room {
         }
     }
 
-    fn take(&mut self, meta: ArrayMeta, noted: Option<ArrayRecord>) -> Result<Found, Refused> {
+    fn take(&mut self, meta: ArrayMeta, noted: Option<ArrayRecord>) -> Result<Taken, Refused> {
         let too_many = |count: &str| Refused {
             kind: ErrorKind::Limit,
             what: format!(
                 "its shape {} has {count} chunks of {}, which are more than this version reads",
-                meta.shape, meta.chunk
+                meta.shape,
+                meta.cell()
             ),
         };
-        let grid = Grid::new(meta.shape.clone(), meta.chunk.clone())
-            .ok_or_else(|| Refused::damaged(format!("its chunks {} are no grid", meta.chunk)))?;
+        let grid = Grid::new(meta.shape.clone(), meta.cell().clone())
+            .ok_or_else(|| Refused::damaged(format!("its chunks {} are no grid", meta.cell())))?;
         let Some(count) = grid.count() else {
             return Err(too_many("more than 2⁶⁴"));
         };
@@ -240,13 +222,8 @@ impl Room {
             );
             return Err(Refused::damaged(what));
         }
-        match &meta.encoding {
-            Encoding::Chunk(stored) if stored.is_plain(meta.dtype) => {}
-            Encoding::Chunk(_) => return Err(Refused::unknown("its chunks are encoded")),
-            Encoding::Sharded(_) => return Err(Refused::unknown("it is stored in shards")),
-        }
         self.bytes = left;
-        Ok(Found {
+        Ok(Taken {
             meta,
             grid,
             count,
@@ -256,16 +233,22 @@ impl Room {
 }
 
 /// An array that can be read.
-struct Found {
+struct Taken {
     meta: ArrayMeta,
     grid: Grid,
     count: u64,
     noted: Option<ArrayRecord>,
 }
 
-impl Found {
+impl Taken {
     /// Adds it to the table of what is stored, which has so many chunks.
-    fn enter(self, key: &str, builder: &mut MetadataBuilder, first: u32) -> Result<Array> {
+    fn enter(
+        self,
+        key: &str,
+        folder: String,
+        builder: &mut MetadataBuilder,
+        first: u32,
+    ) -> Result<Array> {
         let Self {
             meta,
             grid,
@@ -282,6 +265,8 @@ impl Found {
         }
         Ok(Array {
             key: key.into(),
+            folder: folder.into(),
+            shards: Shards::default(),
             meta,
             grid,
             count: count as u32,

@@ -3,11 +3,18 @@
 mod array;
 mod crc;
 mod files;
+mod kept;
+mod packed;
+mod shards;
 mod verify;
 
-use crate::{NAME, names::ZARRAY};
+use crate::{
+    NAME,
+    array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA},
+};
 use async_trait::async_trait;
 use crc::Crc;
+use packed::Packed;
 use reshard_model::{Dialect, ErrorKind, Layout, Payload, Tensor};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
@@ -15,9 +22,11 @@ use reshard_strategy::{
     BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
     Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 pub(crate) use array::{Array, Refused};
+pub(crate) use kept::Kept;
+pub(crate) use shards::Shards;
 
 /// An opened checkpoint.
 #[derive(Debug)]
@@ -32,15 +41,16 @@ pub(crate) struct ZarrReader {
     pub(crate) refused: BTreeMap<String, Refused>,
     /// Whether reshard wrote it.
     pub(crate) has_record: bool,
+    /// Decoded chunks.
+    pub(crate) kept: Kept,
     /// All files of the place.
     pub(crate) files: BTreeMap<Name, u64>,
 }
 
-/// A chunk: its array, its number there, and its file.
+/// A chunk, or an inner chunk of a shard: its array, and its number there.
 pub(crate) struct Chunk<'r> {
     pub(crate) array: &'r Array,
     pub(crate) number: u32,
-    pub(crate) file: Name,
 }
 
 impl ZarrReader {
@@ -52,40 +62,47 @@ impl ZarrReader {
             .filter(|array| id.0 - array.first < array.count)
             .ok_or_else(unknown)?;
         let number = id.0 - array.first;
-        Ok(Chunk {
-            array,
-            number,
-            file: array.file(number)?,
-        })
+        Ok(Chunk { array, number })
     }
 
-    /// The length of a chunk's file. `None` if there is none, so that its elements are the fill value.
+    /// Which bytes of which file a chunk is. `None` if it is not stored, so that its elements are the fill value.
     ///
     /// # Errors
-    /// The file should be there, or it has another length.
-    pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<u64>> {
-        let Chunk { array, file, .. } = chunk;
-        let key = &array.key;
-        let wrong = |what: String| Err(StrategyError::corrupt(file, None, what));
-        match (self.files.get(file), array.checksum(chunk.number)) {
-            (None, Some(_)) => wrong(format!("it is missing, and it holds a chunk of {key}")),
-            (None, None) => Ok(None),
-            (Some(&bytes), _) => match array.meta.chunk_bytes() {
-                whole if bytes == whole => Ok(Some(bytes)),
-                whole => wrong(format!(
-                    "it has {bytes} bytes, but a chunk of {key} has {whole}"
-                )),
-            },
-        }
+    /// The file should be there, or it is damaged.
+    pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<(Name, Range<u64>)>> {
+        chunk.array.stored(chunk.number, &self.files)
+    }
+
+    /// The array in a folder.
+    fn array_in(&self, folder: &str) -> Option<&Array> {
+        let key = if folder.is_empty() { LONE } else { folder };
+        let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
+        at.ok()
+            .and_then(|n| self.arrays.get(n))
+            .filter(|array| *array.folder == *folder)
+    }
+
+    /// The file that describes an array.
+    pub(crate) fn description(&self, key: &str) -> String {
+        let usual = format!("{key}/{ZARRAY}");
+        let names = [
+            format!("{key}/{ZARR_JSON}"),
+            usual.clone(),
+            ZARR_JSON.into(),
+            ZMETADATA.into(),
+            ZARRAY.into(),
+        ];
+        let there = |name: &String| Name::new(&**name).is_ok_and(|n| self.files.contains_key(&n));
+        names.into_iter().find(there).unwrap_or(usual)
     }
 
     /// Why an array can't be read.
     fn refusal(&self, key: &str) -> Option<StrategyError> {
         let Refused { kind, what } = self.refused.get(key)?;
-        let file = || format!("{key}/{ZARRAY}");
         Some(match kind {
             ErrorKind::Corrupt => {
-                StrategyError::corrupt(file(), None, format!("array {key}: {what}"))
+                let file = self.description(key);
+                StrategyError::corrupt(file, None, format!("array {key}: {what}"))
             }
             _ => StrategyError::Unsupported {
                 strategy: self.key().to_string(),
@@ -113,10 +130,11 @@ impl ZarrReader {
     fn record(
         &self,
         chunk: &Chunk<'_>,
-        bytes: u64,
+        (name, record): (Name, Range<u64>),
         reads: Vec<ReadTensor>,
         cx: &ReadCx<'_>,
     ) -> Result<RecordRead> {
+        let bytes = record.end - record.start;
         let layout = chunk.array.layout(chunk.number)?;
         let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
         // Padding at the end of an axis is read along.
@@ -129,8 +147,8 @@ impl ZarrReader {
             .map(|read| read.part(&layout))
             .collect::<Result<_>>()?;
         Ok(RecordRead {
-            name: chunk.file.clone(),
-            record: 0..bytes,
+            name,
+            record,
             parts,
             check,
         })
@@ -158,11 +176,19 @@ impl StorageReader for ZarrReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        let info = |chunk: Chunk<'_>| {
-            let bytes = *self.files.get(&chunk.file)?;
-            Some(StorageInfo::new(chunk.file, 0..bytes))
+        let info = |chunk: Chunk<'_>| match self.stored(&chunk) {
+            Ok(Some(stored)) => Some(stored),
+            // The value of elements that are not stored stands in the description.
+            Ok(None) => Some((Name::new(self.description(&chunk.array.key)).ok()?, 0..0)),
+            // Its file may be damaged.
+            Err(_) => {
+                let file = chunk.array.file(chunk.number).ok()?;
+                let bytes = *self.files.get(&file)?;
+                Some((file, 0..bytes))
+            }
         };
-        self.chunk(chunk).ok().and_then(info).into_iter().collect()
+        let found = self.chunk(chunk).ok().and_then(info).into_iter();
+        found.map(|(file, at)| StorageInfo::new(file, at)).collect()
     }
 
     fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
@@ -208,23 +234,36 @@ impl StorageReader for ZarrReader {
         files::role(self, file)
     }
 
+    fn reads_columns_together(&self) -> bool {
+        true
+    }
+
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for read in reads {
             by_chunk.entry(read.selection.chunk).or_default().push(read);
         }
         let (mut totals, mut records) = (Traffic::default(), Vec::with_capacity(by_chunk.len()));
+        let mut packed = Vec::new();
         for (id, reads) in by_chunk {
             let chunk = self.chunk(id)?;
+            let meta = &chunk.array.meta;
             match self.stored(&chunk)? {
                 None => self.fill(chunk.array, reads, &mut totals)?,
-                Some(bytes) => {
-                    let record = self.record(&chunk, bytes, reads, cx)?;
+                Some(at) if meta.stored().is_plain(meta.dtype) => {
+                    let record = self.record(&chunk, at, reads, cx)?;
                     totals.verified += u64::from(record.check.is_some());
                     records.push(record);
                 }
+                Some((file, at)) => packed.push(Packed {
+                    chunk,
+                    file,
+                    at,
+                    reads,
+                }),
             }
         }
+        self.read_packed(packed, cx, &mut totals).await?;
         let read = self.store.read_into(records, cx.progress.clone()).await?;
         totals.needed += read.needed;
         totals.bytes += read.bytes;

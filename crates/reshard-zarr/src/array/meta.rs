@@ -16,7 +16,7 @@ mod v3;
 
 pub(crate) use fault::{Fault, FaultKind};
 pub(crate) use keys::ChunkKeys;
-pub(crate) use types::{ArrayMeta, Codec, Encoding, Group, Node, Sharding, Stored};
+pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};
 pub(crate) use v2::{parse_zarray, parse_zmetadata};
 pub(crate) use v3::parse_zarr_json;
 

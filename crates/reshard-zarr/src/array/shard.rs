@@ -10,9 +10,6 @@ use std::ops::Range;
 /// Bytes of an entry: where an inner chunk begins, and its length.
 pub(crate) const ENTRY: u64 = 16;
 
-/// The entry of an inner chunk that is not stored.
-pub(crate) const MISSING: [u8; 16] = [0xff; 16];
-
 /// How a shard is cut, and where its index lies.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard<'a> {
@@ -31,9 +28,16 @@ impl<'a> Shard<'a> {
         }
     }
 
-    /// Inner chunks per axis.
-    pub(crate) fn cells(&self) -> &Dims {
-        &self.cells
+    /// The position of the shard of an inner chunk, and the number of the inner chunk there.
+    pub(crate) fn place(&self, inner: &[u64]) -> (Dims, Option<u64>) {
+        let mut number = 0u64;
+        let mut position = Dims::default();
+        for (at, cells) in inner.iter().zip(&self.cells) {
+            let cells = (*cells).max(1);
+            position.push(at / cells);
+            number = number.saturating_mul(cells).saturating_add(at % cells);
+        }
+        (position, Some(number))
     }
 
     /// How many inner chunks there are.
@@ -139,11 +143,6 @@ impl Index {
         self.found.get(usize::try_from(number).ok()?)?.clone()
     }
 
-    /// How many inner chunks are not stored.
-    pub(crate) fn missing(&self) -> u64 {
-        self.found.iter().filter(|at| at.is_none()).count() as u64
-    }
-
     /// Fails if two inner chunks share bytes. Equal chunks may share all of them.
     fn overlap(&self) -> Result<(), Fault> {
         let mut stored: Vec<(u64, u64, usize)> = self
@@ -223,7 +222,6 @@ mod tests {
         let found = parse(&[(2, 2), NONE, (0, 2), (90, 10)]).unwrap();
         let ranges: Vec<_> = (0..5).map(|n| found.range(n)).collect();
         assert_eq!(ranges, [Some(2..4), None, Some(0..2), Some(90..100), None]);
-        assert_eq!(found.missing(), 1);
         // Equal inner chunks may be stored once.
         assert!(parse(&[(2, 2), (2, 2), NONE, NONE]).is_ok());
     }

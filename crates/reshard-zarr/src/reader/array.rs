@@ -1,26 +1,34 @@
 //! One array of an opened checkpoint.
 
+use super::shards::{Shards, grid};
 use crate::{
-    array::meta::{ArrayMeta, Encoding},
+    array::{
+        meta::{ArrayMeta, Encoding, Fault},
+        shard::Shard,
+    },
     grid::Grid,
 };
-use reshard_model::{ErrorKind, Layout, Region};
+use reshard_model::{Dims, ErrorKind, Layout, Region};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// An array, with the numbers of its chunks.
 #[derive(Debug)]
 pub(crate) struct Array {
-    /// Its folder, which is the key of its tensor.
+    /// The key of its tensor.
     pub(crate) key: Box<str>,
+    /// Its folder. It is empty if the place itself is the array.
+    pub(crate) folder: Box<str>,
     pub(crate) meta: ArrayMeta,
     pub(crate) grid: Grid,
     /// The id of its first chunk. The others follow in row-major order.
     pub(crate) first: u32,
     /// How many chunks it has.
     pub(crate) count: u32,
-    /// The CRC-32 of each chunk's file, if reshard wrote it.
+    /// Where the inner chunks of its shards lie.
+    pub(crate) shards: Shards,
+    /// The CRC-32 of each chunk, if reshard wrote it.
     pub(crate) checksums: Option<Vec<Option<u32>>>,
 }
 
@@ -50,12 +58,68 @@ impl Refused {
 impl Array {
     /// The file of a chunk.
     pub(crate) fn file(&self, number: u32) -> Result<Name> {
+        self.file_at(&self.place(number).0)
+    }
+
+    /// The file at a position of the grid of files.
+    pub(crate) fn file_at(&self, position: &[u64]) -> Result<Name> {
+        let name = self.meta.keys.name(position);
+        Ok(Name::new(match &*self.folder {
+            "" => name,
+            folder => format!("{folder}/{name}"),
+        })?)
+    }
+
+    /// The position of a chunk's file, and the number of the chunk in it if it is a shard.
+    pub(crate) fn place(&self, number: u32) -> (Dims, Option<u64>) {
         let at = self.grid.nth(number.into());
-        Ok(Name::new(format!(
-            "{}/{}",
-            self.key,
-            self.meta.keys.name(&at)
-        ))?)
+        match &self.meta.encoding {
+            Encoding::Chunk(_) => (at, None),
+            Encoding::Sharded(sharding) => Shard::of(&self.meta, sharding).place(&at),
+        }
+    }
+
+    /// Which bytes of which file a chunk is. `None` if it is not stored, so that its elements are the fill value. `files` are all
+    /// files of the checkpoint.
+    ///
+    /// # Errors
+    /// The file should be there, or it is damaged.
+    pub(crate) fn stored(
+        &self,
+        number: u32,
+        files: &BTreeMap<Name, u64>,
+    ) -> Result<Option<(Name, Range<u64>)>> {
+        let (position, inner) = self.place(number);
+        let file = self.file_at(&position)?;
+        let key = &self.key;
+        let wrong = |what: String| Err(StrategyError::corrupt(&file, None, what));
+        let Some(&bytes) = files.get(&file) else {
+            return match self.checksum(number) {
+                Some(_) => wrong(format!("it is missing, and it holds a chunk of {key}")),
+                None => Ok(None),
+            };
+        };
+        let at = match inner {
+            None => 0..bytes,
+            Some(inner) => match self.shards.range(&self.meta, &position, inner) {
+                Err(what) => return wrong(format!("{key}: {what}")),
+                Ok(Some(at)) => at,
+                Ok(None) if self.checksum(number).is_some() => {
+                    return wrong(format!(
+                        "inner chunk {inner} is missing, and it is one of {key}"
+                    ));
+                }
+                Ok(None) => return Ok(None),
+            },
+        };
+        // Encoded chunks have any length.
+        let encoded = !self.meta.stored().codecs.is_empty();
+        match (at.end - at.start, self.meta.cell_bytes()) {
+            (found, whole) if encoded || found == whole => Ok(Some((file, at))),
+            (found, whole) => wrong(format!(
+                "it has {found} bytes, but a chunk of {key} has {whole}"
+            )),
+        }
     }
 
     /// The checksum of a chunk's file.
@@ -63,31 +127,57 @@ impl Array {
         *self.checksums.as_ref()?.get(number as usize)?
     }
 
-    /// Where the elements of a chunk lie in its file, if the file holds them as they are. Those beyond the shape are left out.
+    /// Where the elements of a chunk lie in its bytes, as they are decoded. Those beyond the shape are left out.
     pub(crate) fn layout(&self, number: u32) -> Result<Layout> {
-        let Encoding::Chunk(stored) = &self.meta.encoding else {
-            return Err(StrategyError::Internal(format!(
-                "{} is stored in shards",
-                self.key
-            )));
-        };
-        let whole = stored.layout(self.meta.dtype, &self.meta.chunk);
+        let whole = self.meta.stored().layout(self.meta.dtype, self.meta.cell());
         let whole = whole.ok_or_else(|| {
             StrategyError::Internal(format!("a chunk of {} is too large", self.key))
         })?;
-        let region = self.grid.region(&self.grid.nth(number.into()));
-        Ok(whole.narrow(&Region::whole(&region.lengths)))
+        Ok(whole.narrow(&self.inside(number)))
     }
 
-    /// The bytes of its files.
+    /// The elements of a chunk that lie in the shape, counted from the start of the chunk.
+    pub(crate) fn inside(&self, number: u32) -> Region {
+        Region::whole(&self.grid.region(&self.grid.nth(number.into())).lengths)
+    }
+
+    /// The shards whose indexes are damaged, by their positions.
+    pub(crate) fn damaged_indexes(&self) -> impl Iterator<Item = (Dims, &Fault)> {
+        let grid = grid(&self.meta);
+        self.shards
+            .damaged()
+            .filter_map(move |(number, fault)| Some((grid.as_ref()?.nth(number), fault)))
+    }
+
+    /// Whether the index of its shard is damaged, so that nobody knows where a chunk lies.
+    pub(crate) fn is_lost(&self, number: u32) -> bool {
+        match self.place(number) {
+            (_, None) => false,
+            (position, Some(inner)) => self.shards.range(&self.meta, &position, inner).is_err(),
+        }
+    }
+
+    /// Bytes of its chunks that are stored, as far as they are sound.
     pub(crate) fn stored_bytes(&self, files: &BTreeMap<Name, u64>) -> u64 {
-        let bytes = (0..self.count).filter_map(|n| files.get(&self.file(n).ok()?));
-        bytes.fold(0, |sum, bytes| sum.saturating_add(*bytes))
+        let stored = |n| Some(self.stored(n, files).ok()??.1);
+        let bytes = (0..self.count)
+            .filter_map(stored)
+            .map(|at| at.end - at.start);
+        bytes.fold(0, u64::saturating_add)
     }
 
-    /// How many of its chunks have no file.
+    /// How many of its chunks are not stored.
     pub(crate) fn missing(&self, files: &BTreeMap<Name, u64>) -> u32 {
-        let there = |n: &u32| self.file(*n).is_ok_and(|file| files.contains_key(&file));
+        let there = |n: &u32| match self.place(*n) {
+            (position, None) => self
+                .file_at(&position)
+                .is_ok_and(|file| files.contains_key(&file)),
+            // What nobody knows is not counted.
+            (position, Some(inner)) => self
+                .shards
+                .range(&self.meta, &position, inner)
+                .map_or(true, |at| at.is_some()),
+        };
         self.count - (0..self.count).filter(there).count() as u32
     }
 }

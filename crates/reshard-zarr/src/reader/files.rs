@@ -3,6 +3,7 @@
 use super::ZarrReader;
 use crate::{
     RECORD,
+    array::find::{ZARR_JSON, ZARRAY},
     names::{InArray, in_array, locked},
 };
 use reshard_model::{Dialect, ErrorKind};
@@ -11,7 +12,13 @@ use reshard_strategy::{FileRole, Producer};
 
 /// Whether a save gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
+    let v3 = |file: &str| file == ZARR_JSON || file == "c";
     name.as_str() == RECORD
+        || name.as_str() == ZARR_JSON
+        || name
+            .as_str()
+            .rsplit_once('/')
+            .is_some_and(|(_, file)| v3(file))
         || matches!(
             in_array(name),
             Some((_, InArray::Description | InArray::Chunk(_)))
@@ -22,6 +29,9 @@ pub(super) fn owns(name: &Name) -> bool {
 pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     if file.name.as_str() == RECORD {
         return FileRole::Part;
+    }
+    if let Some(role) = of_arrays(reader, &file.name) {
+        return role;
     }
     let Some((folder, what)) = in_array(&file.name) else {
         return FileRole::Foreign;
@@ -44,6 +54,32 @@ pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
         }
         _ => FileRole::Foreign,
     }
+}
+
+/// The role of a file that belongs to an array by its folder, or that zarr gives to groups.
+fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
+    const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ".zmetadata"];
+    let name = name.as_str();
+    let file = name.rsplit_once('/').map_or(name, |(_, file)| file);
+    if GROUPS.contains(&file) {
+        return Some(FileRole::Part);
+    }
+    let folders = name
+        .match_indices('/')
+        .map(|(at, _)| (&name[..at], &name[at + 1..]));
+    folders.chain([("", name)]).find_map(|(folder, rest)| {
+        // Nobody knows how an array names its chunks that can't be read.
+        let numbered = || rest.starts_with("c/") || rest.starts_with(|c: char| c.is_ascii_digit());
+        if reader.refused.contains_key(folder) && numbered() {
+            return Some(FileRole::Part);
+        }
+        let array = reader.array_in(folder)?;
+        match array.meta.keys.cell(rest, array.meta.shape.len()) {
+            // Beyond its shape.
+            Some(_) => Some(FileRole::Leftover),
+            None => (rest == ZARRAY).then_some(FileRole::Part),
+        }
+    })
 }
 
 /// Which programs wrote it.

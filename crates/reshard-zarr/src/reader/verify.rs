@@ -1,8 +1,7 @@
 //! Looks for damage without loading anything.
 
-use super::{Chunk, ZarrReader, crc::differs};
-use crate::names::ZARRAY;
-use reshard_model::Dialect;
+use super::{Array, Chunk, ZarrReader, crc::differs};
+use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Progress;
 use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
 
@@ -19,33 +18,41 @@ pub(super) async fn verify(
         report.items += 1;
         let found = Damage {
             key: Some(key.clone()),
-            file: Some(format!("{key}/{ZARRAY}")),
+            file: Some(reader.description(key)),
             offset: None,
             what: why.what.clone(),
         };
         report.add(why.kind, found);
     }
     for array in &reader.arrays {
+        indexes(array, &mut report);
         for number in 0..array.count {
             report.items += 1;
-            let checked = match array.file(number) {
-                Ok(file) => {
-                    let chunk = Chunk {
-                        array,
-                        number,
-                        file,
-                    };
-                    check(reader, &chunk, full, progress).await
-                }
-                Err(e) => Err(e),
-            };
-            match checked {
+            // What is wrong with the index of a shard is said once, and not for each chunk in it.
+            if array.is_lost(number) {
+                continue;
+            }
+            let chunk = Chunk { array, number };
+            match check(reader, &chunk, full, progress).await {
                 Ok(bytes) => report.bytes += bytes,
                 Err(e) => report.add(e.kind(), Damage::of(Some(&array.key), &e)),
             }
         }
     }
     Ok(report)
+}
+
+/// Reports the indexes of shards that are damaged.
+fn indexes(array: &Array, report: &mut VerifyReport) {
+    for (position, fault) in array.damaged_indexes() {
+        let found = Damage {
+            key: Some(array.key.to_string()),
+            file: array.file_at(&position).ok().map(|name| name.to_string()),
+            offset: None,
+            what: fault.what.clone(),
+        };
+        report.add(ErrorKind::Corrupt, found);
+    }
 }
 
 /// Returns the number of bytes that were read.
@@ -55,36 +62,46 @@ async fn check(
     full: bool,
     progress: &Progress,
 ) -> Result<u64> {
-    let Chunk {
-        array,
-        number,
-        file,
-    } = chunk;
-    let wrong = |what: String| Err(StrategyError::corrupt(file, None, what));
-    let Some(bytes) = reader.stored(chunk)? else {
+    let Chunk { array, number } = chunk;
+    let Some((file, at)) = reader.stored(chunk)? else {
         // Other programs leave out chunks that have only the fill value. Megatron Core does not.
         return match reader.dialect {
-            Dialect::Megatron => wrong(format!(
-                "it is missing, and Megatron Core writes all chunks; a load puts the fill value in the place of this part of {}",
-                array.key
-            )),
+            Dialect::Megatron => {
+                let what = format!(
+                    "it is missing, and Megatron Core writes all chunks; a load puts the fill value in the place of this part of {}",
+                    array.key
+                );
+                Err(StrategyError::corrupt(array.file(*number)?, None, what))
+            }
             _ => Ok(0),
         };
     };
     if !full {
         return Ok(0);
     }
+    if !array.meta.stored().codecs.is_empty() {
+        reader.affords(chunk, &at)?;
+        let stored = reader.store.read(&file, at.clone()).await?;
+        progress.add(stored.len() as u64);
+        reader.decoded(chunk, &file, &at, stored)?;
+        return Ok(at.end - at.start);
+    }
     let mut crc = crc32fast::Hasher::new();
-    let mut at = 0;
-    while at < bytes {
-        let to = bytes.min(at + STEP);
-        let part = reader.store.read(file, at..to).await?;
+    let mut from = at.start;
+    while from < at.end {
+        let to = at.end.min(from + STEP);
+        let part = reader.store.read(&file, from..to).await?;
         crc.update(&part);
-        progress.add(to - at);
-        at = to;
+        progress.add(to - from);
+        from = to;
     }
     match (crc.finalize(), array.checksum(*number)) {
-        (found, Some(written)) if found != written => wrong(differs(&array.key, found, written)),
-        _ => Ok(bytes),
+        (found, Some(written)) if found != written => {
+            let what = differs(&array.key, found, written);
+            // Of a file that is one chunk it is said as a whole.
+            let offset = Some(at.start).filter(|at| *at > 0);
+            Err(StrategyError::corrupt(file, offset, what))
+        }
+        _ => Ok(at.end - at.start),
     }
 }

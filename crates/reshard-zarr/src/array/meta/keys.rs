@@ -2,7 +2,6 @@
 
 use super::json::MAX_AXES;
 use reshard_model::Dims;
-use std::fmt::Write as _;
 
 /// How the position of a chunk in the grid becomes the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,18 +26,12 @@ impl ChunkKeys {
 
     /// The name of a chunk's file, relative to the directory of the array.
     pub(crate) fn name(self, cell: &[u64]) -> String {
-        let mut out = String::from(if self.prefixed { "c" } else { "" });
         if cell.is_empty() && !self.prefixed {
             return "0".into();
         }
-        for n in cell {
-            if !out.is_empty() {
-                out.push(self.separator);
-            }
-            // Writing to a string does not fail.
-            let _ = write!(out, "{n}");
-        }
-        out
+        let prefix = self.prefixed.then(|| "c".to_owned());
+        let parts = prefix.into_iter().chain(cell.iter().map(u64::to_string));
+        parts.collect::<Vec<_>>().join(&self.separator.to_string())
     }
 
     /// The position of the chunk whose file has this name. `None` if it is no chunk of an array of so many axes.

@@ -120,21 +120,26 @@ impl Stored {
 }
 
 impl ArrayMeta {
-    /// Files per axis.
-    pub(crate) fn grid(&self) -> Dims {
-        self.shape
-            .iter()
-            .zip(&self.chunk)
-            .map(|(n, chunk)| n.div_ceil(*chunk))
-            .collect()
+    /// The shape of what is read at once: a chunk, or an inner chunk of a shard.
+    pub(crate) fn cell(&self) -> &Dims {
+        match &self.encoding {
+            Encoding::Chunk(_) => &self.chunk,
+            Encoding::Sharded(sharding) => &sharding.inner,
+        }
     }
 
-    /// Bytes of the elements of one full file, as they are decoded.
-    pub(crate) fn chunk_bytes(&self) -> u64 {
-        // The parser has checked the product.
-        self.chunk
-            .volume()
-            .map_or(0, |n| n.saturating_mul(self.dtype.size()))
+    /// How a chunk, or an inner chunk of a shard, is stored.
+    pub(crate) fn stored(&self) -> &Stored {
+        match &self.encoding {
+            Encoding::Chunk(stored) => stored,
+            Encoding::Sharded(sharding) => &sharding.stored,
+        }
+    }
+
+    /// Bytes of the elements of one cell, as they are decoded.
+    pub(crate) fn cell_bytes(&self) -> u64 {
+        let elements = self.cell().volume().unwrap_or(u64::MAX);
+        elements.saturating_mul(self.dtype.size())
     }
 
     /// Checks that sizes fit 63 bits, and that shapes and encoding fit each other.

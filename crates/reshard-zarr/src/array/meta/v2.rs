@@ -6,7 +6,7 @@ use super::{
     fill,
     json::{self, shown},
     keys::ChunkKeys,
-    types::{ArrayMeta, Encoding, Stored},
+    types::{ArrayMeta, Encoding, Node, Stored},
 };
 use serde_json::{Map, Value};
 
@@ -24,9 +24,7 @@ pub(crate) fn parse_zarray(text: &[u8]) -> Result<ArrayMeta, Fault> {
 ///
 /// # Errors
 /// It is damaged. A damaged or unknown array is an error of its own.
-pub(crate) fn parse_zmetadata(
-    text: &[u8],
-) -> Result<Vec<(String, Result<ArrayMeta, Fault>)>, Fault> {
+pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault> {
     let mut fields = json::parse(".zmetadata", text)?;
     let metadata = match fields.remove("metadata") {
         Some(Value::Object(metadata)) => metadata,
@@ -46,7 +44,7 @@ pub(crate) fn parse_zmetadata(
             Value::Object(fields) => array(fields),
             _ => Err(Fault::damaged(format!("it is {}", shown(&value)))),
         };
-        out.push((path.to_owned(), found));
+        out.push((path.to_owned(), Node::Array(Box::new(found))));
     }
     Ok(out)
 }

@@ -1,0 +1,84 @@
+//! Decoded chunks of which only a part was wanted. A program that reads a tensor in blocks decodes each chunk once.
+
+use reshard_model::Tensor;
+use reshard_plan::ChunkId;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// The chunks that were decoded last, within a limit of memory.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    max: u64,
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    /// By age.
+    chunks: BTreeMap<u64, (ChunkId, Tensor)>,
+    next: u64,
+    bytes: u64,
+}
+
+impl Kept {
+    /// At most `max` bytes, unless a single chunk has more.
+    pub(crate) fn new(max: u64) -> Self {
+        Self {
+            max,
+            all: Mutex::default(),
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn get(&self, chunk: ChunkId) -> Option<Tensor> {
+        let all = self.all();
+        let found = all.chunks.values().find(|(id, _)| *id == chunk)?;
+        Some(found.1.clone())
+    }
+
+    pub(super) fn keep(&self, chunk: ChunkId, tensor: Tensor) {
+        let bytes = size(&tensor);
+        let mut all = self.all();
+        if all.chunks.values().any(|(id, _)| *id == chunk) {
+            return;
+        }
+        while all.bytes.saturating_add(bytes) > self.max
+            && let Some((_, (_, oldest))) = all.chunks.pop_first()
+        {
+            all.bytes -= size(&oldest);
+        }
+        let age = all.next;
+        all.next += 1;
+        all.bytes += bytes;
+        all.chunks.insert(age, (chunk, tensor));
+    }
+}
+
+/// The memory that a chunk takes, with what of it lies beyond the shape.
+fn size(tensor: &Tensor) -> u64 {
+    tensor.buffer_bytes().len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_chunks_make_room() {
+        let kept = Kept::new(10);
+        let tensor = |n: u8| Tensor::from_vec(&[4], vec![n; 4]).unwrap();
+        for n in 0..4 {
+            kept.keep(ChunkId(n), tensor(n as u8));
+        }
+        let there: Vec<bool> = (0..4).map(|n| kept.get(ChunkId(n)).is_some()).collect();
+        assert_eq!(there, [false, false, true, true]);
+        kept.keep(ChunkId(9), Tensor::from_vec(&[11], vec![0u8; 11]).unwrap());
+        assert!(kept.get(ChunkId(9)).is_some(), "the last one always stays");
+        assert!(kept.get(ChunkId(3)).is_none());
+    }
+}
