@@ -306,9 +306,9 @@ mod tests {
     }
 
     /// Elements of one axis in memory.
-    struct Flat(Vec<u64>);
+    struct InMemory(Vec<u64>);
 
-    impl TensorSource for Flat {
+    impl TensorSource for InMemory {
         fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
             let range = region.offsets[0] as usize..region.end(0) as usize;
             let bytes: Vec<u8> = self.0[range].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -346,7 +346,7 @@ mod tests {
             let part = |region: Region| {
                 let mut elements = vec![u64::MAX; before as usize];
                 elements.extend(indices(&region));
-                Part { region, from: Arc::new(Flat(elements)), start: before }
+                Part { region, from: Arc::new(InMemory(elements)), start: before }
             };
             let made = Made {
                 dtype: DType::Int64,
