@@ -226,6 +226,7 @@ impl TensorSource for Narrowed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Each element is its own number.
@@ -302,5 +303,63 @@ mod tests {
         let want: Vec<u64> = (0..8).map(|row| 3 + 5 + row * wide).collect();
         assert_eq!(got, want);
         assert!(from.largest.load(Ordering::Relaxed) <= MOST_BETWEEN + 8);
+    }
+
+    /// Elements of one axis in memory.
+    struct InMemory(Vec<u64>);
+
+    impl TensorSource for InMemory {
+        fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+            let range = region.offsets[0] as usize..region.end(0) as usize;
+            let bytes: Vec<u8> = self.0[range].iter().flat_map(|n| n.to_le_bytes()).collect();
+            out.copy_from_slice(&bytes);
+            Ok(())
+        }
+    }
+
+    /// A tensor whose elements are their row-major indices, and a region of it: for each axis its extent, where it is cut, and two
+    /// numbers that choose a range.
+    fn axes() -> impl Strategy<Value = Vec<(u64, u64, u64, u64)>> {
+        prop::collection::vec((1u64..7, 0u64..7, 0u64..7, 0u64..7), 1..5)
+    }
+
+    proptest! {
+        #[test]
+        fn any_region_of_a_tensor_in_boxes_has_its_own_elements(axes in axes(), before in 0u64..5) {
+            let shape: Dims = axes.iter().map(|a| a.0).collect();
+            let strides = Region::whole(&shape).strides();
+            let index = |at: &Region| -> u64 { at.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum() };
+            let indices = |of: &Region| -> Vec<u64> { of.clone().blocks(1).map(|b| index(&b)).collect() };
+
+            // Each axis is cut in two, so that there are up to 16 boxes.
+            let mut boxes = vec![Region::whole(&shape)];
+            for (axis, (extent, cut, ..)) in axes.iter().enumerate() {
+                let cut = cut % (extent + 1);
+                let halves = |b: Region| {
+                    let (mut low, mut high) = (b.clone(), b);
+                    low.lengths[axis] = cut;
+                    (high.offsets[axis], high.lengths[axis]) = (cut, extent - cut);
+                    [low, high]
+                };
+                boxes = boxes.into_iter().flat_map(halves).filter(|b| !b.is_empty()).collect();
+            }
+            let part = |region: Region| {
+                let mut elements = vec![u64::MAX; before as usize];
+                elements.extend(indices(&region));
+                Part { region, from: Arc::new(InMemory(elements)), start: before }
+            };
+            let made = Made {
+                dtype: DType::Int64,
+                shape: shape.clone(),
+                parts: boxes.into_iter().map(part).collect(),
+            };
+
+            let mut region = Region::whole(&shape);
+            for (axis, (extent, _, a, b)) in axes.iter().enumerate() {
+                let (a, b) = (a % extent, b % extent);
+                (region.offsets[axis], region.lengths[axis]) = (a.min(b), a.abs_diff(b) + 1);
+            }
+            prop_assert_eq!(read(made, region.clone()), indices(&region));
+        }
     }
 }
