@@ -347,8 +347,12 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         self.inner.can_handle_sharded_objects()
     }
 
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.inner.remove_sharded_tensors(store, prefix).await
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        self.inner.remove_sharded_tensors(from, prefix).await
     }
 }
 

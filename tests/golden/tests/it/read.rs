@@ -72,10 +72,6 @@ const UNREAD: &[(&str, &str)] = &[
         "dcp/stale_files/ckpt/__0_2.distcp",
         "of an earlier save; no item lies in it",
     ),
-    (
-        "megatron/mc020_integrity_w2/ckpt/integrity.json",
-        "not yet: Megatron's digests of files",
-    ),
 ];
 
 const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows what lies in it";
