@@ -7,11 +7,13 @@
 //! The common strategy `("torch", 1)` ([`TorchCommon`]) registers itself if a program links and names this crate.
 
 mod common;
+mod integrity;
 mod metadata_json;
 mod names;
 
 pub use common::{
     COMMON, COMMON_STATE, COMMON_STATE_CELL, TorchCommon, decode_common, encode_common,
 };
+pub use integrity::{INTEGRITY, Integrity};
 pub use metadata_json::{METADATA_JSON, MetadataJson, Whose, is_unfinished};
-pub use names::{INTEGRITY, RESERVED, owns};
+pub use names::{RESERVED, owns};

@@ -1,8 +1,5 @@
-use crate::{COMMON_STATE, METADATA_JSON};
+use crate::{COMMON_STATE, INTEGRITY, METADATA_JSON};
 use reshard_storage::Name;
-
-/// The file with digests of the other files. Megatron Core 0.20 and later can write and check it.
-pub const INTEGRITY: &str = "integrity.json";
 
 /// Keys at the top of a state dict that Megatron Core reserves for itself.
 pub const RESERVED: [&str; 2] = [COMMON_STATE, "content_metadata"];

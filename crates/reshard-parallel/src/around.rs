@@ -2,10 +2,10 @@
 
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
-use reshard_storage::{Listing, PlaceKind, Store};
+use reshard_storage::{Listing, PlaceKind};
 use reshard_strategy::{
     BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    Result, StorageReader,
+    Removal, Result, StorageReader,
 };
 use std::{fmt::Debug, sync::Arc};
 
@@ -77,7 +77,11 @@ impl<H: LoadBy> LoadShardedStrategy for Around<H> {
         self.base.can_handle_sharded_objects()
     }
 
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.base.remove_sharded_tensors(store, prefix).await
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        self.base.remove_sharded_tensors(from, prefix).await
     }
 }

@@ -195,6 +195,10 @@ struct CountingTransaction {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Transaction for CountingTransaction {
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.inner.read(name, range).await
+    }
+
     async fn write(
         &self,
         files: Vec<FileBody>,

@@ -294,6 +294,18 @@ pub trait Transaction: fmt::Debug + Send + Sync {
         progress: Progress,
     ) -> Result<Vec<Written>>;
 
+    /// Reads exactly these bytes of a file that this rank has written, for a digest of whole files.
+    ///
+    /// # Errors
+    /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short); by default
+    /// [`Unsupported`](crate::StorageError::Unsupported).
+    async fn read(&self, name: &Name, _range: Range<u64>) -> Result<Bytes> {
+        Err(crate::StorageError::Unsupported {
+            what: format!("reading {name} before it is committed"),
+            why: "this store can't do it".into(),
+        })
+    }
+
     /// Where it is, so that other ranks can [`join`](Store::join) it even if their URL leads elsewhere.
     fn place(&self) -> Option<String> {
         None

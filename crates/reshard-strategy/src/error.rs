@@ -112,12 +112,14 @@ pub enum StrategyError {
         b: &'static str,
     },
     /// No strategy of that name is linked.
-    #[error("no strategy is linked for `{}` of {}; linked: {}", key.action, key.name, linked.join(", "))]
+    #[error("{}", unknown(key, linked, update.as_deref()))]
     Unknown {
         /// What was asked for.
         key: StrategyKey,
         /// What is linked.
         linked: Vec<String>,
+        /// The crate to update, with its linked version, if it only knows earlier versions of this backend.
+        update: Option<String>,
     },
     /// The call contradicts itself or the state.
     #[error("{0}")]
@@ -125,6 +127,17 @@ pub enum StrategyError {
     /// A strategy, format or store breaks its contract, or reshard has a bug. The caller can do nothing about it.
     #[error("{0}; this is a bug in reshard or in a plug-in, please report it")]
     Internal(String),
+}
+
+fn unknown(key: &StrategyKey, linked: &[String], update: Option<&str>) -> String {
+    let StrategyKey { action, name } = key;
+    let linked = linked.join(", ");
+    match update {
+        None => format!("no strategy is linked for `{action}` of {name}; linked: {linked}"),
+        Some(origin) => format!(
+            "{name} is newer than what {origin} can `{action}`; update that crate; linked: {linked}"
+        ),
+    }
 }
 
 impl StrategyError {

@@ -59,7 +59,7 @@ pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{
     Detection, ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
-    SaveShardedStrategy, Saved,
+    Removal, SaveShardedStrategy, Saved,
 };
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 

@@ -190,8 +190,42 @@ impl Registry {
                 .filter(|k| k.action == action)
                 .map(|k| k.name.to_string())
                 .collect();
-            StrategyError::Unknown { key, linked }
+            let newest = self.of_backend(action, name).next();
+            let update = newest
+                .filter(|r| r.version < name.version)
+                .map(|r| format!("{} {}", r.origin, r.origin_version));
+            StrategyError::Unknown {
+                key,
+                linked,
+                update,
+            }
         })
+    }
+
+    /// All versions of a backend, the newest first.
+    fn of_backend<'r>(
+        &'r self,
+        action: Action,
+        name: &'r BackendVersion,
+    ) -> impl Iterator<Item = &'r Registration> {
+        let of = move |key: &StrategyKey| key.action == action && key.name.backend == name.backend;
+        let all = self.by_key.iter().rev();
+        all.filter(move |(key, _)| of(key)).map(|(_, r)| r)
+    }
+
+    /// The strategy of that name, or another version of its backend that `accepts` it: the newest of these.
+    fn find_or<T>(
+        &self,
+        action: Action,
+        name: &BackendVersion,
+        accepts: impl Fn(&Registration) -> Option<T>,
+    ) -> Result<T> {
+        let exact = self.find(action, name);
+        let others = || self.of_backend(action, name).find_map(&accepts);
+        match exact {
+            Ok(registration) => accepts(registration).or_else(others).ok_or_else(mixed_up),
+            Err(e) => others().ok_or(e),
+        }
     }
 
     /// Default configuration of a strategy that saves sharded leaves.
@@ -205,15 +239,23 @@ impl Registry {
         }
     }
 
-    /// Default configuration of a strategy that loads sharded leaves.
+    /// Default configuration of a strategy that loads sharded leaves: the one of that name, or of another version that says that it
+    /// [can load](crate::LoadShardedStrategy::check_compatibility) this one, too.
     ///
     /// # Errors
-    /// [`StrategyError::Unknown`], which lists what is linked.
+    /// [`StrategyError::Unknown`], which lists what is linked, and names the crate to update if the version is newer than all of them.
     pub fn load_sharded(&self, name: &BackendVersion) -> Result<Box<dyn LoadShardedConfig>> {
-        match self.find(Action::LoadSharded, name)?.make {
-            Make::LoadSharded(f) => Ok(f()),
-            _ => Err(mixed_up()),
-        }
+        self.find_or(Action::LoadSharded, name, |registration| {
+            let Make::LoadSharded(f) = registration.make else {
+                return None;
+            };
+            let config = f();
+            if registration.key().name == *name {
+                return Some(config);
+            }
+            let strategy = config.build().ok()?;
+            strategy.check_compatibility(name).ok().map(|()| config)
+        })
     }
 
     /// Default configurations of all strategies that load sharded leaves, in the order of their names.
@@ -236,15 +278,20 @@ impl Registry {
         }
     }
 
-    /// A strategy that loads common state.
+    /// A strategy that loads common state, as [`load_sharded`](Self::load_sharded) finds one.
     ///
     /// # Errors
-    /// [`StrategyError::Unknown`], which lists what is linked.
+    /// [`StrategyError::Unknown`], which lists what is linked, and names the crate to update if the version is newer than all of them.
     pub fn load_common(&self, name: &BackendVersion) -> Result<Arc<dyn LoadCommonStrategy>> {
-        match self.find(Action::LoadCommon, name)?.make {
-            Make::LoadCommon(f) => Ok(f()),
-            _ => Err(mixed_up()),
-        }
+        self.find_or(Action::LoadCommon, name, |registration| {
+            let Make::LoadCommon(f) = registration.make else {
+                return None;
+            };
+            let strategy = f();
+            let serves =
+                registration.key().name == *name || strategy.check_compatibility(name).is_ok();
+            serves.then_some(strategy)
+        })
     }
 }
 

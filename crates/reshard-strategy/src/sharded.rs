@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::{Data, FlatStateDict};
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Listing, PlaceKind, Store};
+use reshard_storage::{Listing, Name, PlaceKind};
 use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
@@ -186,12 +186,40 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         true
     }
 
-    /// Removes all tensors and objects whose key starts with `prefix` from a checkpoint.
+    /// Of what a new version of a checkpoint consists that lacks all tensors and objects whose key starts with `prefix`. It writes nothing:
+    /// `reshard::remove_sharded_tensors` writes and commits.
     ///
     /// # Errors
     /// By default: not supported.
-    async fn remove_sharded_tensors(&self, _store: &Arc<dyn Store>, _prefix: &str) -> Result<()> {
+    async fn remove_sharded_tensors(
+        &self,
+        _from: &Arc<dyn StorageReader>,
+        _prefix: &str,
+    ) -> Result<Removal> {
         Err(unsupported(&self.key(), "removing sharded tensors"))
+    }
+}
+
+/// A version of a checkpoint that lacks some keys.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Removal {
+    /// The keys of what is removed; unique keys of objects.
+    pub keys: Vec<String>,
+    /// The files of items that stay, which are not written again.
+    pub keeps: Vec<Name>,
+    /// The files that describe the rest, with the format record.
+    pub records: Records,
+}
+
+impl Removal {
+    /// These keys, files that stay, and new records.
+    pub fn new(keys: Vec<String>, keeps: Vec<Name>, records: Records) -> Self {
+        Self {
+            keys,
+            keeps,
+            records,
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod names;
 mod open;
 mod producer;
 mod reader;
+mod removal;
 mod replicas;
 mod table;
 mod transform;

@@ -3,15 +3,16 @@
 use crate::{
     METADATA, NAME, OwnFile, own_file,
     reader::TorchDistReader,
+    removal,
     table::{Table, TableBuilder},
 };
 use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
-    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader,
-    StrategyError, torch::parsing,
+    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Removal, Result,
+    StorageReader, StrategyError, torch::parsing,
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 /// The format.
 #[derive(Debug)]
@@ -45,6 +46,17 @@ impl OpenFormat for TorchDist {
             }
         };
         Ok(Arc::new(TorchDistReader::new(cx, table, rank_local)))
+    }
+
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        let any: &dyn Any = &**from;
+        let reader = any.downcast_ref::<TorchDistReader>();
+        let other = || StrategyError::Internal("a reader of another format".into());
+        removal::without(reader.ok_or_else(other)?, prefix)
     }
 }
 

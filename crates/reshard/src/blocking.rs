@@ -10,7 +10,7 @@ use crate::{LoadError, Result, SaveReport};
 use futures_executor::block_on;
 use reshard_model::{Payload, Select, StateDict, Tensor, Value, ValueTree};
 use reshard_plan::Metadata;
-use reshard_storage::{Entry, Leftover, Link, Progress};
+use reshard_storage::{Entry, Leftover, Link, Name, Progress};
 use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
 
@@ -57,6 +57,46 @@ pub fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
 /// As [`crate::load_plain_tensors`].
 pub fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     block_on(crate::load_plain_tensors(url))
+}
+
+/// [`crate::load_plain_tensors_and_common`].
+///
+/// # Errors
+/// As there.
+pub fn load_plain_tensors_and_common(url: &str) -> Result<ValueTree> {
+    block_on(crate::load_plain_tensors_and_common(url))
+}
+
+/// [`crate::load_tensors_metadata`].
+///
+/// # Errors
+/// As there.
+pub fn load_tensors_metadata(url: &str) -> Result<StateDict> {
+    block_on(crate::load_tensors_metadata(url))
+}
+
+/// [`crate::load_sharded_metadata`].
+///
+/// # Errors
+/// As there.
+pub fn load_sharded_metadata(url: &str) -> Result<StateDict> {
+    block_on(crate::load_sharded_metadata(url))
+}
+
+/// [`crate::load_content_metadata`].
+///
+/// # Errors
+/// As there.
+pub fn load_content_metadata(url: &str) -> Result<Option<Value>> {
+    block_on(crate::load_content_metadata(url))
+}
+
+/// [`crate::is_distributed_checkpoint`].
+///
+/// # Errors
+/// As there.
+pub fn is_distributed_checkpoint(url: &str) -> Result<bool> {
+    block_on(crate::is_distributed_checkpoint(url))
 }
 
 /// [`crate::Checkpoint`]. It derefs to that type for methods that need no waiting.
@@ -144,6 +184,30 @@ impl Checkpoint {
     /// As there.
     pub fn state(&self) -> Result<ValueTree> {
         block_on(self.0.state())
+    }
+
+    /// [`crate::Checkpoint::plain_tensors`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        block_on(self.0.plain_tensors())
+    }
+
+    /// [`crate::Checkpoint::content_metadata`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn content_metadata(&self) -> Result<Option<Value>> {
+        block_on(self.0.content_metadata())
+    }
+
+    /// [`crate::Checkpoint::beside_integrity`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn beside_integrity(&self) -> Result<Vec<Name>> {
+        block_on(self.0.beside_integrity())
     }
 
     /// [`crate::Checkpoint::files`].

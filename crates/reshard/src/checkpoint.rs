@@ -1,5 +1,6 @@
 //! An open checkpoint: its contents, any part of them, and its files.
 
+mod entry_points;
 mod files;
 mod handle;
 mod objects;
@@ -7,7 +8,11 @@ mod open;
 mod tensors;
 mod whole;
 
+pub use entry_points::{
+    is_distributed_checkpoint, load_content_metadata, load_plain_tensors,
+    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
+};
 pub use handle::Checkpoint;
 pub use open::OpenOptions;
 pub use tensors::{StoredChunk, TensorHandle};
-pub use whole::{load_common, load_metadata, load_plain_tensors};
+pub use whole::{load_common, load_metadata};

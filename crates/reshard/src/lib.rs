@@ -52,6 +52,7 @@ mod control;
 mod error;
 mod formats;
 mod in_flight;
+mod integrity;
 mod load;
 mod opened;
 mod prune;
@@ -59,6 +60,7 @@ mod ranks;
 #[cfg(doctest)]
 mod readme;
 mod recognise;
+mod remove;
 mod replace;
 mod report;
 mod save;
@@ -73,14 +75,16 @@ pub use background::{
     AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
 };
 pub use checkpoint::{
-    Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata,
-    load_plain_tensors,
+    Checkpoint, OpenOptions, StoredChunk, TensorHandle, is_distributed_checkpoint, load_common,
+    load_content_metadata, load_metadata, load_plain_tensors, load_plain_tensors_and_common,
+    load_sharded_metadata, load_tensors_metadata,
 };
 pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
+pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};

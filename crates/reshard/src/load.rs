@@ -1,6 +1,7 @@
 use crate::{
     Error, LoadError, LoadReport, Stateful,
     error::OPEN,
+    integrity,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
     report::{Clock, Phase},
@@ -60,6 +61,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         statefuls: Vec::new(),
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
+        verify_integrity: false,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         kept_plan: None,
         copy_ahead: reshard_strategy::DEFAULT_COPY_AHEAD,
@@ -79,6 +81,7 @@ pub struct Load<'a> {
     statefuls: Vec<(&'a str, &'a mut dyn Stateful)>,
     default: DefaultLoadPlanner,
     verify: bool,
+    verify_integrity: bool,
     exchange_memory: u64,
     kept_plan: Option<Arc<KeptLoadPlan>>,
     copy_ahead: u64,
@@ -133,6 +136,13 @@ impl<'a> Load<'a> {
     /// Whether to check the checksum of each item that is read as a whole. The default is yes.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
+        self
+    }
+
+    /// Whether the coordinator first checks all files by Megatron Core's `integrity.json`, for which it reads all of them. A file that is
+    /// wrong, or a checkpoint without `integrity.json`, is an error on all ranks. The default is not to.
+    pub fn verify_integrity(mut self, verify: bool) -> Self {
+        self.verify_integrity = verify;
         self
     }
 
@@ -262,9 +272,12 @@ impl<'a> Load<'a> {
         })
     }
 
-    async fn open(&self) -> Result<(CountingStore, Opened), StrategyError> {
+    async fn open(&self, comm: &Comm<'_>) -> Result<(CountingStore, Opened), StrategyError> {
         let store = CountingStore::new(self.how.store(self.url)?);
         let opened = self.how.open_store(Arc::new(store.clone())).await?;
+        if self.verify_integrity && comm.is_coordinator() {
+            integrity::require(&opened.store).await?;
+        }
         Ok((store, opened))
     }
 
@@ -276,7 +289,7 @@ impl<'a> Load<'a> {
         added: Result<(), StrategyError>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
         let opened = match added {
-            Ok(()) => self.open().await,
+            Ok(()) => self.open(comm).await,
             Err(e) => Err(e),
         };
         let (mine, template) = match opened {

@@ -193,7 +193,9 @@ impl HowToOpen {
             (None, None) => return Ok(None),
         };
         match &self.format {
-            Some(format) if *format != chosen.key() => {
+            Some(format)
+                if *format != chosen.key() && chosen.check_compatibility(format).is_err() =>
+            {
                 let what = format!(
                     "the settings are of {}, so they can't open a checkpoint as {format}; give one of the two",
                     chosen.key()

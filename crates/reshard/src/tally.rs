@@ -7,7 +7,11 @@ use reshard_storage::{
     Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Transaction, Written,
 };
 use reshard_strategy::{StrategyError, cause};
-use std::sync::{Arc, Mutex, PoisonError};
+use serde::{Deserialize, Serialize};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// A transaction that remembers all files that were written through it: those of the strategy, the common state and the
 /// records.
@@ -47,6 +51,10 @@ impl Tally {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for Tally {
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.inner.read(name, range).await
+    }
+
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -100,15 +108,25 @@ impl Transaction for Tally {
     }
 }
 
+/// What a rank has written: its files, and their digests if these are asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Files {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) digests: Vec<String>,
+}
+
 /// Sends the coordinator the list of what all ranks have written; other ranks get nothing. If one rank failed, all fail.
 pub(crate) async fn gather(
     comm: &Comm<'_>,
-    mine: Result<Vec<Entry>, StrategyError>,
-) -> Result<Vec<Entry>, StrategyError> {
-    let mut all = Vec::new();
+    mine: Result<Files, StrategyError>,
+) -> Result<Files, StrategyError> {
+    let mut all = Files::default();
     let part = mine.as_ref().map(Clone::clone).map_err(cause);
-    let told = comm.all_reduce("write", part, |ranks: Vec<Vec<Entry>>| {
-        all = ranks.into_iter().flatten().collect();
+    let told = comm.all_reduce("write", part, |ranks: Vec<Files>| {
+        for rank in ranks {
+            all.entries.extend(rank.entries);
+            all.digests.extend(rank.digests);
+        }
         Ok(())
     });
     match (told.await, mine) {

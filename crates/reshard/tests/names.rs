@@ -70,7 +70,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 40] = [
+const FACADE: [&str; 48] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -95,6 +95,8 @@ const FACADE: [&str; 40] = [
     "Registry",
     "Remains",
     "RemainsKind",
+    "RemoveShardedTensors",
+    "Removed",
     "Result",
     "SIDECAR",
     "Save",
@@ -107,10 +109,16 @@ const FACADE: [&str; 40] = [
     "StoredCommon",
     "Stores",
     "StrictHandling",
+    "is_distributed_checkpoint",
     "load_common",
+    "load_content_metadata",
     "load_metadata",
     "load_plain_tensors",
+    "load_plain_tensors_and_common",
+    "load_sharded_metadata",
+    "load_tensors_metadata",
     "prune",
+    "remove_sharded_tensors",
 ];
 
 #[test]

@@ -1,4 +1,5 @@
-//! `reshard-saver DIR STEP new|overwrite megatron|dcp` saves once, `reshard-saver DIR prune` prunes once, to be killed.
+//! `reshard-saver DIR STEP new|overwrite megatron|dcp` saves once, `reshard-saver DIR prune` prunes once,
+//! `reshard-saver DIR remove PREFIX` removes keys once, to be killed.
 
 use anyhow::{Context, Result};
 use std::{path::PathBuf, time::Duration};
@@ -10,6 +11,13 @@ fn main() -> Result<()> {
     if step == "prune" {
         let url = dir.display().to_string();
         reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO))?;
+        return Ok(());
+    }
+    if step == "remove" {
+        let prefix = args.next().context("PREFIX is missing")?;
+        let url = dir.display().to_string();
+        let removal = reshard::remove_sharded_tensors(&url, &prefix);
+        reshard::blocking::run(removal.durability(reshard::Durability::Process))?;
         return Ok(());
     }
     let step = step.parse()?;

@@ -5,6 +5,7 @@ use crate::{
     Name, Result, StorageError,
     action_log::{Action, note},
 };
+use bytes::{Bytes, BytesMut};
 use rustix::{
     fs::{AtFlags, Dir as Entries, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -15,7 +16,11 @@ use std::{
     ffi::{CStr, CString, OsStr},
     fmt,
     fs::File,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    ops::Range,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -246,6 +251,29 @@ impl Dir {
         file.set_len(bytes)
             .map_err(|e| StorageError::io("set the length of", &path, e))?;
         Ok((path, file))
+    }
+
+    /// Bytes of a file.
+    pub(super) fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let path = self.path.join(name.as_str());
+        let flags = OFlags::RDONLY
+            .union(OFlags::CLOEXEC)
+            .union(OFlags::NOFOLLOW);
+        let file = below(&self.fd, name, |dir, file| {
+            rustix::fs::openat(dir, file, flags, Mode::empty())
+        });
+        let file = File::from(file.map_err(|e| match e {
+            Errno::NOENT => StorageError::NotFound {
+                path: path.display().to_string(),
+            },
+            e => StorageError::io("open", &path, e),
+        })?);
+        let fits = usize::try_from(range.end.saturating_sub(range.start));
+        let too_long = |_| StorageError::invalid(format!("{name} is too long to be read at once"));
+        let mut out = BytesMut::zeroed(fits.map_err(too_long)?);
+        file.read_exact_at(&mut out, range.start)
+            .map_err(|e| StorageError::io("read", &path, e))?;
+        Ok(out.freeze())
     }
 
     /// Makes an open file one of this directory's too, if the system can do that, and returns where it is and its length.

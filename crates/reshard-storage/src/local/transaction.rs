@@ -20,6 +20,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rustix::fs::{AtFlags, Mode};
 use std::{
+    ops::Range,
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
     sync::{
@@ -266,6 +267,11 @@ impl Transaction for LocalTransaction {
         progress: Progress,
     ) -> Result<Vec<Written>> {
         write::write(self.built.clone(), files, durability, progress).await
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let (built, name) = (self.built.clone(), name.clone());
+        pool::run_one(move || built.read(&name, range)).await
     }
 
     fn place(&self) -> Option<String> {

@@ -220,6 +220,20 @@ impl MemoryTransaction {
 
 #[async_trait]
 impl Transaction for MemoryTransaction {
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let place = lock(&self.store.place);
+        let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
+        let missing = || StorageError::NotFound {
+            path: format!("{}/{name}", self.store.url()),
+        };
+        let bytes = begun.get(name).ok_or_else(missing)?;
+        let (start, end) = (range.start as usize, range.end as usize);
+        match start <= end && end <= bytes.len() {
+            true => Ok(bytes.slice(start..end)),
+            false => Err(StorageError::invalid(format!("{name} is shorter"))),
+        }
+    }
+
     async fn write(
         &self,
         files: Vec<FileBody>,

@@ -2,14 +2,14 @@ use super::{join, nobody, part};
 use crate::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure,
     LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, agree,
-    pipeline::load_planned,
+    ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    agree, pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, Store};
-use std::{any::Any, sync::Arc};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, StoreExt};
+use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 /// Makes a strategy that loads tensors with `sharded`, and also objects: if `sharded` loads none, `common` does.
 ///
@@ -154,8 +154,33 @@ impl LoadShardedStrategy for WithObjects {
         self.sharded.check_compatibility(stored)
     }
 
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.sharded.remove_sharded_tensors(store, prefix).await
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        let any: &dyn Any = &**from;
+        let Some(reader) = any.downcast_ref::<Reader>() else {
+            return self.sharded.remove_sharded_tensors(from, prefix).await;
+        };
+        let mut removal = (self.sharded)
+            .remove_sharded_tensors(&reader.base, prefix)
+            .await?;
+        // Each object has a file of its own, which is kept or not.
+        let keys = reader.objects.iter().map(ShardedObject::unique_key);
+        let gone: BTreeSet<String> = keys.filter(|key| key.starts_with(prefix)).collect();
+        for file in reader.cx.store.files().await? {
+            let of = |key: &String| {
+                (file.name.as_str())
+                    .strip_prefix(key.as_str())
+                    .is_some_and(|rest| rest.starts_with('.'))
+            };
+            if reader.common.owns_object(&file.name) && !gone.iter().any(of) {
+                removal.keeps.push(file.name);
+            }
+        }
+        removal.keys.extend(gone);
+        Ok(removal)
     }
 }
 

@@ -10,7 +10,7 @@ mod transfer;
 
 use crate::{
     BackendVersion, Detection, ExchangeTimes, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy,
-    Loaded, OpenCx, OwnFile, ReadCx, Result, StorageReader, StrategyError, Traffic,
+    Loaded, OpenCx, OwnFile, ReadCx, Removal, Result, StorageReader, StrategyError, Traffic,
     agree::agree,
     kept::DecidedLoad,
     pipeline::exchange::{Peers, Stopped},
@@ -66,6 +66,20 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// Whether it loads sharded objects. If not, the common strategy loads them. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
+    }
+    /// As [`LoadShardedStrategy::remove_sharded_tensors`], from a reader that [`open`](Self::open) has made.
+    ///
+    /// # Errors
+    /// By default: not supported.
+    async fn remove_sharded_tensors(
+        &self,
+        _from: &Arc<dyn StorageReader>,
+        _prefix: &str,
+    ) -> Result<Removal> {
+        Err(StrategyError::Unsupported {
+            strategy: self.key().to_string(),
+            what: "removing sharded tensors".into(),
+        })
     }
 }
 
@@ -123,6 +137,14 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.format.can_handle_sharded_objects()
+    }
+
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        self.format.remove_sharded_tensors(from, prefix).await
     }
 }
 

@@ -1,8 +1,8 @@
 use crate::{
     BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
     LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Resolve, Result, StorageInfo, StorageReader, StorageWriter, Traffic,
-    VerifyReport, WriteData, WriterHooks,
+    ReaderHooks, Records, Removal, Resolve, Result, StorageInfo, StorageReader, StorageWriter,
+    Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use reshard_plan::{
     PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source, Store};
+use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -351,8 +351,12 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         self.inner.can_handle_sharded_objects()
     }
 
-    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
-        self.inner.remove_sharded_tensors(store, prefix).await
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        self.inner.remove_sharded_tensors(from, prefix).await
     }
 }
 

@@ -1,8 +1,9 @@
 //! The files of a checkpoint, and whether they are sound.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, attempt::is_of_a_save, error::Context};
-use reshard_storage::{Entry, Leftover, Link, Progress, StoreExt};
+use crate::{Result, attempt::is_of_a_save, error::Context, integrity};
+use reshard_model::Dialect;
+use reshard_storage::{Entry, Leftover, Link, Name, Progress, StoreExt};
 use reshard_strategy::{FileRole, StrategyError, VerifyReport, with_sources};
 use std::collections::BTreeSet;
 
@@ -51,7 +52,19 @@ impl Checkpoint {
         self.opened.roles().await.during(ACT, &self.url)
     }
 
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
+    /// Files directly in its directory that Megatron Core's `integrity.json` does not list: they came later, or belong to others. Empty if
+    /// there is no such file. They are no damage.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn beside_integrity(&self) -> Result<Vec<Name>> {
+        integrity::unlisted(&self.opened.store)
+            .await
+            .during(ACT, &self.url)
+    }
+
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too. If there is Megatron Core's
+    /// `integrity.json`, all its files must be there, and with `full` have its digests.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the returned report.
@@ -62,6 +75,11 @@ impl Checkpoint {
             .verify(full, &progress)
             .await
             .during("verifying", &self.url)?;
+        if self.dialect() == Dialect::Megatron {
+            integrity::check(&self.opened.store, full, &progress, &mut report)
+                .await
+                .during("verifying", &self.url)?;
+        }
         if let Err(e) = self.opened.common().await {
             let damage = reshard_strategy::Damage {
                 key: None,

@@ -2,9 +2,7 @@
 
 use super::handle::{ACT, Checkpoint};
 use crate::{Result, error::Context};
-use reshard_model::{
-    Data, FlatStateDict, Path, Sharded, ShardedTensor, Tensor, Value, ValueTree, unflatten,
-};
+use reshard_model::{Path, Value, ValueTree, unflatten};
 use reshard_plan::{Entry, Metadata, PlannerData};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -81,28 +79,4 @@ pub async fn load_common(url: &str) -> Result<ValueTree> {
 /// As [`Checkpoint::open`].
 pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
     Ok(Arc::clone(Checkpoint::open(url).await?.metadata()))
-}
-
-/// Loads every tensor as a whole, by key. It loads no objects and no common state.
-///
-/// # Errors
-/// As [`Checkpoint::open`]; damage, an item whose description is not understood, or no memory.
-pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
-    let checkpoint = Checkpoint::open(url).await?;
-    checkpoint.is_understood().during(ACT, url)?;
-    let mut template = FlatStateDict::new();
-    for t in checkpoint.metadata().tensors() {
-        let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.global_shape());
-        template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
-    }
-    let state = checkpoint.fill(template).await.during(ACT, url)?;
-    let tensor = |leaf| match leaf {
-        Sharded::Tensor(ShardedTensor {
-            key,
-            data: Data::Host(t),
-            ..
-        }) => Some((key.to_string(), t)),
-        _ => None,
-    };
-    Ok(state.into_values().filter_map(tensor).collect())
 }

@@ -59,6 +59,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         kept_plan: None,
         validate_access_integrity: true,
         compare_common: true,
+        integrity: false,
         preprocess_common: None,
         statefuls: Vec::new(),
         asynchronous: false,
@@ -94,6 +95,7 @@ pub struct Save<'a> {
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
     pub(super) validate_access_integrity: bool,
     pub(super) compare_common: bool,
+    pub(super) integrity: bool,
     pub(super) preprocess_common: Option<Preprocess>,
     /// Values that make their own state, by key.
     pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
@@ -347,6 +349,15 @@ impl<'a> Save<'a> {
     /// checked, but not that replicas agree, nor that each key has a main replica. Set it to the same value on every rank.
     pub fn validate_access_integrity(mut self, validate: bool) -> Self {
         self.validate_access_integrity = validate;
+        self
+    }
+
+    /// Whether to write Megatron Core's `integrity.json` with the SHA-256 of each file, in [`Dialect::Megatron`]. Each rank reads back what it
+    /// has written, which comes from the page cache if that is large enough. The file is a part of the same new version, so that no whole
+    /// checkpoint lacks it. `verify` checks it, and loads do with [`verify_integrity`](crate::Load::verify_integrity). The default is not to.
+    /// Set it to the same value on every rank.
+    pub fn integrity(mut self, integrity: bool) -> Self {
+        self.integrity = integrity;
         self
     }
 

@@ -5,13 +5,14 @@ use crate::{
     error::Context,
     formats::default_format,
     in_flight::InFlight,
+    integrity,
     report::{Clock, Phase},
     sidecar::{SIDECAR, Sidecar},
-    tally::{Tally, gather},
+    tally::{Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_megatron::{METADATA_JSON, MetadataJson};
+use reshard_megatron::{INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, Path, ValueTree};
 use reshard_storage::{Durability, FileBody, Name, Progress, Transaction, wait};
 use reshard_strategy::{
@@ -47,6 +48,8 @@ pub(super) struct Version {
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
+    /// Whether `integrity.json` is written.
+    pub(super) integrity: bool,
     pub(super) durability: Durability,
     pub(super) progress: Progress,
 }
@@ -215,19 +218,47 @@ impl Version {
     async fn commit(&self, saved: &Saved, comm: &Comm<'_>) -> Result<(), StrategyError> {
         // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
         let (last, written) = match self.write_records(saved, comm.is_coordinator()).await {
-            Ok(last) => (last, Ok(self.transaction.take())),
+            Ok(last) => (last, self.written().await),
             Err(e) => (None, Err(e)),
         };
         let files = gather(comm, written).await?;
         let committed = if comm.is_coordinator() {
-            self.transaction
-                .commit(last, &files, self.durability)
-                .await
-                .map_err(StrategyError::from)
+            self.commit_all(files, last).await
         } else {
             Ok(())
         };
         agree(comm, "commit", committed).await
+    }
+
+    /// What this rank has written.
+    async fn written(&self) -> Result<Files, StrategyError> {
+        let entries = self.transaction.take();
+        let digests = match self.integrity {
+            true => integrity::of_written(&*self.transaction, &entries).await?,
+            false => Vec::new(),
+        };
+        Ok(Files { entries, digests })
+    }
+
+    /// The coordinator writes `integrity.json`, if it is wanted, and commits.
+    async fn commit_all(
+        &self,
+        files: Files,
+        last: Option<(Name, Bytes)>,
+    ) -> Result<(), StrategyError> {
+        let Files {
+            mut entries,
+            digests,
+        } = files;
+        if self.integrity {
+            let names = entries.iter().map(|entry| &entry.name).zip(digests);
+            let bytes = integrity::manifest(names, last.as_ref()).to_bytes();
+            let file = FileBody::from_bytes(Name::new(INTEGRITY)?, bytes);
+            self.write(vec![file], Progress::default()).await?;
+            entries.append(&mut self.transaction.take());
+        }
+        let committed = self.transaction.commit(last, &entries, self.durability);
+        committed.await.map_err(StrategyError::from)
     }
 
     /// Writes the records that describe what was written, except the commit record. The coordinator gets that one back.

@@ -96,6 +96,7 @@ impl Save<'_> {
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,
+            integrity: self.integrity,
             durability: self.durability,
             progress: self.progress,
         };

@@ -68,6 +68,10 @@ impl Save<'_> {
                         state, and common state that is carried over stays as it was stored; leave the strategy out";
             return Err(StrategyError::Invalid(what.into()));
         }
+        if self.integrity && self.dialect != Dialect::Megatron {
+            let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         let common = match self.common.take() {
             Some(c) => c,
             None => registry.save_common(&BackendVersion::new("torch", 1))?,

@@ -218,7 +218,7 @@ fn dims(json: &Json) -> Vec<u64> {
         .collect()
 }
 
-fn declared(d: &Json) -> ShardedTensor {
+pub(crate) fn declared(d: &Json) -> ShardedTensor {
     let some = |name: &str| d[name].as_array().map(|_| dims(&d[name]));
     ShardedTensor {
         key: d["key"].as_str().unwrap().into(),

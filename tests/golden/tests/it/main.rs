@@ -6,6 +6,7 @@
 )]
 
 mod damaged;
+mod knobs;
 mod loads;
 mod meshes;
 mod read;

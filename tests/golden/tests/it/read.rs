@@ -77,10 +77,6 @@ const UNREAD: &[(&str, &str)] = &[
         "of an earlier save; no item lies in it",
     ),
     (
-        "megatron/mc020_integrity_w2/ckpt/integrity.json",
-        "not yet: Megatron's digests of files",
-    ),
-    (
         "megatron/zarr012_dist_opt_model_space_w4/ckpt/optimizer.state.exp_avg.decoder.weight.sync",
         LOCKS,
     ),

@@ -268,3 +268,104 @@ fn ranges_that_do_not_cover_their_cell_fail_the_save() {
         assert!(said.contains("w") && said.contains("32768:32773"), "{said}");
     }
 }
+
+/// Element (row, column) of the stored tensor of shape [3, 4]; zero outside.
+fn stored(row: u64, column: u64) -> f32 {
+    match row < 3 && column < 4 {
+        true => (1 + row * 4 + column) as f32,
+        false => 0.0,
+    }
+}
+
+/// Saved flattened or not, by two ranks.
+fn of_another_shape(flat: bool) -> Place {
+    let place = Place::new();
+    let rank = |rank: u64| {
+        let mut state = StateDict::new();
+        let all: Vec<f32> = (0..12).map(|i| stored(i / 4, i % 4)).collect();
+        let leaf = match (flat, rank) {
+            (true, _) => {
+                let range = if rank == 0 { 0..5 } else { 5..12 };
+                let data = all[range.start as usize..range.end as usize].to_vec();
+                let data = Tensor::from_vec(&[range.end - range.start], data).unwrap();
+                ShardedTensor::from_rank_offsets_flat("w", data, &[3, 4], &[], 0, range).unwrap()
+            }
+            (false, _) => {
+                let data = Tensor::from_vec(&[3, 4], all).unwrap();
+                ShardedTensor::full("w", data).with_replica_id(rank as u32)
+            }
+        };
+        state.insert("w", leaf);
+        state
+    };
+    for saved in save(group(2), vec![rank(0), rank(1)], place.url(), |_, s| s) {
+        saved.unwrap();
+    }
+    place
+}
+
+/// A leaf of nines that asks for a part of a tensor of another shape.
+fn asks(
+    shape: [u64; 2],
+    rows: std::ops::Range<u64>,
+    range: Option<std::ops::Range<u64>>,
+) -> ShardedTensor {
+    let lengths = [rows.end - rows.start, shape[1]];
+    let region = Region::new([rows.start, 0], lengths);
+    let mut t = ShardedTensor::region_of("w", DType::Float32, &shape, region);
+    let elements = match &range {
+        Some(range) => vec![range.end - range.start],
+        None => lengths.to_vec(),
+    };
+    let count: u64 = elements.iter().product();
+    t.flattened_range = range;
+    let nines = Tensor::from_vec(&elements, vec![9f32; count as usize]).unwrap();
+    t.with_data(nines)
+}
+
+/// What is outside of the stored tensor becomes zeros, surplus is left out, flattened or not on either side.
+#[test]
+fn leaves_of_another_shape_are_filled_with_zeros_outside() {
+    let cases = [
+        ([5, 6], 0..5, Some(3..25)),
+        ([5, 6], 0..5, None),
+        ([2, 3], 0..2, Some(1..6)),
+        ([2, 3], 0..2, None),
+        ([5, 2], 1..4, Some(0..5)),
+        // Completely outside.
+        ([6, 4], 3..6, Some(2..9)),
+        ([6, 4], 3..6, None),
+    ];
+    for flat in [true, false] {
+        let place = of_another_shape(flat);
+        for (shape, rows, range) in &cases {
+            let asked = asks(*shape, rows.clone(), range.clone()).with_shape_mismatch_allowed();
+            let mut template = StateDict::new();
+            template.insert("w", asked);
+            let loaded = load(group(1), vec![template], place.url(), |_, l| l).remove(0);
+            let (loaded, _) = loaded.unwrap_or_else(|e| panic!("{shape:?} {rows:?}: {e}"));
+            let columns = shape[1];
+            let elements = range
+                .clone()
+                .unwrap_or(0..(rows.end - rows.start) * columns);
+            let want: Vec<f32> = elements
+                .map(|i| stored(rows.start + i / columns, i % columns))
+                .collect();
+            let got = leaf(&loaded, "w").to_vec::<f32>().unwrap();
+            assert_eq!(got, want, "{flat} {shape:?} {rows:?} {range:?}");
+
+            // Without the permission both shapes are told, with what differs, and how both sides are cut.
+            let mut template = StateDict::new();
+            template.insert("w", asks(*shape, rows.clone(), range.clone()));
+            let loaded = load(group(1), vec![template], place.url(), |_, l| l).remove(0);
+            let e = loaded.map(drop).unwrap_err();
+            let said = format!("{e}");
+            let told = [
+                "w has shape [3, 4] in the checkpoint, in ",
+                &format!("but [{}, {}] was asked for", shape[0], shape[1]),
+                "differ",
+            ];
+            assert!(told.iter().all(|part| said.contains(part)), "{said}");
+        }
+    }
+}

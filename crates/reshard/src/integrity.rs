@@ -1,0 +1,179 @@
+//! Megatron Core's `integrity.json`: written by a save, and checked by `verify` and by loads that ask for it.
+
+use crate::control::hex;
+use bytes::Bytes;
+use reshard_megatron::{INTEGRITY, Integrity};
+use reshard_model::ErrorKind;
+use reshard_storage::{Entry, Name, Progress, Store, StoreExt, Transaction};
+use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
+use sha2::{Digest, Sha256};
+use std::{future::Future, sync::Arc};
+
+/// Bytes that are hashed at a time.
+const BLOCK: u64 = 4 << 20;
+
+/// The SHA-256 of so many bytes, in hexadecimal. They are read by blocks.
+async fn digest<F>(len: u64, progress: &Progress, read: impl Fn(u64, u64) -> F) -> Result<String>
+where
+    F: Future<Output = reshard_storage::Result<Bytes>>,
+{
+    let mut hasher = Sha256::new();
+    let mut at = 0;
+    while at < len {
+        let end = len.min(at.saturating_add(BLOCK));
+        hasher.update(read(at, end).await?);
+        progress.add(end - at);
+        at = end;
+    }
+    Ok(hex(&hasher.finalize()))
+}
+
+/// The digests of files that this rank has written, in their order; empty for a file that is not listed.
+pub(crate) async fn of_written(
+    transaction: &dyn Transaction,
+    written: &[Entry],
+) -> Result<Vec<String>> {
+    let mut out = Vec::with_capacity(written.len());
+    for Entry { name, bytes } in written {
+        out.push(match Integrity::covers(name) {
+            true => {
+                let read = |from, to| transaction.read(name, from..to);
+                digest(*bytes, &Progress::none(), read).await?
+            }
+            false => String::new(),
+        });
+    }
+    Ok(out)
+}
+
+/// The file for a checkpoint whose files are these, and its `metadata.json`.
+pub(crate) fn manifest<'a>(
+    files: impl IntoIterator<Item = (&'a Name, String)>,
+    record: Option<&(Name, Bytes)>,
+) -> Integrity {
+    let mut out = Integrity::default();
+    for (name, sha256) in files {
+        out.insert(name, sha256);
+    }
+    if let Some((name, bytes)) = record {
+        out.insert(name, hex(&Sha256::digest(bytes)));
+    }
+    out
+}
+
+/// Adds what is wrong by `integrity.json`, if there is one. If not `full`, it only looks whether all files are there.
+///
+/// # Errors
+/// None for what is wrong with the checkpoint.
+pub(crate) async fn check(
+    store: &Arc<dyn Store>,
+    full: bool,
+    progress: &Progress,
+    report: &mut VerifyReport,
+) -> Result<()> {
+    let integrity = match Integrity::of(store).await {
+        Ok(None) => return Ok(()),
+        Ok(Some(integrity)) => integrity,
+        Err(e) => {
+            report.add(e.kind(), Damage::of(None, &e));
+            return Ok(());
+        }
+    };
+    for (file, want) in integrity.files() {
+        let found = match Name::new(file) {
+            Ok(name) => found(store, &name, want, full, progress).await,
+            Err(e) => Err(e.into()),
+        };
+        match found {
+            Ok((bytes, None)) => report.bytes += bytes,
+            Ok((bytes, Some(what))) => {
+                report.bytes += bytes;
+                report.add(ErrorKind::Corrupt, damage(file, what));
+            }
+            Err(e) => report.add(e.kind(), damage(file, e.to_string())),
+        }
+    }
+    Ok(())
+}
+
+fn damage(file: &str, what: String) -> Damage {
+    Damage {
+        key: None,
+        file: Some(file.into()),
+        offset: None,
+        what,
+    }
+}
+
+/// How many bytes were read, and what is wrong with a file.
+async fn found(
+    store: &Arc<dyn Store>,
+    name: &Name,
+    want: &str,
+    full: bool,
+    progress: &Progress,
+) -> Result<(u64, Option<String>)> {
+    let Some(len) = store.len(name).await? else {
+        let what = format!("it is missing, but {INTEGRITY} lists it");
+        return Ok((0, Some(what)));
+    };
+    if !full {
+        return Ok((0, None));
+    }
+    let read = |from, to| store.read(name, from..to);
+    let is = digest(len, progress, read).await?;
+    let what = format!("its SHA-256 is {is}, but {INTEGRITY} has {want}");
+    Ok((len, (is != want).then_some(what)))
+}
+
+/// Fails if a file is not as `integrity.json` says.
+///
+/// # Errors
+/// [`StrategyError::Corrupt`] with the first file; there is no `integrity.json`.
+pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
+    if Integrity::of(store).await?.is_none() {
+        return Err(StrategyError::NotStored {
+            what: format!(
+                "there is no {INTEGRITY} to verify the files by; save with `.integrity(true)`, or load without `verify_integrity`"
+            ),
+        });
+    }
+    let mut report = VerifyReport::default();
+    check(store, true, &Progress::none(), &mut report).await?;
+    let all = [
+        &report.damage,
+        &report.unchecked,
+        &report.not_understood,
+        &report.not_read,
+    ];
+    let count: usize = all.iter().map(|found| found.len()).sum();
+    match all.into_iter().flatten().next() {
+        None => Ok(()),
+        Some(first) => {
+            let more = match count {
+                1 => String::new(),
+                _ => format!("; {} more files are wrong, too", count - 1),
+            };
+            let file = first.file.as_deref().unwrap_or(INTEGRITY);
+            Err(StrategyError::corrupt(
+                file,
+                None,
+                format!("{}{more}", first.what),
+            ))
+        }
+    }
+}
+
+/// Files that lie in the place, and that `integrity.json` does not list.
+///
+/// # Errors
+/// What the store says.
+pub(crate) async fn unlisted(store: &Arc<dyn Store>) -> Result<Vec<Name>> {
+    let Ok(Some(integrity)) = Integrity::of(store).await else {
+        return Ok(Vec::new());
+    };
+    let is_unlisted =
+        |name: &Name| Integrity::covers(name) && integrity.get(name.as_str()).is_none();
+    let top = store.top().await?.files.into_iter().map(|file| file.name);
+    Ok(top.filter(is_unlisted).collect())
+}

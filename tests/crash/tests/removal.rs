@@ -1,0 +1,102 @@
+//! `SIGKILL` at every named step of a removal of keys.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use reshard::{
+    Dialect, Durability, ShardedTensor, StateDict, Tensor, blocking, storage::Progress,
+    torch_dist::TorchDistConfig,
+};
+use reshard_storage::failpoint;
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+const PREFIX: &str = "optimizer.";
+
+fn save(dir: &Path, dialect: Dialect) {
+    let mut state = StateDict::new();
+    for (n, key) in (0..).zip(["model.w", "optimizer.m", "optimizer.v", "model.b"]) {
+        let data = Tensor::from_vec(&[64], vec![n as f32; 64]).unwrap();
+        state.insert(key, ShardedTensor::full(key, data));
+    }
+    state.insert("step", 7);
+    let url = dir.display().to_string();
+    let save = reshard::save(&state, &url)
+        .dialect(dialect)
+        .integrity(dialect == Dialect::Megatron)
+        .strategy(TorchDistConfig::new().with_separation_hint(PREFIX))
+        .durability(Durability::Process);
+    blocking::run(save).unwrap();
+    std::fs::write(dir.join("README.md"), "of somebody").unwrap();
+}
+
+/// Whether the keys are gone: all of them are, or none. The rest is always whole.
+fn is_removed(dir: &Path, at: &str) -> bool {
+    let url = dir.display().to_string();
+    let opened = blocking::Checkpoint::open(&url).unwrap_or_else(|e| panic!("killed at {at}: {e}"));
+    let report = opened.verify(true, Progress::none()).unwrap();
+    assert!(
+        report.damage.is_empty(),
+        "killed at {at}: {:?}",
+        report.damage
+    );
+    let tensors = blocking::load_plain_tensors(&url).unwrap();
+    let value = |key: &str| Some(tensors.get(key)?.to_vec::<f32>().unwrap()[63]);
+    assert_eq!(
+        (value("model.w"), value("model.b")),
+        (Some(0.0), Some(3.0)),
+        "killed at {at}"
+    );
+    let optimizer = (value("optimizer.m"), value("optimizer.v"));
+    assert!(
+        [(None, None), (Some(1.0), Some(2.0))].contains(&optimizer),
+        "killed at {at}"
+    );
+    optimizer.0.is_none()
+}
+
+#[test]
+fn a_removal_killed_at_any_named_step_leaves_the_old_or_the_new() {
+    let mut killed = 0;
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        for &at in failpoint::STEPS {
+            let home = tempfile::tempdir().unwrap();
+            let dir = home.path().join("step");
+            save(&dir, dialect);
+            let remove = || {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
+                command
+                    .arg(&dir)
+                    .args(["remove", PREFIX])
+                    .stderr(Stdio::null());
+                command
+            };
+            let status = remove().env(failpoint::VARIABLE, at).status().unwrap();
+            let removed = is_removed(&dir, at);
+            if status.success() {
+                assert!(removed, "it went through {at}");
+            } else {
+                killed += 1;
+                let committed = at.starts_with("commit.")
+                    && !matches!(at, "commit.record" | "commit.synced" | "commit.ready");
+                assert_eq!(removed, committed, "killed at {at}");
+            }
+            // The next one goes through, whatever lies around. Pruning leaves nothing beside, and what is of others where it was.
+            assert!(remove().status().unwrap().success(), "after {at}");
+            assert!(is_removed(&dir, at));
+            let url = dir.display().to_string();
+            let prune = reshard::prune(&url).older_than(Duration::ZERO);
+            blocking::run(prune).unwrap();
+            assert_eq!(
+                std::fs::read_dir(home.path()).unwrap().count(),
+                1,
+                "after {at}"
+            );
+            let readme = std::fs::read_to_string(dir.join("README.md")).unwrap();
+            assert_eq!(readme, "of somebody", "after {at}");
+            assert!(is_removed(&dir, at));
+        }
+    }
+    assert!(killed >= 10, "{killed} steps were met");
+}
