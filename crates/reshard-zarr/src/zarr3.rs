@@ -49,7 +49,7 @@ fn rows(n: u64, row: u64, target: u64) -> u64 {
     // Divisors below and above the root come in pairs.
     let divisors = (1..=n.isqrt())
         .take(1 << 20)
-        .filter(|d| n % d == 0)
+        .filter(|d| n.is_multiple_of(*d))
         .flat_map(|d| [d, n / d]);
     let (mut below, mut above) = (0, n);
     for d in divisors {
