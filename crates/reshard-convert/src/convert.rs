@@ -3,6 +3,7 @@
 use crate::{
     Asked, ConvertError, Finding, MAX_FILES, Result,
     destination::{self, check_files, files_of_ranks},
+    error::FORMATS,
     rewrite::Rewrite,
     source::{self, Keys, Source},
 };
@@ -13,7 +14,7 @@ use reshard::{
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
     strategy::{Damage, Rest, StrategyError, VerifyReport},
-    torch_dist::{self, TorchDistConfig},
+    torch_dist::TorchDistConfig,
 };
 use std::{
     future::{Future, IntoFuture},
@@ -259,7 +260,7 @@ impl<'a> Convert<'a> {
     /// Refuses a source that is not understood as a whole.
     fn can_be_carried(&self) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
-        if &*format.backend != torch_dist::NAME {
+        if !FORMATS.contains(&&*format.backend) {
             return Err(ConvertError::Format {
                 src: src.into(),
                 format: format.clone(),

@@ -10,6 +10,9 @@ use std::fmt;
 /// Result of this crate's functions.
 pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
 
+/// The formats that can be converted. Their objects are what `torch.save` writes.
+pub(crate) const FORMATS: [&str; 2] = ["torch_dist", "zarr"];
+
 /// Why a conversion is refused, or fails. Nothing appears at the destination, except after some errors of
 /// [`Write`](Self::Write).
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +71,7 @@ pub enum ConvertError {
     /// The format of the source can't be converted.
     #[error(
         "{src} is a checkpoint of {format}, and only checkpoints of {} can be converted yet",
-        reshard::torch_dist::NAME
+        FORMATS.join(" and ")
     )]
     Format {
         /// The source.

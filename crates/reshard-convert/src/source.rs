@@ -3,7 +3,7 @@
 use crate::{ConvertError, Result};
 use reshard::{
     Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    TensorHandle,
+    TensorHandle, Value,
     model::{Leaf, Path, Payload, Step, Tree},
     plan::Entry,
 };
@@ -101,9 +101,7 @@ impl Source {
             let key = entry.key();
             items.push(match entry {
                 Entry::Tensor(_) => Item::Tensor(checkpoint.tensor(key)?),
-                Entry::Object(..) => {
-                    Item::Object(key.into(), checkpoint.object_payload(key).await?)
-                }
+                Entry::Object(..) => Item::Object(key.into(), object(checkpoint, key).await?),
             });
         }
         let (sidecar, _) = checkpoint.sidecar().await;
@@ -213,6 +211,18 @@ impl Source {
         }
         Ok(states)
     }
+}
+
+/// An object as it is stored. A cell of an array of objects is a list in the new checkpoint; if it is none in the old one, it is decoded
+/// and becomes one.
+async fn object(checkpoint: &Checkpoint, key: &str) -> Result<Payload, reshard::Error> {
+    let is_list = checkpoint.dialect() != Dialect::Megatron || checkpoint.object_lists();
+    if is_list || ShardedObject::empty_from_unique_key(key).is_err() {
+        return checkpoint.object_payload(key).await;
+    }
+    Ok(Payload::Value(Value::List(vec![
+        checkpoint.object(key).await?,
+    ])))
 }
 
 /// Into how many pieces the chosen tensors are cut, those that are not cut aside.

@@ -57,6 +57,10 @@ impl<H: LoadBy> LoadShardedStrategy for Around<H> {
         self.base.probes()
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        self.base.probes_in_folders()
+    }
+
     fn own_file(&self, name: &str) -> Option<OwnFile> {
         self.base.own_file(name)
     }

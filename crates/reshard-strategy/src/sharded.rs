@@ -158,6 +158,11 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         &[]
     }
 
+    /// Names of files to look for in folders, as [`OpenFormat::probes_in_folders`](crate::OpenFormat::probes_in_folders) tells them.
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// What a file is by its name, as [`OpenFormat::own_file`](crate::OpenFormat::own_file) tells it.
     fn own_file(&self, _name: &str) -> Option<OwnFile> {
         None

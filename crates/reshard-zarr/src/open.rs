@@ -63,6 +63,10 @@ impl OpenFormat for Zarr {
         }
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        &[ZARRAY]
+    }
+
     fn can_handle_sharded_objects(&self) -> bool {
         false
     }

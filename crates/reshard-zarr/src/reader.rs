@@ -233,6 +233,10 @@ impl StorageReader for ZarrReader {
         files::role(self, file)
     }
 
+    fn reads_columns_together(&self) -> bool {
+        true
+    }
+
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for read in reads {

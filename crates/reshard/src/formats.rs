@@ -55,6 +55,15 @@ impl Formats {
         self.0.iter().flat_map(|f| f.probes()).copied().collect()
     }
 
+    /// The names to look for in folders, without duplicates.
+    pub(crate) fn probes_in_folders(&self) -> BTreeSet<&'static str> {
+        self.0
+            .iter()
+            .flat_map(|f| f.probes_in_folders())
+            .copied()
+            .collect()
+    }
+
     /// Whether the programs of one of these formats give a file such a name.
     pub(crate) fn own(&self, name: &str) -> bool {
         self.0.iter().any(|f| f.own_file(name).is_some())

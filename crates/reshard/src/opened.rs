@@ -122,16 +122,22 @@ impl HowToOpen {
         // While somebody replaces the checkpoint, all reads still see the version of one save.
         let store = store.pinned().await?.unwrap_or(store);
         let json = MetadataJson::of(&store).await?;
-        let dialect = if json.is_some() {
-            Dialect::Megatron
-        } else {
-            Dialect::Dcp
-        };
-        let common = json
-            .as_ref()
-            .map(|json| find_common(registry, &json.common()))
-            .transpose()?;
         let chosen = self.chosen(registry)?;
+        let of_common = match (&json, &chosen) {
+            (Some(json), _) => Some(json.common()),
+            // Megatron Core wrote such checkpoints before it had `metadata.json`.
+            (None, Some(chosen)) if is_older(&store, &**chosen).await? => {
+                Some(BackendVersion::new("torch", 1))
+            }
+            (None, _) => None,
+        };
+        let dialect = match of_common {
+            Some(_) => Dialect::Megatron,
+            None => Dialect::Dcp,
+        };
+        let common = of_common
+            .map(|common| find_common(registry, &common))
+            .transpose()?;
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
             (None, None) => recognise(&store, formats).await?,
@@ -197,6 +203,13 @@ impl HowToOpen {
             _ => Ok(Some(chosen)),
         }
     }
+}
+
+/// Whether a place without `metadata.json`, of which the user says that it has this format, may be older than that file.
+async fn is_older(store: &Arc<dyn Store>, chosen: &dyn LoadShardedStrategy) -> Result<bool> {
+    let older =
+        !chosen.probes_in_folders().is_empty() && !store.exists(&Name::new(SIDECAR)?).await?;
+    Ok(older && reshard_megatron::is_unfinished(store).await?)
 }
 
 fn find_common(

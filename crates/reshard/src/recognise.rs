@@ -1,9 +1,9 @@
 //! Finds the format of a checkpoint if Megatron Core's `metadata.json` does not name it.
 
 use crate::{formats::Formats, sidecar::Sidecar};
-use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
+use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
-use std::{io, sync::Arc};
+use std::{collections::VecDeque, io, sync::Arc};
 
 /// The format that `reshard.json` names, or else the one that the linked formats recognise. First only a few names are
 /// looked for, because thousands of ranks open a checkpoint at once, and each would list thousands of files. The place is
@@ -54,17 +54,24 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     }
     // If it were opened in PyTorch's dialect, its common state would be lost.
     if unfinished {
-        let why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
+        let mut why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished".to_owned();
+        let older = deeper(store, formats, &store.top().await?).await?;
+        if let Some(format) = one_of(formats, &older, store)? {
+            why = format!("{why}; if it is older than metadata.json, choose the format {format}");
+        }
         return Err(StrategyError::NotACheckpoint {
             url: store.url(),
-            why: why.into(),
+            why,
         });
     }
     if let Some(format) = one {
         return Ok(format);
     }
     let listed = store.top().await?;
-    let found = one_of(formats, &listed, store)?;
+    let found = match one_of(formats, &listed, store)? {
+        None => one_of(formats, &deeper(store, formats, &listed).await?, store)?,
+        found => found,
+    };
     found.ok_or_else(|| StrategyError::NotACheckpoint {
         url: store.url(),
         why: unknown(formats, &listed),
@@ -177,6 +184,28 @@ async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
     Ok(Listing::of(files))
 }
 
+/// So many folders are looked into. A place may be anything, such as a home directory.
+const FOLDERS: usize = 64;
+
+/// The files in folders by which a format may be recognised. Outer folders are looked into first.
+async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Result<Listing> {
+    let probes = formats.probes_in_folders();
+    let (mut found, mut folders) = (Vec::new(), VecDeque::from(top.folders.clone()));
+    for _ in 0..FOLDERS {
+        let Some(folder) = folders.pop_front().filter(|_| !probes.is_empty()) else {
+            break;
+        };
+        let inside = store.list(Some(&folder), Depth::One).await?;
+        let is_probe = |e: &Entry| {
+            let file = e.name.as_str().rsplit('/').next();
+            file.is_some_and(|file| probes.contains(file))
+        };
+        found.extend(inside.files.into_iter().filter(is_probe));
+        folders.extend(inside.folders);
+    }
+    Ok(Listing::of(found))
+}
+
 /// Why a place is no checkpoint.
 fn unknown(formats: &Formats, top: &Listing) -> String {
     if top.is_empty() {
@@ -184,7 +213,15 @@ fn unknown(formats: &Formats, top: &Listing) -> String {
     }
     let known = formats.0.iter().map(|f| match f.probes() {
         [] => f.key().to_string(),
-        names => format!("{} ({})", f.key(), names.join(", ")),
+        names => {
+            let inside = f.probes_in_folders().iter().map(|name| format!("*/{name}"));
+            let all: Vec<String> = names
+                .iter()
+                .map(|name| (*name).into())
+                .chain(inside)
+                .collect();
+            format!("{} ({})", f.key(), all.join(", "))
+        }
     });
     format!(
         "it has none of the files by which the linked formats recognise a checkpoint: {}",

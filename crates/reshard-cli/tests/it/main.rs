@@ -20,6 +20,7 @@ mod states;
 mod understood;
 mod verify;
 mod whereabouts;
+mod zarr;
 
 use reshard::{Registry, Stores};
 use reshard_cli::{Io, Program};

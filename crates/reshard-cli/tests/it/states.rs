@@ -15,6 +15,14 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
+    /// What `make` puts at a new place.
+    pub(crate) fn made(make: impl FnOnce(&str)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("ckpt").display().to_string();
+        make(&url);
+        Self { _dir: dir, url }
+    }
+
     pub(crate) fn path(&self, file: &str) -> std::path::PathBuf {
         std::path::Path::new(&self.url).join(file)
     }

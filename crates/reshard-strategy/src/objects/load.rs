@@ -138,6 +138,10 @@ impl LoadShardedStrategy for WithObjects {
         self.sharded.probes()
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        self.sharded.probes_in_folders()
+    }
+
     fn own_file(&self, name: &str) -> Option<OwnFile> {
         self.sharded.own_file(name)
     }
@@ -264,6 +268,10 @@ impl StorageReader for Reader {
             FileRole::Foreign if self.common.owns_object(&file.name) => FileRole::Part,
             role => role,
         }
+    }
+
+    fn reads_columns_together(&self) -> bool {
+        self.base.reads_columns_together()
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {

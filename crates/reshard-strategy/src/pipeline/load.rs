@@ -54,6 +54,11 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     fn probes(&self) -> &'static [&'static str] {
         &[]
     }
+    /// Names of files by which checkpoints of this format are recognised, in the folders of a place and in folders of these. They are looked for if
+    /// nothing else tells the format, in some of the folders; [`detect`](Self::detect) gets them as `FOLDER/NAME`. The default is none.
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        &[]
+    }
     /// Whether a checkpoint of this format can be a place of this kind. For most formats this is a folder.
     fn lives_in(&self, kind: PlaceKind) -> bool {
         kind == PlaceKind::Folder
@@ -102,6 +107,10 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     fn probes(&self) -> &'static [&'static str] {
         self.format.probes()
+    }
+
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        self.format.probes_in_folders()
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {

@@ -331,6 +331,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         self.inner.probes()
     }
 
+    fn probes_in_folders(&self) -> &'static [&'static str] {
+        self.inner.probes_in_folders()
+    }
+
     fn own_file(&self, name: &str) -> Option<OwnFile> {
         self.inner.own_file(name)
     }

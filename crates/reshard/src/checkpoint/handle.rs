@@ -40,6 +40,11 @@ impl Checkpoint {
         self.opened.reader.dialect()
     }
 
+    /// Whether a cell of an array of objects is stored as a list, with one value for each leaf that one rank had of this cell.
+    pub fn object_lists(&self) -> bool {
+        self.opened.reader.object_lists()
+    }
+
     /// What is stored.
     pub fn metadata(&self) -> &Arc<Metadata> {
         self.opened.reader.metadata()

@@ -9,6 +9,7 @@ mod damaged;
 mod loads;
 mod meshes;
 mod read;
+mod saved;
 mod shared;
 mod sound;
 mod templates;

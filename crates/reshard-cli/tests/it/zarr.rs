@@ -1,0 +1,221 @@
+//! Zarr checkpoints, as the program shows, checks and converts them.
+
+use crate::{run, states::Saved};
+use futures::{executor::block_on, future::join_all};
+use reshard::{
+    BackendVersion, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Value, blocking::Checkpoint, strategy::SaveShardedConfig,
+};
+use std::{fs, future::IntoFuture, path::Path};
+
+/// Two ranks: a tensor cut by rows that don't divide, a flattened one, objects, common state.
+fn states() -> [StateDict; 2] {
+    [0u64, 1].map(|rank| {
+        let mut state = StateDict::new();
+        let rows = Region::new([3 * rank, 0], [3 - rank, 4]);
+        let data = (0..rows.lengths[0] * 4)
+            .map(|i| (12 * rank + i) as f32)
+            .collect();
+        let data = Tensor::from_vec(&rows.lengths, data).unwrap();
+        let leaf = ShardedTensor::region_of("layer.weight", reshard::DType::Float32, &[5, 4], rows);
+        state.insert("w", leaf.with_data(data));
+        let half = Tensor::from_vec(&[3], (0..3).map(|i| (3 * rank + i) as i64).collect()).unwrap();
+        let range = 3 * rank..3 * rank + 3;
+        let flat =
+            ShardedTensor::from_rank_offsets_flat("optimizer/step", half, &[2, 3], &[], 0, range);
+        state.insert("flat", flat.unwrap());
+        let rng = ShardedObject::new(
+            "rng_state",
+            Value::List(vec![Value::Int(7 + rank as i64)]),
+            &[2],
+            &[rank],
+            0,
+        );
+        state.insert("rng", rng.unwrap());
+        state.insert("iteration", 1000);
+        state
+    })
+}
+
+fn save(url: &str, config: &dyn Fn() -> Box<dyn SaveShardedConfig>, overwrite: bool) {
+    let states = states();
+    let groups = LocalGroup::new(2);
+    let saves = states.iter().zip(&groups).map(|(state, group)| {
+        let save = reshard::save(state, url)
+            .group(group)
+            .dialect(Dialect::Megatron);
+        save.overwrite(overwrite)
+            .boxed_strategy(config())
+            .into_future()
+    });
+    block_on(join_all(saves))
+        .into_iter()
+        .for_each(|r| drop(r.unwrap()));
+}
+
+fn zarr() -> Box<dyn SaveShardedConfig> {
+    Box::new(reshard::zarr::ZarrConfig::default())
+}
+
+fn torch_dist() -> Box<dyn SaveShardedConfig> {
+    Box::new(reshard::torch_dist::TorchDistConfig::default())
+}
+
+fn saved() -> Saved {
+    Saved::made(|url| save(url, &zarr, false))
+}
+
+fn names(url: &str) -> Vec<String> {
+    let (mut out, mut folders) = (Vec::new(), vec![Path::new(url).to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => out.push(path.strip_prefix(url).unwrap().display().to_string()),
+            }
+        }
+    }
+    out.sort();
+    out
+}
+
+const FILES: [&str; 11] = [
+    "common.pt",
+    "layer.weight/.zarray",
+    "layer.weight/0.0",
+    "layer.weight/1.0",
+    "metadata.json",
+    "optimizer/step/.zarray",
+    "optimizer/step/0.0",
+    "reshard-zarr.json",
+    "reshard.json",
+    "rng_state/shard_0_2.pt",
+    "rng_state/shard_1_2.pt",
+];
+
+#[test]
+fn it_is_shown_checked_and_converted() {
+    let saved = saved();
+    assert_eq!(names(&saved.url), FILES);
+    let json = fs::read_to_string(saved.path("metadata.json")).unwrap();
+    assert_eq!(
+        json,
+        r#"{"sharded_backend": "zarr", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}"#
+    );
+    let shown = run(&["inspect", &saved.url]).ok();
+    assert!(
+        shown.contains("zarr/1") && shown.contains("layer.weight"),
+        "{shown}"
+    );
+    let listed = run(&["ls", &saved.url]).ok();
+    assert!(
+        listed.contains("optimizer/step") && listed.contains("rng_state/shard_1_2"),
+        "{listed}"
+    );
+    assert_eq!(run(&["verify", &saved.url]).code, 0);
+
+    // The converter that Megatron Core's guide asks for.
+    let to = saved.beside("torch_dist");
+    let said = run(&["convert", &saved.url, &to, "--ranks", "3"]).ok();
+    assert!(said.starts_with("converted  "), "{said}");
+    assert_eq!(run(&["verify", &to]).code, 0);
+    let tensors = |url: &str| run(&["digest", url, "--json"]).json()["tensors"].clone();
+    assert_eq!(tensors(&to), tensors(&saved.url));
+    let (new, old) = (
+        Checkpoint::open(&to).unwrap(),
+        Checkpoint::open(&saved.url).unwrap(),
+    );
+    assert_eq!(&*new.backend().backend, "torch_dist");
+    assert_eq!(new.common().unwrap(), old.common().unwrap());
+    // Each cell is a list there, also if it holds a list.
+    for (n, key) in ["rng_state/shard_0_2", "rng_state/shard_1_2"]
+        .into_iter()
+        .enumerate()
+    {
+        let value = Value::List(vec![Value::Int(7 + n as i64)]);
+        assert_eq!(old.object(key).unwrap(), value);
+        assert_eq!(new.object(key).unwrap(), Value::List(vec![value]));
+    }
+
+    // It is what a save of the same state in that format would have given.
+    let direct = saved.beside("direct");
+    save(&direct, &torch_dist, false);
+    assert_eq!(tensors(&direct), tensors(&saved.url));
+}
+
+#[test]
+fn a_replacement_removes_its_files_and_no_others() {
+    let saved = saved();
+    for (name, bytes) in [
+        ("layer.weight/notes.txt", "mine"),
+        ("runs/0", "mine"),
+        ("layer.weight/9.9", "old"),
+        ("layer.weight.sync/0.0", ""),
+    ] {
+        fs::create_dir_all(saved.path(name).parent().unwrap()).unwrap();
+        fs::write(saved.path(name), bytes).unwrap();
+    }
+    let over = saved.url.clone();
+    save(&over, &torch_dist, true);
+    let left = names(&saved.url);
+    let zarrs: Vec<&String> = left
+        .iter()
+        .filter(|name| name.contains('/') || name.contains("zarr"))
+        .collect();
+    assert_eq!(zarrs, ["layer.weight/notes.txt", "runs/0"]);
+    save(&over, &zarr, true);
+    let mut want: Vec<&str> = FILES.to_vec();
+    want.extend(["layer.weight/notes.txt", "runs/0"]);
+    want.sort_unstable();
+    assert_eq!(names(&saved.url), want);
+}
+
+#[test]
+fn damage_is_told_with_its_file() {
+    let saved = saved();
+    fs::write(saved.path("layer.weight/1.0"), [0; 47]).unwrap();
+    let ran = run(&["verify", &saved.url]);
+    assert_eq!(ran.code, 1, "{}", ran.out);
+    let all = format!("{}{}", ran.out, ran.err);
+    assert!(
+        all.contains("layer.weight/1.0") && all.contains("47 bytes"),
+        "{all}"
+    );
+}
+
+/// Without `metadata.json` the names of folders tell the format; with common state beside them the user has to.
+#[test]
+fn directories_from_before_metadata_json_are_recognised() {
+    let saved = saved();
+    let common = fs::read(saved.path("common.pt")).unwrap();
+    for name in [
+        "metadata.json",
+        "reshard.json",
+        "reshard-zarr.json",
+        "common.pt",
+    ] {
+        fs::remove_file(saved.path(name)).unwrap();
+    }
+    let format = |c: &Checkpoint| (c.backend().to_string(), c.dialect());
+    let opened = Checkpoint::open(&saved.url).unwrap();
+    assert_eq!(format(&opened), ("zarr/1".into(), Dialect::Dcp));
+    assert_eq!(opened.tensors().count(), 2);
+
+    fs::write(saved.path("common.pt"), common).unwrap();
+    let e = Checkpoint::open(&saved.url).unwrap_err().to_string();
+    assert!(
+        e.contains("never finished") && e.contains("choose the format zarr/1"),
+        "{e}"
+    );
+    let chosen = reshard::OpenOptions::new().format(BackendVersion::new("zarr", 1));
+    let opened = block_on(chosen.open(&saved.url)).unwrap();
+    assert_eq!(opened.dialect(), Dialect::Megatron);
+    let iteration = block_on(opened.common()).unwrap();
+    assert_eq!(
+        iteration.get("iteration").and_then(|v| v.leaf()?.as_int()),
+        Some(1000)
+    );
+    assert_eq!(opened.objects().count(), 2);
+    assert_eq!(run(&["verify", &saved.url, "--format", "zarr"]).code, 0);
+}
