@@ -29,7 +29,7 @@ fn dtypes(all: bool) -> Vec<DType> {
 /// The bytes of a tensor of any type: small numbers, so that they mean the same to all programs.
 fn bytes(dtype: DType, elements: u64) -> Vec<u8> {
     let byte = |n: u64| match dtype {
-        DType::Bool => (n % 3 == 0) as u8,
+        DType::Bool => u8::from(n.is_multiple_of(3)),
         _ => (n * 7 % 60) as u8,
     };
     (0..elements * dtype.size()).map(byte).collect()
@@ -57,7 +57,7 @@ fn tensors(all: bool) -> (Vec<Vec<ShardedTensor>>, Map<String, Value>) {
             let mut add = |rank: usize, region: Region| {
                 let data = tensor.narrow(&region);
                 ranks[rank]
-                    .push(ShardedTensor::region_of(&*key, dtype, shape, region).with_data(data));
+                    .push(ShardedTensor::region_of(&key, dtype, shape, region).with_data(data));
             };
             match shape {
                 [] => add(0, whole),
