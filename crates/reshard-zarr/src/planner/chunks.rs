@@ -1,6 +1,9 @@
 //! Which rank writes which chunk.
 
-use super::{Chunks, Declared, grid_of};
+use super::{
+    declared::Declared,
+    told::{Chunks, grid_of},
+};
 use crate::{
     grid::{Grid, MAX_CHUNKS},
     names::{ZARRAY, parse_chunk_key},
