@@ -11,6 +11,7 @@
 
 mod array;
 mod config;
+mod form;
 mod grid;
 mod names;
 mod open;
@@ -20,7 +21,8 @@ mod receipt;
 mod record;
 mod save;
 mod writer;
+mod zarr3;
 mod zarray;
 
-pub use config::{ZarrConfig, ZarrLoadConfig};
+pub use config::{Zarr3Config, Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 pub use names::{NAME, RECORD};

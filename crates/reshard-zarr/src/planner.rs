@@ -4,7 +4,7 @@ mod chunks;
 mod declared;
 mod told;
 
-use crate::{names, zarray};
+use crate::{form::Form, names, zarr3, zarray};
 use chunks::by_chunks;
 use declared::Declared;
 use reshard_model::FlatStateDict;
@@ -18,6 +18,7 @@ pub(crate) use told::{Chunks, grid_of};
 #[derive(Debug)]
 pub(crate) struct ByChunks {
     pub(crate) base: Arc<dyn SavePlanner>,
+    pub(crate) form: Form,
 }
 
 impl SavePlanner for ByChunks {
@@ -28,7 +29,8 @@ impl SavePlanner for ByChunks {
     fn plan_settings(&self) -> Option<String> {
         let base = self.base.plan_settings()?;
         Some(format!(
-            "by chunks around {:?} {base}",
+            "by chunks of {:?} around {:?} {base}",
+            self.form,
             (*self.base).type_id()
         ))
     }
@@ -36,7 +38,7 @@ impl SavePlanner for ByChunks {
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base.create_local_plan(state, cx)?;
         for item in &plan.items {
-            storable(item)?;
+            storable(item, self.form)?;
         }
         plan.storage_data = Declared::of(&plan.items, state).pack()?;
         Ok(plan)
@@ -48,12 +50,12 @@ impl SavePlanner for ByChunks {
             declared.add(Declared::unpack(&std::mem::take(&mut plan.storage_data))?);
         }
         let (plans, metadata) = self.base.create_global_plan(plans)?;
-        by_chunks(plans, metadata, &declared)
+        by_chunks(plans, metadata, &declared, self.form)
     }
 }
 
 /// Fails for what can't be stored in an array.
-fn storable(item: &WriteItem) -> Result<()> {
+fn storable(item: &WriteItem, form: Form) -> Result<()> {
     let unsupported = |what: String| PlanError::Unsupported {
         key: item.key.to_string(),
         what,
@@ -62,9 +64,10 @@ fn storable(item: &WriteItem) -> Result<()> {
         let what = "a zarr checkpoint holds no objects in this dialect; save only tensors, or choose another format";
         return Err(unsupported(what.into()));
     };
-    if zarray::spelling(t.dtype).is_none() {
+    if form.spelling(t.dtype).is_none() {
         let what = format!(
-            "Zarr v2 has no name for {}; cast the tensor, or choose another format",
+            "the format {} has no name for {}; cast the tensor, or choose another format",
+            form.key(),
             t.dtype
         );
         return Err(unsupported(what));
@@ -79,6 +82,10 @@ fn storable(item: &WriteItem) -> Result<()> {
     }
     if *item.key == *names::RECORD || item.key.starts_with(concat!("reshard-zarr.json", "/")) {
         let what = format!("{} is the name of a file of the checkpoint", names::RECORD);
+        return Err(unsupported(what));
+    }
+    if matches!(form, Form::V3 { .. }) && item.key.split('/').any(|part| part == zarr3::ZARR_JSON) {
+        let what = format!("{} is the name of a description", zarr3::ZARR_JSON);
         return Err(unsupported(what));
     }
     match Name::new(&*item.key) {

@@ -8,10 +8,7 @@ mod packed;
 mod shards;
 mod verify;
 
-use crate::{
-    NAME,
-    array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA},
-};
+use crate::array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA};
 use async_trait::async_trait;
 use crc::Crc;
 use packed::Packed;
@@ -31,6 +28,8 @@ pub(crate) use shards::Shards;
 /// An opened checkpoint.
 #[derive(Debug)]
 pub(crate) struct ZarrReader {
+    /// The format by which it was opened.
+    pub(crate) key: BackendVersion,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) limits: ReadLimits,
     pub(crate) dialect: Dialect,
@@ -164,7 +163,7 @@ impl ReaderHooks for ZarrReader {
 #[async_trait]
 impl StorageReader for ZarrReader {
     fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
+        self.key.clone()
     }
 
     fn metadata(&self) -> &Arc<Metadata> {

@@ -11,6 +11,7 @@ mod contracts;
 mod damaged;
 mod laws;
 mod refused;
+mod zarr3;
 
 use futures::executor::block_on;
 use reshard_model::{DType, Dialect, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
