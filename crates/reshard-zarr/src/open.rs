@@ -103,7 +103,8 @@ impl OpenFormat for Zarr {
         }
         let mut tables = Tables::of(found, record, self.v3, &cx.limits)?;
         for array in &mut tables.arrays {
-            array.shards = Shards::read(array, &cx.store, &files).await?;
+            array.shards =
+                Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
         }
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),

@@ -2,18 +2,17 @@
 
 mod chunks;
 mod declared;
+mod told;
 
-use crate::{form::Form, grid::Grid, names, zarr3, zarray};
-use bytes::Bytes;
+use crate::{form::Form, names, zarr3, zarray};
 use chunks::by_chunks;
 use declared::Declared;
-use reshard_model::{Dims, FlatStateDict};
-use reshard_plan::{
-    Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, TensorWrite, WriteItem,
-};
+use reshard_model::FlatStateDict;
+use reshard_plan::{Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, WriteItem};
 use reshard_storage::Name;
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
+
+pub(crate) use told::{Chunks, grid_of};
 
 /// Around the planner of a save.
 #[derive(Debug)]
@@ -95,37 +94,4 @@ fn storable(item: &WriteItem, form: Form) -> Result<()> {
             "an array lies in a folder that is named like its key, and {e}"
         ))),
     }
-}
-
-/// The grid on which a tensor is stored, as the plans count its elements: one axis more if it is stored flattened.
-pub(crate) fn grid_of(t: &TensorWrite, chunk: &Dims) -> Option<Grid> {
-    Grid::new(t.global_shape.clone(), chunk.clone())
-}
-
-/// What the plan of a rank says to the writer: the shape of a chunk of each array of which the rank writes something.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Chunks(pub(crate) BTreeMap<Box<str>, Dims>);
-
-impl Chunks {
-    fn pack(&self) -> Result<Bytes> {
-        pack(self)
-    }
-
-    /// What [`ByChunks`] has put into a plan.
-    pub(crate) fn unpack(bytes: &[u8]) -> Result<Self> {
-        if bytes.is_empty() {
-            return Ok(Self::default());
-        }
-        unpack(bytes)
-    }
-}
-
-fn pack(what: &impl Serialize) -> Result<Bytes> {
-    serde_json::to_vec(what)
-        .map(Bytes::from)
-        .map_err(PlanError::planner)
-}
-
-fn unpack<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(PlanError::planner)
 }

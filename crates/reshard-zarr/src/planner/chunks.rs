@@ -1,6 +1,9 @@
 //! Which rank writes which chunk.
 
-use super::{Chunks, Declared, grid_of};
+use super::{
+    declared::Declared,
+    told::{Chunks, grid_of},
+};
 use crate::{
     form::Form,
     grid::{Grid, MAX_CHUNKS},
