@@ -11,6 +11,7 @@
 
 mod array;
 mod config;
+mod form;
 mod grid;
 mod names;
 mod open;
@@ -19,8 +20,11 @@ mod reader;
 mod receipt;
 mod record;
 mod save;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 mod writer;
+mod zarr3;
 mod zarray;
 
-pub use config::{ZarrConfig, ZarrLoadConfig};
+pub use config::{Zarr3Config, Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 pub use names::{NAME, RECORD};

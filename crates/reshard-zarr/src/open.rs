@@ -3,13 +3,14 @@
 use crate::{
     NAME, RECORD,
     array::{
-        find::{self, Found},
+        find::{self, Found, ZARR_JSON},
         meta::{ArrayMeta, Fault, FaultKind},
     },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
     reader::{Array, Kept, Refused, Shards, ZarrReader},
     record::{ArrayRecord, Record},
+    zarr3,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
@@ -21,34 +22,52 @@ use reshard_strategy::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The format.
+/// The formats `zarr` and `zarr3`. They read the same folders: arrays of both versions of Zarr. They differ in the version that they are
+/// recognised by, and that they write.
 #[derive(Debug)]
-pub(crate) struct Zarr;
+pub(crate) struct Zarr {
+    pub(crate) v3: bool,
+}
 
 #[async_trait]
 impl OpenFormat for Zarr {
     fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
+        BackendVersion::new(if self.v3 { zarr3::NAME } else { NAME }, 1)
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {
-        (name == RECORD).then_some(OwnFile::Record)
+        match self.v3 {
+            true => (name == ZARR_JSON).then_some(OwnFile::Record),
+            false => (name == RECORD).then_some(OwnFile::Record),
+        }
     }
 
     fn detect(&self, top: &Listing) -> Detection {
-        let array = |name: &str| matches!(name.rsplit_once('/'), Some((_, ZARRAY)));
-        match top.names().any(|name| name == RECORD || array(name)) {
+        let last = |name: &str, file: &str| name.rsplit('/').next() == Some(file);
+        let is_v3 = top.names().any(|name| last(name, ZARR_JSON));
+        let of_v2 = |name: &str| V2.contains(&name) || last(name, ZARRAY);
+        let found = match self.v3 {
+            true => is_v3 && !top.has(RECORD),
+            false => top.has(RECORD) || (!is_v3 && top.names().any(of_v2)),
+        };
+        match found {
             true => Detection::Yes,
             false => Detection::No,
         }
     }
 
     fn probes(&self) -> &'static [&'static str] {
-        &[RECORD]
+        match self.v3 {
+            true => &[ZARR_JSON],
+            false => &V2,
+        }
     }
 
     fn probes_in_folders(&self) -> &'static [&'static str] {
-        &[ZARRAY]
+        match self.v3 {
+            true => &[ZARR_JSON],
+            false => &[ZARRAY],
+        }
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
@@ -56,10 +75,6 @@ impl OpenFormat for Zarr {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let record = match cx.limits.read(&cx.store, &Name::new(RECORD)?).await? {
-            None => None,
-            Some(bytes) => Some(Record::parse(&bytes).map_err(|e| damaged_record(&e))?),
-        };
         let files: BTreeMap<Name, u64> = cx
             .store
             .list(None, Depth::All)
@@ -70,21 +85,30 @@ impl OpenFormat for Zarr {
             .collect();
         // The lock files of Megatron Core are empty.
         let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
-        let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
+        let (found, attributes) = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
+        let record = match cx.limits.read(&cx.store, &Name::new(RECORD)?).await? {
+            Some(bytes) => Some(Record::parse(&bytes).map_err(|e| damaged(RECORD, &e))?),
+            None => attributes
+                .get(zarr3::ATTRIBUTE)
+                .map(|value| Record::of(value).map_err(|e| damaged(ZARR_JSON, &e)))
+                .transpose()?,
+        };
 
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
         if found.is_empty() && record.is_none() && cx.dialect != Dialect::Megatron {
             return Err(StrategyError::NotACheckpoint {
                 url: cx.store.url(),
-                why: format!("no folder in it has a {ZARRAY}, and there is no {RECORD}"),
+                why: format!("no folder in it has a {ZARRAY} or a {ZARR_JSON} of an array"),
             });
         }
-        let mut tables = Tables::of(found, record, &cx.limits)?;
+        let mut tables = Tables::of(found, record, self.v3, &cx.limits)?;
         for array in &mut tables.arrays {
-            array.shards = Shards::read(array, &cx.store, &files).await?;
+            array.shards =
+                Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
         }
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),
+            key: self.key(),
             limits: cx.limits,
             dialect: cx.dialect,
             metadata: Arc::new(tables.metadata),
@@ -97,8 +121,18 @@ impl OpenFormat for Zarr {
     }
 }
 
-fn damaged_record(why: &str) -> StrategyError {
-    StrategyError::corrupt(RECORD, None, format!("it can't be parsed: {why}"))
+/// Files directly in a folder of Zarr v2. TensorStore makes none of them.
+const V2: [&str; 4] = [RECORD, ".zgroup", ".zmetadata", ZARRAY];
+
+/// Where reshard notes what zarr has no place for, in Zarr v3.
+const IN_ATTRIBUTE: &str = "the attribute reshard of zarr.json";
+
+fn damaged(file: &str, why: &str) -> StrategyError {
+    StrategyError::corrupt(
+        file,
+        None,
+        format!("what reshard noted can't be parsed: {why}"),
+    )
 }
 
 /// What is stored, and what can't be read.
@@ -110,8 +144,17 @@ struct Tables {
 }
 
 impl Tables {
-    fn of(found: Vec<Found>, record: Option<Record>, limits: &ReadLimits) -> Result<Self> {
+    fn of(
+        found: Vec<Found>,
+        record: Option<Record>,
+        v3: bool,
+        limits: &ReadLimits,
+    ) -> Result<Self> {
         let has_record = record.is_some();
+        let (noted_in, description) = match v3 {
+            true => (IN_ATTRIBUTE, ZARR_JSON),
+            false => (RECORD, ZARRAY),
+        };
         let Record {
             arrays: mut noted,
             planner_data,
@@ -125,7 +168,7 @@ impl Tables {
             let key = found.key().to_owned();
             let folder = found.folder.clone();
             let taken = match builder.tensor(&key) {
-                None => array(found, noted.remove(&key)),
+                None => array(found, noted.remove(&key), noted_in),
                 Some(_) => Err(Refused::unknown("a folder in it has the same key")),
             };
             match taken.and_then(|(meta, noted)| room.take(meta, noted)) {
@@ -138,7 +181,7 @@ impl Tables {
             }
         }
         for key in noted.into_keys() {
-            let what = format!("{RECORD} names it, but its {ZARRAY} is not there");
+            let what = format!("{noted_in} names it, but its {description} is not there");
             refused.insert(key, Refused::damaged(what));
         }
         Ok(Self {
@@ -160,12 +203,13 @@ fn by_key(mut found: Vec<Found>) -> Vec<Found> {
 fn array(
     found: Found,
     noted: Option<ArrayRecord>,
+    noted_in: &str,
 ) -> Result<(ArrayMeta, Option<ArrayRecord>), Refused> {
     if let Some(noted) = &noted
         && found.text.as_deref().map(crc32fast::hash) != Some(noted.zarray)
     {
         let what = format!(
-            "its {} is not the one that was written, judging by {RECORD}; if it was changed on purpose, remove {RECORD}",
+            "its {} is not the one that was written, judging by {noted_in}; if it was changed on purpose, remove {noted_in}",
             found.description
         );
         return Err(Refused::damaged(what));

@@ -2,23 +2,23 @@
 
 mod chunks;
 mod declared;
+mod told;
 
-use crate::{grid::Grid, names, zarray};
-use bytes::Bytes;
+use crate::{form::Form, names, zarr3, zarray};
 use chunks::by_chunks;
 use declared::Declared;
-use reshard_model::{Dims, FlatStateDict};
-use reshard_plan::{
-    Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, TensorWrite, WriteItem,
-};
+use reshard_model::FlatStateDict;
+use reshard_plan::{Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, WriteItem};
 use reshard_storage::Name;
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
+
+pub(crate) use told::{Chunks, grid_of};
 
 /// Around the planner of a save.
 #[derive(Debug)]
 pub(crate) struct ByChunks {
     pub(crate) base: Arc<dyn SavePlanner>,
+    pub(crate) form: Form,
 }
 
 impl SavePlanner for ByChunks {
@@ -29,7 +29,8 @@ impl SavePlanner for ByChunks {
     fn plan_settings(&self) -> Option<String> {
         let base = self.base.plan_settings()?;
         Some(format!(
-            "by chunks around {:?} {base}",
+            "by chunks of {:?} around {:?} {base}",
+            self.form,
             (*self.base).type_id()
         ))
     }
@@ -37,7 +38,7 @@ impl SavePlanner for ByChunks {
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base.create_local_plan(state, cx)?;
         for item in &plan.items {
-            storable(item)?;
+            storable(item, self.form)?;
         }
         plan.storage_data = Declared::of(&plan.items, state).pack()?;
         Ok(plan)
@@ -49,12 +50,12 @@ impl SavePlanner for ByChunks {
             declared.add(Declared::unpack(&std::mem::take(&mut plan.storage_data))?);
         }
         let (plans, metadata) = self.base.create_global_plan(plans)?;
-        by_chunks(plans, metadata, &declared)
+        by_chunks(plans, metadata, &declared, self.form)
     }
 }
 
 /// Fails for what can't be stored in an array.
-fn storable(item: &WriteItem) -> Result<()> {
+fn storable(item: &WriteItem, form: Form) -> Result<()> {
     let unsupported = |what: String| PlanError::Unsupported {
         key: item.key.to_string(),
         what,
@@ -63,9 +64,10 @@ fn storable(item: &WriteItem) -> Result<()> {
         let what = "a zarr checkpoint holds no objects in this dialect; save only tensors, or choose another format";
         return Err(unsupported(what.into()));
     };
-    if zarray::spelling(t.dtype).is_none() {
+    if form.spelling(t.dtype).is_none() {
         let what = format!(
-            "Zarr v2 has no name for {}; cast the tensor, or choose another format",
+            "the format {} has no name for {}; cast the tensor, or choose another format",
+            form.key(),
             t.dtype
         );
         return Err(unsupported(what));
@@ -82,43 +84,14 @@ fn storable(item: &WriteItem) -> Result<()> {
         let what = format!("{} is the name of a file of the checkpoint", names::RECORD);
         return Err(unsupported(what));
     }
+    if matches!(form, Form::V3 { .. }) && item.key.split('/').any(|part| part == zarr3::ZARR_JSON) {
+        let what = format!("{} is the name of a description", zarr3::ZARR_JSON);
+        return Err(unsupported(what));
+    }
     match Name::new(&*item.key) {
         Ok(_) => Ok(()),
         Err(e) => Err(unsupported(format!(
             "an array lies in a folder that is named like its key, and {e}"
         ))),
     }
-}
-
-/// The grid on which a tensor is stored, as the plans count its elements: one axis more if it is stored flattened.
-pub(crate) fn grid_of(t: &TensorWrite, chunk: &Dims) -> Option<Grid> {
-    Grid::new(t.global_shape.clone(), chunk.clone())
-}
-
-/// What the plan of a rank says to the writer: the shape of a chunk of each array of which the rank writes something.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Chunks(pub(crate) BTreeMap<Box<str>, Dims>);
-
-impl Chunks {
-    fn pack(&self) -> Result<Bytes> {
-        pack(self)
-    }
-
-    /// What [`ByChunks`] has put into a plan.
-    pub(crate) fn unpack(bytes: &[u8]) -> Result<Self> {
-        if bytes.is_empty() {
-            return Ok(Self::default());
-        }
-        unpack(bytes)
-    }
-}
-
-fn pack(what: &impl Serialize) -> Result<Bytes> {
-    serde_json::to_vec(what)
-        .map(Bytes::from)
-        .map_err(PlanError::planner)
-}
-
-fn unpack<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(PlanError::planner)
 }

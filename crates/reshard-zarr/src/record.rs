@@ -39,9 +39,17 @@ impl Record {
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let record: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        match record.schema {
-            SCHEMA => Ok(record),
+        Self::known(serde_json::from_slice(bytes).map_err(|e| e.to_string())?)
+    }
+
+    /// From an attribute of the root group.
+    pub(crate) fn of(value: &serde_json::Value) -> Result<Self, String> {
+        Self::known(Self::deserialize(value).map_err(|e| e.to_string())?)
+    }
+
+    fn known(self) -> Result<Self, String> {
+        match self.schema {
+            SCHEMA => Ok(self),
             other => Err(format!(
                 "its schema is {other}, and this version knows {SCHEMA}"
             )),

@@ -1,6 +1,6 @@
 //! The save strategy: the pipeline of any format, with a planner around the caller's.
 
-use crate::{planner::ByChunks, writer::ZarrWriter};
+use crate::{form::Form, planner::ByChunks, writer::ZarrWriter};
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_strategy::{
@@ -9,11 +9,17 @@ use reshard_strategy::{
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub(crate) struct ZarrSave(Planned<ZarrWriter>);
+pub(crate) struct ZarrSave {
+    form: Form,
+    planned: Planned<ZarrWriter>,
+}
 
 impl ZarrSave {
-    pub(crate) fn new() -> Self {
-        Self(Planned::new(ZarrWriter))
+    pub(crate) fn new(form: Form) -> Self {
+        Self {
+            form,
+            planned: Planned::new(ZarrWriter(form)),
+        }
     }
 }
 
@@ -21,11 +27,11 @@ impl ZarrSave {
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the pipeline
 impl SaveShardedStrategy for ZarrSave {
     fn key(&self) -> BackendVersion {
-        self.0.key()
+        self.planned.key()
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
-        self.0.can_handle_sharded_objects()
+        self.planned.can_handle_sharded_objects()
     }
 
     async fn prepare(
@@ -40,7 +46,10 @@ impl SaveShardedStrategy for ZarrSave {
             });
         }
         let mut cx = cx.clone();
-        cx.planner = Arc::new(ByChunks { base: cx.planner });
-        self.0.prepare(state, &cx).await
+        cx.planner = Arc::new(ByChunks {
+            base: cx.planner,
+            form: self.form,
+        });
+        self.planned.prepare(state, &cx).await
     }
 }

@@ -4,16 +4,20 @@ mod chunk;
 mod pieces;
 
 use crate::{
-    NAME, RECORD,
-    array::meta::ChunkKeys,
+    RECORD,
+    array::{
+        meta::{ArrayMeta, Encoding, Fault, Node, parse_zarr_json, parse_zarray},
+        shard::Shard,
+    },
+    form::Form,
     grid::Grid,
-    names::ZARRAY,
     planner::{Chunks, grid_of},
-    receipt::{Receipt, combined},
+    receipt::{self, Receipt, combined},
     record::{ArrayRecord, Record, SCHEMA},
-    zarray,
+    zarr3,
 };
-use chunk::Chunk;
+use bytes::Bytes;
+use chunk::{Chunk, tail};
 use reshard_model::{Dims, Region};
 use reshard_plan::{PieceId, SavePlan, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
@@ -23,20 +27,20 @@ use reshard_strategy::{
 };
 use std::collections::BTreeMap;
 
-/// Writes what Megatron Core's zarr strategies write.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ZarrWriter;
+/// Writes what Megatron Core's zarr strategies write, or shards of Zarr v3.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ZarrWriter(pub(crate) Form);
 
 impl WriterHooks for ZarrWriter {
-    /// Plans depend on the planner alone.
+    /// Plans depend on the planner, and on which types have names.
     fn plan_settings(&self) -> Option<String> {
-        Some(String::new())
+        Some(format!("{:?}", self.0))
     }
 }
 
 impl StorageWriter for ZarrWriter {
     fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
+        self.0.key()
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
@@ -58,7 +62,7 @@ impl StorageWriter for ZarrWriter {
             of_file.entry((&item.key, at)).or_default().push(item);
         }
         for (n, ((key, at), items)) in (0..).zip(of_file) {
-            let (file, items) = file(key, &at, chunks.0.get(key), &items, resolve)?;
+            let (file, items) = file(self.0, key, &at, chunks.0.get(key), &items, resolve)?;
             out.files.push(file);
             let extents = |of: Vec<u32>| of.into_iter().map(|extent| (n, extent)).collect();
             out.items
@@ -77,28 +81,78 @@ impl StorageWriter for ZarrWriter {
         let mut records = Records::default();
         for t in cx.metadata.tensors() {
             let key = t.key();
-            let Some(dtype) = zarray::spelling(t.dtype()) else {
-                return Err(StrategyError::Internal(format!(
-                    "{key} is written as {}",
-                    t.dtype()
-                )));
-            };
-            let (grid, shape, chunk) = written.array(&t)?;
-            let text = zarray::text(&shape, &chunk, dtype).map_err(json)?;
+            let (shape, chunk) = written.array(&t);
+            let text = self.0.text(&shape, &chunk, t.dtype()).ok_or_else(|| {
+                StrategyError::Internal(format!("{key} is written as {}", t.dtype()))
+            })?;
+            let text = text.map_err(json)?;
             record.arrays.insert(
                 key.into(),
                 ArrayRecord {
                     zarray: crc32fast::hash(&text),
-                    chunks: written.checksums(key, &grid, t.original_shape().is_some())?,
+                    chunks: written.checksums(key, &self.described(key, &text)?)?,
                     properties: t.properties(),
                 },
             );
-            records
-                .files
-                .push((Name::new(format!("{key}/{ZARRAY}"))?, text));
+            let name = format!("{key}/{}", self.0.description());
+            records.files.push((Name::new(name)?, text));
         }
-        records.commit = Some((Name::new(RECORD)?, record.to_bytes().map_err(json)?));
+        match self.0 {
+            Form::V2 => {
+                records.commit = Some((Name::new(RECORD)?, record.to_bytes().map_err(json)?));
+            }
+            Form::V3 { .. } => self.groups(&mut records, &record)?,
+        }
         Ok(records)
+    }
+}
+
+impl ZarrWriter {
+    /// What a reader will see of an array.
+    fn described(self, key: &str, text: &[u8]) -> Result<ArrayMeta> {
+        let parsed = match self.0 {
+            Form::V2 => parse_zarray(text),
+            Form::V3 { .. } => match parse_zarr_json(text) {
+                Ok(Node::Array(array)) => *array,
+                Ok(Node::Group(_)) => Err(Fault::damaged("it is a group")),
+                Err(fault) => Err(fault),
+            },
+        };
+        parsed.map_err(|fault| {
+            StrategyError::Internal(format!("the description of {key} can't be read: {fault}"))
+        })
+    }
+
+    /// Adds the groups around the arrays, and the root group, which has the descriptions of all.
+    fn groups(self, records: &mut Records, record: &Record) -> Result<()> {
+        let mut nodes: BTreeMap<&str, Bytes> = BTreeMap::new();
+        let group = zarr3::group().map_err(json)?;
+        for (name, text) in &records.files {
+            let Some((path, _)) = name.as_str().rsplit_once('/') else {
+                continue;
+            };
+            for (at, _) in path.match_indices('/') {
+                nodes.entry(&path[..at]).or_insert_with(|| group.clone());
+            }
+            nodes.insert(path, text.clone());
+        }
+        let record = serde_json::to_value(record).map_err(json)?;
+        let all = nodes.iter().map(|(path, text)| (*path, &**text));
+        let root = zarr3::root(all, record).map_err(json)?;
+        let groups = nodes
+            .keys()
+            .filter(|path| !record_has(&records.files, path));
+        let groups = groups
+            .map(|path| {
+                Ok((
+                    Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?,
+                    group.clone(),
+                ))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        records.files.extend(groups);
+        records.commit = Some((Name::new(zarr3::ZARR_JSON)?, root));
+        Ok(())
     }
 }
 
@@ -112,18 +166,19 @@ fn unplanned(item: &WriteItem) -> StrategyError {
 
 /// The name of a chunk's file. The last axis of a tensor that is stored flattened counts the elements of a chunk, and is no axis of the
 /// array.
-fn file_name(key: &str, at: &[u64], flattened: bool) -> Result<Name> {
+fn file_name(form: Form, key: &str, at: &[u64], flattened: bool) -> Result<Name> {
     let at = match (flattened, at) {
         (true, [of_array @ .., _]) => of_array,
         _ => at,
     };
-    Ok(Name::new(format!("{key}/{}", ChunkKeys::DOTS.name(at)))?)
+    Ok(Name::new(format!("{key}/{}", form.keys().name(at)))?)
 }
 
 type ItemsOfFile = Vec<(PieceId, Vec<u32>)>;
 
 /// The file of one chunk, and which of its extents make up each item.
 fn file(
+    form: Form,
     key: &str,
     at: &[u64],
     chunk: Option<&Dims>,
@@ -138,7 +193,14 @@ fn file(
     let grid = chunk
         .and_then(|chunk| grid_of(first, chunk))
         .ok_or_else(lost)?;
-    let mut chunk = Chunk::new(key, grid.cell(at), first.dtype, Receipt::of(grid.chunk()))?;
+    let size = first.dtype.size();
+    let shape = match &first.original_shape {
+        Some(original) => cell_of(original, &first.global_shape),
+        None => grid.chunk().clone(),
+    };
+    let inner = form.inner_bytes(&shape, size);
+    let receipt = Receipt::of(grid.chunk(), inner.unwrap_or(u64::MAX));
+    let mut chunk = Chunk::new(key, grid.cell(at), first.dtype, receipt.clone())?;
     for item in items {
         let WriteData::Tensor(data) = resolve(item)? else {
             return Err(StrategyError::Invalid(format!(
@@ -147,10 +209,25 @@ fn file(
         };
         chunk.add(item, data)?;
     }
-    let name = file_name(key, at, first.original_shape.is_some())?;
-    let (extents, of_items) = chunk.extents();
+    let name = file_name(form, key, at, first.original_shape.is_some())?;
+    let bytes = chunk.bytes();
+    let (mut extents, mut of_items) = chunk.extents();
+    if let Some(inner) = inner.filter(|inner| *inner > 0) {
+        // The index belongs to the last item.
+        if let Some(last) = of_items.last_mut() {
+            last.push(extents.len() as u32);
+        }
+        extents.push(tail(zarr3::index(bytes / inner, inner), bytes, receipt));
+    }
     let ids = items.iter().map(|item| item.id());
     Ok((FileBody::new(name, extents), ids.zip(of_items).collect()))
+}
+
+/// The shape of a cell of a tensor that is stored flattened. Its stored shape is the number of cells per axis, and the elements of a cell.
+fn cell_of(original: &[u64], stored: &[u64]) -> Dims {
+    let cell = original.iter().zip(stored);
+    cell.map(|(n, fragments)| n.checked_div(*fragments).unwrap_or(0).max(1))
+        .collect()
 }
 
 /// What receipts tell, by key.
@@ -159,7 +236,7 @@ struct Written(BTreeMap<Box<str>, ArrayFiles>);
 #[derive(Default)]
 struct ArrayFiles {
     chunk: Dims,
-    /// The parts of each file, by their start.
+    /// The length and checksum of each part of a file, by their start.
     files: BTreeMap<Name, BTreeMap<u64, (u64, u32)>>,
 }
 
@@ -169,45 +246,65 @@ impl Written {
         for result in written.iter().flatten() {
             let array = out.entry((&*result.id.key).into()).or_default();
             for part in &result.parts {
-                let (crc, chunk) = Receipt::read(&part.receipt).ok_or_else(|| {
+                let read = Receipt::read(&part.receipt, part.range.clone());
+                let receipt::Read { chunk, parts } = read.ok_or_else(|| {
                     StrategyError::Internal(format!("{} has no receipt", part.file))
                 })?;
                 array.chunk = chunk;
-                let parts = array.files.entry(part.file.clone()).or_default();
-                parts.insert(part.range.start, (part.length(), crc));
+                let of_file = array.files.entry(part.file.clone()).or_default();
+                of_file.extend(
+                    parts
+                        .into_iter()
+                        .map(|(start, length, crc)| (start, (length, crc))),
+                );
             }
         }
         Ok(Self(out))
     }
 
-    /// The grid of a tensor as the plans count its elements, and shape and chunks of its array.
-    fn array(&self, t: &TensorRef<'_>) -> Result<(Grid, Dims, Dims)> {
+    /// The shape of an array, and that of its files.
+    fn array(&self, t: &TensorRef<'_>) -> (Dims, Dims) {
         let stored = t.shape();
+        if let Some(original) = t.original_shape() {
+            let cell = cell_of(&original, &stored);
+            return (original, cell);
+        }
         let chunk = match self.0.get(t.key()).map(|array| &array.chunk) {
             Some(chunk) if chunk.len() == stored.len() && !chunk.is_empty() => chunk.clone(),
             // Nothing of it was written, because it has no elements, or it has no axes.
             _ => stored.iter().map(|n| (*n).max(1)).collect(),
         };
-        let no_grid = || StrategyError::Internal(format!("{}: {chunk} is no grid", t.key()));
-        let grid = Grid::new(stored.clone(), chunk.clone()).ok_or_else(no_grid)?;
-        let Some(original) = t.original_shape() else {
-            return Ok((grid, stored, chunk));
-        };
-        let cell = original.iter().zip(&*stored);
-        let cell = cell.map(|(n, fragments)| n.checked_div(*fragments).unwrap_or(0).max(1));
-        let cell = cell.collect();
-        Ok((grid, original, cell))
+        (stored, chunk)
     }
 
-    /// The checksum of each chunk, in row-major order.
-    fn checksums(&self, key: &str, grid: &Grid, flattened: bool) -> Result<Vec<Option<u32>>> {
+    /// The checksum of each chunk, or inner chunk of a shard, in row-major order.
+    fn checksums(&self, key: &str, meta: &ArrayMeta) -> Result<Vec<Option<u32>>> {
+        let no_grid = || StrategyError::Internal(format!("{key}: {} is no grid", meta.cell()));
+        let grid = Grid::new(meta.shape.clone(), meta.cell().clone()).ok_or_else(no_grid)?;
         let files = self.0.get(key).map(|array| &array.files);
-        let positions = grid.positions().blocks(1);
+        let bytes = meta.cell_bytes();
         let crc = |position: Region| {
-            let name = file_name(key, &position.offsets, flattened)?;
+            let (file, inner) = match &meta.encoding {
+                Encoding::Chunk(_) => (position.offsets, None),
+                Encoding::Sharded(sharding) => Shard::of(meta, sharding).place(&position.offsets),
+            };
+            let name = Name::new(format!("{key}/{}", meta.keys.name(&file)))?;
+            let start = inner.unwrap_or(0).saturating_mul(bytes);
             let parts = files.and_then(|files| files.get(&name));
-            Ok(parts.map(|parts| combined(parts.values().copied())))
+            Ok(parts.map(|parts| {
+                let of_chunk = parts.range(start..start.saturating_add(bytes));
+                combined(of_chunk.map(|(_, part)| *part))
+            }))
         };
-        positions.map(crc).collect()
+        grid.positions().blocks(1).map(crc).collect()
     }
+}
+
+/// Whether an array has its description among the files.
+fn record_has(files: &[(Name, Bytes)], path: &str) -> bool {
+    let name = format!("{path}/{}", zarr3::ZARR_JSON);
+    files
+        .binary_search_by(|(file, _)| file.as_str().cmp(&name))
+        .is_ok()
+        || files.iter().any(|(file, _)| file.as_str() == name)
 }

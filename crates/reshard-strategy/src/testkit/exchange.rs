@@ -446,7 +446,8 @@ impl UnderTest<'_> {
                 assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
             }
         }
-        assert!(met > 2, "reads of an exchange were to fail");
+        // A format may read all in one call.
+        assert!(met > 0, "reads of an exchange were to fail");
     }
 
     fn a_hook_that_fails_in_the_middle_fails_all(&self) {

@@ -1,7 +1,11 @@
 //! Which rank writes which chunk.
 
-use super::{Chunks, Declared, grid_of};
+use super::{
+    declared::Declared,
+    told::{Chunks, grid_of},
+};
 use crate::{
+    form::Form,
     grid::{Grid, MAX_CHUNKS},
     names::{ZARRAY, parse_chunk_key},
 };
@@ -31,6 +35,7 @@ pub(super) fn by_chunks(
     mut plans: Vec<SavePlan>,
     metadata: Metadata,
     declared: &Declared,
+    form: Form,
 ) -> Result<(Vec<SavePlan>, Metadata)> {
     if let Some(item) = plans
         .iter()
@@ -41,7 +46,7 @@ pub(super) fn by_chunks(
         return Err(invalid(&item.key, what));
     }
     let grids = grids(&plans, declared)?;
-    no_array_in_the_way(&grids)?;
+    no_array_in_the_way(&grids, form)?;
     let mut loads = vec![0u64; plans.len()];
     let (pieces, empty, metadata) = cut(&mut plans, metadata, &grids)?;
     for (by, held) in empty {
@@ -113,12 +118,15 @@ fn grids(plans: &[SavePlan], declared: &Declared) -> Result<BTreeMap<Box<str>, G
 }
 
 /// Fails if an array would lie in a folder that has the name of a file of another array.
-fn no_array_in_the_way(grids: &BTreeMap<Box<str>, Grid>) -> Result<()> {
+fn no_array_in_the_way(grids: &BTreeMap<Box<str>, Grid>, form: Form) -> Result<()> {
     for key in grids.keys() {
         for (at, _) in key.match_indices('/') {
             let (outer, inner) = (&key[..at], &key[at + 1..]);
             let folder = inner.split('/').next().unwrap_or_default();
-            let is_file = folder == ZARRAY || parse_chunk_key(folder).is_some();
+            let is_file = match form {
+                Form::V2 => folder == ZARRAY || parse_chunk_key(folder).is_some(),
+                Form::V3 { .. } => folder == "c",
+            };
             if is_file && grids.contains_key(outer) {
                 let what = format!(
                     "its folder {outer}/{folder} has the name of a file of the array {outer}; rename one of them"

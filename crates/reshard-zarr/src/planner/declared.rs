@@ -1,6 +1,6 @@
 //! Grids that leaves declare.
 
-use super::{pack, unpack};
+use super::told::{pack, unpack};
 use bytes::Bytes;
 use reshard_model::{Dims, FlatStateDict, Sharded};
 use reshard_plan::{Result, WriteItem};

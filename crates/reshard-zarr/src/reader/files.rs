@@ -1,6 +1,6 @@
 //! What the files of a place are.
 
-use super::ZarrReader;
+use super::opened::ZarrReader;
 use crate::{
     RECORD,
     array::find::{ZARR_JSON, ZARRAY},

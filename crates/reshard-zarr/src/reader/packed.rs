@@ -1,6 +1,6 @@
 //! Chunks whose elements are not in a file as they are: compressed ones, and those of the other order of bytes.
 
-use super::{Chunk, ZarrReader};
+use super::opened::{Chunk, ZarrReader};
 use crate::array::{decode, meta::Fault};
 use bytes::Bytes;
 use reshard_model::Tensor;

@@ -1,6 +1,5 @@
 //! Where the inner chunks of an array's shards lie.
 
-use super::Array;
 use crate::{
     array::{
         meta::{ArrayMeta, Encoding, Fault},
@@ -22,23 +21,24 @@ const AT_ONCE: usize = 512;
 pub(crate) struct Shards(BTreeMap<u64, Result<Index, Fault>>);
 
 impl Shards {
-    /// Reads all indexes of an array. `files` are all files of the checkpoint. What is wrong with an index is kept, and said when its shard
-    /// is read.
+    /// Reads all indexes of an array. `file_at` names the file at a position, and `files` are all files of the checkpoint. What is wrong with
+    /// an index is kept, and said when its shard is read.
     pub(crate) async fn read(
-        array: &Array,
+        meta: &ArrayMeta,
+        file_at: impl Fn(&[u64]) -> Result<Name> + Send,
         store: &Arc<dyn Store>,
         files: &BTreeMap<Name, u64>,
     ) -> Result<Self> {
         let mut out = BTreeMap::new();
-        let Encoding::Sharded(sharding) = &array.meta.encoding else {
+        let Encoding::Sharded(sharding) = &meta.encoding else {
             return Ok(Self(out));
         };
-        let (shard, Some(grid)) = (Shard::of(&array.meta, sharding), grid(&array.meta)) else {
+        let (shard, Some(grid)) = (Shard::of(meta, sharding), grid(meta)) else {
             return Ok(Self(out));
         };
         let mut there = Vec::new();
         for position in grid.positions().blocks(1).map(|p: Region| p.offsets) {
-            let file = array.file_at(&position)?;
+            let file = file_at(&position)?;
             let Some(&bytes) = files.get(&file) else {
                 continue;
             };

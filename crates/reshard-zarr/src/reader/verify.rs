@@ -1,6 +1,10 @@
 //! Looks for damage without loading anything.
 
-use super::{Array, Chunk, ZarrReader, crc::differs};
+use super::{
+    array::Array,
+    crc::differs,
+    opened::{Chunk, ZarrReader},
+};
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Progress;
 use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};

@@ -47,6 +47,11 @@ impl Chunk {
         })
     }
 
+    /// Its bytes, with what lies beyond the shape of the array.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Adds a piece that lies in it.
     pub(super) fn add(&mut self, item: &WriteItem, data: Data) -> Result<()> {
         let t = item.tensor().filter(|t| self.cell.contains(&t.region));
@@ -74,7 +79,7 @@ impl Chunk {
                 }
                 let pieces = self.pieces.into_iter().map(|(piece, _)| piece).collect();
                 let blocks = mosaic(self.cell.lengths, self.size, pieces);
-                let all = Summed::new(self.bytes, blocks, self.receipt);
+                let all = Summed::new(0..self.bytes, blocks, self.receipt);
                 (vec![Box::new(all)], of_items)
             }
         }
@@ -103,25 +108,25 @@ impl Chunk {
             .map(|(_, elements)| Some(elements))
             .collect();
         let (mut extents, mut at, mut last) = (Extents::new(), 0, None);
-        let mut push = |blocks, length, item: Option<usize>| {
+        let mut push = |blocks, bytes: Range<u64>, item: Option<usize>| {
             if let Some(of) = item.and_then(|n: usize| of_items.get_mut(n)) {
                 of.push(extents.len() as u32);
             }
-            let extent = Summed::new(length, blocks, self.receipt.clone());
+            let extent = Summed::new(bytes, blocks, self.receipt.clone());
             extents.push(Box::new(extent) as Box<dyn Extent>);
         };
         for (n, run) in runs {
             // Padding belongs to the piece before it, or else to the first one.
             if run.start > at {
-                push(zeros(run.start - at), run.start - at, last.or(Some(n)));
+                push(zeros(run.start - at), at..run.start, last.or(Some(n)));
             }
             if let Some(elements) = elements.get_mut(n).and_then(Option::take) {
-                push(elements.blocks(), run.end - run.start, Some(n));
+                push(elements.blocks(), run.clone(), Some(n));
             }
             (at, last) = (run.end, Some(n));
         }
         if self.bytes > at {
-            push(zeros(self.bytes - at), self.bytes - at, last);
+            push(zeros(self.bytes - at), at..self.bytes, last);
         }
         (extents, of_items)
     }
@@ -157,21 +162,41 @@ fn zeros(bytes: u64) -> Blocks {
     }))
 }
 
-/// Blocks, and the checksum of what went by.
+/// Bytes of a file, as blocks, and the checksums of what went by.
 struct Summed {
     length: u64,
     blocks: Blocks,
+    /// Where the next block lies in its file.
+    at: u64,
     crc: crc32fast::Hasher,
+    crcs: Vec<u32>,
     receipt: Receipt,
 }
 
 impl Summed {
-    fn new(length: u64, blocks: Blocks, receipt: Receipt) -> Self {
+    fn new(bytes: Range<u64>, blocks: Blocks, receipt: Receipt) -> Self {
         Self {
-            length,
+            length: bytes.end - bytes.start,
             blocks,
+            at: bytes.start,
             crc: crc32fast::Hasher::new(),
+            crcs: Vec::new(),
             receipt,
+        }
+    }
+
+    fn update(&mut self, mut bytes: &[u8]) {
+        let step = self.receipt.step();
+        while !bytes.is_empty() {
+            let left = step - self.at % step;
+            let n = left.min(bytes.len() as u64);
+            let (now, later) = bytes.split_at(n as usize);
+            self.crc.update(now);
+            self.at += n;
+            if n == left {
+                self.crcs.push(std::mem::take(&mut self.crc).finalize());
+            }
+            bytes = later;
         }
     }
 }
@@ -184,14 +209,27 @@ impl Extent for Summed {
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
         let block = self.blocks.next()?;
         if let Ok(bytes) = &block {
-            self.crc.update(bytes);
+            self.update(bytes);
         }
         Some(block)
     }
 
     fn receipt(&mut self) -> Bytes {
-        self.receipt.with(std::mem::take(&mut self.crc).finalize())
+        if !self.at.is_multiple_of(self.receipt.step()) {
+            self.crcs.push(std::mem::take(&mut self.crc).finalize());
+        }
+        self.receipt.with(&std::mem::take(&mut self.crcs))
     }
+}
+
+/// Bytes that stand at the end of a file.
+pub(super) fn tail(bytes: Bytes, at: u64, receipt: Receipt) -> Box<dyn Extent> {
+    let end = at.saturating_add(bytes.len() as u64);
+    Box::new(Summed::new(
+        at..end,
+        Box::new(std::iter::once(Ok(bytes))),
+        receipt,
+    ))
 }
 
 #[cfg(test)]

@@ -238,7 +238,7 @@ fn with_index(key: &str, change: impl FnOnce(&mut [u64])) -> Files {
 }
 
 /// Bit by bit, as the polynomial is defined.
-fn crc32c(bytes: &[u8]) -> u32 {
+pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, byte: &u8| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1))

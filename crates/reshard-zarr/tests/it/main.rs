@@ -9,8 +9,10 @@ mod arrays;
 mod chunks;
 mod contracts;
 mod damaged;
+mod interop;
 mod laws;
 mod refused;
+mod zarr3;
 
 use futures::executor::block_on;
 use reshard_model::{DType, Dialect, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};

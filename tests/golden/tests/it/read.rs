@@ -17,10 +17,6 @@ const UNREAD: &[(&str, &str)] = &[
     ("README.md", "for people"),
     (".gitattributes", "for git"),
     ("make", "the programs that made the fixtures"),
-    (
-        "zarr",
-        "folders of arrays, which the tests of reshard-zarr read",
-    ),
     ("dcp/bad_empty_metadata/ckpt/__0_0.distcp", BEHIND),
     ("dcp/bad_empty_metadata/ckpt/__1_0.distcp", BEHIND),
     ("dcp/bad_no_metadata/ckpt/__0_0.distcp", BEHIND),

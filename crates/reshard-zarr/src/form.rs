@@ -1,0 +1,83 @@
+//! What differs between the two versions of Zarr that are written.
+
+use crate::{
+    array::meta::ChunkKeys,
+    names::{NAME, ZARRAY},
+    zarr3, zarray,
+};
+use bytes::Bytes;
+use reshard_model::{DType, Dims};
+use reshard_strategy::BackendVersion;
+
+/// The version of Zarr that a save writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// As Megatron Core writes it.
+    V2,
+    /// Each file is a shard, whose inner chunks have about so many bytes.
+    V3 { inner: u64 },
+}
+
+impl Form {
+    pub(crate) fn key(self) -> BackendVersion {
+        BackendVersion::new(
+            match self {
+                Self::V2 => NAME,
+                Self::V3 { .. } => zarr3::NAME,
+            },
+            1,
+        )
+    }
+
+    /// How a type is spelled. `None` if this version of Zarr has no name for it.
+    pub(crate) fn spelling(self, dtype: DType) -> Option<&'static str> {
+        match self {
+            Self::V2 => zarray::spelling(dtype),
+            Self::V3 { .. } => zarr3::spelling(dtype),
+        }
+    }
+
+    /// How files of chunks are named.
+    pub(crate) fn keys(self) -> ChunkKeys {
+        match self {
+            Self::V2 => ChunkKeys::DOTS,
+            Self::V3 { .. } => ChunkKeys::SLASHES,
+        }
+    }
+
+    /// The file that describes an array.
+    pub(crate) fn description(self) -> &'static str {
+        match self {
+            Self::V2 => ZARRAY,
+            Self::V3 { .. } => zarr3::ZARR_JSON,
+        }
+    }
+
+    /// The text of that file, for an array whose files have the shape `chunk`. `None` if this version of Zarr has no name for its type.
+    pub(crate) fn text(
+        self,
+        shape: &Dims,
+        chunk: &Dims,
+        dtype: DType,
+    ) -> Option<serde_json::Result<Bytes>> {
+        let name = self.spelling(dtype)?;
+        Some(match self {
+            Self::V2 => zarray::text(shape, chunk, name),
+            Self::V3 { inner } => {
+                let inner = zarr3::inner(chunk, dtype.size(), inner);
+                zarr3::array(shape, chunk, &inner, dtype, name)
+            }
+        })
+    }
+
+    /// The bytes of an inner chunk of a file of the shape `chunk`. `None` if files have no inner chunks.
+    pub(crate) fn inner_bytes(self, chunk: &[u64], size: u64) -> Option<u64> {
+        match self {
+            Self::V2 => None,
+            Self::V3 { inner } => {
+                let inner = zarr3::inner(chunk, size, inner);
+                inner.volume().and_then(|n| n.checked_mul(size))
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What of an opened checkpoint is in memory.
+
+use super::{
+    array::{Array, Refused},
+    crc::Crc,
+    kept::Kept,
+};
+use crate::array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA};
+use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
+use reshard_plan::{ChunkId, Metadata};
+use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
+use reshard_strategy::{
+    BackendVersion, ReadCx, ReadLimits, ReadTensor, Result, Selection, StrategyError, Traffic,
+};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub(crate) struct ZarrReader {
+    /// The format by which it was opened.
+    pub(crate) key: BackendVersion,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) limits: ReadLimits,
+    pub(crate) dialect: Dialect,
+    pub(crate) metadata: Arc<Metadata>,
+    /// In the order of their tensors, which is that of their keys.
+    pub(crate) arrays: Vec<Array>,
+    /// Arrays that can't be read, by key.
+    pub(crate) refused: BTreeMap<String, Refused>,
+    /// Whether reshard wrote it.
+    pub(crate) has_record: bool,
+    /// Decoded chunks.
+    pub(crate) kept: Kept,
+    /// All files of the place.
+    pub(crate) files: BTreeMap<Name, u64>,
+}
+
+/// A chunk, or an inner chunk of a shard: its array, and its number there.
+pub(crate) struct Chunk<'r> {
+    pub(crate) array: &'r Array,
+    pub(crate) number: u32,
+}
+
+impl ZarrReader {
+    pub(super) fn chunk(&self, id: ChunkId) -> Result<Chunk<'_>> {
+        let array = self.arrays.partition_point(|array| array.first <= id.0);
+        let array = array.checked_sub(1).and_then(|n| self.arrays.get(n));
+        let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
+        let array = array
+            .filter(|array| id.0 - array.first < array.count)
+            .ok_or_else(unknown)?;
+        let number = id.0 - array.first;
+        Ok(Chunk { array, number })
+    }
+
+    /// Which bytes of which file a chunk is. `None` if it is not stored, so that its elements are the fill value.
+    ///
+    /// # Errors
+    /// The file should be there, or it is damaged.
+    pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<(Name, Range<u64>)>> {
+        chunk.array.stored(chunk.number, &self.files)
+    }
+
+    /// The array in a folder.
+    pub(super) fn array_in(&self, folder: &str) -> Option<&Array> {
+        let key = if folder.is_empty() { LONE } else { folder };
+        let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
+        at.ok()
+            .and_then(|n| self.arrays.get(n))
+            .filter(|array| *array.folder == *folder)
+    }
+
+    /// The file that describes an array.
+    pub(crate) fn description(&self, key: &str) -> String {
+        let usual = format!("{key}/{ZARRAY}");
+        let names = [
+            format!("{key}/{ZARR_JSON}"),
+            usual.clone(),
+            ZARR_JSON.into(),
+            ZMETADATA.into(),
+            ZARRAY.into(),
+        ];
+        let there = |name: &String| Name::new(&**name).is_ok_and(|n| self.files.contains_key(&n));
+        names.into_iter().find(there).unwrap_or(usual)
+    }
+
+    /// Why an array can't be read.
+    pub(super) fn refusal(&self, key: &str) -> Option<StrategyError> {
+        let Refused { kind, what } = self.refused.get(key)?;
+        Some(match kind {
+            ErrorKind::Corrupt => {
+                let file = self.description(key);
+                StrategyError::corrupt(file, None, format!("array {key}: {what}"))
+            }
+            _ => StrategyError::Unsupported {
+                strategy: self.key.to_string(),
+                what: format!("reading {key} ({what})"),
+            },
+        })
+    }
+
+    /// Puts the fill value into all elements.
+    pub(super) fn fill(
+        &self,
+        array: &Array,
+        reads: Vec<ReadTensor>,
+        totals: &mut Traffic,
+    ) -> Result<()> {
+        let one = Tensor::new(array.meta.dtype, &[1], array.meta.fill.clone())?;
+        for read in reads {
+            let shape = read.into.shape();
+            let steps = shape.iter().map(|_| 0).collect();
+            let everywhere = Layout::new(array.meta.dtype.size(), 0, shape.into(), steps);
+            let everywhere = everywhere
+                .ok_or_else(|| StrategyError::Internal("a region is too large".into()))?;
+            totals.needed += read.into.bytes();
+            read.into.fill_from(&one, &everywhere)?;
+        }
+        Ok(())
+    }
+
+    /// The read of the store for a chunk whose file holds its elements as they are.
+    pub(super) fn record(
+        &self,
+        chunk: &Chunk<'_>,
+        (name, record): (Name, Range<u64>),
+        reads: Vec<ReadTensor>,
+        cx: &ReadCx<'_>,
+    ) -> Result<RecordRead> {
+        let bytes = record.end - record.start;
+        let layout = chunk.array.layout(chunk.number)?;
+        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+        // Padding at the end of an axis is read along.
+        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
+        let sum = chunk.array.checksum(chunk.number).filter(|_| all);
+        let check = sum
+            .map(|sum| -> Box<dyn Checksum> { Box::new(Crc::new(bytes, sum, &chunk.array.key)) });
+        let parts: Vec<Part> = reads
+            .into_iter()
+            .map(|read| read.part(&layout))
+            .collect::<Result<_>>()?;
+        Ok(RecordRead {
+            name,
+            record,
+            parts,
+            check,
+        })
+    }
+}
