@@ -137,7 +137,7 @@ const GUESTS: &[Guest] = &[
             },
             Case {
                 who: "mcore-0.12",
-                spec: ZARR,
+                spec: MCORE_ZARR,
                 converts: false,
             },
         ],
@@ -150,7 +150,7 @@ const GUESTS: &[Guest] = &[
 /// Flattened ranges.
 const FLAT: &str = "megatron-flat";
 /// Another format, with flattened ranges too.
-const ZARR: &str = "megatron-zarr";
+const MCORE_ZARR: &str = "megatron-zarr";
 
 const SPECS: &[&str] = &[
     "dcp",
@@ -160,7 +160,7 @@ const SPECS: &[&str] = &[
     "megatron",
     "megatron-new",
     FLAT,
-    ZARR,
+    MCORE_ZARR,
 ];
 
 /// Ways to save that change nothing in the format: who writes what, and when it is finished.
@@ -289,7 +289,7 @@ impl Run {
             converts,
         } = *case;
         // The drivers, and on how many ranks they load; Megatron's grids need an even split, and two cells two ranks.
-        let flattened = [FLAT, ZARR].contains(&spec);
+        let flattened = [FLAT, MCORE_ZARR].contains(&spec);
         let (family, loads) = if flattened {
             ("mcore", [2, 4])
         } else if spec.starts_with("megatron") {
@@ -300,7 +300,7 @@ impl Run {
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
         let program = torch(python, &save).args(["--ranks", &SAVERS.to_string()]);
-        let backend: &[&str] = if spec == ZARR {
+        let backend: &[&str] = if spec == MCORE_ZARR {
             &["--backend", "zarr"]
         } else {
             &[]
@@ -546,7 +546,7 @@ impl Run {
     fn reshard(&mut self, command: &str, spec: &str, ranks: u32, dir: &str) {
         let Some(program) = &self.reshard else { return };
         let program = Program::new(program).args([command, "--ranks", &ranks.to_string()]);
-        let format: &[&str] = if (command, spec) == ("write", ZARR) {
+        let format: &[&str] = if (command, spec) == ("write", MCORE_ZARR) {
             &["--format", r#"{ "type": "zarr" }"#]
         } else {
             &[]

@@ -307,8 +307,8 @@ fn of_another_shape(flat: bool) -> Place {
 /// A leaf of nines that asks for a part of a tensor of another shape.
 fn asks(
     shape: [u64; 2],
-    rows: std::ops::Range<u64>,
-    range: Option<std::ops::Range<u64>>,
+    rows: Range<u64>,
+    range: Option<Range<u64>>,
 ) -> ShardedTensor {
     let lengths = [rows.end - rows.start, shape[1]];
     let region = Region::new([rows.start, 0], lengths);
