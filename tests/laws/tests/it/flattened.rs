@@ -305,11 +305,7 @@ fn of_another_shape(flat: bool) -> Place {
 }
 
 /// A leaf of nines that asks for a part of a tensor of another shape.
-fn asks(
-    shape: [u64; 2],
-    rows: Range<u64>,
-    range: Option<Range<u64>>,
-) -> ShardedTensor {
+fn asks(shape: [u64; 2], rows: Range<u64>, range: Option<Range<u64>>) -> ShardedTensor {
     let lengths = [rows.end - rows.start, shape[1]];
     let region = Region::new([rows.start, 0], lengths);
     let mut t = ShardedTensor::region_of("w", DType::Float32, &shape, region);
