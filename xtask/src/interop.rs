@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TORCH_21, TORCH_24, TORCH_215, Venv};
+use crate::venv::{MCORE_012, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -189,6 +189,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         run.guest(guest)?;
         if options.frugal {
             guest.venv.remove()?;
+        }
+    }
+    if !options.only_drivers {
+        run.zarr(&ZARR.python()?);
+        if options.frugal {
+            ZARR.remove()?;
         }
     }
     run.finish(options.keep)
@@ -402,6 +408,24 @@ impl Run {
                 self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
             }
         }
+    }
+
+    /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.
+    fn zarr(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-zarr",
+            "--test",
+            "it",
+            "interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_ZARR_PYTHON", python.as_os_str());
+        self.timed("zarr-python and TensorStore read what reshard saves", test);
     }
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.

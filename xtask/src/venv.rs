@@ -44,6 +44,17 @@ pub(crate) const MCORE_012: Venv = Venv {
     ],
 };
 
+/// The programs that read and write arrays of Zarr, in both versions.
+pub(crate) const ZARR: Venv = Venv {
+    name: "zarr-3.1",
+    installs: &[&[
+        "zarr==3.1.6",
+        "tensorstore==0.1.86",
+        "numpy==2.4.6",
+        "ml_dtypes==0.6.0",
+    ]],
+};
+
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
 pub(crate) const TENSORFLOW: Venv = Venv {
     name: "tensorflow-2.21",

@@ -20,6 +20,8 @@ mod reader;
 mod receipt;
 mod record;
 mod save;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 mod writer;
 mod zarr3;
 mod zarray;

@@ -64,7 +64,10 @@ impl OpenFormat for Zarr {
     }
 
     fn probes_in_folders(&self) -> &'static [&'static str] {
-        &[ZARRAY]
+        match self.v3 {
+            true => &[ZARR_JSON],
+            false => &[ZARRAY],
+        }
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-fn config(inner: u64) -> Zarr3Config {
+pub(super) fn config(inner: u64) -> Zarr3Config {
     Zarr3Config::default().with_inner_chunk(inner)
 }
 
