@@ -6,6 +6,10 @@
 //! - The save and load strategies `("zarr", 1)` register themselves if a program links and names this crate. [`ZarrConfig`] and
 //!   [`ZarrLoadConfig`] are their settings.
 //! - They write what Megatron Core 0.4 to 0.15 writes, and add one file with checksums ([`RECORD`]).
+//! - The strategies `("zarr3", 1)` write groups of Zarr v3 arrays with shards, which zarr-python 3 and TensorStore open. [`Zarr3Config`] and
+//!   [`Zarr3LoadConfig`] are their settings; `docs/formats/zarr3.md` describes the bytes.
+//! - Both load strategies read every folder of Zarr arrays, v2 and v3, that zarr-python or TensorStore wrote. What is not known is refused by
+//!   name, for its array alone.
 //! - A chunk that pieces of several ranks touch has one writing rank, which gets the others' parts while files are written. There are no
 //!   lock files.
 

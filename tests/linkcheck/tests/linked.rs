@@ -10,8 +10,10 @@ fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
         [
             "save sharded of torch_dist/1",
             "save sharded of zarr/1",
+            "save sharded of zarr3/1",
             "load sharded of torch_dist/1",
             "load sharded of zarr/1",
+            "load sharded of zarr3/1",
             "save common of torch/1",
             "load common of torch/1",
             "file://",

@@ -513,6 +513,20 @@ fn of_megatron() -> Vec<std::path::PathBuf> {
     all
 }
 
+/// What was stored as zarr: each cell of an array of objects is a list in torch_dist.
+fn same_but_for_lists(zarr: &Checkpoint, new: &Checkpoint) {
+    let keys = |c: &Checkpoint| c.objects().map(String::from).collect::<Vec<_>>();
+    assert_eq!(keys(new), keys(zarr));
+    for key in zarr.objects() {
+        let list = Value::List(vec![zarr.object(key).unwrap()]);
+        assert_eq!(new.object(key).unwrap(), list, "{key}");
+    }
+    for t in zarr.tensors() {
+        let again = new.tensor(t.key()).unwrap();
+        assert_eq!(again.read(..).unwrap(), t.read(..).unwrap(), "{}", t.key());
+    }
+}
+
 #[test]
 fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -542,8 +556,13 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
         assert!(!flattened(&Checkpoint::open(&to).unwrap()), "{name}");
         let file = |url: &str| std::fs::read(std::path::Path::new(url).join("common.pt")).ok();
         assert_eq!(file(&to), file(&url), "{name}");
-        assert_eq!(objects(&to), objects(&url), "{name}");
-        assert_eq!(digest(&to), digest(&url), "{name}");
+        match &*c.backend().backend {
+            "zarr" => same_but_for_lists(&c, &Checkpoint::open(&to).unwrap()),
+            _ => {
+                assert_eq!(objects(&to), objects(&url), "{name}");
+                assert_eq!(digest(&to), digest(&url), "{name}");
+            }
+        }
         let inspected = |url: &str| run(&["inspect", url, "--json"]).json()["common"].clone();
         assert_eq!(inspected(&to), inspected(&url), "{name}");
         files += usize::from(file(&url).is_some());

@@ -22,6 +22,7 @@ mod understood;
 mod verify;
 mod whereabouts;
 mod zarr;
+mod zarr3;
 
 use reshard::{Registry, Stores};
 use reshard_cli::{Io, Program};

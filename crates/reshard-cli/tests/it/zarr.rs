@@ -37,7 +37,7 @@ fn states() -> [StateDict; 2] {
     })
 }
 
-fn save(url: &str, config: &dyn Fn() -> Box<dyn SaveShardedConfig>, overwrite: bool) {
+pub(crate) fn save(url: &str, config: &dyn Fn() -> Box<dyn SaveShardedConfig>, overwrite: bool) {
     let states = states();
     let groups = LocalGroup::new(2);
     let saves = states.iter().zip(&groups).map(|(state, group)| {
@@ -57,7 +57,7 @@ fn zarr() -> Box<dyn SaveShardedConfig> {
     Box::new(reshard::zarr::ZarrConfig::default())
 }
 
-fn torch_dist() -> Box<dyn SaveShardedConfig> {
+pub(crate) fn torch_dist() -> Box<dyn SaveShardedConfig> {
     Box::new(reshard::torch_dist::TorchDistConfig::default())
 }
 
@@ -65,7 +65,7 @@ fn saved() -> Saved {
     Saved::made(|url| save(url, &zarr, false))
 }
 
-fn names(url: &str) -> Vec<String> {
+pub(crate) fn names(url: &str) -> Vec<String> {
     let (mut out, mut folders) = (Vec::new(), vec![Path::new(url).to_owned()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {

@@ -5,6 +5,7 @@ use crate::{
     RECORD,
     array::find::{ZARR_JSON, ZARRAY},
     names::{InArray, in_array, locked},
+    zarr3,
 };
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Name};
@@ -56,12 +57,27 @@ pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     }
 }
 
+/// Whether a folder is that of an array, or one around it.
+fn is_node(reader: &ZarrReader, folder: &str) -> bool {
+    let inside = |key: &str| {
+        key.strip_prefix(folder)
+            .is_some_and(|rest| rest.is_empty() || folder.is_empty() || rest.starts_with('/'))
+    };
+    let from = reader.arrays.partition_point(|array| *array.key < *folder);
+    let arrays = reader.arrays[from..].iter().map(|array| &*array.key);
+    folder.is_empty()
+        || arrays
+            .take_while(|key| key.starts_with(folder))
+            .chain(reader.refused.keys().map(String::as_str))
+            .any(inside)
+}
+
 /// The role of a file that belongs to an array by its folder, or that zarr gives to groups.
 fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ".zmetadata"];
     let name = name.as_str();
-    let file = name.rsplit_once('/').map_or(name, |(_, file)| file);
-    if GROUPS.contains(&file) {
+    let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+    if GROUPS.contains(&file) && is_node(reader, folder) {
         return Some(FileRole::Part);
     }
     let folders = name
@@ -82,26 +98,39 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     })
 }
 
+/// So many arrays are named of which chunks are not stored.
+const NOTES: usize = 100;
+
 /// Which programs wrote it.
 pub(super) fn producer(reader: &ZarrReader) -> Producer {
     let megatron = reader.dialect == Dialect::Megatron;
-    let (by, can) = match (reader.has_record, megatron) {
-        (true, _) => ("reshard", "reshard, and per array what reads Zarr v2"),
-        (false, true) => (
+    let v3 = *reader.key.backend == *zarr3::NAME;
+    let (by, can) = match (reader.has_record, megatron, v3) {
+        (true, _, true) => ("reshard", "reshard, and as a group what reads Zarr v3"),
+        (true, _, false) => ("reshard", "reshard, and per array what reads Zarr v2"),
+        (false, _, true) => ("a program that writes Zarr v3", "what reads Zarr v3"),
+        (false, true, false) => (
             "Megatron Core 0.4 to 0.15",
             "Megatron Core up to 0.15, and per array what reads Zarr v2",
         ),
-        (false, false) => ("a program that writes Zarr v2", "what reads Zarr v2"),
+        (false, false, false) => ("a program that writes Zarr v2", "what reads Zarr v2"),
     };
     let mut notes = Vec::new();
+    let mut others = 0;
     for array in &reader.arrays {
-        let missing = array.missing(&reader.files);
-        if missing > 0 {
-            notes.push(format!(
+        match array.missing(&reader.files) {
+            0 => {}
+            missing if notes.len() < NOTES => notes.push(format!(
                 "{}: {missing} of {} chunks are not stored; their elements are the fill value",
                 array.key, array.count
-            ));
+            )),
+            _ => others += 1,
         }
+    }
+    if others > 0 {
+        notes.push(format!(
+            "{others} more arrays have chunks that are not stored"
+        ));
     }
     let locks = reader
         .files
