@@ -1,8 +1,9 @@
-//! Rows beside the strategies of Megatron Core 0.12.
+//! Rows beside the strategies of Megatron Core 0.12, and beside zarr-python.
 
 use crate::{
     peer::{OURS, Peer, RUNS},
     row::{Row, Target},
+    table::{NOTHING, VERIFIED, WRITES},
 };
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub(crate) fn rows(gb: &str, place: &str, base: &Path) -> Vec<Row> {
     let (flat, their_flat) = (&*at("ours-flat"), &*at("theirs-flat"));
     let save = || {
         let all = ["save", "llama", gb, zarr, RUNS, "--format", "zarr"];
-        Peer::reshard(OURS, &all)
+        Peer::reshard(OURS, &all).checks(WRITES)
     };
     let save_theirs = || theirs(&["save", "zarr", gb, their_zarr, RUNS]);
     let save_flat = || {
@@ -37,14 +38,16 @@ pub(crate) fn rows(gb: &str, place: &str, base: &Path) -> Vec<Row> {
     vec![
         Row::new(
             format!("save {gb} GB as zarr, {place}"),
-            vec![save(), save_theirs().best_of(&SAVES)],
+            vec![save(), save_theirs().best_of(&SAVES).checks(NOTHING)],
             five(),
         ),
         Row::new(
             format!("load zarr, same split, {place}"),
             vec![
-                Peer::reshard(OURS, &["load", "llama", gb, zarr, RUNS]),
-                theirs(&["load", "zarr", gb, their_zarr, RUNS]).best_of(&LOADS),
+                Peer::reshard(OURS, &["load", "llama", gb, zarr, RUNS]).checks(VERIFIED),
+                theirs(&["load", "zarr", gb, their_zarr, RUNS])
+                    .best_of(&LOADS)
+                    .checks(NOTHING),
             ],
             five(),
         )
@@ -54,15 +57,62 @@ pub(crate) fn rows(gb: &str, place: &str, base: &Path) -> Vec<Row> {
         Row::new(
             format!("load flattened columns as ranges of whole tensors, {place}"),
             vec![
-                Peer::reshard(OURS, &reload),
+                Peer::reshard(OURS, &reload).checks("CRC-32 of what is read whole"),
                 theirs(&["reload", "torch_dist", gb, their_flat, RUNS])
                     .best_of(&RELOADS)
+                    .checks(NOTHING)
                     .costs(25.0, 8.0),
             ],
             five(),
         )
         .needs(flat, save_flat())
         .removes(flat),
+    ]
+}
+
+/// Zarr v3 beside zarr-python.
+pub(crate) fn zarr3(gb: &str, place: &str, base: &Path) -> Vec<Row> {
+    const ZARR: &str = "zarr-python 3.1";
+    const SCRIPT: &str = "zarr_bench.py";
+    const SAVES: [&str; 4] = ["plain", "sharded", "workers=1", "sharded,workers=1"];
+    const LOADS: [&str; 4] = ["plain", "out", "workers=1", "out,workers=1"];
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs) = (&*at("ours-zarr3"), &*at("theirs-zarr3"));
+    let save = || {
+        let all = ["save", "llama", gb, ours, RUNS, "--format", "zarr3"];
+        Peer::reshard(OURS, &all).checks(WRITES)
+    };
+    let load = |more: &[&str]| {
+        let all = [&["load", "llama", gb, ours, RUNS], more].concat();
+        Peer::reshard(OURS, &all)
+    };
+    let save_theirs = || Peer::zarr(ZARR, SCRIPT, &["save", gb, theirs, RUNS]);
+    let load_theirs = || {
+        let load = Peer::zarr(ZARR, SCRIPT, &["load", gb, theirs, RUNS]);
+        load.best_of(&LOADS).checks(NOTHING)
+    };
+    let five = || vec![Target::Ratio(ZARR, 5.0)];
+    vec![
+        Row::new(
+            format!("save {gb} GB as zarr3, {place}"),
+            vec![save(), save_theirs().best_of(&SAVES).checks(NOTHING)],
+            five(),
+        ),
+        Row::new(
+            format!("load zarr3, same split, {place}"),
+            vec![load(&[]).checks(VERIFIED), load_theirs()],
+            five(),
+        )
+        .needs(ours, save())
+        .needs(theirs, save_theirs()),
+        Row::new(
+            format!("load zarr3, same split, unverified, {place}"),
+            vec![load(&["--no-verify"]).checks(NOTHING), load_theirs()],
+            five(),
+        )
+        .needs(ours, save())
+        .needs(theirs, save_theirs())
+        .removes(ours),
     ]
 }
 

@@ -17,6 +17,9 @@ pub(crate) struct Pythons {
     /// Python with Megatron Core 0.12; without it, its rows are left out.
     #[arg(long)]
     megatron: Option<PathBuf>,
+    /// Python with zarr 3; without it, its rows are left out.
+    #[arg(long)]
+    zarr: Option<PathBuf>,
     /// Folder of the Python scripts.
     #[arg(long, default_value = "benches/python")]
     scripts: PathBuf,
@@ -81,6 +84,7 @@ enum Program {
     Torch(&'static str),
     TensorFlow(&'static str),
     Megatron(&'static str),
+    Zarr(&'static str),
 }
 
 /// Which of several settings was the fastest.
@@ -121,6 +125,11 @@ impl Peer {
     /// A script in the Python with Megatron Core.
     pub(crate) fn megatron(name: &'static str, script: &'static str, args: &[&str]) -> Self {
         Self::new(name, Program::Megatron(script), args, (15.0, 8.0))
+    }
+
+    /// A script in the Python with zarr.
+    pub(crate) fn zarr(name: &'static str, script: &'static str, args: &[&str]) -> Self {
+        Self::new(name, Program::Zarr(script), args, (3.0, 2.0))
     }
 
     /// Seconds of a process, and of each of its runs.
@@ -181,6 +190,7 @@ impl Peer {
             Program::Torch(_) => pythons.python.is_some(),
             Program::TensorFlow(_) => pythons.tensorflow.is_some(),
             Program::Megatron(_) => pythons.megatron.is_some(),
+            Program::Zarr(_) => pythons.zarr.is_some(),
         }
     }
 
@@ -227,6 +237,7 @@ impl Peer {
             Program::Torch(script) => (&pythons.python, script),
             Program::TensorFlow(script) => (&pythons.tensorflow, script),
             Program::Megatron(script) => (&pythons.megatron, script),
+            Program::Zarr(script) => (&pythons.zarr, script),
         };
         let python = python
             .as_ref()

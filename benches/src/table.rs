@@ -92,6 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if is_in_memory(path)? {
             rows.extend(stalls(args, name, folder.path()));
             rows.extend(megatron::rows(&args.gb.to_string(), name, folder.path()));
+            rows.extend(megatron::zarr3(&args.gb.to_string(), name, folder.path()));
             rows.push(megatron::unflatten(name, folder.path()));
         } else {
             rows.extend(synced(args, name, folder.path()));
@@ -161,10 +162,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Memory that a save or load may take beside the state.
 const BESIDE: Target = Target::Memory(64 << 20);
 
-const WRITES: &str = "writes CRC-32";
+pub(crate) const WRITES: &str = "writes CRC-32";
 const WITHOUT: &str = "writes no CRC-32";
-const VERIFIED: &str = "CRC-32 of all";
-const NOTHING: &str = "nothing";
+pub(crate) const VERIFIED: &str = "CRC-32 of all";
+pub(crate) const NOTHING: &str = "nothing";
 
 /// DCP's settings, of which the fastest is measured in each row.
 const SAVES: [&str; 4] = ["plain", "cached", "cached,threads=2", "cached,ops=1"];

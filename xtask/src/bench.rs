@@ -8,7 +8,7 @@ use crate::venv;
 /// Builds the package `reshard-benches` and prints its table, beside the torch, the TensorFlow and the Megatron Core of the Pythons that it is given.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let (python, tensorflow) = (venv::TORCH_215.python()?, venv::TENSORFLOW.python()?);
-    let megatron = venv::MCORE_012.python()?;
+    let (megatron, zarr) = (venv::MCORE_012.python()?, venv::ZARR.python()?);
     cargo(&[
         "run",
         "--release",
@@ -24,6 +24,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     .args([tensorflow])
     .args(["--megatron"])
     .args([megatron])
+    .args(["--zarr"])
+    .args([zarr])
     .args(args)
     .run()
 }
