@@ -1,5 +1,5 @@
 //! `SIGKILL` at every named step of a removal of keys.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use reshard::{
     Dialect, Durability, ShardedTensor, StateDict, Tensor, blocking, storage::Progress,

@@ -24,7 +24,7 @@ fn fixture(name: &str) -> Fixture {
     let found = fixtures()
         .into_iter()
         .find(|f| f.to_string().ends_with(name));
-    found.unwrap_or_else(|| panic!("there is no fixture {name}"))
+    found.ok_or(format!("there is no fixture {name}")).unwrap()
 }
 
 fn json(f: &Fixture) -> Json {
@@ -136,7 +136,7 @@ fn items_are_spread_over_files_as_megatron_core_spreads_them() {
 }
 
 fn elements(url: &str) -> BTreeMap<String, Tensor> {
-    block_on(reshard::load_plain_tensors(url)).unwrap_or_else(|e| panic!("{}", chain(&e)))
+    block_on(reshard::load_plain_tensors(url)).unwrap()
 }
 
 #[test]
