@@ -24,6 +24,7 @@ fn it_is_shown_checked_converted_and_replaced() {
         "optimizer/step/c/0/0",
         "optimizer/step/zarr.json",
         "optimizer/zarr.json",
+        "reshard-zarr3.json",
         "reshard.json",
         "rng_state/shard_0_2.pt",
         "rng_state/shard_1_2.pt",
@@ -60,7 +61,13 @@ fn it_is_shown_checked_converted_and_replaced() {
 #[test]
 fn a_folder_of_arrays_is_recognised_by_what_lies_in_its_folders() {
     let saved = Saved::made(|url| save(url, &zarr3, false));
-    for name in ["common.pt", "metadata.json", "reshard.json", "zarr.json"] {
+    for name in [
+        "common.pt",
+        "metadata.json",
+        "reshard.json",
+        "reshard-zarr3.json",
+        "zarr.json",
+    ] {
         fs::remove_file(saved.path(name)).unwrap();
     }
     let opened = Checkpoint::open(&saved.url).unwrap();
