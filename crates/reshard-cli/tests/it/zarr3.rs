@@ -51,11 +51,11 @@ fn it_is_shown_checked_converted_and_replaced() {
     // A replacement removes its files and no others.
     fs::write(saved.path("layer.weight/notes.txt"), "mine").unwrap();
     fs::create_dir(saved.path("runs")).unwrap();
-    fs::write(saved.path("runs/zarr.json"), "mine").unwrap();
+    fs::write(saved.path("runs/0"), "mine").unwrap();
     save(&saved.url.clone(), &torch_dist, true);
     let left = names(&saved.url);
     let others: Vec<&String> = left.iter().filter(|name| name.contains('/')).collect();
-    assert_eq!(others, ["layer.weight/notes.txt", "runs/zarr.json"]);
+    assert_eq!(others, ["layer.weight/notes.txt", "runs/0"]);
 }
 
 #[test]
