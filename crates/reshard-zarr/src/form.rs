@@ -2,7 +2,7 @@
 
 use crate::{
     array::meta::ChunkKeys,
-    names::{NAME, ZARRAY},
+    names::{NAME, RECORD, ZARRAY},
     zarr3, zarray,
 };
 use bytes::Bytes;
@@ -34,6 +34,14 @@ impl Form {
         match self {
             Self::V2 => zarray::spelling(dtype),
             Self::V3 { .. } => zarr3::spelling(dtype),
+        }
+    }
+
+    /// The format record.
+    pub(crate) fn record(self) -> &'static str {
+        match self {
+            Self::V2 => RECORD,
+            Self::V3 { .. } => zarr3::RECORD,
         }
     }
 

@@ -29,6 +29,28 @@ pub(crate) struct Zarr {
     pub(crate) v3: bool,
 }
 
+impl Zarr {
+    /// The file in which reshard notes what zarr has no place for.
+    fn record(&self) -> &'static str {
+        match self.v3 {
+            true => zarr3::RECORD,
+            false => RECORD,
+        }
+    }
+
+    /// What reshard has noted, and in which file. A place that is opened as the other version has the record of that version.
+    async fn noted(&self, cx: &OpenCx) -> Result<(&'static str, Option<Record>)> {
+        let other = Self { v3: !self.v3 };
+        for name in [self.record(), other.record()] {
+            if let Some(bytes) = cx.limits.read(&cx.store, &Name::new(name)?).await? {
+                let record = Record::parse(&bytes).map_err(|e| damaged(name, &e))?;
+                return Ok((name, Some(record)));
+            }
+        }
+        Ok((self.record(), None))
+    }
+}
+
 #[async_trait]
 impl OpenFormat for Zarr {
     fn key(&self) -> BackendVersion {
@@ -36,10 +58,7 @@ impl OpenFormat for Zarr {
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {
-        match self.v3 {
-            true => (name == ZARR_JSON).then_some(OwnFile::Record),
-            false => (name == RECORD).then_some(OwnFile::Record),
-        }
+        (name == self.record()).then_some(OwnFile::Record)
     }
 
     fn detect(&self, top: &Listing) -> Detection {
@@ -47,7 +66,7 @@ impl OpenFormat for Zarr {
         let is_v3 = top.names().any(|name| last(name, ZARR_JSON));
         let of_v2 = |name: &str| V2.contains(&name) || last(name, ZARRAY);
         let found = match self.v3 {
-            true => is_v3 && !top.has(RECORD),
+            true => top.has(zarr3::RECORD) || (is_v3 && !top.has(RECORD)),
             false => top.has(RECORD) || (!is_v3 && top.names().any(of_v2)),
         };
         match found {
@@ -58,7 +77,7 @@ impl OpenFormat for Zarr {
 
     fn probes(&self) -> &'static [&'static str] {
         match self.v3 {
-            true => &[ZARR_JSON],
+            true => &[zarr3::RECORD, ZARR_JSON],
             false => &V2,
         }
     }
@@ -85,14 +104,8 @@ impl OpenFormat for Zarr {
             .collect();
         // The lock files of Megatron Core are empty.
         let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
-        let (found, attributes) = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
-        let record = match cx.limits.read(&cx.store, &Name::new(RECORD)?).await? {
-            Some(bytes) => Some(Record::parse(&bytes).map_err(|e| damaged(RECORD, &e))?),
-            None => attributes
-                .get(zarr3::ATTRIBUTE)
-                .map(|value| Record::of(value).map_err(|e| damaged(ZARR_JSON, &e)))
-                .transpose()?,
-        };
+        let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
+        let (noted_in, record) = self.noted(cx).await?;
 
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
         if found.is_empty() && record.is_none() && cx.dialect != Dialect::Megatron {
@@ -101,7 +114,7 @@ impl OpenFormat for Zarr {
                 why: format!("no folder in it has a {ZARRAY} or a {ZARR_JSON} of an array"),
             });
         }
-        let mut tables = Tables::of(found, record, self.v3, &cx.limits)?;
+        let mut tables = Tables::of(found, record, noted_in, &cx.limits)?;
         for array in &mut tables.arrays {
             array.shards =
                 Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
@@ -124,9 +137,6 @@ impl OpenFormat for Zarr {
 /// Files directly in a folder of Zarr v2. TensorStore makes none of them.
 const V2: [&str; 4] = [RECORD, ".zgroup", ".zmetadata", ZARRAY];
 
-/// Where reshard notes what zarr has no place for, in Zarr v3.
-const IN_ATTRIBUTE: &str = "the attribute reshard of zarr.json";
-
 fn damaged(file: &str, why: &str) -> StrategyError {
     StrategyError::corrupt(
         file,
@@ -147,13 +157,13 @@ impl Tables {
     fn of(
         found: Vec<Found>,
         record: Option<Record>,
-        v3: bool,
+        noted_in: &str,
         limits: &ReadLimits,
     ) -> Result<Self> {
         let has_record = record.is_some();
-        let (noted_in, description) = match v3 {
-            true => (IN_ATTRIBUTE, ZARR_JSON),
-            false => (RECORD, ZARRAY),
+        let description = match noted_in {
+            RECORD => ZARRAY,
+            _ => ZARR_JSON,
         };
         let Record {
             arrays: mut noted,

@@ -4,7 +4,7 @@ mod chunks;
 mod declared;
 mod told;
 
-use crate::{form::Form, names, zarr3, zarray};
+use crate::{form::Form, zarr3, zarray};
 use chunks::by_chunks;
 use declared::Declared;
 use reshard_model::FlatStateDict;
@@ -80,8 +80,8 @@ fn storable(item: &WriteItem, form: Form) -> Result<()> {
         );
         return Err(unsupported(what));
     }
-    if *item.key == *names::RECORD || item.key.starts_with(concat!("reshard-zarr.json", "/")) {
-        let what = format!("{} is the name of a file of the checkpoint", names::RECORD);
+    if item.key.split('/').next() == Some(form.record()) {
+        let what = format!("{} is the name of a file of the checkpoint", form.record());
         return Err(unsupported(what));
     }
     if matches!(form, Form::V3 { .. }) && item.key.split('/').any(|part| part == zarr3::ZARR_JSON) {

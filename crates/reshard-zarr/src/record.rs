@@ -42,11 +42,6 @@ impl Record {
         Self::known(serde_json::from_slice(bytes).map_err(|e| e.to_string())?)
     }
 
-    /// From an attribute of the root group.
-    pub(crate) fn of(value: &serde_json::Value) -> Result<Self, String> {
-        Self::known(Self::deserialize(value).map_err(|e| e.to_string())?)
-    }
-
     fn known(self) -> Result<Self, String> {
         match self.schema {
             SCHEMA => Ok(self),

@@ -4,7 +4,6 @@ mod chunk;
 mod pieces;
 
 use crate::{
-    RECORD,
     array::{
         meta::{ArrayMeta, Encoding, Fault, Node, parse_zarr_json, parse_zarray},
         shard::Shard,
@@ -25,7 +24,7 @@ use reshard_strategy::{
     BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
     WriteData, WriteResult, WriterHooks,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Writes what Megatron Core's zarr strategies write, or shards of Zarr v3.
 #[derive(Clone, Copy, Debug)]
@@ -97,12 +96,11 @@ impl StorageWriter for ZarrWriter {
             let name = format!("{key}/{}", self.0.description());
             records.files.push((Name::new(name)?, text));
         }
-        match self.0 {
-            Form::V2 => {
-                records.commit = Some((Name::new(RECORD)?, record.to_bytes().map_err(json)?));
-            }
-            Form::V3 { .. } => self.groups(&mut records, &record)?,
+        if let Form::V3 { .. } = self.0 {
+            groups(&mut records)?;
         }
+        let name = Name::new(self.0.record())?;
+        records.commit = Some((name, record.to_bytes().map_err(json)?));
         Ok(records)
     }
 }
@@ -122,38 +120,31 @@ impl ZarrWriter {
             StrategyError::Internal(format!("the description of {key} can't be read: {fault}"))
         })
     }
+}
 
-    /// Adds the groups around the arrays, and the root group, which has the descriptions of all.
-    fn groups(self, records: &mut Records, record: &Record) -> Result<()> {
-        let mut nodes: BTreeMap<&str, Bytes> = BTreeMap::new();
-        let group = zarr3::group().map_err(json)?;
-        for (name, text) in &records.files {
-            let Some((path, _)) = name.as_str().rsplit_once('/') else {
-                continue;
-            };
-            for (at, _) in path.match_indices('/') {
-                nodes.entry(&path[..at]).or_insert_with(|| group.clone());
-            }
-            nodes.insert(path, text.clone());
-        }
-        let record = serde_json::to_value(record).map_err(json)?;
-        let all = nodes.iter().map(|(path, text)| (*path, &**text));
-        let root = zarr3::root(all, record).map_err(json)?;
-        let groups = nodes
-            .keys()
-            .filter(|path| !record_has(&records.files, path));
-        let groups = groups
-            .map(|path| {
-                Ok((
-                    Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?,
-                    group.clone(),
-                ))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        records.files.extend(groups);
-        records.commit = Some((Name::new(zarr3::ZARR_JSON)?, root));
-        Ok(())
+/// Adds the groups around the arrays, and the root group, which has the descriptions of all.
+fn groups(records: &mut Records) -> Result<()> {
+    let group = zarr3::group().map_err(json)?;
+    let described = |(name, text): &(Name, Bytes)| {
+        let (path, _) = name.as_str().rsplit_once('/')?;
+        Some((path.to_owned(), text.clone()))
+    };
+    let arrays: BTreeMap<String, Bytes> = records.files.iter().filter_map(described).collect();
+    let mut around = BTreeSet::new();
+    for path in arrays.keys() {
+        around.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
     }
+    around.retain(|path| !arrays.contains_key(*path));
+    let groups = around.iter().map(|path| (*path, &*group));
+    let mut nodes: BTreeMap<&str, &[u8]> = groups.collect();
+    nodes.extend(arrays.iter().map(|(path, text)| (&**path, &**text)));
+    let root = zarr3::root(nodes).map_err(json)?;
+    for path in around {
+        let name = Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?;
+        records.files.push((name, group.clone()));
+    }
+    records.files.push((Name::new(zarr3::ZARR_JSON)?, root));
+    Ok(())
 }
 
 fn json(e: serde_json::Error) -> StrategyError {
@@ -298,13 +289,4 @@ impl Written {
         };
         grid.positions().blocks(1).map(crc).collect()
     }
-}
-
-/// Whether an array has its description among the files.
-fn record_has(files: &[(Name, Bytes)], path: &str) -> bool {
-    let name = format!("{path}/{}", zarr3::ZARR_JSON);
-    files
-        .binary_search_by(|(file, _)| file.as_str().cmp(&name))
-        .is_ok()
-        || files.iter().any(|(file, _)| file.as_str() == name)
 }

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 /// Name of the backend.
 pub(crate) const NAME: &str = "zarr3";
 
-/// The attribute of the root group in which reshard keeps what zarr has no place for.
-pub(crate) const ATTRIBUTE: &str = "reshard";
+/// The file that reshard adds: checksums, and what zarr has no place for. Other programs ignore it.
+pub(crate) const RECORD: &str = "reshard-zarr3.json";
 
 /// The name of an element type in Zarr v3. `None` for types that have none.
 pub(crate) fn spelling(dtype: DType) -> Option<&'static str> {
@@ -115,7 +115,6 @@ pub(crate) fn group() -> serde_json::Result<Bytes> {
 /// The `zarr.json` of the root group. `nodes` are the texts of all groups and arrays below it, by path.
 pub(crate) fn root<'t>(
     nodes: impl IntoIterator<Item = (&'t str, &'t [u8])>,
-    record: Value,
 ) -> serde_json::Result<Bytes> {
     let metadata = nodes
         .into_iter()
@@ -124,7 +123,7 @@ pub(crate) fn root<'t>(
     let root = json!({
         "zarr_format": 3,
         "node_type": "group",
-        "attributes": {ATTRIBUTE: record},
+        "attributes": {},
         "consolidated_metadata": {"kind": "inline", "must_understand": false, "metadata": metadata},
     });
     serde_json::to_vec(&root).map(Bytes::from)

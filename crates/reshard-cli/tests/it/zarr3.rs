@@ -24,6 +24,7 @@ fn it_is_shown_checked_converted_and_replaced() {
         "optimizer/step/c/0/0",
         "optimizer/step/zarr.json",
         "optimizer/zarr.json",
+        "reshard-zarr3.json",
         "reshard.json",
         "rng_state/shard_0_2.pt",
         "rng_state/shard_1_2.pt",
@@ -50,17 +51,23 @@ fn it_is_shown_checked_converted_and_replaced() {
     // A replacement removes its files and no others.
     fs::write(saved.path("layer.weight/notes.txt"), "mine").unwrap();
     fs::create_dir(saved.path("runs")).unwrap();
-    fs::write(saved.path("runs/zarr.json"), "mine").unwrap();
+    fs::write(saved.path("runs/0"), "mine").unwrap();
     save(&saved.url.clone(), &torch_dist, true);
     let left = names(&saved.url);
     let others: Vec<&String> = left.iter().filter(|name| name.contains('/')).collect();
-    assert_eq!(others, ["layer.weight/notes.txt", "runs/zarr.json"]);
+    assert_eq!(others, ["layer.weight/notes.txt", "runs/0"]);
 }
 
 #[test]
 fn a_folder_of_arrays_is_recognised_by_what_lies_in_its_folders() {
     let saved = Saved::made(|url| save(url, &zarr3, false));
-    for name in ["common.pt", "metadata.json", "reshard.json", "zarr.json"] {
+    for name in [
+        "common.pt",
+        "metadata.json",
+        "reshard.json",
+        "reshard-zarr3.json",
+        "zarr.json",
+    ] {
         fs::remove_file(saved.path(name)).unwrap();
     }
     let opened = Checkpoint::open(&saved.url).unwrap();

@@ -4,7 +4,6 @@ use super::meta::{ArrayMeta, Fault, Node, parse_zarr_json, parse_zarray, parse_z
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result};
-use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -45,7 +44,7 @@ impl Found {
     }
 }
 
-/// All arrays, sorted by folder, and the attributes of the root group. `skip` says which descriptions are none, by the folder and the length of the file.
+/// All arrays, sorted by folder. `skip` says which descriptions are none, by the folder and the length of the file.
 ///
 /// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none.
 pub(crate) async fn arrays(
@@ -53,7 +52,7 @@ pub(crate) async fn arrays(
     limits: &ReadLimits,
     files: &BTreeMap<Name, u64>,
     skip: impl Fn(&str, u64) -> bool,
-) -> Result<(Vec<Found>, Map<String, Value>)> {
+) -> Result<Vec<Found>> {
     let mut described = Vec::new();
     let mut v3 = BTreeSet::new();
     for (name, bytes) in files {
@@ -74,7 +73,7 @@ pub(crate) async fn arrays(
     described.retain(|(folder, file, ..)| *file == ZARR_JSON || !v3.contains(folder));
 
     let mut out = BTreeMap::new();
-    let (mut consolidated, mut attributes) = (Vec::new(), Map::new());
+    let mut consolidated = Vec::new();
     for part in described.chunks(AT_ONCE) {
         let ranges = part
             .iter()
@@ -89,7 +88,6 @@ pub(crate) async fn arrays(
                         // Groups below have what the group around them has.
                         if folder.is_empty() {
                             consolidated.extend(group.consolidated.into_iter().flatten());
-                            attributes = group.attributes;
                         }
                         continue;
                     }
@@ -128,5 +126,5 @@ pub(crate) async fn arrays(
             out.insert(folder, found);
         }
     }
-    Ok((out.into_values().collect(), attributes))
+    Ok(out.into_values().collect())
 }

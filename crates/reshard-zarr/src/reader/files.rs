@@ -14,7 +14,7 @@ use reshard_strategy::{FileRole, Producer};
 /// Whether a save gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
     let v3 = |file: &str| file == ZARR_JSON || file == "c";
-    name.as_str() == RECORD
+    [RECORD, zarr3::RECORD].contains(&name.as_str())
         || name.as_str() == ZARR_JSON
         || name
             .as_str()
@@ -28,7 +28,7 @@ pub(super) fn owns(name: &Name) -> bool {
 
 /// The role of a file in which no chunk lies.
 pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
-    if file.name.as_str() == RECORD {
+    if [RECORD, zarr3::RECORD].contains(&file.name.as_str()) {
         return FileRole::Part;
     }
     if let Some(role) = of_arrays(reader, &file.name) {

@@ -1,8 +1,14 @@
 //! The suites that every strategy has to pass.
 
-use reshard_parallel::{FullyParallelLoad, FullyParallelSave, TwoStageLoad};
+use super::{files, flat, piece, save, store};
+use reshard_model::{Region, ShardedTensor};
+use reshard_parallel::FullyParallelSave;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
-use reshard_strategy::testkit;
+use reshard_storage::IfExists;
+use reshard_strategy::{
+    SaveShardedConfig,
+    testkit::{self, Rank, save_on_ranks},
+};
 use reshard_zarr::{ZarrConfig, ZarrLoadConfig};
 
 #[test]
@@ -22,10 +28,31 @@ fn planners_work_with_the_format() {
     testkit::load_planner_contract(|| DefaultLoadPlanner::DEFAULT, &save, &load);
 }
 
+/// Replicas go to ranks of their own, and pieces that end within chunks too.
 #[test]
-fn the_wrappers_keep_the_contract_around_the_format() {
-    let save = FullyParallelSave::new(ZarrConfig::default());
-    testkit::save_load_contract(&save, &ZarrLoadConfig::default());
-    testkit::save_load_contract(&save, &FullyParallelLoad::new(ZarrLoadConfig::default()));
-    testkit::save_load_contract(&save, &TwoStageLoad::new(ZarrLoadConfig::default()));
+fn ranks_that_share_a_save_write_what_one_rank_would() {
+    let shape = [6, 4];
+    let leaf = |rows: std::ops::Range<u64>, replica| ShardedTensor {
+        axis_fragmentations: Some([2, 1].into()),
+        allow_shape_mismatch: true,
+        ..piece(
+            "w",
+            &shape,
+            Region::new([rows.start, 0], [rows.end - rows.start, 4]),
+        )
+        .with_replica_id(replica)
+    };
+    let both = |replica| vec![leaf(0..2, replica), leaf(2..6, replica)];
+    let (alone, shared) = (store(), store());
+    save(&alone, vec![both(0)]);
+    let rank = |replica| Rank {
+        strategy: FullyParallelSave::new(ZarrConfig::default())
+            .build()
+            .unwrap(),
+        planner: std::sync::Arc::new(DefaultSavePlanner::DEFAULT) as _,
+        flat: flat(both(replica)),
+    };
+    let saved = save_on_ranks(&shared, IfExists::Refuse, (0..3).map(rank).collect());
+    saved.into_iter().for_each(|rank| drop(rank.unwrap()));
+    assert_eq!(files(&shared), files(&alone));
 }

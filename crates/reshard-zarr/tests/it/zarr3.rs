@@ -91,6 +91,7 @@ fn a_group_has_an_array_for_each_key_and_a_shard_for_each_piece() {
         "a/b/v/zarr.json",
         "a/b/zarr.json",
         "a/zarr.json",
+        "reshard-zarr3.json",
         "w/c/0/0",
         "w/c/1/0",
         "w/zarr.json",

@@ -2,7 +2,6 @@
 
 use super::{fault::Fault, keys::ChunkKeys};
 use reshard_model::{DType, Dims, Layout};
-use serde_json::{Map, Value};
 
 /// An array or a group of Zarr v3.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +14,6 @@ pub(crate) enum Node {
 /// A group of Zarr v3.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Group {
-    pub(crate) attributes: Map<String, Value>,
     /// The nodes below it by path, if the group has consolidated metadata. They are in the order of the file.
     pub(crate) consolidated: Option<Vec<(String, Node)>>,
 }

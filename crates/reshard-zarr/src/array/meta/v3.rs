@@ -41,10 +41,6 @@ fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
                     Some(value) if nested => consolidated(value)?,
                     _ => None,
                 },
-                attributes: match of.remove("attributes") {
-                    Some(Value::Object(attributes)) => attributes,
-                    _ => Map::new(),
-                },
             }))
         }
         _ => Err(Fault::damaged(format!(
