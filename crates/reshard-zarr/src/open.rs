@@ -176,6 +176,10 @@ impl Tables {
         let mut chunks = 0;
         for found in by_key(found) {
             let key = found.key().to_owned();
+            // An array that reshard did not write may be anybody's: a replacement must not remove it.
+            if has_record && !noted.contains_key(&key) && builder.tensor(&key).is_none() {
+                continue;
+            }
             let folder = found.folder.clone();
             let taken = match builder.tensor(&key) {
                 None => array(found, noted.remove(&key), noted_in),

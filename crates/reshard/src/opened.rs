@@ -139,7 +139,7 @@ impl HowToOpen {
             .map(|common| find_common(registry, &common))
             .transpose()?;
         let name = match (json, &chosen) {
-            (Some(json), _) => json.sharded(),
+            (Some(json), _) => self.as_named(json.sharded())?,
             (None, None) => recognise(&store, formats).await?,
             // Settings do not choose another format, and a choice of a format does not choose another version.
             (None, Some(chosen)) => match noted_other(&store, &chosen.key(), formats).await {
@@ -183,6 +183,19 @@ impl HowToOpen {
             name,
             formats,
         })
+    }
+
+    /// What `metadata.json` names can't be read as something else.
+    fn as_named(&self, named: BackendVersion) -> Result<BackendVersion> {
+        match &self.format {
+            Some(format) if *format != named => {
+                let what = format!(
+                    "{METADATA_JSON} says that this is a checkpoint of {named}, so it can't be opened as {format}; don't choose a format"
+                );
+                Err(StrategyError::Invalid(what))
+            }
+            _ => Ok(named),
+        }
     }
 
     /// The strategy that the user has chosen, by settings or by name.

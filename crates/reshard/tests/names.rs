@@ -57,7 +57,7 @@ const PRELUDE: [&str; 25] = [
 ];
 
 /// Modules: the crates, and two of its own.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 10] = [
     "comm",
     "megatron",
     "model",
@@ -67,6 +67,7 @@ const MODULES: [&str; 9] = [
     "storage",
     "strategy",
     "torch_dist",
+    "zarr",
 ];
 
 /// What saves, loads and checkpoints take and return.

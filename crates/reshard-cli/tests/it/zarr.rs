@@ -150,6 +150,13 @@ fn a_replacement_removes_its_files_and_no_others() {
     for (name, bytes) in [
         ("layer.weight/notes.txt", "mine"),
         ("runs/0", "mine"),
+        ("runs/.zarray", "mine"),
+        ("more/zarr.json", "mine"),
+        (
+            "theirs/.zarray",
+            r#"{"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i4", "compressor": null, "fill_value": 0, "order": "C", "filters": null}"#,
+        ),
+        ("theirs/0", "12345678"),
         ("layer.weight/9.9", "old"),
         ("layer.weight.sync/0.0", ""),
     ] {
@@ -163,12 +170,22 @@ fn a_replacement_removes_its_files_and_no_others() {
         .iter()
         .filter(|name| name.contains('/') || name.contains("zarr"))
         .collect();
-    assert_eq!(zarrs, ["layer.weight/notes.txt", "runs/0"]);
+    let others = [
+        "layer.weight/notes.txt",
+        "more/zarr.json",
+        "runs/.zarray",
+        "runs/0",
+        "theirs/.zarray",
+        "theirs/0",
+    ];
+    assert_eq!(zarrs, others);
     save(&over, &zarr, true);
     let mut want: Vec<&str> = FILES.to_vec();
-    want.extend(["layer.weight/notes.txt", "runs/0"]);
+    want.extend(others);
     want.sort_unstable();
     assert_eq!(names(&saved.url), want);
+    let keys = Checkpoint::open(&saved.url).unwrap();
+    assert!(keys.tensors().all(|t| t.key() != "theirs"));
 }
 
 #[test]

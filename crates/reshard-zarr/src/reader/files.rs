@@ -26,6 +26,12 @@ pub(super) fn owns(name: &Name) -> bool {
         )
 }
 
+/// Whether an array that can't be read belongs to the checkpoint. Without a record, what is damaged may be anything.
+fn is_refused(reader: &ZarrReader, key: &str) -> bool {
+    let refused = reader.refused.get(key);
+    refused.is_some_and(|why| reader.has_record || why.kind != ErrorKind::Corrupt)
+}
+
 /// The role of a file in which no chunk lies.
 pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     if [RECORD, zarr3::RECORD].contains(&file.name.as_str()) {
@@ -42,9 +48,8 @@ pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
         .binary_search_by(|array| (*array.key).cmp(folder))
         .is_ok();
     // Nobody knows which chunks an array has that can't be read.
-    let refused = reader.refused.contains_key(folder);
-    let is_array =
-        |key: &str| reader.metadata.tensor(key).is_some() || reader.refused.contains_key(key);
+    let refused = is_refused(reader, folder);
+    let is_array = |key: &str| reader.metadata.tensor(key).is_some() || is_refused(reader, key);
     match what {
         InArray::Description if array || refused => FileRole::Part,
         InArray::Chunk(_) if refused => FileRole::Part,
@@ -65,10 +70,12 @@ fn is_node(reader: &ZarrReader, folder: &str) -> bool {
     };
     let from = reader.arrays.partition_point(|array| *array.key < *folder);
     let arrays = reader.arrays[from..].iter().map(|array| &*array.key);
+    let refused = reader.refused.keys().map(String::as_str);
+    let refused = refused.filter(|key| is_refused(reader, key));
     folder.is_empty()
         || arrays
             .take_while(|key| key.starts_with(folder))
-            .chain(reader.refused.keys().map(String::as_str))
+            .chain(refused)
             .any(inside)
 }
 
@@ -86,7 +93,7 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     folders.chain([("", name)]).find_map(|(folder, rest)| {
         // Nobody knows how an array names its chunks that can't be read.
         let numbered = || rest.starts_with("c/") || rest.starts_with(|c: char| c.is_ascii_digit());
-        if reader.refused.contains_key(folder) && numbered() {
+        if is_refused(reader, folder) && numbered() {
             return Some(FileRole::Part);
         }
         let array = reader.array_in(folder)?;
