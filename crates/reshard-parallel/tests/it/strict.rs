@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
 /// The back ends that save and load, by the tags of their settings.
-const BACKENDS: [&str; 1] = ["torch_dist"];
+const BACKENDS: [&str; 3] = ["torch_dist", "zarr", "zarr3"];
 
 /// How ranks load from a back end.
 fn ways(backend: &str) -> [Json; 3] {
