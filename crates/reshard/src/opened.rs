@@ -185,10 +185,10 @@ impl HowToOpen {
         })
     }
 
-    /// What `metadata.json` names can't be read as something else.
+    /// What `metadata.json` names can't be read as another version. Another backend is refused by its strategy.
     fn as_named(&self, named: BackendVersion) -> Result<BackendVersion> {
         match &self.format {
-            Some(format) if *format != named => {
+            Some(format) if format.backend == named.backend && *format != named => {
                 let what = format!(
                     "{METADATA_JSON} says that this is a checkpoint of {named}, so it can't be opened as {format}; don't choose a format"
                 );

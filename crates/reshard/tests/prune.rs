@@ -5,8 +5,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, RemainsKind, ShardedTensor, StateDict,
-    Stores, Tensor,
+    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, Remains, RemainsKind, ShardedTensor,
+    StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
     storage::{
         Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError, Store,

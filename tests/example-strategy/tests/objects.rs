@@ -518,8 +518,9 @@ fn repeated_saves_and_loads_of_objects_are_as_if_planned_anew() {
         let data = Tensor::from_vec(&[2], vec![n as f32; 2]).unwrap();
         state.insert("w", ShardedTensor::full("w", data));
         let texts = ["x".repeat(n as usize * 50), "more".into()];
-        for (i, text) in texts.iter().take(1 + usize::from(longer)).enumerate() {
-            let cell = ShardedObject::new("o", text.as_str(), &[2], &[i as u64], 0).unwrap();
+        let cells = 1 + u64::from(longer);
+        for (i, text) in (0..cells).zip(&texts) {
+            let cell = ShardedObject::new("o", text.as_str(), &[cells], &[i], 0).unwrap();
             state.insert(format!("o{i}"), cell);
         }
         state
@@ -535,7 +536,8 @@ fn repeated_saves_and_loads_of_objects_are_as_if_planned_anew() {
         block_on(async { save.await }).unwrap();
         let mut template = StateDict::new();
         template.insert("w", ShardedTensor::template("w", DType::Float32, &[2]));
-        let mut cell = ShardedObject::new("o", 0, &[2], &[0], 0).unwrap();
+        let cells = 1 + u64::from(longer);
+        let mut cell = ShardedObject::new("o", 0, &[cells], &[0], 0).unwrap();
         cell.data = Payload::None;
         template.insert("o0", cell);
         let load = reshard::load(template, &url)

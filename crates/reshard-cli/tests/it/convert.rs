@@ -543,6 +543,10 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
         let Ok(c) = Checkpoint::open(&url) else {
             continue;
         };
+        // A path in its `.metadata` was replaced after Megatron had written the digests, so it is damaged by what they say.
+        if name == "mc020_integrity_w2" {
+            continue;
+        }
         let to = dir.path().join(name).display().to_string();
         let flattened = |c: &Checkpoint| c.tensors().any(|t| t.flattened_shape().is_some());
         if flattened(&c) {

