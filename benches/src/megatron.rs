@@ -1,9 +1,8 @@
 //! Rows beside the strategies of Megatron Core 0.12, and beside zarr-python.
 
 use crate::{
-    peer::{OURS, Peer, RUNS},
+    peer::{NOTHING, OURS, Peer, RUNS, VERIFIED, WRITES},
     row::{Row, Target},
-    table::{NOTHING, VERIFIED, WRITES},
 };
 use std::path::Path;
 

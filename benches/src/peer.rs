@@ -28,6 +28,11 @@ pub(crate) struct Pythons {
     patience: u64,
 }
 
+/// What is checked, or written to be checked.
+pub(crate) const WRITES: &str = "writes CRC-32";
+pub(crate) const VERIFIED: &str = "CRC-32 of all";
+pub(crate) const NOTHING: &str = "nothing";
+
 /// What our measurement is called.
 pub(crate) const OURS: &str = "reshard";
 

@@ -2,7 +2,7 @@
 
 use crate::{
     megatron,
-    peer::{OURS, Peer, Pythons, RUNS},
+    peer::{NOTHING, OURS, Peer, Pythons, RUNS, VERIFIED, WRITES},
     row::{Row, Runs, Target},
 };
 use anyhow::{Context, Result};
@@ -162,10 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Memory that a save or load may take beside the state.
 const BESIDE: Target = Target::Memory(64 << 20);
 
-pub(crate) const WRITES: &str = "writes CRC-32";
 const WITHOUT: &str = "writes no CRC-32";
-pub(crate) const VERIFIED: &str = "CRC-32 of all";
-pub(crate) const NOTHING: &str = "nothing";
 
 /// DCP's settings, of which the fastest is measured in each row.
 const SAVES: [&str; 4] = ["plain", "cached", "cached,threads=2", "cached,ops=1"];
