@@ -97,7 +97,7 @@ fn save(config: &dyn SaveShardedConfig, folder: &Path, ranks: Vec<Vec<ShardedTen
 
 #[test]
 #[ignore = "needs a Python with zarr and tensorstore, which RESHARD_ZARR_PYTHON names"]
-fn other_programs_read_what_reshard_wrote() {
+fn needs_python_other_programs_read_what_reshard_wrote() {
     let python = std::env::var("RESHARD_ZARR_PYTHON").unwrap();
     for all in [false, true] {
         let folder = tempfile::tempdir().unwrap();
