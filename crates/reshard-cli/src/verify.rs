@@ -28,6 +28,7 @@ struct Report {
     not_understood: Vec<Damage>,
     not_read: Vec<Damage>,
     not_listed: NotListed,
+    without_checksum: u64,
 }
 
 /// How many findings are not in the lists.
@@ -73,6 +74,7 @@ impl Report {
             not_understood: v.not_understood,
             not_read: v.not_read,
             not_listed: NotListed::of(&v.unlisted),
+            without_checksum: v.without_checksum,
         }
     }
 
@@ -161,11 +163,9 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             units::some(report.items, "item")
         ),
         false => {
-            format!(
-                "{}, {}; checked every checksum",
-                units::some(report.items, "item"),
-                units::bytes(report.bytes)
-            )
+            let read = units::bytes(report.bytes);
+            let checked = checksums(report.items, report.without_checksum);
+            format!("{}, {read}; {checked}", units::some(report.items, "item"))
         }
     };
 
@@ -195,9 +195,33 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What was checked of the bytes that were read.
+fn checksums(items: u64, without: u64) -> String {
+    match without {
+        0 => "checked every checksum".into(),
+        n if n == items => {
+            "checked structure, coverage and sizes, because no item has a checksum".into()
+        }
+        n => format!(
+            "checked every checksum; {} without one",
+            units::some(n, "item")
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_no_checksum_is_not_said_to_be_checked() {
+        assert_eq!(checksums(3, 0), "checked every checksum");
+        assert_eq!(
+            checksums(3, 1),
+            "checked every checksum; 1 item without one"
+        );
+        assert!(checksums(3, 3).ends_with("because no item has a checksum"));
+    }
 
     #[test]
     fn the_worst_of_all_findings_gives_the_status_and_damage_alone_exits_with_1() {

@@ -544,7 +544,8 @@ pub trait StorageReader: ReaderHooks {
     /// # Errors
     /// The first read that fails.
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items
+    /// that have none.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the report.
