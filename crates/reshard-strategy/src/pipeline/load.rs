@@ -192,6 +192,21 @@ pub(crate) async fn load_planned(
     }
 }
 
+/// Plans a load and gives the plan up: the error says everything that is wrong with the template. The template stays as it is.
+///
+/// # Collective
+/// All ranks call it.
+pub(crate) async fn judge(
+    template: &FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let guard = cx.comm.guard("planning a load");
+    let planned = plan(&mut template.clone(), from, cx).await.map(drop);
+    guard.done();
+    planned
+}
+
 /// A plan that all ranks have agreed on.
 struct Planned {
     decided: Arc<DecidedLoad>,
