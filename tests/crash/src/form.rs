@@ -37,7 +37,6 @@ impl Form {
     }
 
     /// A save in this form.
-    #[must_use]
     pub fn of(self, save: Save<'_>) -> Save<'_> {
         match self {
             Self::TorchDist(dialect) => save.dialect(dialect),
