@@ -288,3 +288,24 @@ fn a_save_with_digests_is_whole_and_a_flipped_byte_is_found() {
     );
     assert_eq!(e.unwrap_err().kind(), ErrorKind::Invalid);
 }
+
+#[test]
+fn settings_of_megatron_core_that_can_not_be_are_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let config = TorchDistConfig::new;
+    for (config, said) in [
+        (config().with_separation_hint("opt/"), "separation_hint"),
+        (config().with_separation_hint(""), "separation_hint"),
+        (config().with_thread_count(0), "thread_count"),
+        (config().with_thread_count(u32::MAX), "thread_count"),
+    ] {
+        let mut state = StateDict::new();
+        state.insert("w", ShardedTensor::full("w", numbers(2)));
+        let save = reshard::save(&state, &url).strategy(config);
+        let e = blocking::run(save).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        assert!(e.to_string().contains(said), "{e}");
+        assert!(!Path::new(&url).exists());
+    }
+}

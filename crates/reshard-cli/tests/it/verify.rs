@@ -235,21 +235,21 @@ fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
         codec: "torch.save",
         bytes: beyond_the_decoder().into(),
     };
-    let mut state = reshard::StateDict::new();
+    let mut state = StateDict::new();
     state.insert("deep", reshard::ShardedObject::item("deep", payload));
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     assert_eq!(run(&["verify", &saved.url]).code, 0);
     let to = saved.beside("to");
     assert_eq!(run(&["convert", &saved.url, &to]).code, 0);
     let object = |url: &str| {
-        reshard::blocking::Checkpoint::open(url)
+        blocking::Checkpoint::open(url)
             .unwrap()
             .object_payload("deep")
             .unwrap()
     };
     assert_eq!(object(&to), object(&saved.url));
     assert!(
-        reshard::blocking::Checkpoint::open(&to)
+        blocking::Checkpoint::open(&to)
             .unwrap()
             .object("deep")
             .is_err()
@@ -363,7 +363,7 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
         );
     }
     assert!(!std::path::Path::new(&saved.beside("all")).exists());
-    let error = reshard::blocking::Checkpoint::open(&saved.url)
+    let error = blocking::Checkpoint::open(&saved.url)
         .unwrap()
         .state()
         .unwrap_err();
@@ -415,7 +415,7 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
 #[test]
 fn a_line_of_damage_begins_with_its_key_even_where_the_message_has_its_letters() {
     for key in ["t", "a", "e", "read", "can't"] {
-        let mut state = reshard::StateDict::new();
+        let mut state = StateDict::new();
         let data = reshard::Tensor::from_vec(&[4_000], vec![1.5f32; 4_000]).unwrap();
         state.insert(key, reshard::ShardedTensor::replicated(key, data, 0));
         let saved = states::save(&[state], reshard::Dialect::Dcp);
