@@ -52,7 +52,7 @@ fn a_flipped_bit_anywhere_in_an_item_is_found_by_the_full_check() {
 
 #[test]
 fn lost_and_cut_files_exit_with_1_and_are_named() {
-    let cut = |saved: &states::Saved, name: &str, to: u64| {
+    let cut = |saved: &Saved, name: &str, to: u64| {
         fs::OpenOptions::new()
             .write(true)
             .open(saved.path(name))
@@ -61,7 +61,7 @@ fn lost_and_cut_files_exit_with_1_and_are_named() {
             .unwrap();
     };
     for quick in [&["--quick"][..], &[]] {
-        let check = |saved: &states::Saved| run(&[&["verify", &saved.url][..], quick].concat());
+        let check = |saved: &Saved| run(&[&["verify", &saved.url][..], quick].concat());
         let saved = states::megatron();
         fs::remove_file(saved.path("__1_0.distcp")).unwrap();
         let ran = check(&saved);

@@ -103,7 +103,7 @@ fn ranks_that_save_by_themselves_share_nothing() {
     let save = reshard::save(&state, &url)
         .rank_local(true)
         .strategy(settings);
-    let e = reshard::blocking::run(save).unwrap_err().to_string();
+    let e = blocking::run(save).unwrap_err().to_string();
     assert!(e.contains("leave out `fully_parallel`"), "{e}");
 }
 
