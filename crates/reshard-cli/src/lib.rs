@@ -29,6 +29,7 @@ mod list;
 mod plugins;
 mod program;
 mod prune;
+mod remove;
 mod run;
 mod table;
 mod units;

@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     list, plugins,
     program::Program,
-    prune,
+    prune, remove,
     table::BAD,
     usage, verify,
 };
@@ -79,6 +79,7 @@ impl Program {
             Command::Verify(a) => verify::run(self, a, io),
             Command::Convert(a) => convert::run(self, a, io),
             Command::Prune(a) => prune::run(self, a, io),
+            Command::Remove(a) => remove::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
             Command::Demo(a) => demo::run(self, a, io),
         }

@@ -29,6 +29,8 @@ struct Report {
     not_read: Vec<Damage>,
     not_listed: NotListed,
     without_checksum: u64,
+    /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
+    beside_integrity: Vec<String>,
 }
 
 /// How many findings are not in the lists.
@@ -75,6 +77,7 @@ impl Report {
             not_read: v.not_read,
             not_listed: NotListed::of(&v.unlisted),
             without_checksum: v.without_checksum,
+            beside_integrity: Vec::new(),
         }
     }
 
@@ -116,11 +119,13 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let checked = program
-        .open(&args.dir, args.reading.options())
-        .and_then(|c| check(&c, !args.quick, io));
+    let opened = program.open(&args.dir, args.reading.options());
+    let checked = opened.and_then(|c| Ok((check(&c, !args.quick, io)?, c.beside_integrity()?)));
     let report = match checked {
-        Ok(v) => Report::of(args.quick, v),
+        Ok((v, beside)) => Report {
+            beside_integrity: beside.into_iter().map(String::from).collect(),
+            ..Report::of(args.quick, v)
+        },
         // JSON tells it itself; people get the error as of any command.
         Err(e) if args.json => Report::failed(args.quick, &e),
         Err(e) => return Err(e),
@@ -157,6 +162,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         }
     }
 
+    note_beside(&report.beside_integrity, io)?;
     let looked = match args.quick {
         true => format!(
             "{}; checked structure, coverage and sizes",
@@ -207,6 +213,23 @@ fn checksums(items: u64, without: u64) -> String {
             units::some(n, "item")
         ),
     }
+}
+
+/// So many files that `integrity.json` does not list are named; the rest is counted.
+const FEW: usize = 5;
+
+fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    io.out.flush()?;
+    let named = files[..files.len().min(FEW)].join(", ");
+    let more = match files.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(" and {} more", units::count(more as u64)),
+    };
+    io.note(format!("integrity.json does not list {named}{more}"));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -26,6 +26,37 @@ pub(crate) struct HowToOpen {
     pub(crate) limits: ReadLimits,
 }
 
+/// The options of opening, for the builders that open a checkpoint. Each builder has a field `how`.
+macro_rules! options {
+    () => {
+        /// The registry of strategies to choose from; by default the linked strategies.
+        pub fn registry(mut self, registry: Registry) -> Self {
+            self.how.registry = Some(registry);
+            self
+        }
+
+        /// The stores in which to look up the URL; by default the linked stores.
+        pub fn stores(mut self, stores: Stores) -> Self {
+            self.how.stores = Some(stores);
+            self
+        }
+
+        /// Sets the format, instead of recognising it by the files. If there are settings of a strategy, these set their
+        /// format too.
+        pub fn format(mut self, format: BackendVersion) -> Self {
+            self.how.format = Some(format);
+            self
+        }
+
+        /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
+        pub fn limits(mut self, limits: ReadLimits) -> Self {
+            self.how.limits = limits;
+            self
+        }
+    };
+}
+pub(crate) use options;
+
 /// An open checkpoint, of which no tensor is loaded.
 #[derive(Debug)]
 pub(crate) struct Opened {

@@ -17,6 +17,7 @@ mod optimizer;
 mod parts;
 mod prune;
 mod ranks;
+mod remove;
 mod states;
 mod understood;
 mod verify;
