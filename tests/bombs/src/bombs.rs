@@ -12,6 +12,7 @@ mod packed;
 mod spread;
 mod tensors;
 mod values;
+mod zarr;
 
 use crate::{
     checkpoint::{Item, put, put_common, put_items},
@@ -31,6 +32,7 @@ pub use metadata::metadata;
 pub use packed::packed;
 pub use spread::spread;
 pub use tensors::tensors;
+pub use zarr::zarr;
 
 type Make = Box<dyn Fn(&Path) -> Result<()>>;
 

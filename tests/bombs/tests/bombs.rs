@@ -79,3 +79,8 @@ fn every_command_ends_on_what_unpacks_to_much() {
 fn every_command_ends_on_conversions_that_are_spread_thin() {
     every_command_ends_on(bombs::spread());
 }
+
+#[test]
+fn every_command_ends_on_folders_of_zarr_arrays() {
+    every_command_ends_on(bombs::zarr());
+}

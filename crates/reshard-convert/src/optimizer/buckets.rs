@@ -69,7 +69,17 @@ impl Buckets {
                 from: tensor.source(..).map_err(ConvertError::Read)?,
                 start: 0,
             };
-            stored.entry(at).or_default().insert(name.into(), one);
+            if stored
+                .entry(at)
+                .or_default()
+                .insert(name.into(), one)
+                .is_some()
+            {
+                return Err(wrong(format!(
+                    "{} is not the only tensor that is stored of its bucket and state",
+                    entry.key()
+                )));
+            }
         }
         for optimizer in optimizers {
             if optimizer.sharding_type == ShardingType::DpZeroGatherScatter {
