@@ -458,7 +458,7 @@ impl Begun {
     }
 }
 
-/// Splits by the current rules, or by those of PyTorch 2.3 if these find more keys.
+/// Splits by the current rules, or by those of PyTorch 2.3 or of a state that was not flattened, if these find more keys.
 fn split_for(
     template: StateDict,
     dialect: Dialect,
@@ -472,12 +472,14 @@ fn split_for(
     }
     let again = parts.skeleton.restore(parts.flat, parts.common)?;
     // Counts on a copy of the handles, which is dropped before buffers are taken.
-    let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
-    let rules = if before > now {
-        Flatten::Torch2_3
-    } else {
-        Flatten::Torch2_4
-    };
+    let by = |rules| split_as(again.clone(), dialect, rules).map_or(0, |p| found(&p.flat));
+    let (mut rules, mut most) = (Flatten::Torch2_4, now);
+    for other in [Flatten::Torch2_3, Flatten::TopLevel] {
+        let found = by(other);
+        if found > most {
+            (rules, most) = (other, found);
+        }
+    }
     let parts = split_as(again, dialect, rules)?;
     Ok((parts.flat, parts.skeleton, parts.common))
 }

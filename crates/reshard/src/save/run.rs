@@ -13,7 +13,7 @@ use crate::{
     tally::Tally,
 };
 use reshard_comm::Comm;
-use reshard_model::Dialect;
+use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
@@ -133,7 +133,7 @@ impl Save<'_> {
         cx.kept_plan.clone_from(&self.kept_plan);
         cx.validate_access_integrity = self.validate_access_integrity;
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
-        if self.dialect == Dialect::Dcp {
+        if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
         let state = std::mem::take(&mut set_up.parts.flat);

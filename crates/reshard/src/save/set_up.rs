@@ -11,7 +11,8 @@ use crate::{
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
-    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
+    Dialect, Flatten, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split_as,
+    split_ref,
 };
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{
@@ -72,6 +73,10 @@ impl Save<'_> {
             let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
             return Err(StrategyError::Invalid(what.into()));
         }
+        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
+            let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         let common = match self.common.take() {
             Some(c) => c,
             None => registry.save_common(&BackendVersion::new("torch", 1))?,
@@ -87,13 +92,13 @@ impl Save<'_> {
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = if self.statefuls.is_empty() {
-            split_ref(self.state, self.dialect)?
+            split_ref(self.state, self.dialect, self.flatten)?
         } else {
             let mut state = self.state.clone();
             for (key, value) in &self.statefuls {
                 stateful::insert(&mut state, key, value.state_dict())?;
             }
-            split(state, self.dialect)?
+            split_as(state, self.dialect, self.flatten)?
         };
         parts.dropped_empty.append(&mut self.empty_dicts);
 
