@@ -37,9 +37,12 @@ impl<B: Backend> ModuleVisitor<B> for Lister {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let data = param.val().to_data();
         let shape: Vec<u64> = data.shape.iter().map(|n| *n as u64).collect();
-        let values = data.to_vec::<f32>().expect("this module has 32-bit floats only");
+        let values = data
+            .to_vec::<f32>()
+            .expect("this module has 32-bit floats only");
         let tensor = reshard::Tensor::from_vec(&shape, values).expect("burn's shape fits its data");
-        self.found.push((self.path.join("."), param.id.val(), tensor));
+        self.found
+            .push((self.path.join("."), param.id.val(), tensor));
     }
 }
 
@@ -86,7 +89,9 @@ impl<M: Module<NdArray>> ModelState for Named<M> {
     fn load(&mut self, name: &str, value: Value) -> Result<(), BoxError> {
         let tensor = value.into_tensor().ok_or("a parameter is a tensor")?;
         if tensor.dtype() != reshard::DType::Float32 {
-            return Err(format!("this module has 32-bit floats, and not {}", tensor.dtype()).into());
+            return Err(
+                format!("this module has 32-bit floats, and not {}", tensor.dtype()).into(),
+            );
         }
         let values = BTreeMap::from([(name.to_owned(), tensor)]);
         let mut loader = Loader {
@@ -114,7 +119,10 @@ fn model() -> Named<Net<NdArray>> {
 }
 
 fn state(model: &dyn ModelState) -> Result<StateDict, BoxError> {
-    Ok(block_on(get_model_state_dict(model, &StateDictOptions::default()))?)
+    Ok(block_on(get_model_state_dict(
+        model,
+        &StateDictOptions::default(),
+    ))?)
 }
 
 fn main() -> Result<(), BoxError> {

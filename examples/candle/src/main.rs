@@ -29,7 +29,9 @@ fn to_reshard(tensor: &Tensor) -> Result<reshard::Tensor, BoxError> {
 
 fn from_reshard(tensor: &reshard::Tensor) -> Result<Tensor, BoxError> {
     let shape: Vec<usize> = tensor.shape().iter().map(|n| *n as usize).collect();
-    let values = tensor.to_vec::<f32>().ok_or("this model has 32-bit floats only")?;
+    let values = tensor
+        .to_vec::<f32>()
+        .ok_or("this model has 32-bit floats only")?;
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 
@@ -69,7 +71,10 @@ fn model() -> Result<Variables, BoxError> {
 }
 
 fn state(model: &Variables) -> Result<StateDict, BoxError> {
-    Ok(block_on(get_model_state_dict(model, &StateDictOptions::default()))?)
+    Ok(block_on(get_model_state_dict(
+        model,
+        &StateDictOptions::default(),
+    ))?)
 }
 
 fn main() -> Result<(), BoxError> {
