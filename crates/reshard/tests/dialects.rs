@@ -106,14 +106,17 @@ fn a_format_that_is_chosen_by_hand_is_not_looked_for() {
 #[test]
 fn a_state_that_is_not_flattened_has_one_object_for_each_dict_and_loads_into_the_same_template() {
     let (_dir, url) = place();
-    let mut state = StateDict::new();
-    state.insert("w", tensor(1.));
-    let mut nested = StateDict::new();
-    nested.insert("a", 1);
-    nested.insert("b", tensor(5.));
-    state.insert_tree("nested", nested);
+    let state = || {
+        let mut nested = StateDict::new();
+        nested.insert("a", 1);
+        nested.insert("b", tensor(5.));
+        let mut state = StateDict::new();
+        state.insert("w", tensor(1.));
+        state.insert_tree("nested", nested);
+        state
+    };
     blocking::run(
-        reshard::save(&state, &url)
+        reshard::save(&state(), &url)
             .dialect(Dialect::Dcp)
             .flatten(false),
     )
