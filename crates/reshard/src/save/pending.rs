@@ -40,6 +40,8 @@ pub(super) struct Version {
     pub(super) transaction: Arc<Tally>,
     /// Of an asynchronous save.
     pub(super) _in_flight: Option<InFlight>,
+    /// Only a folder has room for `reshard.json`.
+    pub(super) has_sidecar: bool,
     /// The name of the sharded strategy.
     pub(super) backend: BackendVersion,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
@@ -274,7 +276,10 @@ impl Version {
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
-        if is_coordinator && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
+        if is_coordinator
+            && self.has_sidecar
+            && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files)
+        {
             let named = self.dialect == Dialect::Megatron || self.backend == default_format();
             sidecar.empty_dicts.clone_from(&self.empty_dicts);
             sidecar.strategy = (!named).then(|| self.backend.clone());

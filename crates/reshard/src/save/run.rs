@@ -15,6 +15,7 @@ use crate::{
 use reshard_comm::Comm;
 use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
+use reshard_storage::PlaceKind;
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
@@ -89,6 +90,7 @@ impl Save<'_> {
             url: url.to_owned(),
             transaction,
             _in_flight: set_up.in_flight,
+            has_sidecar: set_up.kind == PlaceKind::Folder,
             backend: set_up.sharded.key(),
             common: set_up.common,
             common_form: self.common_form,
