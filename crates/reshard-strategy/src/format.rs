@@ -10,7 +10,7 @@ use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
+use reshard_storage::{Entry, FileBody, Name, Part, PlaceKind, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
@@ -260,6 +260,10 @@ pub trait StorageWriter: WriterHooks {
     /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
+    }
+    /// What kind of place a save makes of a URL, as [`place_kind`](crate::SaveShardedStrategy::place_kind) tells it. The default is a folder.
+    fn place_kind(&self, _url: &str) -> PlaceKind {
+        PlaceKind::Folder
     }
     /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank has of this cell.
     fn object_lists(&self) -> bool {

@@ -92,9 +92,9 @@ impl LegacyHead {
         let keys = storage_keys(&keys, root, keys_at)?;
         let (mut storages, mut next) = (BTreeMap::new(), at as u64);
         for key in keys {
-            let (len, size) = *named.get(key).ok_or_else(|| {
-                Error::pickle(keys_at, "a storage is listed that nothing uses")
-            })?;
+            let (len, size) = *named
+                .get(key)
+                .ok_or_else(|| Error::pickle(keys_at, "a storage is listed that nothing uses"))?;
             let data = next
                 .checked_add(8)
                 .and_then(|from| Some(from..from.checked_add(len)?))

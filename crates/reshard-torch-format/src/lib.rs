@@ -45,8 +45,8 @@ pub mod pickle;
 
 pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, save_with};
 pub use error::{Error, Result};
-pub use limits::{Budget, Limits};
 pub use legacy::{LegacyHead, LegacyStorage};
+pub use limits::{Budget, Limits};
 pub use outline::{Found, Leaf, ObjectAt, Outline};
 pub use tensor::{Location, StorageRef, TensorRef};
 pub use value::{Encoded, EncodedTree, Part, Stored, encode, encode_tree};

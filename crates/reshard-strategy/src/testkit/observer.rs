@@ -231,6 +231,10 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
         self.inner.can_handle_sharded_objects()
     }
 
+    fn place_kind(&self, url: &str) -> PlaceKind {
+        self.inner.place_kind(url)
+    }
+
     fn object_lists(&self) -> bool {
         self.inner.object_lists()
     }
@@ -325,6 +329,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
 
     fn detect(&self, top: &Listing) -> Detection {
         self.inner.detect(top)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.inner.detect_file(file)
     }
 
     fn probes(&self) -> &'static [&'static str] {

@@ -71,7 +71,12 @@ pub fn encode_tree(tree: &Tree<Part>) -> Result<EncodedTree> {
     };
     Ok(EncodedTree {
         pickle: encoder.e.finish(),
-        storages: encoder.storages.into_iter().enumerate().map(stored).collect(),
+        storages: encoder
+            .storages
+            .into_iter()
+            .enumerate()
+            .map(stored)
+            .collect(),
     })
 }
 

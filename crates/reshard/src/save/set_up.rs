@@ -13,7 +13,7 @@ use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
 };
-use reshard_storage::{Store, Stores};
+use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
     save_with_objects,
@@ -22,6 +22,8 @@ use std::sync::Arc;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
@@ -41,6 +43,25 @@ impl SetUp {
     pub(super) fn place(&self) -> &Arc<dyn Store> {
         self.resolved.as_ref().unwrap_or(&self.store)
     }
+}
+
+/// The place that the strategy makes of a URL.
+fn place(stores: &Stores, url: &str, kind: PlaceKind) -> Result<Arc<dyn Store>, StrategyError> {
+    let store = stores.open(url)?;
+    if kind == PlaceKind::Folder {
+        return Ok(store);
+    }
+    store.of_kind(kind).ok_or_else(|| {
+        let what = match kind {
+            PlaceKind::File => "a single file",
+            _ => "files with a common prefix",
+        };
+        let unsupported = StorageError::Unsupported {
+            what: format!("saving to {url}"),
+            why: format!("its store has no places that are {what}; save to a directory"),
+        };
+        unsupported.into()
+    })
 }
 
 impl Save<'_> {
@@ -124,8 +145,10 @@ impl Save<'_> {
             (None, _) => {}
         }
 
+        let kind = sharded.place_kind(self.url);
         Ok(SetUp {
-            store: stores.open(self.url)?,
+            store: place(&stores, self.url, kind)?,
+            kind,
             registry,
             sharded,
             common,
