@@ -27,6 +27,7 @@ mod findings;
 mod format;
 mod kept;
 mod limits;
+mod mosaic;
 mod objects;
 mod pipeline;
 mod registry;
@@ -52,6 +53,7 @@ pub use format::{
 };
 pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
+pub use mosaic::{Piece, mosaic, run_of};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};

@@ -120,7 +120,7 @@ impl ObjectCodec for TorchObjects {
 }
 
 /// Bytes of all tensors in a value, each as often as it is there.
-fn tensor_bytes(value: &Value) -> u64 {
+pub fn tensor_bytes(value: &Value) -> u64 {
     let mut bytes = 0u64;
     let mut left = vec![value];
     while let Some(v) = left.pop() {

@@ -1,7 +1,6 @@
 //! Which bytes a rank writes: a file for each of its chunks.
 
 mod chunk;
-mod pieces;
 
 use crate::{
     array::{

@@ -11,7 +11,9 @@ use crate::{
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
 use reshard_model::Dialect;
-use reshard_storage::{Durability, Entry, FileBody, Name, Progress, Store, Stores, Transaction};
+use reshard_storage::{
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, Store, Stores, Transaction,
+};
 use reshard_strategy::{
     BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError,
 };
@@ -121,7 +123,7 @@ impl RemoveShardedTensors<'_> {
             Some(registry) => registry,
             None => Registry::linked()?,
         };
-        let replaced = replace(&store, &registry).await?;
+        let replaced = replace(&store, &registry, PlaceKind::Folder).await?;
         let next = Next::of(&opened, removal, &replaced).await?;
         if self.dry_run {
             return Ok(next.removed);

@@ -161,6 +161,10 @@ impl LoadShardedStrategy for WithObjects {
         self.sharded.detect(top)
     }
 
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.sharded.detect_file(file)
+    }
+
     fn probes(&self) -> &'static [&'static str] {
         self.sharded.probes()
     }

@@ -138,6 +138,7 @@ impl Save<'_> {
         if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
+        cx.empty_dicts.clone_from(&set_up.parts.dropped_empty);
         let state = std::mem::take(&mut set_up.parts.flat);
         set_up.sharded.prepare(state, &cx).await
     }

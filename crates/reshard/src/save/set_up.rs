@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
+    /// What kind of place it is.
     pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
