@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, ReplicaId, Sharded};
 use reshard_plan::Declared;
+use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy,
     StrategyError, agree, cause, declaration_digest,
@@ -120,6 +121,10 @@ impl SaveShardedStrategy for Strategy {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.base.can_handle_sharded_objects()
+    }
+
+    fn place_kind(&self) -> PlaceKind {
+        self.base.place_kind()
     }
 
     async fn prepare(

@@ -10,7 +10,7 @@ use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
+use reshard_storage::{Entry, FileBody, Name, Part, PlaceKind, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
@@ -264,6 +264,11 @@ pub trait StorageWriter: WriterHooks {
     /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank has of this cell.
     fn object_lists(&self) -> bool {
         false
+    }
+    /// What kind of place a checkpoint is that it writes: the URL of a save names a folder, one file, or what the names of files begin with.
+    /// The default is a folder. The other kinds have no room for the files of Megatron Core's dialect.
+    fn place_kind(&self) -> PlaceKind {
+        PlaceKind::Folder
     }
     /// The codec of its objects. It is needed where one rank writes the objects of others: a planner or a policy that gathers says so.
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {

@@ -31,6 +31,11 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
+
+    /// What kind of place it writes, as [`StorageWriter::place_kind`](crate::StorageWriter::place_kind) tells it.
+    fn place_kind(&self) -> PlaceKind {
+        PlaceKind::Folder
+    }
 }
 
 /// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing. So any thread can continue with it.

@@ -4,6 +4,7 @@ use crate::writer::TorchDistWriter;
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::{DefaultSavePlanner, Offer, SavePlanner};
+use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
 };
@@ -22,6 +23,10 @@ impl SaveShardedStrategy for AnyReplica {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.0.can_handle_sharded_objects()
+    }
+
+    fn place_kind(&self) -> PlaceKind {
+        self.0.place_kind()
     }
 
     async fn prepare(

@@ -3,6 +3,7 @@
 use crate::{form::Form, planner::ByChunks, writer::ZarrWriter};
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
+use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
 };
@@ -32,6 +33,10 @@ impl SaveShardedStrategy for ZarrSave {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.planned.can_handle_sharded_objects()
+    }
+
+    fn place_kind(&self) -> PlaceKind {
+        self.planned.place_kind()
     }
 
     async fn prepare(

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use reshard_comm::Comm;
 use reshard_model::{Data, FlatStateDict, Payload, Sharded, ShardedObject};
 use reshard_plan::SavePlan;
-use reshard_storage::{FileBody, Source};
+use reshard_storage::{FileBody, PlaceKind, Source};
 use std::sync::Arc;
 
 /// Makes a strategy that stores tensors with `sharded`, and also objects: if `sharded` stores none, they become files of `common`.
@@ -65,6 +65,10 @@ impl WithObjects {
 impl SaveShardedStrategy for WithObjects {
     fn key(&self) -> BackendVersion {
         self.sharded.key()
+    }
+
+    fn place_kind(&self) -> PlaceKind {
+        self.sharded.place_kind()
     }
 
     async fn prepare(

@@ -22,6 +22,7 @@ use prepared::{Prepared, Step, Work};
 use reshard_model::{FlatStateDict, Value};
 use reshard_plan::{SaveContext, SavePlan};
 use reshard_policy::{ShardingPolicy, describe, gathers};
+use reshard_storage::PlaceKind;
 use resolve::codec;
 use share::{Shared, share};
 use std::{sync::Arc, time::Duration};
@@ -51,6 +52,10 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.writer.can_handle_sharded_objects()
+    }
+
+    fn place_kind(&self) -> PlaceKind {
+        self.writer.place_kind()
     }
 
     async fn prepare(

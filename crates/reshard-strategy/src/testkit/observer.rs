@@ -235,6 +235,10 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
         self.inner.object_lists()
     }
 
+    fn place_kind(&self) -> PlaceKind {
+        self.inner.place_kind()
+    }
+
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         self.inner.codec()
     }

@@ -41,6 +41,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         url,
         ranks: Ranks::default(),
         dialect: Dialect::default(),
+        dialect_is_chosen: false,
         common_form: CommonForm::File,
         content_metadata: None,
         stored_common: None,
@@ -77,6 +78,7 @@ pub struct Save<'a> {
     pub(crate) url: &'a str,
     pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
+    pub(super) dialect_is_chosen: bool,
     pub(super) common_form: CommonForm,
     pub(super) content_metadata: Option<Value>,
     pub(super) stored_common: Option<StoredCommon>,
@@ -128,9 +130,11 @@ impl<'a> Save<'a> {
     }
 
     /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
-    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.
+    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`. This is also the default of formats that don't write folders
+    /// (TensorFlow's), because the files of Megatron Core's dialect have no place there.
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
+        self.dialect_is_chosen = true;
         self
     }
 

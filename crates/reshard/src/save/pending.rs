@@ -7,14 +7,14 @@ use crate::{
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{self, Sidecar},
     tally::{Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, FileBody, Name, Progress, Transaction, wait};
+use reshard_storage::{Durability, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
@@ -45,6 +45,8 @@ pub(super) struct Version {
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) common_form: CommonForm,
     pub(super) dialect: Dialect,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
@@ -279,7 +281,10 @@ impl Version {
             sidecar.empty_dicts.clone_from(&self.empty_dicts);
             sidecar.strategy = (!named).then(|| self.backend.clone());
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+            files.insert(
+                0,
+                (Name::new(sidecar::name(self.kind))?, sidecar.to_bytes()),
+            );
         }
 
         // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file

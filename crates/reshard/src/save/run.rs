@@ -93,6 +93,7 @@ impl Save<'_> {
             common: set_up.common,
             common_form: self.common_form,
             dialect: self.dialect,
+            kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,

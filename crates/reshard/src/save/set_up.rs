@@ -13,12 +13,27 @@ use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
 };
-use reshard_storage::{Store, Stores};
+use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
     save_with_objects,
 };
 use std::sync::Arc;
+
+/// The place that a URL means as this kind.
+fn place(stores: &Stores, url: &str, kind: PlaceKind) -> Result<Arc<dyn Store>, StrategyError> {
+    let folder = stores.open(url)?;
+    let what = match kind {
+        PlaceKind::File => "one file",
+        PlaceKind::Prefix => "files with a common prefix",
+        _ => return Ok(folder),
+    };
+    folder.of_kind(kind).ok_or_else(|| {
+        let what = format!("saving {what} to {url}");
+        let why = "its store has only folders; choose a format, or settings of the format, that writes one".into();
+        StorageError::Unsupported { what, why }.into()
+    })
+}
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
@@ -30,6 +45,8 @@ pub(super) struct SetUp {
     pub(super) plain: Vec<PlainTensor>,
     /// Values of common state, to be compared between ranks.
     pub(super) values: Option<Values>,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     /// The place that the URL means, if it could be resolved before the save begins. Two spellings of one place are equal in it.
     pub(super) resolved: Option<Arc<dyn Store>>,
     /// Keeps other saves from the place while an asynchronous one is not finished.
@@ -59,6 +76,21 @@ impl Save<'_> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
+
+        // A place that is no folder has no room for the files of Megatron Core.
+        let kind = sharded.place_kind();
+        match (kind, self.dialect, self.dialect_is_chosen) {
+            (PlaceKind::Folder, ..) => {}
+            (_, Dialect::Megatron, true) => {
+                let what = format!(
+                    "{} writes no folder, so Megatron Core's files have no place there; save in another dialect",
+                    sharded.key()
+                );
+                return Err(StrategyError::Invalid(what));
+            }
+            (_, _, false) => self.dialect = Dialect::Dcp,
+            (_, _, true) => {}
+        }
 
         // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
@@ -125,7 +157,8 @@ impl Save<'_> {
         }
 
         Ok(SetUp {
-            store: stores.open(self.url)?,
+            store: place(&stores, self.url, kind)?,
+            kind,
             registry,
             sharded,
             common,
