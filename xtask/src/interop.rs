@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
+use crate::venv::{MCORE_012, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -228,6 +228,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         run.zarr(&ZARR.python()?);
         if options.frugal {
             ZARR.remove()?;
+        }
+        run.tensorflow(&TENSORFLOW.python()?);
+        if options.frugal {
+            TENSORFLOW.remove()?;
         }
     }
     run.finish(options.keep)
@@ -483,6 +487,23 @@ impl Run {
             .args(["--", "--ignored"])
             .env("RESHARD_ZARR_PYTHON", python.as_os_str());
         self.timed("zarr-python and TensorStore read what reshard saves", test);
+    }
+
+    /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.
+    fn tensorflow(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-golden",
+            "--test",
+            "tf_interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_TENSORFLOW_PYTHON", python.as_os_str());
+        self.timed("TensorFlow and reshard read what the other saves", test);
     }
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.

@@ -12,7 +12,10 @@ pub(crate) fn run() -> Result<()> {
     let aside = ["--manifest-path", "crates/reshard-comm-mpi/Cargo.toml"];
     cargo(&["fmt"]).args(aside).args(["--", "--check"]).run()?;
     let frameworks = ["--manifest-path", "examples/Cargo.toml"];
-    cargo(&["fmt"]).args(frameworks).args(["--", "--check"]).run()?;
+    cargo(&["fmt"])
+        .args(frameworks)
+        .args(["--", "--check"])
+        .run()?;
     let clippy = [
         "clippy",
         "--workspace",
@@ -25,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
     ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
-    for features in ["", "local", "torch-dist"] {
+    for features in ["", "local", "tensor-bundle", "torch-dist"] {
         let check = [
             "check",
             "-p",

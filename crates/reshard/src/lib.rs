@@ -104,6 +104,9 @@ pub use reshard_strategy::{
     self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,
     ReadLimits, Registry, Staging,
 };
+/// TensorFlow's V2 checkpoints; feature `tensor-bundle`.
+#[cfg(feature = "tensor-bundle")]
+pub use reshard_tensor_bundle as tensor_bundle;
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;

@@ -3,7 +3,7 @@
 use crate::{
     formats::Formats,
     recognise::{is_no_folder, no_format_of_files, noted_other, recognise, recognise_part},
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{SIDECAR, Sidecar, is_sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
@@ -317,7 +317,7 @@ impl Opened {
     /// Whether this crate or the common strategy adds a file of such a name to checkpoints of every format.
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
-            SIDECAR => true,
+            name if is_sidecar(name) => true,
             _ => self
                 .common
                 .as_ref()

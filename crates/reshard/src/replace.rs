@@ -3,7 +3,7 @@
 use crate::{
     formats::Formats,
     opened::HowToOpen,
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{Sidecar, is_sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
 use reshard_storage::{Entry, IfExists, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
@@ -170,7 +170,7 @@ async fn owned(
         .with_record(&files)
         .unwrap_or_else(|| formats.clone());
     let added = |name: &Name| {
-        name.as_str() == SIDECAR
+        is_sidecar(name.as_str())
             || (json == Whose::Megatrons
                 && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };

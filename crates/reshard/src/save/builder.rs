@@ -41,6 +41,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         url,
         ranks: Ranks::default(),
         dialect: Dialect::default(),
+        dialect_is_chosen: false,
         common_form: CommonForm::File,
         content_metadata: None,
         stored_common: None,
@@ -78,6 +79,7 @@ pub struct Save<'a> {
     pub(crate) url: &'a str,
     pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
+    pub(super) dialect_is_chosen: bool,
     pub(super) common_form: CommonForm,
     pub(super) content_metadata: Option<Value>,
     pub(super) stored_common: Option<StoredCommon>,
@@ -129,10 +131,12 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
-    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.
+    /// Whose conventions to follow. By default these are Megatron Core's, if the format can follow them: leaves that are not sharded are common
+    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`. A format that can't follow Megatron Core's has a default of its own
+    /// ([`Capabilities::dialects`](reshard_strategy::Capabilities::dialects)).
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
+        self.dialect_is_chosen = true;
         self
     }
 

@@ -15,7 +15,6 @@ use crate::{
 use reshard_comm::Comm;
 use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
-use reshard_storage::PlaceKind;
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
@@ -90,11 +89,11 @@ impl Save<'_> {
             url: url.to_owned(),
             transaction,
             _in_flight: set_up.in_flight,
-            has_sidecar: set_up.kind == PlaceKind::Folder,
             backend: set_up.sharded.key(),
             common: set_up.common,
             common_form: self.common_form,
             dialect: self.dialect,
+            kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,

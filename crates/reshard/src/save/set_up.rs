@@ -33,6 +33,8 @@ pub(super) struct SetUp {
     pub(super) plain: Vec<PlainTensor>,
     /// Values of common state, to be compared between ranks.
     pub(super) values: Option<Values>,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     /// The place that the URL means, if it could be resolved before the save begins. Two spellings of one place are equal in it.
     pub(super) resolved: Option<Arc<dyn Store>>,
     /// Keeps other saves from the place while an asynchronous one is not finished.
@@ -63,6 +65,11 @@ impl Save<'_> {
             None => registry.save_sharded(&default)?.build()?,
         };
 
+        let can = sharded.capabilities();
+        if !self.dialect_is_chosen && !can.saves(self.dialect) {
+            self.dialect = can.dialects().first().copied().unwrap_or_default();
+        }
+
         // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
             && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
@@ -90,7 +97,6 @@ impl Save<'_> {
                 what,
             });
         }
-        let can = sharded.capabilities();
         if !can.saves(self.dialect) {
             let what = format!(
                 "the dialect {}; it saves in {}",
