@@ -10,7 +10,7 @@ use crate::{
     dtype,
     graph::{self, OBJECT_GRAPH},
     names::{self, RECORD, STATE},
-    object::Codec,
+    object::{CODEC, Codec},
     state_file::CheckpointState,
 };
 use bytes::Bytes;
@@ -120,7 +120,7 @@ impl StorageWriter for BundleWriter {
     fn capabilities(&self) -> Capabilities {
         let can = Capabilities::default()
             .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
-            .with_codec(Codec::default().name());
+            .with_codec(CODEC);
         match self.0.stem.is_empty() {
             true => can.with_places(|_| PlaceKind::Prefix),
             false => can,

@@ -33,8 +33,6 @@ pub(super) struct SetUp {
     pub(super) plain: Vec<PlainTensor>,
     /// Values of common state, to be compared between ranks.
     pub(super) values: Option<Values>,
-    /// What kind of place it is.
-    pub(super) kind: PlaceKind,
     /// The place that the URL means, if it could be resolved before the save begins. Two spellings of one place are equal in it.
     pub(super) resolved: Option<Arc<dyn Store>>,
     /// Keeps other saves from the place while an asynchronous one is not finished.
