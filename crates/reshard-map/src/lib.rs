@@ -1,6 +1,7 @@
 //! Rules that rename and rearrange the tensors of a checkpoint, as mappings of regions.
 //!
 //! - [`MapFile`]: the text of a map, in TOML. It has an ordered list of rules, and parameters;
+//! - [`MapFile::named`]: maps between Megatron Core and Hugging Face's transformers;
 //! - [`Map`]: the rules when the parameters are known, and the [inverse](Map::inverse) of all of them;
 //! - [`Mapping`]: a map applied to the keys, types and shapes of a checkpoint. Each of its [`MappedTensor`]s is made of
 //!   [`Piece`]s: which elements of the tensor are which elements of a source;
@@ -47,6 +48,7 @@ mod pattern;
 mod piece;
 mod read;
 mod rule;
+mod shipped;
 mod tensor;
 
 pub use error::{Limits, MapError, Result};

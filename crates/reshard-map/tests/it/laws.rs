@@ -70,7 +70,8 @@ impl Writer {
                 } else {
                     "deinterleave"
                 };
-                let divisors: Vec<u64> = (1..=extent).filter(|n| extent % n == 0).collect();
+                let divisors: Vec<u64> =
+                    (1..=extent).filter(|n| extent.is_multiple_of(*n)).collect();
                 let groups = divisors[c as usize % divisors.len()];
                 let sizes = partition(extent / groups, d, c);
                 self.rule(&format!(
@@ -137,7 +138,7 @@ fn partition(total: u64, a: u32, b: u32) -> Vec<u64> {
 fn factors(mut volume: u64, mut a: u32, mut b: u32) -> Vec<u64> {
     let mut out = Vec::new();
     while volume > 1 && out.len() < 4 && !a.is_multiple_of(4) {
-        let divisors: Vec<u64> = (1..=volume).filter(|n| volume % n == 0).collect();
+        let divisors: Vec<u64> = (1..=volume).filter(|n| volume.is_multiple_of(*n)).collect();
         let factor = divisors[b as usize % divisors.len()];
         out.push(factor);
         volume /= factor;

@@ -7,3 +7,4 @@ mod memory;
 mod page;
 mod refused;
 mod rules;
+mod shipped;
