@@ -18,6 +18,7 @@
 mod args;
 mod convert;
 mod demo;
+mod diff;
 mod digest;
 mod error;
 mod findings;
@@ -30,6 +31,7 @@ mod plugins;
 mod program;
 mod prune;
 mod run;
+mod stats;
 mod table;
 mod units;
 mod usage;

@@ -16,6 +16,7 @@
 //! `docs/strategies.md` shows how to write a crate with your own strategy.
 
 mod agree;
+mod capabilities;
 mod common;
 mod config;
 mod context;
@@ -36,6 +37,7 @@ mod staging;
 pub mod torch;
 
 pub use agree::agree;
+pub use capabilities::Capabilities;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};

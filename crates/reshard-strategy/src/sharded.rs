@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals, StorageReader,
-    StrategyError, Traffic,
+    BackendVersion, Capabilities, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals,
+    StorageReader, StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -30,6 +30,11 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
+    }
+
+    /// What it can write. The default is every dialect and element type, in folders.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
 }
 

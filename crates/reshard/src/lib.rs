@@ -50,6 +50,7 @@ mod common;
 mod consistent;
 mod control;
 mod error;
+mod events;
 mod formats;
 mod in_flight;
 mod integrity;
@@ -84,6 +85,7 @@ pub use checkpoint::{
 pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
 pub use error::{Error, LoadError, Result};
+pub use events::{PHASE_EVENTS, PhaseEvent};
 pub use load::{Load, load};
 #[cfg(feature = "map")]
 pub use mapped::{MappedCheckpoint, MappedTensorHandle};

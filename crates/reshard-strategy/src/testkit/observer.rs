@@ -1,5 +1,5 @@
 use crate::{
-    BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
+    BackendVersion, Capabilities, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
     LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Records, Removal, Resolve, Result, StorageInfo, StorageReader, StorageWriter,
     Traffic, VerifyReport, WriteData, WriterHooks,
@@ -229,6 +229,10 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.inner.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 
     fn object_lists(&self) -> bool {

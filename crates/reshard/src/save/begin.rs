@@ -1,6 +1,6 @@
 //! All ranks begin the same new version of the place.
 
-use super::set_up::SetUp;
+use super::set_up::{SetUp, last_part};
 use crate::{
     CommonDifference,
     alike::{self, Compared, Mine, Rule},
@@ -185,8 +185,4 @@ async fn with_difference(
         left: compared.left,
         common_differs,
     })
-}
-
-fn last_part(url: &str) -> &str {
-    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
 }

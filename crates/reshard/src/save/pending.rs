@@ -40,6 +40,8 @@ pub(super) struct Version {
     pub(super) transaction: Arc<Tally>,
     /// Of an asynchronous save.
     pub(super) _in_flight: Option<InFlight>,
+    /// Only a folder has room for `reshard.json`.
+    pub(super) has_sidecar: bool,
     /// The name of the sharded strategy.
     pub(super) backend: BackendVersion,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
@@ -83,19 +85,25 @@ impl PendingSave {
             CommonFile::State(common) => Some(common),
             CommonFile::None | CommonFile::Stored(_) => None,
         };
-        if let Err(e) = stage_save(&mut *self.prepared, common, stager).await {
-            self.fail(e);
+        match stage_save(&mut *self.prepared, common, stager).await {
+            Ok(()) => self.clock.done(Phase::Staging),
+            Err(e) => {
+                self.clock.failed(Phase::Staging, &e);
+                self.fail(e);
+            }
         }
-        self.clock.done(Phase::Staging);
     }
 
     /// Waits until the copies are complete.
     pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
         if self.written.is_none() {
-            if let Err(e) = stager.synchronize_staging().await {
-                self.fail(e);
+            match stager.synchronize_staging().await {
+                Ok(()) => self.clock.done(Phase::Staging),
+                Err(e) => {
+                    self.clock.failed(Phase::Staging, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Staging);
         }
     }
 
@@ -136,11 +144,17 @@ impl PendingSave {
     pub(crate) async fn write(&mut self) {
         if self.written.is_none() {
             match self.write_files().await {
-                Ok(()) => self.written = Some(Ok(())),
+                Ok(()) => {
+                    self.written = Some(Ok(()));
+                    self.clock.done(Phase::Write);
+                }
                 // Ranks may wait in an exchange for what this one will not write.
-                Err(e) => self.fail(e),
+                Err(e) => {
+                    self.clock.failed(Phase::Write, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Write);
+            self.clock.moved(self.version.transaction.traffic());
         }
     }
 
@@ -176,11 +190,14 @@ impl PendingSave {
             Ok(saved) => version.commit(&saved, comm).await.map(|()| saved),
             Err(e) => Err(e),
         };
-        if saved.is_err() {
-            version.transaction.clear(&version.url).await;
+        match &saved {
+            Ok(_) => clock.done(Phase::Commit),
+            Err(e) => {
+                clock.failed(Phase::Commit, e);
+                version.transaction.clear(&version.url).await;
+            }
         }
         let saved = saved.during(ACT, &version.url)?;
-        clock.done(Phase::Commit);
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
@@ -274,7 +291,10 @@ impl Version {
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
-        if is_coordinator && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
+        if is_coordinator
+            && self.has_sidecar
+            && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files)
+        {
             let named = self.dialect == Dialect::Megatron || self.backend == default_format();
             sidecar.empty_dicts.clone_from(&self.empty_dicts);
             sidecar.strategy = (!named).then(|| self.backend.clone());

@@ -15,6 +15,7 @@ use crate::{
 use reshard_comm::Comm;
 use reshard_model::Dialect;
 use reshard_plan::{DefaultSavePlanner, PlannerData};
+use reshard_storage::PlaceKind;
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
@@ -52,8 +53,8 @@ impl Save<'_> {
     /// # Collective
     /// If a rank fails, all ranks get an error, and nothing is left of the new version.
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
-        let mut clock = Clock::start();
         let url = self.url;
+        let mut clock = Clock::start("save", comm.rank(), url);
         let set_up = match self.set_up() {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
@@ -67,6 +68,7 @@ impl Save<'_> {
             Ok(begun) => begun,
             Err(e) => {
                 let own = set_up.err().filter(|_| comm.size() == 1);
+                clock.failed(Phase::Plan, own.as_ref().unwrap_or(&e));
                 return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
@@ -79,6 +81,7 @@ impl Save<'_> {
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
+                clock.failed(Phase::Plan, &e);
                 transaction.clear(url).await;
                 return Err(Error::new(ACT, url, e));
             }
@@ -89,6 +92,7 @@ impl Save<'_> {
             url: url.to_owned(),
             transaction,
             _in_flight: set_up.in_flight,
+            has_sidecar: set_up.kind == PlaceKind::Folder,
             backend: set_up.sharded.key(),
             common: set_up.common,
             common_form: self.common_form,

@@ -13,15 +13,16 @@ use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
 };
-use reshard_storage::{Store, Stores};
+use reshard_storage::{PlaceKind, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
     save_with_objects,
 };
 use std::sync::Arc;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
+    pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
@@ -83,6 +84,19 @@ impl Save<'_> {
                 what,
             });
         }
+        let can = sharded.capabilities();
+        if !can.saves(self.dialect) {
+            let what = format!(
+                "the dialect {}; it saves in {}",
+                self.dialect,
+                names(can.dialects())
+            );
+            return Err(StrategyError::Unsupported {
+                strategy: sharded.key().to_string(),
+                what,
+            });
+        }
+        let (store, kind) = place(stores.open(self.url)?, &can, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
@@ -125,7 +139,8 @@ impl Save<'_> {
         }
 
         Ok(SetUp {
-            store: stores.open(self.url)?,
+            store,
+            kind,
             registry,
             sharded,
             common,
@@ -212,4 +227,34 @@ impl Save<'_> {
         }
         Ok(())
     }
+}
+
+pub(super) fn last_part(url: &str) -> &str {
+    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
+}
+
+/// The place of a checkpoint of a strategy: a folder, or what of the URL it is otherwise.
+fn place(
+    store: Arc<dyn Store>,
+    can: &Capabilities,
+    strategy: &BackendVersion,
+) -> Result<(Arc<dyn Store>, PlaceKind), StrategyError> {
+    let url = store.url();
+    let kind = can.place(last_part(&url));
+    if kind == PlaceKind::Folder {
+        return Ok((store, kind));
+    }
+    let part = store.of_kind(kind).ok_or_else(|| {
+        let what = format!("{url}, because this store has only folders; save to another place,");
+        StrategyError::Unsupported {
+            strategy: strategy.to_string(),
+            what,
+        }
+    });
+    Ok((part?, kind))
+}
+
+fn names(dialects: &[Dialect]) -> String {
+    let names: Vec<&str> = dialects.iter().map(|d| d.name()).collect();
+    names.join(" or ")
 }
