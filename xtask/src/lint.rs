@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
     ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
-    for features in ["", "local", "tensor-bundle", "torch-dist"] {
+    for features in ["", "local", "map", "tensor-bundle", "torch-dist"] {
         let check = [
             "check",
             "-p",

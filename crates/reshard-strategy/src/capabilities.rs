@@ -30,6 +30,7 @@ pub struct Capabilities {
     dtypes: fn(DType) -> bool,
     places: fn(&str) -> PlaceKind,
     codec: &'static str,
+    object_lists: bool,
 }
 
 impl Default for Capabilities {
@@ -39,6 +40,7 @@ impl Default for Capabilities {
             dtypes: |_| true,
             places: |_| PlaceKind::Folder,
             codec: "torch.save",
+            object_lists: false,
         }
     }
 }
@@ -69,6 +71,15 @@ impl Capabilities {
         Self { codec, ..self }
     }
 
+    /// Sets whether a cell of an object array is stored as a list; see [`StorageWriter::object_lists`](crate::StorageWriter::object_lists).
+    #[must_use]
+    pub fn with_object_lists(self, object_lists: bool) -> Self {
+        Self {
+            object_lists,
+            ..self
+        }
+    }
+
     /// The dialects in which it can save, the most natural one first.
     pub fn dialects(&self) -> &'static [Dialect] {
         self.dialects
@@ -87,6 +98,11 @@ impl Capabilities {
     /// Which kind of place a checkpoint is, by the last part of its URL: one file, files with a prefix, or a folder.
     pub fn place(&self, name: &str) -> PlaceKind {
         (self.places)(name)
+    }
+
+    /// Whether a cell of an object array is stored as a list.
+    pub fn object_lists(&self) -> bool {
+        self.object_lists
     }
 
     /// The name of the codec of its objects.

@@ -201,17 +201,22 @@ impl<'a> Load<'a> {
     /// # Errors
     /// As [`load`].
     pub async fn with_report(mut self) -> Result<(ValueTree, LoadReport), LoadError> {
-        let mut clock = Clock::start();
         let url = self.url;
         let comm = self.ranks.comm();
+        let mut clock = Clock::start("load", comm.rank(), url);
         let guard = comm.guard("a load");
         let mut template = std::mem::take(&mut self.template);
         let (added, stateful) = self.add_statefuls(&mut template);
         let begun = self.begin(&comm, template, stateful).await;
-        clock.done(Phase::Plan);
         let out = match begun {
-            Err((e, template)) => Err((e, template)),
-            Ok(begun) => self.run(&comm, begun, &mut clock).await,
+            Err((e, template)) => {
+                clock.failed(Phase::Plan, &e);
+                Err((e, template))
+            }
+            Ok(begun) => {
+                clock.done(Phase::Plan);
+                self.run(&comm, begun, &mut clock).await
+            }
         };
         guard.done();
         out.map_err(|(e, mut template)| {
@@ -356,12 +361,16 @@ impl<'a> Load<'a> {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = skeleton.restore(failure.template, own).unwrap_or_default();
+                clock.failed(Phase::Read, &failure.error);
                 return Err((failure.error, template));
             }
         };
         clock.done_but(
             Phase::Finish,
-            [(Phase::Plan, decided), (Phase::Read, moved)],
+            [
+                (Phase::Plan, decided, Traffic::default()),
+                (Phase::Read, moved, totals),
+            ],
         );
         if logs {
             log(comm, &notes);
@@ -382,7 +391,10 @@ impl<'a> Load<'a> {
             Ok((plain, words)) => self.hand_over(comm, plain, words).await,
             Err(e) => Err(e),
         };
-        clock.done(Phase::Finish);
+        match &taken {
+            Ok(_) => clock.done(Phase::Finish),
+            Err(e) => clock.failed(Phase::Finish, e),
+        }
         match taken {
             Ok((plain, ranks)) => {
                 let phases = clock.phases();

@@ -12,6 +12,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-model", 0),
     ("reshard-plan", 1),
     ("reshard-policy", 1),
+    ("reshard-map", 1),
     ("reshard-torch-format", 1),
     ("reshard-storage", 1),
     ("reshard-comm", 1),
@@ -35,6 +36,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "reshard-model",
     "reshard-plan",
     "reshard-policy",
+    "reshard-map",
     "reshard-torch-format",
 ];
 

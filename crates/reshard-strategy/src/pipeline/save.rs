@@ -54,7 +54,8 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.writer.capabilities()
+        let lists = self.writer.object_lists();
+        self.writer.capabilities().with_object_lists(lists)
     }
 
     async fn prepare(

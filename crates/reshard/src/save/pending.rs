@@ -85,19 +85,25 @@ impl PendingSave {
             CommonFile::State(common) => Some(common),
             CommonFile::None | CommonFile::Stored(_) => None,
         };
-        if let Err(e) = stage_save(&mut *self.prepared, common, stager).await {
-            self.fail(e);
+        match stage_save(&mut *self.prepared, common, stager).await {
+            Ok(()) => self.clock.done(Phase::Staging),
+            Err(e) => {
+                self.clock.failed(Phase::Staging, &e);
+                self.fail(e);
+            }
         }
-        self.clock.done(Phase::Staging);
     }
 
     /// Waits until the copies are complete.
     pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
         if self.written.is_none() {
-            if let Err(e) = stager.synchronize_staging().await {
-                self.fail(e);
+            match stager.synchronize_staging().await {
+                Ok(()) => self.clock.done(Phase::Staging),
+                Err(e) => {
+                    self.clock.failed(Phase::Staging, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Staging);
         }
     }
 
@@ -138,11 +144,17 @@ impl PendingSave {
     pub(crate) async fn write(&mut self) {
         if self.written.is_none() {
             match self.write_files().await {
-                Ok(()) => self.written = Some(Ok(())),
+                Ok(()) => {
+                    self.written = Some(Ok(()));
+                    self.clock.done(Phase::Write);
+                }
                 // Ranks may wait in an exchange for what this one will not write.
-                Err(e) => self.fail(e),
+                Err(e) => {
+                    self.clock.failed(Phase::Write, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Write);
+            self.clock.moved(self.version.transaction.traffic());
         }
     }
 
@@ -178,11 +190,14 @@ impl PendingSave {
             Ok(saved) => version.commit(&saved, comm).await.map(|()| saved),
             Err(e) => Err(e),
         };
-        if saved.is_err() {
-            version.transaction.clear(&version.url).await;
+        match &saved {
+            Ok(_) => clock.done(Phase::Commit),
+            Err(e) => {
+                clock.failed(Phase::Commit, e);
+                version.transaction.clear(&version.url).await;
+            }
         }
         let saved = saved.during(ACT, &version.url)?;
-        clock.done(Phase::Commit);
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,

@@ -52,8 +52,8 @@ impl Save<'_> {
     /// # Collective
     /// If a rank fails, all ranks get an error, and nothing is left of the new version.
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
-        let mut clock = Clock::start();
         let url = self.url;
+        let mut clock = Clock::start("save", comm.rank(), url);
         let set_up = match self.set_up() {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
@@ -67,6 +67,7 @@ impl Save<'_> {
             Ok(begun) => begun,
             Err(e) => {
                 let own = set_up.err().filter(|_| comm.size() == 1);
+                clock.failed(Phase::Plan, own.as_ref().unwrap_or(&e));
                 return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
@@ -79,6 +80,7 @@ impl Save<'_> {
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
+                clock.failed(Phase::Plan, &e);
                 transaction.clear(url).await;
                 return Err(Error::new(ACT, url, e));
             }
