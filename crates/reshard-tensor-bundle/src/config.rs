@@ -23,6 +23,10 @@ use std::sync::Arc;
 pub struct TensorBundleConfig {
     /// Which object graph is written. It is needed by `tf.train.Checkpoint.restore` and `read`.
     pub object_graph: ObjectGraphSource,
+    /// Whether tensors are stored under the names that TensorFlow gives to values of objects, so that they are in an object graph that is made
+    /// from names: `net.weight` as `net/weight/.ATTRIBUTES/VARIABLE_VALUE`, which is the variable `net.weight` of a `tf.train.Checkpoint(net=net)`.
+    /// Loads from Rust still find `net.weight`. The default is no: each key is the name.
+    pub object_names: bool,
     /// The prefix of the files in a folder. Then the URL names the folder. Without it, the URL is the prefix, as in TensorFlow: `dir/ckpt-1`
     /// becomes `dir/ckpt-1.index` and its data files.
     pub in_folder: Option<String>,
@@ -37,8 +41,8 @@ pub struct TensorBundleConfig {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ObjectGraphSource {
-    /// It is made from the names of tensors. The names of values of objects, such as `net/w/.ATTRIBUTES/VARIABLE_VALUE`, are taken apart as
-    /// TensorFlow made them. In other names `/` stands between objects, or `.` if there is none: `net.w` is what `net` has as `w`.
+    /// It is made from the names of tensors that are values of objects, such as `net/w/.ATTRIBUTES/VARIABLE_VALUE`. If there are none, there is
+    /// no graph.
     #[default]
     FromNames,
     /// These bytes of a `TrackableObjectGraph`.
@@ -53,6 +57,15 @@ impl TensorBundleConfig {
     pub fn with_object_graph(self, object_graph: ObjectGraphSource) -> Self {
         Self {
             object_graph,
+            ..self
+        }
+    }
+
+    /// Sets whether tensors are stored under the names of values of objects.
+    #[must_use]
+    pub fn with_object_names(self, object_names: bool) -> Self {
+        Self {
+            object_names,
             ..self
         }
     }
@@ -80,6 +93,7 @@ impl TensorBundleConfig {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) object_graph: ObjectGraphSource,
+    pub(crate) object_names: bool,
     /// The prefix of the files in the place. Empty in a place of files with one prefix.
     pub(crate) stem: String,
     pub(crate) checkpoint_state: bool,
@@ -104,6 +118,7 @@ impl SaveShardedConfig for TensorBundleConfig {
         }
         Ok(Arc::new(Planned::new(BundleWriter(Settings {
             object_graph: self.object_graph.clone(),
+            object_names: self.object_names,
             stem: self.in_folder.clone().unwrap_or_default(),
             checkpoint_state: self.checkpoint_state,
         }))))

@@ -6,7 +6,7 @@ use crate::proto::{Field, Fields, Message, NotAMessage};
 use reshard_model::Value;
 use std::collections::{BTreeMap, VecDeque};
 
-pub(crate) use from_names::from_names;
+pub(crate) use from_names::{from_names, is_of_object, name_of_object};
 
 /// The key of the object graph.
 pub const OBJECT_GRAPH: &str = "_CHECKPOINTABLE_OBJECT_GRAPH";
@@ -215,7 +215,6 @@ mod tests {
             "model/layer/kernel/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/VARIABLE_VALUE",
             "opt/iter/.ATTRIBUTES/VARIABLE_VALUE",
             "a.Sb/..c/.ATTRIBUTES/VARIABLE_VALUE",
-            "plain.name",
         ];
         let bytes = from_names(keys);
         let graph = ObjectGraph::parse(&bytes).unwrap();
@@ -225,7 +224,6 @@ mod tests {
         assert_eq!(paths[keys[1]], "model/layer/kernel/.OPTIMIZER_SLOT/opt/m");
         assert_eq!(paths[keys[2]], "opt/iter");
         assert_eq!(paths[keys[3]], "a.Sb/..c");
-        assert_eq!(paths[keys[4]], "plain/name");
         assert_eq!(paths.len(), keys.len());
         // The root, and everything that has a name.
         assert!(

@@ -146,8 +146,11 @@ impl Build {
             self.used.push(false);
             return Ok(());
         }
-        let name = text(key);
+        let mut name = text(key);
         self.index.escaped += u64::from(name.as_bytes() != key);
+        if let Some(key) = self.record.names.get(&name) {
+            name.clone_from(key);
+        }
         let taken = match parsed {
             Ok(_)
                 if self.builder.tensor(&name).is_some()

@@ -21,6 +21,9 @@ pub(crate) struct Record {
     /// Objects that are not what their entries say, by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) objects: BTreeMap<String, Form>,
+    /// The keys of tensors that are stored under other names, by these.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) planner_data: Option<PlannerData>,
 }
@@ -57,7 +60,10 @@ pub(crate) enum Form {
 impl Record {
     /// Whether there is anything to note.
     pub(crate) fn is_empty(&self) -> bool {
-        self.tensors.is_empty() && self.objects.is_empty() && self.planner_data.is_none()
+        self.tensors.is_empty()
+            && self.objects.is_empty()
+            && self.names.is_empty()
+            && self.planner_data.is_none()
     }
 
     pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {

@@ -23,7 +23,10 @@ use reshard_strategy::{
     BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
     StrategyError, WriterHooks,
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Writes a bundle.
 #[derive(Clone, Debug)]
@@ -61,16 +64,51 @@ impl BundleWriter {
         }
     }
 
-    /// The object graph that this save makes for tensors with these keys. `None` if none is wanted.
-    fn graph<'k>(&self, keys: impl Iterator<Item = &'k str>) -> Option<Bytes> {
+    /// The name of a tensor in the index.
+    fn name(&self, key: &str) -> String {
+        match self.0.object_names {
+            true => graph::name_of_object(key),
+            false => key.into(),
+        }
+    }
+
+    /// Whether this save makes an object graph for tensors with these keys.
+    fn makes_graph<'k>(&self, mut keys: impl Iterator<Item = &'k str>) -> bool {
         match &self.0.object_graph {
-            ObjectGraphSource::None => None,
-            ObjectGraphSource::Given(graph) => Some(graph.clone()),
+            ObjectGraphSource::None => false,
+            ObjectGraphSource::Given(_) => true,
             ObjectGraphSource::FromNames => {
-                let keys: BTreeSet<&str> = keys.collect();
-                Some(graph::from_names(keys).into())
+                keys.any(|key| self.0.object_names || graph::is_of_object(key))
             }
         }
+    }
+
+    /// The object graph for tensors with these names.
+    fn graph<'k>(&self, names: impl Iterator<Item = &'k str>) -> Bytes {
+        match &self.0.object_graph {
+            ObjectGraphSource::Given(graph) => graph.clone(),
+            _ => graph::from_names(names.collect::<BTreeSet<&str>>()).into(),
+        }
+    }
+
+    /// Fails if two items would get one name.
+    fn distinct<'k>(&self, items: impl Iterator<Item = &'k WriteItem>) -> Result<()> {
+        let mut by_name: BTreeMap<String, &str> = BTreeMap::new();
+        for item in items {
+            let name = match item.tensor() {
+                Some(_) => self.name(&item.key),
+                None => item.key.to_string(),
+            };
+            let other = by_name.entry(name).or_insert(&item.key);
+            if **other != *item.key {
+                let what = format!(
+                    "{other} and {} would get one name in the index; rename one of them, or leave out object_names",
+                    item.key
+                );
+                return Err(StrategyError::Invalid(what));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -87,18 +125,17 @@ impl WriterHooks for BundleWriter {
     /// The name of a data file tells how many there are. So each rank learns which numbers its files have. The object graph that the
     /// save makes is in a file of its own, the last one, because it is known only when everything else is.
     fn prepare_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
-        let mut keys = plans
-            .iter()
-            .flat_map(|plan| &plan.items)
-            .map(|item| &*item.key);
-        let has_graph =
-            keys.any(|key| key == OBJECT_GRAPH) || self.0.object_graph == ObjectGraphSource::None;
+        let items = || plans.iter().flat_map(|plan| &plan.items);
+        let tensors = items().filter(|item| item.tensor().is_some());
+        self.distinct(items())?;
+        let has_graph = items().any(|item| *item.key == *OBJECT_GRAPH);
+        let makes_graph = !has_graph && self.makes_graph(tensors.map(|item| &*item.key));
         let counts = plans.iter().map(|plan| {
             let files = plan.by_file()?.into_iter();
             Ok(files.filter(|items| items.iter().any(is_stored)).count())
         });
         let counts: Vec<usize> = counts.collect::<Result<_>>()?;
-        let total: usize = counts.iter().sum::<usize>() + usize::from(!has_graph);
+        let total: usize = counts.iter().sum::<usize>() + usize::from(makes_graph);
         let too_many = |_| self.unsupported(format!("a checkpoint of {total} files"));
         // TensorFlow opens the file of a tensor without elements, too.
         let of = u32::try_from(total).map_err(too_many)?.max(1);

@@ -69,16 +69,29 @@ impl Tree {
 /// A slot: variable, optimizer, name, attribute, key.
 type Slot<'k> = (Vec<String>, Vec<String>, String, &'k str, &'k str);
 
-/// The graph in which each tensor belongs to an object with the path that its name is. Names as TensorFlow gives them to values
-/// of objects are taken apart as it made them. In others, `/` stands between the names of a path, or `.` if there is none.
+/// Whether a tensor has a name as TensorFlow gives it to a value of an object. Others can't be in an object graph: TensorFlow makes the names
+/// by which it reads from those in the graph.
+pub(crate) fn is_of_object(name: &str) -> bool {
+    name.contains(ATTRIBUTES)
+}
+
+/// The name that TensorFlow gives to the value of a variable with this path: `net.weight`, or `net/weight`, is `net/weight/.ATTRIBUTES/VARIABLE_VALUE`.
+/// Such a name stays as it is.
+pub(crate) fn name_of_object(key: &str) -> String {
+    if is_of_object(key) {
+        return key.into();
+    }
+    let by = if key.contains('/') { '/' } else { '.' };
+    let path: Vec<String> = key.split(by).map(escaped).collect();
+    format!("{}{ATTRIBUTES}{VALUE}", path.join("/"))
+}
+
+/// The graph in which each tensor belongs to an object with the path in its name. Tensors with other names are not in it.
 pub(crate) fn from_names<'k>(keys: impl IntoIterator<Item = &'k str>) -> Vec<u8> {
     let (mut root, mut slots) = (Tree::default(), Vec::<Slot<'k>>::new());
     let of = |path: &str| -> Vec<String> { path.splitn(DEEPEST, '/').map(unescaped).collect() };
     for key in keys {
         let Some((path, attribute)) = key.rsplit_once(ATTRIBUTES) else {
-            let by = if key.contains('/') { '/' } else { '.' };
-            let path: Vec<String> = key.splitn(DEEPEST, by).map(Into::into).collect();
-            root.at(&path).add(VALUE, key);
             continue;
         };
         let slot = path
@@ -149,8 +162,17 @@ mod tests {
     }
 
     #[test]
-    fn of_two_values_for_one_object_the_first_one_counts() {
-        let graph = ObjectGraph::parse(&from_names(["a.b", "a/b"])).unwrap();
-        assert_eq!(graph.owner_paths().len(), 1);
+    fn a_path_with_dots_or_slashes_becomes_the_name_of_a_value() {
+        for (key, name) in [
+            ("net.weight", "net/weight/.ATTRIBUTES/VARIABLE_VALUE"),
+            ("net/a.b", "net/a..b/.ATTRIBUTES/VARIABLE_VALUE"),
+            ("step", "step/.ATTRIBUTES/VARIABLE_VALUE"),
+            ("a/.ATTRIBUTES/X", "a/.ATTRIBUTES/X"),
+        ] {
+            assert_eq!(name_of_object(key), name);
+            assert!(is_of_object(name));
+        }
+        let graph = ObjectGraph::parse(&from_names(["net.weight"])).unwrap();
+        assert!(graph.owner_paths().is_empty());
     }
 }

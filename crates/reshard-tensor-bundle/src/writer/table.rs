@@ -34,16 +34,21 @@ pub(super) fn describe(writer: &BundleWriter, cx: &FinishCx<'_>) -> Result<Descr
         written: cx.written.iter().flatten().map(|w| (&w.id, w)).collect(),
         entries: BTreeMap::new(),
         shards: 0,
+        written_shards: 0,
     };
     let mut record = Record::new(cx.metadata.planner_data().cloned());
     for t in cx.metadata.tensors() {
-        table.tensor(&t)?;
+        let (key, name) = (t.key(), writer.name(t.key()));
+        table.tensor(&name, &t)?;
         let noted = OfTensor {
             properties: t.properties(),
             original_shape: t.original_shape(),
         };
         if noted != OfTensor::default() {
-            record.tensors.insert(t.key().into(), noted);
+            record.tensors.insert(key.into(), noted);
+        }
+        if name != key {
+            record.names.insert(name, key.into());
         }
     }
     for (_, key) in cx.metadata.objects() {
@@ -70,8 +75,10 @@ struct Table<'w> {
     written: BTreeMap<&'w PieceId, &'w WriteResult>,
     /// By the keys of the index.
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// Number of data files.
+    /// Number of data files, as their names tell it.
     shards: u32,
+    /// How many of them ranks have written.
+    written_shards: u32,
 }
 
 fn signed(n: u64) -> Result<i64> {
@@ -107,6 +114,7 @@ impl<'w> Table<'w> {
         let unknown = || StrategyError::Internal(format!("{} is no data file", at.file));
         let file = DataFile::parse(at.file.as_str()).ok_or_else(unknown)?;
         self.shards = file.of;
+        self.written_shards = self.written_shards.max(file.shard + 1);
         Ok(Entry {
             dtype,
             shape: shape_of(shape)?,
@@ -118,7 +126,7 @@ impl<'w> Table<'w> {
         })
     }
 
-    fn tensor(&mut self, t: &TensorRef<'_>) -> Result<()> {
+    fn tensor(&mut self, name: &str, t: &TensorRef<'_>) -> Result<()> {
         let (key, shape) = (t.key(), t.shape());
         let dtype = dtype::number(t.dtype()).ok_or_else(|| {
             StrategyError::Internal(format!("{key} was written as {}", t.dtype()))
@@ -138,7 +146,7 @@ impl<'w> Table<'w> {
         let whole = parts.iter().position(|(_, region)| region.lengths == shape);
         if let Some(whole) = whole {
             let (entry, _) = parts.swap_remove(whole);
-            self.entries.insert(key.into(), entry);
+            self.entries.insert(name.into(), entry);
             return Ok(());
         }
         if parts.is_empty() && shape.contains(&0) {
@@ -149,7 +157,7 @@ impl<'w> Table<'w> {
                 crc: mask(0),
                 ..Entry::default()
             };
-            self.entries.insert(key.into(), nothing);
+            self.entries.insert(name.into(), nothing);
             return Ok(());
         }
         if parts.is_empty() {
@@ -170,7 +178,7 @@ impl<'w> Table<'w> {
                 StrategyError::Invalid(format!("{key}: {region} is beyond what a bundle can say"))
             };
             let extents = ordered_code::extents(&region).ok_or_else(too_large)?;
-            let slice_key = ordered_code::slice_key(key.as_bytes(), extents.iter().copied());
+            let slice_key = ordered_code::slice_key(name.as_bytes(), extents.iter().copied());
             full.slices.push(
                 extents
                     .into_iter()
@@ -179,7 +187,7 @@ impl<'w> Table<'w> {
             );
             self.entries.insert(slice_key, entry);
         }
-        self.entries.insert(key.into(), full);
+        self.entries.insert(name.into(), full);
         Ok(())
     }
 
@@ -203,21 +211,21 @@ impl<'w> Table<'w> {
         metadata: &Metadata,
     ) -> Result<Option<(String, Bytes)>> {
         let has_graph = metadata.entries().any(|entry| entry.key() == OBJECT_GRAPH);
-        let keys = metadata
-            .tensors()
-            .map(|t| t.key().to_owned())
-            .collect::<Vec<_>>();
-        let graph = match has_graph {
-            true => None,
-            false => writer.graph(keys.iter().map(|key| &**key)),
+        let keys: Vec<String> = metadata.tensors().map(|t| t.key().to_owned()).collect();
+        let makes_graph = match self.shards {
+            // Of tensors without elements the plan knew nothing.
+            0 => !has_graph && writer.makes_graph(keys.iter().map(|key| &**key)),
+            _ => self.written_shards < self.shards,
         };
-        if graph.is_none() && self.shards > 0 {
+        if !makes_graph && self.shards > 0 {
             return Ok(None);
         }
         self.shards = self.shards.max(1);
         let last = self.shards - 1;
         let mut stored = Bytes::new();
-        if let Some(graph) = graph {
+        if makes_graph {
+            let names: Vec<String> = keys.iter().map(|key| writer.name(key)).collect();
+            let graph = writer.graph(names.iter().map(|name| &**name));
             let (bytes, crc) = strings::encode([&*graph].into_iter());
             let entry = Entry {
                 dtype: STRING,

@@ -14,12 +14,12 @@ fn swapped(
     files: &std::collections::BTreeMap<String, Vec<u8>>,
 ) -> std::collections::BTreeMap<String, Vec<u8>> {
     let mut out = files.clone();
-    let data = out.get_mut(".data-00000-of-00002").unwrap();
+    let data = out.get_mut(".data-00000-of-00001").unwrap();
     let mut entries = testkit::entries_of(&files[".index"]).unwrap();
     entries.retain(|(key, _)| key != OBJECT_GRAPH.as_bytes());
     for (key, entry) in &mut entries {
         if key.is_empty() {
-            *entry = testkit::header(2, 1, (1, 0));
+            *entry = testkit::header(1, 1, (1, 0));
             continue;
         }
         let mut fields = EntryFields::parse(entry).unwrap();
@@ -68,7 +68,7 @@ fn numbers_are_swapped_while_they_are_read() {
 
     // A flipped bit is noticed when all of the slice is read.
     let mut damaged = files;
-    damaged.get_mut(".data-00000-of-00002").unwrap()[3] ^= 1;
+    damaged.get_mut(".data-00000-of-00001").unwrap()[3] ^= 1;
     let damaged = place(&damaged);
     assert_eq!(verified(&damaged).len(), 1);
     let got = super::try_load(

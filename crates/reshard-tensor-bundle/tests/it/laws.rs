@@ -1,6 +1,6 @@
 //! Laws: what any ranks save, any ranks load, and TensorFlow's rules hold for the files.
 
-use super::{files, load, numbers, open, piece, save, store, wanted};
+use super::{files, load, numbers, open, piece, save, save_as, store, wanted};
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard_model::{Payload, Region, Value};
@@ -8,7 +8,7 @@ use reshard_plan::ObjectId;
 use reshard_storage::Progress;
 use reshard_strategy::{ReadCx, ReadObject};
 use reshard_tensor_bundle::{
-    OBJECT_GRAPH, ObjectGraph,
+    OBJECT_GRAPH, ObjectGraph, TensorBundleConfig,
     testkit::{self, EntryFields},
 };
 use std::collections::BTreeMap;
@@ -149,9 +149,11 @@ proptest! {
 fn names_make_an_object_graph_that_leads_to_them() {
     let place = store();
     let leaf = |key: &str| piece(key, &[2], Region::whole(&[2]));
-    save(
+    let leaves = || vec![vec![leaf("net.weight"), leaf("net.bias")], vec![]];
+    save_as(
+        &TensorBundleConfig::default().with_object_names(true),
         &place,
-        vec![vec![leaf("net.weight"), leaf("net.bias")], vec![]],
+        leaves(),
     );
     let reader = open(&place);
     let graph = reader.metadata().object(OBJECT_GRAPH).unwrap();
@@ -163,20 +165,36 @@ fn names_make_an_object_graph_that_leads_to_them() {
     };
     let value = reader.codec().decode(bytes).unwrap();
     let paths = ObjectGraph::of(&value).unwrap().owner_paths();
-    assert_eq!(paths["net.weight"], "net/weight");
-    assert_eq!(paths["net.bias"], "net/bias");
+    assert_eq!(paths["net/weight/.ATTRIBUTES/VARIABLE_VALUE"], "net/weight");
+    assert_eq!(paths["net/bias/.ATTRIBUTES/VARIABLE_VALUE"], "net/bias");
     assert_eq!(
         reader.metadata().object_key(ObjectId(0)),
         Some(OBJECT_GRAPH)
     );
     assert!(matches!(value, Value::Bytes(_) | Value::Str(_)));
+
+    // In the index they have TensorFlow's names, and loads find them by their own.
+    let names = testkit::entries_of(&files(&place)[testkit::INDEX]).unwrap();
+    let has = |name: &str| names.iter().any(|(key, _)| key == name.as_bytes());
+    assert!(has("net/bias/.ATTRIBUTES/VARIABLE_VALUE") && !has("net.bias"));
+    assert!(reader.metadata().tensor("net.bias").is_some());
+    let got = load(
+        &place,
+        vec![vec![wanted("net.weight", &[2], Region::whole(&[2]))]],
+    );
+    assert_eq!(got[0][0].to_vec::<i32>().unwrap(), [0, 1]);
+
+    // By default names are keys, and there is no graph of them.
+    let plain = store();
+    save(&plain, leaves());
+    assert!(open(&plain).metadata().object(OBJECT_GRAPH).is_none());
 }
 
 #[test]
-fn a_state_without_anything_is_an_index_and_a_graph() {
+fn a_state_without_anything_is_an_index_and_an_empty_file() {
     let place = store();
     save(&place, vec![vec![], vec![]]);
     let names: Vec<String> = files(&place).into_keys().collect();
     assert_eq!(names, [".data-00000-of-00001", ".index"]);
-    assert_eq!(open(&place).metadata().object_count(), 1);
+    assert_eq!(open(&place).metadata().object_count(), 0);
 }

@@ -33,8 +33,12 @@ fn flat(leaves: impl IntoIterator<Item = ShardedTensor>) -> FlatStateDict {
 }
 
 fn save(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
+    save_as(&TensorBundleConfig::default(), store, ranks);
+}
+
+fn save_as(config: &TensorBundleConfig, store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
     let rank = |leaves| Rank {
-        strategy: TensorBundleConfig::default().build().unwrap(),
+        strategy: config.build().unwrap(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat(leaves),
     };
