@@ -12,7 +12,7 @@ use std::fmt;
 pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
 
 /// The formats that can be converted. Their objects are what `torch.save` writes.
-pub(crate) const FORMATS: [&str; 3] = ["torch_dist", "zarr", "zarr3"];
+pub(crate) const FORMATS: [&str; 4] = ["torch_dist", "torch_save", "zarr", "zarr3"];
 
 /// Why a conversion is refused, or fails. Nothing appears at the destination, except after some errors of
 /// [`Write`](Self::Write).
