@@ -1,6 +1,12 @@
 //! Objects and tensors as `torch.save` archives, for formats that store them so: how the limits of a load bound the parser, and what
 //! the parser's errors mean for a checkpoint.
 
+mod crc;
+mod kept;
+
+pub use crc::Crc;
+pub use kept::{INFLATE, Kept, Stream, Unpacked};
+
 use crate::{LimitOption, ReadLimits, StrategyError};
 use bytes::Bytes;
 use reshard_model::{BoxError, Construct, ObjectCodec, Value};

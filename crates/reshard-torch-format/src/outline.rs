@@ -116,6 +116,26 @@ impl<'a> Outline<'a> {
         reach::storages(&self.graph, objects.iter().map(|object| object.0))
     }
 
+    /// The values of those objects that need no storage, until they are together more than the limits allow.
+    pub fn values_without_storages(
+        &self,
+        objects: &[ObjectAt],
+        order: ByteOrder,
+    ) -> Vec<(ObjectAt, Value)> {
+        let fetch = |s: &StorageRef, _: &mut Budget| Err(Error::tensor(&s.key, "it is not read"));
+        let decoder = Decoder::new(&self.graph, self.pickle, self.limits, fetch);
+        let mut decoder = decoder.of_file(order, self.file);
+        let mut out = Vec::new();
+        for object in objects {
+            match decoder.root(object.0) {
+                Ok(value) => out.push((*object, value)),
+                Err(Error::Limit { .. }) => break,
+                Err(_) => {}
+            }
+        }
+        out
+    }
+
     /// The values of objects. `fetch` gets the bytes of a storage.
     ///
     /// # Errors
@@ -130,7 +150,7 @@ impl<'a> Outline<'a> {
         let mut decoder = decoder.of_file(order, self.file);
         objects
             .iter()
-            .map(|object| decoder.value(object.0))
+            .map(|object| decoder.root(object.0))
             .collect()
     }
 }

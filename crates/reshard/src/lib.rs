@@ -119,6 +119,10 @@ pub use reshard_tensor_bundle as tensor_bundle;
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;
+/// The `torch_save` format and its settings; feature `torch-save`.
+#[cfg(feature = "torch-save")]
+pub use reshard_torch_save as torch_save;
+
 /// The `zarr` format and its settings; feature `zarr`.
 #[cfg(feature = "zarr")]
 pub use reshard_zarr as zarr;

@@ -41,6 +41,11 @@ fn every_command_ends_on_bare_common_state() {
 }
 
 #[test]
+fn every_command_ends_on_files_of_torch_save() {
+    every_command_ends_on(bombs::saved());
+}
+
+#[test]
 fn every_command_ends_on_pickles_of_tensors() {
     every_command_ends_on(bombs::in_tensors());
 }

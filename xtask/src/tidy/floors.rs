@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-comm-tcp", 2),
     ("reshard-comm-mpi", 2),
     ("reshard-torch-dist", 3),
+    ("reshard-torch-save", 3),
     ("reshard-zarr", 3),
     ("reshard-tensor-bundle", 3),
     ("reshard-megatron", 3),

@@ -1,9 +1,9 @@
 //! Keeps unpacked data of chunks for the next read.
 
+use crate::{LimitOption, Result, StrategyError};
 use bytes::Bytes;
 use reshard_model::Tensor;
 use reshard_plan::ChunkId;
-use reshard_strategy::{LimitOption, Result, StrategyError};
 use reshard_torch_format::archive::Inflate;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,8 @@ use std::{
 
 /// What a kept chunk takes in addition to its data, and what a stream takes that inflates it.
 const ENTRY: u64 = 1 << 10;
-pub(super) const INFLATE: u64 = 64 << 10;
+/// The memory of a stream that inflates. A smaller chunk is better unpacked as a whole.
+pub const INFLATE: u64 = 64 << 10;
 
 /// Bytes that may be unpacked again: these, and so many for each byte that was wanted.
 const AGAIN: u64 = 1 << 30;
@@ -22,8 +23,10 @@ const AGAIN_PER_BYTE: u64 = 4;
 type Key = (ChunkId, bool);
 
 /// Unpacked data of chunks of which only a part was wanted.
+///
+/// Chunks are read in parts, and each part of a packed chunk needs what comes before it.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub struct Kept {
     /// The maximal memory, unless a single chunk is larger.
     max: u64,
     all: Mutex<All>,
@@ -60,7 +63,8 @@ impl All {
     }
 }
 
-pub(super) enum Unpacked {
+/// Unpacked data of a chunk.
+pub enum Unpacked {
     /// All of it.
     Tensor(Tensor),
     /// How far a deflated record was read.
@@ -73,11 +77,15 @@ impl std::fmt::Debug for Unpacked {
     }
 }
 
-pub(super) struct Stream {
-    pub(super) content: Inflate<Bytes>,
-    pub(super) packed: u64,
+/// A deflated record that is unpacked.
+#[derive(Debug)]
+pub struct Stream {
+    /// The stream.
+    pub content: Inflate<Bytes>,
+    /// Bytes of the packed record.
+    pub packed: u64,
     /// Bytes of the record that were given.
-    pub(super) at: u64,
+    pub at: u64,
 }
 
 impl Unpacked {
@@ -92,7 +100,8 @@ impl Unpacked {
 }
 
 impl Kept {
-    pub(super) fn new(max: u64) -> Self {
+    /// Keeps so many bytes.
+    pub fn new(max: u64) -> Self {
         Self {
             max,
             all: Mutex::default(),
@@ -103,14 +112,15 @@ impl Kept {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
+    /// Takes out what is kept of a chunk whose checksum is checked, or of one whose is not.
+    pub fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
         let mut all = self.all();
         let age = *all.ages.get(&(chunk, verified))?;
         all.remove(age)
     }
 
     /// Whether a chunk is kept as a whole, or its stream is already past a wanted byte.
-    pub(super) fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
+    pub fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
         let all = self.all();
         let age = all.ages.get(&(chunk, verified));
         age.and_then(|age| all.entries.get(age))
@@ -121,11 +131,12 @@ impl Kept {
     }
 
     /// Frees memory for so many bytes.
-    pub(super) fn make_room(&self, bytes: u64) {
+    pub fn make_room(&self, bytes: u64) {
         self.all().make_room(bytes, self.max);
     }
 
-    pub(super) fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
+    /// Keeps data, in the place of older ones.
+    pub fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
         let (mut all, key) = (self.all(), (chunk, verified));
         // Another thread may have kept the same chunk meanwhile.
         if let Some(&age) = all.ages.get(&key) {
@@ -144,7 +155,7 @@ impl Kept {
     ///
     /// # Errors
     /// [`StrategyError::Limit`] if what is unpacked again is out of all proportion to what is wanted.
-    pub(super) fn unpacks(
+    pub fn unpacks(
         &self,
         chunk: ChunkId,
         bytes: u64,

@@ -1,16 +1,15 @@
 //! Computes the checksum of a record on the way. If a record is cut, several threads compute it.
 
-use super::names::name_of;
 use reshard_model::BoxError;
-use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::Checksum;
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
 /// Compares the CRC-32 of a record with the one in its archive.
-pub(super) struct Crc {
+pub struct Crc {
     hasher: crc32fast::Hasher,
     /// The number of bytes of the record before those that this check sees.
     at: u64,
@@ -22,8 +21,8 @@ pub(super) struct Crc {
 struct Record {
     len: u64,
     stored: u32,
-    metadata: Arc<Metadata>,
-    chunk: ChunkId,
+    /// The name of what it holds, for the error.
+    name: Box<dyn Fn() -> String + Send + Sync>,
     /// The parts that were seen, by their start.
     parts: Mutex<Parts>,
 }
@@ -31,13 +30,12 @@ struct Record {
 type Parts = BTreeMap<u64, (crc32fast::Hasher, u64)>;
 
 impl Crc {
-    /// For a record of `len` bytes.
-    pub(super) fn new(len: u64, stored: u32, metadata: Arc<Metadata>, chunk: ChunkId) -> Self {
+    /// For a record of `len` bytes. `name` says what it holds, for the error.
+    pub fn new(len: u64, stored: u32, name: impl Fn() -> String + Send + Sync + 'static) -> Self {
         let record = Arc::new(Record {
             len,
             stored,
-            metadata,
-            chunk,
+            name: Box::new(name),
             parts: Mutex::default(),
         });
         Self {
@@ -46,6 +44,12 @@ impl Crc {
             seen: 0,
             record,
         }
+    }
+}
+
+impl fmt::Debug for Crc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Crc({:08x})", self.record.stored)
     }
 }
 
@@ -71,7 +75,7 @@ impl Checksum for Crc {
         };
         match found {
             Some(found) if found != record.stored => {
-                let (what, stored) = (name_of(&record.metadata, record.chunk), record.stored);
+                let (what, stored) = ((record.name)(), record.stored);
                 Err(format!(
                     "{what}: the CRC-32 of its elements is {found:08x}, but the archive says {stored:08x}"
                 )
@@ -124,7 +128,7 @@ mod tests {
             let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(bytes.len())).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             cuts.dedup();
-            let crc = Crc::new(bytes.len() as u64, stored, Arc::default(), ChunkId(0));
+            let crc = Crc::new(bytes.len() as u64, stored, String::new);
             let mut checks: Vec<(std::ops::Range<usize>, Box<dyn Checksum>)> = vec![(0..bytes.len(), Box::new(crc))];
             for &cut in &cuts[1..cuts.len() - 1] {
                 let Some((range, last)) = checks.last_mut() else { unreachable!() };
