@@ -1,14 +1,14 @@
-//! Pieces that lie beside each other in the rows of a chunk.
+//! Pieces that make up a box of elements, for formats that store a box in one run however ranks have cut it.
 
+use crate::Blocks;
 use reshard_model::{BoxError, Data, Dims, Layout, Region, Segments, Tensor, TensorSource};
-use reshard_strategy::Blocks;
-use std::{io, sync::Arc};
+use std::{fmt, io, ops::Range, sync::Arc};
 
-/// About so many bytes of a chunk are put together at a time.
+/// About so many bytes of a box are put together at a time.
 const BLOCK: u64 = 1 << 20;
 
-/// A piece of a chunk.
-pub(super) struct Piece {
+/// A piece of a box, and where its elements come from.
+pub struct Piece {
     region: Region,
     size: u64,
     source: Source,
@@ -21,9 +21,15 @@ enum Source {
     Pulled(Arc<dyn TensorSource>, usize),
 }
 
+impl fmt::Debug for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Piece({})", self.region)
+    }
+}
+
 impl Piece {
-    /// `region` is relative to the chunk. The data may lack leading axes of length 1.
-    pub(super) fn new(region: Region, size: u64, data: &Data) -> Self {
+    /// `region` is relative to the box, and `size` is the number of bytes of an element. The data may lack leading axes of length 1.
+    pub fn new(region: Region, size: u64, data: &Data) -> Self {
         let source = match data {
             Data::Host(host) => Source::Host(host.clone()),
             Data::Device(device) => {
@@ -40,7 +46,8 @@ impl Piece {
         }
     }
 
-    pub(super) fn region(&self) -> &Region {
+    /// Where it lies in the box.
+    pub fn region(&self) -> &Region {
         &self.region
     }
 
@@ -84,20 +91,21 @@ fn copy(source: &[u8], from: &Layout, to: &Layout, block: &mut [u8]) -> Result<(
             .and_then(|room| room.get_mut(..length));
         match (bytes, room) {
             (Some(bytes), Some(room)) => room.copy_from_slice(bytes),
-            _ => return Err("a piece does not fit its chunk".into()),
+            _ => return Err("a piece does not fit its box".into()),
         }
     }
     Ok(())
 }
 
-/// The bytes of a chunk of this shape, in row-major order. What no piece has is zero. Each piece is read in row-major order, once.
-pub(super) fn mosaic(chunk: Dims, size: u64, pieces: Vec<Piece>) -> Blocks {
-    let blocks = Region::whole(&chunk).blocks(BLOCK / size.max(1));
+/// The bytes of a box of this shape, in row-major order. What no piece has is zero. Each piece is read in row-major order, once.
+pub fn mosaic(shape: &Dims, size: u64, pieces: Vec<Piece>) -> Blocks {
+    let blocks = Region::whole(shape).blocks(BLOCK / size.max(1));
     Box::new(blocks.map(move |block| put_together(&block, size, &pieces).map_err(io::Error::other)))
 }
 
 fn put_together(block: &Region, size: u64, pieces: &[Piece]) -> Result<bytes::Bytes, BoxError> {
-    let layout = Layout::contiguous(size, &block.lengths).ok_or("a chunk is too large")?;
+    let layout =
+        Layout::contiguous(size, &block.lengths).ok_or("a box of elements is too large")?;
     let mut out = vec![0; usize::try_from(layout.bytes())?];
     for piece in pieces {
         if let Some(both) = block.intersect(&piece.region) {
@@ -106,4 +114,43 @@ fn put_together(block: &Region, size: u64, pieces: &[Piece]) -> Result<bytes::By
         }
     }
     Ok(out.into())
+}
+
+/// Which elements of a box of shape `shape` a region of it is, counted in row-major order, if they follow each other.
+pub fn run_of(inner: &Region, shape: &[u64]) -> Option<Range<u64>> {
+    let cut = inner
+        .lengths
+        .iter()
+        .position(|n| *n != 1)
+        .map_or(shape.len(), |axis| axis + 1);
+    if (cut..shape.len()).any(|axis| inner.lengths[axis] != shape[axis]) {
+        return None;
+    }
+    let strides = Region::whole(shape).strides();
+    let start = inner
+        .offsets
+        .iter()
+        .zip(&*strides)
+        .map(|(i, n)| i * n)
+        .sum::<u64>();
+    Some(start..start + inner.volume()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_are_runs_of_their_box_are_known() {
+        let of = |offsets: [u64; 3], lengths: [u64; 3]| {
+            run_of(&Region::new(offsets, lengths), &[2, 3, 4])
+        };
+        assert_eq!(of([0, 0, 0], [2, 3, 4]), Some(0..24));
+        assert_eq!(of([1, 0, 0], [1, 3, 4]), Some(12..24));
+        assert_eq!(of([1, 1, 0], [1, 2, 4]), Some(16..24));
+        assert_eq!(of([1, 1, 1], [1, 1, 2]), Some(17..19));
+        assert_eq!(of([0, 0, 0], [2, 1, 4]), None);
+        assert_eq!(of([0, 0, 0], [1, 2, 3]), None);
+        assert_eq!(run_of(&Region::default(), &[]), Some(0..1));
+    }
 }
