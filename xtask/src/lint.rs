@@ -23,7 +23,7 @@ pub(crate) fn run() -> Result<()> {
     ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
-    for features in ["", "local", "torch-dist"] {
+    for features in ["", "local", "torch-dist", "safetensors"] {
         let check = [
             "check",
             "-p",

@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-comm-mpi", 2),
     ("reshard-torch-dist", 3),
     ("reshard-zarr", 3),
+    ("reshard-safetensors", 3),
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),
     ("reshard-embedding", 3),
