@@ -28,7 +28,15 @@ pub(crate) fn run() -> Result<()> {
     ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
-    for features in ["", "local", "map", "tensor-bundle", "torch-dist", "torch-save"] {
+    for features in [
+        "",
+        "local",
+        "map",
+        "safetensors",
+        "tensor-bundle",
+        "torch-dist",
+        "torch-save",
+    ] {
         let check = [
             "check",
             "-p",

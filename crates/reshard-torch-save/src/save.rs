@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict};
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
-    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
-    agree,
+    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StrategyError, agree,
 };
 use std::sync::Arc;
 

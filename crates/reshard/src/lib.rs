@@ -108,6 +108,9 @@ pub use reshard_model::{
 };
 pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
+/// The `safetensors` format and its settings; feature `safetensors`.
+#[cfg(feature = "safetensors")]
+pub use reshard_safetensors as safetensors;
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{
     self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,

@@ -23,6 +23,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-torch-save", 3),
     ("reshard-zarr", 3),
     ("reshard-tensor-bundle", 3),
+    ("reshard-safetensors", 3),
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),
     ("reshard-embedding", 3),

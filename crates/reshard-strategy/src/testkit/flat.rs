@@ -150,6 +150,26 @@ impl LoadPlanner for Unflatten {
             // The leaf's box, counted from the start of its chunk.
             let inner = wanted.within(&Region::new([layer, chunk * rows, 0], shape));
             for (id, stored) in cx.metadata.tensor(&t.key).unwrap().chunks() {
+                // A format that stores tensors whole has one chunk, which is all boxes one after the other.
+                if stored.lengths[..2] == [LAYERS, CHUNKS] {
+                    let mut region = inner.clone();
+                    region.offsets[0] = layer * CHUNKS + chunk;
+                    plan.items.push(ReadItem {
+                        dest: dest as u32,
+                        dest_region: Region::whole(&inner.lengths),
+                        piece: PieceId {
+                            key: (&*t.key).into(),
+                            offset: Some(stored.offsets.clone()),
+                        },
+                        stored: Stored::Chunk(id),
+                        stored_region: region,
+                        flat: Some(Box::new(FlatView {
+                            shape: [LAYERS * CHUNKS, rows, columns].into(),
+                            start: 0,
+                        })),
+                    });
+                    continue;
+                }
                 if stored.offsets[..2] != [layer, chunk] {
                     continue;
                 }

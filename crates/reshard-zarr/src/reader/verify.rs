@@ -2,13 +2,12 @@
 
 use super::{
     array::Array,
-    crc::differs,
     opened::{Chunk, ZarrReader},
 };
 use crate::array::meta::Codec;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Progress;
-use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
+use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, crc32_differs};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
@@ -118,7 +117,7 @@ async fn check(
     }
     match (crc.finalize(), array.checksum(*number)) {
         (found, Some(written)) if found != written => {
-            let what = differs(&array.key, found, written);
+            let what = crc32_differs(&format!("a chunk of {}", array.key), found, written);
             // Of a file that is one chunk it is said as a whole.
             let offset = Some(at.start).filter(|at| *at > 0);
             Err(StrategyError::corrupt(file, offset, what))

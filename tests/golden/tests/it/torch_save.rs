@@ -26,7 +26,14 @@ fn the_file_the_checkpoint_and_the_file_made_of_it_are_equal() {
     assert_eq!(*src.backend(), BackendVersion::new("torch_save", 1));
     let mut keys: Vec<&str> = src.metadata().entries().map(|e| e.key()).collect();
     keys.sort_unstable();
-    let all = ["lst.0", "lst.1", "meta.epoch", "meta.tags", "model.b", "model.w"];
+    let all = [
+        "lst.0",
+        "lst.1",
+        "meta.epoch",
+        "meta.tags",
+        "model.b",
+        "model.w",
+    ];
     assert_eq!(keys, all);
     let whole = src.state().unwrap();
     assert_eq!(whole, state(&at("ckpt")));

@@ -1,6 +1,5 @@
-//! Compares the CRC-32 of a chunk's file with the one that was written down.
+//! CRC-32 of what is written and read in parts, for formats that write down the checksum of each item.
 
-use crate::receipt::combined;
 use reshard_model::BoxError;
 use reshard_storage::Checksum;
 use std::{
@@ -8,8 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// A check, or a part of one.
-pub(super) struct Crc {
+/// Compares the CRC-32 of a record with the one that was written down. Parts of the record may be read at the same time.
+#[derive(Debug)]
+pub struct Crc32Check {
     hasher: crc32fast::Hasher,
     /// Where the bytes that it sees begin.
     at: u64,
@@ -17,16 +17,18 @@ pub(super) struct Crc {
     whole: Arc<Whole>,
 }
 
+#[derive(Debug)]
 struct Whole {
     bytes: u64,
     written: u32,
-    key: Box<str>,
+    what: Box<str>,
     /// The length and checksum of each part that was seen, by its start.
     parts: Mutex<BTreeMap<u64, (u64, u32)>>,
 }
 
-impl Crc {
-    pub(super) fn new(bytes: u64, written: u32, key: &str) -> Self {
+impl Crc32Check {
+    /// For a record of so many bytes. `what` names it in an error.
+    pub fn new(bytes: u64, written: u32, what: &str) -> Self {
         Self {
             hasher: crc32fast::Hasher::new(),
             at: 0,
@@ -34,21 +36,30 @@ impl Crc {
             whole: Arc::new(Whole {
                 bytes,
                 written,
-                key: key.into(),
+                what: what.into(),
                 parts: Mutex::default(),
             }),
         }
     }
 }
 
-/// What is wrong with a chunk that has another checksum.
-pub(super) fn differs(key: &str, found: u32, written: u32) -> String {
+/// What is wrong with a record that has another checksum than the one that was written down.
+pub fn crc32_differs(what: &str, found: u32, written: u32) -> String {
     format!(
-        "a chunk of {key} is damaged, or another program has changed it: its CRC-32 is {found:08x}, and {written:08x} was written"
+        "{what} is damaged, or another program has changed it: its CRC-32 is {found:08x}, and {written:08x} was written"
     )
 }
 
-impl Checksum for Crc {
+/// The checksum of parts that follow each other, from their lengths and checksums.
+pub fn crc32_combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
+    let mut all = crc32fast::Hasher::new();
+    for (length, crc) in parts {
+        all.combine(&crc32fast::Hasher::new_with_initial_len(crc, length));
+    }
+    all.finalize()
+}
+
+impl Checksum for Crc32Check {
     fn update(&mut self, bytes: &[u8]) {
         self.seen += bytes.len() as u64;
         self.hasher.update(bytes);
@@ -58,7 +69,7 @@ impl Checksum for Crc {
         let Whole {
             bytes,
             written,
-            key,
+            what,
             parts,
         } = &*self.whole;
         let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,9 +78,9 @@ impl Checksum for Crc {
             // The part that finishes last knows.
             return Ok(());
         }
-        match combined(parts.values().copied()) {
+        match crc32_combined(parts.values().copied()) {
             found if found == *written => Ok(()),
-            found => Err(differs(key, found, *written).into()),
+            found => Err(crc32_differs(what, found, *written).into()),
         }
     }
 
