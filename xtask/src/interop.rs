@@ -218,6 +218,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             run.reshard("check", spec, few, &format!("{spec}-by-reshard-{many}"));
         }
     }
+    if !options.only_drivers {
+        run.torch_save(&TORCH_215.python()?);
+    }
     for guest in GUESTS {
         run.guest(guest)?;
         if options.frugal {
@@ -504,6 +507,24 @@ impl Run {
             .args(["--", "--ignored"])
             .env("RESHARD_TENSORFLOW_PYTHON", python.as_os_str());
         self.timed("TensorFlow and reshard read what the other saves", test);
+    }
+
+    /// `torch.load(weights_only=True)` loads what reshard wrote, and reshard reads what torch wrote of it, in both layouts.
+    fn torch_save(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-torch-save",
+            "--test",
+            "it",
+            "interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_TORCH_PYTHON", python.as_os_str());
+        self.timed("torch.load loads what reshard saves as a file", test);
     }
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.

@@ -11,7 +11,7 @@ use reshard_model::{Dialect, FlatStateDict};
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
-    StrategyError, agree,
+    StrategyError,
 };
 use std::sync::Arc;
 
@@ -21,26 +21,11 @@ pub(crate) struct TorchSaveStrategy {
 }
 
 impl TorchSaveStrategy {
-    /// What is written at a URL. A policy can't decide on one file.
-    fn target(&self, cx: &SaveCx<'_>) -> Result<Target> {
-        let strategy = || self.key().to_string();
-        if cx.rank_local {
-            let what = "a rank-local checkpoint, because a file holds whole tensors,".into();
-            let strategy = strategy();
-            return Err(StrategyError::Unsupported { strategy, what });
-        }
-        let is_file = self.capabilities().place(last_part(cx.url)) == PlaceKind::File;
-        match (is_file, &cx.policy) {
-            (true, Some(_)) => {
-                let what = format!(
-                    "a sharding policy for the single file {}: save to a folder, or leave the policy out; that",
-                    cx.url
-                );
-                let strategy = strategy();
-                Err(StrategyError::Unsupported { strategy, what })
-            }
-            (true, None) => Ok(Target::File(last_part(cx.url).into())),
-            (false, _) => Ok(Target::Folder),
+    /// What is written at a URL.
+    fn target(&self, url: &str) -> Target {
+        match self.capabilities().place(last_part(url)) {
+            PlaceKind::File => Target::File(last_part(url).into()),
+            _ => Target::Folder,
         }
     }
 }
@@ -74,7 +59,13 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         state: FlatStateDict,
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
-        let target = agree(&cx.comm, "plan", self.target(cx)).await?;
+        if cx.rank_local {
+            return Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: "a rank-local checkpoint, because a file holds whole tensors,".into(),
+            });
+        }
+        let target = self.target(cx.url);
         let mut cx = cx.clone();
         let prefix = match &target {
             Target::File(name) => name.clone(),

@@ -57,7 +57,7 @@ const PRELUDE: [&str; 25] = [
 ];
 
 /// Modules: the crates, and two of its own.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 14] = [
     "comm",
     "map",
     "megatron",
@@ -65,14 +65,17 @@ const MODULES: [&str; 11] = [
     "plan",
     "policy",
     "prelude",
+    "safetensors",
     "storage",
     "strategy",
+    "tensor_bundle",
     "torch_dist",
+    "torch_save",
     "zarr",
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 50] = [
+const FACADE: [&str; 52] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -91,7 +94,9 @@ const FACADE: [&str; 50] = [
     "LoadReport",
     "MappedCheckpoint",
     "MappedTensorHandle",
+    "PHASE_EVENTS",
     "Phase",
+    "PhaseEvent",
     "Prune",
     "PruneError",
     "PruneReport",

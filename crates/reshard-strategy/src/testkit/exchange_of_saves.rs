@@ -550,6 +550,9 @@ impl UnderTest<'_> {
         let alone = Assign::new(vec![Some(0), Some(1)], self.objects, |offered, _| {
             offered.from
         });
+        if self.exchanges_by_itself() {
+            return;
+        }
         assert_eq!(calls(&alone), plain, "nobody gives anything");
         assert!(calls(&Assign::turns(2, self.objects))[0] > plain[0]);
     }
@@ -726,7 +729,7 @@ impl UnderTest<'_> {
     }
 
     fn a_store_that_fails_fails_all(&self) {
-        let ranks = 3;
+        let (ranks, by_itself) = (3, self.exchanges_by_itself());
         for (bad, all_to) in [(0, None), (2, None), (1, Some(1))] {
             let inner = self.store();
             let planner = match all_to {
@@ -740,7 +743,12 @@ impl UnderTest<'_> {
             let faulty = FaultStore::new(Arc::clone(&inner));
             faulty.fail(Op::Write, 0, Fault::Before);
             seats[bad as usize].0.store = Arc::new(faulty);
-            let e = failed(save_on_seats(seats, IfExists::Refuse, None));
+            let saved = save_on_seats(seats, IfExists::Refuse, None);
+            // The rank may write nothing then.
+            if by_itself && saved.iter().all(Result::is_ok) {
+                continue;
+            }
+            let e = failed(saved);
             assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
             named(&e, bad, "");
             nothing_is_left(&inner);
@@ -750,6 +758,7 @@ impl UnderTest<'_> {
     /// One rank is gone, or silent, at any of its collectives: no rank hangs, and none thinks that all is well.
     fn a_transport_that_fails_anywhere_fails_all(&self) {
         let boom = Cause::new(ErrorKind::Unavailable, "a fault");
+        let by_itself = self.exchanges_by_itself();
         // One group, or two and a rank that has to do with neither.
         for groups in [
             vec![Some(0); 3],
@@ -773,9 +782,14 @@ impl UnderTest<'_> {
             for bad in [0, ranks.min(3) - 1] {
                 let (saved, calls) = save(bad, 0, None);
                 saved.into_iter().for_each(|o| drop(o.unwrap()));
-                assert!(calls > PLAIN_CALLS + 12, "{calls} calls");
+                assert!(by_itself || calls > PLAIN_CALLS + 12, "{calls} calls");
                 // How many rounds there are depends on how fast files are written; these are there in any case.
-                for at in [0, 1, 2, 4, 7].map(|n| PLAIN_CALLS + n) {
+                let met = |at: &u64| !by_itself || *at + 2 < calls;
+                for at in [0, 1, 2, 4, 7]
+                    .map(|n| PLAIN_CALLS + n)
+                    .into_iter()
+                    .filter(met)
+                {
                     for fault in [GroupFault::Fail(boom.clone()), GroupFault::Silence] {
                         let (outcomes, _) = save(bad, at, Some(fault.clone()));
                         for (rank, outcome) in outcomes.into_iter().enumerate() {

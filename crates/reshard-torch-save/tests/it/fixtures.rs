@@ -158,3 +158,22 @@ fn a_root_that_is_one_tensor_has_a_name() {
     let whole = reader.metadata().tensor("tensor").unwrap().shape();
     assert!(Layout::contiguous(4, &whole).is_some());
 }
+
+/// A storage that a zip program has packed, read row by row, backwards, and as columns.
+#[test]
+fn packed_storages_are_read_in_parts() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/deflated.pt");
+    let reader = open(&place([("x.pt", fs::read(path).unwrap())]));
+    let number = |row: u64, column: u64| ((row * 200 + column) / 5) as i32;
+    let part = |key: &str, region: Region| read(&reader, key, region).to_vec::<i32>().unwrap();
+    for row in [0, 7, 299, 150, 3] {
+        let got = part("rows", Region::new([row, 10], [1, 4]));
+        assert_eq!(got, [10, 11, 12, 13].map(|c| number(row, c)));
+        let got = part("columns", Region::new([10, row], [2, 1]));
+        assert_eq!(got, [10, 11].map(|c| number(row, c)));
+    }
+    let whole = part("rows", Region::whole(&[300, 200]));
+    assert!(whole.iter().enumerate().all(|(n, e)| *e == n as i32 / 5));
+    let report = block_on(reader.verify(true, &Progress::none())).unwrap();
+    assert!(report.damage.is_empty(), "{report:?}");
+}

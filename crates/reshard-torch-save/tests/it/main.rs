@@ -4,6 +4,7 @@
 mod contracts;
 mod damaged;
 mod fixtures;
+mod interop;
 mod saved;
 
 use futures::executor::block_on;

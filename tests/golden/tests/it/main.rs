@@ -9,6 +9,7 @@ mod damaged;
 mod knobs;
 mod loads;
 mod meshes;
+mod one_reader;
 mod read;
 mod saved;
 mod shared;

@@ -2,8 +2,8 @@
 //! that, are the same state.
 
 use reshard::{
-    BackendVersion, Dialect, Region, StateDict, ValueTree, blocking, blocking::Checkpoint,
-    model::Leaf, storage::Progress, torch_save::TorchSaveConfig,
+    BackendVersion, Dialect, Region, StateDict, Tensor, Value, ValueTree, blocking,
+    blocking::Checkpoint, model::Leaf, policy::MaxShardSize, storage::Progress, torch_save::TorchSaveConfig,
 };
 use reshard_golden::root;
 use std::path::{Path, PathBuf};
@@ -93,4 +93,57 @@ fn a_file_of_something_else_is_no_checkpoint_and_is_not_replaced() {
         .overwrite(true);
     assert!(blocking::run(save).is_err());
     assert_eq!(std::fs::read(&file).unwrap(), b"not a checkpoint");
+}
+
+#[test]
+fn a_policy_makes_several_files_with_an_index_and_objects_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("model");
+    let url = folder.display().to_string();
+    let tensor = |n: u64| Tensor::from_vec(&[n], vec![n as f32; n as usize]).unwrap();
+    let mut model = StateDict::new();
+    for (key, n) in [("a", 10), ("b", 8), ("c", 3), ("d", 12)] {
+        model.insert(key, Value::Tensor(tensor(n)));
+    }
+    let mut saved = StateDict::new();
+    saved.insert_tree("model", model);
+    let save = |state: &StateDict| {
+        let save = reshard::save(state, &url)
+            .dialect(Dialect::Dcp)
+            .strategy(TorchSaveConfig::default())
+            .policy(MaxShardSize::new(50));
+        blocking::run(save)
+    };
+    let mut with_object = saved.clone();
+    with_object.insert("step", 7);
+    assert!(save(&with_object).is_err());
+    save(&saved).unwrap();
+    let mut files: Vec<String> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    let shards = ["1", "2", "3"].map(|n| format!("pytorch_model-0000{n}-of-00003.bin"));
+    let others = ["pytorch_model.bin.index.json", "reshard.json"].map(String::from);
+    assert_eq!(files, [&shards[..], &others[..]].concat());
+    let index = std::fs::read(folder.join(&others[0])).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    assert_eq!(index["metadata"]["total_size"], 4 * (10 + 8 + 3 + 12));
+    assert_eq!(index["weight_map"].as_object().unwrap().len(), 4);
+    // The nesting is kept in the index; a file alone is flat.
+    let want: ValueTree = saved
+        .try_map::<_, ()>(&mut |_, leaf| match leaf {
+            Leaf::Value(value) => Ok(Some(ValueTree::Leaf(value))),
+            _ => Ok(None),
+        })
+        .unwrap()
+        .unwrap();
+    assert_eq!(state(&folder), want);
+    let first = open(&folder.join(&shards[0]));
+    assert!(
+        first
+            .metadata()
+            .entries()
+            .all(|e| e.key().starts_with("model."))
+    );
 }
