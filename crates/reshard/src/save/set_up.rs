@@ -77,20 +77,7 @@ impl Save<'_> {
             None => registry.save_sharded(&default)?.build()?,
         };
 
-        // A place that is no folder has no room for the files of Megatron Core.
-        let kind = sharded.place_kind();
-        match (kind, self.dialect, self.dialect_is_chosen) {
-            (PlaceKind::Folder, ..) => {}
-            (_, Dialect::Megatron, true) => {
-                let what = format!(
-                    "{} writes no folder, so Megatron Core's files have no place there; save in another dialect",
-                    sharded.key()
-                );
-                return Err(StrategyError::Invalid(what));
-            }
-            (_, _, false) => self.dialect = Dialect::Dcp,
-            (_, _, true) => {}
-        }
+        let kind = self.choose_dialect(&*sharded)?;
 
         // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
@@ -168,6 +155,31 @@ impl Save<'_> {
             resolved: None,
             in_flight: None,
         })
+    }
+
+    /// What kind of place the strategy writes. If that is no folder, there is no room for the files of Megatron Core, so the dialect is PyTorch's
+    /// unless the caller has chosen one.
+    fn choose_dialect(
+        &mut self,
+        sharded: &dyn SaveShardedStrategy,
+    ) -> Result<PlaceKind, StrategyError> {
+        let kind = sharded.place_kind();
+        if kind == PlaceKind::Folder {
+            return Ok(kind);
+        }
+        if !self.dialect_is_chosen {
+            self.dialect = Dialect::Dcp;
+        }
+        match self.dialect {
+            Dialect::Megatron => {
+                let what = format!(
+                    "{} writes no folder, so Megatron Core's files have no place there; save in another dialect",
+                    sharded.key()
+                );
+                Err(StrategyError::Invalid(what))
+            }
+            _ => Ok(kind),
+        }
     }
 
     /// Finds the place that the URL means, and refuses it while an asynchronous save of this process is writing to it.
