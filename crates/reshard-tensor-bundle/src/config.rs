@@ -1,5 +1,9 @@
-use crate::{KEY, VERSION, open::TensorBundle, writer::BundleWriter};
-use bytes::Bytes;
+use crate::{
+    names::{KEY, VERSION},
+    open::TensorBundle,
+    settings::{ObjectGraphSource, Settings},
+    writer::BundleWriter,
+};
 use reshard_storage::Name;
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
@@ -33,22 +37,6 @@ pub struct TensorBundleConfig {
     /// Whether to write the file `checkpoint`, which says which checkpoint of the folder is the latest. Only with
     /// [`in_folder`](Self::in_folder): beside files with a prefix this file belongs to other checkpoints too. The default is no.
     pub checkpoint_state: bool,
-}
-
-/// Where the object graph of a checkpoint comes from. If the state has an object with the key [`OBJECT_GRAPH`](crate::OBJECT_GRAPH), that one is
-/// kept, whatever is set here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum ObjectGraphSource {
-    /// It is made from the names of tensors that are values of objects, such as `net/w/.ATTRIBUTES/VARIABLE_VALUE`. If there are none, there is
-    /// no graph.
-    #[default]
-    FromNames,
-    /// These bytes of a `TrackableObjectGraph`.
-    Given(Bytes),
-    /// There is none. `tf.train.load_checkpoint` and the Saver of TensorFlow 1 need none.
-    None,
 }
 
 impl TensorBundleConfig {
@@ -87,16 +75,6 @@ impl TensorBundleConfig {
             ..self
         }
     }
-}
-
-/// Checked settings.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) object_graph: ObjectGraphSource,
-    pub(crate) object_names: bool,
-    /// The prefix of the files in the place. Empty in a place of files with one prefix.
-    pub(crate) stem: String,
-    pub(crate) checkpoint_state: bool,
 }
 
 #[typetag::serde(name = "tensor_bundle")]

@@ -24,6 +24,7 @@ mod ordered_code;
 mod proto;
 mod reader;
 mod record;
+mod settings;
 mod state_file;
 mod strings;
 mod table;
@@ -33,12 +34,7 @@ mod variant;
 mod varint;
 mod writer;
 
-pub use config::{ObjectGraphSource, TensorBundleConfig, TensorBundleLoadConfig};
+pub use config::{TensorBundleConfig, TensorBundleLoadConfig};
 pub use graph::{OBJECT_GRAPH, ObjectGraph, ObjectNode};
+pub use settings::ObjectGraphSource;
 pub use state_file::CheckpointState;
-
-/// The backend.
-const KEY: &str = "tensor_bundle";
-
-/// TensorFlow's own number of the format.
-const VERSION: u32 = 2;

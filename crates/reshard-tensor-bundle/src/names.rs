@@ -1,4 +1,10 @@
-//! The names of a bundle's files.
+//! The names of the format and of a bundle's files.
+
+/// The backend.
+pub(crate) const KEY: &str = "tensor_bundle";
+
+/// TensorFlow's own number of the format.
+pub(crate) const VERSION: u32 = 2;
 
 /// The end of the name of an index.
 pub(crate) const INDEX: &str = ".index";

@@ -1,9 +1,8 @@
 //! Finds the bundle of a place, and reads its index.
 
 use crate::{
-    KEY, VERSION,
     index::Index,
-    names::{self, DataFile, INDEX, RECORD, STATE, VARIABLES},
+    names::{self, DataFile, INDEX, KEY, RECORD, STATE, VARIABLES, VERSION},
     reader::BundleReader,
     record::Record,
     state_file::CheckpointState,
@@ -84,14 +83,14 @@ impl OpenFormat for TensorBundle {
         };
         let record = record(store, limits, &stem, &table).await?;
         let has_record = record.is_some();
-        let index = Index::parse(&table, record, memory(limits, table.len() as u64))
+        let mut index = Index::parse(&table, record, memory(limits, table.len() as u64))
             .map_err(|fault| of_index(&name, fault, limits))?;
         let files = files(store, &stem, index.shards).await?;
         Ok(Arc::new(BundleReader {
             store: Arc::clone(store),
             limits: *limits,
             dialect: *dialect,
-            metadata: Arc::new(index.metadata.clone()),
+            metadata: Arc::new(std::mem::take(&mut index.metadata)),
             stem,
             index,
             files,

@@ -6,9 +6,8 @@ mod swapped;
 mod verify;
 
 use crate::{
-    KEY, VERSION,
     index::{Index, Place, Refused},
-    names::{self, DataFile, INDEX, RECORD, STATE},
+    names::{self, DataFile, INDEX, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
     strings::Order,
 };

@@ -5,15 +5,13 @@ mod numbers;
 mod table;
 
 use crate::{
-    KEY, ObjectGraphSource, VERSION,
-    config::Settings,
     dtype,
-    graph::{self, OBJECT_GRAPH},
-    names::{self, RECORD, STATE},
+    graph::OBJECT_GRAPH,
+    names::{self, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
+    settings::Settings,
     state_file::CheckpointState,
 };
-use bytes::Bytes;
 use item::{Summed, is_stored};
 use numbers::Numbers;
 use reshard_model::{Dialect, ObjectCodec};
@@ -23,10 +21,7 @@ use reshard_strategy::{
     BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
     StrategyError, WriterHooks,
 };
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Writes a bundle.
 #[derive(Clone, Debug)]
@@ -64,39 +59,12 @@ impl BundleWriter {
         }
     }
 
-    /// The name of a tensor in the index.
-    fn name(&self, key: &str) -> String {
-        match self.0.object_names {
-            true => graph::name_of_object(key),
-            false => key.into(),
-        }
-    }
-
-    /// Whether this save makes an object graph for tensors with these keys.
-    fn makes_graph<'k>(&self, mut keys: impl Iterator<Item = &'k str>) -> bool {
-        match &self.0.object_graph {
-            ObjectGraphSource::None => false,
-            ObjectGraphSource::Given(_) => true,
-            ObjectGraphSource::FromNames => {
-                keys.any(|key| self.0.object_names || graph::is_of_object(key))
-            }
-        }
-    }
-
-    /// The object graph for tensors with these names.
-    fn graph<'k>(&self, names: impl Iterator<Item = &'k str>) -> Bytes {
-        match &self.0.object_graph {
-            ObjectGraphSource::Given(graph) => graph.clone(),
-            _ => graph::from_names(names.collect::<BTreeSet<&str>>()).into(),
-        }
-    }
-
     /// Fails if two items would get one name.
     fn distinct<'k>(&self, items: impl Iterator<Item = &'k WriteItem>) -> Result<()> {
         let mut by_name: BTreeMap<String, &str> = BTreeMap::new();
         for item in items {
             let name = match item.tensor() {
-                Some(_) => self.name(&item.key),
+                Some(_) => self.0.name(&item.key),
                 None => item.key.to_string(),
             };
             let other = by_name.entry(name).or_insert(&item.key);
@@ -129,7 +97,7 @@ impl WriterHooks for BundleWriter {
         let tensors = items().filter(|item| item.tensor().is_some());
         self.distinct(items())?;
         let has_graph = items().any(|item| *item.key == *OBJECT_GRAPH);
-        let makes_graph = !has_graph && self.makes_graph(tensors.map(|item| &*item.key));
+        let makes_graph = !has_graph && self.0.makes_graph(tensors.map(|item| &*item.key));
         let counts = plans.iter().map(|plan| {
             let files = plan.by_file()?.into_iter();
             Ok(files.filter(|items| items.iter().any(is_stored)).count())
@@ -208,7 +176,7 @@ impl StorageWriter for BundleWriter {
             index,
             mut record,
             data,
-        } = table::describe(self, cx)?;
+        } = table::describe(&self.0, cx)?;
         let mut out = Records::default();
         if let Some((name, bytes)) = data {
             out.files.push((Name::new(name)?, bytes));

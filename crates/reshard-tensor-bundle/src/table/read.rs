@@ -216,13 +216,11 @@ fn snappy(block: &[u8], at: usize, budget: &mut Budget) -> Result<Vec<u8>> {
         .map_err(damaged)
 }
 
+/// Takes a key, its value, and whether it is the first one of its block.
+type InBlock<'v> = dyn FnMut(&[u8], &[u8], bool) -> Result<()> + 'v;
+
 /// Gives the entries of a block, and whether it is the first one. `at` is where the block lies in the table.
-fn for_each(
-    block: &[u8],
-    at: usize,
-    budget: &mut Budget,
-    visit: &mut dyn FnMut(&[u8], &[u8], bool) -> Result<()>,
-) -> Result<()> {
+fn for_each(block: &[u8], at: usize, budget: &mut Budget, visit: &mut InBlock<'_>) -> Result<()> {
     let damaged = |what: &str| Fault::damaged(at, what);
     // Restarts are for seeking, which nobody does here. Only their number counts.
     let restarts = block

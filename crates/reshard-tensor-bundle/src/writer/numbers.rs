@@ -12,7 +12,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub(super) fn to_bytes(&self) -> Bytes {
+    pub(super) fn to_bytes(self) -> Bytes {
         [self.first.to_le_bytes(), self.of.to_le_bytes()]
             .concat()
             .into()

@@ -1,9 +1,6 @@
 //! The index of what all ranks have written.
 
-use super::{
-    BundleWriter,
-    item::{self, Told},
-};
+use super::item::{self, Told};
 use crate::{
     crc::mask,
     dtype::{self, STRING},
@@ -12,6 +9,7 @@ use crate::{
     names::{self, DataFile},
     ordered_code,
     record::{Form, OfTensor, Record},
+    settings::Settings,
     strings,
     table::write::TableBuilder,
 };
@@ -29,7 +27,7 @@ pub(super) struct Described {
     pub(super) data: Option<(String, Bytes)>,
 }
 
-pub(super) fn describe(writer: &BundleWriter, cx: &FinishCx<'_>) -> Result<Described> {
+pub(super) fn describe(settings: &Settings, cx: &FinishCx<'_>) -> Result<Described> {
     let mut table = Table {
         written: cx.written.iter().flatten().map(|w| (&w.id, w)).collect(),
         entries: BTreeMap::new(),
@@ -38,7 +36,7 @@ pub(super) fn describe(writer: &BundleWriter, cx: &FinishCx<'_>) -> Result<Descr
     };
     let mut record = Record::new(cx.metadata.planner_data().cloned());
     for t in cx.metadata.tensors() {
-        let (key, name) = (t.key(), writer.name(t.key()));
+        let (key, name) = (t.key(), settings.name(t.key()));
         table.tensor(&name, &t)?;
         let noted = OfTensor {
             properties: t.properties(),
@@ -57,7 +55,7 @@ pub(super) fn describe(writer: &BundleWriter, cx: &FinishCx<'_>) -> Result<Descr
             record.objects.insert(key.into(), form);
         }
     }
-    let data = table.last(writer, cx.metadata)?;
+    let data = table.last(settings, cx.metadata)?;
     let header = Header::new(table.shards).to_bytes();
     let mut builder = TableBuilder::default();
     builder.add(b"", &header);
@@ -207,14 +205,14 @@ impl<'w> Table<'w> {
     /// empty.
     fn last(
         &mut self,
-        writer: &BundleWriter,
+        settings: &Settings,
         metadata: &Metadata,
     ) -> Result<Option<(String, Bytes)>> {
         let has_graph = metadata.entries().any(|entry| entry.key() == OBJECT_GRAPH);
         let keys: Vec<String> = metadata.tensors().map(|t| t.key().to_owned()).collect();
         let makes_graph = match self.shards {
             // Of tensors without elements the plan knew nothing.
-            0 => !has_graph && writer.makes_graph(keys.iter().map(|key| &**key)),
+            0 => !has_graph && settings.makes_graph(keys.iter().map(|key| &**key)),
             _ => self.written_shards < self.shards,
         };
         if !makes_graph && self.shards > 0 {
@@ -224,8 +222,8 @@ impl<'w> Table<'w> {
         let last = self.shards - 1;
         let mut stored = Bytes::new();
         if makes_graph {
-            let names: Vec<String> = keys.iter().map(|key| writer.name(key)).collect();
-            let graph = writer.graph(names.iter().map(|name| &**name));
+            let names: Vec<String> = keys.iter().map(|key| settings.name(key)).collect();
+            let graph = settings.graph(names.iter().map(|name| &**name));
             let (bytes, crc) = strings::encode([&*graph].into_iter());
             let entry = Entry {
                 dtype: STRING,
@@ -239,7 +237,7 @@ impl<'w> Table<'w> {
             stored = bytes.into();
         }
         Ok(Some((
-            names::data(&writer.0.stem, last, self.shards),
+            names::data(&settings.stem, last, self.shards),
             stored,
         )))
     }

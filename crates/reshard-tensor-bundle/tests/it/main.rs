@@ -9,6 +9,7 @@ mod big_endian;
 mod contracts;
 mod damaged;
 mod laws;
+mod places;
 
 use futures::executor::block_on;
 use reshard_model::{DType, Dialect, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
