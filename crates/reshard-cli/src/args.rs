@@ -282,6 +282,8 @@ pub(crate) struct Convert {
     /// Leave out what the format has no place for: objects, common state, tensors of some types.
     #[arg(long)]
     pub(crate) drop_objects: bool,
+    #[command(flatten)]
+    pub(crate) mapping: Mapping,
     /// The number of ranks to write for.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
@@ -334,12 +336,37 @@ pub(crate) struct Convert {
     pub(crate) reading: Reading,
 }
 
+/// A map of keys and axes.
+#[derive(Debug, Args)]
+pub(crate) struct Mapping {
+    /// Rename and rearrange tensors by a mapping file, or by a map that comes with reshard: hf-llama, hf-mixtral or hf-gpt-neox. Its parameters
+    /// are taken from `args` or `config.json` in the checkpoint. --key then chooses by the new keys.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) map: Option<String>,
+    /// Use the inverse of --map.
+    #[arg(long, requires = "map")]
+    pub(crate) inverse: bool,
+    /// A parameter of --map; you can give it several times.
+    #[arg(long, value_name = "NAME=N", requires = "map", value_parser = parameter)]
+    pub(crate) set: Vec<(String, u64)>,
+}
+
+fn parameter(text: &str) -> Result<(String, u64), String> {
+    let pair = text
+        .split_once('=')
+        .and_then(|(name, n)| Some((name.into(), n.parse().ok()?)));
+    pair.ok_or_else(|| format!("{text:?} is not NAME=N, such as heads=32"))
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
     /// The first checkpoint.
     pub(crate) first: String,
     /// The second checkpoint.
     pub(crate) second: String,
+    /// Of the first checkpoint.
+    #[command(flatten)]
+    pub(crate) mapping: Mapping,
     #[command(flatten)]
     pub(crate) select: Select,
     /// Numbers count as equal if they differ by no more than this.

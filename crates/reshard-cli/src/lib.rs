@@ -27,6 +27,7 @@ mod inspect;
 mod io;
 mod json;
 mod list;
+mod mapping;
 mod plugins;
 mod program;
 mod prune;

@@ -5,6 +5,7 @@ use crate::{
     cast::is_number,
     destination::{self, check_files, files_of_ranks},
     fit::Fit,
+    mapped::Mapped,
     optimizer::Canonical,
     rewrite::Rewrite,
     source::{self, Keys, Source},
@@ -14,6 +15,7 @@ use futures::future::join_all;
 use reshard::{
     BackendVersion, Checkpoint, DType, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict,
     Stores,
+    map::Map,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
@@ -65,6 +67,8 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         policy: None,
         unflatten: false,
         canonical: false,
+        map: None,
+        mapped: None,
         layout: None,
         overwrite: false,
         verify: true,
@@ -94,6 +98,8 @@ pub struct Convert<'a> {
     policy: Option<Arc<dyn ShardingPolicy>>,
     unflatten: bool,
     canonical: bool,
+    map: Option<Map>,
+    mapped: Option<Mapped>,
     layout: Option<BucketLayout>,
     overwrite: bool,
     verify: bool,
@@ -187,6 +193,13 @@ impl<'a> Convert<'a> {
     /// tensors are unflattened, too.
     pub fn canonical_optimizer(mut self, canonical: bool) -> Self {
         self.canonical = canonical;
+        self
+    }
+
+    /// Carries tensors and objects over under other keys, shapes and types, as a map says. [`keys`](Self::keys) selects by the keys that the map
+    /// makes. In PyTorch's dialect the new checkpoint has no nesting.
+    pub fn map(mut self, map: Map) -> Self {
+        self.map = Some(map);
         self
     }
 
@@ -287,6 +300,12 @@ impl<'a> Convert<'a> {
         if self.canonical && self.keys.0.is_some() {
             return Err(ConvertError::KeysOfOptimizer);
         }
+        if let Some(map) = &self.map {
+            if self.canonical {
+                return Err(ConvertError::MapOfOptimizer);
+            }
+            self.mapped = Some(Mapped::of(self.source, map, &self.keys)?);
+        }
         self.few_enough_pieces(source::cut_pieces(self.source, &self.keys, self.ranks))?;
         self.can_be_carried(&target)?;
         let stores = match self.stores.take() {
@@ -307,17 +326,20 @@ impl<'a> Convert<'a> {
             self.sound(&found)?;
         }
         self.understood()?;
-        let canonical = if self.canonical {
-            Canonical::of(self.source, self.layout.as_ref()).await?
-        } else {
-            Canonical::default()
+        let canonical = match &self.mapped {
+            Some(mapped) => mapped.canonical(self.source)?,
+            None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
+            None => Canonical::default(),
         };
-        let chosen = (&self.keys, &canonical);
+        // A map has chosen already, by its own keys.
+        let (keys, all) = (&self.keys, Keys::default());
+        let keys = if self.mapped.is_some() { &all } else { keys };
+        let chosen = (keys, &canonical);
         let fit = Fit::of(self.source, &target, chosen, self.dtype, self.drop_objects).await?;
-        let source = Source::read(self.source, &self.keys, &canonical, &fit).await?;
+        let source = Source::read(self.source, keys, &canonical, &fit).await?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let planner = Rewrite::of(self.source, &self.keys, &canonical, source.paths());
+        let planner = Rewrite::of(self.source, keys, &canonical, source.paths());
         Ok(Conversion {
             setup: self,
             target,
@@ -343,7 +365,10 @@ impl<'a> Convert<'a> {
     /// Refuses a source that is not understood as a whole.
     fn can_be_carried(&self, target: &Target) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
-        let plain = self.unflatten || self.canonical || target.key().backend != format.backend;
+        let plain = self.unflatten
+            || self.canonical
+            || self.mapped.is_some()
+            || target.key().backend != format.backend;
         let mut tensors = self.source.metadata().tensors();
         let flattened = |t: &TensorRef<'_>| t.original_shape().is_some() && self.keys.has(t.key());
         if let (false, Some(t)) = (plain, tensors.find(flattened)) {
@@ -362,7 +387,8 @@ impl<'a> Convert<'a> {
             .producer()
             .unknown
             .into_iter()
-            .find(|(key, _)| self.keys.has(key))
+            // A map may need it, and does not know it.
+            .find(|(key, _)| self.mapped.is_some() || self.keys.has(key))
         {
             None => Ok(()),
             Some((key, why)) => Err(ConvertError::Unknown { key, why }),
@@ -371,7 +397,7 @@ impl<'a> Convert<'a> {
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
-        let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.keys.has(key));
+        let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.carries(key));
         let rest = &found.unlisted;
         let worst = [
             (Finding::Damaged, &found.damage, &rest.damage),
@@ -397,9 +423,17 @@ impl<'a> Convert<'a> {
         }
     }
 
+    /// Whether something of this item of the source is carried over.
+    fn carries(&self, key: &str) -> bool {
+        match &self.mapped {
+            Some(mapped) => mapped.needs(key),
+            None => self.keys.has(key),
+        }
+    }
+
     /// A finding about a chosen item or the whole checkpoint that the check has only counted.
     fn unlisted(&self, rest: &Rest) -> Option<Damage> {
-        let key = rest.keys.iter().find(|key| self.keys.has(key));
+        let key = rest.keys.iter().find(|key| self.carries(key));
         (rest.whole || key.is_some()).then(|| Damage {
             key: key.cloned(),
             file: None,

@@ -50,6 +50,7 @@ mod convert;
 mod destination;
 mod error;
 mod fit;
+mod mapped;
 mod optimizer;
 mod rewrite;
 mod source;
@@ -57,7 +58,7 @@ mod target;
 mod tensor;
 
 pub use analysis::{
-    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, stats,
+    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, diff_mapped, stats,
 };
 pub use cast::CastReport;
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};

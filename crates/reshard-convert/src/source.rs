@@ -56,6 +56,14 @@ enum Item {
 }
 
 impl Item {
+    fn key(&self) -> &str {
+        match self {
+            Self::Tensor(t) => t.key(),
+            Self::Object(key, _) => key,
+            Self::InMemory(t) => &t.key,
+        }
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Self::Tensor(t) => t.nbytes(),
@@ -150,8 +158,11 @@ impl Source {
         let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
-        if fit.dialect != Dialect::Dcp {
+        if fit.dialect != Dialect::Dcp || canonical.is_mapped {
             empty_dicts.clear();
+        }
+        if fit.dialect == Dialect::Dcp && canonical.is_mapped && paths.is_none() {
+            paths = Some(PlannerData::Paths(flat_paths(&items)));
         }
         Ok(Self {
             dialect: fit.dialect,
@@ -308,24 +319,24 @@ async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload
     })
 }
 
+/// Paths of one step: each item under its key.
+fn flat_paths(items: &[Item]) -> PathOfKey {
+    let flat = |item: &Item| (item.key().into(), Path(vec![item.key().into()]));
+    items.iter().map(flat).collect()
+}
+
 /// Makes an item of each leaf of common state, named by its path. Returns the paths of all items.
 fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
     let fail = |what: String| ConvertError::Common { what };
     let state: StateDict = common.map(&mut Leaf::Value);
     let parts = split(state, Dialect::Dcp).map_err(|e| fail(e.to_string()))?;
-    let key = |item: &Item| match item {
-        Item::Tensor(t) => t.key().to_owned(),
-        Item::Object(key, _) => key.clone(),
-        Item::InMemory(t) => t.key.to_string(),
-    };
-    let flat = |key: String| (key.as_str().into(), Path(vec![key.as_str().into()]));
-    let mut paths: PathOfKey = items.iter().map(key).map(flat).collect();
+    let mut paths = flat_paths(items);
     for leaf in parts.flat.into_values() {
         let item = match leaf {
             Sharded::Tensor(t) => Item::InMemory(t),
             Sharded::Object(o) => Item::Object(o.unique_key().to_string(), o.data),
         };
-        let of_leaf = key(&item);
+        let of_leaf = item.key().to_owned();
         let path = parts.paths.get(&*of_leaf).cloned();
         let path = path.unwrap_or_else(|| Path(vec![of_leaf.as_str().into()]));
         if paths.insert(of_leaf.as_str().into(), path).is_some() {

@@ -5,7 +5,7 @@ use crate::{
     cast::{Casting, Lost},
 };
 use reshard::{
-    DType, Region, TensorHandle,
+    DType, MappedTensorHandle, Region, TensorHandle,
     model::{BoxError, Dims, Layout, Segments, TensorSource},
 };
 use std::{fmt, sync::Arc};
@@ -22,6 +22,7 @@ pub(crate) struct Carried {
 #[derive(Clone, Debug)]
 enum From {
     Stored(TensorHandle),
+    Mapped(MappedTensorHandle),
     Made(Arc<Made>),
 }
 
@@ -30,6 +31,14 @@ impl Carried {
         Self {
             key: key.into(),
             from: From::Stored(tensor),
+            cast: None,
+        }
+    }
+
+    pub(crate) fn mapped(tensor: MappedTensorHandle) -> Self {
+        Self {
+            key: tensor.key().into(),
+            from: From::Mapped(tensor),
             cast: None,
         }
     }
@@ -69,6 +78,7 @@ impl Carried {
     fn stored_dtype(&self) -> DType {
         match &self.from {
             From::Stored(t) => t.dtype(),
+            From::Mapped(t) => t.dtype(),
             From::Made(m) => m.dtype,
         }
     }
@@ -76,6 +86,7 @@ impl Carried {
     pub(crate) fn shape(&self) -> &Dims {
         match &self.from {
             From::Stored(t) => t.shape(),
+            From::Mapped(t) => t.shape(),
             From::Made(m) => &m.shape,
         }
     }
@@ -88,6 +99,7 @@ impl Carried {
     pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
         let source: Arc<dyn TensorSource> = match &self.from {
             From::Stored(t) => t.source(region)?,
+            From::Mapped(t) => t.source(region)?,
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
                 at: region.offsets,
@@ -109,7 +121,7 @@ impl Carried {
         match &self.from {
             From::Stored(t) => has_places(t),
             // Those of the tensors that it is made of are checked where it is made.
-            From::Made(_) => Ok(()),
+            From::Made(_) | From::Mapped(_) => Ok(()),
         }
     }
 }

@@ -13,6 +13,7 @@ mod inspect;
 mod layouts;
 mod limits;
 mod links;
+mod mapping;
 mod memory;
 mod optimizer;
 mod parts;
