@@ -148,3 +148,61 @@ fn a_mapping_file_is_read_and_its_faults_are_told() {
     ]);
     assert!(ran.err.contains("hf-llama") && ran.code != 0, "{}", ran.err);
 }
+
+/// Runs `tests/interop/python/models.py`.
+fn python(python: &str, args: &[&str]) {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/interop/python/models.py"
+    );
+    let out = std::process::Command::new(python)
+        .args(["-W", "ignore", script])
+        .args(args)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{args:?}: {text}");
+}
+
+#[test]
+#[ignore = "needs a Python with torch, transformers and megatron-core, which RESHARD_MODELS_PYTHON names"]
+fn needs_python_megatron_and_transformers_compute_the_same_with_mapped_weights() {
+    let with = std::env::var("RESHARD_MODELS_PYTHON").unwrap();
+    for name in ["hf-llama", "hf-gpt-neox", "hf-mixtral"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |what: &str| dir.path().join(what).display().to_string();
+        let logits = |what: &str| format!("{}.logits.npy", path(what));
+
+        // Parameters come from `args` in common state.
+        python(&with, &["megatron-save", name, &path("megatron")]);
+        let ran = run(&["convert", &path("megatron"), &path("to-hf"), "--map", name]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let args = [
+            "hf-load",
+            name,
+            &path("to-hf"),
+            "--logits",
+            &logits("megatron"),
+        ];
+        python(&with, &args);
+
+        // And here from `config.json`.
+        python(&with, &["hf-save", name, &path("hf")]);
+        let mut args = vec!["convert".to_owned(), path("hf"), path("to-megatron")];
+        args.extend(["--map", name, "--inverse", "--set", "padded_vocab=64"].map(String::from));
+        if name == "hf-mixtral" {
+            args.extend(["--set", "local_layers=1"].map(String::from));
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let ran = run(&args);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let args = [
+            "megatron-load",
+            name,
+            &path("to-megatron"),
+            "--logits",
+            &logits("hf"),
+        ];
+        python(&with, &args);
+    }
+}
