@@ -66,7 +66,12 @@ impl Checkpoint {
             return Ok(values);
         }
         let common = self.common().await?;
-        let args = common.get("args").and_then(|tree| tree.leaf());
+        // A Namespace is one leaf; a dict is a part of the tree.
+        let args = common.get("args");
+        let of_args = |key: &str| match args?.leaf() {
+            Some(namespace) => namespace.get(key).and_then(number),
+            None => args?.get(key)?.leaf().and_then(number),
+        };
         let name = Name::new(CONFIG).during(ACT, self.url())?;
         let config = read_small(self.store(), &name)
             .await
@@ -86,10 +91,7 @@ impl Checkpoint {
             if values.contains_key(name) {
                 continue;
             }
-            let of_args = parameter
-                .args()
-                .and_then(|key| args?.get(key))
-                .and_then(number);
+            let of_args = parameter.args().and_then(of_args);
             let of_config = || config.get(parameter.config()?)?.as_u64();
             if let Some(value) = of_args.or_else(of_config) {
                 values.insert(name.into(), value);
