@@ -324,6 +324,9 @@ pub(crate) struct Convert {
     /// others.
     #[arg(long, value_enum)]
     pub(crate) flavour: Option<FlavourArg>,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -471,6 +474,9 @@ pub(crate) struct Demo {
     /// Start a process of this program for each rank, joined by TCP. Without it ranks are threads of one process.
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE", conflicts_with = "processes")]
+    pub(crate) trace: Option<PathBuf>,
     /// What this process does as one of the ranks that `--processes` starts.
     #[arg(long, hide = true)]
     pub(crate) act: Option<Act>,

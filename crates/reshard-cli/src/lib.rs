@@ -33,6 +33,7 @@ mod prune;
 mod run;
 mod stats;
 mod table;
+mod trace;
 mod units;
 mod usage;
 mod verify;

@@ -12,8 +12,8 @@ use crate::{
 };
 use futures::future::join_all;
 use reshard::{
-    BackendVersion, Checkpoint, DType, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict,
-    Stores,
+    BackendVersion, Checkpoint, DType, LocalGroup, PhaseEvent, Registry, SaveReport,
+    ShardingPolicy, StateDict, Stores,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
@@ -25,7 +25,7 @@ use std::{
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// The maximal number of ranks of one conversion. So many ranks take about 100 MB of memory in addition to their pieces.
@@ -299,12 +299,12 @@ impl<'a> Convert<'a> {
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore the source is checked first.
         if self.verify {
-            let found = self
-                .source
-                .verify(true, self.checked.clone())
-                .await
-                .map_err(ConvertError::Read)?;
-            self.sound(&found)?;
+            let phase = Started::now("check", self.source.url());
+            let verified = self.source.verify(true, self.checked.clone()).await;
+            let found = verified.map_err(ConvertError::Read);
+            let sound = found.and_then(|found| self.sound(&found).map(|()| found.bytes));
+            phase.done(&sound);
+            sound?;
         }
         self.understood()?;
         let canonical = if self.canonical {
@@ -314,7 +314,10 @@ impl<'a> Convert<'a> {
         };
         let chosen = (&self.keys, &canonical);
         let fit = Fit::of(self.source, &target, chosen, self.dtype, self.drop_objects).await?;
-        let source = Source::read(self.source, &self.keys, &canonical, &fit).await?;
+        let phase = Started::now("read", self.source.url());
+        let read = Source::read(self.source, &self.keys, &canonical, &fit).await;
+        phase.done(&read.as_ref().map(|_| 0));
+        let source = read?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
         let planner = Rewrite::of(self.source, &self.keys, &canonical, source.paths());
@@ -547,6 +550,40 @@ impl<'a> IntoFuture for Convert<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async { self.prepare().await?.run().await })
+    }
+}
+
+/// A phase of a conversion before its save.
+struct Started<'u> {
+    phase: &'static str,
+    url: &'u str,
+    start: SystemTime,
+}
+
+impl<'u> Started<'u> {
+    fn now(phase: &'static str, url: &'u str) -> Self {
+        let start = SystemTime::now();
+        Self { phase, url, start }
+    }
+
+    /// Tells that it has ended, and how many bytes it has read, or why it failed.
+    fn done<E: ToString>(self, outcome: &Result<u64, E>) {
+        let (bytes, error) = match outcome {
+            Ok(bytes) => (*bytes, None),
+            Err(e) => (0, Some(e.to_string())),
+        };
+        PhaseEvent {
+            act: "convert",
+            phase: self.phase,
+            rank: 0,
+            checkpoint: self.url,
+            start: self.start,
+            end: SystemTime::now(),
+            bytes,
+            files: 0,
+            error: error.as_deref(),
+        }
+        .emit();
     }
 }
 

@@ -290,21 +290,34 @@ impl Source {
 /// An object as it is stored, if the target stores it alike. A cell of an array of objects may be a list in one of the two formats, with one
 /// value for each leaf that a rank had of it.
 async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload, reshard::Error> {
-    let is_cell = checkpoint.dialect() == Dialect::Megatron
-        && ShardedObject::empty_from_unique_key(key).is_ok();
-    let (was_list, is_list) = (checkpoint.object_lists(), fit.object_lists());
-    if is_cell && was_list != is_list {
-        return Ok(Payload::Value(match checkpoint.object(key).await? {
-            value if is_list => Value::List(vec![value]),
-            Value::List(mut all) if all.len() == 1 => all.remove(0),
-            value => value,
-        }));
+    let is_list = fit.object_lists();
+    if is_cell(checkpoint, key) && checkpoint.object_lists() != is_list {
+        let value = value(checkpoint, key).await?;
+        let as_list = |value| Value::List(vec![value]);
+        return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
     Ok(match checkpoint.object_payload(key).await? {
         Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
             Payload::Value(checkpoint.object(key).await?)
         }
         payload => payload,
+    })
+}
+
+/// Whether an object is a cell of an array of objects.
+fn is_cell(checkpoint: &Checkpoint, key: &str) -> bool {
+    checkpoint.dialect() == Dialect::Megatron && ShardedObject::empty_from_unique_key(key).is_ok()
+}
+
+/// The value of an object, without the list that a format may have put around that of a cell.
+pub(crate) async fn value(checkpoint: &Checkpoint, key: &str) -> Result<Value, reshard::Error> {
+    Ok(match checkpoint.object(key).await? {
+        Value::List(mut all)
+            if all.len() == 1 && checkpoint.object_lists() && is_cell(checkpoint, key) =>
+        {
+            all.remove(0)
+        }
+        value => value,
     })
 }
 

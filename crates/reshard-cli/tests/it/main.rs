@@ -19,6 +19,7 @@ mod parts;
 mod prune;
 mod ranks;
 mod states;
+mod trace;
 mod understood;
 mod verify;
 mod whereabouts;

@@ -4,7 +4,7 @@ use super::{
     blocks::{Unit, each_block, read},
     numbers::{Bound, Pairs, number},
 };
-use crate::{ConvertError, Result};
+use crate::{ConvertError, Result, source::value};
 use reshard::{
     Checkpoint, DType, Region, TensorHandle, ValueTree,
     model::{self, Dims},
@@ -208,7 +208,7 @@ async fn beside_tensors(
         let is_object = |c: &Checkpoint| c.metadata().object(key).is_some();
         match (is_object(first), is_object(second)) {
             (true, true) => {
-                if first.object(key).await? != second.object(key).await? {
+                if value(first, key).await? != value(second, key).await? {
                     out.objects.push(key.clone());
                 }
             }
