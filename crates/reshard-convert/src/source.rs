@@ -2,6 +2,7 @@
 
 use crate::{
     CastReport, ConvertError, Result,
+    checked::Chunks,
     fit::{CommonAs, Fit},
     optimizer::Canonical,
     tensor::Carried,
@@ -12,7 +13,12 @@ use reshard::{
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
 };
-use std::{cmp::Reverse, collections::BinaryHeap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    fmt,
+    sync::Arc,
+};
 
 type Chosen<'a> = dyn Fn(&str) -> bool + Send + Sync + 'a;
 
@@ -52,7 +58,7 @@ enum Item {
     Tensor(Carried),
     Object(String, Payload),
     /// A tensor of common state, in memory.
-    InMemory(ShardedTensor),
+    InMemory(Box<ShardedTensor>),
 }
 
 impl Item {
@@ -93,7 +99,7 @@ impl Source {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-        fit: &Fit,
+        (fit, checks): (&Fit, &BTreeMap<String, Arc<Chunks>>),
     ) -> Result<Self> {
         let common = checkpoint
             .stored_common()
@@ -113,7 +119,7 @@ impl Source {
             };
             let item = match entry {
                 Entry::Tensor(t) => checkpoint.tensor(key).map(|tensor| {
-                    let carried = Carried::stored(to, tensor);
+                    let carried = Carried::stored(to, tensor).checked(checks.get(key).cloned());
                     Item::Tensor(carried.with_dtype(fit.written(t.dtype())))
                 }),
                 Entry::Object(..) => object(checkpoint, key, fit)
@@ -259,7 +265,7 @@ impl Source {
                 }
                 Item::InMemory(t) => {
                     if let Some(state) = states.get_mut(to as usize) {
-                        nest(state, &t.key, t.clone().into());
+                        nest(state, &t.key, ShardedTensor::clone(t).into());
                     }
                 }
                 Item::Tensor(t) => {
@@ -335,7 +341,7 @@ fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
     let mut paths: PathOfKey = items.iter().map(key).map(flat).collect();
     for leaf in parts.flat.into_values() {
         let item = match leaf {
-            Sharded::Tensor(t) => Item::InMemory(t),
+            Sharded::Tensor(t) => Item::InMemory(t.into()),
             Sharded::Object(o) => Item::Object(o.unique_key().to_string(), o.data),
         };
         let of_leaf = key(&item);
