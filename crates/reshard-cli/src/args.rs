@@ -75,6 +75,12 @@ pub(crate) enum Command {
                             reshard prune /ckpt/step-1000"
     )]
     Prune(Prune),
+    /// Removes all tensors and objects whose key starts with a prefix, in one step. Data files that stay are not written again.
+    #[command(
+        after_help = "Example, look first what goes with the optimizer:\n  reshard remove /ckpt/step-1000 optimizer. --dry-run\n  \
+                            reshard remove /ckpt/step-1000 optimizer."
+    )]
+    Remove(Remove),
     /// Lists the strategies and stores that are linked into this program.
     #[command(
         after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
@@ -100,6 +106,7 @@ impl Command {
             Self::Diff(a) => Some(&a.first),
             Self::Stats(a) => Some(&a.dir),
             Self::Prune(a) => Some(&a.dir),
+            Self::Remove(a) => Some(&a.dir),
             Self::Demo(a) => a.dir.as_deref(),
             Self::Plugins(_) => None,
         }
@@ -259,6 +266,22 @@ pub(crate) struct Prune {
     /// With 0s they are removed in any case, so make sure that no save is running.
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = units::parse_age)]
     pub(crate) older_than: Duration,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Remove {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    /// How the keys begin that are to go.
+    pub(crate) prefix: String,
+    /// Remove nothing, and only print what would be removed.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,

@@ -30,6 +30,7 @@ mod list;
 mod plugins;
 mod program;
 mod prune;
+mod remove;
 mod run;
 mod stats;
 mod table;

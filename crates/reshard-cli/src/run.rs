@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     list, plugins,
     program::Program,
-    prune, stats,
+    prune, remove, stats,
     table::BAD,
     trace::traced,
     usage, verify,
@@ -82,6 +82,7 @@ impl Program {
             Command::Diff(a) => diff::run(self, a, io),
             Command::Stats(a) => stats::run(self, a, io),
             Command::Prune(a) => prune::run(self, a, io),
+            Command::Remove(a) => remove::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
             Command::Demo(a) => traced(a.trace.as_deref(), || demo::run(self, a, io)),
         }

@@ -557,7 +557,8 @@ pub trait StorageReader: ReaderHooks {
     async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
         Ok(vec![None; chunks.len()])
     }
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items
+    /// that have none.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the report.

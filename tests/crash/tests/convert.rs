@@ -4,7 +4,7 @@
 use reshard::{
     BackendVersion, Dialect, OpenOptions, Registry, Tensor, blocking::Checkpoint, strategy::Make,
 };
-use reshard_crash::{save, scattered};
+use reshard_crash::{Form, save, scattered};
 use reshard_storage::failpoint;
 use std::{
     collections::BTreeMap,
@@ -74,7 +74,7 @@ fn prune(dst: &Path) {
 fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
     let home = tempfile::tempdir().unwrap();
     let src = home.path().join("src");
-    save(&src, 1, false, Dialect::Dcp).unwrap();
+    save(&src, 1, false, Form::TorchDist(Dialect::Dcp)).unwrap();
     let all = tensors(&Checkpoint::open(&src.display().to_string()).unwrap());
     for (n, format) in formats().iter().enumerate() {
         let (mut killed, mut whole) = (0, 0);
@@ -128,7 +128,7 @@ fn a_conversion_killed_at_random_moments_leaves_nothing_or_all() {
     const MOMENTS: u64 = 24;
     let home = tempfile::tempdir().unwrap();
     let src = home.path().join("src");
-    save(&src, 1, false, Dialect::Dcp).unwrap();
+    save(&src, 1, false, Form::TorchDist(Dialect::Dcp)).unwrap();
     let all = tensors(&Checkpoint::open(&src.display().to_string()).unwrap());
     for (n, format) in formats().iter().enumerate() {
         let warm = home.path().join(format!("warm-{n}"));

@@ -18,6 +18,7 @@ mod optimizer;
 mod parts;
 mod prune;
 mod ranks;
+mod remove;
 mod states;
 mod trace;
 mod understood;

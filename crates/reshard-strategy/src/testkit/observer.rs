@@ -331,6 +331,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         self.inner.detect(top)
     }
 
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.inner.detect_file(file)
+    }
+
     fn probes(&self) -> &'static [&'static str] {
         self.inner.probes()
     }
