@@ -75,6 +75,12 @@ pub(crate) enum Command {
                             reshard prune /ckpt/step-1000"
     )]
     Prune(Prune),
+    /// Removes all tensors and objects whose key starts with a prefix, in one step. Data files that stay are not written again.
+    #[command(
+        after_help = "Example, look first what goes with the optimizer:\n  reshard remove /ckpt/step-1000 optimizer. --dry-run\n  \
+                            reshard remove /ckpt/step-1000 optimizer."
+    )]
+    Remove(Remove),
     /// Lists the strategies and stores that are linked into this program.
     #[command(
         after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
@@ -100,6 +106,7 @@ impl Command {
             Self::Diff(a) => Some(&a.first),
             Self::Stats(a) => Some(&a.dir),
             Self::Prune(a) => Some(&a.dir),
+            Self::Remove(a) => Some(&a.dir),
             Self::Demo(a) => a.dir.as_deref(),
             Self::Plugins(_) => None,
         }
@@ -267,6 +274,22 @@ pub(crate) struct Prune {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Remove {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    /// How the keys begin that are to go.
+    pub(crate) prefix: String,
+    /// Remove nothing, and only print what would be removed.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// The checkpoint to read.
     pub(crate) src: String,
@@ -326,6 +349,9 @@ pub(crate) struct Convert {
     /// others.
     #[arg(long, value_enum)]
     pub(crate) flavour: Option<FlavourArg>,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -498,6 +524,9 @@ pub(crate) struct Demo {
     /// Start a process of this program for each rank, joined by TCP. Without it ranks are threads of one process.
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE", conflicts_with = "processes")]
+    pub(crate) trace: Option<PathBuf>,
     /// What this process does as one of the ranks that `--processes` starts.
     #[arg(long, hide = true)]
     pub(crate) act: Option<Act>,

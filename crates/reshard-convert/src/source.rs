@@ -2,6 +2,7 @@
 
 use crate::{
     CastReport, ConvertError, Result,
+    checked::Chunks,
     fit::{CommonAs, Fit},
     optimizer::Canonical,
     tensor::Carried,
@@ -12,7 +13,12 @@ use reshard::{
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
 };
-use std::{cmp::Reverse, collections::BinaryHeap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    fmt,
+    sync::Arc,
+};
 
 type Chosen<'a> = dyn Fn(&str) -> bool + Send + Sync + 'a;
 
@@ -52,7 +58,7 @@ enum Item {
     Tensor(Carried),
     Object(String, Payload),
     /// A tensor of common state, in memory.
-    InMemory(ShardedTensor),
+    InMemory(Box<ShardedTensor>),
 }
 
 impl Item {
@@ -101,7 +107,7 @@ impl Source {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-        fit: &Fit,
+        (fit, checks): (&Fit, &BTreeMap<String, Arc<Chunks>>),
     ) -> Result<Self> {
         let common = checkpoint
             .stored_common()
@@ -121,7 +127,7 @@ impl Source {
             };
             let item = match entry {
                 Entry::Tensor(t) => checkpoint.tensor(key).map(|tensor| {
-                    let carried = Carried::stored(to, tensor);
+                    let carried = Carried::stored(to, tensor).checked(checks.get(key).cloned());
                     Item::Tensor(carried.with_dtype(fit.written(t.dtype())))
                 }),
                 Entry::Object(..) => object(checkpoint, key, fit)
@@ -270,7 +276,7 @@ impl Source {
                 }
                 Item::InMemory(t) => {
                     if let Some(state) = states.get_mut(to as usize) {
-                        nest(state, &t.key, t.clone().into());
+                        nest(state, &t.key, ShardedTensor::clone(t).into());
                     }
                 }
                 Item::Tensor(t) => {
@@ -301,15 +307,11 @@ impl Source {
 /// An object as it is stored, if the target stores it alike. A cell of an array of objects may be a list in one of the two formats, with one
 /// value for each leaf that a rank had of it.
 async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload, reshard::Error> {
-    let is_cell = checkpoint.dialect() == Dialect::Megatron
-        && ShardedObject::empty_from_unique_key(key).is_ok();
-    let (was_list, is_list) = (checkpoint.object_lists(), fit.object_lists());
-    if is_cell && was_list != is_list {
-        return Ok(Payload::Value(match checkpoint.object(key).await? {
-            value if is_list => Value::List(vec![value]),
-            Value::List(mut all) if all.len() == 1 => all.remove(0),
-            value => value,
-        }));
+    let is_list = fit.object_lists();
+    if is_cell(checkpoint, key) && checkpoint.object_lists() != is_list {
+        let value = value(checkpoint, key).await?;
+        let as_list = |value| Value::List(vec![value]);
+        return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
     Ok(match checkpoint.object_payload(key).await? {
         Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
@@ -325,6 +327,23 @@ fn flat_paths(items: &[Item]) -> PathOfKey {
     items.iter().map(flat).collect()
 }
 
+/// Whether an object is a cell of an array of objects.
+fn is_cell(checkpoint: &Checkpoint, key: &str) -> bool {
+    checkpoint.dialect() == Dialect::Megatron && ShardedObject::empty_from_unique_key(key).is_ok()
+}
+
+/// The value of an object, without the list that a format may have put around that of a cell.
+pub(crate) async fn value(checkpoint: &Checkpoint, key: &str) -> Result<Value, reshard::Error> {
+    Ok(match checkpoint.object(key).await? {
+        Value::List(mut all)
+            if all.len() == 1 && checkpoint.object_lists() && is_cell(checkpoint, key) =>
+        {
+            all.remove(0)
+        }
+        value => value,
+    })
+}
+
 /// Makes an item of each leaf of common state, named by its path. Returns the paths of all items.
 fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
     let fail = |what: String| ConvertError::Common { what };
@@ -333,7 +352,7 @@ fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
     let mut paths = flat_paths(items);
     for leaf in parts.flat.into_values() {
         let item = match leaf {
-            Sharded::Tensor(t) => Item::InMemory(t),
+            Sharded::Tensor(t) => Item::InMemory(t.into()),
             Sharded::Object(o) => Item::Object(o.unique_key().to_string(), o.data),
         };
         let of_leaf = item.key().to_owned();

@@ -3,6 +3,7 @@
 use crate::{
     CastReport, ConvertError, Result,
     cast::{Casting, Lost},
+    checked::{Checked, Chunks},
 };
 use reshard::{
     DType, MappedTensorHandle, Region, TensorHandle,
@@ -17,6 +18,8 @@ pub(crate) struct Carried {
     from: From,
     /// To which element type it is cast, and what that loses.
     cast: Option<(DType, Arc<Lost>)>,
+    /// Its chunks, if they are checked while they are read.
+    chunks: Option<Arc<Chunks>>,
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +35,7 @@ impl Carried {
             key: key.into(),
             from: From::Stored(tensor),
             cast: None,
+            chunks: None,
         }
     }
 
@@ -40,6 +44,7 @@ impl Carried {
             key: tensor.key().into(),
             from: From::Mapped(tensor),
             cast: None,
+            chunks: None,
         }
     }
 
@@ -48,7 +53,13 @@ impl Carried {
             key: key.into(),
             from: From::Made(Arc::new(made)),
             cast: None,
+            chunks: None,
         }
+    }
+
+    /// The same, checked while it is read.
+    pub(crate) fn checked(self, chunks: Option<Arc<Chunks>>) -> Self {
+        Self { chunks, ..self }
     }
 
     /// The same with another element type.
@@ -98,7 +109,13 @@ impl Carried {
 
     pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
         let source: Arc<dyn TensorSource> = match &self.from {
-            From::Stored(t) => t.source(region)?,
+            From::Stored(t) => {
+                let (at, source) = (region.offsets.clone(), t.source(region)?);
+                match self.chunks.clone() {
+                    None => source,
+                    Some(chunks) => Arc::new(Checked { source, chunks, at }),
+                }
+            }
             From::Mapped(t) => t.source(region)?,
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),

@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::{Data, FlatStateDict};
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Listing, Name, PlaceKind};
+use reshard_storage::{Entry, Listing, Name, PlaceKind};
 use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
@@ -156,6 +156,11 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Whether a place holds a checkpoint of this format, as [`OpenFormat::detect`](crate::OpenFormat::detect) tells.
     fn detect(&self, _top: &Listing) -> Detection {
         Detection::No
+    }
+
+    /// Whether one file is a checkpoint of this format, as [`OpenFormat::detect_file`](crate::OpenFormat::detect_file) tells.
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.detect(&Listing::of(vec![file.clone()]))
     }
 
     /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.

@@ -1,7 +1,6 @@
 //! Reads regions of the arrays of an opened checkpoint.
 
 mod array;
-mod crc;
 mod files;
 mod kept;
 mod opened;

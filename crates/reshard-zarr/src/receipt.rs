@@ -63,25 +63,17 @@ pub(crate) struct Read {
     pub(crate) parts: Vec<(u64, u64, u32)>,
 }
 
-/// The checksum of parts that follow each other, from their lengths and checksums.
-pub(crate) fn combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
-    let mut all = crc32fast::Hasher::new();
-    for (length, crc) in parts {
-        all.combine(&crc32fast::Hasher::new_with_initial_len(crc, length));
-    }
-    all.finalize()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reshard_strategy::crc32_combined;
 
     #[test]
     fn checksums_of_parts_make_the_checksum_of_the_whole() {
         let text = b"the quick brown fox";
         let parts = [&text[..0], &text[..4], &text[4..11], &text[11..]];
         let parts = parts.map(|part| (part.len() as u64, crc32fast::hash(part)));
-        assert_eq!(combined(parts.into_iter()), crc32fast::hash(text));
+        assert_eq!(crc32_combined(parts.into_iter()), crc32fast::hash(text));
         let receipt = Receipt::of(&[3, 4], 10).with(&[7, 8]);
         let read = Receipt::read(&receipt, 5..12).unwrap();
         assert_eq!(read.chunk, Dims::from([3, 4]));

@@ -1,7 +1,6 @@
 //! Which bytes a rank writes: a file for each of its chunks.
 
 mod chunk;
-mod pieces;
 
 use crate::{
     array::{
@@ -11,7 +10,7 @@ use crate::{
     form::Form,
     grid::Grid,
     planner::{Chunks, grid_of},
-    receipt::{self, Receipt, combined},
+    receipt::{self, Receipt},
     record::{ArrayRecord, Record, SCHEMA},
     zarr3,
 };
@@ -22,7 +21,7 @@ use reshard_plan::{PieceId, SavePlan, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
     BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriteData, WriteResult, WriterHooks,
+    StrategyError, WriteData, WriteResult, WriterHooks, crc32_combined,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -292,7 +291,7 @@ impl Written {
             let parts = files.and_then(|files| files.get(&name));
             Ok(parts.map(|parts| {
                 let of_chunk = parts.range(start..start.saturating_add(bytes));
-                combined(of_chunk.map(|(_, part)| *part))
+                crc32_combined(of_chunk.map(|(_, part)| *part))
             }))
         };
         grid.positions().blocks(1).map(crc).collect()

@@ -108,14 +108,24 @@ pub use reshard_model::{
 };
 pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
+/// The `safetensors` format and its settings; feature `safetensors`.
+#[cfg(feature = "safetensors")]
+pub use reshard_safetensors as safetensors;
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{
     self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,
     ReadLimits, Registry, Staging,
 };
+/// TensorFlow's V2 checkpoints; feature `tensor-bundle`.
+#[cfg(feature = "tensor-bundle")]
+pub use reshard_tensor_bundle as tensor_bundle;
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;
+/// The `torch_save` format and its settings; feature `torch-save`.
+#[cfg(feature = "torch-save")]
+pub use reshard_torch_save as torch_save;
+
 /// The `zarr` format and its settings; feature `zarr`.
 #[cfg(feature = "zarr")]
 pub use reshard_zarr as zarr;

@@ -8,10 +8,16 @@ fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
     assert_eq!(
         linked,
         [
+            "save sharded of safetensors/1",
+            "save sharded of tensor_bundle/2",
             "save sharded of torch_dist/1",
+            "save sharded of torch_save/1",
             "save sharded of zarr/1",
             "save sharded of zarr3/1",
+            "load sharded of safetensors/1",
+            "load sharded of tensor_bundle/2",
             "load sharded of torch_dist/1",
+            "load sharded of torch_save/1",
             "load sharded of zarr/1",
             "load sharded of zarr3/1",
             "save common of torch/1",

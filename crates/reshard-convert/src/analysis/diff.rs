@@ -4,7 +4,7 @@ use super::{
     blocks::{Unit, each_block, read},
     numbers::{Bound, Pairs, number},
 };
-use crate::{ConvertError, Result};
+use crate::{ConvertError, Result, source::value};
 use reshard::{
     Checkpoint, DType, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle, Value,
     ValueTree,
@@ -318,8 +318,11 @@ impl View<'_> {
 
     async fn object(&self, key: &str) -> reshard::Result<Value> {
         match self {
-            Self::Stored(c) => c.object(key).await,
-            Self::Mapped(m) => m.object(key).await,
+            Self::Stored(c) => value(c, key).await,
+            Self::Mapped(m) => match m.mapping().object(key) {
+                Some(stored) => value(m.checkpoint(), stored).await,
+                None => m.object(key).await,
+            },
         }
     }
 }

@@ -2,7 +2,8 @@
 //! a format.
 
 use super::{Rank, load_on_ranks, save_on_ranks};
-use crate::{LoadShardedConfig, SaveShardedConfig};
+use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
+use futures_executor::block_on;
 use reshard_model::{
     DType, FlatStateDict, FlatView, Path, Region, Sharded, ShardedTensor, Step, Tensor,
 };
@@ -34,6 +35,12 @@ pub(super) fn regions_of_flattened_ranges_are_read(
     let saved = save_on_ranks(&store, IfExists::Refuse, (0..3).map(rank).collect());
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
+    // A format that stores whole tensors has no ranges.
+    let reader = block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
+    let mut tensors = reader.metadata().tensors();
+    if tensors.all(|t| t.chunk_count() == 1) {
+        return;
+    }
     let planner: Arc<dyn LoadPlanner> = Arc::new(Unflatten);
     let rank = |r| Rank {
         strategy: load.build().unwrap(),
@@ -143,6 +150,26 @@ impl LoadPlanner for Unflatten {
             // The leaf's box, counted from the start of its chunk.
             let inner = wanted.within(&Region::new([layer, chunk * rows, 0], shape));
             for (id, stored) in cx.metadata.tensor(&t.key).unwrap().chunks() {
+                // A format that stores tensors whole has one chunk, which is all boxes one after the other.
+                if stored.lengths[..2] == [LAYERS, CHUNKS] {
+                    let mut region = inner.clone();
+                    region.offsets[0] = layer * CHUNKS + chunk;
+                    plan.items.push(ReadItem {
+                        dest: dest as u32,
+                        dest_region: Region::whole(&inner.lengths),
+                        piece: PieceId {
+                            key: (&*t.key).into(),
+                            offset: Some(stored.offsets.clone()),
+                        },
+                        stored: Stored::Chunk(id),
+                        stored_region: region,
+                        flat: Some(Box::new(FlatView {
+                            shape: [LAYERS * CHUNKS, rows, columns].into(),
+                            start: 0,
+                        })),
+                    });
+                    continue;
+                }
                 if stored.offsets[..2] != [layer, chunk] {
                     continue;
                 }

@@ -331,6 +331,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         self.inner.detect(top)
     }
 
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.inner.detect_file(file)
+    }
+
     fn probes(&self) -> &'static [&'static str] {
         self.inner.probes()
     }
@@ -461,6 +465,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         self.observer.format("reader.read_objects")?;
         self.inner.read_objects(reads, cx).await
+    }
+
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+        self.inner.element_checksums(chunks).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

@@ -2,7 +2,6 @@
 
 use super::{
     array::{Array, Refused},
-    crc::Crc,
     kept::Kept,
 };
 use crate::array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA};
@@ -10,7 +9,8 @@ use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, ReadCx, ReadLimits, ReadTensor, Result, Selection, StrategyError, Traffic,
+    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Result, Selection, StrategyError,
+    Traffic,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -133,8 +133,13 @@ impl ZarrReader {
         // Padding at the end of an axis is read along.
         let all = cx.verify && Selection::cover_once(&selections, layout.elements());
         let sum = chunk.array.checksum(chunk.number).filter(|_| all);
-        let check = sum
-            .map(|sum| -> Box<dyn Checksum> { Box::new(Crc::new(bytes, sum, &chunk.array.key)) });
+        let check = sum.map(|sum| -> Box<dyn Checksum> {
+            Box::new(Crc32Check::new(
+                bytes,
+                sum,
+                &format!("a chunk of {}", chunk.array.key),
+            ))
+        });
         let parts: Vec<Part> = reads
             .into_iter()
             .map(|read| read.part(&layout))

@@ -1,12 +1,11 @@
 //! The bytes of one chunk's file, made of the pieces that lie in it.
 
-use super::pieces::{Piece, mosaic};
 use crate::receipt::Receipt;
 use bytes::Bytes;
 use reshard_model::{DType, Data, Region};
 use reshard_plan::WriteItem;
 use reshard_storage::{Extent, Length};
-use reshard_strategy::{Blocks, Elements, Result, StrategyError};
+use reshard_strategy::{Blocks, Elements, Piece, Result, StrategyError, mosaic, run_of};
 use std::{io, ops::Range};
 
 /// The most bytes of a block of padding.
@@ -78,7 +77,7 @@ impl Chunk {
                     first.push(0);
                 }
                 let pieces = self.pieces.into_iter().map(|(piece, _)| piece).collect();
-                let blocks = mosaic(self.cell.lengths, self.size, pieces);
+                let blocks = mosaic(self.cell.lengths.clone(), self.size, pieces);
                 let all = Summed::new(0..self.bytes, blocks, self.receipt);
                 (vec![Box::new(all)], of_items)
             }
@@ -89,7 +88,7 @@ impl Chunk {
     fn runs(&self) -> Option<Vec<(usize, Range<u64>)>> {
         let pieces = self.pieces.iter().enumerate();
         let run = |(n, (piece, _)): (usize, &(Piece, Elements))| {
-            let run = run(piece.region(), &self.cell.lengths)?;
+            let run = run_of(piece.region(), &self.cell.lengths)?;
             Some((n, run.start * self.size..run.end * self.size))
         };
         let mut runs = pieces.map(run).collect::<Option<Vec<_>>>()?;
@@ -130,26 +129,6 @@ impl Chunk {
         }
         (extents, of_items)
     }
-}
-
-/// The elements of a chunk that a box of it is, if they follow each other.
-fn run(inner: &Region, chunk: &[u64]) -> Option<Range<u64>> {
-    let cut = inner
-        .lengths
-        .iter()
-        .position(|n| *n != 1)
-        .map_or(chunk.len(), |axis| axis + 1);
-    if (cut..chunk.len()).any(|axis| inner.lengths[axis] != chunk[axis]) {
-        return None;
-    }
-    let strides = Region::whole(chunk).strides();
-    let start = inner
-        .offsets
-        .iter()
-        .zip(&*strides)
-        .map(|(i, n)| i * n)
-        .sum::<u64>();
-    Some(start..start + inner.volume()?)
 }
 
 fn zeros(bytes: u64) -> Blocks {
@@ -230,22 +209,4 @@ pub(super) fn tail(bytes: Bytes, at: u64, receipt: Receipt) -> Box<dyn Extent> {
         Box::new(std::iter::once(Ok(bytes))),
         receipt,
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn boxes_that_are_runs_of_their_chunk_are_known() {
-        let of =
-            |offsets: [u64; 3], lengths: [u64; 3]| run(&Region::new(offsets, lengths), &[2, 3, 4]);
-        assert_eq!(of([0, 0, 0], [2, 3, 4]), Some(0..24));
-        assert_eq!(of([1, 0, 0], [1, 3, 4]), Some(12..24));
-        assert_eq!(of([1, 1, 0], [1, 2, 4]), Some(16..24));
-        assert_eq!(of([1, 1, 1], [1, 1, 2]), Some(17..19));
-        assert_eq!(of([0, 0, 0], [2, 1, 4]), None);
-        assert_eq!(of([0, 0, 0], [1, 2, 3]), None);
-        assert_eq!(run(&Region::default(), &[]), Some(0..1));
-    }
 }

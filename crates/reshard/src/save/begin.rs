@@ -41,7 +41,7 @@ impl SetUp {
             }
         };
         let Replaced { if_exists, stays } = if overwrite {
-            replace(&store, &self.registry).await?
+            replace(&store, &self.registry, self.kind).await?
         } else {
             Replaced::default()
         };

@@ -7,14 +7,14 @@ use crate::{
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{self, Sidecar},
     tally::{Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, FileBody, Name, Progress, Transaction, wait};
+use reshard_storage::{Durability, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
@@ -40,13 +40,13 @@ pub(super) struct Version {
     pub(super) transaction: Arc<Tally>,
     /// Of an asynchronous save.
     pub(super) _in_flight: Option<InFlight>,
-    /// Only a folder has room for `reshard.json`.
-    pub(super) has_sidecar: bool,
     /// The name of the sharded strategy.
     pub(super) backend: BackendVersion,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) common_form: CommonForm,
     pub(super) dialect: Dialect,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
@@ -292,14 +292,14 @@ impl Version {
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
         if is_coordinator
-            && self.has_sidecar
+            && let Some(name) = sidecar::name(self.kind)
             && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files)
         {
             let named = self.dialect == Dialect::Megatron || self.backend == default_format();
             sidecar.empty_dicts.clone_from(&self.empty_dicts);
             sidecar.strategy = (!named).then(|| self.backend.clone());
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+            files.insert(0, (Name::new(name)?, sidecar.to_bytes()));
         }
 
         // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file

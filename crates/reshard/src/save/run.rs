@@ -13,9 +13,8 @@ use crate::{
     tally::Tally,
 };
 use reshard_comm::Comm;
-use reshard_model::Dialect;
+use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
-use reshard_storage::PlaceKind;
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
@@ -92,11 +91,11 @@ impl Save<'_> {
             url: url.to_owned(),
             transaction,
             _in_flight: set_up.in_flight,
-            has_sidecar: set_up.kind == PlaceKind::Folder,
             backend: set_up.sharded.key(),
             common: set_up.common,
             common_form: self.common_form,
             dialect: self.dialect,
+            kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,
@@ -137,9 +136,10 @@ impl Save<'_> {
         cx.kept_plan.clone_from(&self.kept_plan);
         cx.validate_access_integrity = self.validate_access_integrity;
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
-        if self.dialect == Dialect::Dcp {
+        if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
+        cx.empty_dicts.clone_from(&set_up.parts.dropped_empty);
         let state = std::mem::take(&mut set_up.parts.flat);
         set_up.sharded.prepare(state, &cx).await
     }

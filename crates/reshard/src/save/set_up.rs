@@ -11,7 +11,8 @@ use crate::{
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
-    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
+    Dialect, Flatten, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split_as,
+    split_ref,
 };
 use reshard_storage::{PlaceKind, Store, Stores};
 use reshard_strategy::{
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
+    /// What kind of place it is.
     pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
@@ -61,6 +63,11 @@ impl Save<'_> {
             None => registry.save_sharded(&default)?.build()?,
         };
 
+        let can = sharded.capabilities();
+        if !self.dialect_is_chosen && !can.saves(self.dialect) {
+            self.dialect = can.dialects().first().copied().unwrap_or_default();
+        }
+
         // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
             && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
@@ -71,6 +78,10 @@ impl Save<'_> {
         }
         if self.integrity && self.dialect != Dialect::Megatron {
             let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
+            let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
             return Err(StrategyError::Invalid(what.into()));
         }
         let common = match self.common.take() {
@@ -84,7 +95,6 @@ impl Save<'_> {
                 what,
             });
         }
-        let can = sharded.capabilities();
         if !can.saves(self.dialect) {
             let what = format!(
                 "the dialect {}; it saves in {}",
@@ -101,13 +111,13 @@ impl Save<'_> {
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = if self.statefuls.is_empty() {
-            split_ref(self.state, self.dialect)?
+            split_ref(self.state, self.dialect, self.flatten)?
         } else {
             let mut state = self.state.clone();
             for (key, value) in &self.statefuls {
                 stateful::insert(&mut state, key, value.state_dict())?;
             }
-            split(state, self.dialect)?
+            split_as(state, self.dialect, self.flatten)?
         };
         parts.dropped_empty.append(&mut self.empty_dicts);
 

@@ -1,0 +1,253 @@
+//! The header of a file: which tensors it has, and where.
+
+use crate::{
+    dtype::Spelled,
+    json::{Fault, Unique, once},
+};
+use serde::{
+    Deserialize, Serialize,
+    de::{Deserializer, Error, MapAccess, Visitor},
+};
+use std::{collections::BTreeMap, fmt, ops::Range};
+
+/// Bytes before the header: its length.
+pub(crate) const LENGTH: u64 = 8;
+
+/// The longest header that the reference implementation reads, in bytes.
+pub(crate) const MOST: u64 = 100_000_000;
+
+/// The key of what is said of the whole file.
+pub(crate) const METADATA: &str = "__metadata__";
+
+/// The most axes of a tensor.
+pub(crate) const AXES: usize = 255;
+
+/// A tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) key: Box<str>,
+    /// The name of its element type, and the type if the format has it.
+    pub(crate) dtype: Result<Spelled, Box<str>>,
+    /// As the header counts elements.
+    pub(crate) shape: Vec<u64>,
+    /// Its bytes in the file.
+    pub(crate) bytes: Range<u64>,
+}
+
+/// A header.
+#[derive(Debug, Default)]
+pub(crate) struct Header {
+    pub(crate) metadata: BTreeMap<Box<str>, String>,
+    /// In the order of their bytes.
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// The length of the header, from the first bytes of a file of `file` bytes.
+pub(crate) fn length(first: &[u8], file: u64) -> Result<u64, Fault> {
+    let Some((length, _)) = first.split_first_chunk::<8>() else {
+        return Err(Fault::new(format!(
+            "it has {file} bytes, and the length of the header alone takes {LENGTH}"
+        )));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MOST {
+        let what =
+            format!("its header is said to have {length} bytes, and at most {MOST} are allowed");
+        return Err(Fault::at(0, what));
+    }
+    if LENGTH + length > file {
+        let what = format!("its header is said to have {length} bytes, but the file has {file}");
+        return Err(Fault::at(0, what));
+    }
+    Ok(length)
+}
+
+/// Parses a header, and checks that its tensors are the bytes of a file of `file` bytes: one after the other, without gaps.
+pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
+    if text.first() != Some(&b'{') {
+        return Err(Fault::at(LENGTH, "its header is no JSON object"));
+    }
+    let raw: Raw = serde_json::from_slice(text).map_err(|e| Fault::parser(&e, LENGTH))?;
+    let start = LENGTH + text.len() as u64;
+    let mut entries = Vec::with_capacity(raw.tensors.len());
+    for (key, info) in raw.tensors {
+        entries.push(entry(key, info, start)?);
+    }
+    entries.sort_by(|a, b| (a.bytes.start, a.bytes.end).cmp(&(b.bytes.start, b.bytes.end)));
+    let mut at = start;
+    for entry in &entries {
+        let Range { start: from, end } = entry.bytes;
+        let key = &entry.key;
+        if from < at {
+            let what = format!("the bytes of {key} begin within those of another tensor");
+            return Err(Fault::at(from, what));
+        }
+        if from > at {
+            let what = format!(
+                "{} bytes before those of {key} belong to no tensor",
+                from - at
+            );
+            return Err(Fault::at(at, what));
+        }
+        at = end;
+    }
+    if at > file {
+        let what =
+            format!("the file is cut: its tensors end at byte {at}, and it has {file} bytes");
+        return Err(Fault::at(file, what));
+    }
+    if at < file {
+        let what = format!("its last {} bytes belong to no tensor", file - at);
+        return Err(Fault::at(at, what));
+    }
+    Ok(Header {
+        metadata: raw.metadata,
+        entries,
+    })
+}
+
+fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Fault> {
+    let (from, to) = info.data_offsets;
+    let place = from.checked_add(start).zip(to.checked_add(start));
+    let Some((from, to)) = place.filter(|(from, to)| from <= to) else {
+        return Err(Fault::new(format!(
+            "the offsets {from} and {to} of {key} are no range"
+        )));
+    };
+    if info.shape.len() > AXES {
+        let what = format!(
+            "{key} has {} axes, and at most {AXES} are possible",
+            info.shape.len()
+        );
+        return Err(Fault::new(what));
+    }
+    let dtype = Spelled::of(&info.dtype).ok_or(info.dtype);
+    if let Ok(dtype) = &dtype {
+        let takes = dtype.bytes(&info.shape);
+        if takes != Some(to - from) {
+            let takes = takes.map_or("no number of".into(), |n| n.to_string());
+            let what = format!(
+                "{key} has {} bytes, but {} {:?} takes {takes} bytes",
+                to - from,
+                dtype.name,
+                info.shape
+            );
+            return Err(Fault::at(from, what));
+        }
+    }
+    Ok(Entry {
+        key,
+        dtype,
+        shape: info.shape,
+        bytes: from..to,
+    })
+}
+
+struct Raw {
+    metadata: BTreeMap<Box<str>, String>,
+    tensors: BTreeMap<Box<str>, Info>,
+}
+
+#[derive(Deserialize)]
+struct Info {
+    dtype: Box<str>,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Map;
+
+        impl<'de> Visitor<'de> for Map {
+            type Value = Raw;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Raw, A::Error> {
+                let (mut metadata, mut tensors) = (None, BTreeMap::new());
+                while let Some(key) = from.next_key::<Box<str>>()? {
+                    if &*key == METADATA {
+                        let all: Unique<String> = from.next_value()?;
+                        if metadata.replace(all.0).is_some() {
+                            return Err(A::Error::custom("the key \"__metadata__\" comes twice"));
+                        }
+                        continue;
+                    }
+                    once(&tensors, &key)?;
+                    let info = from
+                        .next_value::<Info>()
+                        .map_err(|e| A::Error::custom(format_args!("{key:?}: {e}")))?;
+                    tensors.insert(key, info);
+                }
+                Ok(Raw {
+                    metadata: metadata.unwrap_or_default(),
+                    tensors,
+                })
+            }
+        }
+        from.deserialize_map(Map)
+    }
+}
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewEntry {
+    pub(crate) key: Box<str>,
+    pub(crate) dtype: Spelled,
+    /// As the header counts elements.
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: u64,
+}
+
+/// The bytes of a file up to its first tensor. The tensors follow each other in this order, and the first one begins at a multiple of 8.
+///
+/// # Errors
+/// It is longer than readers allow.
+pub(crate) fn text(
+    metadata: &BTreeMap<&str, String>,
+    entries: &[NewEntry],
+) -> Result<Vec<u8>, Fault> {
+    #[derive(Serialize)]
+    struct Written<'e> {
+        dtype: &'static str,
+        shape: &'e [u64],
+        data_offsets: [u64; 2],
+    }
+    let unwritable = |e: serde_json::Error| Fault::new(e.to_string());
+    let mut out = vec![0; LENGTH as usize];
+    out.extend(b"{\"__metadata__\":");
+    serde_json::to_writer(&mut out, metadata).map_err(unwritable)?;
+    let mut at = 0u64;
+    for entry in entries {
+        let end = at.checked_add(entry.bytes);
+        let end = end.ok_or_else(|| Fault::new("a file of more than 2⁶⁴ bytes"))?;
+        out.push(b',');
+        serde_json::to_writer(&mut out, &entry.key).map_err(unwritable)?;
+        out.push(b':');
+        let written = Written {
+            dtype: entry.dtype.name,
+            shape: &entry.shape,
+            data_offsets: [at, end],
+        };
+        serde_json::to_writer(&mut out, &written).map_err(unwritable)?;
+        at = end;
+    }
+    out.push(b'}');
+    while !out.len().is_multiple_of(8) {
+        out.push(b' ');
+    }
+    let length = out.len() as u64 - LENGTH;
+    if length > MOST {
+        return Err(Fault::new(format!(
+            "its header would have {length} bytes, and readers allow at most {MOST}; choose a smaller max_shard_size"
+        )));
+    }
+    out[..LENGTH as usize].copy_from_slice(&length.to_le_bytes());
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests;

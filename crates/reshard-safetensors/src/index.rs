@@ -1,0 +1,110 @@
+//! The index of a model in several files, as `transformers` writes it.
+
+use crate::json::{Fault, Unique};
+use bytes::Bytes;
+use reshard_storage::Name;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Which file has which tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    /// In the order of their names.
+    pub(crate) files: Vec<Name>,
+    /// The number of the file of each key.
+    pub(crate) of: BTreeMap<Box<str>, u32>,
+}
+
+#[derive(Deserialize)]
+struct Raw<'i> {
+    #[serde(borrow)]
+    weight_map: Unique<std::borrow::Cow<'i, str>>,
+}
+
+impl Index {
+    /// Parses an index.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, Fault> {
+        let raw: Raw<'_> = serde_json::from_slice(text).map_err(|e| Fault::parser(&e, 0))?;
+        let mut names: BTreeMap<&str, u32> = BTreeMap::new();
+        for (key, file) in &raw.weight_map.0 {
+            if !names.contains_key(&**file) {
+                Name::new(&**file).map_err(|e| Fault::new(format!("the file of {key}: {e}")))?;
+                names.insert(file, 0);
+            }
+        }
+        let mut files = Vec::with_capacity(names.len());
+        for (n, (name, number)) in (0..).zip(&mut names) {
+            *number = n;
+            files.push(Name::new(*name).map_err(|e| Fault::new(e.to_string()))?);
+        }
+        let number = |file: &str| names.get(file).copied().unwrap_or(u32::MAX);
+        let of = raw.weight_map.0.iter();
+        let of = of.map(|(key, file)| (key.clone(), number(file))).collect();
+        Ok(Self { files, of })
+    }
+
+    /// The text of an index, with the bytes of all tensors.
+    pub(crate) fn text(
+        weight_map: &BTreeMap<&str, String>,
+        total_size: u64,
+    ) -> serde_json::Result<Bytes> {
+        #[derive(Serialize)]
+        struct Total {
+            total_size: u64,
+        }
+        #[derive(Serialize)]
+        struct Written<'i> {
+            metadata: Total,
+            weight_map: &'i BTreeMap<&'i str, String>,
+        }
+        let metadata = Total { total_size };
+        let mut text = serde_json::to_vec_pretty(&Written {
+            metadata,
+            weight_map,
+        })?;
+        text.push(b'\n');
+        Ok(text.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_read_as_it_is_written() {
+        let map = BTreeMap::from([
+            ("b", "2.safetensors"),
+            ("a", "2.safetensors"),
+            ("c", "1.safetensors"),
+        ]);
+        let map = map
+            .into_iter()
+            .map(|(key, file)| (key, file.to_owned()))
+            .collect();
+        let text = Index::text(&map, 12).unwrap();
+        assert_eq!(
+            &text[..],
+            b"{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n  \"weight_map\": {\n    \"a\": \"2.safetensors\",\n    \"b\": \"2.safetensors\",\n    \"c\": \"1.safetensors\"\n  }\n}\n"
+        );
+        let index = Index::parse(&text).unwrap();
+        let names: Vec<_> = index.files.iter().map(Name::as_str).collect();
+        assert_eq!(names, ["1.safetensors", "2.safetensors"]);
+        let of: Vec<_> = index.of.iter().map(|(key, n)| (&**key, *n)).collect();
+        assert_eq!(of, [("a", 1), ("b", 1), ("c", 0)]);
+    }
+
+    #[test]
+    fn what_an_index_may_not_say_is_named() {
+        let wrong = |text: &str| Index::parse(text.as_bytes()).unwrap_err().what;
+        let leaves = wrong(r#"{"weight_map":{"w":"../x.safetensors"}}"#);
+        assert!(
+            leaves.contains("of w") && leaves.contains("leads out of"),
+            "{leaves}"
+        );
+        let twice = wrong(r#"{"weight_map":{"w":"x","w":"y"}}"#);
+        assert!(twice.contains("\"w\" comes twice"), "{twice}");
+        assert!(wrong("[]").contains("invalid length 0") && wrong("{}").contains("weight_map"));
+        assert!(wrong(r#"{"weight_map":{"w":7}}"#).contains("invalid type"));
+    }
+}

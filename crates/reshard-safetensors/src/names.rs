@@ -1,0 +1,122 @@
+//! The names of files.
+
+/// Name of the backend.
+pub const NAME: &str = "safetensors";
+
+/// The file that reshard adds to a folder of safetensors: checksums, and what safetensors has no place for. Other programs ignore it.
+pub const RECORD: &str = "reshard-safetensors.json";
+
+/// The index of a model in several files, as `transformers` names it.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// The one file of a model that needs no index.
+pub(crate) const MODEL: &str = "model.safetensors";
+
+const FILE: &str = ".safetensors";
+const INDEX_END: &str = ".safetensors.index.json";
+
+/// What a file is, by its name alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named<'n> {
+    /// [`RECORD`].
+    Record,
+    /// The index of a model of this name.
+    Index(&'n str),
+    /// A file of tensors, without its ending.
+    Tensors(&'n str),
+}
+
+impl<'n> Named<'n> {
+    /// `None` for files of other formats.
+    pub(crate) fn of(name: &'n str) -> Option<Self> {
+        if name == RECORD {
+            return Some(Self::Record);
+        }
+        let whole = |stem: &&str| !stem.is_empty() && !stem.contains('/');
+        let index = name.strip_suffix(INDEX_END).filter(whole).map(Self::Index);
+        index.or_else(|| name.strip_suffix(FILE).filter(whole).map(Self::Tensors))
+    }
+
+    /// Whether a save gives such a name to a file.
+    pub(crate) fn is_saved(self) -> bool {
+        match self {
+            Self::Record | Self::Index(_) => true,
+            Self::Tensors(stem) => of_several(stem).is_some() || !stem.contains('-'),
+        }
+    }
+}
+
+/// The model, the number and the count of a file `MODEL-00001-of-00005`. Numbers start at 1.
+pub(crate) fn of_several(stem: &str) -> Option<(&str, u64, u64)> {
+    let number = |text: &str| {
+        let digits = text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+        digits.then(|| text.parse::<u64>().ok()).flatten()
+    };
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (model, n) = rest.rsplit_once('-')?;
+    let (n, count) = (number(n)?, number(count)?);
+    (1..=count).contains(&n).then_some((model, n, count))
+}
+
+/// The file of a model that has so many. A single file needs no number.
+pub(crate) fn file(model: &str, number: usize, count: usize) -> String {
+    match count {
+        1 => format!("{model}{FILE}"),
+        _ => format!("{model}-{:05}-of-{count:05}{FILE}", number + 1),
+    }
+}
+
+/// A file of a rank, as PyTorch DCP names it.
+pub(crate) fn shard(rank: u32, model: &str, number: usize, count: usize) -> String {
+    let rank = u64::from(rank) + 1;
+    format!(
+        "shard-{rank:05}-{model}-{:05}-of-{count:05}{FILE}",
+        number + 1
+    )
+}
+
+/// The index of a model.
+pub(crate) fn index(model: &str) -> String {
+    format!("{model}{INDEX_END}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_told_by_their_names() {
+        for (name, want) in [
+            (RECORD, Some(Named::Record)),
+            (INDEX, Some(Named::Index("model"))),
+            (MODEL, Some(Named::Tensors("model"))),
+            ("a.b.safetensors", Some(Named::Tensors("a.b"))),
+            (".safetensors", None),
+            ("sub/model.safetensors", None),
+            ("model.safetensors.tmp", None),
+            ("config.json", None),
+        ] {
+            assert_eq!(Named::of(name), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_files_are_those_that_are_written() {
+        assert_eq!(file("model", 0, 1), MODEL);
+        assert_eq!(file("model", 1, 12), "model-00002-of-00012.safetensors");
+        assert_eq!(
+            shard(0, "model", 0, 1),
+            "shard-00001-model-00001-of-00001.safetensors"
+        );
+        assert_eq!(of_several("model-00002-of-00012"), Some(("model", 2, 12)));
+        for stem in [
+            "model",
+            "model-00013-of-00012",
+            "model-00000-of-00002",
+            "model-2-of-3",
+            "m-0000x-of-00002",
+        ] {
+            assert_eq!(of_several(stem), None, "{stem}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Opens a file or a folder of files: reads their headers, and no tensor.
+
+mod files;
+mod headers;
+mod sharding;
+mod tables;
+
+use crate::{
+    NAME, RECORD,
+    names::{INDEX, MODEL, Named},
+    reader::{Kept, SafetensorsReader},
+};
+use async_trait::async_trait;
+use files::Found;
+use reshard_model::Dialect;
+use reshard_storage::{Listing, PlaceKind};
+use reshard_strategy::{
+    BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
+};
+use std::sync::Arc;
+use tables::Tables;
+
+/// The format.
+#[derive(Debug)]
+pub(crate) struct Safetensors;
+
+#[async_trait]
+impl OpenFormat for Safetensors {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        Some(match Named::of(name)? {
+            Named::Record | Named::Index(_) => OwnFile::Record,
+            Named::Tensors(_) => OwnFile::Data,
+        })
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        let own = top.names().filter_map(|name| match name {
+            MODEL => Some(Detection::Yes),
+            name => self.own_file(name).map(OwnFile::detected),
+        });
+        own.max().unwrap_or(Detection::No)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        &[RECORD, INDEX, MODEL]
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        matches!(kind, PlaceKind::Folder | PlaceKind::File)
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        false
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let found = Found::look(cx).await?;
+        // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
+        if found.is_empty() && cx.dialect != Dialect::Megatron {
+            return Err(StrategyError::NotACheckpoint {
+                url: cx.store.url(),
+                why: "no file in it ends with .safetensors".into(),
+            });
+        }
+        let read = headers::read(cx, &found).await?;
+        let tables = Tables::of(&found, read)?;
+        Ok(Arc::new(SafetensorsReader {
+            store: Arc::clone(&cx.store),
+            dialect: cx.dialect,
+            metadata: Arc::new(tables.metadata),
+            chunks: tables.chunks,
+            refused: tables.refused,
+            files: tables.files,
+            notes: tables.notes,
+            kept: Kept {
+                index: found.index_name().cloned(),
+                has_record: found.record.is_some(),
+                is_sharded: tables.is_sharded,
+            },
+        }))
+    }
+}

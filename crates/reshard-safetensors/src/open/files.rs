@@ -1,0 +1,128 @@
+//! Which files a checkpoint consists of.
+
+use crate::{
+    RECORD,
+    index::Index,
+    names::{self, INDEX, MODEL, Named},
+    record::Record,
+};
+use reshard_storage::{Depth, Listing, Name, StoreExt};
+use reshard_strategy::{OpenCx, Result, StrategyError};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The files of tensors with their lengths, in the order of their names. None for a file that is not there.
+    pub(super) files: Vec<(Name, Option<u64>)>,
+    pub(super) index: Option<(Name, Index)>,
+    pub(super) record: Option<Record>,
+}
+
+impl Found {
+    pub(super) async fn look(cx: &OpenCx) -> Result<Self> {
+        let top = cx.store.list(None, Depth::One).await?;
+        let record = match cx.limits.read(&cx.store, &Name::new(RECORD)?).await? {
+            Some(bytes) => Some(Record::parse(&bytes).map_err(|e| {
+                let what = format!("what reshard noted can't be parsed: {e}");
+                StrategyError::corrupt(RECORD, None, what)
+            })?),
+            None => None,
+        };
+        let mut found = Self {
+            record,
+            ..Self::default()
+        };
+        let names = match &found.record {
+            Some(record) => record.files.keys().cloned().collect(),
+            None => found.without_record(cx, &top).await?,
+        };
+        let listed: BTreeMap<&Name, u64> = top.files.iter().map(|e| (&e.name, e.bytes)).collect();
+        for name in names {
+            let bytes = match listed.get(&name) {
+                Some(bytes) => Some(*bytes),
+                None if name.as_str().contains('/') => cx.store.len(&name).await?,
+                None => None,
+            };
+            found.files.push((name, bytes));
+        }
+        Ok(found)
+    }
+
+    pub(super) fn index_name(&self) -> Option<&Name> {
+        self.index.as_ref().map(|(name, _)| name)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.record.is_none() && self.index.is_none()
+    }
+
+    /// The files that the index names; or else the one file of a model; or else all of them.
+    async fn without_record(&mut self, cx: &OpenCx, top: &Listing) -> Result<BTreeSet<Name>> {
+        let named = |is: fn(&Named<'_>) -> bool| {
+            let is = move |name: &&Name| Named::of(name.as_str()).as_ref().is_some_and(is);
+            top.files.iter().map(|entry| &entry.name).filter(is)
+        };
+        let mut indexes = named(|named| matches!(named, Named::Index(_)));
+        let usual = indexes.clone().find(|name| name.as_str() == INDEX);
+        let first = usual.or_else(|| indexes.next());
+        if let Some(name) = first {
+            if let (None, Some(other)) = (usual, indexes.next()) {
+                let what = format!(
+                    "{} has the indexes of several models, {name} and {other}; put the files of one of them into a folder of their own",
+                    cx.store.url()
+                );
+                return Err(StrategyError::Invalid(what));
+            }
+            let text = cx.limits.read(&cx.store, name).await?.unwrap_or_default();
+            let index = Index::parse(&text).map_err(|fault| {
+                let what = format!("it is no index of safetensors: {}", fault.what);
+                StrategyError::corrupt(name, fault.offset, what)
+            })?;
+            let files = index.files.iter().cloned().collect();
+            self.index = Some((name.clone(), index));
+            return Ok(files);
+        }
+        let model = named(|named| *named == Named::Tensors("model")).next();
+        if let Some(model) = model.filter(|name| name.as_str() == MODEL) {
+            return Ok(BTreeSet::from([model.clone()]));
+        }
+        let mut all: BTreeSet<Name> = named(|named| matches!(named, Named::Tensors(_)))
+            .cloned()
+            .collect();
+        for missing in missing(&all)? {
+            all.insert(missing);
+        }
+        Ok(all)
+    }
+}
+
+/// Files that other names tell of: where there is `model-00002-of-00003`, there are three. The files of ranks tell nothing, because a
+/// rank may have none of them.
+fn missing(all: &BTreeSet<Name>) -> Result<Vec<Name>> {
+    let mut models = BTreeSet::new();
+    for name in all {
+        if let Some(Named::Tensors(stem)) = Named::of(name.as_str())
+            && let Some((model, _, count)) = names::of_several(stem)
+            && !model.starts_with("shard-")
+        {
+            models.insert((model, count));
+        }
+    }
+    let mut out = Vec::new();
+    for (model, count) in models {
+        // A name may claim any number. The first one that is missing is enough to say so.
+        for n in 0..usize::try_from(count).unwrap_or(usize::MAX) {
+            let name = match count {
+                1 => format!("{model}-00001-of-00001.safetensors"),
+                _ => names::file(model, n, usize::try_from(count).unwrap_or(usize::MAX)),
+            };
+            let name = Name::new(name)?;
+            if !all.contains(&name) {
+                out.push(name);
+                break;
+            }
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,73 @@
+//! Reads the headers of all files, of many files in one call.
+
+use super::files::Found;
+use crate::{
+    header::{self, Header, LENGTH},
+    json::Fault,
+};
+use bytes::Bytes;
+use reshard_storage::Name;
+use reshard_strategy::{OpenCx, Result, StrategyError};
+
+/// So many bytes of a file are read first. Most headers are shorter.
+const FIRST: u64 = 16 << 10;
+
+/// How many files are read in one call.
+const AT_ONCE: usize = 256;
+
+/// The header of a file, and the CRC-32 of all bytes up to the first tensor.
+pub(super) type Read = std::result::Result<(Header, u32), Fault>;
+
+/// The headers of the files, in their order.
+///
+/// # Errors
+/// What the store says, and limits. What is wrong with a header is a part of the result.
+pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<Vec<Read>> {
+    let mut out = Vec::with_capacity(found.files.len());
+    for files in found.files.chunks(AT_ONCE) {
+        let there: Vec<(&Name, u64)> = files
+            .iter()
+            .filter_map(|(name, bytes)| Some((name, (*bytes)?)))
+            .collect();
+        let ranges = there
+            .iter()
+            .map(|(name, bytes)| ((*name).clone(), 0..FIRST.min(*bytes)))
+            .collect();
+        let (firsts, _) = cx.store.read_ranges(ranges).await?;
+        let mut firsts = there.into_iter().zip(firsts);
+        for (name, bytes) in files {
+            let read = match bytes.and_then(|_| firsts.next()) {
+                None => Err(Fault::new("it is missing")),
+                Some(((_, bytes), first)) => one(cx, name, bytes, first).await?,
+            };
+            out.push(read);
+        }
+    }
+    Ok(out)
+}
+
+async fn one(cx: &OpenCx, name: &Name, bytes: u64, first: Bytes) -> Result<Read> {
+    let length = match header::length(&first, bytes) {
+        Ok(length) => length,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let end = LENGTH + length;
+    // A header takes some times its length when it is parsed.
+    cx.limits.whole(format_args!("the header of {name}"), end)?;
+    if let Some(max) = cx.limits.max_memory
+        && length.saturating_mul(4) > max
+    {
+        return Err(StrategyError::Limit {
+            what: format!("the header of {name} has {length} bytes"),
+            option: reshard_strategy::LimitOption::MaxMemory,
+            max,
+        });
+    }
+    let text = match end {
+        end if end <= first.len() as u64 => first.slice(..end as usize),
+        end => cx.store.read(name, 0..end).await?,
+    };
+    let crc = crc32fast::hash(&text);
+    let text = text.get(LENGTH as usize..).unwrap_or_default();
+    Ok(header::parse(text, bytes).map(|header| (header, crc)))
+}

@@ -1,0 +1,30 @@
+//! Where the pieces of a file lie in their tensors, as PyTorch DCP says it.
+
+use crate::{
+    header::Header,
+    json::{Fault, Unique},
+};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+const SHARDING: &str = "DCP_SHARDING_INFO";
+
+#[derive(Deserialize)]
+struct Saved {
+    saved_offsets: Vec<u64>,
+}
+
+/// The offsets of each key. `None` if the file is not one of a rank.
+pub(super) fn offsets(header: &Header) -> Result<Option<BTreeMap<Box<str>, Vec<u64>>>, Fault> {
+    let Some(text) = header.metadata.get(SHARDING) else {
+        return Ok(None);
+    };
+    let saved: Unique<Saved> = serde_json::from_str(text)
+        .map_err(|e| Fault::new(format!("its {SHARDING} can't be parsed: {e}")))?;
+    let offsets = saved.0.into_iter();
+    Ok(Some(
+        offsets
+            .map(|(key, saved)| (key, saved.saved_offsets))
+            .collect(),
+    ))
+}

@@ -1,0 +1,332 @@
+//! What is stored, and where: the headers of all files as one table.
+
+use super::{files::Found, headers::Read, sharding};
+use crate::{
+    RECORD,
+    dtype::Spelled,
+    header::{Entry, Header},
+    json::Fault,
+    reader::{Chunk, Refused},
+    record::TensorRecord,
+};
+use reshard_model::{DType, Dims, Region};
+use reshard_plan::{Metadata, TensorProperties};
+use reshard_storage::Name;
+use reshard_strategy::{Result, StrategyError};
+use std::collections::BTreeMap;
+
+/// So many notes are made.
+const NOTES: usize = 100;
+
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) metadata: Metadata,
+    /// By their ids.
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) refused: BTreeMap<Box<str>, Refused>,
+    pub(super) files: Vec<Name>,
+    pub(super) notes: Vec<String>,
+    pub(super) is_sharded: bool,
+}
+
+/// What a file has of a tensor.
+struct Part {
+    file: u32,
+    start: u64,
+    dtype: DType,
+    region: Region,
+}
+
+/// Parts by key, and keys that can't be read.
+#[derive(Default)]
+struct Parts {
+    of: BTreeMap<Box<str>, Vec<Part>>,
+    refused: BTreeMap<Box<str>, Refused>,
+    notes: Vec<String>,
+    more_notes: u64,
+    is_sharded: bool,
+}
+
+impl Tables {
+    /// # Errors
+    /// A file is damaged, and nothing tells which keys it should have.
+    pub(super) fn of(found: &Found, read: Vec<Read>) -> Result<Self> {
+        let mut parts = Parts::default();
+        for (n, ((name, _), read)) in (0..).zip(found.files.iter().zip(read)) {
+            let read = read.and_then(|(header, crc)| match changed(found, name, crc) {
+                Some(what) => Err(Fault::new(what)),
+                None => Ok(header),
+            });
+            let added = read.and_then(|header| parts.add(found, n, header));
+            if let Err(fault) = added {
+                parts.refuse_file(found, n, name, fault)?;
+            }
+        }
+        parts.missing(found);
+        parts.tables(found)
+    }
+}
+
+/// Why a file is not the one that was noted.
+fn changed(found: &Found, name: &Name, crc: u32) -> Option<String> {
+    let noted = found.record.as_ref()?.files.get(name)?;
+    (*noted != crc).then(|| {
+        format!(
+            "its header is not the one that was written, judging by {RECORD}; if it was changed on purpose, remove {RECORD}"
+        )
+    })
+}
+
+impl Parts {
+    fn refuse(&mut self, key: &str, why: Refused) {
+        self.of.remove(key);
+        self.refused.entry(key.into()).or_insert(why);
+    }
+
+    fn note(&mut self, note: String) {
+        match self.notes.len() {
+            ..NOTES => self.notes.push(note),
+            _ => self.more_notes += 1,
+        }
+    }
+
+    /// Adds the tensors of a file.
+    fn add(&mut self, found: &Found, file: u32, header: Header) -> Result<(), Fault> {
+        let offsets = sharding::offsets(&header)?;
+        self.is_sharded |= offsets.is_some();
+        for entry in header.entries {
+            let key = entry.key.clone();
+            if let Some((index, of)) = found.index.as_ref().map(|(name, index)| (name, &index.of)) {
+                match of.get(&key) {
+                    Some(of) if *of == file => {}
+                    Some(_) => continue,
+                    None => self.note(format!("{index} does not name {key}, but a file has it")),
+                }
+            }
+            let noted = found.record.as_ref().map(|r| r.tensors.get(&key));
+            let offsets = offsets.as_ref().map(|all| all.get(&key));
+            let part = match (noted, offsets) {
+                (Some(None), _) => Err(Refused::damaged(format!("{RECORD} does not name it"))),
+                (_, Some(None)) => Err(Refused::damaged(
+                    "the file of a rank does not say where its piece lies",
+                )),
+                (noted, offsets) => part(file, &entry, noted.flatten(), offsets.flatten()),
+            };
+            match part {
+                _ if self.refused.contains_key(&key) => {}
+                Ok(part) => self.of.entry(key).or_default().push(part),
+                Err(why) => self.refuse(&key, why.in_file(&found.files, file)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses the keys of a file that can't be read.
+    fn refuse_file(&mut self, found: &Found, n: u32, name: &Name, fault: Fault) -> Result<()> {
+        let mut keys: Vec<&str> = Vec::new();
+        if let Some((_, index)) = &found.index {
+            let of = index.of.iter().filter(|(_, file)| **file == n);
+            keys.extend(of.map(|(key, _)| &**key));
+        }
+        if let Some(record) = &found.record {
+            let of = record.tensors.iter();
+            let of = of.filter(|(_, tensor)| tensor.parts.contains_key(name));
+            keys.extend(of.map(|(key, _)| &**key));
+        }
+        if keys.is_empty() {
+            return Err(StrategyError::corrupt(name, fault.offset, fault.what));
+        }
+        for key in keys {
+            let why = Refused::damaged(fault.what.clone()).at(fault.offset);
+            self.refuse(key, why.in_file(&found.files, n));
+        }
+        Ok(())
+    }
+
+    /// Refuses keys that should be in a file, and are not.
+    fn missing(&mut self, found: &Found) {
+        let of_index = found.index.iter().flat_map(|(name, index)| {
+            let of = index.of.iter();
+            of.map(move |(key, file)| (&**key, *file, name.as_str()))
+        });
+        let numbers: BTreeMap<&Name, u32> =
+            found.files.iter().map(|(name, _)| name).zip(0..).collect();
+        let of_record = found.record.iter().flat_map(|record| {
+            record.tensors.iter().flat_map(|(key, tensor)| {
+                let files = tensor.parts.keys().filter_map(|file| numbers.get(file));
+                files.map(|file| (&**key, *file, RECORD))
+            })
+        });
+        let missing: Vec<(Box<str>, u32, String)> = of_index
+            .chain(of_record)
+            .filter(|(key, file, _)| {
+                let parts = self.of.get(*key);
+                !parts.is_some_and(|parts| parts.iter().any(|part| part.file == *file))
+            })
+            .map(|(key, file, by)| (key.into(), file, by.to_owned()))
+            .collect();
+        for (key, file, by) in missing {
+            let why = Refused::damaged(format!("it does not have {key}, but {by} says so"));
+            self.refuse(&key, why.in_file(&found.files, file));
+        }
+    }
+
+    fn tables(mut self, found: &Found) -> Result<Tables> {
+        let (mut builder, mut chunks) = (Metadata::builder(), Vec::new());
+        let empty = TensorRecord::default();
+        for (key, mut parts) in std::mem::take(&mut self.of) {
+            let noted = found.record.as_ref().and_then(|r| r.tensors.get(&key));
+            let noted = noted.unwrap_or(&empty);
+            let whole = match together(&mut parts, &found.files) {
+                Ok(whole) => whole,
+                Err(why) => {
+                    self.refuse(&key, why);
+                    continue;
+                }
+            };
+            let Some(dtype) = parts.first().map(|part| part.dtype) else {
+                continue;
+            };
+            let strides = noted.properties.strides.as_ref();
+            let fits = strides.is_none_or(|strides| strides.len() == whole.len());
+            let properties = match fits {
+                true => noted.properties.clone(),
+                false => TensorProperties::default(),
+            };
+            let tensor = builder.add_tensor(&key, dtype, &whole, properties)?;
+            for part in parts {
+                builder.add_chunk(tensor, &part.region)?;
+                let crc = found.files.get(part.file as usize);
+                let crc = crc.and_then(|(name, _)| noted.parts.get(name)).copied();
+                chunks.push(Chunk {
+                    file: part.file,
+                    start: part.start,
+                    crc,
+                });
+            }
+        }
+        if self.more_notes > 0 {
+            self.notes.push(format!("{} more notes", self.more_notes));
+        }
+        let planner_data = found.record.as_ref().and_then(|r| r.planner_data.clone());
+        Ok(Tables {
+            metadata: builder.finish(planner_data)?,
+            chunks,
+            refused: self.refused,
+            files: found.files.iter().map(|(name, _)| name.clone()).collect(),
+            notes: self.notes,
+            is_sharded: self.is_sharded,
+        })
+    }
+}
+
+/// What an entry of a header is in the model.
+fn part(
+    file: u32,
+    entry: &Entry,
+    noted: Option<&TensorRecord>,
+    offsets: Option<&Vec<u64>>,
+) -> Result<Part, Refused> {
+    let spelled = match &entry.dtype {
+        Ok(spelled) => *spelled,
+        Err(name) => {
+            return Err(Refused::unknown(format!(
+                "its element type {name} is not known"
+            )));
+        }
+    };
+    let zeros = vec![0; entry.shape.len()];
+    let offsets = offsets.unwrap_or(&zeros);
+    if offsets.len() != entry.shape.len() {
+        let what = format!(
+            "its piece lies at {offsets:?}, but it has {} axes",
+            entry.shape.len()
+        );
+        return Err(Refused::damaged(what));
+    }
+    let (dtype, lengths, offsets) = match noted.and_then(|noted| noted.dtype) {
+        None => {
+            let (dtype, lengths) = spelled.in_model(&entry.shape).map_err(Refused::unknown)?;
+            let (_, offsets) = spelled.in_model(offsets).map_err(Refused::damaged)?;
+            (dtype, lengths, offsets)
+        }
+        Some(dtype) => as_bytes(dtype, spelled, &entry.shape, offsets).ok_or_else(|| {
+            let what = format!(
+                "{RECORD} says that its bytes are {dtype}, but it has {} {:?}",
+                spelled.name, entry.shape
+            );
+            Refused::damaged(what)
+        })?,
+    };
+    let ends = offsets.iter().zip(&lengths);
+    if ends.clone().any(|(at, n)| at.checked_add(*n).is_none()) {
+        return Err(Refused::damaged("its piece ends beyond 2⁶⁴"));
+    }
+    Ok(Part {
+        file,
+        start: entry.bytes.start,
+        dtype,
+        region: Region::new(&offsets[..], &lengths[..]),
+    })
+}
+
+/// A tensor whose elements are stored as bytes, along one axis more.
+fn as_bytes(
+    dtype: DType,
+    spelled: Spelled,
+    shape: &[u64],
+    offsets: &[u64],
+) -> Option<(DType, Vec<u64>, Vec<u64>)> {
+    let ((size, shape), (last, offsets)) = (shape.split_last()?, offsets.split_last()?);
+    let is = Spelled::named(DType::UInt8) == Some(spelled) && *size == dtype.size() && *last == 0;
+    is.then(|| (dtype, shape.to_vec(), offsets.to_vec()))
+}
+
+/// The shape of the tensor that these parts make up. Parts that come twice are dropped.
+fn together(parts: &mut Vec<Part>, files: &[(Name, Option<u64>)]) -> Result<Dims, Refused> {
+    let name = |part: &Part| {
+        files
+            .get(part.file as usize)
+            .map_or("", |(name, _)| name.as_str())
+    };
+    parts.sort_by(|a, b| {
+        let key = |part: &Part| {
+            (
+                part.region.offsets.clone(),
+                part.region.lengths.clone(),
+                part.file,
+            )
+        };
+        key(a).cmp(&key(b))
+    });
+    let mut shape: Option<(DType, Dims)> = None;
+    let mut last: Option<&Part> = None;
+    for part in &*parts {
+        let (dtype, whole) = shape.get_or_insert_with(|| (part.dtype, part.region.lengths.clone()));
+        if *dtype != part.dtype || whole.len() != part.region.ndim() {
+            let what = format!(
+                "{} has it as {dtype} with {} axes, and {} as {} with {}",
+                last.map_or("", name),
+                whole.len(),
+                name(part),
+                part.dtype,
+                part.region.ndim()
+            );
+            return Err(Refused::damaged(what));
+        }
+        for (axis, n) in whole.iter_mut().enumerate() {
+            *n = (*n).max(part.region.end(axis));
+        }
+        if let Some(other) = last.filter(|other| other.region == part.region) {
+            let what = format!(
+                "both {} and {} have {}",
+                name(other),
+                name(part),
+                part.region
+            );
+            return Err(Refused::damaged(what));
+        }
+        last = Some(part);
+    }
+    Ok(shape.map(|(_, shape)| shape).unwrap_or_default())
+}

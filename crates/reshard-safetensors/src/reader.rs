@@ -1,0 +1,236 @@
+//! Reads regions of the tensors of an opened checkpoint.
+
+mod files;
+mod verify;
+
+use async_trait::async_trait;
+use reshard_model::{Dialect, ErrorKind, Layout, Payload};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
+use reshard_strategy::{
+    BackendVersion, Crc32Check, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
+    Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Where a chunk lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    /// The number of its file.
+    pub(crate) file: u32,
+    /// Its first byte in the file.
+    pub(crate) start: u64,
+    /// The CRC-32 of its bytes, if reshard wrote it.
+    pub(crate) crc: Option<u32>,
+}
+
+/// Why a tensor can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    kind: ErrorKind,
+    what: String,
+    file: Option<Name>,
+    offset: Option<u64>,
+}
+
+impl Refused {
+    pub(crate) fn damaged(what: impl Into<String>) -> Self {
+        Self {
+            kind: ErrorKind::Corrupt,
+            what: what.into(),
+            file: None,
+            offset: None,
+        }
+    }
+
+    pub(crate) fn unknown(what: impl Into<String>) -> Self {
+        Self {
+            kind: ErrorKind::Unsupported,
+            ..Self::damaged(what)
+        }
+    }
+
+    /// With a byte of the file.
+    pub(crate) fn at(self, offset: Option<u64>) -> Self {
+        Self { offset, ..self }
+    }
+
+    /// With the file of this number.
+    pub(crate) fn in_file(self, files: &[(Name, Option<u64>)], number: u32) -> Self {
+        let file = files.get(number as usize).map(|(name, _)| name.clone());
+        Self { file, ..self }
+    }
+
+    fn error(&self, key: &str) -> StrategyError {
+        let file = || self.file.as_ref().map_or("", Name::as_str);
+        match self.kind {
+            ErrorKind::Corrupt => {
+                let what = format!("tensor {key}: {}", self.what);
+                StrategyError::corrupt(file(), self.offset, what)
+            }
+            _ => StrategyError::Unsupported {
+                strategy: format!("{}/1", crate::NAME),
+                what: format!("reading {key} ({})", self.what),
+            },
+        }
+    }
+}
+
+/// What the other files of a checkpoint are.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) index: Option<Name>,
+    pub(crate) has_record: bool,
+    pub(crate) is_sharded: bool,
+}
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub(crate) struct SafetensorsReader {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) dialect: Dialect,
+    pub(crate) metadata: Arc<Metadata>,
+    /// By their ids.
+    pub(crate) chunks: Vec<Chunk>,
+    /// Tensors that can't be read, by key.
+    pub(crate) refused: BTreeMap<Box<str>, Refused>,
+    /// The files of tensors.
+    pub(crate) files: Vec<Name>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) kept: Kept,
+}
+
+/// A chunk, and where it lies.
+struct Stored<'r> {
+    key: &'r str,
+    file: &'r Name,
+    bytes: Range<u64>,
+    layout: Layout,
+    crc: Option<u32>,
+}
+
+impl SafetensorsReader {
+    fn stored(&self, id: ChunkId) -> Result<Stored<'_>> {
+        let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
+        let chunk = self.chunks.get(id.0 as usize).ok_or_else(unknown)?;
+        let (tensor, region) = self.metadata.chunk(id).ok_or_else(unknown)?;
+        let layout = Layout::contiguous(tensor.dtype().size(), &region.lengths);
+        let layout = layout.ok_or_else(unknown)?;
+        let end = chunk
+            .start
+            .checked_add(layout.bytes())
+            .ok_or_else(unknown)?;
+        Ok(Stored {
+            key: tensor.key(),
+            file: self.files.get(chunk.file as usize).ok_or_else(unknown)?,
+            bytes: chunk.start..end,
+            layout,
+            crc: chunk.crc,
+        })
+    }
+}
+
+impl ReaderHooks for SafetensorsReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+#[async_trait]
+impl StorageReader for SafetensorsReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(crate::NAME, 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        let info = |stored: Stored<'_>| StorageInfo::new(stored.file.clone(), stored.bytes);
+        self.stored(chunk).map(info).into_iter().collect()
+    }
+
+    fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
+        Vec::new()
+    }
+
+    fn producer(&self) -> Producer {
+        files::producer(self)
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        let refused = self.refused.get(key)?;
+        (refused.kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({})", refused.what))
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        match self.refused.get(key) {
+            Some(refused) => Err(refused.error(key)),
+            None => Ok(()),
+        }
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        files::owns(name)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        files::role(self, file)
+    }
+
+    fn reads_columns_together(&self) -> bool {
+        true
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
+        for read in reads {
+            by_chunk.entry(read.selection.chunk).or_default().push(read);
+        }
+        let (mut verified, mut records) = (0, Vec::with_capacity(by_chunk.len()));
+        for (id, reads) in by_chunk {
+            let stored = self.stored(id)?;
+            let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+            let all = cx.verify && Selection::cover_once(&selections, stored.layout.elements());
+            let check = stored.crc.filter(|_| all).map(|crc| -> Box<dyn Checksum> {
+                let bytes = stored.bytes.end - stored.bytes.start;
+                Box::new(Crc32Check::new(bytes, crc, &tensor(stored.key)))
+            });
+            verified += u64::from(check.is_some());
+            let parts = reads.into_iter().map(|read| read.part(&stored.layout));
+            records.push(RecordRead {
+                name: stored.file.clone(),
+                record: stored.bytes,
+                parts: parts.collect::<Result<_>>()?,
+                check,
+            });
+        }
+        let mut totals = self.store.read_into(records, cx.progress.clone()).await?;
+        totals.verified += verified;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        match reads {
+            [] => Ok(Vec::new()),
+            [ReadObject { object }, ..] => {
+                let what = format!("no object has number {}", object.0);
+                Err(StrategyError::Internal(what))
+            }
+        }
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        verify::verify(self, full, progress).await
+    }
+}
+
+/// The name of what has a checksum.
+fn tensor(key: &str) -> String {
+    format!("tensor {key}")
+}

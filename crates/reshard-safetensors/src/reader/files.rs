@@ -1,0 +1,55 @@
+//! What the files of a place are.
+
+use super::SafetensorsReader;
+use crate::names::Named;
+use reshard_model::ErrorKind;
+use reshard_storage::{Entry, Name};
+use reshard_strategy::{FileRole, Producer};
+
+/// Whether a save gives a file such a name.
+pub(super) fn owns(name: &Name) -> bool {
+    Named::of(name.as_str()).is_some_and(Named::is_saved)
+}
+
+/// The role of a file in which no tensor lies.
+pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
+    match Named::of(file.name.as_str()) {
+        None => FileRole::Foreign,
+        Some(Named::Record) => FileRole::Part,
+        Some(Named::Index(_)) if reader.kept.has_record => FileRole::Part,
+        Some(Named::Index(_)) if reader.kept.index.as_ref() == Some(&file.name) => FileRole::Part,
+        Some(Named::Tensors(_)) if reader.files.contains(&file.name) => FileRole::Part,
+        // With a record it is known that nothing needs it. Without one it may be another model.
+        Some(named) if reader.kept.has_record && named.is_saved() => FileRole::Leftover,
+        Some(_) => FileRole::Foreign,
+    }
+}
+
+/// Which programs wrote it.
+pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
+    let (by, can) = match (reader.kept.has_record, reader.kept.is_sharded) {
+        (true, false) => (
+            "reshard",
+            "reshard, transformers, and what reads safetensors",
+        ),
+        (true, true) => ("reshard", "reshard, and PyTorch's HuggingFaceStorageReader"),
+        (false, true) => (
+            "PyTorch's HuggingFaceStorageWriter",
+            "PyTorch's HuggingFaceStorageReader",
+        ),
+        (false, false) => (
+            "a program that writes safetensors",
+            "what reads safetensors",
+        ),
+    };
+    let unknown = reader.refused.iter();
+    let unknown = unknown.filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+    Producer {
+        written_by: vec![by.into()],
+        loadable_by: vec![can.into()],
+        notes: reader.notes.clone(),
+        unknown: unknown
+            .map(|(key, why)| (key.to_string(), why.what.clone()))
+            .collect(),
+    }
+}

@@ -1,0 +1,55 @@
+//! `reshard-safetensors.json`: checksums, and what safetensors has no place for.
+
+use bytes::Bytes;
+use reshard_model::DType;
+use reshard_plan::{PlannerData, TensorProperties};
+use reshard_storage::Name;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of its form.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// All of it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) schema: u32,
+    /// The CRC-32 of all bytes before the first tensor, of each file.
+    pub(crate) files: BTreeMap<Name, u32>,
+    /// By key.
+    pub(crate) tensors: BTreeMap<Box<str>, TensorRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) planner_data: Option<PlannerData>,
+}
+
+/// What it says of a tensor.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TensorRecord {
+    /// The CRC-32 of its bytes in each file that has some.
+    pub(crate) parts: BTreeMap<Name, u32>,
+    #[serde(default, skip_serializing_if = "is_plain")]
+    pub(crate) properties: TensorProperties,
+    /// The element type, if safetensors has none of this name. The file has bytes then, with one axis more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) dtype: Option<DType>,
+}
+
+fn is_plain(properties: &TensorProperties) -> bool {
+    *properties == TensorProperties::default()
+}
+
+impl Record {
+    pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
+        serde_json::to_vec(self).map(Bytes::from)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let me: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        match me.schema {
+            SCHEMA => Ok(me),
+            other => Err(format!(
+                "its schema is {other}, and this version knows {SCHEMA}"
+            )),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The save strategy: the pipeline of any format, with a planner around the caller's that tells of tensors without elements.
+
+use crate::{
+    place::{Empty, Files},
+    settings::SafetensorsConfig,
+    writer::SafetensorsWriter,
+};
+use async_trait::async_trait;
+use reshard_model::FlatStateDict;
+use reshard_plan::{Metadata, PlanError, SavePlan, SavePlanner};
+use reshard_strategy::{
+    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StrategyError,
+};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct SafetensorsSave(Planned<SafetensorsWriter>);
+
+impl SafetensorsSave {
+    pub(crate) fn new(settings: SafetensorsConfig) -> Self {
+        Self(Planned::new(SafetensorsWriter(settings)))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the pipeline
+impl SaveShardedStrategy for SafetensorsSave {
+    fn key(&self) -> BackendVersion {
+        self.0.key()
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.0.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    async fn prepare(
+        &self,
+        state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
+        if cx.rank_local {
+            return Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: "a rank-local checkpoint, because nobody could put it together,".into(),
+            });
+        }
+        let mut cx = cx.clone();
+        cx.planner = Arc::new(WithEmpty { base: cx.planner });
+        self.0.prepare(state, &cx).await
+    }
+}
+
+/// Around the planner of a save. Nobody writes an item of a tensor without elements, so only the metadata tell of it. The writer learns it
+/// from the data of the first plan.
+#[derive(Debug)]
+struct WithEmpty {
+    base: Arc<dyn SavePlanner>,
+}
+
+impl SavePlanner for WithEmpty {
+    fn base(&self) -> &dyn SavePlanner {
+        &*self.base
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        let base = self.base.plan_settings()?;
+        let of = (*self.base).type_id();
+        Some(format!("with empty tensors around {of:?} {base}"))
+    }
+
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> reshard_plan::Result<(Vec<SavePlan>, Metadata)> {
+        let (mut plans, metadata) = self.base.create_global_plan(plans)?;
+        let empty = metadata.tensors().filter(|t| t.shape().contains(&0));
+        let empty = empty.map(|t| Empty {
+            key: t.key().into(),
+            dtype: t.dtype(),
+            shape: t.shape(),
+        });
+        let files = Files {
+            empty: empty.collect(),
+            ..Files::default()
+        };
+        if let Some(first) = plans.first_mut() {
+            first.storage_data = files.pack().map_err(PlanError::planner)?;
+        }
+        Ok((plans, metadata))
+    }
+}

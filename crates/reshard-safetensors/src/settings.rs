@@ -1,0 +1,73 @@
+use reshard_policy::ByteSize;
+use serde::{Deserialize, Serialize};
+
+/// Settings of the save strategy `("safetensors", 1)`.
+///
+/// ```
+/// use reshard_safetensors as _; // linked, and so known by its tag
+/// use reshard_strategy::SaveShardedConfig;
+/// let config = r#"{ "type": "safetensors", "max_shard_size": "2GB" }"#;
+/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(config).unwrap();
+/// assert!(config.build().is_ok());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct SafetensorsConfig {
+    /// At most so many bytes of tensors go into a file, unless one tensor alone has more. Tensors are never cut. The default is 5 GB, as in
+    /// `transformers`. A sharding policy of the save decides instead, if there is one.
+    pub max_shard_size: ByteSize,
+    /// The name of the model, with which the names of files begin. The default is `model`.
+    pub name: String,
+    /// Whether each rank writes its pieces to files of its own, as PyTorch DCP's `HuggingFaceStorageWriter` with `save_distributed`. Only
+    /// its `HuggingFaceStorageReader` and reshard put the pieces together. The default is no: each tensor lies in one file.
+    pub sharded: bool,
+    /// Whether tensors of a type that safetensors lacks (complex128, for example) are stored as bytes, with one axis more. Only reshard
+    /// gives such a tensor its type again. The default is no: such a tensor is refused.
+    pub types_as_bytes: bool,
+}
+
+impl Default for SafetensorsConfig {
+    fn default() -> Self {
+        Self {
+            max_shard_size: ByteSize(5_000_000_000),
+            name: "model".into(),
+            sharded: false,
+            types_as_bytes: false,
+        }
+    }
+}
+
+impl SafetensorsConfig {
+    /// Sets how many bytes of tensors go into a file.
+    #[must_use]
+    pub fn with_max_shard_size(self, bytes: u64) -> Self {
+        let max_shard_size = ByteSize(bytes);
+        Self {
+            max_shard_size,
+            ..self
+        }
+    }
+
+    /// Sets the name of the model.
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self { name, ..self }
+    }
+
+    /// Sets whether each rank writes its pieces to files of its own.
+    #[must_use]
+    pub fn with_sharded(self, sharded: bool) -> Self {
+        Self { sharded, ..self }
+    }
+
+    /// Sets whether tensors of a type that safetensors lacks are stored as bytes.
+    #[must_use]
+    pub fn with_types_as_bytes(self, types_as_bytes: bool) -> Self {
+        Self {
+            types_as_bytes,
+            ..self
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Which bytes a rank writes.
+
+mod file;
+mod finish;
+mod summed;
+
+use crate::{
+    dtype::Spelled,
+    names,
+    place::{self, Files},
+    settings::SafetensorsConfig,
+};
+use file::NewFile;
+use reshard_model::Dialect;
+use reshard_plan::{SavePlan, WriteItem};
+use reshard_strategy::{
+    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriterHooks,
+};
+use std::collections::BTreeMap;
+
+/// Writes what `transformers` or PyTorch DCP write.
+#[derive(Clone, Debug)]
+pub(crate) struct SafetensorsWriter(pub(crate) SafetensorsConfig);
+
+impl WriterHooks for SafetensorsWriter {
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{:?}", self.0))
+    }
+
+    fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        for item in &plan.items {
+            place::storable(item, &self.0)?;
+        }
+        Ok(plan)
+    }
+
+    fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
+        match self.0.sharded {
+            true => place::sharded(plans, &self.0.name),
+            false => place::whole(plans, &self.0),
+        }
+    }
+}
+
+impl StorageWriter for SafetensorsWriter {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(names::NAME, 1)
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        false
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default().with_dialects(&[Dialect::TensorsOnly]);
+        match self.0.types_as_bytes {
+            true => can,
+            false => can.with_dtypes(|dtype| Spelled::named(dtype).is_some()),
+        }
+    }
+
+    fn takes_policy(&self) -> bool {
+        !self.0.sharded
+    }
+
+    fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        let Files { names, of, empty } = Files::unpack(&plan.storage_data)?;
+        let mut files: Vec<BTreeMap<&str, Vec<&WriteItem>>> = vec![BTreeMap::new(); names.len()];
+        let mut pieces: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut out = FileLayout::default();
+        for item in &plan.items {
+            if !place::has_elements(&item) {
+                out.items.push((item.id(), Vec::new()));
+                continue;
+            }
+            let number = match self.0.sharded {
+                true => {
+                    let next = pieces.entry(&item.key).or_default();
+                    *next += 1;
+                    Some(*next - 1)
+                }
+                false => of.get(&item.key).copied(),
+            };
+            let file = number.and_then(|n| files.get_mut(n as usize));
+            let unplanned = || StrategyError::Internal(format!("{} is in no file", item.id()));
+            file.ok_or_else(unplanned)?
+                .entry(&item.key)
+                .or_default()
+                .push(item);
+        }
+        let mut empty = &empty[..];
+        for (name, tensors) in names.into_iter().zip(files) {
+            let n = out.files.len() as u32;
+            let (body, items) =
+                NewFile::of(tensors, std::mem::take(&mut empty), &self.0, resolve)?.body(name)?;
+            out.files.push(body);
+            let extents = |of: Vec<u32>| of.into_iter().map(|extent| (n, extent)).collect();
+            let items = items.into_iter().map(|(id, of)| (id, extents(of)));
+            out.items.extend(items);
+        }
+        Ok(out)
+    }
+
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        if cx.rank.is_some() {
+            return Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: "a rank-local checkpoint, because a tensor lies in one file,".into(),
+            });
+        }
+        finish::records(cx, &self.0)
+    }
+}

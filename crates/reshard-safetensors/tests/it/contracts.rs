@@ -1,0 +1,38 @@
+//! The suites that every strategy has to pass.
+
+use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
+use reshard_safetensors::{SafetensorsConfig, SafetensorsLoadConfig};
+use reshard_strategy::testkit;
+
+/// The samples of the suites have a complex128, which the format lacks.
+fn forms() -> [SafetensorsConfig; 3] {
+    let all = SafetensorsConfig::default().with_types_as_bytes(true);
+    [
+        all.clone(),
+        all.clone().with_max_shard_size(700),
+        all.with_sharded(true),
+    ]
+}
+
+#[test]
+fn the_strategies_keep_their_contract() {
+    for save in forms().into_iter().filter(|form| form.sharded) {
+        testkit::save_load_contract(&save, &SafetensorsLoadConfig::default());
+    }
+}
+
+#[test]
+fn nothing_of_the_metadata_is_lost() {
+    for save in forms() {
+        testkit::metadata_contract(&save, &SafetensorsLoadConfig::default());
+    }
+}
+
+#[test]
+fn planners_work_with_the_format() {
+    let load = SafetensorsLoadConfig::default();
+    for save in forms() {
+        testkit::save_planner_contract(|| DefaultSavePlanner::DEFAULT, &save, &load);
+        testkit::load_planner_contract(|| DefaultLoadPlanner::DEFAULT, &save, &load);
+    }
+}
