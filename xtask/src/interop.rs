@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
+use crate::venv::{MCORE_012, MODELS, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -231,6 +231,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         run.zarr(&ZARR.python()?);
         if options.frugal {
             ZARR.remove()?;
+        }
+        run.maps(&MODELS.python()?);
+        if options.frugal {
+            MODELS.remove()?;
         }
         run.tensorflow(&TENSORFLOW.python()?);
         if options.frugal {
@@ -472,6 +476,25 @@ impl Run {
                 self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
             }
         }
+    }
+
+    /// megatron-core and transformers compute the same with weights that a map has carried from one to the other.
+    fn maps(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-cli",
+            "--test",
+            "it",
+            "mapping::needs_python",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_MODELS_PYTHON", python.as_os_str());
+        let what = "megatron-core and transformers compute the same with mapped weights";
+        self.timed(what, test);
     }
 
     /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.

@@ -57,6 +57,16 @@ pub(crate) const ZARR: Venv = Venv {
     ]],
 };
 
+/// Models of megatron-core and of transformers, for the maps between them.
+pub(crate) const MODELS: Venv = Venv {
+    name: "models-5.24",
+    installs: &[
+        &["torch==2.15.0", "numpy", "packaging", "psutil"],
+        &["transformers==5.24.0", "safetensors==0.8.0"],
+        &["--no-deps", "megatron-core==0.16.1"],
+    ],
+};
+
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
 pub(crate) const TENSORFLOW: Venv = Venv {
     name: "tensorflow-2.21",

@@ -305,6 +305,8 @@ pub(crate) struct Convert {
     /// Leave out what the format has no place for: objects, common state, tensors of some types.
     #[arg(long)]
     pub(crate) drop_objects: bool,
+    #[command(flatten)]
+    pub(crate) mapping: Mapping,
     /// The number of ranks to write for.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
@@ -347,6 +349,9 @@ pub(crate) struct Convert {
     /// others.
     #[arg(long, value_enum)]
     pub(crate) flavour: Option<FlavourArg>,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -357,12 +362,37 @@ pub(crate) struct Convert {
     pub(crate) reading: Reading,
 }
 
+/// A map of keys and axes.
+#[derive(Debug, Args)]
+pub(crate) struct Mapping {
+    /// Rename and rearrange tensors by a mapping file, or by a map that comes with reshard: hf-llama, hf-mixtral or hf-gpt-neox. Its parameters
+    /// are taken from `args` or `config.json` in the checkpoint. --key then chooses by the new keys.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) map: Option<String>,
+    /// Use the inverse of --map.
+    #[arg(long, requires = "map")]
+    pub(crate) inverse: bool,
+    /// A parameter of --map; you can give it several times.
+    #[arg(long, value_name = "NAME=N", requires = "map", value_parser = parameter)]
+    pub(crate) set: Vec<(String, u64)>,
+}
+
+fn parameter(text: &str) -> Result<(String, u64), String> {
+    let pair = text
+        .split_once('=')
+        .and_then(|(name, n)| Some((name.into(), n.parse().ok()?)));
+    pair.ok_or_else(|| format!("{text:?} is not NAME=N, such as heads=32"))
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
     /// The first checkpoint.
     pub(crate) first: String,
     /// The second checkpoint.
     pub(crate) second: String,
+    /// Of the first checkpoint.
+    #[command(flatten)]
+    pub(crate) mapping: Mapping,
     #[command(flatten)]
     pub(crate) select: Select,
     /// Numbers count as equal if they differ by no more than this.
@@ -494,6 +524,9 @@ pub(crate) struct Demo {
     /// Start a process of this program for each rank, joined by TCP. Without it ranks are threads of one process.
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
+    #[arg(long, value_name = "FILE", conflicts_with = "processes")]
+    pub(crate) trace: Option<PathBuf>,
     /// What this process does as one of the ranks that `--processes` starts.
     #[arg(long, hide = true)]
     pub(crate) act: Option<Act>,

@@ -6,7 +6,7 @@ use crate::{
     findings::{line, stored_bytes},
     glob::Keys,
     io::Io,
-    json,
+    json, mapping,
     program::Program,
     table::{GOOD, fact, shown, styled},
     units,
@@ -94,6 +94,9 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     if let Some(flavour) = args.flavour {
         setup = setup.setting("flavour", flavour.name());
     }
+    if let Some(map) = mapping::map(&args.mapping, &source)? {
+        setup = setup.map(map);
+    }
     if let Some(dtype) = args.dtype {
         setup = setup.dtype(dtype);
     }
@@ -129,11 +132,13 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let prepared = block_on(setup.checked(move |n| checked.inc(n)).prepare());
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
-    io.note_idle(
-        keys,
-        &args.src,
-        source.metadata().entries().map(|e| e.key()),
-    );
+    if args.mapping.map.is_none() {
+        io.note_idle(
+            keys,
+            &args.src,
+            source.metadata().entries().map(|e| e.key()),
+        );
+    }
 
     let bar = io.bar("writing", conversion.bytes());
     let written = bar.clone();
@@ -442,6 +447,8 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
             ),
         ),
+        ConvertError::Map(e) => mapping::explained(e),
+        ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),
             format!("`reshard ls {src}` lists the keys"),

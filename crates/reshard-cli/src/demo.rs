@@ -10,6 +10,7 @@ use crate::{
     io::Io,
     program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
+    trace::on_threads,
     units,
 };
 use acts::{Loaded, Saved, timed};
@@ -255,6 +256,7 @@ fn each<T: Send, R: Send>(
     ranks: impl IntoIterator<Item = T>,
     f: impl Fn(T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
+    let f = on_threads(f);
     thread::scope(|scope| {
         let f = &f;
         let threads: Vec<_> = ranks

@@ -4,7 +4,7 @@ use crate::{
     args::Diff,
     error::{CliError, DAMAGED, DIFFERENT, FAILED, OK, Result},
     io::Io,
-    json,
+    json, mapping,
     program::Program,
     stats::Number,
     table::{BAD, GOOD, rows, shown, styled},
@@ -12,7 +12,7 @@ use crate::{
 };
 use futures::executor::block_on;
 use reshard::{blocking::Checkpoint, model::Dims, storage::Progress};
-use reshard_convert::{CheckpointDiff, TensorDiff, Tolerance, diff};
+use reshard_convert::{CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
 use serde_json::{Value as Json, json};
 
 pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
@@ -33,11 +33,15 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     understood(&first, &args.first)?;
     understood(&second, &args.second)?;
     let keys = args.select.keys();
-    let stored = first
-        .metadata()
-        .entries()
-        .chain(second.metadata().entries());
-    io.note_idle(keys, &args.first, stored.map(|e| e.key()));
+    let mapped = match mapping::map(&args.mapping, &first)? {
+        None => None,
+        Some(map) => Some(first.mapped(&map).map_err(mapping::explained)?),
+    };
+    if mapped.is_none() {
+        let stored = first.metadata().entries();
+        let stored = stored.chain(second.metadata().entries());
+        io.note_idle(keys, &args.first, stored.map(|e| e.key()));
+    }
 
     let tolerance = Tolerance {
         absolute: args.tolerance,
@@ -51,19 +55,20 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let bar = io.bar("comparing", bytes(&first).saturating_add(bytes(&second)));
     let told = bar.clone();
     let mut tensors = Vec::new();
-    let compared = block_on(diff(
-        &first,
-        &second,
-        |key| keys.has(key),
-        tolerance,
-        Progress::new(move |n| told.inc(n)),
-        |t| {
-            // The text has only those that differ.
-            if args.json || !t.equal {
-                tensors.push(t);
-            }
-        },
-    ));
+    let chosen = |key: &str| keys.has(key);
+    let progress = Progress::new(move |n| told.inc(n));
+    let each = |t: TensorDiff| {
+        // The text has only those that differ.
+        if args.json || !t.equal {
+            tensors.push(t);
+        }
+    };
+    let compared = match &mapped {
+        Some(mapped) => block_on(diff_mapped(
+            mapped, &second, chosen, tolerance, progress, each,
+        )),
+        None => block_on(diff(&first, &second, chosen, tolerance, progress, each)),
+    };
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
     if args.json {

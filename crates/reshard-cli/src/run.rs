@@ -10,6 +10,7 @@ use crate::{
     program::Program,
     prune, remove, stats,
     table::BAD,
+    trace::traced,
     usage, verify,
 };
 use clap::Parser;
@@ -77,13 +78,13 @@ impl Program {
             Command::Ls(a) => list::run(self, a, io),
             Command::Digest(a) => digest::run(self, a, io),
             Command::Verify(a) => verify::run(self, a, io),
-            Command::Convert(a) => convert::run(self, a, io),
+            Command::Convert(a) => traced(a.trace.as_deref(), || convert::run(self, a, io)),
             Command::Diff(a) => diff::run(self, a, io),
             Command::Stats(a) => stats::run(self, a, io),
             Command::Prune(a) => prune::run(self, a, io),
             Command::Remove(a) => remove::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
-            Command::Demo(a) => demo::run(self, a, io),
+            Command::Demo(a) => traced(a.trace.as_deref(), || demo::run(self, a, io)),
         }
     }
 

@@ -6,5 +6,5 @@ mod diff;
 mod numbers;
 mod stats;
 
-pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff};
+pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff, diff_mapped};
 pub use stats::{Flag, Stats, TensorStats, stats};

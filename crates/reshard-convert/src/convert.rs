@@ -3,8 +3,10 @@
 use crate::{
     Asked, CastReport, ConvertError, Finding, MAX_FILES, NotHeld, Result,
     cast::is_number,
+    checked::Chunks,
     destination::{self, check_files, files_of_ranks},
     fit::Fit,
+    mapped::Mapped,
     optimizer::Canonical,
     rewrite::Rewrite,
     source::{self, Keys, Source},
@@ -12,20 +14,23 @@ use crate::{
 };
 use futures::future::join_all;
 use reshard::{
-    BackendVersion, Checkpoint, DType, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict,
-    Stores,
+    BackendVersion, Checkpoint, DType, LocalGroup, PhaseEvent, Registry, SaveReport,
+    ShardingPolicy, StateDict, Stores,
+    map::Map,
+    megatron::INTEGRITY,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
-    storage::{Progress, Store},
+    storage::{Name, Progress, Store, StoreExt as _},
     strategy::{Damage, Rest, SaveShardedConfig, StrategyError, VerifyReport},
 };
 use reshard_optim::BucketLayout;
 use serde_json::Value as Json;
 use std::{
+    collections::BTreeMap,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// The maximal number of ranks of one conversion. So many ranks take about 100 MB of memory in addition to their pieces.
@@ -34,6 +39,12 @@ pub const MAX_RANKS: u32 = 4_096;
 /// The maximal number of pieces into which one conversion cuts tensors, unless [`Convert::max_pieces`] sets another one. So many pieces take about
 /// half a gigabyte of memory.
 pub const MAX_PIECES: u64 = 200_000;
+
+/// Tensors of more chunks are not checked while they are read, because each block is held against each chunk.
+const MOST_CHUNKS: usize = 1_000;
+
+/// The same of all tensors, because a chunk takes some memory.
+const MOST_CHUNKS_OF_ALL: usize = 100_000;
 
 /// The deadline of a step is long, because all ranks run in one process: one rank may write for hours while the others wait.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -65,6 +76,8 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         policy: None,
         unflatten: false,
         canonical: false,
+        map: None,
+        mapped: None,
         layout: None,
         overwrite: false,
         verify: true,
@@ -94,6 +107,8 @@ pub struct Convert<'a> {
     policy: Option<Arc<dyn ShardingPolicy>>,
     unflatten: bool,
     canonical: bool,
+    map: Option<Map>,
+    mapped: Option<Mapped>,
     layout: Option<BucketLayout>,
     overwrite: bool,
     verify: bool,
@@ -190,6 +205,13 @@ impl<'a> Convert<'a> {
         self
     }
 
+    /// Carries tensors and objects over under other keys, shapes and types, as a map says. [`keys`](Self::keys) selects by the keys that the map
+    /// makes. In PyTorch's dialect the new checkpoint has no nesting.
+    pub fn map(mut self, map: Map) -> Self {
+        self.map = Some(map);
+        self
+    }
+
     /// Which elements of the buckets of gradients belong to which parameter.
     pub fn bucket_layout(mut self, layout: BucketLayout) -> Self {
         self.layout = Some(layout);
@@ -221,8 +243,9 @@ impl<'a> Convert<'a> {
         self
     }
 
-    /// Whether to check the checksums of the source first. The default is yes. Without this check, damage is carried over
-    /// silently.
+    /// Whether to check the checksums of the source. The default is yes. Without this check, damage is carried over silently. Elements are
+    /// checked while they are read, if the format has checksums of them (torch_dist, uncompressed and row-major), and no tensor has more
+    /// than a thousand chunks. Otherwise the source is read once more, before anything is written.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
@@ -287,6 +310,12 @@ impl<'a> Convert<'a> {
         if self.canonical && self.keys.0.is_some() {
             return Err(ConvertError::KeysOfOptimizer);
         }
+        if let Some(map) = &self.map {
+            if self.canonical {
+                return Err(ConvertError::MapOfOptimizer);
+            }
+            self.mapped = Some(Mapped::of(self.source, map, &self.keys)?);
+        }
         self.few_enough_pieces(source::cut_pieces(self.source, &self.keys, self.ranks))?;
         self.can_be_carried(&target)?;
         let stores = match self.stores.take() {
@@ -297,27 +326,44 @@ impl<'a> Convert<'a> {
         let place = (self.dst, target.place(self.dst));
         destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
-        // and get a new, correct checksum. Therefore the source is checked first.
+        // and get a new, correct checksum. Therefore elements are hashed while they are read, or the source is checked first.
+        let mut checks = None;
         if self.verify {
-            let found = self
+            let phase = Started::now("check", self.source.url());
+            checks = self.checks().await;
+            let verified = self
                 .source
-                .verify(true, self.checked.clone())
-                .await
-                .map_err(ConvertError::Read)?;
-            self.sound(&found)?;
+                .verify(checks.is_none(), self.checked.clone())
+                .await;
+            let found = verified.map_err(ConvertError::Read);
+            let sound = found.and_then(|found| self.sound(&found).map(|()| found.bytes));
+            phase.done(&sound);
+            sound?;
         }
         self.understood()?;
-        let canonical = if self.canonical {
-            Canonical::of(self.source, self.layout.as_ref()).await?
-        } else {
-            Canonical::default()
+        let canonical = match &self.mapped {
+            Some(mapped) => mapped.canonical(self.source)?,
+            None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
+            None => Canonical::default(),
         };
-        let chosen = (&self.keys, &canonical);
+        // A map has chosen already, by its own keys.
+        let (keys, all) = (&self.keys, Keys::default());
+        let keys = if self.mapped.is_some() { &all } else { keys };
+        let chosen = (keys, &canonical);
         let fit = Fit::of(self.source, &target, chosen, self.dtype, self.drop_objects).await?;
-        let source = Source::read(self.source, &self.keys, &canonical, &fit).await?;
+        let phase = Started::now("read", self.source.url());
+        let read = Source::read(
+            self.source,
+            keys,
+            &canonical,
+            (&fit, &checks.unwrap_or_default()),
+        )
+        .await;
+        phase.done(&read.as_ref().map(|_| 0));
+        let source = read?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let planner = Rewrite::of(self.source, &self.keys, &canonical, source.paths());
+        let planner = Rewrite::of(self.source, keys, &canonical, source.paths());
         Ok(Conversion {
             setup: self,
             target,
@@ -326,6 +372,37 @@ impl<'a> Convert<'a> {
             planner,
             stores,
         })
+    }
+
+    /// The chunks of the chosen tensors with their checksums, if all elements can be checked while they are read. If something is damaged, the
+    /// check of the whole source tells what.
+    async fn checks(&self) -> Option<BTreeMap<String, Arc<Chunks>>> {
+        // By this file, whole files are checked.
+        let integrity = Name::new(INTEGRITY).ok()?;
+        if self.canonical
+            || self.mapped.is_some()
+            || self.source.store().exists(&integrity).await.ok()?
+        {
+            return None;
+        }
+        let mut out = BTreeMap::new();
+        let mut chunks = 0;
+        for t in self.source.metadata().tensors() {
+            if !self.keys.has(t.key()) {
+                continue;
+            }
+            chunks += t.chunk_count();
+            if t.chunk_count() > MOST_CHUNKS
+                || chunks > MOST_CHUNKS_OF_ALL
+                || t.original_shape().is_some()
+            {
+                return None;
+            }
+            let found = self.source.element_checksums(t.key()).await.ok()??;
+            let found = Chunks::new(t.key(), t.dtype().size(), found, self.checked.clone());
+            out.insert(t.key().to_owned(), Arc::new(found));
+        }
+        Some(out)
     }
 
     /// Refuses more pieces than fit into memory. A small source can name many tensors.
@@ -343,7 +420,10 @@ impl<'a> Convert<'a> {
     /// Refuses a source that is not understood as a whole.
     fn can_be_carried(&self, target: &Target) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
-        let plain = self.unflatten || self.canonical || target.key().backend != format.backend;
+        let plain = self.unflatten
+            || self.canonical
+            || self.mapped.is_some()
+            || target.key().backend != format.backend;
         let mut tensors = self.source.metadata().tensors();
         let flattened = |t: &TensorRef<'_>| t.original_shape().is_some() && self.keys.has(t.key());
         if let (false, Some(t)) = (plain, tensors.find(flattened)) {
@@ -362,7 +442,8 @@ impl<'a> Convert<'a> {
             .producer()
             .unknown
             .into_iter()
-            .find(|(key, _)| self.keys.has(key))
+            // A map may need it, and does not know it.
+            .find(|(key, _)| self.mapped.is_some() || self.keys.has(key))
         {
             None => Ok(()),
             Some((key, why)) => Err(ConvertError::Unknown { key, why }),
@@ -371,7 +452,7 @@ impl<'a> Convert<'a> {
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
-        let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.keys.has(key));
+        let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.carries(key));
         let rest = &found.unlisted;
         let worst = [
             (Finding::Damaged, &found.damage, &rest.damage),
@@ -397,9 +478,17 @@ impl<'a> Convert<'a> {
         }
     }
 
+    /// Whether something of this item of the source is carried over.
+    fn carries(&self, key: &str) -> bool {
+        match &self.mapped {
+            Some(mapped) => mapped.needs(key),
+            None => self.keys.has(key),
+        }
+    }
+
     /// A finding about a chosen item or the whole checkpoint that the check has only counted.
     fn unlisted(&self, rest: &Rest) -> Option<Damage> {
-        let key = rest.keys.iter().find(|key| self.keys.has(key));
+        let key = rest.keys.iter().find(|key| self.carries(key));
         (rest.whole || key.is_some()).then(|| Damage {
             key: key.cloned(),
             file: None,
@@ -547,6 +636,40 @@ impl<'a> IntoFuture for Convert<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async { self.prepare().await?.run().await })
+    }
+}
+
+/// A phase of a conversion before its save.
+struct Started<'u> {
+    phase: &'static str,
+    url: &'u str,
+    start: SystemTime,
+}
+
+impl<'u> Started<'u> {
+    fn now(phase: &'static str, url: &'u str) -> Self {
+        let start = SystemTime::now();
+        Self { phase, url, start }
+    }
+
+    /// Tells that it has ended, and how many bytes it has read, or why it failed.
+    fn done<E: ToString>(self, outcome: &Result<u64, E>) {
+        let (bytes, error) = match outcome {
+            Ok(bytes) => (*bytes, None),
+            Err(e) => (0, Some(e.to_string())),
+        };
+        PhaseEvent {
+            act: "convert",
+            phase: self.phase,
+            rank: 0,
+            checkpoint: self.url,
+            start: self.start,
+            end: SystemTime::now(),
+            bytes,
+            files: 0,
+            error: error.as_deref(),
+        }
+        .emit();
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::MAX_RANKS;
 use reshard::{
     BackendVersion, DType, ErrorKind, Region,
+    map::MapError,
     strategy::{Damage, StrategyError},
 };
 use reshard_optim::ShardingType;
@@ -162,6 +163,12 @@ pub enum ConvertError {
         "choose all keys, or leave the optimizer as it is: its keys are other ones after the conversion"
     )]
     KeysOfOptimizer,
+    /// A rule of the map does not fit the source.
+    #[error(transparent)]
+    Map(MapError),
+    /// A map was given, and the state of the optimizer should be rewritten.
+    #[error("do one after the other: a map has its own keys for the state of the optimizer")]
+    MapOfOptimizer,
     /// The description of a chosen item is not understood. The copy would lack the item without saying so.
     #[error("{key} can't be carried over: {why}")]
     Unknown {
@@ -326,7 +333,9 @@ impl ConvertError {
             | Self::Linked { .. }
             | Self::NoLayout { .. }
             | Self::Layout { .. }
-            | Self::KeysOfOptimizer => ErrorKind::Invalid,
+            | Self::KeysOfOptimizer
+            | Self::MapOfOptimizer => ErrorKind::Invalid,
+            Self::Map(e) => e.kind(),
             Self::Destination(e) | Self::Target(e) | Self::Failed(e) => e.kind(),
             Self::Setting { .. } | Self::DType(_) => ErrorKind::Invalid,
             Self::NotHeld { .. }

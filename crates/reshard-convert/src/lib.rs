@@ -28,8 +28,9 @@
 //! # }
 //! ```
 //!
-//! - The source is checked before anything is written: every checksum must be right, everything must be understood, and
-//!   every chunk must have a location. Otherwise damaged data would get new, correct checksums.
+//! - The source is checked: every checksum must be right, everything must be understood, and every chunk must have a location. Otherwise
+//!   damaged data would get new, correct checksums. Elements are checked while they are read if the format allows that, and else before
+//!   anything is written.
 //! - The format to write is that of the destination's name, or any other. What it has no place for is refused by name, or left out if that is
 //!   asked for.
 //! - A conversion never writes over the source, or over a directory that contains it.
@@ -46,10 +47,12 @@ mod analysis;
 #[cfg(doctest)]
 mod book;
 mod cast;
+mod checked;
 mod convert;
 mod destination;
 mod error;
 mod fit;
+mod mapped;
 mod optimizer;
 mod rewrite;
 mod source;
@@ -57,7 +60,7 @@ mod target;
 mod tensor;
 
 pub use analysis::{
-    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, stats,
+    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, diff_mapped, stats,
 };
 pub use cast::CastReport;
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};

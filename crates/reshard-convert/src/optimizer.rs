@@ -1,4 +1,4 @@
-//! The state of Megatron Core's distributed optimizer, rewritten by parameter.
+//! The state of Megatron Core's distributed optimizer, rewritten by parameter; and items that a map renames.
 
 use crate::{ConvertError, Result, tensor::Carried};
 use buckets::Buckets;
@@ -24,6 +24,8 @@ pub(crate) struct Canonical {
     pub(crate) made: Vec<Carried>,
     /// Common state, if it changes.
     pub(crate) common: Option<Value>,
+    /// Whether keys come from a map, so that the source's nesting and empty dicts say nothing of them.
+    pub(crate) is_mapped: bool,
 }
 
 /// What becomes of an item of the source.
@@ -53,6 +55,24 @@ impl Canonical {
         let (name, param) = to.strip_prefix("optimizer.state.")?.split_once('.')?;
         let steps = ["optimizer", "state", name, param].map(Step::from);
         Some(Path::from(&steps[..]))
+    }
+
+    /// What a map makes: these tensors, and the objects under these keys. Nothing else of the source is carried over.
+    pub(crate) fn mapped(
+        source: &Checkpoint,
+        made: Vec<Carried>,
+        objects: &BTreeMap<String, String>,
+    ) -> Self {
+        let change = |entry: Entry<'_>| {
+            let to = objects.get(entry.key()).cloned().map(Change::Rename);
+            (entry.key().to_owned(), to.unwrap_or(Change::Drop))
+        };
+        Self {
+            changes: source.metadata().entries().map(change).collect(),
+            made,
+            common: None,
+            is_mapped: true,
+        }
     }
 
     /// Works out what the optimizer of a checkpoint becomes. Reads objects, and no tensors.

@@ -2,6 +2,7 @@
 
 use crate::{
     CastReport, ConvertError, Result,
+    checked::Chunks,
     fit::{CommonAs, Fit},
     optimizer::Canonical,
     tensor::Carried,
@@ -12,7 +13,12 @@ use reshard::{
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
 };
-use std::{cmp::Reverse, collections::BinaryHeap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    fmt,
+    sync::Arc,
+};
 
 type Chosen<'a> = dyn Fn(&str) -> bool + Send + Sync + 'a;
 
@@ -52,10 +58,18 @@ enum Item {
     Tensor(Carried),
     Object(String, Payload),
     /// A tensor of common state, in memory.
-    InMemory(ShardedTensor),
+    InMemory(Box<ShardedTensor>),
 }
 
 impl Item {
+    fn key(&self) -> &str {
+        match self {
+            Self::Tensor(t) => t.key(),
+            Self::Object(key, _) => key,
+            Self::InMemory(t) => &t.key,
+        }
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Self::Tensor(t) => t.nbytes(),
@@ -93,7 +107,7 @@ impl Source {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-        fit: &Fit,
+        (fit, checks): (&Fit, &BTreeMap<String, Arc<Chunks>>),
     ) -> Result<Self> {
         let common = checkpoint
             .stored_common()
@@ -113,7 +127,7 @@ impl Source {
             };
             let item = match entry {
                 Entry::Tensor(t) => checkpoint.tensor(key).map(|tensor| {
-                    let carried = Carried::stored(to, tensor);
+                    let carried = Carried::stored(to, tensor).checked(checks.get(key).cloned());
                     Item::Tensor(carried.with_dtype(fit.written(t.dtype())))
                 }),
                 Entry::Object(..) => object(checkpoint, key, fit)
@@ -150,8 +164,11 @@ impl Source {
         let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
-        if fit.dialect != Dialect::Dcp {
+        if fit.dialect != Dialect::Dcp || canonical.is_mapped {
             empty_dicts.clear();
+        }
+        if fit.dialect == Dialect::Dcp && canonical.is_mapped && paths.is_none() {
+            paths = Some(PlannerData::Paths(flat_paths(&items)));
         }
         Ok(Self {
             dialect: fit.dialect,
@@ -259,7 +276,7 @@ impl Source {
                 }
                 Item::InMemory(t) => {
                     if let Some(state) = states.get_mut(to as usize) {
-                        nest(state, &t.key, t.clone().into());
+                        nest(state, &t.key, ShardedTensor::clone(t).into());
                     }
                 }
                 Item::Tensor(t) => {
@@ -290,15 +307,11 @@ impl Source {
 /// An object as it is stored, if the target stores it alike. A cell of an array of objects may be a list in one of the two formats, with one
 /// value for each leaf that a rank had of it.
 async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload, reshard::Error> {
-    let is_cell = checkpoint.dialect() == Dialect::Megatron
-        && ShardedObject::empty_from_unique_key(key).is_ok();
-    let (was_list, is_list) = (checkpoint.object_lists(), fit.object_lists());
-    if is_cell && was_list != is_list {
-        return Ok(Payload::Value(match checkpoint.object(key).await? {
-            value if is_list => Value::List(vec![value]),
-            Value::List(mut all) if all.len() == 1 => all.remove(0),
-            value => value,
-        }));
+    let is_list = fit.object_lists();
+    if is_cell(checkpoint, key) && checkpoint.object_lists() != is_list {
+        let value = value(checkpoint, key).await?;
+        let as_list = |value| Value::List(vec![value]);
+        return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
     Ok(match checkpoint.object_payload(key).await? {
         Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
@@ -308,24 +321,41 @@ async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload
     })
 }
 
+/// Paths of one step: each item under its key.
+fn flat_paths(items: &[Item]) -> PathOfKey {
+    let flat = |item: &Item| (item.key().into(), Path(vec![item.key().into()]));
+    items.iter().map(flat).collect()
+}
+
+/// Whether an object is a cell of an array of objects.
+fn is_cell(checkpoint: &Checkpoint, key: &str) -> bool {
+    checkpoint.dialect() == Dialect::Megatron && ShardedObject::empty_from_unique_key(key).is_ok()
+}
+
+/// The value of an object, without the list that a format may have put around that of a cell.
+pub(crate) async fn value(checkpoint: &Checkpoint, key: &str) -> Result<Value, reshard::Error> {
+    Ok(match checkpoint.object(key).await? {
+        Value::List(mut all)
+            if all.len() == 1 && checkpoint.object_lists() && is_cell(checkpoint, key) =>
+        {
+            all.remove(0)
+        }
+        value => value,
+    })
+}
+
 /// Makes an item of each leaf of common state, named by its path. Returns the paths of all items.
 fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
     let fail = |what: String| ConvertError::Common { what };
     let state: StateDict = common.map(&mut Leaf::Value);
     let parts = split(state, Dialect::Dcp).map_err(|e| fail(e.to_string()))?;
-    let key = |item: &Item| match item {
-        Item::Tensor(t) => t.key().to_owned(),
-        Item::Object(key, _) => key.clone(),
-        Item::InMemory(t) => t.key.to_string(),
-    };
-    let flat = |key: String| (key.as_str().into(), Path(vec![key.as_str().into()]));
-    let mut paths: PathOfKey = items.iter().map(key).map(flat).collect();
+    let mut paths = flat_paths(items);
     for leaf in parts.flat.into_values() {
         let item = match leaf {
-            Sharded::Tensor(t) => Item::InMemory(t),
+            Sharded::Tensor(t) => Item::InMemory(t.into()),
             Sharded::Object(o) => Item::Object(o.unique_key().to_string(), o.data),
         };
-        let of_leaf = key(&item);
+        let of_leaf = item.key().to_owned();
         let path = parts.paths.get(&*of_leaf).cloned();
         let path = path.unwrap_or_else(|| Path(vec![of_leaf.as_str().into()]));
         if paths.insert(of_leaf.as_str().into(), path).is_some() {

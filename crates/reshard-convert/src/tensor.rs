@@ -3,9 +3,10 @@
 use crate::{
     CastReport, ConvertError, Result,
     cast::{Casting, Lost},
+    checked::{Checked, Chunks},
 };
 use reshard::{
-    DType, Region, TensorHandle,
+    DType, MappedTensorHandle, Region, TensorHandle,
     model::{BoxError, Dims, Layout, Segments, TensorSource},
 };
 use std::{fmt, sync::Arc};
@@ -17,11 +18,14 @@ pub(crate) struct Carried {
     from: From,
     /// To which element type it is cast, and what that loses.
     cast: Option<(DType, Arc<Lost>)>,
+    /// Its chunks, if they are checked while they are read.
+    chunks: Option<Arc<Chunks>>,
 }
 
 #[derive(Clone, Debug)]
 enum From {
     Stored(TensorHandle),
+    Mapped(MappedTensorHandle),
     Made(Arc<Made>),
 }
 
@@ -31,6 +35,16 @@ impl Carried {
             key: key.into(),
             from: From::Stored(tensor),
             cast: None,
+            chunks: None,
+        }
+    }
+
+    pub(crate) fn mapped(tensor: MappedTensorHandle) -> Self {
+        Self {
+            key: tensor.key().into(),
+            from: From::Mapped(tensor),
+            cast: None,
+            chunks: None,
         }
     }
 
@@ -39,7 +53,13 @@ impl Carried {
             key: key.into(),
             from: From::Made(Arc::new(made)),
             cast: None,
+            chunks: None,
         }
+    }
+
+    /// The same, checked while it is read.
+    pub(crate) fn checked(self, chunks: Option<Arc<Chunks>>) -> Self {
+        Self { chunks, ..self }
     }
 
     /// The same with another element type.
@@ -69,6 +89,7 @@ impl Carried {
     fn stored_dtype(&self) -> DType {
         match &self.from {
             From::Stored(t) => t.dtype(),
+            From::Mapped(t) => t.dtype(),
             From::Made(m) => m.dtype,
         }
     }
@@ -76,6 +97,7 @@ impl Carried {
     pub(crate) fn shape(&self) -> &Dims {
         match &self.from {
             From::Stored(t) => t.shape(),
+            From::Mapped(t) => t.shape(),
             From::Made(m) => &m.shape,
         }
     }
@@ -87,7 +109,14 @@ impl Carried {
 
     pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
         let source: Arc<dyn TensorSource> = match &self.from {
-            From::Stored(t) => t.source(region)?,
+            From::Stored(t) => {
+                let (at, source) = (region.offsets.clone(), t.source(region)?);
+                match self.chunks.clone() {
+                    None => source,
+                    Some(chunks) => Arc::new(Checked { source, chunks, at }),
+                }
+            }
+            From::Mapped(t) => t.source(region)?,
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
                 at: region.offsets,
@@ -109,7 +138,7 @@ impl Carried {
         match &self.from {
             From::Stored(t) => has_places(t),
             // Those of the tensors that it is made of are checked where it is made.
-            From::Made(_) => Ok(()),
+            From::Made(_) | From::Mapped(_) => Ok(()),
         }
     }
 }

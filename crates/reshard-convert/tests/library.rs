@@ -164,3 +164,68 @@ fn what_no_conversion_should_be_is_refused_by_name() {
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     assert!(is_empty(to));
 }
+
+/// A tensor of a megabyte from three ranks, and its first chunk's file.
+fn large(name: &str) -> (MemoryStore, String) {
+    let url = format!("memory://{name}");
+    let numbers: Vec<f32> = (0..1 << 18).map(|i| i as f32).collect();
+    let whole = Tensor::from_vec(&[1 << 10, 1 << 8], numbers).unwrap();
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::full("w", whole));
+    blocking::save(&state, &format!("{url}-one")).unwrap();
+    let one = Checkpoint::open(&format!("{url}-one")).unwrap();
+    blocking::run(convert(&one, &url).ranks(3)).unwrap();
+    (MemoryStore::at(&url), url)
+}
+
+#[test]
+fn damage_that_is_found_while_tensors_are_read_leaves_nothing() {
+    let (store, url) = large("streamed");
+    let source = Checkpoint::open(&url).unwrap();
+    let chunk = source
+        .tensor("w")
+        .unwrap()
+        .chunks()
+        .remove(1)
+        .parts
+        .remove(0);
+    let mut whole = futures::executor::block_on(async {
+        let len = store.len(&chunk.file).await.unwrap().unwrap();
+        store.read(&chunk.file, 0..len).await.unwrap().to_vec()
+    });
+    let middle = (chunk.range.start + chunk.range.end) / 2;
+    whole[middle as usize] ^= 1;
+    store.put(chunk.file, Bytes::from(whole));
+    let source = Checkpoint::open(&url).unwrap();
+    for ranks in [1, 2, 5] {
+        for size in [None, Some(100_000)] {
+            let to = "memory://streamed-to";
+            let mut conversion = convert(&source, to).ranks(ranks);
+            if let Some(size) = size {
+                conversion = conversion.max_shard_size(size);
+            }
+            let error = blocking::run(conversion).unwrap_err();
+            assert!(matches!(error, ConvertError::Write(_)), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(is_empty(to));
+        }
+    }
+    let unchecked = convert(&source, "memory://streamed-unchecked").verify(false);
+    blocking::run(unchecked).unwrap();
+}
+
+#[test]
+fn elements_are_read_once_and_all_of_them_are_checked() {
+    let (_, url) = large("once");
+    let source = Checkpoint::open(&url).unwrap();
+    for ranks in [1, 2, 5] {
+        let seen = Arc::new(AtomicU64::new(0));
+        let told = Arc::clone(&seen);
+        let to = format!("memory://once-to-{ranks}");
+        let conversion = convert(&source, &to).ranks(ranks).checked(move |n| {
+            told.fetch_add(n, Ordering::Relaxed);
+        });
+        let report = blocking::run(conversion).unwrap();
+        assert_eq!((report.tensors, seen.load(Ordering::Relaxed)), (1, 1 << 20));
+    }
+}

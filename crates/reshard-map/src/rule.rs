@@ -204,6 +204,13 @@ impl<N: Clone> Verb<N> {
             },
             Self::Interleave { keys, blocks } => Self::Deinterleave { keys, blocks },
             Self::Deinterleave { keys, blocks } => Self::Interleave { keys, blocks },
+            one => return one.inverse_in_place(),
+        })
+    }
+
+    /// The same for rules that change tensors under their own keys.
+    fn inverse_in_place(self) -> Result<Self, String> {
+        Ok(match self {
             Self::Transpose { keys, axes } => {
                 let place = |a| axes.iter().position(|b| *b == a).unwrap_or(a);
                 Self::Transpose {
@@ -274,6 +281,7 @@ impl<N: Clone> Verb<N> {
             Self::Reshape { .. } => {
                 return Err("the shape before is not known; say it in `from`".into());
             }
+            other => return Err(format!("nothing is known of `{}`", other.name())),
         })
     }
 }

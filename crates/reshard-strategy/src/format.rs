@@ -548,6 +548,15 @@ pub trait StorageReader: ReaderHooks {
     /// # Errors
     /// The first read that fails.
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
+    /// The CRC-32 of the elements of each of these chunks, in row-major order, as the checkpoint says. `None` for a chunk of which nothing of
+    /// this kind is stored. A tool that reads every element once checks by it what it reads, instead of reading everything twice. The default
+    /// is that nothing is stored.
+    ///
+    /// # Errors
+    /// The first chunk of which it can't be told, because something is damaged or can't be read.
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+        Ok(vec![None; chunks.len()])
+    }
     /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items
     /// that have none.
     ///

@@ -169,6 +169,29 @@ impl StorageReader for TorchDistReader {
         Ok(out)
     }
 
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+        let mut out = Vec::with_capacity(chunks.len());
+        let mut forms = RecentForms::default();
+        for window in chunks.chunks(WINDOW) {
+            let wanted = window.iter().map(|c| self.wanted(*c));
+            let wanted = wanted.collect::<Result<Vec<Wanted>>>()?;
+            let (heads, ..) = self.heads(&wanted, true, &mut forms).await?;
+            out.extend(heads.iter().map(|head| match head {
+                // What was read whole is checked already.
+                Head::Memory(tensor) => Some(crc32fast::hash(&tensor.to_bytes())),
+                // The checksum is that of the whole record.
+                Head::Stored(s)
+                    if s.layout.is_contiguous()
+                        && s.layout.bytes() == s.record.end - s.record.start =>
+                {
+                    Some(s.crc32)
+                }
+                _ => None,
+            }));
+        }
+        Ok(out)
+    }
+
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         verify::verify(self, full, progress).await
     }

@@ -1,6 +1,6 @@
 //! A checkpoint as a map shows it: other keys and shapes, and any region of them.
 
-use crate::{Checkpoint, Error, Result, StoredChunk, TensorHandle, error::Context};
+use crate::{Checkpoint, Error, Result, error::Context};
 use reshard_map::{Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source};
 use reshard_model::{
     BoxError, DType, Dims, ErrorKind, Payload, Region, Select, ShardedTensor, SourceError,
@@ -66,7 +66,12 @@ impl Checkpoint {
             return Ok(values);
         }
         let common = self.common().await?;
-        let args = common.get("args").and_then(|tree| tree.leaf());
+        // A Namespace is one leaf; a dict is a part of the tree.
+        let args = common.get("args");
+        let of_args = |key: &str| match args?.leaf() {
+            Some(namespace) => namespace.get(key).and_then(number),
+            None => args?.get(key)?.leaf().and_then(number),
+        };
         let name = Name::new(CONFIG).during(ACT, self.url())?;
         let config = read_small(self.store(), &name)
             .await
@@ -86,10 +91,7 @@ impl Checkpoint {
             if values.contains_key(name) {
                 continue;
             }
-            let of_args = parameter
-                .args()
-                .and_then(|key| args?.get(key))
-                .and_then(number);
+            let of_args = parameter.args().and_then(of_args);
             let of_config = || config.get(parameter.config()?)?.as_u64();
             if let Some(value) = of_args.or_else(of_config) {
                 values.insert(name.into(), value);
@@ -253,11 +255,8 @@ impl MappedTensorHandle {
         elements.saturating_mul(self.dtype.size())
     }
 
-    /// The stored tensors that it is made of, each once.
-    ///
-    /// # Errors
-    /// One of them is not stored any more.
-    pub fn stored(&self) -> Result<Vec<TensorHandle>> {
+    /// The keys of the stored tensors that it is made of, each once.
+    pub fn stored_keys(&self) -> Vec<&str> {
         let mapping = &self.mapped.mapping;
         let pieces = mapping
             .tensor(&self.key)
@@ -265,22 +264,9 @@ impl MappedTensorHandle {
         let mut numbers: Vec<usize> = pieces.iter().map(|p| p.source).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let sources = numbers.into_iter().filter_map(|n| mapping.sources().get(n));
-        sources
-            .map(|s| self.mapped.checkpoint.tensor(&s.key))
-            .collect()
-    }
-
-    /// The chunks of the stored tensors that it is made of, each with the key of its tensor.
-    ///
-    /// # Errors
-    /// As [`stored`](Self::stored).
-    pub fn stored_chunks(&self) -> Result<Vec<(Box<str>, StoredChunk)>> {
-        let stored = self.stored()?;
-        let chunks = stored
-            .iter()
-            .flat_map(|t| t.chunks().into_iter().map(|c| (t.key().into(), c)));
-        Ok(chunks.collect())
+        let sources = numbers.into_iter();
+        let sources = sources.filter_map(|n| mapping.sources().get(n));
+        sources.map(|s| &*s.key).collect()
     }
 
     /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or everything (`..`). It reads the bytes that the region is made
@@ -333,10 +319,11 @@ impl MappedTensorHandle {
             .during(ACT, self.mapped.checkpoint.url())?;
         let mut stored = BTreeMap::new();
         let mut block = 0;
-        for tensor in self.stored()? {
+        for key in self.stored_keys() {
+            let tensor = self.mapped.checkpoint.tensor(key)?;
             let source = tensor.source(..)?;
             block = source.block().unwrap_or(0).max(block);
-            stored.insert(tensor.key().into(), source);
+            stored.insert(key.into(), source);
         }
         Ok(Arc::new(Lazy {
             mapped: self.mapped.clone(),

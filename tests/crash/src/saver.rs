@@ -1,5 +1,5 @@
 //! `reshard-saver DIR STEP new|overwrite FORM` saves once, `reshard-saver DIR prune` prunes once,
-//! `reshard-saver DIR remove PREFIX` removes keys once, to be killed.
+//! `reshard-saver DIR remove PREFIX` removes keys once, `reshard-saver DIR convert SRC FORMAT` converts once, to be killed.
 
 use anyhow::{Context, Result};
 use std::{path::PathBuf, time::Duration};
@@ -18,6 +18,17 @@ fn main() -> Result<()> {
         let url = dir.display().to_string();
         let removal = reshard::remove_sharded_tensors(&url, &prefix);
         reshard::blocking::run(removal.durability(reshard::Durability::Process))?;
+        return Ok(());
+    }
+    if step == "convert" {
+        let src = args.next().context("SRC is missing")?;
+        let format = args.next().context("FORMAT is missing")?.parse()?;
+        let (source, dst) = (
+            reshard::blocking::Checkpoint::open(&src)?,
+            dir.display().to_string(),
+        );
+        let conversion = reshard_convert::convert(&source, &dst).to(format);
+        reshard::blocking::run(conversion.ranks(3).drop_objects(true))?;
         return Ok(());
     }
     let step = step.parse()?;

@@ -88,14 +88,19 @@ fn a_child_runs_a_command() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn digest_verify_and_convert_of_a_large_tensor_stay_far_below_its_size() {
+fn commands_that_read_a_large_tensor_stay_far_below_its_size() {
     let saved = large();
     let to = saved.beside("to");
-    let commands: [&[&str]; 4] = [
+    let [zarr, zarr3] = ["zarr", "zarr3"].map(|to| saved.beside(to));
+    let commands: [&[&str]; 8] = [
         &["digest", &saved.url],
         &["verify", &saved.url],
         &["convert", &saved.url, &to, "--ranks", "3"],
         &["digest", &to],
+        &["convert", &saved.url, &zarr, "--to", "zarr"],
+        &["convert", &zarr, &zarr3, "--to", "zarr3", "--ranks", "2"],
+        &["diff", &to, &zarr3],
+        &["stats", &to],
     ];
     for args in commands {
         let peak = peak_of(args) << 10;

@@ -4,11 +4,12 @@ use super::{
     blocks::{Unit, each_block, read},
     numbers::{Bound, Pairs, number},
 };
-use crate::{ConvertError, Result};
+use crate::{ConvertError, Result, source::value};
 use reshard::{
-    Checkpoint, DType, Region, TensorHandle, ValueTree,
+    Checkpoint, DType, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle, Value,
+    ValueTree,
     model::{self, Dims},
-    storage::Progress,
+    storage::{Progress, wait},
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -134,12 +135,54 @@ pub async fn diff(
     chosen: impl Fn(&str) -> bool,
     tolerance: Tolerance,
     progress: Progress,
+    each: impl FnMut(TensorDiff),
+) -> Result<CheckpointDiff> {
+    compare(
+        View::Stored(first),
+        second,
+        chosen,
+        tolerance,
+        progress,
+        each,
+    )
+    .await
+}
+
+/// As [`diff`], with the first checkpoint as a map shows it. Common state is not mapped.
+///
+/// # Errors
+/// As [`diff`].
+pub async fn diff_mapped(
+    first: &MappedCheckpoint,
+    second: &Checkpoint,
+    chosen: impl Fn(&str) -> bool,
+    tolerance: Tolerance,
+    progress: Progress,
+    each: impl FnMut(TensorDiff),
+) -> Result<CheckpointDiff> {
+    compare(
+        View::Mapped(first),
+        second,
+        chosen,
+        tolerance,
+        progress,
+        each,
+    )
+    .await
+}
+
+async fn compare(
+    first: View<'_>,
+    second: &Checkpoint,
+    chosen: impl Fn(&str) -> bool,
+    tolerance: Tolerance,
+    progress: Progress,
     mut each: impl FnMut(TensorDiff),
 ) -> Result<CheckpointDiff> {
     let beside = beside_tensors(first, second, &chosen).await;
     let mut out = beside.map_err(ConvertError::Read)?;
     let mut pairs = Vec::new();
-    for a in first.tensors().filter(|t| chosen(t.key())) {
+    for a in first.tensors().into_iter().filter(|t| chosen(t.key())) {
         if second.metadata().tensor(a.key()).is_some() {
             let b = second.tensor(a.key()).map_err(ConvertError::Read)?;
             pairs.push(Pair { a, b });
@@ -190,14 +233,16 @@ pub async fn diff(
 
 /// Compares keys, objects and common state.
 async fn beside_tensors(
-    first: &Checkpoint,
+    first: View<'_>,
     second: &Checkpoint,
     chosen: &impl Fn(&str) -> bool,
 ) -> reshard::Result<CheckpointDiff> {
-    let keys = |c: &Checkpoint| -> BTreeSet<String> {
-        let entries = c.metadata().entries().map(|e| e.key().to_owned());
-        entries.filter(|key| chosen(key)).collect()
+    let keys = |c: View<'_>| -> BTreeSet<String> {
+        let mut keys = c.keys();
+        keys.retain(|key| chosen(key));
+        keys
     };
+    let second = View::Stored(second);
     let (of_first, of_second) = (keys(first), keys(second));
     let mut out = CheckpointDiff {
         only_first: of_first.difference(&of_second).cloned().collect(),
@@ -205,8 +250,7 @@ async fn beside_tensors(
         ..CheckpointDiff::default()
     };
     for key in of_first.intersection(&of_second) {
-        let is_object = |c: &Checkpoint| c.metadata().object(key).is_some();
-        match (is_object(first), is_object(second)) {
+        match (first.is_object(key), second.is_object(key)) {
             (true, true) => {
                 if first.object(key).await? != second.object(key).await? {
                     out.objects.push(key.clone());
@@ -216,7 +260,10 @@ async fn beside_tensors(
             _ => out.kinds.push(key.clone()),
         }
     }
-    out.common = common(&first.common().await?, &second.common().await?);
+    out.common = common(
+        &first.stored().common().await?,
+        &second.stored().common().await?,
+    );
     out.common.retain(|path| chosen(path));
     Ok(out)
 }
@@ -230,10 +277,97 @@ fn common(first: &ValueTree, second: &ValueTree) -> Vec<String> {
     paths.into_iter().collect()
 }
 
+/// A checkpoint as it is stored, or as a map shows it.
+#[derive(Clone, Copy)]
+enum View<'a> {
+    Stored(&'a Checkpoint),
+    Mapped(&'a MappedCheckpoint),
+}
+
+impl View<'_> {
+    fn stored(&self) -> &Checkpoint {
+        match self {
+            Self::Stored(c) => c,
+            Self::Mapped(m) => m.checkpoint(),
+        }
+    }
+
+    fn keys(&self) -> BTreeSet<String> {
+        match self {
+            Self::Stored(c) => c.metadata().entries().map(|e| e.key().to_owned()).collect(),
+            Self::Mapped(m) => {
+                let tensors = m.mapping().tensors().map(|(key, _)| key);
+                tensors.chain(m.objects()).map(String::from).collect()
+            }
+        }
+    }
+
+    fn tensors(&self) -> Vec<Side> {
+        match self {
+            Self::Stored(c) => c.tensors().map(Side::Stored).collect(),
+            Self::Mapped(m) => m.tensors().map(Side::Mapped).collect(),
+        }
+    }
+
+    fn is_object(&self, key: &str) -> bool {
+        match self {
+            Self::Stored(c) => c.metadata().object(key).is_some(),
+            Self::Mapped(m) => m.mapping().object(key).is_some(),
+        }
+    }
+
+    async fn object(&self, key: &str) -> reshard::Result<Value> {
+        match self {
+            Self::Stored(c) => value(c, key).await,
+            Self::Mapped(m) => match m.mapping().object(key) {
+                Some(stored) => value(m.checkpoint(), stored).await,
+                None => m.object(key).await,
+            },
+        }
+    }
+}
+
+/// A tensor of a [`View`].
+#[derive(Debug)]
+enum Side {
+    Stored(TensorHandle),
+    Mapped(MappedTensorHandle),
+}
+
+impl Side {
+    fn key(&self) -> &str {
+        match self {
+            Self::Stored(t) => t.key(),
+            Self::Mapped(t) => t.key(),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Stored(t) => t.dtype(),
+            Self::Mapped(t) => t.dtype(),
+        }
+    }
+
+    fn shape(&self) -> &Dims {
+        match self {
+            Self::Stored(t) => t.shape(),
+            Self::Mapped(t) => t.shape(),
+        }
+    }
+
+    fn read(&self, region: &Region) -> reshard::Result<Tensor> {
+        match self {
+            Self::Stored(t) => read(t, region),
+            Self::Mapped(t) => wait(t.read(region.clone())),
+        }
+    }
+}
+
 /// A tensor that both have.
 #[derive(Debug)]
 struct Pair {
-    a: TensorHandle,
+    a: Side,
     b: TensorHandle,
 }
 
@@ -254,7 +388,7 @@ impl Pair {
     }
 
     fn look(&self, region: &Region, bound: Bound, progress: &Progress) -> reshard::Result<Block> {
-        let a = read(&self.a, region)?.to_bytes();
+        let a = self.a.read(region)?.to_bytes();
         let b = read(&self.b, region)?.to_bytes();
         progress.add((a.len() + b.len()) as u64);
         Ok(match self.numbers() {

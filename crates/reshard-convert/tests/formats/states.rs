@@ -29,8 +29,11 @@ fn tensor(dtype: DType, shape: &[u64]) -> Tensor {
     Tensor::new(dtype, shape, (0..bytes).map(byte).collect::<Vec<u8>>()).unwrap()
 }
 
+/// A tensor: its key, type and shape, and along which axis it is cut, where.
+type Of<'a> = (&'a str, DType, &'a [u64], Option<(usize, u64)>);
+
 /// Cuts tensors along an axis at an index; those of which the second rank has nothing lie on the first one alone.
-fn cut(tensors: &[(&str, DType, &[u64], Option<(usize, u64)>)]) -> [StateDict; 2] {
+fn cut(tensors: &[Of<'_>]) -> [StateDict; 2] {
     let mut states = [StateDict::new(), StateDict::new()];
     for (key, dtype, shape, at) in tensors {
         let whole = tensor(*dtype, shape);
@@ -55,7 +58,7 @@ fn cut(tensors: &[(&str, DType, &[u64], Option<(usize, u64)>)]) -> [StateDict; 2
     states
 }
 
-fn tensors(name: &'static str, of: &[(&str, DType, &[u64], Option<(usize, u64)>)]) -> Case {
+fn tensors(name: &'static str, of: &[Of<'_>]) -> Case {
     Case {
         name,
         dialect: Dialect::Dcp,
@@ -68,7 +71,7 @@ fn tensors(name: &'static str, of: &[(&str, DType, &[u64], Option<(usize, u64)>)
 
 pub(crate) fn cases() -> Vec<Case> {
     use DType as D;
-    let plain: &[(&str, DType, &[u64], _)] = &[
+    let plain: &[Of<'_>] = &[
         ("model.weight", D::Float32, &[8, 3], Some((0, 4))),
         ("model.bias", D::Float32, &[3], None),
         ("model.count", D::Int64, &[5], None),

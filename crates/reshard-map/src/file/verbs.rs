@@ -71,6 +71,15 @@ pub(super) fn rule(number: usize, mut fields: Fields) -> Result<Rule<Number>> {
     Ok(out)
 }
 
+/// An axis; the first one, unless said otherwise.
+fn axis(f: &mut Fields) -> Result<usize, String> {
+    Ok(f.axis("axis")?.unwrap_or(0))
+}
+
+fn required(number: Option<Number>, name: &str) -> Result<Number, String> {
+    number.ok_or_else(|| format!("`{name}` is missing"))
+}
+
 fn list(names: &[&str]) -> String {
     if names.is_empty() {
         return "no field".into();
@@ -91,8 +100,6 @@ fn direction(fields: &mut Fields) -> Result<Option<Direction>, String> {
 }
 
 fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
-    let axis = |f: &mut Fields| Ok::<_, String>(f.axis("axis")?.unwrap_or(0));
-    let required = |n: Option<Number>, name: &str| n.ok_or_else(|| format!("`{name}` is missing"));
     Ok(match verb {
         "rename" => {
             let (from, to) = renaming(f, verb)?;
@@ -117,6 +124,41 @@ fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
             Verb::Canonical
         }
         "stack" | "unstack" => stacking(verb, f)?,
+        "split" | "concat" | "interleave" | "deinterleave" => parts(verb, f)?,
+        "transpose" => Verb::Transpose {
+            keys: f.patterns(verb)?,
+            axes: permutation(f.axes("axes")?)?,
+        },
+        "pad" => Verb::Pad {
+            keys: f.patterns(verb)?,
+            axis: axis(f)?,
+            from: f.number("from")?,
+            to: required(f.number("to")?, "to")?,
+        },
+        "trim" => Verb::Trim {
+            keys: f.patterns(verb)?,
+            axis: axis(f)?,
+            from: f.number("from")?,
+            to: required(f.number("to")?, "to")?,
+            padding: f.flag("padding")?,
+        },
+        "cast" => Verb::Cast {
+            keys: f.patterns(verb)?,
+            from: f.dtype("from")?,
+            to: f.dtype("to")?.ok_or("`to` is missing: the new type")?,
+            lossless: f.flag("lossless")?,
+        },
+        _ => Verb::Reshape {
+            keys: f.patterns(verb)?,
+            from: f.numbers("from")?,
+            to: f.numbers("to")?.ok_or("`to` is missing: the new shape")?,
+        },
+    })
+}
+
+/// The rules of parts and groups along an axis.
+fn parts(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
+    Ok(match verb {
         "split" => {
             let from = source(f.pattern(verb)?)?;
             let to: Vec<Pattern> = f
@@ -152,7 +194,7 @@ fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
                 to,
             }
         }
-        "interleave" | "deinterleave" => {
+        _ => {
             let keys = f.patterns(verb)?;
             let blocks = Blocks {
                 axis: axis(f)?,
@@ -168,34 +210,6 @@ fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
                 Verb::Deinterleave { keys, blocks }
             }
         }
-        "transpose" => Verb::Transpose {
-            keys: f.patterns(verb)?,
-            axes: permutation(f.axes("axes")?)?,
-        },
-        "pad" => Verb::Pad {
-            keys: f.patterns(verb)?,
-            axis: axis(f)?,
-            from: f.number("from")?,
-            to: required(f.number("to")?, "to")?,
-        },
-        "trim" => Verb::Trim {
-            keys: f.patterns(verb)?,
-            axis: axis(f)?,
-            from: f.number("from")?,
-            to: required(f.number("to")?, "to")?,
-            padding: f.flag("padding")?,
-        },
-        "cast" => Verb::Cast {
-            keys: f.patterns(verb)?,
-            from: f.dtype("from")?,
-            to: f.dtype("to")?.ok_or("`to` is missing: the new type")?,
-            lossless: f.flag("lossless")?,
-        },
-        _ => Verb::Reshape {
-            keys: f.patterns(verb)?,
-            from: f.numbers("from")?,
-            to: f.numbers("to")?.ok_or("`to` is missing: the new shape")?,
-        },
     })
 }
 

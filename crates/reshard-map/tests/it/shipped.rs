@@ -195,3 +195,13 @@ fn an_unknown_name_lists_those_that_are_known() {
         "{error}"
     );
 }
+
+#[test]
+fn the_norm_before_experts_has_the_name_of_either_kind_of_layers() {
+    let Fixture { map, hf, .. } = fixture("hf-mixtral", &[("local_layers", 1)]);
+    let megatron = hf.mapped(&hf.apply(&map.inverse().unwrap()).unwrap());
+    let keys = &megatron.tensors;
+    assert!(keys.contains_key("decoder.layers.mlp.linear_fc1.layer_norm_weight"));
+    assert!(!keys.contains_key("decoder.layers.pre_mlp_layernorm.weight"));
+    assert!(megatron.mapped(&megatron.apply(&map).unwrap()).tensors == hf.tensors);
+}

@@ -334,6 +334,10 @@ impl StorageReader for Reader {
         self.base.reads_columns_together()
     }
 
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+        self.base.element_checksums(chunks).await
+    }
+
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         self.base.read_tensors(reads, cx).await
     }

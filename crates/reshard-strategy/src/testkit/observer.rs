@@ -467,6 +467,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.read_objects(reads, cx).await
     }
 
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+        self.inner.element_checksums(chunks).await
+    }
+
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         self.inner.verify(full, progress).await
     }

@@ -48,6 +48,25 @@ impl Checkpoint {
         self.metadata().tensors().map(|t| self.handle(&t))
     }
 
+    /// The chunks of a tensor, each with the CRC-32 of its elements in row-major order, as the checkpoint says. `None` if it does not say that
+    /// of all of them. A tool that reads every element once checks by it what it reads.
+    ///
+    /// # Errors
+    /// There is no tensor of that key, or it is damaged.
+    pub async fn element_checksums(&self, key: &str) -> Result<Option<Vec<(Region, u32)>>> {
+        let tensor = self.tensor(key)?;
+        let found = self.metadata().tensor(tensor.key());
+        let chunks: Vec<_> = found.iter().flat_map(|t| t.chunks()).collect();
+        let ids: Vec<_> = chunks.iter().map(|(id, _)| *id).collect();
+        let checksums = self.opened.reader.element_checksums(&ids).await;
+        let checksums = checksums.during(ACT, &self.url)?;
+        let regions = chunks.into_iter().map(|(_, region)| region);
+        let all = regions
+            .zip(checksums)
+            .map(|(region, sum)| Some((region, sum?)));
+        Ok(all.collect())
+    }
+
     fn handle(&self, t: &TensorRef<'_>) -> TensorHandle {
         TensorHandle {
             checkpoint: self.clone(),

@@ -1,0 +1,69 @@
+//! The map of `--map`.
+
+use crate::{
+    args::Mapping,
+    error::{CliError, Result},
+    table::shown,
+};
+use futures::executor::block_on;
+use reshard::{
+    Checkpoint,
+    map::{Map, MapError, MapFile},
+};
+use std::{collections::BTreeMap, fs::File, io::Read as _};
+
+/// A mapping file of more bytes than this is not read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The map that was asked for, with parameters of the checkpoint.
+pub(crate) fn map(args: &Mapping, source: &Checkpoint) -> Result<Option<Map>> {
+    let Some(name) = &args.map else {
+        return Ok(None);
+    };
+    let file = match MapFile::text_of(name) {
+        Some(text) => MapFile::parse(text),
+        None => MapFile::parse(&read(name)?),
+    };
+    let file = file.map_err(explained)?;
+    let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
+    let values = block_on(source.map_parameters(&file, &given))?;
+    let map = file.bind(&values).map_err(explained)?;
+    let map = if args.inverse { map.inverse() } else { Ok(map) };
+    map.map(Some).map_err(explained)
+}
+
+/// The text of a mapping file.
+fn read(path: &str) -> Result<String> {
+    let known: Vec<&str> = MapFile::names().collect();
+    let hint = format!("give a file, or one of {}", known.join(", "));
+    let text = || -> std::io::Result<String> {
+        let mut text = String::new();
+        File::open(path)?
+            .take(MAX_FILE + 1)
+            .read_to_string(&mut text)?;
+        Ok(text)
+    };
+    match text() {
+        Ok(text) if text.len() as u64 <= MAX_FILE => Ok(text),
+        Ok(_) => Err(CliError::told(
+            format!("{} has more than {MAX_FILE} bytes", shown(path)),
+            hint,
+        )),
+        Err(e) => Err(CliError::told(
+            format!("{} can't be read: {e}", shown(path)),
+            hint,
+        )),
+    }
+}
+
+/// The error of a map, with what to do.
+pub(crate) fn explained(e: MapError) -> CliError {
+    let hint = match &e {
+        MapError::Parameter { .. } => {
+            "--set NAME=N gives a parameter; without it, it is taken from `args` or `config.json` in the checkpoint"
+        }
+        MapError::NoInverse { .. } => "leave out --inverse, or change the mapping file",
+        _ => "`docs/mapping.md` describes mapping files",
+    };
+    CliError::told(shown(&e.to_string()), hint)
+}

@@ -1,0 +1,53 @@
+//! What a conversion carries over if a map says so.
+
+use crate::{
+    ConvertError, Result,
+    optimizer::Canonical,
+    source::Keys,
+    tensor::{Carried, has_places},
+};
+use reshard::{Checkpoint, MappedTensorHandle, map::Map};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The chosen tensors and objects of a mapped checkpoint.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    tensors: Vec<MappedTensorHandle>,
+    /// The mapped key of each object, by its key in the source.
+    objects: BTreeMap<String, String>,
+    /// The tensors of the source of which something is needed.
+    needed: BTreeSet<String>,
+}
+
+impl Mapped {
+    /// Applies a map. The keys are chosen by their mapped names.
+    pub(crate) fn of(source: &Checkpoint, map: &Map, keys: &Keys<'_>) -> Result<Self> {
+        let mapped = source.mapped(map).map_err(ConvertError::Map)?;
+        let tensors: Vec<_> = mapped.tensors().filter(|t| keys.has(t.key())).collect();
+        let objects = mapped.mapping().objects().filter(|(key, _)| keys.has(key));
+        let objects = objects.map(|(key, stored)| (stored.to_owned(), key.to_owned()));
+        let mut needed = BTreeSet::new();
+        for tensor in &tensors {
+            needed.extend(tensor.stored_keys().into_iter().map(String::from));
+        }
+        Ok(Self {
+            objects: objects.collect(),
+            tensors,
+            needed,
+        })
+    }
+
+    /// Whether something of an item of the source is carried over.
+    pub(crate) fn needs(&self, key: &str) -> bool {
+        self.needed.contains(key) || self.objects.contains_key(key)
+    }
+
+    /// What becomes of the items of the source. Fails if a chunk has no location.
+    pub(crate) fn canonical(&self, source: &Checkpoint) -> Result<Canonical> {
+        for key in &self.needed {
+            has_places(&source.tensor(key).map_err(ConvertError::Read)?)?;
+        }
+        let tensors = self.tensors.iter().cloned().map(Carried::mapped);
+        Ok(Canonical::mapped(source, tensors.collect(), &self.objects))
+    }
+}

@@ -1,0 +1,256 @@
+"""Tiny random models on the CPU, of megatron-core and of transformers, for the maps between them.
+
+    models.py megatron-save MODEL DIR    a checkpoint of megatron-core, and its logits beside it
+    models.py megatron-load MODEL DIR    loads a mapped checkpoint into megatron-core, and compares logits
+    models.py hf-save MODEL DIR          a checkpoint of transformers' state dict by torch DCP, and its logits beside it
+    models.py hf-load MODEL DIR          loads a mapped checkpoint into transformers, strictly, and compares logits
+
+MODEL is hf-llama, hf-mixtral or hf-gpt-neox. The logits lie in DIR.logits.npy; --logits FILE names those to compare with.
+Needs torch, transformers, safetensors and megatron-core 0.16, whose GPT runs without Transformer Engine. It ends with exit code 0 and one line.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+
+import numpy as np
+import torch
+
+SIZES = {"layers": 2, "hidden": 32, "heads": 4, "groups": 2, "ffn": 48, "vocab": 61, "padded_vocab": 64, "experts": 4}
+TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [58, 9, 7, 60, 3, 2, 38, 4, 6, 2]]
+
+
+def hf_model(name):
+    import transformers
+
+    c, common = SIZES, {}
+    common = {
+        "vocab_size": c["vocab"],
+        "hidden_size": c["hidden"],
+        "intermediate_size": c["ffn"],
+        "num_hidden_layers": c["layers"],
+        "num_attention_heads": c["heads"],
+        "max_position_embeddings": 32,
+        "attn_implementation": "eager",
+        "tie_word_embeddings": False,
+    }
+    if name == "hf-gpt-neox":
+        config = transformers.GPTNeoXConfig(
+            **common, rotary_pct=0.5, use_parallel_residual=False, hidden_act="gelu", layer_norm_eps=1e-5
+        )
+        return transformers.GPTNeoXForCausalLM(config).eval(), config
+    common |= {"num_key_value_heads": c["groups"], "rms_norm_eps": 1e-5}
+    if name == "hf-mixtral":
+        # Its default is another base than Megatron's.
+        common["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+        config = transformers.MixtralConfig(**common, num_local_experts=c["experts"], num_experts_per_tok=2)
+        return transformers.MixtralForCausalLM(config).eval(), config
+    config = transformers.LlamaConfig(**common)
+    return transformers.LlamaForCausalLM(config).eval(), config
+
+
+def megatron_model(name):
+    os.environ |= {"MASTER_ADDR": "localhost", "RANK": "0", "WORLD_SIZE": "1"}
+    os.environ.setdefault("MASTER_PORT", "29741")
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    # Megatron waits for a GPU wherever it copies; here there is none.
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    from megatron.core.transformer.moe import moe_utils
+
+    # What it would import from Transformer Engine.
+    moe_utils.te_general_gemm = None
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.random.initialize_rng_tracker(use_te_rng_tracker=False)
+    tensor_parallel.random.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
+    c, neox, moe = SIZES, name == "hf-gpt-neox", name == "hf-mixtral"
+    more = {}
+    if moe:
+        more = {"num_moe_experts": c["experts"], "moe_router_topk": 2, "moe_router_load_balancing_type": "none"}
+        more |= {"moe_token_dispatcher_type": "allgather", "moe_ffn_hidden_size": c["ffn"]}
+    config = TransformerConfig(
+        num_layers=c["layers"],
+        hidden_size=c["hidden"],
+        ffn_hidden_size=c["ffn"],
+        num_attention_heads=c["heads"],
+        num_query_groups=None if neox else c["groups"],
+        normalization="LayerNorm" if neox else "RMSNorm",
+        gated_linear_unit=not neox,
+        activation_func=torch.nn.functional.gelu if neox else torch.nn.functional.silu,
+        add_bias_linear=neox,
+        add_qkv_bias=neox,
+        layernorm_epsilon=1e-5,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        attention_softmax_in_fp32=True,
+        persist_layer_norm=False,
+        **more,
+    )
+    spec = get_gpt_layer_local_spec(
+        num_experts=c["experts"] if moe else None, moe_grouped_gemm=False, normalization=config.normalization
+    )
+    model = GPTModel(
+        config,
+        spec,
+        vocab_size=c["padded_vocab"],
+        max_sequence_length=32,
+        position_embedding_type="rope",
+        rotary_percent=0.5 if neox else 1.0,
+        share_embeddings_and_output_weights=False,
+    )
+    return model.eval()
+
+
+def logits_of_megatron(model):
+    tokens = torch.tensor(TOKENS)
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    # True is what attention must not see.
+    mask = torch.ones(tokens.shape[1], tokens.shape[1]).tril().logical_not()[None, None]
+    with torch.no_grad():
+        return model(tokens, positions, mask)[..., : SIZES["vocab"]].float().numpy()
+
+
+def logits_of_hf(model):
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS)).logits.float().numpy()
+
+
+def megatron_args(name):
+    c = SIZES
+    return argparse.Namespace(
+        num_layers=c["layers"],
+        hidden_size=c["hidden"],
+        num_attention_heads=c["heads"],
+        group_query_attention=name != "hf-gpt-neox",
+        num_query_groups=1 if name == "hf-gpt-neox" else c["groups"],
+        kv_channels=c["hidden"] // c["heads"],
+        vocab_size=c["vocab"],
+        padded_vocab_size=c["padded_vocab"],
+        num_experts=c["experts"] if name == "hf-mixtral" else None,
+    )
+
+
+def randomise(model):
+    """Norms and biases begin as ones and zeros, which would hide that they are exchanged."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for _, p in sorted(model.named_parameters()):
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(1 + 0.1 * noise if "norm" in _ and _.endswith("weight") else 0.15 * noise)
+
+
+def read_dcp(directory):
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    state = {}
+    reader = FileSystemReader(directory)
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state
+
+
+def add_megatrons_files(directory):
+    """A checkpoint of PyTorch's dialect lacks two files without which Megatron Core does not load it."""
+    backends = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    backends |= {"common_backend": "torch", "common_backend_version": 1}
+    with open(f"{directory}/metadata.json", "w") as file:
+        json.dump(backends, file)
+    torch.save({}, f"{directory}/common.pt")
+
+
+def compare(got, args, what):
+    want = np.load(args.logits)
+    worst = float(np.abs(got - want).max())
+    assert got.shape == want.shape and worst < 1e-4, f"{what}: logits differ by {worst}"
+    print(f"{what}: the logits are within {worst:.1e} of {float(np.abs(want).max()):.1f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["megatron-save", "megatron-load", "hf-save", "hf-load"])
+    parser.add_argument("model")
+    parser.add_argument("dir")
+    parser.add_argument("--logits")
+    args = parser.parse_args()
+    torch.manual_seed(5)
+    if args.what.startswith("megatron"):
+        from megatron.core import dist_checkpointing
+
+        model = megatron_model(args.model)
+    else:
+        model, config = hf_model(args.model)
+    if args.what == "megatron-save":
+        randomise(model)
+        os.makedirs(args.dir, exist_ok=True)
+        state = model.sharded_state_dict() | {"args": megatron_args(args.model)}
+        dist_checkpointing.save(state, args.dir)
+        np.save(args.dir + ".logits.npy", logits_of_megatron(model))
+        print("saved")
+    elif args.what == "megatron-load":
+        add_megatrons_files(args.dir)
+        # Extra states are Transformer Engine's; a checkpoint of transformers has none.
+        wanted = {k: v for k, v in model.sharded_state_dict().items() if "_extra_state" not in k}
+        loaded = dist_checkpointing.load(wanted, args.dir)
+        loaded = {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
+        lost = model.load_state_dict(loaded, strict=False)
+        assert not [k for k in lost.missing_keys if "_extra_state" not in k] and not lost.unexpected_keys, lost
+        compare(logits_of_megatron(model), args, "megatron-core")
+    elif args.what == "hf-save":
+        import torch.distributed.checkpoint as dcp
+
+        randomise(model)
+        state = hf_names(args.model, model.state_dict())
+        dcp.save(state, checkpoint_id=args.dir, no_dist=True)
+        config.save_pretrained(args.dir)
+        np.save(args.dir + ".logits.npy", logits_of_hf(model))
+        print("saved")
+    else:
+        import tempfile
+
+        from safetensors.torch import save_file
+
+        state = {k: v for k, v in read_dcp(args.dir).items() if isinstance(v, torch.Tensor)}
+        with tempfile.TemporaryDirectory() as folder:
+            save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
+            config.save_pretrained(folder)
+            loaded, told = type(model).from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+        faults = {k: v for k, v in told.items() if v and k != "conversion_errors"}
+        assert not faults, faults
+        compare(logits_of_hf(loaded.eval()), args, "transformers")
+
+
+def hf_names(name, state):
+    """The names of published checkpoints: transformers 5 keeps the experts of Mixtral in one tensor, and reads both."""
+    if name != "hf-mixtral":
+        return state
+    out = {}
+    for key, tensor in state.items():
+        layer = key.split(".mlp.")[0]
+        moe = f"{layer}.block_sparse_moe"
+        if key.endswith("experts.gate_up_proj"):
+            for e, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                out |= {f"{moe}.experts.{e}.w1.weight": gate.contiguous(), f"{moe}.experts.{e}.w3.weight": up.contiguous()}
+        elif key.endswith("experts.down_proj"):
+            out |= {f"{moe}.experts.{e}.w2.weight": down.contiguous() for e, down in enumerate(tensor)}
+        elif ".mlp.gate." in key:
+            out[f"{moe}.gate.weight"] = tensor
+        else:
+            out[key] = tensor
+    return out
+
+
+if __name__ == "__main__":
+    main()
