@@ -16,7 +16,8 @@ fn forms() -> [SafetensorsConfig; 3] {
 
 #[test]
 fn the_strategies_keep_their_contract() {
-    for save in forms().into_iter().filter(|form| form.sharded) {
+    // The suite wants every rank to write something, so there must be more files than one.
+    for save in forms().into_iter().skip(1) {
         testkit::save_load_contract(&save, &SafetensorsLoadConfig::default());
     }
 }

