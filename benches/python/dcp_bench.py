@@ -38,23 +38,17 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-D, F = 2048, 5504
-LAYER = [("q", (D, D)), ("k", (D, D)), ("v", (D, D)), ("o", (D, D)), ("gate", (F, D)), ("up", (F, D)),
-         ("down", (D, F)), ("n1", (D,)), ("n2", (D,))]
-KINDS = [("w", torch.bfloat16), ("exp_avg", torch.float32), ("exp_avg_sq", torch.float32)]
+from llama import D, tensors
 
 
 def llama(gb, mesh, axis, rank, world):
-    per = sum(torch.Size(s).numel() for _, s in LAYER) * 10
     out = {}
-    for layer in range(max(1, int(gb * 1e9 / per))):
-        for name, shape in LAYER:
-            for kind, dtype in KINDS:
-                dim = axis if len(shape) > axis else 0
-                local = list(shape)
-                local[dim] //= world
-                tensor = torch.empty(local, dtype=dtype).fill_(1)
-                out[f"layers.{layer}.{name}.{kind}"] = DTensor.from_local(tensor, mesh, [Shard(dim)], run_check=False)
+    for key, shape, dtype in tensors(gb):
+        dim = axis if len(shape) > axis else 0
+        local = list(shape)
+        local[dim] //= world
+        tensor = torch.empty(local, dtype=getattr(torch, dtype)).fill_(1)
+        out[key] = DTensor.from_local(tensor, mesh, [Shard(dim)], run_check=False)
     return out
 
 

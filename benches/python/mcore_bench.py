@@ -3,7 +3,7 @@
     python mcore_bench.py save|load|reload zarr|torch_dist GB DIR ITERATIONS [SETTING] [--world N]
     python mcore_bench.py save|load|reload zarr|torch_dist GB DIR ITERATIONS SETTING SETTING ... --choose
 
-The state is that of dcp_bench.py, `llama`. `save` and `load` cut it by rows. `reload` loads flattened ranges on another grid: each rank
+The state is that of llama.py. `save` and `load` cut it by rows. `reload` loads flattened ranges on another grid: each rank
 has saved all elements of its columns, and wants half of the elements of the whole tensor. What it reads is made off the clock if it is not there.
 
 A SETTING is a list like `threads=2,ops=1`, or `plain`. With --choose each of them is tried, and the fastest is named as `{"best": ...}`.
@@ -30,30 +30,19 @@ import torch.multiprocessing as mp
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 
+from llama import tensors
+
 if not torch.cuda.is_available():
     # Megatron takes a GPU for granted; on a machine without one there is nothing to wait for.
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.set_device = lambda *_: None
 
-D, F = 2048, 5504
-LAYER = [("q", (D, D)), ("k", (D, D)), ("v", (D, D)), ("o", (D, D)), ("gate", (F, D)), ("up", (F, D)),
-         ("down", (D, F)), ("n1", (D,)), ("n2", (D,))]
-KINDS = [("w", torch.bfloat16), ("exp_avg", torch.float32), ("exp_avg_sq", torch.float32)]
-
-
-def tensors(gb):
-    per = sum(math.prod(s) for _, s in LAYER) * 10
-    for layer in range(max(1, int(gb * 1e9 / per))):
-        for name, shape in LAYER:
-            for kind, dtype in KINDS:
-                yield f"layers.{layer}.{name}.{kind}", shape, dtype
-
 
 def rows(gb, rank, world):
     out = {}
     for key, shape, dtype in tensors(gb):
-        data = torch.empty((shape[0] // world, *shape[1:]), dtype=dtype).fill_(1)
+        data = torch.empty((shape[0] // world, *shape[1:]), dtype=getattr(torch, dtype)).fill_(1)
         out[key] = ShardedTensor.from_rank_offsets(key, data, (0, rank, world))
     return out
 
@@ -70,7 +59,7 @@ def flattened(gb, rank, world, columns):
             local, offsets = list(shape), []
             numel = math.prod(shape)
             part = slice(numel * rank // world, numel * (rank + 1) // world)
-        data = torch.empty(part.stop - part.start, dtype=dtype).fill_(1)
+        data = torch.empty(part.stop - part.start, dtype=getattr(torch, dtype)).fill_(1)
         out[key] = ShardedTensor.from_rank_offsets_flat(key, data, tuple(local), *offsets, flattened_range=part)
     return out
 

@@ -3,7 +3,7 @@
     python zarr_bench.py save|load GB DIR ITERATIONS [SETTING]
     python zarr_bench.py save|load GB DIR ITERATIONS SETTING SETTING ... --choose
 
-The state is that of dcp_bench.py, `llama`, cut by rows over two processes; bfloat16 is written as uint16, which zarr-python knows. Nothing is
+The state is that of llama.py, cut by rows over two processes; bfloat16 is written as uint16, which zarr-python knows. Nothing is
 compressed. A SETTING is a list like `sharded,workers=1`, or `plain`. With --choose each of them is tried, and the fastest is named.
 
     sharded     one shard for each process, as reshard writes it; otherwise one chunk
@@ -25,19 +25,11 @@ import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
-D, F = 2048, 5504
-LAYER = [("q", (D, D)), ("k", (D, D)), ("v", (D, D)), ("o", (D, D)), ("gate", (F, D)), ("up", (F, D)),
-         ("down", (D, F)), ("n1", (D,)), ("n2", (D,))]
-KINDS = [("w", np.uint16), ("exp_avg", np.float32), ("exp_avg_sq", np.float32)]
+from llama import tensors
+
+# zarr-python knows no bfloat16.
+DTYPES = {"bfloat16": np.uint16, "float32": np.float32}
 WORLD = 2
-
-
-def tensors(gb):
-    per = sum(math.prod(s) for _, s in LAYER) * 10
-    for layer in range(max(1, int(gb * 1e9 / per))):
-        for name, shape in LAYER:
-            for kind, dtype in KINDS:
-                yield f"layers.{layer}.{name}.{kind}", shape, dtype
 
 
 class Setting:
@@ -64,7 +56,7 @@ def create(args, setting):
     shutil.rmtree(args.dir, ignore_errors=True)
     group = zarr.create_group(store=args.dir, zarr_format=3)
     for key, shape, dtype in tensors(args.gb):
-        group.create_array(key, shape=shape, dtype=dtype, compressors=None, fill_value=0, **setting.shape(shape))
+        group.create_array(key, shape=shape, dtype=DTYPES[dtype], compressors=None, fill_value=0, **setting.shape(shape))
 
 
 def save(args, setting, state, rank, barrier):
@@ -102,7 +94,7 @@ def timed(setting, args, rank, state, barrier):
 
 
 def run(rank, args, barrier, results):
-    state = {key: np.ones((shape[0] // WORLD, *shape[1:]), dtype) for key, shape, dtype in tensors(args.gb)}
+    state = {key: np.ones((shape[0] // WORLD, *shape[1:]), DTYPES[dtype]) for key, shape, dtype in tensors(args.gb)}
     settings = [Setting(text) for text in args.settings or ["plain"]]
     if args.choose:
         tried = {s.text: statistics.median(timed(s, args, rank, state, barrier)[0]) for s in settings}

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
+use crate::venv::{MCORE_012, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -38,11 +38,45 @@ struct Guest {
     flavours: &'static [(&'static str, u32)],
     /// Whether it loads what a sharding policy cut and spread over files.
     policies: bool,
+    /// The program that saves a distributed optimizer, and in which forms.
+    optimizers: (&'static str, &'static [&'static str]),
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     newest: bool,
 }
 
+/// The newest comes after Megatron Core 0.12, whose optimizers it loads.
 const GUESTS: &[Guest] = &[
+    Guest {
+        venv: &MCORE_012,
+        cases: &[
+            Case {
+                who: "mcore-0.12",
+                spec: "megatron",
+                converts: false,
+            },
+            Case {
+                who: "mcore-0.12",
+                spec: FLAT,
+                converts: false,
+            },
+            Case {
+                who: "mcore-0.12",
+                spec: MCORE_ZARR,
+                converts: false,
+            },
+        ],
+        flavours: &[],
+        policies: false,
+        optimizers: (
+            "mcore-0.12",
+            &[
+                "fully_sharded_model_space",
+                "fully_sharded_bucket_space",
+                "dp_zero_gather_scatter",
+            ],
+        ),
+        newest: false,
+    },
     Guest {
         venv: &TORCH_215,
         cases: &[
@@ -79,6 +113,7 @@ const GUESTS: &[Guest] = &[
         ],
         flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
         policies: true,
+        optimizers: ("mcore-0.16", &["dp_reshardable", "dp_zero_gather_scatter"]),
         newest: true,
     },
     Guest {
@@ -102,6 +137,7 @@ const GUESTS: &[Guest] = &[
         ],
         flavours: &[("2.3", 1), ("2.4", 3)],
         policies: true,
+        optimizers: ("", &[]),
         newest: false,
     },
     Guest {
@@ -120,33 +156,19 @@ const GUESTS: &[Guest] = &[
         ],
         flavours: &[],
         policies: true,
-        newest: false,
-    },
-    Guest {
-        venv: &MCORE_012,
-        cases: &[
-            Case {
-                who: "mcore-0.12",
-                spec: "megatron",
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.12",
-                spec: FLAT,
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.12",
-                spec: MCORE_ZARR,
-                converts: false,
-            },
-        ],
-        flavours: &[],
-        policies: false,
+        optimizers: ("", &[]),
         newest: false,
     },
 ];
 
+/// What is removed from checkpoints of a spec: the keys with this prefix.
+const REMOVED: &[(&str, &str)] = &[
+    ("dcp", "dtypes."),
+    ("megatron", "dtypes."),
+    (FLAT, "optimizer.state.exp_avg"),
+];
+/// The driver with a live optimizer.
+const OPTIMIZER: &str = "mcore_optimizer.py";
 /// Flattened ranges.
 const FLAT: &str = "megatron-flat";
 /// Another format, with flattened ranges too.
@@ -207,6 +229,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         if options.frugal {
             ZARR.remove()?;
         }
+        run.tensorflow(&TENSORFLOW.python()?);
+        if options.frugal {
+            TENSORFLOW.remove()?;
+        }
     }
     run.finish(options.keep)
 }
@@ -218,6 +244,8 @@ struct Run {
     reshard: Option<PathBuf>,
     /// The command `reshard`, which lies beside it.
     command: PathBuf,
+    /// Optimizers that were rewritten, for the newest Megatron Core to load.
+    canonical: Vec<PathBuf>,
     passed: u32,
     failed: Vec<String>,
 }
@@ -248,6 +276,7 @@ impl Run {
             place,
             reshard,
             command: programs.join("reshard"),
+            canonical: Vec::new(),
             passed: 0,
             failed: Vec::new(),
         })
@@ -271,9 +300,15 @@ impl Run {
             if ["dcp", "megatron"].contains(&case.spec) {
                 self.ways(&program, case, &python);
             }
+            if let Some((_, prefix)) = REMOVED.iter().find(|(spec, _)| *spec == case.spec) {
+                self.removed(case, &python, prefix);
+            }
         }
+        let (who, forms) = guest.optimizers;
+        self.optimizers(who, forms, &python);
         if guest.newest {
             self.unflattened(&python);
+            self.canonical(&python);
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
@@ -454,6 +489,23 @@ impl Run {
         self.timed("zarr-python and TensorStore read what reshard saves", test);
     }
 
+    /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.
+    fn tensorflow(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-golden",
+            "--test",
+            "tf_interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_TENSORFLOW_PYTHON", python.as_os_str());
+        self.timed("TensorFlow and reshard read what the other saves", test);
+    }
+
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
     fn tcp_store(&mut self, python: &Path) {
         let test = [
@@ -513,6 +565,64 @@ impl Run {
                 "planners",
                 &dir,
             );
+        }
+    }
+
+    /// What is left after a removal: of what this program saved, and of what reshard saved.
+    fn removed(&mut self, case: &Case, python: &Path, prefix: &str) {
+        let Case { who, spec, .. } = *case;
+        let (load, ranks) = match spec {
+            "dcp" => ("dcp_load.py", 3),
+            _ => ("mcore_load.py", 2),
+        };
+        let ours = format!("{spec}-by-reshard-{}", RESHARD_RANKS[1]);
+        for source in [ours, format!("{spec}-by-{who}")] {
+            let dir = format!("{source}-removed-for-{who}");
+            let [from, to] = [&source, &dir].map(|dir| self.place.join(dir));
+            let copy = Program::new("cp").args(["-r".as_ref(), from.as_os_str(), to.as_os_str()]);
+            self.timed(&format!("{source} is copied"), copy);
+            let remove = Program::new(&self.command).args(["remove".as_ref(), to.as_os_str()]);
+            let what = format!("reshard removes {prefix} from {dir}");
+            self.timed(&what, remove.args([prefix]));
+            let load = torch(python, load).args(["--ranks", &ranks.to_string()]);
+            let what = format!("{who} loads {dir} on {ranks} ranks");
+            self.check(&what, load.args(["--without", prefix]), spec, &dir);
+        }
+    }
+
+    /// The distributed optimizer of a live Megatron Core, saved in some of its forms. What they are rewritten as is loaded by one of 0.16,
+    /// which has other tensor and data parallelism.
+    fn optimizers(&mut self, who: &str, forms: &[&str], python: &Path) {
+        let page = root().join("docs/optimizer.md");
+        for form in forms {
+            let dir = self.place.join(format!("{form}-by-{who}"));
+            let save = torch(python, OPTIMIZER).args(["--ranks", "4", "--tensor-parallel", "2"]);
+            let save = save.args(["--form", form, "--page"]).args([&page]);
+            // Its other format refuses several ranges of one cell.
+            let zarr: &[&str] = match *form {
+                "fully_sharded_bucket_space" => &["--backend", "zarr"],
+                _ => &[],
+            };
+            let save = save.args(zarr);
+            let save = save.args(["--dir".as_ref(), dir.as_os_str()]);
+            self.timed(&format!("{who} saves an optimizer as {form}"), save);
+            let layout = self.place.join(format!("{form}-by-{who}.layout.json"));
+            let to = self.place.join(format!("{form}-by-{who}-canonical"));
+            let convert = ["convert", "--optimizer", "canonical", "--optimizer-layout"];
+            let convert = Program::new(&self.command).args(convert);
+            let convert = convert.args([&layout, &dir, &to]);
+            self.timed(&format!("reshard rewrites {form} by {who}"), convert);
+            self.canonical.push(to);
+        }
+    }
+
+    /// Loads what [`optimizers`](Self::optimizers) were rewritten as.
+    fn canonical(&mut self, python: &Path) {
+        for dir in std::mem::take(&mut self.canonical) {
+            let load = torch(python, OPTIMIZER).args(["--ranks", "3", "--dir"]);
+            let name = dir.file_name().unwrap_or_default().display().to_string();
+            let what = format!("an optimizer of mcore-0.16 loads {name} on 3 ranks");
+            self.timed(&what, load.args([dir]));
         }
     }
 

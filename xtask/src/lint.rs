@@ -11,6 +11,11 @@ pub(crate) fn run() -> Result<()> {
     // It needs MPI for all else, which `cargo xtask processes --mpi` does.
     let aside = ["--manifest-path", "crates/reshard-comm-mpi/Cargo.toml"];
     cargo(&["fmt"]).args(aside).args(["--", "--check"]).run()?;
+    let frameworks = ["--manifest-path", "examples/Cargo.toml"];
+    cargo(&["fmt"])
+        .args(frameworks)
+        .args(["--", "--check"])
+        .run()?;
     let clippy = [
         "clippy",
         "--workspace",
@@ -23,7 +28,15 @@ pub(crate) fn run() -> Result<()> {
     ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
-    for features in ["", "local", "torch-dist", "safetensors"] {
+    for features in [
+        "",
+        "local",
+        "map",
+        "safetensors",
+        "tensor-bundle",
+        "torch-dist",
+        "torch-save",
+    ] {
         let check = [
             "check",
             "-p",
@@ -37,6 +50,12 @@ pub(crate) fn run() -> Result<()> {
         cargo(&check)
             .env("RUSTFLAGS", "-D warnings")
             .env("CARGO_TARGET_DIR", "target/features")
+            .run()?;
+    }
+    // The frameworks change more often than what is built here, so their examples run, too.
+    for example in ["reshard-example-candle", "reshard-example-burn"] {
+        cargo(&["run", "--locked", "-p", example])
+            .args(frameworks)
             .run()?;
     }
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.

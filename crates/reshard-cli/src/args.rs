@@ -6,9 +6,9 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
-    BackendVersion, OpenOptions, ReadLimits,
+    BackendVersion, DType, OpenOptions, ReadLimits,
     policy::{ByteSize, ShardingPolicy},
-    torch_dist::Flavour,
+    strategy::SaveShardedConfig,
 };
 use reshard_convert::{MAX_FILES, MAX_PIECES};
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -49,20 +49,38 @@ pub(crate) enum Command {
                             Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
     )]
     Verify(Verify),
-    /// Rewrites a checkpoint as another number of ranks would have saved it, in bounded memory.
-    #[command(
-        after_help = "Example, for eight ranks, as PyTorch 2.15 writes it:\n  \
+    /// Rewrites a checkpoint in another format, or as another number of ranks would have saved it, in bounded memory.
+    #[command(after_help = "Example, another format:\n  \
+                            reshard convert /ckpt/step-1000 /ckpt/step-1000-zarr3 --to zarr3\n\n\
+                            For eight ranks, as PyTorch 2.15 writes it:\n  \
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-w8 --ranks 8 --flavour 2.15\n\n\
                             In files of at most 500 MiB:\n  \
-                            reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB"
-    )]
+                            reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
     Convert(Convert),
+    /// Compares two checkpoints of any formats: keys, types, shapes, then every element.
+    #[command(
+        after_help = "Exit codes: 0 equal, 1 different, 2 could not be compared, 3 not a checkpoint.\n\n\
+                            Example, is a conversion to bfloat16 close enough?\n  \
+                            reshard diff /ckpt/step-1000 /ckpt/step-1000-bf16 --relative 0.01 --any-dtype"
+    )]
+    Diff(Diff),
+    /// Shows what the numbers of each tensor are like, and flags what is suspicious: NaN, infinities, zeros, denormal numbers.
+    #[command(
+        after_help = "Example, which weights are suspicious?\n  reshard stats /ckpt/step-1000 --suspicious"
+    )]
+    Stats(Stats),
     /// Removes what older and unfinished saves have left in the directory of a checkpoint and beside it. It never removes files of other programs.
     #[command(
         after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
                             reshard prune /ckpt/step-1000"
     )]
     Prune(Prune),
+    /// Removes all tensors and objects whose key starts with a prefix, in one step. Data files that stay are not written again.
+    #[command(
+        after_help = "Example, look first what goes with the optimizer:\n  reshard remove /ckpt/step-1000 optimizer. --dry-run\n  \
+                            reshard remove /ckpt/step-1000 optimizer."
+    )]
+    Remove(Remove),
     /// Lists the strategies and stores that are linked into this program.
     #[command(
         after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
@@ -85,7 +103,10 @@ impl Command {
             Self::Digest(a) => Some(&a.dir),
             Self::Verify(a) => Some(&a.dir),
             Self::Convert(a) => Some(&a.src),
+            Self::Diff(a) => Some(&a.first),
+            Self::Stats(a) => Some(&a.dir),
             Self::Prune(a) => Some(&a.dir),
+            Self::Remove(a) => Some(&a.dir),
             Self::Demo(a) => a.dir.as_deref(),
             Self::Plugins(_) => None,
         }
@@ -253,11 +274,37 @@ pub(crate) struct Prune {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Remove {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    /// How the keys begin that are to go.
+    pub(crate) prefix: String,
+    /// Remove nothing, and only print what would be removed.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// The checkpoint to read.
     pub(crate) src: String,
     /// Where to write the new one.
     pub(crate) dst: String,
+    /// The format to write: a name (`reshard plugins` lists them), or its settings as JSON. The default is the format whose files have such
+    /// a name as DST (`model.safetensors`), or else torch_dist.
+    #[arg(long, value_name = "FORMAT", value_parser = target)]
+    pub(crate) to: Option<Target>,
+    /// Cast tensors of floating-point numbers to this type: bf16, fp16, fp32, fp64, or another name of PyTorch. Others stay as they are.
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Leave out what the format has no place for: objects, common state, tensors of some types.
+    #[arg(long)]
+    pub(crate) drop_objects: bool,
     /// The number of ranks to write for.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
@@ -265,7 +312,8 @@ pub(crate) struct Convert {
     /// rows. A million pieces take about 2 GB of memory.
     #[arg(long, value_name = "N", default_value_t = MAX_PIECES)]
     pub(crate) max_pieces: u64,
-    /// Write tensors that Megatron Core 0.8 to 0.15 has stored flattened as plain chunks, which its later releases and PyTorch load.
+    /// Write tensors that Megatron Core 0.8 to 0.15 has stored flattened as plain chunks, which its later releases and PyTorch load. Another
+    /// format gets plain chunks in any case.
     #[arg(long)]
     pub(crate) unflatten: bool,
     /// Rewrite the state of Megatron Core's distributed optimizer: `canonical` is by parameter (`fully_reshardable`), which can be
@@ -275,9 +323,9 @@ pub(crate) struct Convert {
     /// Which elements of the optimizer's buckets belong to which parameter, as a JSON file. Forms by bucket don't say that.
     #[arg(long, value_name = "FILE", requires = "optimizer")]
     pub(crate) optimizer_layout: Option<PathBuf>,
-    /// The number of files of each rank.
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub(crate) files_per_rank: u32,
+    /// The number of files of each rank, in formats that have such a setting. The default is 1.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) files_per_rank: Option<u32>,
     /// Cut larger tensors, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
     #[arg(long, value_name = "SIZE", conflicts_with = "files_per_rank")]
     pub(crate) max_shard_size: Option<ByteSize>,
@@ -295,9 +343,10 @@ pub(crate) struct Convert {
     /// Replace the checkpoint at DST. It stays whole until the new one is complete.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// The PyTorch version to write for: 2.1 and later read `universal`; the named version and later read the others.
-    #[arg(long, value_enum, default_value_t = FlavourArg::Universal)]
-    pub(crate) flavour: FlavourArg,
+    /// The PyTorch version to write torch_dist for: 2.1 and later read `universal`, the default; the named version and later read the
+    /// others.
+    #[arg(long, value_enum)]
+    pub(crate) flavour: Option<FlavourArg>,
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -306,6 +355,84 @@ pub(crate) struct Convert {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The first checkpoint.
+    pub(crate) first: String,
+    /// The second checkpoint.
+    pub(crate) second: String,
+    #[command(flatten)]
+    pub(crate) select: Select,
+    /// Numbers count as equal if they differ by no more than this.
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = bound)]
+    pub(crate) tolerance: f64,
+    /// Numbers count as equal if they differ by no more than this part of the number in the second checkpoint, plus --tolerance.
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = bound)]
+    pub(crate) relative: f64,
+    /// Tensors of different element types can be equal.
+    #[arg(long)]
+    pub(crate) any_dtype: bool,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+fn bound(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if (0.0..f64::INFINITY).contains(&x) => Ok(x),
+        _ => Err(format!("{text:?} is not a number from 0 on, such as 1e-3")),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stats {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    #[command(flatten)]
+    pub(crate) select: Select,
+    /// Show only tensors in which something is suspicious.
+    #[arg(long)]
+    pub(crate) suspicious: bool,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+/// The format to write.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Name(BackendVersion),
+    Config(Arc<str>),
+}
+
+fn target(text: &str) -> Result<Target, String> {
+    if !text.trim_start().starts_with('{') {
+        return text.parse().map(Target::Name).map_err(|e| format!("{e}"));
+    }
+    let config: Result<Box<dyn SaveShardedConfig>, _> = serde_json::from_str(text);
+    match config {
+        Ok(_) => Ok(Target::Config(text.into())),
+        Err(e) => Err(format!(
+            "{e}; write it as {{\"type\":\"torch_dist\",\"files_per_rank\":2}}"
+        )),
+    }
+}
+
+fn dtype(text: &str) -> Result<DType, String> {
+    let short = match text {
+        "bf16" => "bfloat16",
+        "fp16" | "f16" | "half" => "float16",
+        "fp32" | "f32" | "float" => "float32",
+        "fp64" | "f64" | "double" => "float64",
+        other => other,
+    };
+    short.parse().map_err(|e| format!("{e}"))
 }
 
 fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {
@@ -331,13 +458,14 @@ pub(crate) enum FlavourArg {
     Torch215,
 }
 
-impl From<FlavourArg> for Flavour {
-    fn from(f: FlavourArg) -> Self {
-        match f {
-            FlavourArg::Universal => Self::Universal,
-            FlavourArg::Torch23 => Self::Torch23,
-            FlavourArg::Torch24 => Self::Torch24,
-            FlavourArg::Torch215 => Self::Torch215,
+impl FlavourArg {
+    /// Its name in configuration.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Universal => "universal",
+            Self::Torch23 => "2.3",
+            Self::Torch24 => "2.4",
+            Self::Torch215 => "2.15",
         }
     }
 }

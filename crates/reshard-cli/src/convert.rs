@@ -1,7 +1,7 @@
 //! `reshard convert`.
 
 use crate::{
-    args::Convert,
+    args::{Convert, Target},
     error::{CliError, OK, RAISE, Result},
     findings::{line, stored_bytes},
     glob::Keys,
@@ -12,8 +12,10 @@ use crate::{
     units,
 };
 use futures::executor::block_on;
-use reshard::{ErrorKind, SaveReport, policy::PolicyMetrics, torch_dist};
-use reshard_convert::{Asked, ConvertError, ConvertReport, Finding, check_files, convert};
+use reshard::{ErrorKind, SaveReport, policy::PolicyMetrics, strategy::SaveShardedConfig};
+use reshard_convert::{
+    Asked, CastReport, ConvertError, ConvertReport, Finding, NotHeld, check_files, convert,
+};
 use reshard_optim::BucketLayout;
 use serde::Serialize;
 use std::{fs::File, io::Read as _, path::Path, time::Duration};
@@ -31,28 +33,70 @@ struct Report<'a> {
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'a PolicyMetrics>,
+    format: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    dropped: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    casts: Vec<Cast<'a>>,
+}
+
+/// What the cast of a tensor has lost.
+#[derive(Serialize)]
+struct Cast<'a> {
+    key: &'a str,
+    from: &'a str,
+    to: &'a str,
+    elements: u64,
+    overflowed: u64,
+    underflowed: u64,
+    inexact: u64,
+}
+
+impl<'a> Cast<'a> {
+    fn of(c: &'a CastReport) -> Self {
+        Self {
+            key: &c.key,
+            from: c.from.name(),
+            to: c.to.name(),
+            elements: c.elements,
+            overflowed: c.overflowed,
+            underflowed: c.underflowed,
+            inexact: c.inexact,
+        }
+    }
 }
 
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
     let keys = args.select.keys();
     let told = |e| explained(e, args, keys);
     // Before the source is opened: nothing about it can help.
-    check_files(args.ranks, args.files_per_rank).map_err(told)?;
+    check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
     let source = program.open(&args.src, args.reading.options())?;
-    let strategy = torch_dist::TorchDistConfig::new()
-        .with_files_per_rank(args.files_per_rank)
-        .with_flavour(args.flavour.into());
     let mut setup = convert(&source, &args.dst)
         .ranks(args.ranks)
         .max_pieces(args.max_pieces)
         .unflatten(args.unflatten)
         .max_files(args.max_files)
-        .strategy(strategy)
+        .drop_objects(args.drop_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
         .registry(program.registry.clone())
         .stores(program.stores.clone());
 
+    setup = match &args.to {
+        None => setup,
+        Some(Target::Name(name)) => setup.to(name.clone()),
+        Some(Target::Config(json)) => setup.boxed_strategy(config(json)?),
+    };
+    if let Some(files) = args.files_per_rank {
+        setup = setup.files_per_rank(files);
+    }
+    if let Some(flavour) = args.flavour {
+        setup = setup.setting("flavour", flavour.name());
+    }
+    if let Some(dtype) = args.dtype {
+        setup = setup.dtype(dtype);
+    }
     if args.optimizer.is_some() {
         setup = setup.canonical_optimizer(true);
     }
@@ -100,6 +144,9 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         objects,
         took,
         saved,
+        format,
+        dropped,
+        casts,
         ..
     } = done.map_err(told)?;
     let report = Report {
@@ -113,8 +160,12 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         bytes: saved.bytes(),
         seconds: took.as_secs_f64(),
         policy: saved.policy.as_ref(),
+        format: format.to_string(),
+        dropped: dropped.iter().map(NotHeld::to_string).collect(),
+        casts: casts.iter().map(Cast::of).collect(),
     };
     print(&report, &saved, args.json, io)?;
+    note_lost(&report, io);
     for name in &saved.stays {
         io.note(format!(
             "{name} stays in {}: the replaced checkpoint names it as its own, but no program of the format gives such a name",
@@ -122,6 +173,45 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         ));
     }
     Ok(OK)
+}
+
+fn config(json: &str) -> Result<Box<dyn SaveShardedConfig>> {
+    serde_json::from_str(json).map_err(|e| {
+        CliError::told(
+            format!("--to can't be read: {e}"),
+            "`reshard plugins` lists the formats",
+        )
+    })
+}
+
+/// So many tensors and objects are named; the JSON has all of them.
+const NAMED: usize = 20;
+
+/// Tells what is not in the new checkpoint as it was in the old one.
+fn note_lost(report: &Report<'_>, io: &mut Io<'_>) {
+    let hidden = |all: usize| all.saturating_sub(NAMED) as u64;
+    for what in report.dropped.iter().take(NAMED) {
+        io.note(format!("{what} was left out"));
+    }
+    if hidden(report.dropped.len()) > 0 {
+        let more = units::some(hidden(report.dropped.len()), "item");
+        io.note(format!("{more} more left out"));
+    }
+    let far = |c: &&Cast<'_>| c.overflowed + c.underflowed > 0;
+    for c in report.casts.iter().filter(far).take(NAMED) {
+        io.note(format!(
+            "{}: of {} {} were too large, and {} became zero",
+            c.key,
+            units::some(c.elements, "element"),
+            units::count(c.overflowed),
+            units::count(c.underflowed)
+        ));
+    }
+    let more = report.casts.iter().filter(far).count();
+    if hidden(more) > 0 {
+        let more = units::some(hidden(more), "tensor");
+        io.note(format!("{more} more lost range"));
+    }
 }
 
 /// A layout of more bytes than this is not read. One parameter takes some 300.
@@ -168,8 +258,37 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
     fact(
         out,
         "written as",
-        format!("{ranks}, {files}, {}", units::bytes(report.bytes)),
+        format!(
+            "{}, {ranks}, {files}, {}",
+            report.format,
+            units::bytes(report.bytes)
+        ),
     )?;
+    if !report.dropped.is_empty() {
+        fact(
+            out,
+            "left out",
+            units::some(report.dropped.len() as u64, "item"),
+        )?;
+    }
+    if !report.casts.is_empty() {
+        let sum = |of: fn(&Cast<'_>) -> u64| {
+            let all = report.casts.iter().map(of).fold(0, u64::saturating_add);
+            units::count(all)
+        };
+        fact(
+            out,
+            "cast",
+            format!(
+                "{}: of {} elements {} are inexact, {} overflowed, {} became zero",
+                units::some(report.casts.len() as u64, "tensor"),
+                sum(|c| c.elements),
+                sum(|c| c.inexact),
+                sum(|c| c.overflowed),
+                sum(|c| c.underflowed)
+            ),
+        )?;
+    }
     if let Some(p) = report.policy {
         let sizes = format!(
             "{} to {}",
@@ -275,9 +394,20 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             "convert to a new place beside the source, verify it, then rename it to where you want it",
         ),
         ConvertError::Destination(e) => e.into(),
-        ConvertError::Format { .. } => CliError::told(
+        ConvertError::Target(_) => CliError::told(
             what,
-            "load it with the program that wrote it, and save it as torch_dist",
+            "`reshard plugins` lists the formats that this program can save",
+        ),
+        ConvertError::Setting { .. } => {
+            CliError::told(what, "leave the option out, or give another --to")
+        }
+        ConvertError::NotHeld { .. } => CliError::told(
+            shown(&what),
+            "--drop-objects leaves them out; --key chooses what is carried over; torch_dist has a place for all",
+        ),
+        ConvertError::Common { .. } => CliError::told(
+            shown(&what),
+            "--drop-objects does not help here; give another --to, such as torch_dist",
         ),
         ConvertError::Flattened { .. } => {
             CliError::told(what, "--unflatten writes them as plain chunks")

@@ -5,6 +5,7 @@ use reshard::{
     storage::StorageError,
     strategy::{LimitOption, StrategyError, with_sources},
 };
+use reshard_convert::ConvertError;
 use std::{error::Error, io};
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
@@ -13,6 +14,8 @@ pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 pub(crate) const OK: u8 = 0;
 /// The checkpoint is damaged.
 pub(crate) const DAMAGED: u8 = 1;
+/// The two checkpoints of `diff` differ.
+pub(crate) const DIFFERENT: u8 = 1;
 /// I/O, what is not understood or beyond a limit, or a request that can't be carried out.
 pub(crate) const FAILED: u8 = 2;
 /// No checkpoint lies there.
@@ -83,6 +86,15 @@ impl CliError {
             what: what.into(),
             hint: hint.into(),
             code: DAMAGED,
+        }
+    }
+
+    /// What `stats` and `diff` of the library return.
+    pub(crate) fn from_analysis(e: ConvertError) -> Self {
+        match e {
+            ConvertError::Read(e) => e.into(),
+            ConvertError::Failed(e) => e.into(),
+            e => Self::told(e.to_string(), "please report this"),
         }
     }
 

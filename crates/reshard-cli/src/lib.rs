@@ -18,6 +18,7 @@
 mod args;
 mod convert;
 mod demo;
+mod diff;
 mod digest;
 mod error;
 mod findings;
@@ -29,7 +30,9 @@ mod list;
 mod plugins;
 mod program;
 mod prune;
+mod remove;
 mod run;
+mod stats;
 mod table;
 mod units;
 mod usage;

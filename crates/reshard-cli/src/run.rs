@@ -2,13 +2,13 @@
 
 use crate::{
     args::{Cli, Command},
-    convert, demo, digest,
+    convert, demo, diff, digest,
     error::{CliError, FAILED, OK, Result},
     inspect,
     io::Io,
     list, plugins,
     program::Program,
-    prune,
+    prune, remove, stats,
     table::BAD,
     usage, verify,
 };
@@ -78,7 +78,10 @@ impl Program {
             Command::Digest(a) => digest::run(self, a, io),
             Command::Verify(a) => verify::run(self, a, io),
             Command::Convert(a) => convert::run(self, a, io),
+            Command::Diff(a) => diff::run(self, a, io),
+            Command::Stats(a) => stats::run(self, a, io),
             Command::Prune(a) => prune::run(self, a, io),
+            Command::Remove(a) => remove::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
             Command::Demo(a) => demo::run(self, a, io),
         }

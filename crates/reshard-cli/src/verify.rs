@@ -28,6 +28,9 @@ struct Report {
     not_understood: Vec<Damage>,
     not_read: Vec<Damage>,
     not_listed: NotListed,
+    without_checksum: u64,
+    /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
+    beside_integrity: Vec<String>,
 }
 
 /// How many findings are not in the lists.
@@ -73,6 +76,8 @@ impl Report {
             not_understood: v.not_understood,
             not_read: v.not_read,
             not_listed: NotListed::of(&v.unlisted),
+            without_checksum: v.without_checksum,
+            beside_integrity: Vec::new(),
         }
     }
 
@@ -114,11 +119,13 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let checked = program
-        .open(&args.dir, args.reading.options())
-        .and_then(|c| check(&c, !args.quick, io));
+    let opened = program.open(&args.dir, args.reading.options());
+    let checked = opened.and_then(|c| Ok((check(&c, !args.quick, io)?, c.beside_integrity()?)));
     let report = match checked {
-        Ok(v) => Report::of(args.quick, v),
+        Ok((v, beside)) => Report {
+            beside_integrity: beside.into_iter().map(String::from).collect(),
+            ..Report::of(args.quick, v)
+        },
         // JSON tells it itself; people get the error as of any command.
         Err(e) if args.json => Report::failed(args.quick, &e),
         Err(e) => return Err(e),
@@ -155,17 +162,16 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         }
     }
 
+    note_beside(&report.beside_integrity, io)?;
     let looked = match args.quick {
         true => format!(
             "{}; checked structure, coverage and sizes",
             units::some(report.items, "item")
         ),
         false => {
-            format!(
-                "{}, {}; checked every checksum",
-                units::some(report.items, "item"),
-                units::bytes(report.bytes)
-            )
+            let read = units::bytes(report.bytes);
+            let checked = checksums(report.items, report.without_checksum);
+            format!("{}, {read}; {checked}", units::some(report.items, "item"))
         }
     };
 
@@ -195,9 +201,50 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What was checked of the bytes that were read.
+fn checksums(items: u64, without: u64) -> String {
+    match without {
+        0 => "checked every checksum".into(),
+        n if n == items => {
+            "checked structure, coverage and sizes, because no item has a checksum".into()
+        }
+        n => format!(
+            "checked every checksum; {} without one",
+            units::some(n, "item")
+        ),
+    }
+}
+
+/// So many files that `integrity.json` does not list are named; the rest is counted.
+const FEW: usize = 5;
+
+fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    io.out.flush()?;
+    let named = files[..files.len().min(FEW)].join(", ");
+    let more = match files.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(" and {} more", units::count(more as u64)),
+    };
+    io.note(format!("integrity.json does not list {named}{more}"));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_no_checksum_is_not_said_to_be_checked() {
+        assert_eq!(checksums(3, 0), "checked every checksum");
+        assert_eq!(
+            checksums(3, 1),
+            "checked every checksum; 1 item without one"
+        );
+        assert!(checksums(3, 3).ends_with("because no item has a checksum"));
+    }
 
     #[test]
     fn the_worst_of_all_findings_gives_the_status_and_damage_alone_exits_with_1() {

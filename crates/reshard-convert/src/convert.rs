@@ -1,23 +1,26 @@
 //! A conversion: its options, its checks, its work.
 
 use crate::{
-    Asked, ConvertError, Finding, MAX_FILES, Result,
+    Asked, CastReport, ConvertError, Finding, MAX_FILES, NotHeld, Result,
+    cast::is_number,
     destination::{self, check_files, files_of_ranks},
-    error::FORMATS,
+    fit::Fit,
     optimizer::Canonical,
     rewrite::Rewrite,
     source::{self, Keys, Source},
+    target::{Target, Wanted},
 };
 use futures::future::join_all;
 use reshard::{
-    Checkpoint, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict, Stores,
+    BackendVersion, Checkpoint, DType, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict,
+    Stores,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
-    strategy::{Damage, Rest, StrategyError, VerifyReport},
-    torch_dist::TorchDistConfig,
+    strategy::{Damage, Rest, SaveShardedConfig, StrategyError, VerifyReport},
 };
 use reshard_optim::BucketLayout;
+use serde_json::Value as Json;
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -35,7 +38,7 @@ pub const MAX_PIECES: u64 = 200_000;
 /// The deadline of a step is long, because all ranks run in one process: one rank may write for hours while the others wait.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Rewrites a checkpoint at another place. Await the result, or set options on it first. [`reshard::blocking::run`] waits
+/// Rewrites a checkpoint at another place, in any format. Await the result, or set options on it first. [`reshard::blocking::run`] waits
 /// for it without an executor.
 ///
 /// # Cancellation
@@ -52,7 +55,10 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         keys: Keys::default(),
         ranks: 1,
         max_pieces: MAX_PIECES,
-        config: TorchDistConfig::new(),
+        format: Wanted::ByName,
+        settings: Vec::new(),
+        drop_objects: false,
+        dtype: None,
         max_shard_size: None,
         max_slices: None,
         max_files: MAX_FILES,
@@ -78,7 +84,10 @@ pub struct Convert<'a> {
     keys: Keys<'a>,
     ranks: u32,
     max_pieces: u64,
-    config: TorchDistConfig,
+    format: Wanted,
+    settings: Vec<(String, Json)>,
+    drop_objects: bool,
+    dtype: Option<DType>,
     max_shard_size: Option<u64>,
     max_slices: Option<usize>,
     max_files: u64,
@@ -115,15 +124,46 @@ impl<'a> Convert<'a> {
         self
     }
 
-    /// The number of files of each rank. The default is 1.
-    pub fn files_per_rank(mut self, files: u32) -> Self {
-        self.config.files_per_rank = files;
+    /// The format to write, by its name. The default is the linked format that would recognise a single file with the destination's
+    /// name (`model.safetensors`), or else `torch_dist`.
+    pub fn to(mut self, format: BackendVersion) -> Self {
+        self.format = Wanted::Named(format);
         self
     }
 
-    /// Settings of the format to write. They include the number of [`files_per_rank`](Self::files_per_rank).
-    pub fn strategy(mut self, config: TorchDistConfig) -> Self {
-        self.config = config;
+    /// The format to write, with settings.
+    pub fn strategy(self, config: impl SaveShardedConfig + 'static) -> Self {
+        self.boxed_strategy(Box::new(config))
+    }
+
+    /// The format to write, with settings from configuration.
+    pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
+        self.format = Wanted::Config(config);
+        self
+    }
+
+    /// Changes one of the settings of the format to write, by its name in configuration.
+    pub fn setting(mut self, name: &str, value: impl Into<Json>) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// The number of files of each rank, in formats that have such a setting. The default is 1.
+    pub fn files_per_rank(self, files: u32) -> Self {
+        self.setting("files_per_rank", files)
+    }
+
+    /// Whether to leave out what the format has no place for: objects, common state, tensors of some element types. The report lists it. By
+    /// default a conversion fails if there is anything.
+    pub fn drop_objects(mut self, drop: bool) -> Self {
+        self.drop_objects = drop;
+        self
+    }
+
+    /// Casts tensors of floating-point numbers to this type. Others stay as they are: integers, complex numbers, float8 scales and packed
+    /// floats. The report says what was lost.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = Some(dtype);
         self
     }
 
@@ -135,7 +175,7 @@ impl<'a> Convert<'a> {
     }
 
     /// Writes tensors that Megatron Core has stored flattened as if they were not, as plain chunks. Its releases since 0.16 and PyTorch load
-    /// them then. Without this such a source is refused.
+    /// them then. Without this such a source is refused, unless it is written in another format, which has no flattened tensors.
     pub fn unflatten(mut self, unflatten: bool) -> Self {
         self.unflatten = unflatten;
         self
@@ -200,7 +240,7 @@ impl<'a> Convert<'a> {
         self
     }
 
-    /// The registry in which to find the strategy of common state; by default the linked strategies.
+    /// The registry in which to find the format to write and the strategy of common state; by default the linked strategies.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
@@ -228,7 +268,16 @@ impl<'a> Convert<'a> {
         if !(1..=MAX_RANKS).contains(&self.ranks) {
             return Err(ConvertError::Ranks(self.ranks));
         }
-        check_files(self.ranks, self.config.files_per_rank.max(1))?;
+        let registry = match self.registry.take() {
+            Some(registry) => registry,
+            None => Registry::linked().map_err(ConvertError::Target)?,
+        };
+        let target = Target::of(&self.format, &self.settings, self.dst, &registry)?;
+        self.registry = Some(registry);
+        check_files(self.ranks, target.files_per_rank())?;
+        if let Some(dtype) = self.dtype.filter(|to| !is_number(*to)) {
+            return Err(ConvertError::DType(dtype));
+        }
         if let Some(policy) = self.policy.as_deref().filter(|_| self.max_shard_size.is_none())
             // The save reports a policy that panics.
             && let Ok(files) = files_per_task(policy)
@@ -239,13 +288,14 @@ impl<'a> Convert<'a> {
             return Err(ConvertError::KeysOfOptimizer);
         }
         self.few_enough_pieces(source::cut_pieces(self.source, &self.keys, self.ranks))?;
-        self.can_be_carried()?;
+        self.can_be_carried(&target)?;
         let stores = match self.stores.take() {
             Some(stores) => stores,
             None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
         };
         let store = &**self.source.store();
-        destination::check(self.source.url(), store, self.dst, &stores, self.overwrite).await?;
+        let place = (self.dst, target.place(self.dst));
+        destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore the source is checked first.
         if self.verify {
@@ -262,14 +312,16 @@ impl<'a> Convert<'a> {
         } else {
             Canonical::default()
         };
-        let source = Source::read(self.source, &self.keys, &canonical)
-            .await
-            .map_err(ConvertError::Read)?;
+        let chosen = (&self.keys, &canonical);
+        let fit = Fit::of(self.source, &target, chosen, self.dtype, self.drop_objects).await?;
+        let source = Source::read(self.source, &self.keys, &canonical, &fit).await?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let planner = Rewrite::of(self.source, &self.keys, &canonical);
+        let planner = Rewrite::of(self.source, &self.keys, &canonical, source.paths());
         Ok(Conversion {
             setup: self,
+            target,
+            dropped: fit.dropped,
             source,
             planner,
             stores,
@@ -289,17 +341,12 @@ impl<'a> Convert<'a> {
     }
 
     /// Refuses a source that is not understood as a whole.
-    fn can_be_carried(&self) -> Result<()> {
+    fn can_be_carried(&self, target: &Target) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
-        if !FORMATS.contains(&&*format.backend) {
-            return Err(ConvertError::Format {
-                src: src.into(),
-                format: format.clone(),
-            });
-        }
+        let plain = self.unflatten || self.canonical || target.key().backend != format.backend;
         let mut tensors = self.source.metadata().tensors();
         let flattened = |t: &TensorRef<'_>| t.original_shape().is_some() && self.keys.has(t.key());
-        if let (false, Some(t)) = (self.unflatten || self.canonical, tensors.find(flattened)) {
+        if let (false, Some(t)) = (plain, tensors.find(flattened)) {
             return Err(ConvertError::Flattened {
                 src: src.into(),
                 key: t.key().into(),
@@ -367,6 +414,8 @@ impl<'a> Convert<'a> {
 #[must_use = "nothing is written until it runs"]
 pub struct Conversion<'a> {
     setup: Convert<'a>,
+    target: Target,
+    dropped: Vec<NotHeld>,
     source: Source,
     planner: Rewrite,
     stores: Stores,
@@ -381,6 +430,16 @@ impl Conversion<'_> {
     /// The number of objects to carry over.
     pub fn objects(&self) -> u64 {
         self.source.objects()
+    }
+
+    /// The format to write.
+    pub fn format(&self) -> BackendVersion {
+        self.target.key()
+    }
+
+    /// What of the source will be left out, because the format has no place for it.
+    pub fn dropped(&self) -> &[NotHeld] {
+        &self.dropped
     }
 
     /// The number of bytes of elements and objects.
@@ -402,6 +461,8 @@ impl Conversion<'_> {
     pub async fn run(self) -> Result<ConvertReport> {
         let Self {
             setup,
+            target,
+            dropped,
             source,
             planner,
             stores,
@@ -417,8 +478,13 @@ impl Conversion<'_> {
         }
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
-        let saved = setup.save(&source, &planner, &states, stores).await?;
+        let saved = setup
+            .save(&source, (&target, &planner), &states, stores)
+            .await?;
         Ok(ConvertReport {
+            format: target.key(),
+            casts: source.casts(),
+            dropped,
             tensors: source.tensors(),
             objects: source.objects(),
             took: start.elapsed(),
@@ -432,7 +498,7 @@ impl Convert<'_> {
     async fn save(
         &self,
         source: &Source,
-        planner: &Rewrite,
+        (target, planner): (&Target, &Rewrite),
         states: &[StateDict],
         stores: Stores,
     ) -> Result<SaveReport> {
@@ -442,6 +508,7 @@ impl Convert<'_> {
         let policy = limit.or_else(|| self.policy.clone());
         let groups = LocalGroup::new(self.ranks);
         let saves = groups.iter().zip(states).map(|(group, state)| {
+            let config = target.config()?;
             let progress = self.progress.clone();
             let mut save = source.save(state, self.dst);
             if let Some(policy) = &policy {
@@ -453,16 +520,18 @@ impl Convert<'_> {
             if let Some(registry) = &self.registry {
                 save = save.registry(registry.clone());
             }
-            save.group(group)
+            let save = save
+                .group(group)
                 .deadline(PATIENCE)
                 .max_files(self.max_files)
-                .strategy(self.config.clone())
+                .boxed_strategy(config)
                 .planner(planner.clone())
                 .overwrite(self.overwrite)
                 .stores(stores.clone())
-                .progress(move |n| progress.add(n))
-                .into_future()
+                .progress(move |n| progress.add(n));
+            Ok(save.into_future())
         });
+        let saves: Vec<_> = saves.collect::<Result<_>>()?;
         let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
         // Only the coordinator's report describes the whole save.
         let first = saved.map_err(ConvertError::Write)?.into_iter().next();
@@ -485,6 +554,12 @@ impl<'a> IntoFuture for Convert<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConvertReport {
+    /// The format that was written.
+    pub format: BackendVersion,
+    /// What was left out, because the format has no place for it.
+    pub dropped: Vec<NotHeld>,
+    /// The tensors that were cast, and what that has lost.
+    pub casts: Vec<CastReport>,
     /// The number of tensors that were carried over.
     pub tensors: u64,
     /// The number of objects that were carried over.

@@ -3,7 +3,7 @@
 use crate::{Asked, ConvertError, Over, Result};
 use reshard::{
     Stores,
-    storage::{Link, LocalStore, StorageError, Store},
+    storage::{Link, LocalStore, PlaceKind, StorageError, Store},
     strategy::StrategyError,
 };
 use std::{
@@ -47,7 +47,7 @@ pub(crate) fn few_enough(files: u64, max: u64, asked: Asked) -> Result<()> {
 pub(crate) async fn check(
     src: &str,
     source: &dyn Store,
-    dst: &str,
+    (dst, kind): (&str, PlaceKind),
     stores: &Stores,
     overwrite: bool,
 ) -> Result<()> {
@@ -72,8 +72,12 @@ pub(crate) async fn check(
             src: src.into(),
         });
     }
-    let taken =
-        dst_path.is_some_and(|d| fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()));
+    let taken = dst_path.is_some_and(|d| match kind {
+        PlaceKind::File => d.exists(),
+        PlaceKind::Folder => fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()),
+        // The store knows which files have the prefix.
+        _ => false,
+    });
     if taken && !overwrite {
         let exists = StorageError::Exists { path: dst.into() };
         return Err(ConvertError::Destination(StrategyError::from(exists)));

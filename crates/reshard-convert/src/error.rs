@@ -2,7 +2,7 @@
 
 use crate::MAX_RANKS;
 use reshard::{
-    BackendVersion, ErrorKind, Region,
+    BackendVersion, DType, ErrorKind, Region,
     strategy::{Damage, StrategyError},
 };
 use reshard_optim::ShardingType;
@@ -10,9 +10,6 @@ use std::fmt;
 
 /// Result of this crate's functions.
 pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
-
-/// The formats that can be converted. Their objects are what `torch.save` writes.
-pub(crate) const FORMATS: [&str; 3] = ["torch_dist", "zarr", "zarr3"];
 
 /// Why a conversion is refused, or fails. Nothing appears at the destination, except after some errors of
 /// [`Write`](Self::Write).
@@ -69,17 +66,40 @@ pub enum ConvertError {
     /// Something is at the destination already. Found before anything is written.
     #[error(transparent)]
     Destination(StrategyError),
-    /// The format of the source can't be converted.
-    #[error(
-        "{src} is a checkpoint of {format}, and only checkpoints of {} can be converted yet",
-        FORMATS.join(" and ")
-    )]
-    Format {
+    /// The format to write is not linked, or its settings contradict each other.
+    #[error(transparent)]
+    Target(StrategyError),
+    /// The format to write has no such setting, or no such value of it.
+    #[error("{format} can't be written with the setting {setting}: {what}")]
+    Setting {
+        /// The format.
+        format: BackendVersion,
+        /// The setting.
+        setting: String,
+        /// Why not.
+        what: String,
+    },
+    /// The format to write has no place for some of what was chosen. [`Convert::drop_objects`](crate::Convert::drop_objects) leaves it out.
+    #[error("{format} has no place for {} of {src}: {}", count(what), some(what))]
+    NotHeld {
         /// The source.
         src: String,
-        /// Its format.
+        /// The format.
         format: BackendVersion,
+        /// What it has no place for.
+        what: Vec<NotHeld>,
     },
+    /// The leaves of common state can't become items of their own.
+    #[error("common state can't be written as items: {what}")]
+    Common {
+        /// Why not.
+        what: String,
+    },
+    /// Floats can't be cast to this type.
+    #[error(
+        "{0} is no type to which floats can be cast; give bfloat16, float16, float32, float64 or a float8 type"
+    )]
+    DType(DType),
     /// The source has tensors that are stored flattened.
     #[error(
         "{src} holds tensors that are stored flattened, {key} among them; unflatten them, which is what today's programs load"
@@ -174,6 +194,9 @@ pub enum ConvertError {
         /// The source.
         src: String,
     },
+    /// A thread that looked at elements has failed, which is a bug.
+    #[error(transparent)]
+    Failed(StrategyError),
     /// Reading the source.
     #[error(transparent)]
     Read(reshard::Error),
@@ -182,6 +205,48 @@ pub enum ConvertError {
     /// [`NotCarried`](reshard::storage::StorageError::NotCarried) the whole new checkpoint is at the destination.
     #[error(transparent)]
     Write(reshard::Error),
+}
+
+/// Something for which a format has no place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotHeld {
+    /// An object, by its key.
+    Object(String),
+    /// A tensor, by its key, and its element type.
+    Tensor(String, DType),
+    /// Common state.
+    Common,
+}
+
+impl fmt::Display for NotHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(key) => write!(f, "the object {key}"),
+            Self::Tensor(key, dtype) => write!(f, "{key} of type {dtype}"),
+            Self::Common => f.write_str("the common state"),
+        }
+    }
+}
+
+/// A message names at most so many items.
+const NAMED: usize = 8;
+
+fn count(what: &[NotHeld]) -> String {
+    format!(
+        "{} item{}",
+        what.len(),
+        if what.len() == 1 { "" } else { "s" }
+    )
+}
+
+fn some(what: &[NotHeld]) -> String {
+    let named: Vec<String> = what.iter().take(NAMED).map(NotHeld::to_string).collect();
+    let more = what.len().saturating_sub(NAMED);
+    match more {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
 }
 
 /// The options that ask for files.
@@ -262,8 +327,10 @@ impl ConvertError {
             | Self::NoLayout { .. }
             | Self::Layout { .. }
             | Self::KeysOfOptimizer => ErrorKind::Invalid,
-            Self::Destination(e) => e.kind(),
-            Self::Format { .. }
+            Self::Destination(e) | Self::Target(e) | Self::Failed(e) => e.kind(),
+            Self::Setting { .. } | Self::DType(_) => ErrorKind::Invalid,
+            Self::NotHeld { .. }
+            | Self::Common { .. }
             | Self::Flattened { .. }
             | Self::Unknown { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,

@@ -1,4 +1,4 @@
-//! Rewrites a checkpoint as any number of ranks would have saved it.
+//! Rewrites a checkpoint in any format, as any number of ranks would have saved it. Compares checkpoints, and shows what is in them.
 //!
 //! ```
 //! use reshard::{ShardedTensor, StateDict, Tensor, blocking};
@@ -30,9 +30,11 @@
 //!
 //! - The source is checked before anything is written: every checksum must be right, everything must be understood, and
 //!   every chunk must have a location. Otherwise damaged data would get new, correct checksums.
+//! - The format to write is that of the destination's name, or any other. What it has no place for is refused by name, or left out if that is
+//!   asked for.
 //! - A conversion never writes over the source, or over a directory that contains it.
 //! - The first axis of each tensor is cut into as many parts as there are ranks. Objects and common state are carried
-//!   over byte for byte. Dialect, nesting and empty dicts are kept.
+//!   over byte for byte, if both formats encode them alike. Dialect, nesting and empty dicts are kept, if the format has them.
 //! - Tensors are read in blocks while they are written, so they need little memory whatever their size. Objects and
 //!   common state are held in memory.
 //! - The destination appears in one step at the end.
@@ -40,15 +42,25 @@
 //! [`Convert::prepare`] makes all the checks and says what would be written. The [`Conversion`] that it returns does
 //! the work.
 
+mod analysis;
+#[cfg(doctest)]
+mod book;
+mod cast;
 mod convert;
 mod destination;
 mod error;
+mod fit;
 mod optimizer;
 mod rewrite;
 mod source;
+mod target;
 mod tensor;
 
+pub use analysis::{
+    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, stats,
+};
+pub use cast::CastReport;
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};
 pub use destination::{MAX_FILES, MAX_FILES_OF_RANKS, check_files};
-pub use error::{Asked, ConvertError, Finding, Over, Result};
+pub use error::{Asked, ConvertError, Finding, NotHeld, Over, Result};
 pub use optimizer::stored_optimizers;

@@ -21,9 +21,15 @@ pub(crate) struct Rewrite {
 }
 
 impl Rewrite {
-    pub(crate) fn of(checkpoint: &Checkpoint, keys: &Keys<'_>, canonical: &Canonical) -> Self {
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        keys: &Keys<'_>,
+        canonical: &Canonical,
+        paths: Option<&PlannerData>,
+    ) -> Self {
         let source = Arc::clone(checkpoint.metadata());
         let planner_data = match (checkpoint.dialect(), source.planner_data()) {
+            _ if paths.is_some() => paths.cloned(),
             // The conversion makes these paths itself, and nobody needs them.
             (Dialect::Megatron, _) => None,
             (_, Some(PlannerData::Paths(paths))) => {

@@ -1,11 +1,16 @@
 //! A checkpoint as the state of N ranks, without loading its tensors.
 
-use crate::{Result, optimizer::Canonical, tensor::Carried};
+use crate::{
+    CastReport, ConvertError, Result,
+    fit::{CommonAs, Fit},
+    optimizer::Canonical,
+    tensor::Carried,
+};
 use reshard::{
     Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    Value,
-    model::{Leaf, Path, Payload, Step, Tree},
-    plan::Entry,
+    Value, ValueTree,
+    model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
+    plan::{Entry, PlannerData},
 };
 use std::{cmp::Reverse, collections::BinaryHeap, fmt};
 
@@ -38,12 +43,16 @@ pub(crate) struct Source {
     /// Not decoded, so content that this program can't represent is kept.
     common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
+    /// The paths of all items, if common state becomes items.
+    paths: Option<PlannerData>,
 }
 
 #[derive(Debug)]
 enum Item {
     Tensor(Carried),
     Object(String, Payload),
+    /// A tensor of common state, in memory.
+    InMemory(ShardedTensor),
 }
 
 impl Item {
@@ -52,6 +61,10 @@ impl Item {
             Self::Tensor(t) => t.nbytes(),
             Self::Object(_, Payload::Encoded { bytes, .. }) => bytes.len() as u64,
             Self::Object(..) => 0,
+            Self::InMemory(t) => match &t.data {
+                Data::Host(data) => data.nbytes(),
+                _ => 0,
+            },
         }
     }
 
@@ -80,9 +93,12 @@ impl Source {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-    ) -> Result<Self, reshard::Error> {
-        let dialect = checkpoint.dialect();
-        let common = checkpoint.stored_common().await?;
+        fit: &Fit,
+    ) -> Result<Self> {
+        let common = checkpoint
+            .stored_common()
+            .await
+            .map_err(ConvertError::Read)?;
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
         let is_common = |key: &str| of_common == Some(key);
         let mut items = Vec::new();
@@ -92,27 +108,57 @@ impl Source {
             .filter(|e| keys.has(e.key()) && !is_common(e.key()))
         {
             let key = entry.key();
-            let Some(to) = canonical.key(key) else {
+            let Some(to) = canonical.key(key).filter(|to| fit.has(to)) else {
                 continue;
             };
-            items.push(match entry {
-                Entry::Tensor(_) => Item::Tensor(Carried::stored(to, checkpoint.tensor(key)?)),
-                Entry::Object(..) => Item::Object(to.into(), object(checkpoint, key).await?),
-            });
+            let item = match entry {
+                Entry::Tensor(t) => checkpoint.tensor(key).map(|tensor| {
+                    let carried = Carried::stored(to, tensor);
+                    Item::Tensor(carried.with_dtype(fit.written(t.dtype())))
+                }),
+                Entry::Object(..) => object(checkpoint, key, fit)
+                    .await
+                    .map(|payload| Item::Object(to.into(), payload)),
+            };
+            items.push(item.map_err(ConvertError::Read)?);
         }
-        items.extend(canonical.made.iter().cloned().map(Item::Tensor));
-        let common = match (common, &canonical.common) {
-            (Some(old), Some(new)) => Some(old.replaced(new.clone())),
-            (common, _) => common,
+        let made = canonical.made.iter().filter(|t| fit.has(t.key())).cloned();
+        items.extend(made.map(|t| {
+            let dtype = fit.written(t.dtype());
+            Item::Tensor(t.with_dtype(dtype))
+        }));
+        let mut paths = None;
+        let common = match (common, fit.common) {
+            (None, _) | (_, CommonAs::Nothing) => None,
+            (Some(old), CommonAs::Stored) => Some(match &canonical.common {
+                Some(new) => old.replaced(new.clone()),
+                None => old,
+            }),
+            (Some(old), as_what) => {
+                let common = match &canonical.common {
+                    Some(new) => ValueTree::from(new.clone()),
+                    None => checkpoint.common().await.map_err(ConvertError::Read)?,
+                };
+                if as_what == CommonAs::Items {
+                    paths = Some(add_common(&mut items, common)?);
+                    None
+                } else {
+                    Some(old.in_file(common.into()))
+                }
+            }
         };
         let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
+        if fit.dialect != Dialect::Dcp {
+            empty_dicts.clear();
+        }
         Ok(Self {
-            dialect,
+            dialect: fit.dialect,
             items,
             common,
             empty_dicts,
+            paths,
         })
     }
 
@@ -125,6 +171,20 @@ impl Source {
             Some(common) => save.stored_common(common.clone()),
             None => save,
         }
+    }
+
+    /// The paths of all items, if they are others than in the source.
+    pub(crate) fn paths(&self) -> Option<&PlannerData> {
+        self.paths.as_ref()
+    }
+
+    /// What the casts of tensors have lost.
+    pub(crate) fn casts(&self) -> Vec<CastReport> {
+        let carried = self.items.iter().filter_map(|item| match item {
+            Item::Tensor(t) => t.lost(),
+            _ => None,
+        });
+        carried.collect()
     }
 
     /// Into how many pieces tensors are cut, those that are not cut aside.
@@ -142,7 +202,7 @@ impl Source {
     pub(crate) fn tensors(&self) -> u64 {
         self.items
             .iter()
-            .filter(|i| matches!(i, Item::Tensor(_)))
+            .filter(|i| !matches!(i, Item::Object(..)))
             .count() as u64
     }
 
@@ -197,6 +257,11 @@ impl Source {
                         nest(state, key, ShardedObject::item(key, payload.clone()).into());
                     }
                 }
+                Item::InMemory(t) => {
+                    if let Some(state) = states.get_mut(to as usize) {
+                        nest(state, &t.key, t.clone().into());
+                    }
+                }
                 Item::Tensor(t) => {
                     let first = if item.cut().is_some() { 0 } else { to };
                     let owners = (first..ranks).take(pieces_of(t.shape(), ranks) as usize);
@@ -222,16 +287,54 @@ impl Source {
     }
 }
 
-/// An object as it is stored. A cell of an array of objects is a list in the new checkpoint; if it is none in the old one, it is decoded
-/// and becomes one.
-async fn object(checkpoint: &Checkpoint, key: &str) -> Result<Payload, reshard::Error> {
-    let is_list = checkpoint.dialect() != Dialect::Megatron || checkpoint.object_lists();
-    if is_list || ShardedObject::empty_from_unique_key(key).is_err() {
-        return checkpoint.object_payload(key).await;
+/// An object as it is stored, if the target stores it alike. A cell of an array of objects may be a list in one of the two formats, with one
+/// value for each leaf that a rank had of it.
+async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload, reshard::Error> {
+    let is_cell = checkpoint.dialect() == Dialect::Megatron
+        && ShardedObject::empty_from_unique_key(key).is_ok();
+    let (was_list, is_list) = (checkpoint.object_lists(), fit.object_lists());
+    if is_cell && was_list != is_list {
+        return Ok(Payload::Value(match checkpoint.object(key).await? {
+            value if is_list => Value::List(vec![value]),
+            Value::List(mut all) if all.len() == 1 => all.remove(0),
+            value => value,
+        }));
     }
-    Ok(Payload::Value(Value::List(vec![
-        checkpoint.object(key).await?,
-    ])))
+    Ok(match checkpoint.object_payload(key).await? {
+        Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
+            Payload::Value(checkpoint.object(key).await?)
+        }
+        payload => payload,
+    })
+}
+
+/// Makes an item of each leaf of common state, named by its path. Returns the paths of all items.
+fn add_common(items: &mut Vec<Item>, common: ValueTree) -> Result<PlannerData> {
+    let fail = |what: String| ConvertError::Common { what };
+    let state: StateDict = common.map(&mut Leaf::Value);
+    let parts = split(state, Dialect::Dcp).map_err(|e| fail(e.to_string()))?;
+    let key = |item: &Item| match item {
+        Item::Tensor(t) => t.key().to_owned(),
+        Item::Object(key, _) => key.clone(),
+        Item::InMemory(t) => t.key.to_string(),
+    };
+    let flat = |key: String| (key.as_str().into(), Path(vec![key.as_str().into()]));
+    let mut paths: PathOfKey = items.iter().map(key).map(flat).collect();
+    for leaf in parts.flat.into_values() {
+        let item = match leaf {
+            Sharded::Tensor(t) => Item::InMemory(t),
+            Sharded::Object(o) => Item::Object(o.unique_key().to_string(), o.data),
+        };
+        let of_leaf = key(&item);
+        let path = parts.paths.get(&*of_leaf).cloned();
+        let path = path.unwrap_or_else(|| Path(vec![of_leaf.as_str().into()]));
+        if paths.insert(of_leaf.as_str().into(), path).is_some() {
+            let what = format!("{of_leaf} is the key of another item, too");
+            return Err(fail(what));
+        }
+        items.push(item);
+    }
+    Ok(PlannerData::Paths(paths))
 }
 
 /// Into how many pieces the chosen tensors are cut, those that are not cut aside.

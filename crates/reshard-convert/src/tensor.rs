@@ -1,6 +1,9 @@
 //! A tensor that is carried over: one of the source, or one that is made of parts of several.
 
-use crate::{ConvertError, Result};
+use crate::{
+    CastReport, ConvertError, Result,
+    cast::{Casting, Lost},
+};
 use reshard::{
     DType, Region, TensorHandle,
     model::{BoxError, Dims, Layout, Segments, TensorSource},
@@ -12,6 +15,8 @@ use std::{fmt, sync::Arc};
 pub(crate) struct Carried {
     key: Box<str>,
     from: From,
+    /// To which element type it is cast, and what that loses.
+    cast: Option<(DType, Arc<Lost>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -25,6 +30,7 @@ impl Carried {
         Self {
             key: key.into(),
             from: From::Stored(tensor),
+            cast: None,
         }
     }
 
@@ -32,14 +38,35 @@ impl Carried {
         Self {
             key: key.into(),
             from: From::Made(Arc::new(made)),
+            cast: None,
         }
+    }
+
+    /// The same with another element type.
+    pub(crate) fn with_dtype(self, dtype: DType) -> Self {
+        let cast = (dtype != self.stored_dtype()).then(|| (dtype, Arc::default()));
+        Self { cast, ..self }
     }
 
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
+    /// The element type with which it is written.
     pub(crate) fn dtype(&self) -> DType {
+        self.cast
+            .as_ref()
+            .map_or_else(|| self.stored_dtype(), |(to, _)| *to)
+    }
+
+    /// What its cast has lost, if it is cast.
+    pub(crate) fn lost(&self) -> Option<CastReport> {
+        let (to, lost) = self.cast.as_ref()?;
+        let elements = self.shape().volume().unwrap_or(u64::MAX);
+        Some(lost.report(&self.key, self.stored_dtype(), *to, elements))
+    }
+
+    fn stored_dtype(&self) -> DType {
         match &self.from {
             From::Stored(t) => t.dtype(),
             From::Made(m) => m.dtype,
@@ -59,13 +86,22 @@ impl Carried {
     }
 
     pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
-        match &self.from {
-            From::Stored(t) => t.source(region),
-            From::Made(made) => Ok(Arc::new(Narrowed {
+        let source: Arc<dyn TensorSource> = match &self.from {
+            From::Stored(t) => t.source(region)?,
+            From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
                 at: region.offsets,
-            })),
-        }
+            }),
+        };
+        Ok(match &self.cast {
+            None => source,
+            Some((to, lost)) => Arc::new(Casting {
+                from: self.stored_dtype(),
+                to: *to,
+                source,
+                lost: Arc::clone(lost),
+            }),
+        })
     }
 
     /// Checks that all chunks have a location.

@@ -1,5 +1,4 @@
 //! Rewriting an optimizer by parameter takes little memory, measured where it is allocated.
-#![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
@@ -8,38 +7,12 @@ use reshard::{
     model::{BoxError, TensorSource},
 };
 use reshard_convert::convert;
+use reshard_model::testkit::CountingAllocator;
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece};
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
-
-struct Counting;
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: hands everything to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(
-            LIVE.fetch_add(layout.size(), Relaxed) + layout.size(),
-            Relaxed,
-        );
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(p, layout) }
-    }
-}
+use std::sync::Arc;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const MIB: usize = 1 << 20;
 const ROWS: u64 = 2048;
@@ -141,11 +114,10 @@ fn dp_zero(url: &str) {
 /// How many bytes a conversion allocated at most at a time.
 fn peak_of(from: &str, to: &str) -> usize {
     let source = Checkpoint::open(from).unwrap();
-    let before = LIVE.load(Relaxed);
-    PEAK.store(before, Relaxed);
     let conversion = convert(&source, to).ranks(2).canonical_optimizer(true);
-    blocking::run(conversion.bucket_layout(layout())).unwrap();
-    let peak = PEAK.load(Relaxed) - before;
+    let conversion = conversion.bucket_layout(layout());
+    let (report, peak) = ALLOCATOR.peak_of(|| blocking::run(conversion));
+    report.unwrap();
 
     // What is made of two halves is right.
     let got = Checkpoint::open(to).unwrap();

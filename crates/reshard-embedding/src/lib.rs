@@ -46,7 +46,7 @@ mod variable;
 pub use error::{EmbeddingError, Result};
 pub use ids::Ids;
 pub use lookup::{
-    Combiner, IndexedSlices, LookupOptions, SparseIds, Strategy, embedding_lookup,
+    Combiner, Gradient, IndexedSlices, LookupOptions, SparseIds, Strategy, embedding_lookup,
     embedding_lookup_into, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
 };
 pub use mirrored::Mirrored;
@@ -54,4 +54,4 @@ pub use partitioned::PartitionedVariable;
 pub use permutation::{Loads, Permutation};
 pub use scope::{AnyVariable, Choice, Placement, VariableScope, slices_of};
 pub use sharded::ShardedVariable;
-pub use variable::{Cut, Index, Part, Tasks, Variable};
+pub use variable::{Cut, Index, Part, PlacementHint, Tasks, Variable};

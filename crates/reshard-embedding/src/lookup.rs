@@ -12,7 +12,7 @@ mod gradients;
 mod norm;
 mod sparse;
 
-pub use gradients::{IndexedSlices, lookup_gradients};
+pub use gradients::{Gradient, IndexedSlices, lookup_gradients};
 pub use sparse::{Combiner, SparseIds, embedding_lookup_sparse, safe_embedding_lookup_sparse};
 
 /// Which row of which part an id means.

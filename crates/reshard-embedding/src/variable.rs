@@ -129,6 +129,15 @@ impl Part {
     }
 }
 
+/// Where a variable is best kept; see [`Variable::placement_hint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlacementHint {
+    /// A copy on each device: lookups are local, and gradients can be reduced as whole tensors.
+    Device,
+    /// In host memory, from which rows are sent to the devices.
+    Host,
+}
+
 /// What all kinds of variables have: a name, a shape, an element type, and parts on tasks.
 ///
 /// [`ShardedVariable`](crate::ShardedVariable), [`PartitionedVariable`](crate::PartitionedVariable) and
@@ -225,6 +234,28 @@ impl Variable {
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Where it is best kept: a variable of at least `bytes` bytes in host memory, a smaller one on each device. It is the heuristic that
+    /// TensorFlow's RFC on embeddings asks for; nothing here acts on it.
+    ///
+    /// ```
+    /// use reshard_embedding::{PlacementHint, ShardedVariable};
+    /// use reshard_model::Tensor;
+    /// let table = ShardedVariable::from_parts("emb", [Tensor::from_vec(&[4, 2], vec![0f32; 8])?])?;
+    /// assert_eq!(table.placement_hint(33), PlacementHint::Device);
+    /// assert_eq!(table.placement_hint(32), PlacementHint::Host);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn placement_hint(&self, bytes: u64) -> PlacementHint {
+        let size = self
+            .shape
+            .volume()
+            .and_then(|n| n.checked_mul(self.dtype.size()));
+        match size.is_none_or(|size| size >= bytes) {
+            true => PlacementHint::Host,
+            false => PlacementHint::Device,
+        }
     }
 
     /// Shape of the whole.

@@ -9,7 +9,7 @@
 //! - [`split`] and [`Skeleton::join`]: they split a state dict into the parts that a checkpoint stores, and join these
 //!   parts again, in each [`Dialect`].
 //!
-//! The crate is pure: it has no I/O, no async and no clock. Only its module `buffer` has `unsafe` code.
+//! The crate is pure: it has no I/O, no async and no clock. Only its module `buffer` has `unsafe` code, and an allocator for tests.
 //!
 //! ```
 //! use reshard_model::{ShardedTensor, StateDict, Tensor};

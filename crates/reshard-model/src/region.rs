@@ -142,18 +142,17 @@ impl Region {
     }
 }
 
-/// As Python writes slices: `[0:2, 3:5]`.
+/// As Python writes slices: `[0:2, 3:5]`. A number that is missing, because offsets and lengths are not as many, is `?`.
 impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[")?;
-        for a in 0..self.ndim() {
-            write!(
-                f,
-                "{}{}:{}",
-                if a == 0 { "" } else { ", " },
-                self.offsets[a],
-                self.end(a)
-            )?;
+        for a in 0..self.offsets.len().max(self.lengths.len()) {
+            f.write_str(if a == 0 { "" } else { ", " })?;
+            match (self.offsets.get(a), self.lengths.get(a)) {
+                (Some(from), Some(len)) => write!(f, "{from}:{}", from.saturating_add(*len))?,
+                (Some(from), None) => write!(f, "{from}:?")?,
+                (None, _) => f.write_str("?:?")?,
+            }
         }
         f.write_str("]")
     }
@@ -240,6 +239,18 @@ mod tests {
             prop_assert_eq!(seen.len() as u64, region.volume().unwrap());
             prop_assert!(seen.is_sorted_by(|a, b| a < b));
         }
+    }
+
+    #[test]
+    fn a_region_whose_numbers_do_not_fit_is_shown() {
+        let shown = |offsets: &[u64], lengths: &[u64]| Region::new(offsets, lengths).to_string();
+        assert_eq!(
+            shown(&[1, u64::MAX], &[2, 3]),
+            format!("[1:3, {0}:{0}]", u64::MAX)
+        );
+        assert_eq!(shown(&[1], &[2, 3]), "[1:3, ?:?]");
+        assert_eq!(shown(&[1, 4], &[2]), "[1:3, 4:?]");
+        assert_eq!(shown(&[], &[]), "[]");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub enum Flatten {
     Torch2_4,
     /// Until 2.3: a dict or list is flattened if it contains a tensor anywhere. For templates that must find old keys.
     Torch2_3,
+    /// `flatten_state_dict=False`: what is below the top is one object.
+    TopLevel,
 }
 
 /// The parts of a state dict.
@@ -121,12 +123,12 @@ pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<
     split_cow(Cow::Owned(state), dialect, flatten)
 }
 
-/// [`split`] of a state dict that stays with the caller. Only leaves are cloned, which are handles on buffers.
+/// [`split_as`] of a state dict that stays with the caller. Only leaves are cloned, which are handles on buffers.
 ///
 /// # Errors
 /// As [`split`].
-pub fn split_ref(state: &StateDict, dialect: Dialect) -> Result<Parts> {
-    split_cow(Cow::Borrowed(state), dialect, Flatten::default())
+pub fn split_ref(state: &StateDict, dialect: Dialect, flatten: Flatten) -> Result<Parts> {
+    split_cow(Cow::Borrowed(state), dialect, flatten)
 }
 
 fn split_cow(state: Cow<'_, StateDict>, dialect: Dialect, flatten: Flatten) -> Result<Parts> {

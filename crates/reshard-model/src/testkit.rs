@@ -1,4 +1,8 @@
-//! For tests: devices that are none, and what is told to `tracing`.
+//! For tests: devices that are none, what is told to `tracing`, and an allocator that counts.
+
+mod counting;
+
+pub use counting::CountingAllocator;
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -188,7 +188,7 @@ proptest! {
     #[test]
     fn a_state_that_stays_with_the_caller_is_split_alike(state in any_state(), dialect in any_dialect()) {
         let before = expected(&state);
-        let (ours, owned) = (split_ref(&state, dialect), split(state.clone(), dialect));
+        let (ours, owned) = (split_ref(&state, dialect, Flatten::default()), split(state.clone(), dialect));
         prop_assert_eq!(expected(&state), before);
         match (ours, owned) {
             (Ok(ours), Ok(owned)) => {

@@ -1,6 +1,7 @@
 //! What can be wrong with optimizer state.
 
 use crate::ParamId;
+use reshard_comm::CommError;
 use reshard_model::{BoxError, Dims, ErrorKind, ModelError, Path};
 
 /// Result of this crate's functions.
@@ -106,6 +107,43 @@ pub enum OptimError {
         /// What is wrong, with the parameter and both values.
         what: String,
     },
+    /// Keys of a state dict that is set are missing or unexpected.
+    #[error(
+        "the {of} and its state dict differ; missing: {}; unexpected: {}; set `strict` to false to load the rest",
+        listed(missing),
+        listed(unexpected)
+    )]
+    Incompatible {
+        /// `model` or `optimizer`.
+        of: &'static str,
+        /// What the model or optimizer has, and the state dict does not have.
+        missing: Vec<String>,
+        /// What only the state dict has.
+        unexpected: Vec<String>,
+    },
+    /// Options of state dicts that contradict each other.
+    #[error("{0}")]
+    Options(&'static str),
+    /// Something that no whole state dict can have, or that can't be broadcast.
+    #[error("{name}: {what}")]
+    NotWhole {
+        /// Its name in the state dict.
+        name: String,
+        /// Why.
+        what: String,
+    },
+    /// A rank failed, or the ranks lost each other.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A model or an optimizer does not take a value.
+    #[error("{name} was not loaded")]
+    Load {
+        /// Its name in the state dict.
+        name: String,
+        /// The error.
+        #[source]
+        source: BoxError,
+    },
     /// A declaration that contradicts itself.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -126,6 +164,7 @@ impl OptimError {
         match self {
             Self::TransposedAndFlattened { .. } => ErrorKind::Unsupported,
             Self::Model(e) => e.kind(),
+            Self::Comm(e) => e.kind(),
             _ => ErrorKind::Invalid,
         }
     }
@@ -135,5 +174,13 @@ impl OptimError {
             path: path.into(),
             what: what.into(),
         }
+    }
+}
+
+/// Names in a message.
+fn listed(names: &[String]) -> String {
+    match names {
+        [] => "nothing".into(),
+        names => names.join(", "),
     }
 }

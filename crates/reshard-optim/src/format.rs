@@ -240,11 +240,7 @@ pub fn stored_optimizers<'a>(
 
     // An optimizer of a chain lies at its index. Its keys have a prefix, unless its form needs none.
     let mut out: Vec<StoredOptimizer> = Vec::new();
-    let groups = |prefix: &str| {
-        seen.get(prefix)
-            .map(|s| s.dp_groups.clone())
-            .unwrap_or_default()
-    };
+    let (mut named, mut by_bucket) = (BTreeSet::new(), BTreeSet::new());
     for (path, sharding_type) in found {
         let prefix = match path.0.last() {
             Some(Step::Index(i)) => Some(format!("chained_{i}.")),
@@ -253,7 +249,17 @@ pub fn stored_optimizers<'a>(
         let prefix = prefix
             .filter(|p| seen.contains_key(&**p))
             .unwrap_or_default();
-        let dp_groups = groups(&prefix);
+        named.insert(prefix.clone());
+        let mut dp_groups = BTreeSet::new();
+        if sharding_type.is_by_bucket() {
+            // Two optimizers can't have the same buckets. Common state may name millions, so their groups are not copied.
+            if !by_bucket.insert(prefix.clone()) {
+                continue;
+            }
+            if let Some(keys) = seen.get_mut(&*prefix) {
+                dp_groups = std::mem::take(&mut keys.dp_groups);
+            }
+        }
         out.push(StoredOptimizer {
             sharding_type,
             prefix: prefix.into(),
@@ -262,15 +268,15 @@ pub fn stored_optimizers<'a>(
             missing_dp_groups: Vec::new(),
         });
     }
-    for (prefix, keys) in &seen {
+    for (prefix, keys) in seen {
         if let Some(sharding_type) = keys.sharding_type()
-            && !out.iter().any(|o| *o.prefix == **prefix)
+            && !named.contains(prefix)
         {
             out.push(StoredOptimizer {
                 sharding_type,
-                prefix: (*prefix).into(),
+                prefix: prefix.into(),
                 path: None,
-                dp_groups: keys.dp_groups.clone(),
+                dp_groups: keys.dp_groups,
                 missing_dp_groups: Vec::new(),
             });
         }

@@ -8,6 +8,9 @@
 //! [`stored_optimizers`] recognises the six forms in which Megatron Core's distributed optimizer is stored; [`BucketLayout`] says what
 //! the forms by bucket leave out. `reshard-convert` rewrites them by parameter.
 //!
+//! [`get_state_dict`], [`set_state_dict`] and their siblings are PyTorch's helpers: state dicts by canonical name, over [`ModelState`] and
+//! [`OptimizerState`].
+//!
 //! [`Sharded`] is the trait of modules that know how their state is spread over ranks; [`Module`] is made of others.
 //!
 //! ```
@@ -41,6 +44,7 @@ mod key;
 mod module;
 mod param;
 mod state;
+mod state_dict;
 mod tensor;
 
 pub use bucket::{BucketLayout, BucketParam, BucketPiece};
@@ -55,5 +59,11 @@ pub use reshard_model::ShardPlace;
 pub use state::{
     chained_optim_state, fp32_from_fp16_params, optim_state_to_sharding_state, restore_optim_state,
     sharded_optim_state, take_common_step,
+};
+pub use state_dict::{
+    FqnModifier, IncompatibleKeys, ModelState, OptimizerState, ParamGroup, Parameter,
+    StateDictOptions, StateDicts, flatten_optimizer_state_dict, get_model_state_dict,
+    get_optimizer_state_dict, get_state_dict, set_model_state_dict, set_optimizer_state_dict,
+    set_state_dict, unflatten_optimizer_state_dict,
 };
 pub use tensor::{OptimTensor, make_sharded_optimizer_tensor};

@@ -38,7 +38,7 @@ pub(crate) enum Declared {
 }
 
 impl ModelParam {
-    fn of(id: ParamId, leaf: &Leaf) -> Option<Self> {
+    pub(crate) fn of(id: ParamId, leaf: &Leaf) -> Option<Self> {
         let (declared, data, shape) = match leaf {
             Leaf::Tensor(t) => (
                 Declared::Tensor(t.without_data()),
@@ -63,6 +63,11 @@ impl ModelParam {
             shape,
             transposed: layout.is_some_and(is_transposed),
         })
+    }
+
+    /// Whether data of this shape is what the rank holds of it.
+    pub(crate) fn has_shape(&self, shape: &Dims) -> bool {
+        self.shape.as_ref() == Some(shape)
     }
 
     /// Its number.

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
-use reshard_storage::{Listing, PlaceKind};
+use reshard_storage::{Entry, Listing, PlaceKind};
 use reshard_strategy::{
     BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
     Removal, Result, StorageReader,
@@ -51,6 +51,10 @@ impl<H: LoadBy> LoadShardedStrategy for Around<H> {
 
     fn detect(&self, top: &Listing) -> Detection {
         self.base.detect(top)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.base.detect_file(file)
     }
 
     fn probes(&self) -> &'static [&'static str] {

@@ -4,6 +4,7 @@
 //! - [`FullyParallelLoad`]: each piece is read by one rank of a group, which hands it to the others. Ranks that want different regions, which
 //!   overlap or are columns of stored rows, share reads, too.
 //! - [`TwoStageLoad`]: one rank of a group reads everything.
+//! - [`OneReaderLoad`]: one rank opens and reads the files, and the others know nothing of them.
 //! - [`distribute_shards_to_ranks`]: Megatron Core's choice of these ranks.
 //!
 //! ```
@@ -37,12 +38,14 @@ mod around;
 mod distribute;
 mod group;
 mod load;
+mod one_reader;
 mod planner;
 mod save;
 mod two_stage;
 
 pub use distribute::{HeldShard, distribute_shards_to_ranks};
 pub use load::FullyParallelLoad;
+pub use one_reader::OneReaderLoad;
 pub use reshard_plan::ExchangeAlgo;
 pub use save::FullyParallelSave;
 pub use two_stage::TwoStageLoad;

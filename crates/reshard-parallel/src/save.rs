@@ -9,8 +9,8 @@ use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, ReplicaId, Sharded};
 use reshard_plan::Declared;
 use reshard_strategy::{
-    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy,
-    StrategyError, agree, cause, declaration_digest,
+    BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig,
+    SaveShardedStrategy, StrategyError, agree, cause, declaration_digest,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -120,6 +120,10 @@ impl SaveShardedStrategy for Strategy {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.base.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.base.capabilities()
     }
 
     async fn prepare(

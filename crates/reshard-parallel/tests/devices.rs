@@ -1,5 +1,4 @@
 //! Loads into device memory: how much host memory they take, measured where it is allocated, and devices that fail.
-#![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
@@ -9,42 +8,14 @@ use reshard::{
     strategy::LoadShardedConfig,
 };
 use reshard_comm::testkit::{Apart, on_ranks};
-use reshard_model::testkit::{LateDevice, OnTheWay};
+use reshard_model::testkit::{CountingAllocator, LateDevice, OnTheWay};
 use reshard_parallel::{FullyParallelLoad, TwoStageLoad};
 use reshard_plan::ExchangeAlgo;
 use reshard_torch_dist::TorchDistLoadConfig;
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-};
-
-struct Counting;
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: hands everything to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(
-            LIVE.fetch_add(layout.size(), Relaxed) + layout.size(),
-            Relaxed,
-        );
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(p, layout) }
-    }
-}
+use std::{sync::Arc, thread};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const RANKS: u32 = 2;
 const MIB: u64 = 1 << 20;
@@ -185,10 +156,8 @@ fn host_memory_is_bounded(url: &str) {
             let on_the_way: Vec<Arc<OnTheWay>> = (0..RANKS).map(|_| Arc::default()).collect();
             let (templates, memory): (Vec<_>, Vec<_>) =
                 on_the_way.iter().map(|way| template(columns, way)).unzip();
-            let before = LIVE.load(Relaxed);
-            PEAK.store(before, Relaxed);
-            let loads = load(url, &way, templates);
-            let peak = (PEAK.load(Relaxed) - before) as u64;
+            let (loads, peak) = ALLOCATOR.peak_of(|| load(url, &way, templates));
+            let peak = peak as u64;
 
             for loaded in &loads {
                 let (_, report) = loaded.as_ref().map_err(|e| e.to_string()).unwrap();

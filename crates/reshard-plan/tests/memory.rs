@@ -1,43 +1,21 @@
 //! How much memory tables of a million chunks take, measured where it is allocated.
-#![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use reshard_model::{DType, Region};
+use reshard_model::{DType, Region, testkit::CountingAllocator};
 use reshard_plan::Metadata;
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-};
-
-struct Counting;
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: hands everything to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(p, layout) }
-    }
-}
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const MILLION: u32 = 1_000_000;
 
 /// Bytes a chunk beside the text of keys.
 fn each(text: usize, build: impl Fn(&mut reshard_plan::MetadataBuilder)) -> usize {
-    let before = LIVE.load(Relaxed);
+    let before = ALLOCATOR.live();
     let mut b = Metadata::builder();
     build(&mut b);
     let metadata = b.finish(None).unwrap();
-    let live = LIVE.load(Relaxed) - before;
+    let live = ALLOCATOR.live() - before;
     assert_eq!(metadata.chunk_count() as u32, MILLION);
     assert!(
         metadata.heap_bytes().abs_diff(live) < 1024,

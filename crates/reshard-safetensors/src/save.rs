@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::{Metadata, PlanError, SavePlan, SavePlanner};
 use reshard_strategy::{
-    BackendVersion, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StrategyError,
 };
 use std::sync::Arc;
 
@@ -31,6 +32,10 @@ impl SaveShardedStrategy for SafetensorsSave {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.0.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
 
     async fn prepare(

@@ -5,15 +5,17 @@ mod finish;
 mod summed;
 
 use crate::{
+    dtype::Spelled,
     names,
     place::{self, Files},
     settings::SafetensorsConfig,
 };
 use file::NewFile;
+use reshard_model::Dialect;
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriterHooks,
+    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriterHooks,
 };
 use std::collections::BTreeMap;
 
@@ -48,6 +50,14 @@ impl StorageWriter for SafetensorsWriter {
 
     fn can_handle_sharded_objects(&self) -> bool {
         false
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default().with_dialects(&[Dialect::TensorsOnly]);
+        match self.0.types_as_bytes {
+            true => can,
+            false => can.with_dtypes(|dtype| Spelled::named(dtype).is_some()),
+        }
     }
 
     fn takes_policy(&self) -> bool {

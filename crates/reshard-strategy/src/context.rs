@@ -1,6 +1,6 @@
 use crate::{KeptLoadPlan, KeptPlan, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
-use reshard_model::Dialect;
+use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Transaction};
@@ -35,6 +35,8 @@ pub struct SaveCx<'a> {
     /// The path of each key of this rank, for formats that store it (DCP's `planner_data`). A planner that makes its own paths overrides
     /// them.
     pub planner_data: Option<PlannerData>,
+    /// The paths of empty dicts, which no key has, for formats that have a place for them.
+    pub empty_dicts: Vec<Path>,
     /// Called with the number of bytes written.
     pub progress: Progress,
     /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
@@ -73,6 +75,7 @@ impl<'a> SaveCx<'a> {
             dialect,
             rank_local: false,
             planner_data: None,
+            empty_dicts: Vec::new(),
             progress,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,

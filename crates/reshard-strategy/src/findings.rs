@@ -76,6 +76,10 @@ pub struct VerifyReport {
     pub items: u64,
     /// Bytes that were read.
     pub bytes: u64,
+    /// Items that were read and have no checksum, neither of their own nor in their encoding: their bytes may be any. Only a full check
+    /// counts them.
+    #[serde(default)]
+    pub without_checksum: u64,
     /// Findings that are only counted.
     #[serde(default)]
     pub unlisted: Unlisted,

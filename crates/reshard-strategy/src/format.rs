@@ -1,6 +1,6 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, Result, StrategyError, Traffic, VerifyReport};
+use crate::{BackendVersion, Capabilities, Result, StrategyError, Traffic, VerifyReport};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{
@@ -260,6 +260,10 @@ pub trait StorageWriter: WriterHooks {
     /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
+    }
+    /// What it can write. The default is every dialect and element type, in folders.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
     /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank has of this cell.
     fn object_lists(&self) -> bool {
@@ -544,7 +548,8 @@ pub trait StorageReader: ReaderHooks {
     /// # Errors
     /// The first read that fails.
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items
+    /// that have none.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the report.

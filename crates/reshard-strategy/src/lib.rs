@@ -16,6 +16,7 @@
 //! `docs/strategies.md` shows how to write a crate with your own strategy.
 
 mod agree;
+mod capabilities;
 mod common;
 mod config;
 mod context;
@@ -27,8 +28,8 @@ mod findings;
 mod format;
 mod kept;
 mod limits;
+mod mosaic;
 mod objects;
-mod pieces;
 mod pipeline;
 mod registry;
 mod report;
@@ -38,6 +39,7 @@ mod staging;
 pub mod torch;
 
 pub use agree::agree;
+pub use capabilities::Capabilities;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
@@ -53,8 +55,8 @@ pub use format::{
 };
 pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
+pub use mosaic::{Piece, mosaic, run_of};
 pub use objects::{load_with_objects, save_with_objects};
-pub use pieces::{Piece, mosaic, run_of};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};

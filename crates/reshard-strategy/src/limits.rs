@@ -2,7 +2,10 @@ use crate::{Result, StrategyError};
 use bytes::Bytes;
 use reshard_policy::ByteSize;
 use reshard_storage::{Name, Store, StoreExt};
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 /// Limits on what a checkpoint may ask for while it is read. A file of a few hundred bytes can ask for a terabyte of memory. If a
 /// checkpoint asks for more than a limit, the error names the option that raises the limit.
@@ -71,6 +74,13 @@ impl ReadLimits {
         self
     }
 
+    /// The most memory for the parsed form of so many bytes, as [`max_memory`](Self::max_memory) has it.
+    pub fn memory(&self, input: u64) -> u64 {
+        let usual = || input.saturating_mul(64).saturating_add(self.slack);
+        self.max_memory
+            .unwrap_or_else(|| usual().min(4 << 30).min(*SHARE))
+    }
+
     /// Fails if so many bytes may not be read as a whole. Call it before reading. `what` names the item for the error.
     ///
     /// # Errors
@@ -116,6 +126,12 @@ impl ReadLimits {
         read_if(store, name, |len| self.whole(name, len)).await
     }
 }
+
+/// The part of a limited address space that one parse may take. The data made from the result, and the file, need space too.
+static SHARE: LazyLock<u64> = LazyLock::new(|| {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As);
+    limit.current.map_or(u64::MAX, |bytes| bytes / 8)
+});
 
 /// A whole file, if its length is permitted; `None` when there is none.
 async fn read_if(

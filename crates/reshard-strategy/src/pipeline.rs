@@ -7,6 +7,6 @@ mod placement;
 mod save;
 mod structure;
 
-pub(crate) use load::load_planned;
 pub use load::{OpenFormat, PlannedLoad};
+pub(crate) use load::{judge, load_planned};
 pub use save::Planned;

@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals, StorageReader,
-    StrategyError, Traffic,
+    BackendVersion, Capabilities, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals,
+    StorageReader, StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::{Data, FlatStateDict};
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Listing, Name, PlaceKind};
+use reshard_storage::{Entry, Listing, Name, PlaceKind};
 use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
@@ -30,6 +30,11 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
+    }
+
+    /// What it can write. The default is every dialect and element type, in folders.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
 }
 
@@ -151,6 +156,11 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Whether a place holds a checkpoint of this format, as [`OpenFormat::detect`](crate::OpenFormat::detect) tells.
     fn detect(&self, _top: &Listing) -> Detection {
         Detection::No
+    }
+
+    /// Whether one file is a checkpoint of this format, as [`OpenFormat::detect_file`](crate::OpenFormat::detect_file) tells.
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.detect(&Listing::of(vec![file.clone()]))
     }
 
     /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.

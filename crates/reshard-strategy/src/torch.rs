@@ -1,6 +1,12 @@
 //! Objects and tensors as `torch.save` archives, for formats that store them so: how the limits of a load bound the parser, and what
 //! the parser's errors mean for a checkpoint.
 
+mod crc;
+mod kept;
+
+pub use crc::Crc;
+pub use kept::{INFLATE, Kept, Stream, Unpacked};
+
 use crate::{LimitOption, ReadLimits, StrategyError};
 use bytes::Bytes;
 use reshard_model::{BoxError, Construct, ObjectCodec, Value};
@@ -120,7 +126,7 @@ impl ObjectCodec for TorchObjects {
 }
 
 /// Bytes of all tensors in a value, each as often as it is there.
-fn tensor_bytes(value: &Value) -> u64 {
+pub fn tensor_bytes(value: &Value) -> u64 {
     let mut bytes = 0u64;
     let mut left = vec![value];
     while let Some(v) = left.pop() {

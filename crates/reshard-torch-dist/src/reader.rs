@@ -1,8 +1,6 @@
 //! Reads regions of tensors, and objects, of an opened checkpoint.
 
-mod crc;
 mod head;
-mod kept;
 mod names;
 mod opened;
 mod overlaps;
@@ -13,16 +11,15 @@ mod waste;
 
 use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
-use crc::Crc;
 use head::{Head, RecentForms, Wanted, reads_all};
-use names::short;
+use names::{name_of, short};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
     BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
     ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
-    torch::{TorchObjects, check_records, parsing},
+    torch::{Crc, TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
@@ -264,11 +261,11 @@ impl TorchDistReader {
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Checksum> {
                         let metadata = Arc::clone(&self.table.metadata);
+                        let chunk = w.chunk;
                         Box::new(Crc::new(
                             s.record.end - s.record.start,
                             s.crc32,
-                            metadata,
-                            w.chunk,
+                            move || name_of(&metadata, chunk),
                         ))
                     });
                     let parts = reads

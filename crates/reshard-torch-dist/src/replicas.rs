@@ -5,7 +5,8 @@ use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::{DefaultSavePlanner, Offer, SavePlanner};
 use reshard_strategy::{
-    BackendVersion, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StrategyError,
 };
 use std::{any::Any, sync::Arc};
 
@@ -22,6 +23,10 @@ impl SaveShardedStrategy for AnyReplica {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.0.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
 
     async fn prepare(

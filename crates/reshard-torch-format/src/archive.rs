@@ -40,7 +40,7 @@ mod unpack;
 pub use directory::{Directory, Method, Record, Tail};
 pub use form::Form;
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
-pub use read::{Archive, ByteOrder, Verify};
+pub use read::{Archive, ByteOrder, Verify, check_version};
 pub use unpack::{Inflate, check_crc, unpack};
 
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.

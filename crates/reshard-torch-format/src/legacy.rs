@@ -4,7 +4,7 @@
 //! storages. After them, each key has the number of elements (64 bits, little-endian) and the elements, also little-endian.
 
 use crate::{
-    Budget, Error, Limits, Result, StorageRef,
+    Budget, Error, Limits, Outline, Result, StorageRef,
     archive::ByteOrder,
     pickle::{Graph, Id, Node, Op, Reader, run},
     tensor::{element_size, storage_of},
@@ -24,10 +24,112 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
         && matches!(reader.next_op(), Ok(Op::Long1(v)) if v == MAGIC)
 }
 
-/// Reads the object of such a file.
-pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
-    let len = bytes.len() as u64;
-    let budget = limits.budget(len);
+/// The beginning of an old file, from which follows where everything lies.
+///
+/// ```
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// # let file: bytes::Bytes = [
+/// #     &b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02K\x07.\x80\x02]."[..],
+/// # ].concat().into();
+/// use reshard_torch_format::{LegacyHead, Outline};
+/// let head = LegacyHead::parse(&file, file.len() as u64, &Default::default())?;
+/// let pickle = file.slice(head.pickle.clone());
+/// let limits = Default::default();
+/// assert_eq!(Outline::parse(&pickle, file.len() as u64, &limits)?.leaves()?.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LegacyHead {
+    /// The bytes of the pickle of the object.
+    pub pickle: Range<usize>,
+    /// The storages by their keys. Their elements are little-endian.
+    pub storages: BTreeMap<Box<str>, LegacyStorage>,
+}
+
+/// Where a storage of an old file lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LegacyStorage {
+    /// Where the file says how many elements it has, in 8 bytes, little-endian.
+    pub count: u64,
+    /// How many elements it must have.
+    pub elements: u64,
+    /// The bytes of its elements.
+    pub data: Range<u64>,
+}
+
+impl LegacyHead {
+    /// Whether a file that starts so is an old torch file.
+    pub fn is_legacy(bytes: &[u8]) -> bool {
+        is_legacy(bytes)
+    }
+
+    /// Finds everything in a file of `file` bytes, by its first bytes, which contain all pickles.
+    ///
+    /// # Errors
+    /// The pickles are damaged or not complete; the storages do not fit the file.
+    pub fn parse(bytes: &Bytes, file: u64, limits: &Limits) -> Result<Self> {
+        let budget = limits.budget(file);
+        let mut at = preamble(bytes, limits, &budget)?;
+        let start = at;
+        let rest = bytes.slice(start..);
+        let outline = Outline::parse(&rest, file, limits).map_err(|e| e.shifted(start as u64))?;
+        at += outline.pickle_len();
+        let pickle = start..at;
+        let mut named: BTreeMap<Box<str>, (u64, u64)> = BTreeMap::new();
+        for id in outline.graph().ids() {
+            if let Some(stored) =
+                storage_of(outline.graph(), id).map_err(|e| e.shifted(start as u64))?
+            {
+                let size = element_size(stored.class).unwrap_or(1).max(1);
+                named.insert(stored.storage.key, (stored.storage.len, size));
+            }
+        }
+        let keys_at = at;
+        let (keys, root) = self::pickle(bytes, &mut at, limits, budget)?;
+        let keys = storage_keys(&keys, root, keys_at)?;
+        let (mut storages, mut next) = (BTreeMap::new(), at as u64);
+        for key in keys {
+            let (len, size) = *named
+                .get(key)
+                .ok_or_else(|| Error::pickle(keys_at, "a storage is listed that nothing uses"))?;
+            let data = next
+                .checked_add(8)
+                .and_then(|from| Some(from..from.checked_add(len)?))
+                .filter(|data| data.end <= file)
+                .ok_or_else(|| Error::archive(next, "the file ends inside a storage"))?;
+            let storage = LegacyStorage {
+                count: next,
+                elements: len / size,
+                data: data.clone(),
+            };
+            next = data.end;
+            if storages.insert(key.into(), storage).is_some() {
+                return Err(Error::pickle(keys_at, "a storage is listed twice"));
+            }
+        }
+        Ok(Self { pickle, storages })
+    }
+}
+
+/// The keys of the storages, in their order.
+fn storage_keys<'k>(keys: &'k Graph<'_>, root: Id, at: usize) -> Result<Vec<&'k str>> {
+    let bad = |what: &str| Error::pickle(at, what);
+    let list = keys
+        .as_seq(root)
+        .ok_or_else(|| bad("the keys of the storages are not a list"))?;
+    list.iter()
+        .map(|&key| {
+            keys.as_str(key)
+                .ok_or_else(|| bad("the key of a storage is not a str"))
+        })
+        .collect()
+}
+
+/// Reads what comes before the object. Returns where the object starts.
+fn preamble(bytes: &Bytes, limits: &Limits, budget: &Budget) -> Result<usize> {
     let mut at = 0;
     let (magic, root) = pickle(bytes, &mut at, limits, budget.clone())?;
     if !matches!(magic.node(root), Node::Long(v) if **v == MAGIC) {
@@ -50,6 +152,14 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     drop((magic, protocol));
     // What is not kept takes nothing of what follows.
     pickle(bytes, &mut at, limits, budget.clone())?;
+    Ok(at)
+}
+
+/// Reads the object of such a file.
+pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
+    let len = bytes.len() as u64;
+    let budget = limits.budget(len);
+    let mut at = preamble(bytes, limits, &budget)?;
     let start = at;
     let (object, root) = pickle(bytes, &mut at, limits, budget)?;
     let storages = storages(bytes, &mut at, &object, start, limits)?;
@@ -95,14 +205,8 @@ fn storages(
     let (keys, root) = pickle(bytes, at, limits, object.budget().clone())?;
     let keys_at = *at;
     let bad = |at: usize, what: &str| Error::pickle(at, what);
-    let list = keys
-        .as_seq(root)
-        .ok_or_else(|| bad(keys_at, "the keys of the storages are not a list"))?;
     let mut out = BTreeMap::new();
-    for &key in list {
-        let key = keys
-            .as_str(key)
-            .ok_or_else(|| bad(keys_at, "the key of a storage is not a str"))?;
+    for key in storage_keys(&keys, root, keys_at)? {
         let size = sizes
             .get(key)
             .ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;

@@ -4,6 +4,8 @@
 //! - [`load`] and [`save`] convert a whole file to a [`Value`](reshard_model::Value) and back. [`TorchSave`] does the same as a codec of
 //!   stored objects.
 //! - [`archive`] has the zip archives. Their layout is computed before the first byte is written. They can be read in ranges.
+//! - [`Outline`] tells what a file holds, path by path, without its elements. [`encode_tree`] writes the pickle of a file whose elements come
+//!   later.
 //! - [`TensorRef`] is the description of one tensor in an archive. With it you can read parts of the tensor.
 //! - [`pickle`] has the instructions, an interpreter that builds what its [`Build`](pickle::Build) makes, and a writer.
 //!
@@ -34,6 +36,7 @@ mod error;
 mod legacy;
 mod limits;
 mod memory;
+mod outline;
 mod tensor;
 mod value;
 
@@ -42,6 +45,8 @@ pub mod pickle;
 
 pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, save_with};
 pub use error::{Error, Result};
+pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};
+pub use outline::{Found, Leaf, ObjectAt, Outline};
 pub use tensor::{Location, StorageRef, TensorRef};
-pub use value::{Encoded, encode};
+pub use value::{Encoded, EncodedTree, Part, Stored, encode, encode_tree};

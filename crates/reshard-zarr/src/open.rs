@@ -4,7 +4,8 @@ use crate::{
     NAME, RECORD,
     array::{
         find::{self, Found, ZARR_JSON},
-        meta::{ArrayMeta, Fault, FaultKind},
+        meta::{ArrayMeta, Encoding, Fault, FaultKind},
+        shard::Shard,
     },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
@@ -17,8 +18,8 @@ use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Depth, Listing, Name};
 use reshard_strategy::{
-    BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, ReadLimits, Result, StorageReader,
-    StrategyError,
+    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
+    StorageReader, StrategyError,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -43,6 +44,13 @@ impl Zarr {
         let other = Self { v3: !self.v3 };
         for name in [self.record(), other.record()] {
             if let Some(bytes) = cx.limits.read(&cx.store, &Name::new(name)?).await? {
+                if !find::affords(&cx.limits, &bytes) {
+                    return Err(StrategyError::Limit {
+                        what: format!("{name} takes too much memory as it is parsed"),
+                        option: LimitOption::MaxMemory,
+                        max: cx.limits.memory(bytes.len() as u64),
+                    });
+                }
                 let record = Record::parse(&bytes).map_err(|e| damaged(name, &e))?;
                 return Ok((name, Some(record)));
             }
@@ -114,7 +122,8 @@ impl OpenFormat for Zarr {
                 why: format!("no folder in it has a {ZARRAY} or a {ZARR_JSON} of an array"),
             });
         }
-        let mut tables = Tables::of(found, record, noted_in, &cx.limits)?;
+        let room = Room::of(&cx.limits, &files);
+        let mut tables = Tables::of(found, record, noted_in, room)?;
         for array in &mut tables.arrays {
             array.shards =
                 Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
@@ -158,7 +167,7 @@ impl Tables {
         found: Vec<Found>,
         record: Option<Record>,
         noted_in: &str,
-        limits: &ReadLimits,
+        mut room: Room,
     ) -> Result<Self> {
         let has_record = record.is_some();
         let description = match noted_in {
@@ -172,7 +181,6 @@ impl Tables {
         } = record.unwrap_or_default();
         let (mut builder, mut arrays, mut refused) =
             (Metadata::builder(), Vec::new(), BTreeMap::new());
-        let mut room = Room::of(limits);
         let mut chunks = 0;
         for found in by_key(found) {
             let key = found.key().to_owned();
@@ -244,9 +252,11 @@ struct Room {
 }
 
 impl Room {
-    fn of(limits: &ReadLimits) -> Self {
+    /// What is stored takes some in any case: a file for each chunk, or an entry in the index of a shard.
+    fn of(limits: &ReadLimits, files: &BTreeMap<Name, u64>) -> Self {
+        let stored = files.values().fold(0u64, |sum, n| sum.saturating_add(*n));
         Self {
-            bytes: limits.max_memory.unwrap_or(4 << 30),
+            bytes: limits.memory(stored.saturating_add(8 * files.len() as u64)),
         }
     }
 
@@ -254,7 +264,7 @@ impl Room {
         let too_many = |count: &str| Refused {
             kind: ErrorKind::Limit,
             what: format!(
-                "its shape {} has {count} chunks of {}, which are more than this version reads",
+                "its shape {} has {count} chunks of {}, which take too much memory as they are listed; the option max_memory raises the limit",
                 meta.shape,
                 meta.cell()
             ),
@@ -264,9 +274,16 @@ impl Room {
         let Some(count) = grid.count() else {
             return Err(too_many("more than 2⁶⁴"));
         };
+        // The index of a shard lists those beyond the shape, too.
+        let listed = match &meta.encoding {
+            Encoding::Chunk(_) => Some(count),
+            Encoding::Sharded(sharding) => Grid::new(meta.shape.clone(), meta.chunk.clone())
+                .and_then(|shards| shards.count())
+                .and_then(|n| n.checked_mul(Shard::of(&meta, sharding).count())),
+        };
         let each = 64 + 16 * meta.shape.len() as u64;
-        let left = count
-            .checked_mul(each)
+        let left = listed
+            .and_then(|listed| listed.max(count).checked_mul(each))
             .and_then(|takes| self.bytes.checked_sub(takes));
         let (Some(left), ..=MAX_CHUNKS) = (left, count) else {
             return Err(too_many(&count.to_string()));

@@ -4,7 +4,8 @@ use crate::{form::Form, planner::ByChunks, writer::ZarrWriter};
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_strategy::{
-    BackendVersion, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StrategyError,
 };
 use std::sync::Arc;
 
@@ -32,6 +33,10 @@ impl SaveShardedStrategy for ZarrSave {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.planned.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.planned.capabilities()
     }
 
     async fn prepare(

@@ -16,12 +16,12 @@ use crate::{
 };
 use bytes::Bytes;
 use chunk::{Chunk, tail};
-use reshard_model::{Dims, Region};
+use reshard_model::{DType, Dims, Region};
 use reshard_plan::{PieceId, SavePlan, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriteData, WriteResult, WriterHooks, crc32_combined,
+    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriteData, WriteResult, WriterHooks, crc32_combined,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,6 +43,14 @@ impl StorageWriter for ZarrWriter {
 
     fn can_handle_sharded_objects(&self) -> bool {
         false
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let dtypes: fn(DType) -> bool = match self.0 {
+            Form::V2 => |dtype| Form::V2.spelling(dtype).is_some(),
+            Form::V3 { .. } => |dtype| zarr3::spelling(dtype).is_some(),
+        };
+        Capabilities::default().with_dtypes(dtypes)
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {

@@ -42,6 +42,14 @@ impl StoredCommon {
         }
     }
 
+    /// Other common state as a file, for formats that store no objects.
+    pub fn in_file(&self, common: Value) -> Self {
+        Self {
+            form: CommonForm::File,
+            payload: Payload::Value(common),
+        }
+    }
+
     /// In which form it was stored, and will be stored.
     pub fn form(&self) -> CommonForm {
         self.form

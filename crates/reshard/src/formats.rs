@@ -45,6 +45,15 @@ impl Formats {
             .collect()
     }
 
+    /// The formats whose `detect_file` gives this answer for a file.
+    pub(crate) fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
+        self.0
+            .iter()
+            .filter(|f| f.detect_file(file) == detected)
+            .cloned()
+            .collect()
+    }
+
     /// Whether one of them answers `Yes` to these files.
     pub(crate) fn know(&self, top: &Listing) -> bool {
         !self.that(Detection::Yes, top).is_empty()

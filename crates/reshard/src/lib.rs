@@ -50,10 +50,13 @@ mod common;
 mod consistent;
 mod control;
 mod error;
+mod events;
 mod formats;
 mod in_flight;
 mod integrity;
 mod load;
+#[cfg(feature = "map")]
+mod mapped;
 mod opened;
 mod prune;
 mod ranks;
@@ -82,7 +85,10 @@ pub use checkpoint::{
 pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
 pub use error::{Error, LoadError, Result};
+pub use events::{PHASE_EVENTS, PhaseEvent};
 pub use load::{Load, load};
+#[cfg(feature = "map")]
+pub use mapped::{MappedCheckpoint, MappedTensorHandle};
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
 pub use report::{LoadReport, Phase, SaveReport};
@@ -91,6 +97,9 @@ pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
+/// Mapping files; feature `map`.
+#[cfg(feature = "map")]
+pub use reshard_map as map;
 /// What Megatron Core adds to a checkpoint of any format.
 pub use reshard_megatron as megatron;
 pub use reshard_model::{
@@ -107,9 +116,16 @@ pub use reshard_strategy::{
     self as strategy, AsyncStager, BackendVersion, BlockingAsyncStager, KeptLoadPlan, KeptPlan,
     ReadLimits, Registry, Staging,
 };
+/// TensorFlow's V2 checkpoints; feature `tensor-bundle`.
+#[cfg(feature = "tensor-bundle")]
+pub use reshard_tensor_bundle as tensor_bundle;
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;
+/// The `torch_save` format and its settings; feature `torch-save`.
+#[cfg(feature = "torch-save")]
+pub use reshard_torch_save as torch_save;
+
 /// The `zarr` format and its settings; feature `zarr`.
 #[cfg(feature = "zarr")]
 pub use reshard_zarr as zarr;

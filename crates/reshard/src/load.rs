@@ -2,7 +2,7 @@ use crate::{
     Error, LoadError, LoadReport, Stateful,
     error::OPEN,
     integrity,
-    opened::{HowToOpen, Opened},
+    opened::{self, HowToOpen, Opened},
     ranks::{self, Ranks},
     report::{Clock, Phase},
     stateful,
@@ -101,6 +101,7 @@ impl fmt::Debug for Load<'_> {
 
 impl<'a> Load<'a> {
     ranks::options!();
+    opened::options!();
 
     /// Also loads the state of a value, stored under this key at the top of the state dict. The value says before the load what
     /// it wants, and takes it when all ranks have read. It is not in the result.
@@ -188,35 +189,10 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
-    /// their format too.
-    pub fn format(mut self, format: BackendVersion) -> Self {
-        self.how.format = Some(format);
-        self
-    }
-
-    /// The registry of strategies to choose from; by default the linked strategies.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.how.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the URL; by default the linked stores.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.how.stores = Some(stores);
-        self
-    }
-
     /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
     /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.how.stores = Some(Stores::only(store));
-        self
-    }
-
-    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
-    pub fn limits(mut self, limits: ReadLimits) -> Self {
-        self.how.limits = limits;
         self
     }
 
@@ -225,17 +201,22 @@ impl<'a> Load<'a> {
     /// # Errors
     /// As [`load`].
     pub async fn with_report(mut self) -> Result<(ValueTree, LoadReport), LoadError> {
-        let mut clock = Clock::start();
         let url = self.url;
         let comm = self.ranks.comm();
+        let mut clock = Clock::start("load", comm.rank(), url);
         let guard = comm.guard("a load");
         let mut template = std::mem::take(&mut self.template);
         let (added, stateful) = self.add_statefuls(&mut template);
         let begun = self.begin(&comm, template, stateful).await;
-        clock.done(Phase::Plan);
         let out = match begun {
-            Err((e, template)) => Err((e, template)),
-            Ok(begun) => self.run(&comm, begun, &mut clock).await,
+            Err((e, template)) => {
+                clock.failed(Phase::Plan, &e);
+                Err((e, template))
+            }
+            Ok(begun) => {
+                clock.done(Phase::Plan);
+                self.run(&comm, begun, &mut clock).await
+            }
         };
         guard.done();
         out.map_err(|(e, mut template)| {
@@ -380,12 +361,16 @@ impl<'a> Load<'a> {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = skeleton.restore(failure.template, own).unwrap_or_default();
+                clock.failed(Phase::Read, &failure.error);
                 return Err((failure.error, template));
             }
         };
         clock.done_but(
             Phase::Finish,
-            [(Phase::Plan, decided), (Phase::Read, moved)],
+            [
+                (Phase::Plan, decided, Traffic::default()),
+                (Phase::Read, moved, totals),
+            ],
         );
         if logs {
             log(comm, &notes);
@@ -406,7 +391,10 @@ impl<'a> Load<'a> {
             Ok((plain, words)) => self.hand_over(comm, plain, words).await,
             Err(e) => Err(e),
         };
-        clock.done(Phase::Finish);
+        match &taken {
+            Ok(_) => clock.done(Phase::Finish),
+            Err(e) => clock.failed(Phase::Finish, e),
+        }
         match taken {
             Ok((plain, ranks)) => {
                 let phases = clock.phases();
@@ -482,7 +470,7 @@ impl Begun {
     }
 }
 
-/// Splits by the current rules, or by those of PyTorch 2.3 if these find more keys.
+/// Splits by the current rules, or by those of PyTorch 2.3 or of a state that was not flattened, if these find more keys.
 fn split_for(
     template: StateDict,
     dialect: Dialect,
@@ -496,12 +484,14 @@ fn split_for(
     }
     let again = parts.skeleton.restore(parts.flat, parts.common)?;
     // Counts on a copy of the handles, which is dropped before buffers are taken.
-    let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
-    let rules = if before > now {
-        Flatten::Torch2_3
-    } else {
-        Flatten::Torch2_4
-    };
+    let by = |rules| split_as(again.clone(), dialect, rules).map_or(0, |p| found(&p.flat));
+    let (mut rules, mut most) = (Flatten::Torch2_4, now);
+    for other in [Flatten::Torch2_3, Flatten::TopLevel] {
+        let found = by(other);
+        if found > most {
+            (rules, most) = (other, found);
+        }
+    }
     let parts = split_as(again, dialect, rules)?;
     Ok((parts.flat, parts.skeleton, parts.common))
 }

@@ -3,7 +3,7 @@
 use crate::{
     formats::Formats,
     recognise::{is_no_folder, no_format_of_files, noted_other, recognise, recognise_part},
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{SIDECAR, Sidecar, is_sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
@@ -25,6 +25,37 @@ pub(crate) struct HowToOpen {
     pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
 }
+
+/// The options of opening, for the builders that open a checkpoint. Each builder has a field `how`.
+macro_rules! options {
+    () => {
+        /// The registry of strategies to choose from; by default the linked strategies.
+        pub fn registry(mut self, registry: Registry) -> Self {
+            self.how.registry = Some(registry);
+            self
+        }
+
+        /// The stores in which to look up the URL; by default the linked stores.
+        pub fn stores(mut self, stores: Stores) -> Self {
+            self.how.stores = Some(stores);
+            self
+        }
+
+        /// Sets the format, instead of recognising it by the files. If there are settings of a strategy, these set their
+        /// format too.
+        pub fn format(mut self, format: BackendVersion) -> Self {
+            self.how.format = Some(format);
+            self
+        }
+
+        /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
+        pub fn limits(mut self, limits: ReadLimits) -> Self {
+            self.how.limits = limits;
+            self
+        }
+    };
+}
+pub(crate) use options;
 
 /// An open checkpoint, of which no tensor is loaded.
 #[derive(Debug)]
@@ -286,7 +317,7 @@ impl Opened {
     /// Whether this crate or the common strategy adds a file of such a name to checkpoints of every format.
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
-            SIDECAR => true,
+            name if is_sidecar(name) => true,
             _ => self
                 .common
                 .as_ref()

@@ -6,7 +6,7 @@ use crate::{
     control::sha256,
     error::Context,
     formats::Formats,
-    opened::{HowToOpen, Opened},
+    opened::{self, HowToOpen, Opened},
     replace::files_of,
     sidecar::Sidecar,
 };
@@ -184,6 +184,8 @@ pub enum Kept {
 }
 
 impl<'a> Prune<'a> {
+    opened::options!();
+
     /// Whether to remove nothing and only report.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
@@ -194,30 +196,6 @@ impl<'a> Prune<'a> {
     /// [`Duration::ZERO`] they are removed in any case: make sure that no save to this place is running.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
-        self
-    }
-
-    /// Sets the format, instead of recognising it by the files.
-    pub fn format(mut self, format: BackendVersion) -> Self {
-        self.how.format = Some(format);
-        self
-    }
-
-    /// The registry of strategies to choose from.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.how.registry = Some(registry);
-        self
-    }
-
-    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
-    pub fn limits(mut self, limits: ReadLimits) -> Self {
-        self.how.limits = limits;
-        self
-    }
-
-    /// The stores in which to look up the URL.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.how.stores = Some(stores);
         self
     }
 

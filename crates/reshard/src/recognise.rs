@@ -1,6 +1,9 @@
 //! Finds the format of a checkpoint if Megatron Core's `metadata.json` does not name it.
 
-use crate::{formats::Formats, sidecar::Sidecar};
+use crate::{
+    formats::{Format, Formats},
+    sidecar::Sidecar,
+};
 use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
 use std::{collections::VecDeque, io, sync::Arc};
@@ -84,9 +87,17 @@ fn one_of(
     listed: &Listing,
     store: &Arc<dyn Store>,
 ) -> Result<Option<BackendVersion>> {
-    let sure = formats.that(Detection::Yes, listed);
+    only(|detected| formats.that(detected, listed), store)
+}
+
+/// The one format that gives the answer `Yes`, or else `Likely`.
+fn only(
+    that: impl Fn(Detection) -> Vec<Format>,
+    store: &Arc<dyn Store>,
+) -> Result<Option<BackendVersion>> {
+    let sure = that(Detection::Yes);
     let found = if sure.is_empty() {
-        formats.that(Detection::Likely, listed)
+        that(Detection::Likely)
     } else {
         sure
     };
@@ -154,7 +165,11 @@ pub(crate) fn recognise_part(
     top: &Listing,
     store: &Arc<dyn Store>,
 ) -> Result<Option<BackendVersion>> {
-    one_of(&formats.of_kind(kind), top, store)
+    let formats = formats.of_kind(kind);
+    match (kind, &*top.files) {
+        (PlaceKind::File, [file]) => only(|detected| formats.of_file(detected, file), store),
+        _ => one_of(&formats, top, store),
+    }
 }
 
 /// Why a file is no checkpoint.
@@ -232,7 +247,6 @@ fn unknown(formats: &Formats, top: &Listing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::Format;
     use async_trait::async_trait;
     use futures_executor::block_on;
     use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};

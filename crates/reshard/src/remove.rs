@@ -4,14 +4,16 @@ use crate::{
     Error, Result,
     attempt::attempt,
     integrity,
-    opened::{HowToOpen, Opened},
+    opened::{self, HowToOpen, Opened},
     replace::{Replaced, replace},
     sidecar::{SIDECAR, Sidecar},
 };
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
 use reshard_model::Dialect;
-use reshard_storage::{Durability, Entry, FileBody, Name, Progress, Store, Stores, Transaction};
+use reshard_storage::{
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, Store, Stores, Transaction,
+};
 use reshard_strategy::{
     BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError,
 };
@@ -59,6 +61,7 @@ pub fn remove_sharded_tensors<'a>(url: &'a str, prefix: &'a str) -> RemoveSharde
         url,
         prefix,
         durability: Durability::default(),
+        dry_run: false,
         how: HowToOpen::default(),
     }
 }
@@ -70,47 +73,34 @@ pub struct RemoveShardedTensors<'a> {
     url: &'a str,
     prefix: &'a str,
     durability: Durability,
+    dry_run: bool,
     how: HowToOpen,
 }
 
-/// What was removed.
+/// What was removed, or what would be removed without `dry_run`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Removed {
     /// The keys of tensors, and the unique keys of objects. If there are none, the checkpoint has not changed.
     pub keys: Vec<String>,
-    /// Data files that are gone, because nothing was left in them.
-    pub files: Vec<Name>,
+    /// Files that are gone: data files in which nothing is left, and files of older saves.
+    pub files: Vec<Entry>,
+    /// Data files that stay, with their lengths, also if something in them was removed.
+    pub kept: Vec<Entry>,
 }
 
 impl RemoveShardedTensors<'_> {
+    opened::options!();
+
+    /// Whether to remove nothing and only say what would be removed.
+    pub fn dry_run(mut self, dry_run: bool) -> Self {
+        self.dry_run = dry_run;
+        self
+    }
+
     /// What the finished removal survives. By default it survives a crash of the machine.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
-        self
-    }
-
-    /// The registry of strategies to choose from; by default the linked strategies.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.how.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the URL; by default the linked stores.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.how.stores = Some(stores);
-        self
-    }
-
-    /// Sets the format, instead of recognising it by the files.
-    pub fn format(mut self, format: BackendVersion) -> Self {
-        self.how.format = Some(format);
-        self
-    }
-
-    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
-    pub fn limits(mut self, limits: ReadLimits) -> Self {
-        self.how.limits = limits;
         self
     }
 
@@ -133,8 +123,11 @@ impl RemoveShardedTensors<'_> {
             Some(registry) => registry,
             None => Registry::linked()?,
         };
-        let replaced = replace(&store, &registry).await?;
+        let replaced = replace(&store, &registry, PlaceKind::Folder).await?;
         let next = Next::of(&opened, removal, &replaced).await?;
+        if self.dry_run {
+            return Ok(next.removed);
+        }
         let transaction = store.begin(&attempt(), replaced.if_exists).await?;
         let written = next.commit(&opened, &*transaction, self.durability).await;
         if written.is_err()
@@ -209,6 +202,10 @@ impl Next {
 
         let items = opened.item_files();
         let keeps: BTreeSet<Name> = keeps.into_iter().collect();
+        let mut removed = Removed {
+            keys,
+            ..Removed::default()
+        };
         let new: BTreeSet<&Name> = files.iter().chain(&last).map(|(name, _)| name).collect();
         let rewritten =
             |name: &Name| new.contains(name) || [SIDECAR, INTEGRITY].contains(&name.as_str());
@@ -216,17 +213,20 @@ impl Next {
         let stays: BTreeSet<&Name> = replaced.stays.iter().collect();
         let mut copies = Vec::new();
         for (file, role) in opened.roles().await? {
+            let (is_data, stays) = (keeps.contains(&file.name), stays.contains(&file.name));
             let is_part = role == FileRole::Part && !items.contains(&file.name);
-            let kept = is_part || keeps.contains(&file.name);
-            if kept && !rewritten(&file.name) && !stays.contains(&file.name) {
-                copies.push(file.name);
+            if rewritten(&file.name) || role == FileRole::Foreign {
+                continue;
+            }
+            if (is_part || is_data) && !stays {
+                copies.push(file.name.clone());
+            }
+            if is_data {
+                removed.kept.push(file);
+            } else if !is_part && !stays {
+                removed.files.push(file);
             }
         }
-        let gone = |name: &Name| !keeps.contains(name) && !stays.contains(name);
-        let removed = Removed {
-            keys,
-            files: items.into_iter().filter(gone).collect(),
-        };
         Ok(Self {
             removed,
             copies,

@@ -3,10 +3,10 @@
 use crate::{
     formats::Formats,
     opened::HowToOpen,
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{Sidecar, is_sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
-use reshard_storage::{Entry, IfExists, Name, PlaceKind, StorageError, Store, StoreExt};
+use reshard_storage::{Entry, IfExists, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{FileRole, Registry, StrategyError};
 use std::sync::Arc;
 
@@ -22,7 +22,11 @@ pub(crate) struct Replaced {
 
 /// Decides what an overwriting save does with the contents of a place. They must be a checkpoint, or what an unfinished
 /// save left of one. A folder of checkpoints is neither. If there is no file, there is nothing to replace.
-pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<Replaced> {
+pub(crate) async fn replace(
+    store: &Arc<dyn Store>,
+    registry: &Registry,
+    kind: PlaceKind,
+) -> Result<Replaced> {
     // Only the top folder is listed: a place that was named by mistake may hold millions of files.
     let top = match store.top().await {
         Ok(top) => top,
@@ -30,6 +34,9 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         Err(e) => return Err(e.into()),
     };
     let formats = Formats::of(registry)?;
+    if kind == PlaceKind::File {
+        return replace_file(store, registry, &top).await;
+    }
     let sign = |name: &str| formats.own(name);
     let json = Whose::of(store).await;
     let checkpoint = formats.of_kind(PlaceKind::Folder).know(&top)
@@ -85,6 +92,33 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
     }
 }
 
+/// One file is replaced if it is a checkpoint of a linked format, whole or damaged.
+async fn replace_file(
+    store: &Arc<dyn Store>,
+    registry: &Registry,
+    top: &Listing,
+) -> Result<Replaced> {
+    let [file] = &*top.files else {
+        return Ok(Replaced::default());
+    };
+    let how = HowToOpen {
+        registry: Some(registry.clone()),
+        ..HowToOpen::default()
+    };
+    match how.open_store(Arc::clone(store)).await {
+        Err(StrategyError::NotACheckpoint { .. }) => Err(refused("the file is not a checkpoint")),
+        Err(
+            e @ (StrategyError::Unknown { .. }
+            | StrategyError::Ambiguous { .. }
+            | StrategyError::Storage(_)),
+        ) => Err(e),
+        _ => Ok(Replaced {
+            if_exists: IfExists::Replace([file.name.clone()].into()),
+            stays: Vec::new(),
+        }),
+    }
+}
+
 fn refused(why: &str) -> StrategyError {
     let what = "replacing what lies there".into();
     StorageError::Unsupported {
@@ -136,7 +170,7 @@ async fn owned(
         .with_record(&files)
         .unwrap_or_else(|| formats.clone());
     let added = |name: &Name| {
-        name.as_str() == SIDECAR
+        is_sidecar(name.as_str())
             || (json == Whose::Megatrons
                 && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };

@@ -1,4 +1,5 @@
-use crate::CommonDifference;
+use crate::{CommonDifference, PhaseEvent};
+use reshard_comm::Rank;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Traffic};
@@ -6,7 +7,7 @@ use reshard_strategy::{ExchangeTimes, LoadNotes, SaveTotals};
 use std::{
     collections::BTreeSet,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// A phase of a save or load. The variants are in the order in which the phases run.
@@ -27,22 +28,60 @@ pub enum Phase {
     Finish,
 }
 
+impl Phase {
+    /// Its name in events: `plan`, `staging`, `write`, `commit`, `read`, `finish`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Staging => "staging",
+            Self::Write => "write",
+            Self::Commit => "commit",
+            Self::Read => "read",
+            Self::Finish => "finish",
+        }
+    }
+}
+
 /// How long each phase took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Phases([Duration; 6]);
 
-/// Times phases one after the other.
+/// Times phases one after the other, and tells of each when the next one ends, or when nothing follows.
 #[derive(Debug)]
 pub(crate) struct Clock {
     last: Instant,
     phases: Phases,
+    act: &'static str,
+    rank: u32,
+    url: String,
+    /// One moment by both clocks.
+    began: (Instant, SystemTime),
+    /// What was not told yet.
+    span: Option<Span>,
+}
+
+/// A phase that has ended.
+#[derive(Debug)]
+struct Span {
+    phase: Phase,
+    start: Instant,
+    end: Instant,
+    moved: Traffic,
+    error: Option<String>,
 }
 
 impl Clock {
-    pub(crate) fn start() -> Self {
+    /// For a rank's part in a `save` or `load`.
+    pub(crate) fn start(act: &'static str, rank: Rank, url: &str) -> Self {
+        let now = Instant::now();
         Self {
-            last: Instant::now(),
+            last: now,
             phases: Phases::default(),
+            act,
+            rank: rank.0,
+            url: url.to_owned(),
+            began: (now, SystemTime::now()),
+            span: None,
         }
     }
 
@@ -50,25 +89,84 @@ impl Clock {
         self.done_but(phase, []);
     }
 
-    /// Counts the time since the last phase as this phase, except parts that were timed separately.
+    /// As [`done`](Self::done), if the phase has ended with an error.
+    pub(crate) fn failed(&mut self, phase: Phase, error: &impl ToString) {
+        self.done(phase);
+        if let Some(span) = &mut self.span {
+            span.error = Some(error.to_string());
+        }
+    }
+
+    /// What this rank has read or written in the phase that was done last.
+    pub(crate) fn moved(&mut self, moved: Traffic) {
+        if let Some(span) = &mut self.span {
+            span.moved = moved;
+        }
+    }
+
+    /// Counts the time since the last phase as this phase, except parts that were timed separately, which came before it.
     pub(crate) fn done_but(
         &mut self,
         phase: Phase,
-        parts: impl IntoIterator<Item = (Phase, Duration)>,
+        parts: impl IntoIterator<Item = (Phase, Duration, Traffic)>,
     ) {
         let now = Instant::now();
         let mut left = now - self.last;
-        for (part, time) in parts {
+        for (part, time, moved) in parts {
             let time = time.min(left);
-            self.phases.0[part as usize] += time;
+            self.count(part, time);
+            self.moved(moved);
             left -= time;
         }
-        self.phases.0[phase as usize] += left;
+        self.count(phase, left);
         self.last = now;
+    }
+
+    fn count(&mut self, phase: Phase, time: Duration) {
+        self.phases.0[phase as usize] += time;
+        let start = self.last;
+        self.last += time;
+        match &mut self.span {
+            Some(span) if span.phase == phase => span.end = self.last,
+            _ => {
+                self.tell();
+                self.span = Some(Span {
+                    phase,
+                    start,
+                    end: self.last,
+                    moved: Traffic::default(),
+                    error: None,
+                });
+            }
+        }
+    }
+
+    /// Tells of the last phase.
+    fn tell(&mut self) {
+        let Some(span) = self.span.take() else { return };
+        let at = |when: Instant| self.began.1 + (when - self.began.0);
+        PhaseEvent {
+            act: self.act,
+            phase: span.phase.name(),
+            rank: self.rank,
+            checkpoint: &self.url,
+            start: at(span.start),
+            end: at(span.end),
+            bytes: span.moved.bytes,
+            files: span.moved.files,
+            error: span.error.as_deref(),
+        }
+        .emit();
     }
 
     pub(crate) fn phases(&self) -> Phases {
         self.phases
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 

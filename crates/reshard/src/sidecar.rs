@@ -6,7 +6,7 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_model::Path;
-use reshard_storage::{Name, Store, StoreExt};
+use reshard_storage::{Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{BackendVersion, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,6 +14,23 @@ use std::sync::Arc;
 
 /// Name of the file.
 pub const SIDECAR: &str = "reshard.json";
+
+/// Its name in a place of files with one prefix: `ckpt-1.reshard.json` beside `ckpt-1.index`.
+const OF_PREFIX: &str = ".reshard.json";
+
+/// Its name in a place of this kind. One file has no room for it.
+pub(crate) fn name(kind: PlaceKind) -> Option<&'static str> {
+    match kind {
+        PlaceKind::Folder => Some(SIDECAR),
+        PlaceKind::Prefix => Some(OF_PREFIX),
+        _ => None,
+    }
+}
+
+/// Whether a file has one of its names.
+pub(crate) fn is_sidecar(name: &str) -> bool {
+    name == SIDECAR || name == OF_PREFIX
+}
 
 /// Additional facts about a checkpoint that reshard wrote. They belong to one format record, or to all metadata of a format
 /// that has none, and are ignored if that has changed.
@@ -177,5 +194,11 @@ impl Sidecar {
 }
 
 async fn bytes(store: &Arc<dyn Store>) -> Option<Bytes> {
-    read_small(store, &Name::new(SIDECAR).ok()?).await.ok()?
+    let mut found = None;
+    for name in [SIDECAR, OF_PREFIX] {
+        if found.is_none() {
+            found = read_small(store, &Name::new(name).ok()?).await.ok()?;
+        }
+    }
+    found
 }

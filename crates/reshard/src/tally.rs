@@ -4,7 +4,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_storage::{
-    Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Transaction, Written,
+    Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Traffic,
+    Transaction, Written,
 };
 use reshard_strategy::{StrategyError, cause};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,13 @@ impl Tally {
         {
             tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
         }
+    }
+
+    /// What this rank has written so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = files.iter().map(|file| file.bytes);
+        Traffic::read(bytes.fold(0, u64::saturating_add), files.len() as u64)
     }
 
     /// Takes the list of files that this rank has written.

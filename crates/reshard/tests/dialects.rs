@@ -102,3 +102,54 @@ fn a_format_that_is_chosen_by_hand_is_not_looked_for() {
     let e = Checkpoint::open(&empty).unwrap_err();
     assert!(e.to_string().contains("it is empty"), "{e}");
 }
+
+#[test]
+fn a_state_that_is_not_flattened_has_one_object_for_each_dict_and_loads_into_the_same_template() {
+    let (_dir, url) = place();
+    let state = || {
+        let mut nested = StateDict::new();
+        nested.insert("a", 1);
+        nested.insert("b", tensor(5.));
+        let mut state = StateDict::new();
+        state.insert("w", tensor(1.));
+        state.insert_tree("nested", nested);
+        state
+    };
+    blocking::run(
+        reshard::save(&state(), &url)
+            .dialect(Dialect::Dcp)
+            .flatten(false),
+    )
+    .unwrap();
+    let checkpoint = Checkpoint::open(&url).unwrap();
+    let tensors: Vec<_> = checkpoint.tensors().map(|t| t.key().to_owned()).collect();
+    assert_eq!(tensors, ["w"]);
+    assert_eq!(checkpoint.objects().collect::<Vec<_>>(), ["nested"]);
+    assert_eq!(checkpoint.metadata().planner_data(), None);
+
+    let loaded = blocking::load(state(), &url).unwrap();
+    let b = loaded.at(&["nested".into(), "b".into()]);
+    assert_eq!(b.and_then(Tree::leaf), Some(&Value::Tensor(tensor(5.))));
+    // What PyTorch saved so loads in the same way.
+    let theirs = format!(
+        "{}/../../tests/fixtures/dcp/no_flatten/ckpt",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let mut template = StateDict::new();
+    template.insert("w", Tensor::from_vec(&[2, 2], vec![0f32; 4]).unwrap());
+    let mut nested = StateDict::new();
+    nested.insert("a", 0);
+    template.insert_tree("nested", nested);
+    let loaded = blocking::load(template, &theirs).unwrap();
+    let a = loaded.at(&["nested".into(), "a".into()]);
+    assert_eq!(a.and_then(Tree::leaf), Some(&Value::Int(1)));
+
+    let state = state();
+    let refused = reshard::save(&state, &url).overwrite(true).flatten(false);
+    let error = blocking::run(refused).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(
+        format!("{error:?}").contains("no flat state dict"),
+        "{error:?}"
+    );
+}

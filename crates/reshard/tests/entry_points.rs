@@ -154,10 +154,31 @@ fn keys_are_removed_with_their_files_and_flattened_shapes_stay() {
         s.strategy(config).integrity(true)
     });
     fs::write(dir.path().join("ckpt/README.md"), "of somebody").unwrap();
+    fs::write(dir.path().join("ckpt/__9_0.distcp"), "of an older save").unwrap();
     sound(&url);
     let before = blocking::load_plain_tensors(&url).unwrap();
+    let would = blocking::run(reshard::remove_sharded_tensors(&url, "opt.").dry_run(true)).unwrap();
+    assert_eq!(keys(&url).len(), 8);
     let removed = blocking::run(reshard::remove_sharded_tensors(&url, "opt.")).unwrap();
-    assert_eq!(removed.files.len(), 2);
+    assert_eq!(would, removed);
+    let names = |files: &[reshard::storage::Entry]| -> Vec<String> {
+        files.iter().map(|f| f.name.to_string()).collect()
+    };
+    let gone = names(&removed.files);
+    assert!(
+        gone.len() == 3 && gone.contains(&"__9_0.distcp".into()),
+        "{gone:?}"
+    );
+    let kept = names(&removed.kept);
+    assert!(
+        kept.len() == 2
+            && kept
+                .iter()
+                .all(|f| f.starts_with("__") && !gone.contains(f)),
+        "{kept:?}"
+    );
+    let files = names(&blocking::Checkpoint::open(&url).unwrap().files().unwrap());
+    assert!(gone.iter().all(|name| !files.contains(name)));
     let mut gone = removed.keys;
     gone.sort();
     assert_eq!(
@@ -266,4 +287,25 @@ fn a_save_with_digests_is_whole_and_a_flipped_byte_is_found() {
             .integrity(true),
     );
     assert_eq!(e.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn settings_of_megatron_core_that_can_not_be_are_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let config = TorchDistConfig::new;
+    for (config, said) in [
+        (config().with_separation_hint("opt/"), "separation_hint"),
+        (config().with_separation_hint(""), "separation_hint"),
+        (config().with_thread_count(0), "thread_count"),
+        (config().with_thread_count(u32::MAX), "thread_count"),
+    ] {
+        let mut state = StateDict::new();
+        state.insert("w", ShardedTensor::full("w", numbers(2)));
+        let save = reshard::save(&state, &url).strategy(config);
+        let e = blocking::run(save).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        assert!(e.to_string().contains(said), "{e}");
+        assert!(!Path::new(&url).exists());
+    }
 }

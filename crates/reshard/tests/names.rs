@@ -57,8 +57,9 @@ const PRELUDE: [&str; 25] = [
 ];
 
 /// Modules: the crates, and two of its own.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 11] = [
     "comm",
+    "map",
     "megatron",
     "model",
     "plan",
@@ -71,7 +72,7 @@ const MODULES: [&str; 10] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 48] = [
+const FACADE: [&str; 50] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -88,6 +89,8 @@ const FACADE: [&str; 48] = [
     "KeptPlan",
     "Load",
     "LoadReport",
+    "MappedCheckpoint",
+    "MappedTensorHandle",
     "Phase",
     "Prune",
     "PruneError",

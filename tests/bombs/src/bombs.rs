@@ -12,6 +12,7 @@ mod packed;
 mod spread;
 mod tensors;
 mod values;
+mod zarr;
 
 use crate::{
     checkpoint::{Item, put, put_common, put_items},
@@ -31,6 +32,7 @@ pub use metadata::metadata;
 pub use packed::packed;
 pub use spread::spread;
 pub use tensors::tensors;
+pub use zarr::zarr;
 
 type Make = Box<dyn Fn(&Path) -> Result<()>>;
 
@@ -93,6 +95,21 @@ pub fn common() -> Vec<Bomb> {
 /// Pickles as common state, without an archive around them.
 pub fn bare() -> Vec<Bomb> {
     home("bare", |dir, pickle| put_common(dir, &pickle))
+}
+
+/// Pickles as files of `torch.save`: in an archive, before 1.6, and alone.
+pub fn saved() -> Vec<Bomb> {
+    let put_file = |dir: &Path, bytes: &[u8]| put(dir, "pytorch_model.bin", bytes);
+    let archives = home("saved", move |dir, pickle| {
+        put_file(dir, &zip::torch(&pickle, &STORAGES))
+    });
+    let old = home("saved_legacy", move |dir, pickle| {
+        // Magic number, protocol and facts, the object, and no storages.
+        let before = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+        put_file(dir, &[&before[..], &pickle, b"\x80\x02]."].concat())
+    });
+    let bare = home("saved_bare", move |dir, pickle| put_file(dir, &pickle));
+    archives.into_iter().chain(old).chain(bare).collect()
 }
 
 /// Pickles where that of a tensor is.

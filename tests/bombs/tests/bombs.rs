@@ -41,6 +41,11 @@ fn every_command_ends_on_bare_common_state() {
 }
 
 #[test]
+fn every_command_ends_on_files_of_torch_save() {
+    every_command_ends_on(bombs::saved());
+}
+
+#[test]
 fn every_command_ends_on_pickles_of_tensors() {
     every_command_ends_on(bombs::in_tensors());
 }
@@ -78,4 +83,9 @@ fn every_command_ends_on_what_unpacks_to_much() {
 #[test]
 fn every_command_ends_on_conversions_that_are_spread_thin() {
     every_command_ends_on(bombs::spread());
+}
+
+#[test]
+fn every_command_ends_on_folders_of_zarr_arrays() {
+    every_command_ends_on(bombs::zarr());
 }

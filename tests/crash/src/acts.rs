@@ -1,9 +1,10 @@
 //! What ranks in processes do while one of them is killed. They set no deadline: the transport itself has to notice.
 
-use crate::{COLUMNS, ROWS, TENSORS, key, save_on_rank, state, step_of, template};
+use crate::{COLUMNS, Form, ROWS, TENSORS, key, save_on_rank, state, step_of, template};
 use anyhow::{Result, ensure};
 use reshard::{
-    Dialect, Durability, ProcessGroup, Save, ShardedTensor, StateDict, Tensor, blocking,
+    DType, Dialect, Durability, ProcessGroup, Region, Save, ShardedTensor, StateDict, Tensor,
+    blocking,
     plan::{
         DefaultLoadPlanner, Demand, LoadContext, LoadPlan, LoadPlanner, PlanError, share_reads,
     },
@@ -38,6 +39,21 @@ pub const ACTS: &[Act] = &[
         name: "save-parallel",
         saves: true,
         run: save_parallel,
+    },
+    Act {
+        name: "save-zarr",
+        saves: true,
+        run: |group, dir, step| save_on_rank(group, dir, step, true, Form::Zarr),
+    },
+    Act {
+        name: "save-zarr-exchange",
+        saves: true,
+        run: |group, dir, step| save_uneven(group, dir, step, Form::Zarr),
+    },
+    Act {
+        name: "save-zarr3-exchange",
+        saves: true,
+        run: |group, dir, step| save_uneven(group, dir, step, Form::Zarr3),
     },
     Act {
         name: "save-async",
@@ -130,6 +146,30 @@ fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
             reshard::torch_dist::TorchDistConfig::default(),
         ));
     blocking::run(save.durability(Durability::Process))?;
+    Ok(())
+}
+
+/// Ranks have other rows than the chunks of arrays, so they write for each other.
+fn save_uneven(group: &dyn ProcessGroup, dir: &Path, step: u64, form: Form) -> Result<()> {
+    const ENDS: [u64; 5] = [0, 10, 30, 45, ROWS];
+    let rank = group.rank().index();
+    let (from, to) = (ENDS[rank], ENDS[rank + 1]);
+    let mut state = StateDict::new();
+    for i in 0..TENSORS {
+        let data = vec![(step * 100 + i) as f32; ((to - from) * COLUMNS) as usize];
+        let data = Tensor::from_vec(&[to - from, COLUMNS], data)?;
+        let rows = Region::new([from, 0], [to - from, COLUMNS]);
+        let leaf = ShardedTensor::region_of(&key(i), DType::Float32, &[ROWS, COLUMNS], rows);
+        state.insert(key(i), leaf.with_data(data));
+    }
+    state.insert("step", i64::try_from(step)?);
+    let url = dir.display().to_string();
+    // Rounds are many, so that a kill meets one.
+    let save = reshard::save(&state, &url)
+        .group(group)
+        .overwrite(true)
+        .exchange_memory(8 << 10);
+    blocking::run(form.of(save).durability(Durability::Process))?;
     Ok(())
 }
 

@@ -2,15 +2,16 @@
 //! nothing; and tensors and common state are always of one save.
 
 mod acts;
+mod form;
 mod job;
 
 pub use acts::{ACTS, Act};
+pub use form::Form;
 pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
 
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    DType, Dialect, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    blocking,
+    DType, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
 };
 use std::path::Path;
 
@@ -46,11 +47,12 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
 ///
 /// # Errors
 /// What the save says.
-pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<()> {
+pub fn save(dir: &Path, step: u64, overwrite: bool, form: impl Into<Form>) -> Result<()> {
+    let form = form.into();
     std::thread::scope(|scope| {
         let threads: Vec<_> = LocalGroup::new(RANKS)
             .into_iter()
-            .map(|group| scope.spawn(move || save_on_rank(&group, dir, step, overwrite, dialect)))
+            .map(|group| scope.spawn(move || save_on_rank(&group, dir, step, overwrite, form)))
             .collect();
         threads
             .into_iter()
@@ -67,14 +69,14 @@ pub fn save_on_rank(
     dir: &Path,
     step: u64,
     overwrite: bool,
-    dialect: Dialect,
+    form: impl Into<Form>,
 ) -> Result<()> {
     let url = dir.display().to_string();
     let state = state(step, group.rank().0.into())?;
     let save = reshard::save(&state, &url)
         .group(group)
-        .overwrite(overwrite)
-        .dialect(dialect);
+        .overwrite(overwrite);
+    let save = form.into().of(save);
     // A killed process leaves the page cache as it is; fsync would only make the test slow.
     blocking::run(save.durability(reshard::Durability::Process))?;
     Ok(())

@@ -1,4 +1,4 @@
-//! `reshard-saver DIR STEP new|overwrite megatron|dcp` saves once, `reshard-saver DIR prune` prunes once,
+//! `reshard-saver DIR STEP new|overwrite FORM` saves once, `reshard-saver DIR prune` prunes once,
 //! `reshard-saver DIR remove PREFIX` removes keys once, to be killed.
 
 use anyhow::{Context, Result};
@@ -22,6 +22,6 @@ fn main() -> Result<()> {
     }
     let step = step.parse()?;
     let overwrite = args.next().as_deref() == Some("overwrite");
-    let dialect = args.next().context("the dialect is missing")?.parse()?;
-    reshard_crash::save(&dir, step, overwrite, dialect)
+    let form: reshard_crash::Form = args.next().context("FORM is missing")?.parse()?;
+    reshard_crash::save(&dir, step, overwrite, form)
 }

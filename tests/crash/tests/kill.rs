@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{Dialect, ErrorKind};
-use reshard_crash::{look, save, scattered};
+use reshard_crash::{Form, look, save, scattered};
 use reshard_storage::failpoint;
 use std::{
     path::Path,
@@ -14,7 +14,7 @@ fn saver(
     dir: &Path,
     step: u64,
     overwrite: bool,
-    dialect: Dialect,
+    form: impl Into<Form>,
     crash_at: Option<&str>,
 ) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
@@ -22,7 +22,7 @@ fn saver(
         .arg(dir)
         .arg(step.to_string())
         .arg(if overwrite { "overwrite" } else { "new" })
-        .arg(dialect.name());
+        .arg(form.into().name());
     if let Some(at) = crash_at {
         command.env(failpoint::VARIABLE, at);
     }
@@ -64,19 +64,19 @@ fn pruning_clears_up(dir: &Path, others: bool) {
 #[test]
 fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
     let mut killed = 0;
-    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+    for form in Form::ALL {
         for overwrite in [false, true] {
             for &at in failpoint::STEPS {
                 let home = tempfile::tempdir().unwrap();
                 let dir = home.path().join("step");
                 if overwrite {
-                    save(&dir, 1, false, dialect).unwrap();
+                    save(&dir, 1, false, form).unwrap();
                     put_others(&dir);
                 }
-                let status = saver(&dir, 2, overwrite, dialect, Some(at)).wait().unwrap();
+                let status = saver(&dir, 2, overwrite, form, Some(at)).wait().unwrap();
                 killed += u32::from(!status.success());
                 let found = look(&dir)
-                    .unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
+                    .unwrap_or_else(|e| panic!("killed at {at}, {form:?}, {overwrite}: {e:#}"));
                 let allowed: &[Option<u64>] = if overwrite {
                     &[Some(1), Some(2)]
                 } else {
@@ -93,11 +93,11 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                     );
                 }
                 // The next save goes through, whatever lies around; before it is pruned, or after.
-                if dialect == Dialect::Dcp {
+                if form != Dialect::Megatron.into() {
                     pruning_clears_up(&dir, overwrite);
                     assert_eq!(look(&dir).unwrap(), found);
                 }
-                save(&dir, 3, true, dialect).unwrap();
+                save(&dir, 3, true, form).unwrap();
                 assert_eq!(look(&dir).unwrap(), Some(3));
                 pruning_clears_up(&dir, overwrite);
                 assert_eq!(look(&dir).unwrap(), Some(3));
@@ -105,7 +105,11 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
         }
     }
     let met = 2 * failpoint::STEPS.len() - failpoint::REPLACING.len();
-    assert_eq!(killed as usize, 2 * met, "every named step must be met");
+    assert_eq!(
+        killed as usize,
+        Form::ALL.len() * met,
+        "every named step must be met"
+    );
 }
 
 #[test]
@@ -165,24 +169,20 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
             longest = whole();
         }
         let overwrite = i % 3 != 0;
-        let dialect = if i % 2 == 0 {
-            Dialect::Megatron
-        } else {
-            Dialect::Dcp
-        };
+        let form = Form::ALL[(i % 4) as usize];
         let home = home.path().join(i.to_string());
         std::fs::create_dir(&home).unwrap();
         let dir = home.join("step");
         if overwrite {
-            save(&dir, 1, false, dialect).unwrap();
+            save(&dir, 1, false, form).unwrap();
             put_others(&dir);
         }
-        let mut child = saver(&dir, 2, overwrite, dialect, None);
+        let mut child = saver(&dir, 2, overwrite, form, None);
         std::thread::sleep(longest.mul_f64(scattered(i) * 1.1));
         drop(child.kill());
         child.wait().unwrap();
         let found =
-            look(&dir).unwrap_or_else(|e| panic!("moment {i}, {dialect}, {overwrite}: {e:#}"));
+            look(&dir).unwrap_or_else(|e| panic!("moment {i}, {form:?}, {overwrite}: {e:#}"));
         let allowed: &[Option<u64>] = if overwrite {
             &[Some(1), Some(2)]
         } else {

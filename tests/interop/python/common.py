@@ -120,6 +120,11 @@ def place(tree, path, leaf):
     tree[path[-1]] = leaf
 
 
+def key(entry):
+    """The key of a leaf of a spec."""
+    return entry.get("key") or ".".join(map(str, entry["path"]))
+
+
 def find(tree, path):
     """The leaf at a path."""
     for part in path:
@@ -134,6 +139,7 @@ def arguments(description, ranks):
     parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
     parser.add_argument("--backend", help="of Megatron, if it is not its default")
     parser.add_argument("--unflattened", action="store_true", help="ask for whole tensors where the spec has flattened ranges")
+    parser.add_argument("--without", metavar="PREFIX", help="keys that were removed are neither asked for nor there")
     parser.add_argument("--planner", help="the planner that reshard saved with, or will load with")
     if ranks:
         parser.add_argument("--ranks", type=int, default=ranks)
@@ -143,6 +149,9 @@ def arguments(description, ranks):
     for entry in spec["tensors"] + spec.get("values", []):
         if "path" in entry:
             entry["path"] = path(entry["path"])
+    if parsed.without:
+        for kind in ("tensors", "values", "objects"):
+            spec[kind] = [entry for entry in spec.get(kind, []) if not key(entry).startswith(parsed.without)]
     if parsed.unflattened:
         for entry in spec["tensors"]:
             if isinstance(entry["read"], dict):
@@ -150,7 +159,7 @@ def arguments(description, ranks):
     return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend}
 
 
-def _rank_main(rank, work, spec, directory, ranks, meeting):
+def rank_main(rank, work, spec, directory, ranks, meeting):
     # Whatever hangs, ends.
     signal.alarm(300)
     torch.set_num_threads(1)
@@ -174,16 +183,14 @@ def leave(code):
     os._exit(code)
 
 
-def run(work, description, ranks):
-    """Runs `work(spec, directory, rank, ranks)` as as many gloo ranks as asked for, and says what was done."""
-    parsed, spec = arguments(description, ranks)
+def start(rank_main, args, ranks):
+    """Runs `rank_main(rank, *args, meeting)` in as many processes, which meet at a folder. If one fails, this process ends with an error."""
     os.setpgid(0, 0)
     failure = None
     with tempfile.TemporaryDirectory() as meeting:
-        args = (work, spec, parsed.dir, parsed.ranks, meeting)
         try:
             # Forked, so that the imports are paid for once.
-            mp.start_processes(_rank_main, args=args, nprocs=parsed.ranks, start_method="fork")
+            mp.start_processes(rank_main, args=(*args, meeting), nprocs=ranks, start_method="fork")
         except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
             failure = f"{os.path.basename(sys.argv[0])}: {error}"
     # Ends whatever the ranks started and left behind, which would keep our output open.
@@ -191,6 +198,12 @@ def run(work, description, ranks):
     os.killpg(0, signal.SIGTERM)
     if failure:
         sys.exit(failure)
+
+
+def run(work, description, ranks):
+    """Runs `work(spec, directory, rank, ranks)` as as many gloo ranks as asked for, and says what was done."""
+    parsed, spec = arguments(description, ranks)
+    start(rank_main, (work, spec, parsed.dir, parsed.ranks), parsed.ranks)
     report(spec, f"{parsed.ranks} rank(s), torch {torch.__version__}")
 
 

@@ -1,6 +1,7 @@
 //! Laws of whole saves and loads: what the tests in `tests/` are made of.
 //!
 //! - [`contents`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
+//! - [`zarrs`]: the formats of Zarr arrays, and which element types they have names for;
 //! - [`ranks`]: saves and loads on threads of this process;
 //! - [`place`]: stores that a test keeps a hand on, under URLs;
 //! - [`observed`]: strategies with an observer on every hook.
@@ -11,6 +12,7 @@ pub mod contents;
 pub mod observed;
 pub mod place;
 pub mod ranks;
+pub mod zarrs;
 
 /// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
 pub fn cases(default: u32) -> proptest::test_runner::Config {

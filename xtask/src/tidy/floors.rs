@@ -12,6 +12,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-model", 0),
     ("reshard-plan", 1),
     ("reshard-policy", 1),
+    ("reshard-map", 1),
     ("reshard-torch-format", 1),
     ("reshard-storage", 1),
     ("reshard-comm", 1),
@@ -19,7 +20,9 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-comm-tcp", 2),
     ("reshard-comm-mpi", 2),
     ("reshard-torch-dist", 3),
+    ("reshard-torch-save", 3),
     ("reshard-zarr", 3),
+    ("reshard-tensor-bundle", 3),
     ("reshard-safetensors", 3),
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),
@@ -35,6 +38,7 @@ const WITHOUT_RUNTIME: &[&str] = &[
     "reshard-model",
     "reshard-plan",
     "reshard-policy",
+    "reshard-map",
     "reshard-torch-format",
 ];
 

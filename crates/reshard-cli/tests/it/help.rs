@@ -11,7 +11,7 @@ fn program() -> Command {
 #[test]
 fn help_of_each_command_has_an_example_that_parses() {
     for command in [
-        "inspect", "ls", "digest", "verify", "convert", "prune", "plugins", "demo",
+        "inspect", "ls", "digest", "verify", "convert", "prune", "remove", "plugins", "demo",
     ] {
         let ran = run(&[command, "--help"]);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod analysis;
 mod convert;
 mod digest;
 mod findings;
@@ -17,6 +18,7 @@ mod optimizer;
 mod parts;
 mod prune;
 mod ranks;
+mod remove;
 mod states;
 mod understood;
 mod verify;

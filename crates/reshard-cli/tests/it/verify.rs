@@ -1,15 +1,18 @@
-use crate::{run, run_with, states};
+use crate::{
+    run, run_with,
+    states::{self, Saved},
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    Stores,
+    StateDict, Stores, blocking,
     storage::{
         Depth, Head, Hints, IfExists, Listing, Name, Result, StorageError, Store, StoreScheme,
         Transaction,
     },
 };
 use serde_json::json;
-use std::{ops::Range, sync::Arc};
+use std::{fs, ops::Range, sync::Arc};
 
 #[test]
 fn a_sound_checkpoint_exits_with_0() {
@@ -32,25 +35,25 @@ fn a_sound_checkpoint_exits_with_0() {
 fn a_flipped_bit_anywhere_in_an_item_is_found_by_the_full_check() {
     let saved = states::dcp();
     let file = saved.path("__0_0.distcp");
-    let whole = std::fs::read(&file).unwrap();
+    let whole = fs::read(&file).unwrap();
     let mut found = 0;
     for at in (0..whole.len()).step_by(29) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x10;
-        std::fs::write(&file, bytes).unwrap();
+        fs::write(&file, bytes).unwrap();
         let ran = run(&["verify", &saved.url]);
         assert!(ran.code <= 1, "byte {at}: {} {}", ran.code, ran.err);
         found += u32::from(ran.code == 1);
     }
     assert!(found > 100, "{found}");
-    std::fs::write(&file, whole).unwrap();
+    fs::write(&file, whole).unwrap();
     assert_eq!(run(&["verify", &saved.url]).code, 0);
 }
 
 #[test]
 fn lost_and_cut_files_exit_with_1_and_are_named() {
-    let cut = |saved: &states::Saved, name: &str, to: u64| {
-        std::fs::OpenOptions::new()
+    let cut = |saved: &Saved, name: &str, to: u64| {
+        fs::OpenOptions::new()
             .write(true)
             .open(saved.path(name))
             .unwrap()
@@ -58,9 +61,9 @@ fn lost_and_cut_files_exit_with_1_and_are_named() {
             .unwrap();
     };
     for quick in [&["--quick"][..], &[]] {
-        let check = |saved: &states::Saved| run(&[&["verify", &saved.url][..], quick].concat());
+        let check = |saved: &Saved| run(&[&["verify", &saved.url][..], quick].concat());
         let saved = states::megatron();
-        std::fs::remove_file(saved.path("__1_0.distcp")).unwrap();
+        fs::remove_file(saved.path("__1_0.distcp")).unwrap();
         let ran = check(&saved);
         assert_eq!(ran.code, 1);
         assert!(
@@ -190,7 +193,7 @@ impl Store for Broken {
 #[test]
 fn no_checkpoint_exits_with_3_in_both_forms() {
     let saved = states::megatron();
-    std::fs::remove_file(saved.path(".metadata")).unwrap();
+    fs::remove_file(saved.path(".metadata")).unwrap();
     let ran = run(&["verify", &saved.url]);
     assert!(
         ran.code == 3 && ran.err.contains("not a checkpoint"),
@@ -232,21 +235,21 @@ fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
         codec: "torch.save",
         bytes: beyond_the_decoder().into(),
     };
-    let mut state = reshard::StateDict::new();
+    let mut state = StateDict::new();
     state.insert("deep", reshard::ShardedObject::item("deep", payload));
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     assert_eq!(run(&["verify", &saved.url]).code, 0);
     let to = saved.beside("to");
     assert_eq!(run(&["convert", &saved.url, &to]).code, 0);
     let object = |url: &str| {
-        reshard::blocking::Checkpoint::open(url)
+        blocking::Checkpoint::open(url)
             .unwrap()
             .object_payload("deep")
             .unwrap()
     };
     assert_eq!(object(&to), object(&saved.url));
     assert!(
-        reshard::blocking::Checkpoint::open(&to)
+        blocking::Checkpoint::open(&to)
             .unwrap()
             .object("deep")
             .is_err()
@@ -257,13 +260,13 @@ fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
 fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
     let saved = states::megatron();
     let mut bytes = beyond_the_decoder();
-    std::fs::write(saved.path("common.pt"), &bytes).unwrap();
+    fs::write(saved.path("common.pt"), &bytes).unwrap();
     assert!(run(&["verify", &saved.url]).ok().starts_with("sound"));
     assert!(run(&["prune", &saved.url, "--dry-run"]).code == 0);
     let to = saved.beside("to");
     run(&["convert", &saved.url, &to, "--ranks", "3"]).ok();
     assert_eq!(
-        std::fs::read(std::path::Path::new(&to).join("common.pt")).unwrap(),
+        fs::read(std::path::Path::new(&to).join("common.pt")).unwrap(),
         bytes
     );
     let text = run(&["inspect", &saved.url]).ok();
@@ -274,7 +277,7 @@ fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
     // A flipped bit in it is damage all the same.
     let at = bytes.windows(4).position(|w| w == b"]]]]").unwrap();
     bytes[at] ^= 1;
-    std::fs::write(saved.path("common.pt"), &bytes).unwrap();
+    fs::write(saved.path("common.pt"), &bytes).unwrap();
     let ran = run(&["verify", &saved.url]);
     assert!(
         ran.code == 1 && ran.out.contains("common.pt"),
@@ -286,10 +289,10 @@ fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
 #[test]
 fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what_wants_it() {
     let saved = states::megatron();
-    let metadata = std::fs::read(saved.path(".metadata")).unwrap();
+    let metadata = fs::read(saved.path(".metadata")).unwrap();
     let at = metadata.windows(5).position(|w| w == b"int64").unwrap();
     let renamed = [&metadata[..at], b"int66", &metadata[at + 5..]].concat();
-    std::fs::write(saved.path(".metadata"), renamed).unwrap();
+    fs::write(saved.path(".metadata"), renamed).unwrap();
 
     let ran = run(&["verify", &saved.url]);
     assert_eq!(ran.code, 2, "nothing is damaged");
@@ -360,7 +363,7 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
         );
     }
     assert!(!std::path::Path::new(&saved.beside("all")).exists());
-    let error = reshard::blocking::Checkpoint::open(&saved.url)
+    let error = blocking::Checkpoint::open(&saved.url)
         .unwrap()
         .state()
         .unwrap_err();
@@ -381,7 +384,7 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
 #[test]
 fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
     let saved = states::megatron();
-    let mut metadata = std::fs::read(saved.path(".metadata")).unwrap();
+    let mut metadata = fs::read(saved.path(".metadata")).unwrap();
     for (old, new) in [(&b"norm"[..], &b"n\nrm"[..]), (b"int64", b"int66")] {
         let places: Vec<usize> = (0..metadata.len())
             .filter(|&at| metadata[at..].starts_with(old))
@@ -391,7 +394,7 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
             .into_iter()
             .for_each(|at| metadata[at..at + old.len()].copy_from_slice(new));
     }
-    std::fs::write(saved.path(".metadata"), metadata).unwrap();
+    fs::write(saved.path(".metadata"), metadata).unwrap();
     let ran = run(&["ls", &saved.url]);
     assert!(
         ran.code == 0 && ran.err.contains("such as n\\nrm"),
@@ -412,28 +415,54 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
 #[test]
 fn a_line_of_damage_begins_with_its_key_even_where_the_message_has_its_letters() {
     for key in ["t", "a", "e", "read", "can't"] {
-        let mut state = reshard::StateDict::new();
+        let mut state = StateDict::new();
         let data = reshard::Tensor::from_vec(&[4_000], vec![1.5f32; 4_000]).unwrap();
         state.insert(key, reshard::ShardedTensor::replicated(key, data, 0));
         let saved = states::save(&[state], reshard::Dialect::Dcp);
         // In the elements, in the pickle's checksum, and the file gone.
         for damage in 0..3 {
             let path = saved.path("__0_0.distcp");
-            let whole = std::fs::read(&path).unwrap();
+            let whole = fs::read(&path).unwrap();
             let mut bytes = whole.clone();
             match damage {
                 0 => bytes[8_000] ^= 1,
                 1 => bytes.iter_mut().take(300).for_each(|b| *b = !*b),
                 _ => bytes.truncate(100),
             }
-            std::fs::write(&path, bytes).unwrap();
+            fs::write(&path, bytes).unwrap();
             let ran = run(&["verify", &saved.url]);
             let begin = format!("damaged  {key}: __0_0.distcp at byte 0: ");
             assert!(ran.code == 1 && ran.out.starts_with(&begin), "{}", ran.out);
             let listed = run(&["inspect", &saved.url]).ok();
             let problem = format!("problem     {key}: __0_0.distcp");
             assert_eq!(listed.contains(&problem), damage == 2, "{listed}");
-            std::fs::write(&path, whole).unwrap();
+            fs::write(&path, whole).unwrap();
         }
     }
+}
+
+#[test]
+fn files_that_integrity_json_does_not_list_are_noted_and_are_no_damage() {
+    let saved = Saved::made(|url| {
+        let mut state = StateDict::new();
+        state.insert("step", 7);
+        drop(blocking::run(reshard::save(&state, url).integrity(true)).unwrap());
+    });
+    let listed = run(&["verify", &saved.url, "--json"]).json();
+    assert_eq!(listed["beside_integrity"], json!([]));
+    for n in 0..7 {
+        fs::write(saved.path(&format!("note-{n}.txt")), "of somebody").unwrap();
+    }
+    let ran = run(&["verify", &saved.url]);
+    assert!(
+        ran.code == 0 && ran.out.starts_with("sound  "),
+        "{}",
+        ran.out
+    );
+    let note = "integrity.json does not list note-0.txt, note-1.txt, note-2.txt, note-3.txt, note-4.txt and 2 more";
+    assert!(ran.err.contains(note), "{}", ran.err);
+    let j = run(&["verify", &saved.url, "--json"]).json();
+    let all: Vec<String> = (0..7).map(|n| format!("note-{n}.txt")).collect();
+    assert_eq!(j["beside_integrity"], json!(all));
+    assert_eq!(j["status"], "sound");
 }

@@ -57,6 +57,10 @@ fn zarr() -> Box<dyn SaveShardedConfig> {
     Box::new(reshard::zarr::ZarrConfig::default())
 }
 
+fn zarr3() -> Box<dyn SaveShardedConfig> {
+    Box::new(reshard::zarr::Zarr3Config::default())
+}
+
 pub(crate) fn torch_dist() -> Box<dyn SaveShardedConfig> {
     Box::new(reshard::torch_dist::TorchDistConfig::default())
 }
@@ -78,6 +82,14 @@ pub(crate) fn names(url: &str) -> Vec<String> {
     }
     out.sort();
     out
+}
+
+fn copy(from: &str, to: &str) {
+    for name in names(from) {
+        let to = Path::new(to).join(&name);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(Path::new(from).join(&name), to).unwrap();
+    }
 }
 
 const FILES: [&str; 11] = [
@@ -113,7 +125,20 @@ fn it_is_shown_checked_and_converted() {
         listed.contains("optimizer/step") && listed.contains("rng_state/shard_1_2"),
         "{listed}"
     );
-    assert_eq!(run(&["verify", &saved.url]).code, 0);
+    let sound = run(&["verify", &saved.url]).ok();
+    assert!(sound.ends_with("checked every checksum\n"), "{sound}");
+
+    // Without the record it is as Megatron Core leaves it; only the archives of objects have checksums.
+    let plain = saved.beside("plain");
+    copy(&saved.url, &plain);
+    for record in ["reshard-zarr.json", "reshard.json"] {
+        fs::remove_file(Path::new(&plain).join(record)).unwrap();
+    }
+    let sound = run(&["verify", &plain]).ok();
+    assert!(
+        sound.ends_with("checked every checksum; 3 items without one\n"),
+        "{sound}"
+    );
 
     // The converter that Megatron Core's guide asks for.
     let to = saved.beside("torch_dist");
@@ -186,6 +211,46 @@ fn a_replacement_removes_its_files_and_no_others() {
     assert_eq!(names(&saved.url), want);
     let keys = Checkpoint::open(&saved.url).unwrap();
     assert!(keys.tensors().all(|t| t.key() != "theirs"));
+}
+
+/// Lock files of Megatron Core, chunks beyond the shape, and what a killed save left. Nothing else goes.
+#[test]
+fn what_is_left_over_is_pruned() {
+    for format in [zarr as fn() -> Box<dyn SaveShardedConfig>, zarr3] {
+        let saved = Saved::made(|url| save(url, &format, false));
+        let (files, digest) = (names(&saved.url), run(&["digest", &saved.url]).ok());
+        let v3 = saved.path("reshard-zarr3.json").exists();
+        let leftovers = match v3 {
+            true => ["layer.weight/c/9/9", "layer.weight/c/2/0"].as_slice(),
+            false => &[
+                "layer.weight/9.9",
+                "layer.weight.sync/.zarray",
+                "layer.weight.sync/0.0",
+                "layer.weight.sync/1.0",
+            ],
+        };
+        let others = ["layer.weight/notes.txt", "README.md", "runs/0"];
+        for name in leftovers.iter().chain(&others) {
+            fs::create_dir_all(saved.path(name).parent().unwrap()).unwrap();
+            fs::write(saved.path(name), "12345678").unwrap();
+        }
+        let unfinished = saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp");
+        fs::create_dir_all(Path::new(&unfinished).join("layer.weight")).unwrap();
+        fs::write(Path::new(&unfinished).join("layer.weight/0.0"), "1").unwrap();
+
+        // A save may be writing them.
+        run(&["prune", &saved.url]).ok();
+        assert_eq!(names(&saved.url).len(), files.len() + leftovers.len() + 3);
+        let text = run(&["prune", &saved.url, "--older-than", "0s"]).ok();
+        assert!(leftovers.iter().all(|name| text.contains(name)), "{text}");
+        let mut want: Vec<&str> = files.iter().map(String::as_str).collect();
+        want.extend(others);
+        want.sort_unstable();
+        assert_eq!(names(&saved.url), want);
+        assert!(!Path::new(&unfinished).exists());
+        assert_eq!(run(&["digest", &saved.url]).ok(), digest);
+        assert_eq!(run(&["verify", &saved.url]).code, 0);
+    }
 }
 
 #[test]

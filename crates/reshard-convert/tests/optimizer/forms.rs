@@ -2,7 +2,7 @@
 
 use crate::model::{
     STATES, layout, layout_of_chain, params, rank_of, saved, saved_by_fsdp, saved_chained,
-    saved_with_common_object, whole,
+    saved_in_zarr, saved_with_common_object, whole,
 };
 use reshard::{
     DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value,
@@ -15,6 +15,38 @@ use std::collections::BTreeSet;
 
 fn url(dir: &tempfile::TempDir, name: &str) -> String {
     dir.path().join(name).display().to_string()
+}
+
+/// The checkpoint at a place, rewritten by parameter for so many ranks.
+fn rewritten(from: &str, to: &str, ranks: u32, layout: Option<BucketLayout>) -> Checkpoint {
+    let source = Checkpoint::open(from).unwrap();
+    let conversion = convert(&source, to).ranks(ranks).canonical_optimizer(true);
+    let conversion = match layout {
+        Some(layout) => conversion.bucket_layout(layout),
+        None => conversion,
+    };
+    blocking::run(conversion).unwrap();
+    Checkpoint::open(to).unwrap()
+}
+
+fn has_every_state(got: &Checkpoint) {
+    for param in params(0) {
+        for state in STATES {
+            let key = format!("optimizer.state.{state}.{}", param.key);
+            let read = got.tensor(&key).unwrap().read(..).unwrap();
+            assert_eq!(
+                read.to_vec::<f32>(),
+                whole(state, param.key).to_vec(),
+                "{key}"
+            );
+        }
+    }
+}
+
+/// Which form the common state of an optimizer names.
+fn form_of(optimizer: &Value) -> Option<&str> {
+    let form = optimizer.get("param_state_sharding_type");
+    form.and_then(Value::as_str)
 }
 
 /// In Megatron's dialect.
@@ -36,14 +68,7 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
                 url(&dir, &format!("{form}-{ranks}-to")),
             );
             saved(form, &from, |_| ());
-            let source = Checkpoint::open(&from).unwrap();
-            let mut conversion = convert(&source, &to).ranks(ranks).canonical_optimizer(true);
-            if form.is_by_bucket() {
-                conversion = conversion.bucket_layout(layout());
-            }
-            blocking::run(conversion).unwrap();
-
-            let got = Checkpoint::open(&to).unwrap();
+            let got = rewritten(&from, &to, ranks, form.is_by_bucket().then(layout));
             let mut want = BTreeSet::new();
             for param in params(0) {
                 want.insert(param.key.to_owned());
@@ -67,10 +92,7 @@ fn every_form_becomes_the_same_tensors_by_parameter() {
             // The settings of the lowest group are common to all ranks now.
             let common = Value::from(got.common().unwrap());
             let optimizer = common.get("optimizer").unwrap();
-            let said = optimizer
-                .get("param_state_sharding_type")
-                .and_then(Value::as_str);
-            assert_eq!(said, Some("fully_reshardable"), "{form}");
+            assert_eq!(form_of(optimizer), Some("fully_reshardable"), "{form}");
             let Value::Dict(entries) = optimizer else {
                 panic!("{optimizer:?}")
             };
@@ -132,22 +154,16 @@ fn buckets_of_megatron_0_10_and_before_are_plain_tensors_with_padding() {
     });
     let source = Checkpoint::open(&from).unwrap();
     assert!(source.tensors().all(|t| t.flattened_shape().is_none()));
-    blocking::run(
-        convert(&source, &to)
-            .canonical_optimizer(true)
-            .bucket_layout(layout()),
-    )
-    .unwrap();
-    let got = Checkpoint::open(&to).unwrap();
-    for param in params(0) {
-        let tensor = got
-            .tensor(&format!("optimizer.state.exp_avg_sq.{}", param.key))
-            .unwrap();
-        assert_eq!(
-            tensor.read(..).unwrap().to_vec::<f32>(),
-            whole("exp_avg_sq", param.key).to_vec()
-        );
-    }
+    has_every_state(&rewritten(&from, &to, 1, Some(layout())));
+}
+
+/// Megatron Core 0.12 can store this form in zarr only, where cells of the bucket's grid are whole: they say nothing of parameters.
+#[test]
+fn buckets_in_zarr_are_rewritten_whatever_their_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved_in_zarr(ShardingType::FullyShardedBucketSpace, &from);
+    has_every_state(&rewritten(&from, &to, 2, Some(layout())));
 }
 
 #[test]
@@ -155,14 +171,7 @@ fn common_state_that_is_an_object_stays_one() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (url(&dir, "from"), url(&dir, "to"));
     saved_with_common_object(&from);
-    let source = Checkpoint::open(&from).unwrap();
-    blocking::run(
-        convert(&source, &to)
-            .canonical_optimizer(true)
-            .bucket_layout(layout()),
-    )
-    .unwrap();
-    let got = Checkpoint::open(&to).unwrap();
+    let got = rewritten(&from, &to, 1, Some(layout()));
     assert_eq!(
         got.objects().collect::<Vec<_>>(),
         ["common_state/shard_0_1"]
@@ -170,10 +179,7 @@ fn common_state_that_is_an_object_stays_one() {
     assert!(!dir.path().join("to/common.pt").exists());
     let common = Value::from(got.common().unwrap());
     let optimizer = common.get("optimizer").unwrap();
-    let said = optimizer
-        .get("param_state_sharding_type")
-        .and_then(Value::as_str);
-    assert_eq!(said, Some("fully_reshardable"));
+    assert_eq!(form_of(optimizer), Some("fully_reshardable"));
     assert!(
         optimizer
             .get("optimizer")
@@ -192,14 +198,9 @@ fn what_is_not_known_of_a_group_is_carried_over() {
         let data = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
         state.insert("new", ShardedTensor::replicated(key, data, rank_of(state)));
     });
-    let source = Checkpoint::open(&from).unwrap();
-    blocking::run(
-        convert(&source, &to)
-            .canonical_optimizer(true)
-            .bucket_layout(layout()),
-    )
-    .unwrap();
-    let got = Checkpoint::open(&to).unwrap().tensor(key).unwrap();
+    let got = rewritten(&from, &to, 1, Some(layout()))
+        .tensor(key)
+        .unwrap();
     assert_eq!(got.read(..).unwrap().to_vec::<f32>().unwrap(), [1., 2.]);
 }
 
@@ -216,10 +217,7 @@ fn optimizers_of_a_chain_lose_their_prefixes_and_keep_their_settings() {
             url(&dir, &format!("{form}-to")),
         );
         saved_chained(form, &from);
-        let source = Checkpoint::open(&from).unwrap();
-        let conversion = convert(&source, &to).ranks(2).canonical_optimizer(true);
-        blocking::run(conversion.bucket_layout(layout_of_chain())).unwrap();
-        let got = Checkpoint::open(&to).unwrap();
+        let got = rewritten(&from, &to, 2, Some(layout_of_chain()));
         for param in params(0) {
             for state in STATES {
                 for expert in ["", "expert."] {
@@ -240,10 +238,7 @@ fn optimizers_of_a_chain_lose_their_prefixes_and_keep_their_settings() {
         };
         assert_eq!(chain.len(), 2);
         for (_, optimizer) in chain {
-            let said = optimizer
-                .get("param_state_sharding_type")
-                .and_then(Value::as_str);
-            assert_eq!(said, Some("fully_reshardable"));
+            assert_eq!(form_of(optimizer), Some("fully_reshardable"));
             assert!(
                 optimizer
                     .get("optimizer")
@@ -260,13 +255,7 @@ fn what_was_converted_loads_with_another_parallelism() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (url(&dir, "from"), url(&dir, "to"));
     saved(ShardingType::DpReshardable, &from, |_| ());
-    let source = Checkpoint::open(&from).unwrap();
-    blocking::run(
-        convert(&source, &to)
-            .canonical_optimizer(true)
-            .bucket_layout(layout()),
-    )
-    .unwrap();
+    rewritten(&from, &to, 1, Some(layout()));
     // Four tensor-parallel ranks: two rows of eight each, and only of the second layer.
     let region = Region::new([1, 4, 0], [1, 2, 3]);
     let key = "optimizer.state.exp_avg.layers.w";
@@ -293,8 +282,7 @@ fn state_by_parameter_of_megatron_fsdp_gets_the_names_of_the_others() {
     let source = Checkpoint::open(&from).unwrap();
     let found = stored_optimizers(source.metadata(), None);
     assert_eq!(found[0].sharding_type, ShardingType::FsdpDtensor);
-    blocking::run(convert(&source, &to).ranks(2).canonical_optimizer(true)).unwrap();
-    let got = Checkpoint::open(&to).unwrap();
+    let got = rewritten(&from, &to, 2, None);
     assert_eq!(got.dialect(), Dialect::Dcp);
     for key in ["embedding.w", "layers.w", "fc1", "norm"] {
         for name in ["exp_avg", "exp_avg_sq"] {

@@ -366,6 +366,16 @@ fn by_param(out: &mut StateDict, form: ShardingType, tp: u64, dp: u64) {
 
 /// The state of each of four ranks, to which `change` may do something.
 pub(crate) fn saved(form: ShardingType, url: &str, change: impl Fn(&mut StateDict)) {
+    save(&states(form, change), Dialect::Megatron, url);
+}
+
+/// The same in zarr.
+pub(crate) fn saved_in_zarr(form: ShardingType, url: &str) {
+    let states = states(form, |_| ());
+    save_with(&states, Dialect::Megatron, CommonForm::File, "zarr", url);
+}
+
+fn states(form: ShardingType, change: impl Fn(&mut StateDict)) -> Vec<StateDict> {
     let state = |rank: u64| {
         let (tp, dp) = (rank % 2, rank / 2);
         let mut state = StateDict::new();
@@ -375,21 +385,19 @@ pub(crate) fn saved(form: ShardingType, url: &str, change: impl Fn(&mut StateDic
         change(&mut state);
         state
     };
-    save(
-        &(0..4).map(state).collect::<Vec<_>>(),
-        Dialect::Megatron,
-        url,
-    );
+    (0..4).map(state).collect()
 }
 
 fn save(states: &[StateDict], dialect: Dialect, url: &str) {
-    save_with(states, dialect, CommonForm::File, url);
+    save_with(states, dialect, CommonForm::File, "torch_dist", url);
 }
 
-fn save_with(states: &[StateDict], dialect: Dialect, form: CommonForm, url: &str) {
+fn save_with(states: &[StateDict], dialect: Dialect, form: CommonForm, format: &str, url: &str) {
     let groups = LocalGroup::new(states.len() as u32);
     let saves = groups.iter().zip(states).map(|(group, state)| {
         let save = reshard::save(state, url).group(group).dialect(dialect);
+        let settings = serde_json::json!({ "type": format });
+        let save = save.boxed_strategy(serde_json::from_value(settings).unwrap());
         let save = save.common_form(form);
         async move { save.await }
     });
@@ -450,7 +458,8 @@ pub(crate) fn saved_with_common_object(url: &str) {
         state
     };
     let states: Vec<StateDict> = (0..4).map(state).collect();
-    save_with(&states, Dialect::Megatron, CommonForm::Object, url);
+    let dialect = Dialect::Megatron;
+    save_with(&states, dialect, CommonForm::Object, "torch_dist", url);
 }
 
 /// What Megatron-FSDP stores, in PyTorch's dialect: state by parameter and name.

@@ -18,6 +18,34 @@ pub struct IndexedSlices {
 }
 
 impl IndexedSlices {
+    /// Makes the whole tensor if it has fewer than `bytes` bytes. An all-reduce of a small tensor takes less time than an all-gather of rows: the heuristic
+    /// that TensorFlow's RFC on embeddings asks for.
+    ///
+    /// ```
+    /// use reshard_embedding::{Gradient, IndexedSlices};
+    /// use reshard_model::Tensor;
+    /// let rows = IndexedSlices {
+    ///     indices: vec![2, 2],
+    ///     values: Tensor::from_vec(&[2, 1], vec![1f32, 2.])?,
+    ///     dense_shape: [3, 1].into(),
+    /// };
+    /// let Gradient::Dense(whole) = rows.clone().dense_below(13)? else { unreachable!() };
+    /// assert_eq!(whole.to_vec::<f32>().unwrap(), [0., 0., 3.]);
+    /// assert_eq!(rows.clone().dense_below(12)?, Gradient::Sparse(rows));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`to_dense`](Self::to_dense).
+    pub fn dense_below(self, bytes: u64) -> Result<Gradient> {
+        let size = self.values.dtype().size();
+        let dense = self.dense_shape.volume().and_then(|n| n.checked_mul(size));
+        match dense.is_some_and(|dense| dense < bytes) {
+            true => self.to_dense().map(Gradient::Dense),
+            false => Ok(Gradient::Sparse(self)),
+        }
+    }
+
     /// Makes the whole tensor. Rows that occur several times are summed in order; missing rows are 0.
     ///
     /// # Errors
@@ -75,6 +103,15 @@ impl IndexedSlices {
             Ok(())
         })
     }
+}
+
+/// A gradient in the form that is cheaper to exchange; made by [`IndexedSlices::dense_below`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Gradient {
+    /// The whole tensor, for an all-reduce.
+    Dense(Tensor),
+    /// Some rows, for an all-gather.
+    Sparse(IndexedSlices),
 }
 
 /// The gradient of a lookup, for each part of the table. It has one row for each looked-up id of this part, in the order of the ids,

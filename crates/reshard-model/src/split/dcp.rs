@@ -129,6 +129,9 @@ impl Items {
             Tree::Dict(_) if self.flatten == Flatten::Torch2_4 => true,
             container => self.descends(container),
         };
+        if self.flatten == Flatten::TopLevel {
+            return false;
+        }
         match tree {
             Tree::Leaf(_) => false,
             Tree::Dict(d) => self.flatten == Flatten::Torch2_4 || d.values().any(any),

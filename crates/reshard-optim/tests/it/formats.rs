@@ -120,6 +120,27 @@ fn each_optimizer_of_a_chain_has_its_own_form_and_groups() {
 }
 
 #[test]
+fn a_form_that_common_state_names_again_and_again_has_its_groups_once() {
+    const MANY: i64 = 20_000;
+    let keys: Vec<String> = (0..MANY)
+        .map(|i| format!("optimizer.distributed.dp_group_idx_{i}.param_state"))
+        .collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let again = |form: &str| (0..MANY).map(|i| (Value::Int(i), said(form))).collect();
+    for (form, optimizers, groups) in [
+        ("dp_zero_gather_scatter", 1, MANY as usize),
+        // An optimizer of a chain may have no prefix, but then it has no buckets either.
+        ("fully_reshardable", MANY as usize, 0),
+    ] {
+        let common = dict(vec![("optimizer".into(), dict(again(form)))]);
+        let found = found(&keys, false, Some(&common));
+        assert_eq!(found.len(), optimizers);
+        let all: usize = found.iter().map(|o| o.dp_groups.len()).sum();
+        assert_eq!(all, groups);
+    }
+}
+
+#[test]
 fn missing_groups_are_those_between_and_those_that_the_parallelism_asks_for() {
     let key =
         |group: u64| format!("optimizer.distributed.dp_group_idx_{group}.param_state/shard_0_1");

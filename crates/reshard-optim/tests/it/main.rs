@@ -7,3 +7,4 @@ mod fixtures;
 mod formats;
 mod modules;
 mod state;
+mod state_dict;

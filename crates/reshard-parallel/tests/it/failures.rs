@@ -1,7 +1,10 @@
 //! A rank that fails while work is shared fails all, and nothing waits.
 
 use crate::ranks::{Group, Saver, groups, replicated, save};
-use reshard::{ErrorKind, comm::Cause, strategy::SaveShardedConfig};
+use reshard::{
+    Dialect, ErrorKind, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
+    comm::Cause, strategy::SaveShardedConfig,
+};
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_parallel::FullyParallelSave;
 use reshard_torch_dist::TorchDistConfig;
@@ -100,6 +103,31 @@ fn ranks_that_save_by_themselves_share_nothing() {
     let save = reshard::save(&state, &url)
         .rank_local(true)
         .strategy(settings);
-    let e = reshard::blocking::run(save).unwrap_err().to_string();
+    let e = blocking::run(save).unwrap_err().to_string();
     assert!(e.contains("leave out `fully_parallel`"), "{e}");
+}
+
+/// zarr stores no objects, and in PyTorch's dialect there is no common strategy that could.
+#[test]
+fn objects_that_no_strategy_stores_fail_before_a_byte_is_written() {
+    for base in ["zarr", "zarr3"] {
+        let plain = serde_json::json!({ "type": base });
+        let around = serde_json::json!({ "type": "fully_parallel", "base": plain });
+        for settings in [plain, around] {
+            let dir = tempfile::tempdir().unwrap();
+            let url = dir.path().join("ckpt").display().to_string();
+            let mut state = StateDict::new();
+            let numbers = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+            state.insert("w", ShardedTensor::full("w", numbers));
+            let rng = ShardedObject::new("rng", Value::Int(1), &[1], &[0], 0).unwrap();
+            state.insert("rng", rng);
+            let config: Box<dyn SaveShardedConfig> =
+                serde_json::from_value(settings.clone()).unwrap();
+            let save = reshard::save(&state, &url).dialect(Dialect::Dcp);
+            let e = blocking::run(save.boxed_strategy(config)).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unsupported, "{settings}: {e}");
+            assert!(e.to_string().contains("rng"), "{settings}: {e}");
+            assert!(!Path::new(&url).exists(), "{settings}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A shared load is a plain load, and each byte is read once for a group.
 
-use crate::ranks::{Group, Loader, Loads, groups, load, plain, store};
+use crate::ranks::{Group, Loader, Loads, groups, load, plain, store, store_as};
 use proptest::prelude::*;
 use reshard::{
     DType, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
@@ -30,7 +30,7 @@ fn number(tensor: usize, row: u64, column: u64) -> f32 {
 }
 
 /// Saves tensors of these shapes, each cut into rows by as many ranks, and an object.
-fn save(shapes: &[[u64; 2]], ranks: u64, url: &str) {
+fn save(format: &str, shapes: &[[u64; 2]], ranks: u64, url: &str) {
     let state = |rank: u64| {
         let mut state = StateDict::new();
         for (i, shape) in shapes.iter().enumerate() {
@@ -45,7 +45,8 @@ fn save(shapes: &[[u64; 2]], ranks: u64, url: &str) {
             let leaf = ShardedTensor::region_of(&key, DType::Float32, shape, rows);
             state.insert(key.as_str(), leaf.with_data(data));
         }
-        if rank == 0 {
+        if rank == 0 && format == "torch_dist" {
+            // Objects without cells, which have no files of their own.
             for key in ["one", "two"] {
                 state.insert(
                     key,
@@ -55,7 +56,7 @@ fn save(shapes: &[[u64; 2]], ranks: u64, url: &str) {
         }
         state
     };
-    store((0..ranks).map(state).collect(), url);
+    store_as(format, (0..ranks).map(state).collect(), url);
 }
 
 fn template(shapes: &[[u64; 2]], want: &Want, objects: bool) -> StateDict {
@@ -124,10 +125,12 @@ proptest! {
         all in wants(6, 4), colors in prop::collection::vec(0u32..2, 6), objects in 0u32..63,
         exchange in prop::sample::select(vec!["broadcast", "gather_rounds", "gather_object", "two_stage"]),
         whole in any::<bool>(), nested in any::<bool>(), apart in any::<bool>(), memory in prop::sample::select(vec![0u64, 600, 5000, 1 << 20]),
+        format in prop::sample::select(vec!["torch_dist", "zarr", "zarr3"]),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
-        save(&shapes, savers, &url);
+        save(format, &shapes, savers, &url);
+        let plain = || json!({ "type": format });
         let mut settings = match exchange {
             "two_stage" => json!({ "type": "two_stage", "bytes_in_flight": memory, "base": plain() }),
             exchange => json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() }),
@@ -148,7 +151,7 @@ proptest! {
             groups(ranks).into_iter().map(wrap).zip(&all).enumerate().map(|(rank, (group, want))| Loader {
                 color: Some(colors[rank]),
                 memory,
-                ..Loader::new(group, template(&shapes, want, objects >> rank & 1 == 1), settings)
+                ..Loader::new(group, template(&shapes, want, objects >> rank & 1 == 1 && format == "torch_dist"), settings)
             }).collect()
         };
         let shared = load(loaders(&settings), &url);
@@ -174,6 +177,34 @@ proptest! {
             let read: u64 = members.iter().map(|rank| shared[*rank].as_ref().unwrap().1.totals.needed).sum();
             prop_assert_eq!(read, 4 * wanted.len() as u64);
         }
+    }
+}
+
+/// Three ranks want all of an array of four chunks: alone each reads all of them, and together each chunk is read once.
+#[test]
+fn ranks_that_share_a_load_read_each_chunk_of_an_array_once() {
+    for format in ["torch_dist", "zarr", "zarr3"] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("ckpt").display().to_string();
+        save(format, &[[32, 100]], 4, &url);
+        let want = vec![Some(((0, 100, 0, 100), false))];
+        let read = |settings: serde_json::Value| {
+            let loader =
+                |group| Loader::new(group, template(&[[32, 100]], &want, false), &settings);
+            let loaded = load(groups(3).into_iter().map(loader).collect(), &url);
+            let totals = loaded.into_iter().map(|rank| rank.unwrap().1.totals);
+            totals.fold((0, 0), |(bytes, items), t| {
+                (bytes + t.needed, items + t.verified)
+            })
+        };
+        let base = json!({ "type": format });
+        assert_eq!(read(base.clone()), (3 * 12_800, 3 * 4), "{format}");
+        for exchange in ["broadcast", "gather_rounds", "gather_object"] {
+            let shared = json!({ "type": "fully_parallel", "exchange": exchange, "base": base });
+            assert_eq!(read(shared), (12_800, 4), "{format} {exchange}");
+        }
+        let two_stage = json!({ "type": "two_stage", "base": base });
+        assert_eq!(read(two_stage), (12_800, 4), "{format} two_stage");
     }
 }
 

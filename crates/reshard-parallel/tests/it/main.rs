@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod contracts;
 mod failures;
 mod flattened;
 mod kept;

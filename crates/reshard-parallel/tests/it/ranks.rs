@@ -9,7 +9,7 @@ use reshard::{
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_parallel::FullyParallelSave;
-use reshard_torch_dist::TorchDistConfig;
+use reshard_torch_dist as _;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -159,12 +159,19 @@ impl LoadShardedConfig for Settings {
 
 /// Saves with as many ranks as there are states.
 pub(crate) fn store(states: Vec<StateDict>, url: &str) {
+    store_as("torch_dist", states, url);
+}
+
+/// [`store`] in a format, by the tag of its settings.
+pub(crate) fn store_as(format: &str, states: Vec<StateDict>, url: &str) {
     let savers = groups(states.len()).into_iter().zip(states);
+    let settings = json!({ "base": { "type": format } });
+    let settings: FullyParallelSave = serde_json::from_value(settings).unwrap();
     let savers = savers.map(|(group, state)| Saver {
         group,
         color: None,
         state,
-        settings: FullyParallelSave::new(TorchDistConfig::default()),
+        settings: settings.clone(),
     });
     save(savers.collect(), url)
         .into_iter()

@@ -231,7 +231,7 @@ impl<'p> Pieces<'p> {
             drop(Elements::of(item, t, data)?);
             of.push((item.id(), Vec::new()));
         }
-        let extent = push(bytes, mosaic(&self.whole.lengths, size, pieces));
+        let extent = push(bytes, mosaic(self.whole.lengths.clone(), size, pieces));
         if let Some((_, of_first)) = of.get_mut(first) {
             of_first.push(extent);
         }

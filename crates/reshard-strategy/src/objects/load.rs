@@ -3,9 +3,11 @@ use crate::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure,
     LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
-    agree, pipeline::load_planned,
+    agree,
+    pipeline::{judge, load_planned},
 };
 use async_trait::async_trait;
+use reshard_comm::CommError;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, StoreExt};
@@ -73,6 +75,29 @@ impl WithObjects {
     }
 }
 
+impl WithObjects {
+    /// The error of a load whose objects can't be planned. All ranks have it. It says what is wrong with tensors, too: that is planned now,
+    /// and not before, because nobody needs such a plan if nothing is wrong.
+    async fn of_both(
+        &self,
+        error: StrategyError,
+        template: &FlatStateDict,
+        from: &dyn StorageReader,
+        cx: &LoadCx<'_>,
+    ) -> StrategyError {
+        let planned = matches!(
+            &error,
+            StrategyError::Comm(CommError::Ranks { step: "plan", .. })
+        );
+        if !planned || self.able().is_none() {
+            return error;
+        }
+        let mut cx = cx.clone();
+        cx.kept_plan = None;
+        judge(template, from, &cx).await.err().unwrap_or(error)
+    }
+}
+
 #[async_trait]
 impl LoadShardedStrategy for WithObjects {
     fn key(&self) -> BackendVersion {
@@ -107,16 +132,15 @@ impl LoadShardedStrategy for WithObjects {
     ) -> Result<Loaded, Box<LoadFailure>> {
         let paths: Vec<Path> = template.keys().cloned().collect();
         let (objects, tensors) = part(template);
-        let back = |objects, tensors, error| {
-            Err(Box::new(LoadFailure {
-                error,
-                template: join(&paths, objects, tensors),
-            }))
-        };
         // Objects come first: they are small, and their errors are reported before tensors are read.
         let objects = match self.objects(objects, &from, cx).await {
             Ok(loaded) => loaded,
-            Err(failure) => return back(failure.template, tensors, failure.error),
+            Err(failure) => {
+                let LoadFailure { error, template } = *failure;
+                let template = join(&paths, template, tensors);
+                let error = self.of_both(error, &template, &*from, cx).await;
+                return Err(Box::new(LoadFailure { error, template }));
+            }
         };
         let any: &dyn Any = &*from;
         let base = any
@@ -126,12 +150,19 @@ impl LoadShardedStrategy for WithObjects {
         cx.elsewhere.objects |= self.able().is_some();
         match self.sharded.load(tensors, base, &cx).await {
             Ok(tensors) => Ok(both(&paths, objects, tensors)),
-            Err(failure) => back(objects.state, failure.template, failure.error),
+            Err(failure) => Err(Box::new(LoadFailure {
+                error: failure.error,
+                template: join(&paths, objects.state, failure.template),
+            })),
         }
     }
 
     fn detect(&self, top: &Listing) -> Detection {
         self.sharded.detect(top)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.sharded.detect_file(file)
     }
 
     fn probes(&self) -> &'static [&'static str] {

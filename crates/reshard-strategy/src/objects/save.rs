@@ -1,6 +1,6 @@
 use super::{nobody, part};
 use crate::{
-    BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
+    BackendVersion, Capabilities, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
     SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter,
     StrategyError, WriteData, WriterHooks, agree, cause, pipeline::Planned,
 };
@@ -65,6 +65,10 @@ impl WithObjects {
 impl SaveShardedStrategy for WithObjects {
     fn key(&self) -> BackendVersion {
         self.sharded.key()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.sharded.capabilities()
     }
 
     async fn prepare(

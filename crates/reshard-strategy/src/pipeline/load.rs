@@ -23,7 +23,7 @@ use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict};
 use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
-use reshard_storage::{Listing, PlaceKind};
+use reshard_storage::{Entry, Listing, PlaceKind};
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -48,6 +48,11 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     fn detect(&self, top: &Listing) -> Detection {
         let own = top.names().filter_map(|name| self.own_file(name));
         own.map(OwnFile::detected).max().unwrap_or(Detection::No)
+    }
+    /// Whether one file is a checkpoint of this format, by its name. It is asked of formats that [live](Self::lives_in) in files. By default it
+    /// is what [`detect`](Self::detect) says of a folder with this file alone.
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.detect(&Listing::of(vec![file.clone()]))
     }
     /// File names of which most checkpoints of this format have one. They are looked for before the place is listed,
     /// because listing many files takes long or is impossible.
@@ -117,6 +122,10 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     fn detect(&self, top: &Listing) -> Detection {
         self.format.detect(top)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.format.detect_file(file)
     }
 
     fn probes(&self) -> &'static [&'static str] {
@@ -190,6 +199,21 @@ pub(crate) async fn load_planned(
         }),
         Err(error) => Err(Box::new(LoadFailure { error, template })),
     }
+}
+
+/// Plans a load and gives the plan up: the error says everything that is wrong with the template. The template stays as it is.
+///
+/// # Collective
+/// All ranks call it.
+pub(crate) async fn judge(
+    template: &FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let guard = cx.comm.guard("planning a load");
+    let planned = plan(&mut template.clone(), from, cx).await.map(drop);
+    guard.done();
+    planned
 }
 
 /// A plan that all ranks have agreed on.

@@ -10,7 +10,7 @@ mod structure;
 mod written;
 
 use crate::{
-    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
+    BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
     StrategyError,
     agree::agree,
     kept::{Decided, Known},
@@ -51,6 +51,11 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
 
     fn can_handle_sharded_objects(&self) -> bool {
         self.writer.can_handle_sharded_objects()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let lists = self.writer.object_lists();
+        self.writer.capabilities().with_object_lists(lists)
     }
 
     async fn prepare(

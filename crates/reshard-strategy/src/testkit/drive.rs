@@ -140,7 +140,10 @@ async fn save(
             Err(e) => (prepared, Err(e)),
         };
         let saved = prepared.finish(written, &comm).await?;
-        let committed = commit(&transaction, &saved).await;
+        let committed = match comm.is_coordinator() {
+            true => commit(&transaction, &saved).await,
+            false => Ok(()),
+        };
         agree(&comm, "commit", committed).await?;
         Ok(saved)
     };
@@ -180,9 +183,6 @@ fn elsewhere(mut prepared: Box<dyn PreparedSave>) -> (Box<dyn PreparedSave>, Res
 
 async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {
     let Records { files, commit } = saved.records.clone();
-    if files.is_empty() && commit.is_none() {
-        return Ok(());
-    }
     let files = files
         .into_iter()
         .map(|(name, bytes)| FileBody::from_bytes(name, bytes))

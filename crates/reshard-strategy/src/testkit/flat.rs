@@ -2,7 +2,8 @@
 //! a format.
 
 use super::{Rank, load_on_ranks, save_on_ranks};
-use crate::{LoadShardedConfig, SaveShardedConfig};
+use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
+use futures_executor::block_on;
 use reshard_model::{
     DType, FlatStateDict, FlatView, Path, Region, Sharded, ShardedTensor, Step, Tensor,
 };
@@ -34,6 +35,12 @@ pub(super) fn regions_of_flattened_ranges_are_read(
     let saved = save_on_ranks(&store, IfExists::Refuse, (0..3).map(rank).collect());
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
+    // A format that stores whole tensors has no ranges.
+    let reader = block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
+    let mut tensors = reader.metadata().tensors();
+    if tensors.all(|t| t.chunk_count() == 1) {
+        return;
+    }
     let planner: Arc<dyn LoadPlanner> = Arc::new(Unflatten);
     let rank = |r| Rank {
         strategy: load.build().unwrap(),

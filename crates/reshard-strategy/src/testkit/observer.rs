@@ -1,5 +1,5 @@
 use crate::{
-    BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
+    BackendVersion, Capabilities, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
     LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Records, Removal, Resolve, Result, StorageInfo, StorageReader, StorageWriter,
     Traffic, VerifyReport, WriteData, WriterHooks,
@@ -231,6 +231,10 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
         self.inner.can_handle_sharded_objects()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
     fn object_lists(&self) -> bool {
         self.inner.object_lists()
     }
@@ -325,6 +329,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
 
     fn detect(&self, top: &Listing) -> Detection {
         self.inner.detect(top)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        self.inner.detect_file(file)
     }
 
     fn probes(&self) -> &'static [&'static str] {

@@ -1,7 +1,6 @@
 //! The state of an opened checkpoint: where its items lie, and what is wrong with them.
 
 use super::{
-    kept::Kept,
     overlaps::Overlaps,
     repeats::{Repeats, repeated},
     waste::{Waste, wasted},
@@ -15,7 +14,7 @@ use crate::{
 };
 use reshard_model::Dialect;
 use reshard_storage::{Name, StorageError, Store};
-use reshard_strategy::{OpenCx, ReadLimits, StrategyError};
+use reshard_strategy::{OpenCx, ReadLimits, StrategyError, torch::Kept};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// What the parsed forms of all objects may take together in addition to 64 times their lengths, in bytes, and what each may take at least.

@@ -5,7 +5,6 @@
 
 use super::{
     head::{Deflated, Wanted},
-    kept::{INFLATE, Stream, Unpacked},
     opened::TorchDistReader,
 };
 use crate::{
@@ -17,7 +16,10 @@ use bytes::Bytes;
 use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
-use reshard_strategy::{LimitOption, ReadTensor, Result, StrategyError, Traffic};
+use reshard_strategy::{
+    LimitOption, ReadTensor, Result, StrategyError, Traffic,
+    torch::{INFLATE, Stream, Unpacked},
+};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 

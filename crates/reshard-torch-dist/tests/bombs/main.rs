@@ -1,7 +1,6 @@
 //! What a `.metadata` takes while it is read, measured where memory is allocated. Small files that ask for absurd amounts of memory
 //! or time are refused before anything is built of that size, or read in time by what they are worth. Of large files nothing is
 //! kept while the table is built.
-#![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod asm;

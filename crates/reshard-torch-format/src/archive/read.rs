@@ -45,6 +45,27 @@ impl ByteOrder {
 /// The maximal size of the records with the version and the byte order.
 const MAX_WORD: u64 = 1000;
 
+/// Checks the version in a record `version`, as PyTorch does.
+///
+/// # Errors
+/// [`Error::Archive`] if it is no number; [`Error::Unsupported`] for a version that PyTorch 2.15 doesn't know.
+pub fn check_version(record: &Record, content: &[u8]) -> Result<()> {
+    let number = std::str::from_utf8(content)
+        .ok()
+        .and_then(|t| t.trim().parse::<u64>().ok());
+    match number {
+        Some(1..=10) => Ok(()),
+        Some(n) => {
+            let what = format!("version {n} of torch's archives (only 1 to 10 are known)");
+            Err(Error::Unsupported {
+                offset: record.header,
+                what: what.into(),
+            })
+        }
+        None => Err(Error::archive(record.header, "its version is not a number")),
+    }
+}
+
 /// A whole archive in memory. Records that are not packed are returned without a copy.
 ///
 /// ```
@@ -193,21 +214,7 @@ impl Archive {
             Some(r) => r,
             None => self.directory.get("version")?,
         };
-        let text = self.word(record)?;
-        let number = std::str::from_utf8(&text)
-            .ok()
-            .and_then(|t| t.trim().parse::<u64>().ok());
-        match number {
-            Some(1..=10) => Ok(()),
-            Some(n) => {
-                let what = format!("version {n} of torch's archives (only 1 to 10 are known)");
-                Err(Error::Unsupported {
-                    offset: record.header,
-                    what: what.into(),
-                })
-            }
-            None => Err(Error::archive(record.header, "its version is not a number")),
-        }
+        check_version(record, &self.word(record)?)
     }
 
     fn slice(&self, range: std::ops::Range<u64>) -> Result<&[u8]> {

@@ -82,6 +82,12 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         self.graph.offset(self.at)
     }
 
+    /// A value that lies in no other.
+    pub(crate) fn root(&mut self, id: Id) -> Result<Value> {
+        self.path.clear();
+        self.value(id)
+    }
+
     pub(crate) fn value(&mut self, id: Id) -> Result<Value> {
         self.at = id;
         self.count_node()?;

@@ -35,13 +35,7 @@ impl Encoded {
 /// # Errors
 /// [`Error::Encode`] for device memory, for values nested deeper than 500 levels, and for names that a pickle can't contain.
 pub fn encode(value: &Value) -> Result<Encoded> {
-    let mut encoder = Encoder {
-        e: Emitter::new(2),
-        hulls: BTreeMap::new(),
-        storages: Vec::new(),
-        known: BTreeMap::new(),
-        depth: 0,
-    };
+    let mut encoder = Encoder::new();
     encoder.survey(value)?;
     encoder.value(value)?;
     Ok(Encoded {
@@ -52,23 +46,37 @@ pub fn encode(value: &Value) -> Result<Encoded> {
 
 const MAX_DEPTH: u32 = 500;
 /// CPython writes items in groups of so many.
-const BATCH: usize = 1000;
+pub(super) const BATCH: usize = 1000;
 
 /// A buffer with elements of one type, because torch does not mix types in a storage.
 type Group = (usize, DType);
 
-struct Encoder {
-    e: Emitter,
+pub(super) struct Encoder {
+    pub(super) e: Emitter,
     /// The parts of each buffer that tensors use. No part lies within another.
     hulls: BTreeMap<Group, Hulls>,
-    storages: Vec<Bytes>,
+    pub(super) storages: Vec<Bytes>,
     /// Number and start of each storage that has a number.
     known: BTreeMap<(Group, u64, u64), usize>,
     depth: u32,
 }
 
 impl Encoder {
-    fn enter(&mut self) -> Result<()> {
+    pub(super) fn new() -> Self {
+        Self {
+            e: Emitter::new(2),
+            hulls: BTreeMap::new(),
+            storages: Vec::new(),
+            known: BTreeMap::new(),
+            depth: 0,
+        }
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.depth -= 1;
+    }
+
+    pub(super) fn enter(&mut self) -> Result<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return Err(Error::encode(format!(
@@ -79,7 +87,7 @@ impl Encoder {
     }
 
     /// Finds which tensors share memory.
-    fn survey(&mut self, value: &Value) -> Result<()> {
+    pub(super) fn survey(&mut self, value: &Value) -> Result<()> {
         self.enter()?;
 
         // Tensors are met wherever `value` writes them later, so that every shared storage is known before the first is
@@ -122,7 +130,7 @@ impl Encoder {
         Ok(())
     }
 
-    fn value(&mut self, value: &Value) -> Result<()> {
+    pub(super) fn value(&mut self, value: &Value) -> Result<()> {
         self.enter()?;
         match value {
             Value::None => self.e.none(),
@@ -358,7 +366,7 @@ impl Encoder {
         Ok((storage, (hull.start - whole.start) / item))
     }
 
-    fn add(&mut self, bytes: Bytes) -> usize {
+    pub(super) fn add(&mut self, bytes: Bytes) -> usize {
         self.storages.push(bytes);
         self.storages.len() - 1
     }

@@ -1,6 +1,9 @@
 //! The arrays of a place, by the names of its files.
 
-use super::meta::{ArrayMeta, Fault, Node, parse_zarr_json, parse_zarray, parse_zmetadata};
+use super::meta::{
+    ArrayMeta, Fault, MAX_TEXT, Node, parse_zarr_json, parse_zarray, parse_zmetadata, takes,
+    too_long,
+};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result};
@@ -19,8 +22,8 @@ pub(crate) const ZMETADATA: &str = ".zmetadata";
 /// The key of an array that is the place itself.
 pub(crate) const LONE: &str = "tensor";
 
-/// How many descriptions are read in one call.
-const AT_ONCE: usize = 512;
+/// How many descriptions are read in one call, and of how many bytes, except that one always is.
+const AT_ONCE: (usize, u64) = (512, 32 << 20);
 
 /// An array, or what should be one.
 #[derive(Debug)]
@@ -63,7 +66,6 @@ pub(crate) async fn arrays(
         if (file != ZARRAY && file != ZARR_JSON) || skip(folder, *bytes) {
             continue;
         }
-        limits.whole(name, *bytes)?;
         if file == ZARR_JSON {
             v3.insert(folder);
         }
@@ -74,13 +76,31 @@ pub(crate) async fn arrays(
 
     let mut out = BTreeMap::new();
     let mut consolidated = Vec::new();
-    for part in described.chunks(AT_ONCE) {
+    // A file with holes may say that it is as long as it likes.
+    described.retain(|(folder, file, name, bytes)| {
+        let short = *bytes <= MAX_TEXT as u64;
+        if !short {
+            let found = Found {
+                folder: (*folder).into(),
+                description: name.to_string(),
+                text: None,
+                meta: Err(too_long(file, *bytes)),
+            };
+            out.insert(found.folder.clone(), found);
+        }
+        short
+    });
+    let mut left = &described[..];
+    while !left.is_empty() {
+        let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
+        left = rest;
         let ranges = part
             .iter()
             .map(|(_, _, name, bytes)| ((*name).clone(), 0..*bytes));
         let texts = store.read_ranges(ranges.collect()).await?.0;
         for ((folder, file, name, _), text) in part.iter().zip(texts) {
             let meta = match *file {
+                _ if !affords(limits, &text) => Err(too_large(file, &text)),
                 ZARRAY => parse_zarray(&text),
                 _ => match parse_zarr_json(&text) {
                     Ok(Node::Array(array)) => *array,
@@ -104,10 +124,14 @@ pub(crate) async fn arrays(
         }
     }
     let all = ZMETADATA;
-    if let Some(bytes) = files.get(&Name::new(all)?) {
-        limits.whole(all, *bytes)?;
+    if let Some(bytes) = files
+        .get(&Name::new(all)?)
+        .filter(|n| **n <= MAX_TEXT as u64)
+    {
         let text = store.read(&Name::new(all)?, 0..*bytes).await?;
-        consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
+        if affords(limits, &text) {
+            consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
+        }
     }
     for (folder, node) in consolidated {
         if let Node::Array(meta) = node
@@ -127,4 +151,26 @@ pub(crate) async fn arrays(
         }
     }
     Ok(out.into_values().collect())
+}
+
+/// How many of files of such lengths are read in one call.
+pub(crate) fn at_once(lengths: impl Iterator<Item = u64>) -> usize {
+    let mut bytes = 0u64;
+    let fits = |length: &u64| {
+        bytes = bytes.saturating_add(*length);
+        bytes <= AT_ONCE.1
+    };
+    lengths.take(AT_ONCE.0).take_while(fits).count().max(1)
+}
+
+/// Whether the parsed form of a JSON text takes no more memory than it may.
+pub(crate) fn affords(limits: &ReadLimits, text: &[u8]) -> bool {
+    takes(text) <= limits.memory(text.len() as u64)
+}
+
+fn too_large(file: &str, text: &[u8]) -> Fault {
+    Fault::unknown(format!(
+        "{file} of {} bytes, which takes too much memory as it is parsed; the option max_memory raises the limit",
+        text.len()
+    ))
 }

@@ -15,6 +15,7 @@ mod v2;
 mod v3;
 
 pub(crate) use fault::{Fault, FaultKind};
+pub(crate) use json::{MAX_TEXT, takes, too_long};
 pub(crate) use keys::ChunkKeys;
 pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};
 pub(crate) use v2::{parse_zarray, parse_zmetadata};

@@ -64,19 +64,19 @@ pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
 
 /// Whether a folder is that of an array, or one around it.
 fn is_node(reader: &ZarrReader, folder: &str) -> bool {
-    let inside = |key: &str| {
-        key.strip_prefix(folder)
-            .is_some_and(|rest| rest.is_empty() || folder.is_empty() || rest.starts_with('/'))
-    };
-    let from = reader.arrays.partition_point(|array| *array.key < *folder);
-    let arrays = reader.arrays[from..].iter().map(|array| &*array.key);
-    let refused = reader.refused.keys().map(String::as_str);
-    let refused = refused.filter(|key| is_refused(reader, key));
-    folder.is_empty()
-        || arrays
-            .take_while(|key| key.starts_with(folder))
-            .chain(refused)
-            .any(inside)
+    let is_array = reader.metadata.tensor(folder).is_some();
+    if folder.is_empty() || is_array || is_refused(reader, folder) {
+        return true;
+    }
+    // Those below it follow each other in the order of keys, and nothing lies between them.
+    let below = format!("{folder}/");
+    let from = reader.arrays.partition_point(|array| *array.key < *below);
+    let refused = reader.refused.range(below.clone()..);
+    let first = reader.arrays.get(from).map(|array| &*array.key);
+    first.is_some_and(|key| key.starts_with(&below))
+        || refused
+            .take_while(|(key, _)| key.starts_with(&below))
+            .any(|(key, _)| is_refused(reader, key))
 }
 
 /// The role of a file that belongs to an array by its folder, or that zarr gives to groups.

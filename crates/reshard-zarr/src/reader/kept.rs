@@ -16,8 +16,9 @@ pub(crate) struct Kept {
 
 #[derive(Debug, Default)]
 struct All {
-    /// By age.
-    chunks: BTreeMap<u64, (ChunkId, Tensor)>,
+    /// With their ages.
+    chunks: BTreeMap<ChunkId, (u64, Tensor)>,
+    by_age: BTreeMap<u64, ChunkId>,
     next: u64,
     bytes: u64,
 }
@@ -36,32 +37,38 @@ impl Kept {
     }
 
     pub(super) fn get(&self, chunk: ChunkId) -> Option<Tensor> {
-        let all = self.all();
-        let found = all.chunks.values().find(|(id, _)| *id == chunk)?;
-        Some(found.1.clone())
+        self.all()
+            .chunks
+            .get(&chunk)
+            .map(|(_, tensor)| tensor.clone())
     }
 
     pub(super) fn keep(&self, chunk: ChunkId, tensor: Tensor) {
         let bytes = size(&tensor);
         let mut all = self.all();
-        if all.chunks.values().any(|(id, _)| *id == chunk) {
+        if all.chunks.contains_key(&chunk) {
             return;
         }
         while all.bytes.saturating_add(bytes) > self.max
-            && let Some((_, (_, oldest))) = all.chunks.pop_first()
+            && let Some((_, oldest)) = all.by_age.pop_first()
+            && let Some((_, tensor)) = all.chunks.remove(&oldest)
         {
-            all.bytes -= size(&oldest);
+            all.bytes -= size(&tensor);
         }
         let age = all.next;
         all.next += 1;
         all.bytes += bytes;
-        all.chunks.insert(age, (chunk, tensor));
+        all.by_age.insert(age, chunk);
+        all.chunks.insert(chunk, (age, tensor));
     }
 }
 
+/// Memory that a chunk takes besides its elements.
+const OVERHEAD: u64 = 512;
+
 /// The memory that a chunk takes, with what of it lies beyond the shape.
 fn size(tensor: &Tensor) -> u64 {
-    tensor.buffer_bytes().len() as u64
+    tensor.buffer_bytes().len() as u64 + OVERHEAD
 }
 
 #[cfg(test)]
@@ -70,14 +77,17 @@ mod tests {
 
     #[test]
     fn the_oldest_chunks_make_room() {
-        let kept = Kept::new(10);
+        let kept = Kept::new(10 + 2 * OVERHEAD);
         let tensor = |n: u8| Tensor::from_vec(&[4], vec![n; 4]).unwrap();
         for n in 0..4 {
             kept.keep(ChunkId(n), tensor(n as u8));
         }
         let there: Vec<bool> = (0..4).map(|n| kept.get(ChunkId(n)).is_some()).collect();
         assert_eq!(there, [false, false, true, true]);
-        kept.keep(ChunkId(9), Tensor::from_vec(&[11], vec![0u8; 11]).unwrap());
+        kept.keep(
+            ChunkId(9),
+            Tensor::from_vec(&[2000], vec![0u8; 2000]).unwrap(),
+        );
         assert!(kept.get(ChunkId(9)).is_some(), "the last one always stays");
         assert!(kept.get(ChunkId(3)).is_none());
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     array::{
+        find::at_once,
         meta::{ArrayMeta, Encoding, Fault},
         shard::{Index, Shard},
     },
@@ -11,9 +12,6 @@ use reshard_model::Region;
 use reshard_storage::{Name, StorageError, Store};
 use reshard_strategy::Result;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
-
-/// How many indexes are read in one call.
-const AT_ONCE: usize = 512;
 
 /// The indexes of all shards of an array, by the number of the shard in row-major order. A shard that is not there has none. Empty if the
 /// array has no shards.
@@ -48,7 +46,11 @@ impl Shards {
                 Err(fault) => drop(out.insert(number, Err(fault))),
             }
         }
-        for part in there.chunks(AT_ONCE) {
+        let mut left = &there[..];
+        while !left.is_empty() {
+            let lengths = left.iter().map(|(_, _, at, _)| at.end - at.start);
+            let (part, rest) = left.split_at(at_once(lengths));
+            left = rest;
             let ranges = part
                 .iter()
                 .map(|(_, file, at, _)| (file.clone(), at.clone()));

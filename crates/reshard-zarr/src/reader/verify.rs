@@ -4,6 +4,7 @@ use super::{
     array::Array,
     opened::{Chunk, ZarrReader},
 };
+use crate::array::meta::Codec;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Progress;
 use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, crc32_differs};
@@ -37,7 +38,11 @@ pub(super) async fn verify(
             }
             let chunk = Chunk { array, number };
             match check(reader, &chunk, full, progress).await {
-                Ok(bytes) => report.bytes += bytes,
+                Ok(read) => {
+                    report.bytes += read;
+                    let unchecked = read > 0 && !has_checksum(&chunk);
+                    report.without_checksum += u64::from(unchecked);
+                }
                 Err(e) => report.add(e.kind(), Damage::of(Some(&array.key), &e)),
             }
         }
@@ -56,6 +61,18 @@ fn indexes(array: &Array, report: &mut VerifyReport) {
         };
         report.add(ErrorKind::Corrupt, found);
     }
+}
+
+/// Whether a change of its bytes is found: by its CRC-32 in the record, or by a checksum of its encoding. Those of zstd are optional, and
+/// blosc has none.
+fn has_checksum(chunk: &Chunk<'_>) -> bool {
+    let Chunk { array, number } = chunk;
+    let of_codec = |codec: &Codec| match codec {
+        Codec::Gzip | Codec::Zlib | Codec::Crc32c { .. } => true,
+        Codec::Zstd | Codec::Blosc => false,
+    };
+    let recorded = array.checksum(*number).is_some();
+    recorded || array.meta.stored().codecs.iter().any(of_codec)
 }
 
 /// Returns the number of bytes that were read.

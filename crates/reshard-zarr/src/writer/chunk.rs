@@ -77,7 +77,7 @@ impl Chunk {
                     first.push(0);
                 }
                 let pieces = self.pieces.into_iter().map(|(piece, _)| piece).collect();
-                let blocks = mosaic(&self.cell.lengths, self.size, pieces);
+                let blocks = mosaic(self.cell.lengths.clone(), self.size, pieces);
                 let all = Summed::new(0..self.bytes, blocks, self.receipt);
                 (vec![Box::new(all)], of_items)
             }

@@ -9,11 +9,18 @@ use reshard_strategy::{
     SaveShardedConfig,
     testkit::{self, Rank, save_on_ranks},
 };
-use reshard_zarr::{ZarrConfig, ZarrLoadConfig};
+use reshard_zarr::{Zarr3Config, Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 
 #[test]
 fn the_strategies_keep_their_contract() {
     testkit::save_load_contract(&ZarrConfig::default(), &ZarrLoadConfig::default());
+}
+
+/// Shards have many inner chunks then, and each of them has a checksum of its own.
+#[test]
+fn the_strategies_keep_their_contract_with_small_inner_chunks() {
+    let save = Zarr3Config::default().with_inner_chunk(16);
+    testkit::save_load_contract(&save, &Zarr3LoadConfig::default());
 }
 
 #[test]

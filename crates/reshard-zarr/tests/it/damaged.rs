@@ -142,6 +142,19 @@ fn a_short_or_long_chunk_is_named_with_both_lengths() {
     }
 }
 
+/// Megatron Core writes none.
+#[test]
+fn chunks_without_a_checksum_are_counted() {
+    for (with_record, without) in [(true, 0), (false, 4)] {
+        let files = saved(with_record);
+        let report = verified(&files, Dialect::Megatron);
+        assert_eq!((report.items, report.without_checksum), (4, without));
+        let reader = open(&place(&files), Dialect::Megatron);
+        let quick = block_on(reader.verify(false, &Progress::none())).unwrap();
+        assert_eq!(quick.without_checksum, 0, "nothing was read");
+    }
+}
+
 #[test]
 fn changed_bytes_are_found_by_their_checksum() {
     let mut files = saved(true);

@@ -63,7 +63,7 @@ impl Checkpoint {
             .during(ACT, &self.url)
     }
 
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too. If there is Megatron Core's
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items that have none. If there is Megatron Core's
     /// `integrity.json`, all its files must be there, and with `full` have its digests.
     ///
     /// # Errors

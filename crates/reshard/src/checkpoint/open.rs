@@ -1,7 +1,11 @@
 //! How a checkpoint is opened.
 
 use super::handle::Checkpoint;
-use crate::{Result, error::Context, opened::HowToOpen};
+use crate::{
+    Result,
+    error::Context,
+    opened::{self, HowToOpen},
+};
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
 use std::sync::Arc;
@@ -14,21 +18,11 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
+    opened::options!();
+
     /// The defaults: linked strategies and stores, checksums verified.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// The registry of strategies to choose from.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.how.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the URL.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.how.stores = Some(stores);
-        self
     }
 
     /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
@@ -44,22 +38,9 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
-    /// their format too.
-    pub fn format(mut self, format: BackendVersion) -> Self {
-        self.how.format = Some(format);
-        self
-    }
-
     /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
         self.skip_verify = !verify;
-        self
-    }
-
-    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
-    pub fn limits(mut self, limits: ReadLimits) -> Self {
-        self.how.limits = limits;
         self
     }
 

@@ -1,6 +1,6 @@
 //! All ranks begin the same new version of the place.
 
-use super::set_up::SetUp;
+use super::set_up::{SetUp, last_part};
 use crate::{
     CommonDifference,
     alike::{self, Compared, Mine, Rule},
@@ -41,7 +41,7 @@ impl SetUp {
             }
         };
         let Replaced { if_exists, stays } = if overwrite {
-            replace(&store, &self.registry).await?
+            replace(&store, &self.registry, self.kind).await?
         } else {
             Replaced::default()
         };
@@ -185,8 +185,4 @@ async fn with_difference(
         left: compared.left,
         common_differs,
     })
-}
-
-fn last_part(url: &str) -> &str {
-    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
 }

@@ -6,7 +6,7 @@ use crate::{
     ranks::{self, Ranks},
 };
 use reshard_comm::{ProcessGroup, Rank};
-use reshard_model::{Dialect, Path, StateDict, Value, ValueTree};
+use reshard_model::{Dialect, Flatten, Path, StateDict, Value, ValueTree};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
@@ -41,6 +41,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         url,
         ranks: Ranks::default(),
         dialect: Dialect::default(),
+        dialect_is_chosen: false,
         common_form: CommonForm::File,
         content_metadata: None,
         stored_common: None,
@@ -58,6 +59,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         kept_plan: None,
         validate_access_integrity: true,
+        flatten: Flatten::default(),
         compare_common: true,
         integrity: false,
         preprocess_common: None,
@@ -77,6 +79,7 @@ pub struct Save<'a> {
     pub(crate) url: &'a str,
     pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
+    pub(super) dialect_is_chosen: bool,
     pub(super) common_form: CommonForm,
     pub(super) content_metadata: Option<Value>,
     pub(super) stored_common: Option<StoredCommon>,
@@ -94,6 +97,7 @@ pub struct Save<'a> {
     pub(super) exchange_memory: u64,
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
     pub(super) validate_access_integrity: bool,
+    pub(super) flatten: Flatten,
     pub(super) compare_common: bool,
     pub(super) integrity: bool,
     pub(super) preprocess_common: Option<Preprocess>,
@@ -127,10 +131,12 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
-    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.
+    /// Whose conventions to follow. By default these are Megatron Core's, if the format can follow them: leaves that are not sharded are common
+    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`. A format that can't follow Megatron Core's has a default of its own
+    /// ([`Capabilities::dialects`](reshard_strategy::Capabilities::dialects)).
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
+        self.dialect_is_chosen = true;
         self
     }
 
@@ -358,6 +364,17 @@ impl<'a> Save<'a> {
     /// Set it to the same value on every rank.
     pub fn integrity(mut self, integrity: bool) -> Self {
         self.integrity = integrity;
+        self
+    }
+
+    /// Whether dicts and lists below the top are taken apart, in [`Dialect::Dcp`]. That is the default. Without it each of them is one
+    /// object, with its tensors, and can't be loaded in parts: DCP's `flatten_state_dict=False`. A load finds out by itself how
+    /// a state was saved.
+    pub fn flatten(mut self, flatten: bool) -> Self {
+        self.flatten = match flatten {
+            true => Flatten::default(),
+            false => Flatten::TopLevel,
+        };
         self
     }
 

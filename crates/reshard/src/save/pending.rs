@@ -7,14 +7,14 @@ use crate::{
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{self, Sidecar},
     tally::{Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, FileBody, Name, Progress, Transaction, wait};
+use reshard_storage::{Durability, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
@@ -45,6 +45,8 @@ pub(super) struct Version {
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) common_form: CommonForm,
     pub(super) dialect: Dialect,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
@@ -83,19 +85,25 @@ impl PendingSave {
             CommonFile::State(common) => Some(common),
             CommonFile::None | CommonFile::Stored(_) => None,
         };
-        if let Err(e) = stage_save(&mut *self.prepared, common, stager).await {
-            self.fail(e);
+        match stage_save(&mut *self.prepared, common, stager).await {
+            Ok(()) => self.clock.done(Phase::Staging),
+            Err(e) => {
+                self.clock.failed(Phase::Staging, &e);
+                self.fail(e);
+            }
         }
-        self.clock.done(Phase::Staging);
     }
 
     /// Waits until the copies are complete.
     pub(crate) async fn synchronize_staging(&mut self, stager: &dyn AsyncStager) {
         if self.written.is_none() {
-            if let Err(e) = stager.synchronize_staging().await {
-                self.fail(e);
+            match stager.synchronize_staging().await {
+                Ok(()) => self.clock.done(Phase::Staging),
+                Err(e) => {
+                    self.clock.failed(Phase::Staging, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Staging);
         }
     }
 
@@ -136,11 +144,17 @@ impl PendingSave {
     pub(crate) async fn write(&mut self) {
         if self.written.is_none() {
             match self.write_files().await {
-                Ok(()) => self.written = Some(Ok(())),
+                Ok(()) => {
+                    self.written = Some(Ok(()));
+                    self.clock.done(Phase::Write);
+                }
                 // Ranks may wait in an exchange for what this one will not write.
-                Err(e) => self.fail(e),
+                Err(e) => {
+                    self.clock.failed(Phase::Write, &e);
+                    self.fail(e);
+                }
             }
-            self.clock.done(Phase::Write);
+            self.clock.moved(self.version.transaction.traffic());
         }
     }
 
@@ -176,11 +190,14 @@ impl PendingSave {
             Ok(saved) => version.commit(&saved, comm).await.map(|()| saved),
             Err(e) => Err(e),
         };
-        if saved.is_err() {
-            version.transaction.clear(&version.url).await;
+        match &saved {
+            Ok(_) => clock.done(Phase::Commit),
+            Err(e) => {
+                clock.failed(Phase::Commit, e);
+                version.transaction.clear(&version.url).await;
+            }
         }
         let saved = saved.during(ACT, &version.url)?;
-        clock.done(Phase::Commit);
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
@@ -274,12 +291,15 @@ impl Version {
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
-        if is_coordinator && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
+        if is_coordinator
+            && let Some(name) = sidecar::name(self.kind)
+            && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files)
+        {
             let named = self.dialect == Dialect::Megatron || self.backend == default_format();
             sidecar.empty_dicts.clone_from(&self.empty_dicts);
             sidecar.strategy = (!named).then(|| self.backend.clone());
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+            files.insert(0, (Name::new(name)?, sidecar.to_bytes()));
         }
 
         // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file

@@ -13,7 +13,7 @@ use crate::{
     tally::Tally,
 };
 use reshard_comm::Comm;
-use reshard_model::Dialect;
+use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
 use std::{
@@ -52,8 +52,8 @@ impl Save<'_> {
     /// # Collective
     /// If a rank fails, all ranks get an error, and nothing is left of the new version.
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
-        let mut clock = Clock::start();
         let url = self.url;
+        let mut clock = Clock::start("save", comm.rank(), url);
         let set_up = match self.set_up() {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
@@ -67,6 +67,7 @@ impl Save<'_> {
             Ok(begun) => begun,
             Err(e) => {
                 let own = set_up.err().filter(|_| comm.size() == 1);
+                clock.failed(Phase::Plan, own.as_ref().unwrap_or(&e));
                 return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
@@ -79,6 +80,7 @@ impl Save<'_> {
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(e) => {
+                clock.failed(Phase::Plan, &e);
                 transaction.clear(url).await;
                 return Err(Error::new(ACT, url, e));
             }
@@ -93,6 +95,7 @@ impl Save<'_> {
             common: set_up.common,
             common_form: self.common_form,
             dialect: self.dialect,
+            kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,
@@ -133,9 +136,10 @@ impl Save<'_> {
         cx.kept_plan.clone_from(&self.kept_plan);
         cx.validate_access_integrity = self.validate_access_integrity;
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
-        if self.dialect == Dialect::Dcp {
+        if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
+        cx.empty_dicts.clone_from(&set_up.parts.dropped_empty);
         let state = std::mem::take(&mut set_up.parts.flat);
         set_up.sharded.prepare(state, &cx).await
     }

@@ -11,17 +11,20 @@ use crate::{
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
-    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split, split_ref,
+    Dialect, Flatten, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split_as,
+    split_ref,
 };
-use reshard_storage::{Store, Stores};
+use reshard_storage::{PlaceKind, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
     save_with_objects,
 };
 use std::sync::Arc;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
+    /// What kind of place it is.
+    pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
@@ -60,6 +63,11 @@ impl Save<'_> {
             None => registry.save_sharded(&default)?.build()?,
         };
 
+        let can = sharded.capabilities();
+        if !self.dialect_is_chosen && !can.saves(self.dialect) {
+            self.dialect = can.dialects().first().copied().unwrap_or_default();
+        }
+
         // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
             && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
@@ -70,6 +78,10 @@ impl Save<'_> {
         }
         if self.integrity && self.dialect != Dialect::Megatron {
             let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
+            let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
             return Err(StrategyError::Invalid(what.into()));
         }
         let common = match self.common.take() {
@@ -83,17 +95,29 @@ impl Save<'_> {
                 what,
             });
         }
+        if !can.saves(self.dialect) {
+            let what = format!(
+                "the dialect {}; it saves in {}",
+                self.dialect,
+                names(can.dialects())
+            );
+            return Err(StrategyError::Unsupported {
+                strategy: sharded.key().to_string(),
+                what,
+            });
+        }
+        let (store, kind) = place(stores.open(self.url)?, &can, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = if self.statefuls.is_empty() {
-            split_ref(self.state, self.dialect)?
+            split_ref(self.state, self.dialect, self.flatten)?
         } else {
             let mut state = self.state.clone();
             for (key, value) in &self.statefuls {
                 stateful::insert(&mut state, key, value.state_dict())?;
             }
-            split(state, self.dialect)?
+            split_as(state, self.dialect, self.flatten)?
         };
         parts.dropped_empty.append(&mut self.empty_dicts);
 
@@ -125,7 +149,8 @@ impl Save<'_> {
         }
 
         Ok(SetUp {
-            store: stores.open(self.url)?,
+            store,
+            kind,
             registry,
             sharded,
             common,
@@ -212,4 +237,34 @@ impl Save<'_> {
         }
         Ok(())
     }
+}
+
+pub(super) fn last_part(url: &str) -> &str {
+    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
+}
+
+/// The place of a checkpoint of a strategy: a folder, or what of the URL it is otherwise.
+fn place(
+    store: Arc<dyn Store>,
+    can: &Capabilities,
+    strategy: &BackendVersion,
+) -> Result<(Arc<dyn Store>, PlaceKind), StrategyError> {
+    let url = store.url();
+    let kind = can.place(last_part(&url));
+    if kind == PlaceKind::Folder {
+        return Ok((store, kind));
+    }
+    let part = store.of_kind(kind).ok_or_else(|| {
+        let what = format!("{url}, because this store has only folders; save to another place,");
+        StrategyError::Unsupported {
+            strategy: strategy.to_string(),
+            what,
+        }
+    });
+    Ok((part?, kind))
+}
+
+fn names(dialects: &[Dialect]) -> String {
+    let names: Vec<&str> = dialects.iter().map(|d| d.name()).collect();
+    names.join(" or ")
 }

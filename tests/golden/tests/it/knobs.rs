@@ -168,7 +168,7 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
             want.contains("optimizer.obj/shard_0_1") && want.len() == 5,
             "{want:?}"
         );
-        let names: Vec<&str> = removed.files.iter().map(|file| file.as_str()).collect();
+        let names: Vec<&str> = removed.files.iter().map(|f| f.name.as_str()).collect();
         let gone = ["0_2", "0_3", "1_2", "1_3"].map(|n| format!("optimizer.__{n}.distcp"));
         assert_eq!(names, gone);
         assert!(gone.iter().all(|file| !scratch.file(file).exists()));

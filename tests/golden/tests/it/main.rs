@@ -14,6 +14,7 @@ mod saved;
 mod shared;
 mod sound;
 mod templates;
+mod torch_save;
 
 use futures::executor::block_on;
 use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree};

@@ -17,6 +17,9 @@ const UNREAD: &[(&str, &str)] = &[
     ("README.md", "for people"),
     (".gitattributes", "for git"),
     ("make", "the programs that made the fixtures"),
+    ("tf/checkpoints", "`tf_bundle.rs` reads all of them"),
+    ("dcp/torch_save_to_dcp/src.pt", FILES),
+    ("dcp/torch_save_to_dcp/roundtrip.pt", FILES),
     ("dcp/bad_empty_metadata/ckpt/__0_0.distcp", BEHIND),
     ("dcp/bad_empty_metadata/ckpt/__1_0.distcp", BEHIND),
     ("dcp/bad_no_metadata/ckpt/__0_0.distcp", BEHIND),
@@ -89,10 +92,12 @@ const UNREAD: &[(&str, &str)] = &[
 
 const LOCKS: &str = "empty files that Megatron Core has locked";
 
+const FILES: &str = "torch_save.rs reads it, by its name";
 const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows what lies in it";
 
 /// The sources with the names of TensorFlow's cases.
-const OF_TENSORFLOW: [&str; 2] = [
+const OF_TENSORFLOW: [&str; 3] = [
+    include_str!("../tf_bundle.rs"),
     include_str!("../tf_embedding.rs"),
     include_str!("../tf_policy.rs"),
 ];

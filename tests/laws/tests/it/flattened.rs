@@ -9,6 +9,7 @@ use reshard_laws::{
     contents::{Choices, Global, choices},
     place::{Place, stores},
     ranks::{group, load, save},
+    zarrs::{Zarr, zarrs},
 };
 use reshard_storage::{CountingStore, testkit::MemoryStore};
 use std::{ops::Range, sync::Arc};
@@ -148,7 +149,12 @@ proptest! {
     #[test]
     fn flattened_ranges_load_in_any_grid_and_unflattened(
         tensors in tensors(), n in 1u32..5, m in 1u32..4, plain in any::<bool>(), mut choices in choices(),
+        zarr in prop::option::of(zarrs()),
     ) {
+        let mut tensors = tensors;
+        for g in tensors.iter_mut().filter(|_| zarr.is_some()) {
+            g.dtype = Zarr::named(g.dtype);
+        }
         let place = Place::new();
         let mut states = vec![StateDict::new(); n as usize];
         for g in &tensors {
@@ -160,7 +166,11 @@ proptest! {
                 state.merge(more).unwrap();
             }
         }
-        for outcome in save(group(n), states, place.url(), |_, s| s) {
+        let saved = save(group(n), states, place.url(), move |_, s| match zarr {
+            Some(zarr) => s.boxed_strategy(zarr.config()),
+            None => s,
+        });
+        for outcome in saved {
             outcome.unwrap();
         }
 

@@ -25,3 +25,4 @@ mod runtime;
 mod stores;
 mod templates;
 mod variables;
+mod zarr;

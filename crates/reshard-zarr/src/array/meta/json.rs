@@ -5,7 +5,7 @@ use reshard_model::Dims;
 use serde_json::{Map, Value};
 
 /// The most bytes of the metadata of one array or group. Attributes are part of it.
-const MAX_TEXT: usize = 64 << 20;
+pub(crate) const MAX_TEXT: usize = 64 << 20;
 /// The most axes of an array.
 pub(crate) const MAX_AXES: usize = 64;
 /// The most characters of a value in an error.
@@ -14,10 +14,7 @@ const SHOWN: usize = 120;
 /// Parses the text of a file, whose name is for errors.
 pub(crate) fn parse(file: &str, text: &[u8]) -> Result<Map<String, Value>, Fault> {
     if text.len() > MAX_TEXT {
-        return Err(Fault::damaged(format!(
-            "{file} has {} bytes, and no such file has more than {MAX_TEXT}",
-            text.len()
-        )));
+        return Err(too_long(file, text.len() as u64));
     }
     match serde_json::from_slice(text) {
         Ok(Value::Object(fields)) => Ok(fields),
@@ -27,6 +24,24 @@ pub(crate) fn parse(file: &str, text: &[u8]) -> Result<Map<String, Value>, Fault
         ))),
         Err(e) => Err(Fault::damaged(format!("{file} is not JSON: {e}"))),
     }
+}
+
+/// What is wrong with a file that is not even read.
+pub(crate) fn too_long(file: &str, bytes: u64) -> Fault {
+    Fault::damaged(format!(
+        "{file} has {bytes} bytes, and no such file has more than {MAX_TEXT}"
+    ))
+}
+
+/// The most memory that a JSON text takes as it is parsed, roughly: each object, list and value in one.
+pub(crate) fn takes(text: &[u8]) -> u64 {
+    let of = |byte: &u8| match byte {
+        b'{' => 700,
+        b'[' => 160,
+        b',' => 128,
+        _ => 0,
+    };
+    text.iter().map(of).sum::<u64>() + text.len() as u64
 }
 
 /// A value as text for an error. Long values are cut.

@@ -1,0 +1,207 @@
+//! `reshard diff`.
+
+use crate::{
+    args::Diff,
+    error::{CliError, DAMAGED, DIFFERENT, FAILED, OK, Result},
+    io::Io,
+    json,
+    program::Program,
+    stats::Number,
+    table::{BAD, GOOD, rows, shown, styled},
+    units,
+};
+use futures::executor::block_on;
+use reshard::{blocking::Checkpoint, model::Dims, storage::Progress};
+use reshard_convert::{CheckpointDiff, TensorDiff, Tolerance, diff};
+use serde_json::{Value as Json, json};
+
+pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
+    // 1 says that two checkpoints differ, so damage, which keeps them from being compared, has another code.
+    compare(program, args, io).map_err(|e| match e.exit_code() {
+        DAMAGED => CliError::Told {
+            what: e.message(),
+            hint: e.hint().to_owned(),
+            code: FAILED,
+        },
+        _ => e,
+    })
+}
+
+fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
+    let open = |url: &str| program.open(url, args.reading.options());
+    let (first, second) = (open(&args.first)?, open(&args.second)?);
+    understood(&first, &args.first)?;
+    understood(&second, &args.second)?;
+    let keys = args.select.keys();
+    let stored = first
+        .metadata()
+        .entries()
+        .chain(second.metadata().entries());
+    io.note_idle(keys, &args.first, stored.map(|e| e.key()));
+
+    let tolerance = Tolerance {
+        absolute: args.tolerance,
+        relative: args.relative,
+        any_dtype: args.any_dtype,
+    };
+    let bytes = |c: &Checkpoint| -> u64 {
+        let chosen = c.tensors().filter(|t| keys.has(t.key()));
+        chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add)
+    };
+    let bar = io.bar("comparing", bytes(&first).saturating_add(bytes(&second)));
+    let told = bar.clone();
+    let mut tensors = Vec::new();
+    let compared = block_on(diff(
+        &first,
+        &second,
+        |key| keys.has(key),
+        tolerance,
+        Progress::new(move |n| told.inc(n)),
+        |t| {
+            // The text has only those that differ.
+            if args.json || !t.equal {
+                tensors.push(t);
+            }
+        },
+    ));
+    bar.finish_and_clear();
+    let found = compared.map_err(CliError::from_analysis)?;
+    if args.json {
+        json::write(io.out, &report(&found, &tensors))?;
+    } else {
+        print(&found, &tensors, args, io)?;
+    }
+    Ok(if found.is_equal() { OK } else { DIFFERENT })
+}
+
+/// What is not understood can't be compared, and nobody should take the rest for the whole.
+fn understood(checkpoint: &Checkpoint, url: &str) -> Result<()> {
+    match checkpoint.producer().unknown.into_iter().next() {
+        None => Ok(()),
+        Some((key, why)) => Err(CliError::told(
+            format!(
+                "{} of {url} can't be compared: {}",
+                shown(&key),
+                shown(&why)
+            ),
+            format!("`reshard inspect {url}` lists all such items"),
+        )),
+    }
+}
+
+fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {
+    let tensors: Vec<Json> = tensors.iter().map(tensor).collect();
+    json!({
+        "schema": 1,
+        "equal": found.is_equal(),
+        "tensors": tensors,
+        "only_first": found.only_first,
+        "only_second": found.only_second,
+        "kinds": found.kinds,
+        "objects": found.objects,
+        "common": found.common,
+    })
+}
+
+fn tensor(t: &TensorDiff) -> Json {
+    let diff = t.diff.as_ref().map(|d| {
+        json!({
+            "numbers": d.numbers,
+            "differ": d.differ,
+            "max_abs": Number(d.max_abs).json(),
+            "relative_norm": Number(d.relative_norm).json(),
+            "cosine": Number(d.cosine).json(),
+            "first": d.first.as_ref().map(|at| at.to_vec()),
+        })
+    });
+    json!({
+        "key": t.key,
+        "dtypes": [t.dtypes[0].name(), t.dtypes[1].name()],
+        "shapes": [t.shapes[0].to_vec(), t.shapes[1].to_vec()],
+        "equal": t.equal,
+        "diff": diff,
+    })
+}
+
+/// So many keys of a kind are listed; the JSON has all of them.
+const LISTED: usize = 1_000;
+
+fn print(
+    found: &CheckpointDiff,
+    tensors: &[TensorDiff],
+    args: &Diff,
+    io: &mut Io<'_>,
+) -> Result<()> {
+    let out = &mut *io.out;
+    for (what, keys) in [
+        (format!("only in {}", args.first), &found.only_first),
+        (format!("only in {}", args.second), &found.only_second),
+        (
+            "a tensor in one, an object in the other".into(),
+            &found.kinds,
+        ),
+        ("other objects".into(), &found.objects),
+        ("other common state".into(), &found.common),
+    ] {
+        if keys.is_empty() {
+            continue;
+        }
+        writeln!(out, "{}:", shown(&what))?;
+        for key in keys.iter().take(LISTED) {
+            writeln!(out, "  {}", shown(key))?;
+        }
+        if keys.len() > LISTED {
+            writeln!(
+                out,
+                "  and {} more",
+                units::count((keys.len() - LISTED) as u64)
+            )?;
+        }
+    }
+    let titles = [
+        "TENSOR",
+        "TYPE",
+        "SHAPE",
+        ">DIFFER",
+        ">MAX |A-B|",
+        ">RELATIVE",
+        ">COSINE",
+        "FIRST",
+    ];
+    if !tensors.is_empty() {
+        rows(out, titles, tensors.iter().take(LISTED).map(row))?;
+    }
+    if tensors.len() > LISTED {
+        let more = units::some((tensors.len() - LISTED) as u64, "tensor");
+        writeln!(out, "and {more} more")?;
+    }
+    let all = units::some(found.tensors, "tensor");
+    match found.is_equal() {
+        true => writeln!(out, "{}  {all} compared", styled(GOOD, "equal"))?,
+        false => writeln!(
+            out,
+            "{}  {} of {all} differ",
+            styled(BAD, "different"),
+            units::count(found.differ)
+        )?,
+    }
+    Ok(())
+}
+
+fn row(t: &TensorDiff) -> [String; 8] {
+    let both = |a: String, b: String| if a == b { a } else { format!("{a} | {b}") };
+    let [type_a, type_b] = t.dtypes.map(|d| d.name().to_owned());
+    let [a, b] = &t.shapes;
+    let mut row = [const { String::new() }; 8];
+    row[0].clone_from(&t.key);
+    row[1] = both(type_a, type_b);
+    row[2] = both(a.to_string(), b.to_string());
+    if let Some(d) = &t.diff {
+        row[3] = units::count(d.differ);
+        row[4] = Number(d.max_abs).text();
+        row[5] = Number(d.relative_norm).text();
+        row[6] = format!("{:.6}", d.cosine);
+        row[7] = d.first.as_ref().map_or_else(String::new, Dims::to_string);
+    }
+    row
+}

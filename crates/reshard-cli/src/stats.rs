@@ -1,0 +1,182 @@
+//! `reshard stats`.
+
+use crate::{
+    args::Stats,
+    error::{CliError, OK, Result},
+    io::Io,
+    json,
+    program::Program,
+    table::rows,
+    units,
+};
+use futures::executor::block_on;
+use reshard::storage::Progress;
+use reshard_convert::{Flag, TensorStats, stats};
+use serde_json::{Value as Json, json};
+
+/// A float as text.
+pub(crate) struct Number(pub(crate) f64);
+
+impl Number {
+    /// JSON has no number for some floats.
+    pub(crate) fn json(&self) -> Json {
+        match self.0 {
+            x if x.is_finite() => x.into(),
+            x if x.is_nan() => json!({ "$float": "nan" }),
+            x if x > 0.0 => json!({ "$float": "inf" }),
+            _ => json!({ "$float": "-inf" }),
+        }
+    }
+
+    /// `0`, `0.0123`, `1.23e-7`: four digits are enough to see what a weight is like.
+    pub(crate) fn text(&self) -> String {
+        let size = self.0.abs();
+        if self.0 == 0.0 {
+            return "0".into();
+        }
+        if !(1e-3..1e5).contains(&size) {
+            return format!("{:.3e}", self.0);
+        }
+        let digits = (3 - size.log10().floor() as i32).clamp(0, 6);
+        format!("{:.*}", digits.unsigned_abs() as usize, self.0)
+    }
+}
+
+pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
+    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    let keys = args.select.keys();
+    let stored = checkpoint.metadata().tensors();
+    io.note_idle(keys, &args.dir, stored.map(|t| t.key()));
+    let chosen = checkpoint.tensors().filter(|t| keys.has(t.key()));
+    let bytes = chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add);
+    let bar = io.bar("reading", bytes);
+    let told = bar.clone();
+    let mut found = Vec::new();
+    let looked = block_on(stats(
+        &checkpoint,
+        |key| keys.has(key),
+        Progress::new(move |n| told.inc(n)),
+        |t| found.push(t),
+    ));
+    bar.finish_and_clear();
+    looked.map_err(CliError::from_analysis)?;
+    if args.suspicious {
+        found.retain(|t| !flags(t).is_empty());
+    }
+    if args.json {
+        let tensors: Vec<Json> = found.iter().map(tensor).collect();
+        json::write(io.out, &json!({ "schema": 1, "tensors": tensors }))?;
+        return Ok(OK);
+    }
+    let titles = [
+        "TENSOR",
+        "TYPE",
+        "SHAPE",
+        ">MIN",
+        ">MAX",
+        ">MEAN",
+        ">NORM",
+        ">ZEROS",
+        ">NAN",
+        ">INF",
+        ">DENORMAL",
+        "FLAGS",
+    ];
+    if !found.is_empty() || !args.suspicious {
+        rows(io.out, titles, found.iter().map(row))?;
+    }
+    let flagged = found.iter().filter(|t| !flags(t).is_empty()).count() as u64;
+    if flagged > 0 {
+        io.out.flush()?;
+        io.note(format!(
+            "{} suspicious; docs/cli.md says what the flags mean",
+            units::some(flagged, "tensor")
+        ));
+    }
+    Ok(OK)
+}
+
+fn flags(t: &TensorStats) -> Vec<Flag> {
+    t.stats.map_or_else(Vec::new, |s| s.flags())
+}
+
+fn tensor(t: &TensorStats) -> Json {
+    let number = |x: Option<f64>| x.map(|x| Number(x).json());
+    let stats = t.stats.map(|s| {
+        let flags: Vec<&str> = s.flags().into_iter().map(Flag::name).collect();
+        json!({
+            "numbers": s.numbers,
+            "min": number(s.min),
+            "max": number(s.max),
+            "mean": number(s.mean),
+            "norm": Number(s.norm).json(),
+            "zeros": s.zeros,
+            "nan": s.nans,
+            "inf": s.infinite,
+            "denormal": s.denormals,
+            "dead_rows": s.dead_rows,
+            "flags": flags,
+        })
+    });
+    json!({
+        "key": t.key,
+        "dtype": t.dtype.name(),
+        "shape": t.shape.to_vec(),
+        "stats": stats,
+    })
+}
+
+fn row(t: &TensorStats) -> [String; 12] {
+    let mut row = [const { String::new() }; 12];
+    row[0].clone_from(&t.key);
+    row[1] = t.dtype.name().into();
+    row[2] = t.shape.to_string();
+    let Some(s) = t.stats else { return row };
+    let number = |x: Option<f64>| x.map_or_else(String::new, |x| Number(x).text());
+    row[3] = number(s.min);
+    row[4] = number(s.max);
+    row[5] = number(s.mean);
+    row[6] = Number(s.norm).text();
+    for (cell, n) in row[7..11]
+        .iter_mut()
+        .zip([s.zeros, s.nans, s.infinite, s.denormals])
+    {
+        *cell = units::count(n);
+    }
+    let flags = s.flags();
+    let names = flags.iter().map(|flag| match flag {
+        Flag::DeadRows => format!("{flag} ({})", units::count(s.dead_rows)),
+        flag => flag.to_string(),
+    });
+    let names: Vec<String> = names.collect();
+    row[11] = names.join(", ");
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_tell_their_size() {
+        for (x, text) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (1.0, "1.000"),
+            (-12.3456, "-12.35"),
+            (0.012_345, "0.01235"),
+            (98765.4, "98765"),
+            (123_456.0, "1.235e5"),
+            (-1.5e-7, "-1.500e-7"),
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(Number(x).text(), text);
+        }
+        assert_eq!(
+            Number(f64::NEG_INFINITY).json(),
+            json!({ "$float": "-inf" })
+        );
+        assert_eq!(Number(0.5).json(), json!(0.5));
+    }
+}

@@ -1,0 +1,10 @@
+//! What is in the tensors of a checkpoint, and how those of two checkpoints differ. Tensors are read in blocks, on several threads, so
+//! memory does not depend on their size.
+
+mod blocks;
+mod diff;
+mod numbers;
+mod stats;
+
+pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff};
+pub use stats::{Flag, Stats, TensorStats, stats};

@@ -1,0 +1,114 @@
+//! Blocks of tensors as tasks for several threads, whose results come in order.
+
+use crate::{ConvertError, Result};
+use futures::{StreamExt as _, stream};
+use reshard::{
+    Region, Tensor, TensorHandle,
+    storage::{run_blocking, wait},
+};
+
+/// Read at once at most, in bytes.
+const BLOCK: u64 = 4 << 20;
+
+/// Neighbours that are smaller go into one task, up to so many bytes and so many of them.
+const SMALL: u64 = 1 << 20;
+const TOGETHER: usize = 128;
+
+/// So many tasks are begun before the first of them is done.
+const AHEAD: usize = 8;
+
+/// A block of one of the tensors.
+#[derive(Clone, Debug)]
+pub(super) struct Unit {
+    pub(super) tensor: usize,
+    pub(super) region: Region,
+}
+
+/// All blocks of all tensors, in their order, and those that are read together.
+fn tasks(tensors: &[(u64, Region)]) -> impl Iterator<Item = Vec<Unit>> {
+    let units = tensors
+        .iter()
+        .enumerate()
+        .flat_map(|(tensor, (size, whole))| {
+            let size = (*size).max(1);
+            let blocks = whole.clone().blocks(BLOCK / size);
+            blocks.map(move |region| {
+                let bytes = region.volume().unwrap_or(u64::MAX).saturating_mul(size);
+                (Unit { tensor, region }, bytes)
+            })
+        });
+    let mut units = units.peekable();
+    std::iter::from_fn(move || {
+        let (first, mut bytes) = units.next()?;
+        let mut task = vec![first];
+        while let Some((_, more)) = units.peek()
+            && bytes.saturating_add(*more) <= SMALL
+            && task.len() < TOGETHER
+        {
+            bytes = bytes.saturating_add(*more);
+            task.extend(units.next().map(|(unit, _)| unit));
+        }
+        Some(task)
+    })
+}
+
+/// Calls `look` for each block of the tensors, on several threads, and `take` with the results, in order. The tensors are given with the
+/// number of bytes that an element takes in memory.
+pub(super) async fn each_block<T, L>(
+    tensors: &[(u64, Region)],
+    look: L,
+    mut take: impl FnMut(&Unit, T),
+) -> Result<()>
+where
+    T: Send + 'static,
+    L: Fn(&Unit) -> reshard::Result<T> + Clone + Send + 'static,
+{
+    let begun = tasks(tensors).map(|units| {
+        let look = look.clone();
+        async move {
+            let task = move || -> reshard::Result<Vec<(Unit, T)>> {
+                let done = units
+                    .into_iter()
+                    .map(|unit| Ok((unit.clone(), look(&unit)?)));
+                done.collect()
+            };
+            run_blocking([task]).await
+        }
+    });
+    let mut done = stream::iter(begun).buffered(AHEAD);
+    while let Some(results) = done.next().await {
+        for result in results.map_err(|e| ConvertError::Failed(e.into()))? {
+            for (unit, of_unit) in result.map_err(ConvertError::Read)? {
+                take(&unit, of_unit);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads a block, on the thread of a task.
+pub(super) fn read(tensor: &TensorHandle, region: &Region) -> reshard::Result<Tensor> {
+    wait(tensor.read(region.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_in_one_block_and_small_tensors_go_together() {
+        let shapes: [&[u64]; 5] = [&[3000, 1000], &[], &[0, 4], &[7], &[5, 3 << 20]];
+        let tensors: Vec<_> = shapes.iter().map(|s| (4, Region::whole(s))).collect();
+        let mut seen = vec![0; shapes.len()];
+        let all: Vec<Vec<Unit>> = tasks(&tensors).collect();
+        for task in &all {
+            let bytes: u64 = task.iter().map(|u| u.region.volume().unwrap() * 4).sum();
+            assert!(bytes <= BLOCK);
+            for unit in task {
+                seen[unit.tensor] += unit.region.volume().unwrap();
+            }
+        }
+        assert_eq!(seen, [3_000_000, 1, 0, 7, 15 << 20]);
+        assert!(all.iter().any(|task| task.len() > 1));
+    }
+}

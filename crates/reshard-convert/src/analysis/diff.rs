@@ -1,0 +1,400 @@
+//! How two checkpoints differ.
+
+use super::{
+    blocks::{Unit, each_block, read},
+    numbers::{Bound, Pairs, number},
+};
+use crate::{ConvertError, Result};
+use reshard::{
+    Checkpoint, DType, Region, TensorHandle, ValueTree,
+    model::{self, Dims},
+    storage::Progress,
+};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// When two numbers count as equal: if `|a - b| <= absolute + relative * |b|`, as in `numpy.allclose`. NaN is equal to NaN. The default is
+/// that only equal numbers are equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// In units of the numbers.
+    pub absolute: f64,
+    /// As a part of the number in the second checkpoint.
+    pub relative: f64,
+    /// Whether tensors of different element types can be equal.
+    pub any_dtype: bool,
+}
+
+/// How two checkpoints differ in what is not a tensor that both have.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct CheckpointDiff {
+    /// Keys of tensors and objects that only the first has.
+    pub only_first: Vec<String>,
+    /// Keys of tensors and objects that only the second has.
+    pub only_second: Vec<String>,
+    /// Keys that are a tensor in one and an object in the other.
+    pub kinds: Vec<String>,
+    /// Keys of objects with different values.
+    pub objects: Vec<String>,
+    /// Paths of common state that only one has, or that have different values.
+    pub common: Vec<String>,
+    /// How many tensors both have.
+    pub tensors: u64,
+    /// How many of them differ.
+    pub differ: u64,
+}
+
+impl CheckpointDiff {
+    /// Whether the two are equal.
+    pub fn is_equal(&self) -> bool {
+        self.differ == 0
+            && [
+                &self.only_first,
+                &self.only_second,
+                &self.kinds,
+                &self.objects,
+                &self.common,
+            ]
+            .iter()
+            .all(|keys| keys.is_empty())
+    }
+}
+
+/// A tensor that both checkpoints have.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TensorDiff {
+    /// Its key.
+    pub key: String,
+    /// Its element types.
+    pub dtypes: [DType; 2],
+    /// Its shapes.
+    pub shapes: [Dims; 2],
+    /// How its elements differ. `None` if the shapes differ, or if the elements can't be compared as numbers and differ.
+    pub diff: Option<Diff>,
+    /// Whether it counts as equal.
+    pub equal: bool,
+}
+
+/// How the numbers of two tensors differ. A complex element counts as two numbers.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Diff {
+    /// How many numbers there are.
+    pub numbers: u64,
+    /// How many differ by more than the tolerance.
+    pub differ: u64,
+    /// The largest `|a - b|` of finite numbers.
+    pub max_abs: f64,
+    /// `‖a - b‖ / ‖a‖`. It is infinite if only `a` is zero.
+    pub relative_norm: f64,
+    /// The cosine of the angle between both, as vectors; 1 if both are zero, 0 if one is.
+    pub cosine: f64,
+    /// The index of the first element that differs by more than the tolerance.
+    pub first: Option<Dims>,
+}
+
+/// Compares the chosen items of two checkpoints of any formats, on several threads, in memory that does not depend on the size of tensors.
+/// `each` gets each tensor that both have, in the order of keys. `progress` is told how many bytes were read of both. Checksums are not
+/// checked.
+///
+/// ```
+/// use reshard::{ShardedTensor, StateDict, Tensor, blocking};
+/// use reshard_convert::{Tolerance, diff};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let url = |name: &str| dir.path().join(name).display().to_string();
+/// for (name, last) in [("a", 4f32), ("b", 4.5)] {
+///     let mut state = StateDict::new();
+///     let weight = Tensor::from_vec(&[2, 2], vec![1f32, 2.0, 3.0, last])?;
+///     state.insert("w", ShardedTensor::full("w", weight));
+///     blocking::save(&state, &url(name))?;
+/// }
+/// let [a, b] = [url("a"), url("b")].map(|url| blocking::Checkpoint::open(&url).unwrap());
+/// let mut seen = Vec::new();
+/// let exact = diff(&a, &b, |_| true, Tolerance::default(), Default::default(), |t| seen.push(t));
+/// assert!(!blocking::run(exact)?.is_equal());
+/// let w = seen[0].diff.as_ref().unwrap();
+/// assert_eq!((w.differ, w.max_abs, w.first.as_deref()), (1, 0.5, Some(&[1, 1][..])));
+///
+/// let mut about = Tolerance::default();
+/// about.absolute = 0.5;
+/// let about = diff(&a, &b, |_| true, about, Default::default(), |_| {});
+/// assert!(blocking::run(about)?.is_equal());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`ConvertError::Read`]: the first item that can't be read.
+pub async fn diff(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    chosen: impl Fn(&str) -> bool,
+    tolerance: Tolerance,
+    progress: Progress,
+    mut each: impl FnMut(TensorDiff),
+) -> Result<CheckpointDiff> {
+    let beside = beside_tensors(first, second, &chosen).await;
+    let mut out = beside.map_err(ConvertError::Read)?;
+    let mut pairs = Vec::new();
+    for a in first.tensors().filter(|t| chosen(t.key())) {
+        if second.metadata().tensor(a.key()).is_some() {
+            let b = second.tensor(a.key()).map_err(ConvertError::Read)?;
+            pairs.push(Pair { a, b });
+        }
+    }
+    out.tensors = pairs.len() as u64;
+    // Of tensors with different shapes no element is read.
+    let regions: Vec<(u64, Region)> = pairs
+        .iter()
+        .map(|p| {
+            let bytes = p.a.dtype().size().max(p.b.dtype().size());
+            (bytes, p.region())
+        })
+        .collect();
+    let pairs = Arc::new(pairs);
+    let bound = Bound {
+        absolute: tolerance.absolute,
+        relative: tolerance.relative,
+    };
+    let look = {
+        let pairs = Arc::clone(&pairs);
+        move |unit: &Unit| match pairs.get(unit.tensor) {
+            Some(pair) => pair.look(&unit.region, bound, &progress),
+            None => Ok(Block::default()),
+        }
+    };
+    let (mut at, mut sum) = (0, Sum::default());
+    let mut done = |sum: Sum, pair: &Pair| {
+        let told = sum.done(pair, tolerance);
+        out.differ += u64::from(!told.equal);
+        each(told);
+    };
+    each_block(&regions, look, |unit, block| {
+        while at < unit.tensor {
+            if let Some(pair) = pairs.get(at) {
+                done(std::mem::take(&mut sum), pair);
+            }
+            at += 1;
+        }
+        sum.add(unit, &block);
+    })
+    .await?;
+    for pair in pairs.iter().skip(at) {
+        done(std::mem::take(&mut sum), pair);
+    }
+    Ok(out)
+}
+
+/// Compares keys, objects and common state.
+async fn beside_tensors(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    chosen: &impl Fn(&str) -> bool,
+) -> reshard::Result<CheckpointDiff> {
+    let keys = |c: &Checkpoint| -> BTreeSet<String> {
+        let entries = c.metadata().entries().map(|e| e.key().to_owned());
+        entries.filter(|key| chosen(key)).collect()
+    };
+    let (of_first, of_second) = (keys(first), keys(second));
+    let mut out = CheckpointDiff {
+        only_first: of_first.difference(&of_second).cloned().collect(),
+        only_second: of_second.difference(&of_first).cloned().collect(),
+        ..CheckpointDiff::default()
+    };
+    for key in of_first.intersection(&of_second) {
+        let is_object = |c: &Checkpoint| c.metadata().object(key).is_some();
+        match (is_object(first), is_object(second)) {
+            (true, true) => {
+                if first.object(key).await? != second.object(key).await? {
+                    out.objects.push(key.clone());
+                }
+            }
+            (false, false) => {}
+            _ => out.kinds.push(key.clone()),
+        }
+    }
+    out.common = common(&first.common().await?, &second.common().await?);
+    out.common.retain(|path| chosen(path));
+    Ok(out)
+}
+
+/// The paths of common state at which two checkpoints differ.
+fn common(first: &ValueTree, second: &ValueTree) -> Vec<String> {
+    let found = model::diff(first, second);
+    let mismatch = found.mismatch.iter().map(|(path, ..)| path);
+    let all = found.only_left.iter().chain(&found.only_right);
+    let paths: BTreeSet<String> = all.chain(mismatch).map(|p| p.to_string()).collect();
+    paths.into_iter().collect()
+}
+
+/// A tensor that both have.
+#[derive(Debug)]
+struct Pair {
+    a: TensorHandle,
+    b: TensorHandle,
+}
+
+impl Pair {
+    /// What of it is compared.
+    fn region(&self) -> Region {
+        if self.a.shape() == self.b.shape() {
+            Region::whole(self.a.shape())
+        } else {
+            Region::whole(&[0])
+        }
+    }
+
+    /// The types as which its elements are compared, if they are numbers of the same kind.
+    fn numbers(&self) -> Option<[DType; 2]> {
+        let (a, b) = (self.a.dtype(), self.b.dtype());
+        (a.is_complex() == b.is_complex()).then_some([number(a)?, number(b)?])
+    }
+
+    fn look(&self, region: &Region, bound: Bound, progress: &Progress) -> reshard::Result<Block> {
+        let a = read(&self.a, region)?.to_bytes();
+        let b = read(&self.b, region)?.to_bytes();
+        progress.add((a.len() + b.len()) as u64);
+        Ok(match self.numbers() {
+            Some([of_a, of_b]) => {
+                let (pairs, first) = Pairs::of((of_a, &a), (of_b, &b), bound);
+                let parts = (self.a.dtype().size() / of_a.size()).max(1);
+                Block {
+                    numbers: a.len() as u64 / of_a.size(),
+                    pairs,
+                    first: first.map(|i| i as u64 / parts),
+                    same: true,
+                }
+            }
+            None => Block {
+                same: self.a.dtype() == self.b.dtype() && a == b,
+                ..Block::default()
+            },
+        })
+    }
+}
+
+/// What was found in a block.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    numbers: u64,
+    pairs: Pairs,
+    /// The first element that differs, counted in the block.
+    first: Option<u64>,
+    /// Whether elements that are no numbers are the same.
+    same: bool,
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            numbers: 0,
+            pairs: Pairs::default(),
+            first: None,
+            same: true,
+        }
+    }
+}
+
+/// What the blocks of one tensor have so far.
+#[derive(Debug, Default)]
+struct Sum {
+    all: Block,
+    first: Option<Dims>,
+}
+
+impl Sum {
+    fn add(&mut self, unit: &Unit, block: &Block) {
+        self.all.numbers += block.numbers;
+        self.all.pairs.merge(&block.pairs);
+        self.all.same &= block.same;
+        if let (None, Some(i)) = (&self.first, block.first) {
+            self.first = Some(place(&unit.region, i));
+        }
+    }
+
+    fn done(self, pair: &Pair, tolerance: Tolerance) -> TensorDiff {
+        let (a, b) = (&pair.a, &pair.b);
+        let comparable = a.shape() == b.shape() && pair.numbers().is_some();
+        let pairs = self.all.pairs;
+        let diff = comparable.then(|| Diff {
+            numbers: self.all.numbers,
+            differ: pairs.differ,
+            max_abs: pairs.most,
+            relative_norm: ratio(pairs.of_differences.sqrt(), pairs.of_first.sqrt()),
+            cosine: cosine(&pairs),
+            first: self.first,
+        });
+        let equal = a.shape() == b.shape()
+            && (a.dtype() == b.dtype() || tolerance.any_dtype)
+            && self.all.same
+            && pairs.differ == 0;
+        TensorDiff {
+            key: a.key().into(),
+            dtypes: [a.dtype(), b.dtype()],
+            shapes: [a.shape().clone(), b.shape().clone()],
+            diff,
+            equal,
+        }
+    }
+}
+
+/// The index in the tensor of the `i`th element of a box.
+fn place(region: &Region, mut i: u64) -> Dims {
+    let mut index = region.offsets.clone();
+    for axis in (0..region.ndim()).rev() {
+        let len = region.lengths[axis].max(1);
+        index[axis] += i % len;
+        i /= len;
+    }
+    index
+}
+
+fn ratio(a: f64, b: f64) -> f64 {
+    if a == 0.0 { 0.0 } else { a / b }
+}
+
+fn cosine(p: &Pairs) -> f64 {
+    match (p.of_first == 0.0, p.of_second == 0.0) {
+        (true, true) => 1.0,
+        (false, false) => {
+            (p.of_products / (p.of_first.sqrt() * p.of_second.sqrt())).clamp(-1.0, 1.0)
+        }
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_told_by_its_index_in_the_tensor() {
+        let region = Region::new([2, 10], [3, 4]);
+        let places: Vec<Dims> = [0, 3, 4, 11]
+            .into_iter()
+            .map(|i| place(&region, i))
+            .collect();
+        assert_eq!(places, [[2, 10], [2, 13], [3, 10], [4, 13]].map(Dims::from));
+        assert_eq!(place(&Region::whole(&[]), 0), Dims::default());
+    }
+
+    #[test]
+    fn angles_of_nothing_are_told_too() {
+        let of = |of_first, of_second, of_products| {
+            cosine(&Pairs {
+                of_first,
+                of_second,
+                of_products,
+                ..Pairs::default()
+            })
+        };
+        assert_eq!(of(0.0, 0.0, 0.0), 1.0);
+        assert_eq!(of(1.0, 0.0, 0.0), 0.0);
+        assert_eq!(of(4.0, 9.0, -6.0), -1.0);
+        assert_eq!(ratio(0.0, 0.0), 0.0);
+        assert!(ratio(1.0, 0.0).is_infinite());
+    }
+}

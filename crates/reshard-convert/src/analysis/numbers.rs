@@ -1,0 +1,472 @@
+//! Elements as floats in a buffer of the core's cache, and loops over them. Loops have no branches and several accumulators, so that they
+//! are done for several elements at once.
+
+use reshard::{DType, plan::cast::convert};
+
+/// So many numbers are looked at at a time.
+pub(super) const STEP: usize = 8 << 10;
+
+/// Accumulators of a loop.
+const LANES: usize = 8;
+
+/// As what elements of a type are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wide {
+    F32,
+    F64,
+}
+
+/// The type of the numbers that elements consist of: a complex number is two of them. `None` if they are no numbers.
+pub(super) fn number(dtype: DType) -> Option<DType> {
+    Some(match dtype {
+        DType::Complex32 => DType::Float16,
+        DType::BComplex32 => DType::BFloat16,
+        DType::Complex64 => DType::Float32,
+        DType::Complex128 => DType::Float64,
+        DType::Float4E2M1FnX2 => return None,
+        other => other,
+    })
+}
+
+/// As what numbers of a type are looked at: float32 holds all smaller floats.
+pub(super) fn wide(number: DType) -> Wide {
+    if number.is_float() && number != DType::Float64 {
+        Wide::F32
+    } else {
+        Wide::F64
+    }
+}
+
+/// The smallest normal number of a type. Zero if it has no others.
+pub(super) fn smallest_normal(number: DType) -> f64 {
+    match number {
+        DType::Float64 => f64::MIN_POSITIVE,
+        DType::Float32 | DType::BFloat16 => f32::MIN_POSITIVE.into(),
+        DType::Float16 | DType::Float8E5M2 => 2f64.powi(-14),
+        DType::Float8E5M2FnUz => 2f64.powi(-15),
+        DType::Float8E4M3Fn => 2f64.powi(-6),
+        DType::Float8E4M3FnUz => 2f64.powi(-7),
+        _ => 0.0,
+    }
+}
+
+/// A type of numbers to loop over.
+pub(super) trait Real: Copy + PartialOrd + Default + 'static {
+    const LOWEST: Self;
+    const HIGHEST: Self;
+    fn wide(self) -> f64;
+    fn narrow(x: f64) -> Self;
+    fn size_of(self) -> Self;
+    fn finite(self) -> bool;
+    /// Decodes elements; `bytes` is memory to use.
+    fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>);
+}
+
+impl Real for f32 {
+    const LOWEST: Self = Self::NEG_INFINITY;
+    const HIGHEST: Self = Self::INFINITY;
+
+    fn wide(self) -> f64 {
+        self.into()
+    }
+
+    fn narrow(x: f64) -> Self {
+        x as Self
+    }
+
+    fn size_of(self) -> Self {
+        self.abs()
+    }
+
+    fn finite(self) -> bool {
+        self.is_finite()
+    }
+
+    fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>) {
+        match from {
+            DType::Float32 => fill(src, out, Self::from_le_bytes),
+            DType::BFloat16 => fill(src, out, |b| {
+                Self::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
+            }),
+            other => {
+                bytes.resize(out.len() * 4, 0);
+                if convert(other, src, DType::Float32, bytes).is_ok() {
+                    fill(bytes, out, Self::from_le_bytes);
+                }
+            }
+        }
+    }
+}
+
+impl Real for f64 {
+    const LOWEST: Self = Self::NEG_INFINITY;
+    const HIGHEST: Self = Self::INFINITY;
+
+    fn wide(self) -> f64 {
+        self
+    }
+
+    fn narrow(x: f64) -> Self {
+        x
+    }
+
+    fn size_of(self) -> Self {
+        self.abs()
+    }
+
+    fn finite(self) -> bool {
+        self.is_finite()
+    }
+
+    fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>) {
+        match from {
+            DType::Float64 => fill(src, out, Self::from_le_bytes),
+            DType::Bool => fill(src, out, |[b]| Self::from(u8::from(b != 0))),
+            DType::UInt8 => fill(src, out, |[b]| b.into()),
+            DType::Int8 => fill(src, out, |b| i8::from_le_bytes(b).into()),
+            DType::UInt16 => fill(src, out, |b| u16::from_le_bytes(b).into()),
+            DType::Int16 => fill(src, out, |b| i16::from_le_bytes(b).into()),
+            DType::UInt32 => fill(src, out, |b| u32::from_le_bytes(b).into()),
+            DType::Int32 => fill(src, out, |b| i32::from_le_bytes(b).into()),
+            DType::UInt64 => fill(src, out, |b| u64::from_le_bytes(b) as Self),
+            DType::Int64 => fill(src, out, |b| i64::from_le_bytes(b) as Self),
+            other => {
+                bytes.resize(out.len() * 8, 0);
+                if convert(other, src, DType::Float64, bytes).is_ok() {
+                    fill(bytes, out, Self::from_le_bytes);
+                }
+            }
+        }
+    }
+}
+
+fn fill<const N: usize, R>(src: &[u8], out: &mut [R], f: impl Fn([u8; N]) -> R) {
+    let elements = src.as_chunks().0;
+    elements.iter().zip(out).for_each(|(e, o)| *o = f(*e));
+}
+
+/// Adds up `f` of all numbers.
+fn sum<R: Real>(numbers: &[R], f: impl Fn(R) -> f64) -> f64 {
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    let mut lanes = [0f64; LANES];
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += f(*x);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|x| f(*x)).sum::<f64>()
+}
+
+/// Counts the numbers of which `is` is true.
+pub(super) fn count<R: Real>(numbers: &[R], is: impl Fn(R) -> bool) -> u64 {
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    // No step has more numbers than fit.
+    let mut lanes = [0u32; LANES];
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += u32::from(is(*x));
+        }
+    }
+    let lanes: u64 = lanes.iter().map(|n| u64::from(*n)).sum();
+    lanes + rest.iter().filter(|x| is(**x)).count() as u64
+}
+
+/// The smallest and the largest number.
+fn extremes<R: Real>(numbers: &[R]) -> (R, R) {
+    let less = |a: R, b: R| if b < a { b } else { a };
+    let more = |a: R, b: R| if b > a { b } else { a };
+    let (mut low, mut high) = ([R::HIGHEST; LANES], [R::LOWEST; LANES]);
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            low[i] = less(low[i], chunk[i]);
+            high[i] = more(high[i], chunk[i]);
+        }
+    }
+    let lows = low.iter().chain(rest).copied();
+    let highs = high.iter().chain(rest).copied();
+    (lows.fold(R::HIGHEST, less), highs.fold(R::LOWEST, more))
+}
+
+/// What some numbers are like. Extremes and sums are of the finite ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Moments {
+    pub(super) numbers: u64,
+    pub(super) zeros: u64,
+    pub(super) denormals: u64,
+    pub(super) nans: u64,
+    pub(super) infinite: u64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    pub(super) sum: f64,
+    pub(super) squares: f64,
+}
+
+impl Default for Moments {
+    fn default() -> Self {
+        Self {
+            numbers: 0,
+            zeros: 0,
+            denormals: 0,
+            nans: 0,
+            infinite: 0,
+            min: f64::INFINITY,
+            max: f64::NEG_INFINITY,
+            sum: 0.0,
+            squares: 0.0,
+        }
+    }
+}
+
+impl Moments {
+    /// Adds what follows.
+    pub(super) fn merge(&mut self, next: &Self) {
+        self.numbers += next.numbers;
+        self.zeros += next.zeros;
+        self.denormals += next.denormals;
+        self.nans += next.nans;
+        self.infinite += next.infinite;
+        self.min = self.min.min(next.min);
+        self.max = self.max.max(next.max);
+        self.sum += next.sum;
+        self.squares += next.squares;
+    }
+
+    /// Adds numbers, of which there are at most [`STEP`]. `tiny` is the smallest normal one. It changes those that are not finite.
+    fn add<R: Real>(&mut self, numbers: &mut [R], tiny: R) {
+        let zero = R::default();
+        let all = numbers.len() as u64;
+        let finite = count(numbers, R::finite);
+        let zeros = count(numbers, |x| x == zero);
+        // NaN is not smaller than anything.
+        let small = count(numbers, |x| x.size_of() < tiny);
+        self.numbers += all;
+        self.zeros += zeros;
+        self.denormals += if tiny > zero { small - zeros } else { 0 };
+        if finite < all {
+            let nans = numbers.iter().filter(|x| x.wide().is_nan()).count() as u64;
+            self.nans += nans;
+            self.infinite += all - finite - nans;
+            let of_finite = numbers.iter().copied().filter(|x| x.finite());
+            let of_finite: Vec<R> = of_finite.collect();
+            self.extend(&of_finite);
+            // Zeros change no sum.
+            let of_odd = numbers.iter_mut().filter(|x| !x.finite());
+            of_odd.for_each(|x| *x = zero);
+        } else {
+            self.extend(numbers);
+        }
+        self.sum += sum(numbers, R::wide);
+        self.squares += sum(numbers, |x| x.wide() * x.wide());
+    }
+
+    /// Counts finite numbers among those that have extremes.
+    fn extend<R: Real>(&mut self, finite: &[R]) {
+        let (low, high) = extremes(finite);
+        self.min = self.min.min(low.wide());
+        self.max = self.max.max(high.wide());
+    }
+
+    /// Of elements of a type, which consist of these numbers.
+    pub(super) fn of(number: DType, bytes: &[u8]) -> Self {
+        match wide(number) {
+            Wide::F32 => Self::of_real::<f32>(number, bytes),
+            Wide::F64 => Self::of_real::<f64>(number, bytes),
+        }
+    }
+
+    fn of_real<R: Real>(number: DType, bytes: &[u8]) -> Self {
+        let mut out = Self::default();
+        let tiny = R::narrow(smallest_normal(number));
+        let size = number.size() as usize;
+        let (mut numbers, mut memory) = (vec![R::default(); STEP], Vec::new());
+        for step in bytes.chunks(STEP * size) {
+            let numbers = &mut numbers[..step.len() / size];
+            R::decode(number, step, numbers, &mut memory);
+            out.add(numbers, tiny);
+        }
+        out
+    }
+}
+
+/// The sums over pairs of numbers by which two tensors are compared. Pairs that are not finite are not in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Pairs {
+    /// How many differ.
+    pub(super) differ: u64,
+    /// The largest difference of finite numbers.
+    pub(super) most: f64,
+    pub(super) of_differences: f64,
+    pub(super) of_first: f64,
+    pub(super) of_second: f64,
+    pub(super) of_products: f64,
+}
+
+/// When two numbers count as different: if the difference is more than `absolute + relative * |b|`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bound {
+    pub(super) absolute: f64,
+    pub(super) relative: f64,
+}
+
+impl Bound {
+    fn exceeded(self, a: f64, b: f64) -> bool {
+        (a - b).abs() > self.absolute + self.relative * b.abs()
+    }
+
+    /// The same for any numbers: NaN is like NaN, and an infinity is like itself.
+    fn differ(self, a: f64, b: f64) -> bool {
+        if a.is_finite() && b.is_finite() {
+            self.exceeded(a, b)
+        } else {
+            !(a == b || (a.is_nan() && b.is_nan()))
+        }
+    }
+}
+
+impl Pairs {
+    pub(super) fn merge(&mut self, next: &Self) {
+        self.differ += next.differ;
+        self.most = self.most.max(next.most);
+        self.of_differences += next.of_differences;
+        self.of_first += next.of_first;
+        self.of_second += next.of_second;
+        self.of_products += next.of_products;
+    }
+
+    /// Adds numbers that are the same in both.
+    fn add_same<R: Real>(&mut self, numbers: &[R]) {
+        let squares = sum(
+            numbers,
+            |x| {
+                if x.finite() { x.wide() * x.wide() } else { 0.0 }
+            },
+        );
+        self.of_first += squares;
+        self.of_second += squares;
+        self.of_products += squares;
+    }
+
+    /// Adds pairs. Returns the first that differs.
+    fn add<R: Real>(&mut self, a: &mut [R], b: &mut [R], bound: Bound) -> Option<usize> {
+        let finite = |numbers: &[R]| count(numbers, R::finite) == numbers.len() as u64;
+        let differs = |(a, b): (&R, &R)| bound.differ(a.wide(), b.wide());
+        let mut first = None;
+        if !finite(a) || !finite(b) {
+            let of_odd = a
+                .iter()
+                .zip(b.iter())
+                .filter(|(a, b)| !a.finite() || !b.finite());
+            self.differ += of_odd.filter(|(a, b)| differs((*a, *b))).count() as u64;
+            first = a.iter().zip(b.iter()).position(differs);
+            for (a, b) in a.iter_mut().zip(b.iter_mut()) {
+                if !a.finite() || !b.finite() {
+                    (*a, *b) = (R::default(), R::default());
+                }
+            }
+        }
+        let (a, b) = (&*a, &*b);
+        let differ = self.add_finite(a, b, bound);
+        if differ > 0 && first.is_none() {
+            first = a.iter().zip(b).position(differs);
+        }
+        self.differ += differ;
+        first
+    }
+
+    /// Adds pairs of finite numbers. Returns how many differ.
+    fn add_finite<R: Real>(&mut self, a: &[R], b: &[R], bound: Bound) -> u64 {
+        let (mut differences, mut firsts) = ([0f64; LANES], [0f64; LANES]);
+        let (mut seconds, mut products) = ([0f64; LANES], [0f64; LANES]);
+        let (mut most, mut differ) = ([0f64; LANES], [0u64; LANES]);
+        let mut one = |i: usize, a: R, b: R| {
+            let (a, b) = (a.wide(), b.wide());
+            let d = (a - b).abs();
+            differences[i] += d * d;
+            firsts[i] += a * a;
+            seconds[i] += b * b;
+            products[i] += a * b;
+            most[i] = if d > most[i] { d } else { most[i] };
+            differ[i] += u64::from(bound.exceeded(a, b));
+        };
+        let ((chunks_a, rest_a), (chunks_b, rest_b)) =
+            (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+        for (a, b) in chunks_a.iter().zip(chunks_b) {
+            for i in 0..LANES {
+                one(i, a[i], b[i]);
+            }
+        }
+        for (a, b) in rest_a.iter().zip(rest_b) {
+            one(0, *a, *b);
+        }
+        self.most = most.iter().fold(self.most, |a, b| a.max(*b));
+        self.of_differences += differences.iter().sum::<f64>();
+        self.of_first += firsts.iter().sum::<f64>();
+        self.of_second += seconds.iter().sum::<f64>();
+        self.of_products += products.iter().sum::<f64>();
+        differ.iter().sum()
+    }
+
+    /// Of the elements of two tensors, as numbers of these types. Returns also the first number that differs.
+    pub(super) fn of(a: (DType, &[u8]), b: (DType, &[u8]), bound: Bound) -> (Self, Option<usize>) {
+        let long = |d: DType| matches!(d, DType::Int64 | DType::UInt64);
+        match wide(a.0).max(wide(b.0)) {
+            Wide::F32 => Self::of_real::<f32>(a, b, bound),
+            Wide::F64 if long(a.0) && a.0 == b.0 => Self::of_long(a.0, (a.1, b.1), bound),
+            Wide::F64 => Self::of_real::<f64>(a, b, bound),
+        }
+    }
+
+    fn of_real<R: Real>(
+        (type_a, a): (DType, &[u8]),
+        (type_b, b): (DType, &[u8]),
+        bound: Bound,
+    ) -> (Self, Option<usize>) {
+        let (mut out, mut first) = (Self::default(), None);
+        let (mut left, mut right) = (vec![R::default(); STEP], vec![R::default(); STEP]);
+        let mut memory = Vec::new();
+        let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
+        let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
+        for (n, (a, b)) in steps.enumerate() {
+            let len = (a.len() / size_a).min(b.len() / size_b);
+            let (left, right) = (&mut left[..len], &mut right[..len]);
+            R::decode(type_a, a, left, &mut memory);
+            if type_a == type_b && a == b {
+                out.add_same(left);
+                continue;
+            }
+            R::decode(type_b, b, right, &mut memory);
+            let here = out.add(left, right, bound);
+            first = first.or(here.map(|i| n * STEP + i));
+        }
+        (out, first)
+    }
+
+    /// Of integers that floats don't hold.
+    fn of_long(dtype: DType, (a, b): (&[u8], &[u8]), bound: Bound) -> (Self, Option<usize>) {
+        let (mut out, mut first) = (Self::default(), None);
+        let whole = |bytes: [u8; 8]| match dtype {
+            DType::UInt64 => i128::from(u64::from_le_bytes(bytes)),
+            _ => i128::from(i64::from_le_bytes(bytes)),
+        };
+        let pairs = a.as_chunks().0.iter().zip(b.as_chunks().0);
+        for (i, (a, b)) in pairs.enumerate() {
+            let (a, b) = (whole(*a), whole(*b));
+            let d = (a - b).unsigned_abs() as f64;
+            let (a, b) = (a as f64, b as f64);
+            if d > bound.absolute + bound.relative * b.abs() {
+                out.differ += 1;
+                first = first.or(Some(i));
+            }
+            out.most = out.most.max(d);
+            out.of_differences += d * d;
+            out.of_first += a * a;
+            out.of_second += b * b;
+            out.of_products += a * b;
+        }
+        (out, first)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+use super::*;
+use proptest::prelude::*;
+
+fn bytes<T: Copy, const N: usize>(numbers: &[T], f: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| f(*x)).collect()
+}
+
+/// One after the other, as it would be written down.
+fn slowly(numbers: &[f32]) -> Moments {
+    let mut m = Moments::default();
+    for x in numbers {
+        m.numbers += 1;
+        if x.is_nan() {
+            m.nans += 1;
+        } else if x.is_infinite() {
+            m.infinite += 1;
+        } else {
+            let wide = f64::from(*x);
+            m.zeros += u64::from(*x == 0.0);
+            m.denormals += u64::from(x.is_subnormal());
+            m.min = m.min.min(wide);
+            m.max = m.max.max(wide);
+            m.sum += wide;
+            m.squares += wide * wide;
+        }
+    }
+    m
+}
+
+fn is_near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * a.abs().max(b.abs()) || a == b
+}
+
+/// Any bits: NaN, infinities and denormals are common among them.
+fn floats() -> impl Strategy<Value = Vec<f32>> {
+    let any = prop_oneof![
+        any::<u32>().prop_map(f32::from_bits),
+        (-3i8..3).prop_map(f32::from),
+        (0u32..9).prop_map(f32::from_bits),
+    ];
+    prop::collection::vec(any, 0..70)
+}
+
+proptest! {
+    #[test]
+    fn loops_with_lanes_find_what_a_plain_loop_finds(numbers in floats(), repeat in 1usize..200) {
+        let numbers: Vec<f32> = numbers.iter().copied().cycle().take(numbers.len() * repeat).collect();
+        let (fast, slow) = (Moments::of(DType::Float32, &bytes(&numbers, f32::to_le_bytes)), slowly(&numbers));
+        let counts = |m: &Moments| (m.numbers, m.zeros, m.denormals, m.nans, m.infinite);
+        prop_assert_eq!(counts(&fast), counts(&slow));
+        prop_assert_eq!((fast.min, fast.max), (slow.min, slow.max));
+        prop_assert!(is_near(fast.squares, slow.squares), "{} {}", fast.squares, slow.squares);
+        // Terms of both signs may cancel out.
+        let size: f64 = numbers.iter().filter(|x| x.is_finite()).map(|x| f64::from(x.abs())).sum();
+        prop_assert!((fast.sum - slow.sum).abs() <= 1e-9 * size, "{} {}", fast.sum, slow.sum);
+    }
+
+    #[test]
+    fn pairs_are_compared_as_in_a_plain_loop(a in floats(), b in floats(), absolute in 0f64..2.0, relative in 0f64..0.5) {
+        let n = a.len().min(b.len());
+        let (a, b) = (&a[..n], &b[..n]);
+        let bound = Bound { absolute, relative };
+        let (pairs, first) = Pairs::of(
+            (DType::Float32, &bytes(a, f32::to_le_bytes)),
+            (DType::Float32, &bytes(b, f32::to_le_bytes)),
+            bound,
+        );
+        let differs = |(a, b): (&f32, &f32)| bound.differ(f64::from(*a), f64::from(*b));
+        let same_bits = a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+        let differ = a.iter().zip(b).filter(|p| differs(*p)).count() as u64;
+        prop_assert_eq!(pairs.differ, if same_bits { 0 } else { differ });
+        prop_assert_eq!(first, a.iter().zip(b).position(differs));
+        let both = a.iter().zip(b).filter(|(a, b)| a.is_finite() && b.is_finite());
+        let most = both.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
+        prop_assert_eq!(pairs.most, most);
+    }
+
+    #[test]
+    fn a_tensor_in_parts_has_the_moments_of_the_whole(numbers in floats(), cut in 0usize..70) {
+        let all = bytes(&numbers, f32::to_le_bytes);
+        let (head, tail) = all.split_at(cut.min(numbers.len()) * 4);
+        let mut parts = Moments::of(DType::Float32, head);
+        parts.merge(&Moments::of(DType::Float32, tail));
+        let whole = Moments::of(DType::Float32, &all);
+        prop_assert_eq!((parts.numbers, parts.min, parts.max), (whole.numbers, whole.min, whole.max));
+        prop_assert!(is_near(parts.squares, whole.squares));
+    }
+}
+
+#[test]
+fn denormals_are_those_of_the_stored_type() {
+    // 2^-15 is normal as a float32, and not as a float16, where it has the bits 0x0200.
+    let half = Moments::of(DType::Float16, &0x0200u16.to_le_bytes());
+    assert_eq!((half.denormals, half.max), (1, 2f64.powi(-15)));
+    let single = Moments::of(DType::Float32, &2f32.powi(-15).to_le_bytes());
+    assert_eq!(single.denormals, 0);
+    // The smallest e4m3fn, 2^-9.
+    let eight = Moments::of(DType::Float8E4M3Fn, &[1]);
+    assert_eq!((eight.denormals, eight.max), (1, 2f64.powi(-9)));
+    let whole = Moments::of(DType::Int16, &[1, 0]);
+    assert_eq!((whole.denormals, whole.max), (0, 1.0));
+}
+
+#[test]
+fn large_integers_are_compared_exactly() {
+    let (a, b) = (i64::MAX.to_le_bytes(), (i64::MAX - 1).to_le_bytes());
+    let of = |a, b| Pairs::of((DType::Int64, a), (DType::Int64, b), Bound::default());
+    let (pairs, first) = of(&a, &b);
+    assert_eq!((pairs.differ, pairs.most, first), (1, 1.0, Some(0)));
+    assert_eq!(of(&a, &a).0.differ, 0);
+}
+
+#[test]
+fn numbers_of_different_types_are_compared_by_value() {
+    let floats = bytes(&[1.5f32, 2.25, -0.0], f32::to_le_bytes);
+    let halves: Vec<u8> = [0x3fc0u16, 0x4010, 0]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let (pairs, first) = Pairs::of(
+        (DType::Float32, &floats),
+        (DType::BFloat16, &halves),
+        Bound::default(),
+    );
+    assert_eq!((pairs.differ, first), (0, None));
+    let ints = bytes(&[1i32, 2, 0], i32::to_le_bytes);
+    let (pairs, first) = Pairs::of(
+        (DType::Float32, &floats),
+        (DType::Int32, &ints),
+        Bound::default(),
+    );
+    assert_eq!((pairs.differ, pairs.most, first), (2, 0.5, Some(0)));
+}

@@ -1,0 +1,2 @@
+//! Compiles and runs the examples of the page *Converting*.
+#![doc = include_str!("../../../docs/converting.md")]

@@ -1,0 +1,230 @@
+//! Casts of floats on the way, and what they lose.
+
+use reshard::{
+    DType, Region,
+    model::{BoxError, TensorSource},
+    plan::cast::convert,
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Whether elements are floating-point numbers that mean something alone: no scales, no packed floats.
+pub(crate) fn is_number(dtype: DType) -> bool {
+    dtype.is_float() && !matches!(dtype, DType::Float8E8M0Fnu | DType::Float4E2M1FnX2)
+}
+
+/// Whether elements of one type are cast if another is wanted.
+pub(crate) fn is_cast(from: DType, to: DType) -> bool {
+    from != to && is_number(from) && is_number(to)
+}
+
+/// What a cast of one tensor has lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CastReport {
+    /// Key of the tensor.
+    pub key: String,
+    /// Its element type in the source.
+    pub from: DType,
+    /// Its element type in the target.
+    pub to: DType,
+    /// The number of elements.
+    pub elements: u64,
+    /// How many finite elements were too large for the type. They have become infinite, or NaN in a type without infinity, or the largest
+    /// number in float8_e4m3fn.
+    pub overflowed: u64,
+    /// How many elements other than zero have become zero.
+    pub underflowed: u64,
+    /// How many elements have another value than before; those that overflowed and underflowed are among them.
+    pub inexact: u64,
+}
+
+/// Counts of one tensor, from all threads.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    overflowed: AtomicU64,
+    underflowed: AtomicU64,
+    inexact: AtomicU64,
+}
+
+impl Lost {
+    pub(crate) fn report(&self, key: &str, from: DType, to: DType, elements: u64) -> CastReport {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        CastReport {
+            key: key.into(),
+            from,
+            to,
+            elements,
+            overflowed: get(&self.overflowed),
+            underflowed: get(&self.underflowed),
+            inexact: get(&self.inexact),
+        }
+    }
+}
+
+/// A source whose elements are cast while they are read.
+pub(crate) struct Casting {
+    pub(crate) from: DType,
+    pub(crate) to: DType,
+    pub(crate) source: Arc<dyn TensorSource>,
+    pub(crate) lost: Arc<Lost>,
+}
+
+/// So many elements are cast at a time, so that they stay in a core's cache.
+const STEP: usize = 16 << 10;
+
+impl TensorSource for Casting {
+    fn block(&self) -> Option<u64> {
+        self.source.block()
+    }
+
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let (a, b) = (self.from.size() as usize, self.to.size() as usize);
+        let mut stored = vec![0; out.len() / b * a];
+        self.source.read(region, &mut stored)?;
+        let mut compared = Compared::default();
+        for (stored, cast) in stored.chunks(STEP * a).zip(out.chunks_mut(STEP * b)) {
+            convert(self.from, stored, self.to, cast)?;
+            compared.add(self.from, stored, self.to, cast)?;
+        }
+        let Compared { counts, .. } = compared;
+        let lost = &self.lost;
+        for (all, n) in [&lost.overflowed, &lost.underflowed, &lost.inexact]
+            .into_iter()
+            .zip(counts)
+        {
+            all.fetch_add(n, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Counts what is lost, in memory that is used again.
+#[derive(Default)]
+struct Compared {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    counts: [u64; 3],
+}
+
+impl Compared {
+    fn add(&mut self, from: DType, stored: &[u8], to: DType, cast: &[u8]) -> Result<(), BoxError> {
+        let wide = match (from, to) {
+            (DType::Float64, _) | (_, DType::Float64) => DType::Float64,
+            _ => DType::Float32,
+        };
+        let n = cast.len() / to.size() as usize * wide.size() as usize;
+        self.before.resize(n, 0);
+        self.after.resize(n, 0);
+        convert(from, stored, wide, &mut self.before)?;
+        convert(to, cast, wide, &mut self.after)?;
+        let pairs = (&*self.before, &*self.after);
+        let pairs = match wide {
+            DType::Float64 => count(pairs, too_large(to), f64::from_le_bytes),
+            _ => count(pairs, too_large(to), |b| f32::from_le_bytes(b).into()),
+        };
+        for (all, n) in self.counts.iter_mut().zip(pairs) {
+            *all += n;
+        }
+        Ok(())
+    }
+}
+
+/// What becomes the largest number of a type although it is too large. Other types have infinity or NaN for it.
+fn too_large(to: DType) -> f64 {
+    match to {
+        // Half a step above 448.
+        DType::Float8E4M3Fn => 464.0,
+        _ => f64::INFINITY,
+    }
+}
+
+/// How many overflowed, underflowed, and are inexact. Without branches, so that it is done for several elements at once.
+fn count<const N: usize>(
+    (before, after): (&[u8], &[u8]),
+    too_large: f64,
+    float: impl Fn([u8; N]) -> f64,
+) -> [u64; 3] {
+    let pairs = before.as_chunks().0.iter().zip(after.as_chunks().0);
+    let mut counts = [0u64; 3];
+    for (before, after) in pairs {
+        let (before, after) = (float(*before), float(*after));
+        counts[0] +=
+            u64::from(before.is_finite() & (!after.is_finite() | (before.abs() > too_large)));
+        counts[1] += u64::from((before != 0.0) & (after == 0.0));
+        counts[2] += u64::from((before != after) & !(before.is_nan() & after.is_nan()));
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Floats(Vec<f32>);
+
+    impl TensorSource for Floats {
+        fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+            let range = region.offsets[0] as usize..region.end(0) as usize;
+            let bytes: Vec<u8> = self.0[range].iter().flat_map(|x| x.to_le_bytes()).collect();
+            out.copy_from_slice(&bytes);
+            Ok(())
+        }
+    }
+
+    fn lost(floats: &[f32], to: DType) -> (Vec<u8>, [u64; 3]) {
+        let casting = Casting {
+            from: DType::Float32,
+            to,
+            source: Arc::new(Floats(floats.to_vec())),
+            lost: Arc::default(),
+        };
+        let mut out = vec![0; floats.len() * to.size() as usize];
+        let whole = Region::new([0], [floats.len() as u64]);
+        casting.read(&whole, &mut out).unwrap();
+        let r = casting
+            .lost
+            .report("k", DType::Float32, to, floats.len() as u64);
+        (out, [r.overflowed, r.underflowed, r.inexact])
+    }
+
+    #[test]
+    fn what_a_cast_loses_is_counted() {
+        let floats = [
+            1.0,
+            1.0 + f32::EPSILON,
+            1e30,
+            -1e-30,
+            f32::NAN,
+            f32::INFINITY,
+            -0.0,
+        ];
+        // bfloat16 has the range of float32; 1e30 and -1e-30 are rounded.
+        let (out, counts) = lost(&floats, DType::BFloat16);
+        assert_eq!(counts, [0, 0, 3]);
+        assert_eq!(&out[..4], [0x80, 0x3f, 0x80, 0x3f]);
+        assert_eq!(lost(&floats, DType::Float16).1, [1, 1, 3]);
+        // It has no infinity: too much is the largest number, and so is infinity.
+        assert_eq!(lost(&floats, DType::Float8E4M3Fn).1, [1, 1, 4]);
+        assert_eq!(lost(&floats, DType::Float64).1, [0, 0, 0]);
+    }
+
+    #[test]
+    fn numbers_are_cast_and_scales_and_packed_floats_are_not() {
+        use DType as D;
+        for (from, is) in [
+            (D::Float32, true),
+            (D::Float8E5M2, true),
+            (D::BFloat16, false),
+            (D::Int64, false),
+            (D::Bool, false),
+            (D::Complex64, false),
+            (D::Float8E8M0Fnu, false),
+            (D::Float4E2M1FnX2, false),
+        ] {
+            assert_eq!(is_cast(from, D::BFloat16), is, "{from}");
+        }
+    }
+}

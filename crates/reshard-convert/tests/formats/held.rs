@@ -1,0 +1,201 @@
+//! A format that has no place for much.
+
+use crate::states::{cases, contents, save};
+use async_trait::async_trait;
+use futures::executor::block_on;
+use reshard::{
+    BackendVersion, Checkpoint, DType, Dialect, ErrorKind, ShardedTensor, StateDict, Tensor,
+    blocking,
+    model::FlatStateDict,
+    strategy::{
+        Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy,
+    },
+    torch_dist::TorchDistConfig,
+};
+use reshard_convert::{ConvertError, NotHeld, convert};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// torch_dist, of which only real tensors are left.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Narrow {
+    #[serde(default)]
+    items: bool,
+}
+
+#[derive(Debug)]
+struct NarrowSave {
+    base: Arc<dyn SaveShardedStrategy>,
+    items: bool,
+}
+
+#[typetag::serde(name = "narrow")]
+impl SaveShardedConfig for Narrow {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        let (base, items) = (TorchDistConfig::new().build()?, self.items);
+        Ok(Arc::new(NarrowSave { base, items }))
+    }
+}
+
+#[async_trait]
+impl SaveShardedStrategy for NarrowSave {
+    fn key(&self) -> BackendVersion {
+        self.base.key()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default().with_dtypes(|dtype| !dtype.is_complex());
+        match self.items {
+            true => can.with_dialects(&[Dialect::Dcp]),
+            false => can.with_dialects(&[Dialect::TensorsOnly]),
+        }
+    }
+
+    async fn prepare(
+        &self,
+        state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
+        self.base.prepare(state, cx).await
+    }
+}
+
+fn saved(case: &str, url: &str) -> Checkpoint {
+    let case = cases().into_iter().find(|c| c.name == case).unwrap();
+    save(&case, &BackendVersion::new("torch_dist", 1), url).unwrap();
+    block_on(Checkpoint::open(url)).unwrap()
+}
+
+#[test]
+fn what_has_no_place_is_refused_by_name_or_left_out() {
+    for (case, names) in [
+        ("objects", &["name", "step"][..]),
+        (
+            "megatron",
+            &["rng_state/shard_0_2", "rng_state/shard_1_2", "common state"],
+        ),
+        ("complex", &["a of type complex64"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+        let source = saved(case, &src);
+        let error = blocking::run(convert(&source, &dst).strategy(Narrow::default())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for name in names {
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let ConvertError::NotHeld { what, .. } = error else {
+            unreachable!("{error}")
+        };
+        assert!(!std::path::Path::new(&dst).exists());
+        let some = convert(&source, &dst)
+            .strategy(Narrow::default())
+            .drop_objects(true);
+        let report = blocking::run(some).unwrap();
+        assert_eq!(report.dropped, what);
+        let there = block_on(Checkpoint::open(&dst)).unwrap();
+        assert_eq!(there.objects().count(), 0);
+        let mut left = contents(&source);
+        left.retain(|_, (dtype, ..)| !dtype.is_complex());
+        assert_eq!(contents(&there), left);
+    }
+}
+
+#[test]
+fn complex_tensors_have_a_place_nowhere_but_where_the_format_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+    let source = saved("complex", &src);
+    let error = blocking::run(convert(&source, &dst).strategy(Narrow::default())).unwrap_err();
+    let ConvertError::NotHeld { what, .. } = error else {
+        unreachable!("{error}")
+    };
+    assert_eq!(what, [NotHeld::Tensor("a".into(), DType::Complex64)]);
+}
+
+#[test]
+fn common_state_becomes_items_where_there_is_no_common_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+    let source = saved("megatron", &src);
+    let report = blocking::run(convert(&source, &dst).strategy(Narrow { items: true })).unwrap();
+    assert!(report.dropped.is_empty());
+    let there = block_on(Checkpoint::open(&dst)).unwrap();
+    assert_eq!(there.dialect(), Dialect::Dcp);
+    assert_eq!(contents(&there), contents(&source));
+    assert_eq!(block_on(there.object("iteration")).unwrap(), 1000.into());
+    let state = block_on(there.state()).unwrap();
+    // Keys of tensors stay what they were; common state keeps its nesting.
+    assert!(state.get("model.weight").is_some());
+    assert_eq!(
+        state.get("iteration").and_then(|v| v.leaf()?.as_int()),
+        Some(1000)
+    );
+}
+
+#[test]
+fn floats_are_cast_and_what_is_lost_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+    let mut state = StateDict::new();
+    let floats = Tensor::from_vec(&[2, 2], vec![1f32, 1e9, 0.1, 0.0]).unwrap();
+    state.insert("w", ShardedTensor::full("w", floats));
+    let ints = Tensor::from_vec(&[2], vec![1i64, i64::MAX]).unwrap();
+    state.insert("n", ShardedTensor::full("n", ints.clone()));
+    let half = Tensor::from_vec(&[2], vec![1f32, 0.1]).unwrap();
+    let half = reshard::plan::cast::tensor(&half, DType::Float16).unwrap();
+    state.insert("h", ShardedTensor::full("h", half.clone()));
+    blocking::save(&state, &src).unwrap();
+    let source = block_on(Checkpoint::open(&src)).unwrap();
+
+    // Also those that no float can be.
+    for dtype in [DType::Int8, DType::Float8E8M0Fnu, DType::Complex64] {
+        let error = blocking::run(convert(&source, &dst).dtype(dtype)).unwrap_err();
+        assert!(
+            matches!(error, ConvertError::DType(d) if d == dtype),
+            "{error}"
+        );
+    }
+    let report = blocking::run(convert(&source, &dst).dtype(DType::Float16).ranks(2)).unwrap();
+    let [cast] = &*report.casts else {
+        unreachable!("{:?}", report.casts)
+    };
+    assert_eq!(
+        (&*cast.key, cast.from, cast.to),
+        ("w", DType::Float32, DType::Float16)
+    );
+    assert_eq!(
+        (
+            cast.elements,
+            cast.overflowed,
+            cast.underflowed,
+            cast.inexact
+        ),
+        (4, 1, 0, 2)
+    );
+    let there = block_on(Checkpoint::open(&dst)).unwrap();
+    let read = |key: &str| block_on(there.tensor(key).unwrap().read(..)).unwrap();
+    let bits = read("w").to_bytes();
+    assert_eq!(&bits[..], [0x00, 0x3c, 0x00, 0x7c, 0x66, 0x2e, 0, 0]);
+    assert_eq!(read("n").to_bytes(), ints.to_bytes());
+    assert_eq!(read("h").to_bytes(), half.to_bytes());
+}
+
+#[test]
+fn settings_are_those_of_the_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+    let source = saved("plain", &src);
+    let to = |format: &str| convert(&source, &dst).to(BackendVersion::new(format, 1));
+    let error = blocking::run(to("zarr3").files_per_rank(2)).unwrap_err();
+    assert!(
+        matches!(&error, ConvertError::Setting { setting, .. } if setting == "files_per_rank"),
+        "{error}"
+    );
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let error = blocking::run(to("nobodys")).unwrap_err();
+    assert!(matches!(error, ConvertError::Target(_)), "{error}");
+    assert!(!std::path::Path::new(&dst).exists());
+    let done = blocking::run(to("zarr3").setting("inner_chunk", "1KiB")).unwrap();
+    assert_eq!(done.format, BackendVersion::new("zarr3", 1));
+}

@@ -1,0 +1,554 @@
+//! Applies rules to the tensors and objects of a checkpoint.
+
+use crate::{
+    Limits, MapError, MappedTensor, Pattern, Result,
+    error::Fault,
+    pattern::Captures,
+    rule::{Blocks, Layers, Rule, Verb},
+};
+use reshard_model::Dims;
+use std::collections::BTreeMap;
+
+/// The names that wrappers of modules add to keys.
+const WRAPPERS: [&str; 4] = [
+    "module.",
+    "_orig_mod.",
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+];
+
+/// What has a key.
+#[derive(Clone, Debug)]
+pub(crate) enum Entry {
+    Tensor(MappedTensor),
+    /// An object, with its key in the checkpoint.
+    Object(Box<str>),
+}
+
+impl Entry {
+    fn shape(&self) -> Option<Dims> {
+        match self {
+            Self::Tensor(t) => Some(t.shape.clone()),
+            Self::Object(_) => None,
+        }
+    }
+}
+
+/// The tensors and objects after some of the rules.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) entries: BTreeMap<String, Entry>,
+    pub(crate) limits: Limits,
+}
+
+/// A rule that is being applied: what errors name.
+#[derive(Clone, Copy)]
+struct Now {
+    rule: usize,
+    verb: &'static str,
+    pieces: usize,
+}
+
+impl Now {
+    fn error(self, key: &str, shape: Option<Dims>, what: impl Into<String>) -> MapError {
+        MapError::Apply {
+            rule: self.rule,
+            verb: self.verb,
+            key: key.into(),
+            shape,
+            what: what.into(),
+        }
+    }
+
+    fn fault(self, key: &str, shape: Option<Dims>, fault: Fault) -> MapError {
+        match fault {
+            Fault::Wrong(what) => self.error(key, shape, what),
+            Fault::Pieces => MapError::Limit {
+                what: format!("pieces of tensors after rule {} ({})", self.rule, self.verb),
+                limit: self.pieces as u64,
+                option: "pieces",
+            },
+        }
+    }
+
+    fn names(self, limits: Limits) -> MapError {
+        MapError::Limit {
+            what: format!("names after rule {} ({})", self.rule, self.verb),
+            limit: limits.names as u64,
+            option: "names",
+        }
+    }
+
+    fn fill(self, pattern: &Pattern, captures: &Captures, key: &str) -> Result<String> {
+        let name = pattern.fill(captures).filter(|name| !name.is_empty());
+        name.ok_or_else(|| self.error(key, None, format!("`{pattern}` makes no name of it")))
+    }
+}
+
+/// A key that a rule took out of the state.
+struct Taken {
+    key: String,
+    captures: Captures,
+    entry: Entry,
+}
+
+impl State {
+    /// Applies a rule.
+    pub(crate) fn apply(&mut self, rule: &Rule<u64>) -> Result<()> {
+        let now = Now {
+            rule: rule.number,
+            verb: rule.verb.name(),
+            pieces: self.limits.pieces,
+        };
+        let changed = match &rule.verb {
+            Verb::Rename { from, to } => self.rename(now, from, to)?,
+            Verb::Drop { keys } => self.take(keys).len(),
+            Verb::Keep { keys } => {
+                let kept = self.take(keys);
+                self.entries.clear();
+                let count = kept.len();
+                for taken in kept {
+                    self.put(now, taken.key, taken.entry)?;
+                }
+                count
+            }
+            Verb::AddPrefix { prefix } => {
+                self.rename_all(now, |key| Ok(format!("{prefix}{key}")))?
+            }
+            Verb::StripPrefix { prefix } => {
+                let what =
+                    format!("it does not begin with `{prefix}`; use `rename` if only some keys do");
+                self.rename_all(now, |key| {
+                    key.strip_prefix(&**prefix)
+                        .map(String::from)
+                        .ok_or_else(|| what.clone())
+                })?
+            }
+            Verb::Canonical => self.rename_all(now, |key| Ok(canonical(key)))?,
+            Verb::Stack { from, to, layers } => self.stack(now, from, to, layers)?,
+            Verb::Unstack { from, to, layers } => self.unstack(now, from, to, layers)?,
+            Verb::Split {
+                from,
+                to,
+                axis,
+                sizes,
+            } => self.split(now, from, to, (*axis, sizes))?,
+            Verb::Concat {
+                from,
+                to,
+                axis,
+                sizes,
+            } => self.concat(now, from, to, (*axis, sizes))?,
+            Verb::Interleave { keys, blocks } => self.edit(now, keys, |t, max| {
+                let Blocks {
+                    axis,
+                    groups,
+                    sizes,
+                } = blocks;
+                t.interleave(*axis, *groups, sizes, max)
+            })?,
+            Verb::Deinterleave { keys, blocks } => self.edit(now, keys, |t, max| {
+                let Blocks {
+                    axis,
+                    groups,
+                    sizes,
+                } = blocks;
+                t.deinterleave(*axis, *groups, sizes, max)
+            })?,
+            Verb::Transpose { keys, axes } => self.edit(now, keys, |t, _| t.transpose(axes))?,
+            Verb::Pad {
+                keys,
+                axis,
+                from,
+                to,
+            } => self.edit(now, keys, |t, _| {
+                resize(&t, *axis, *from, *to, true).and_then(|()| t.embed(*axis, 0, *to))
+            })?,
+            Verb::Trim {
+                keys,
+                axis,
+                from,
+                to,
+                ..
+            } => self.edit(now, keys, |t, max| {
+                resize(&t, *axis, *from, *to, false).and_then(|()| t.slice(*axis, 0, *to, max))
+            })?,
+            Verb::Cast { keys, from, to, .. } => self.edit(now, keys, |t, _| match from {
+                Some(from) if *from != t.dtype => {
+                    Err(Fault::wrong(format!("it has type {}, not {from}", t.dtype)))
+                }
+                _ => Ok(t.cast(*to)),
+            })?,
+            Verb::Reshape { keys, from, to } => self.edit(now, keys, |t, max| match from {
+                Some(from) if from[..] != t.shape[..] => Err(Fault::wrong(format!(
+                    "its shape is not {}, as `from` says",
+                    Dims::from(&from[..])
+                ))),
+                _ => t.reshape(to[..].into(), max),
+            })?,
+        };
+        if changed == 0 && !rule.optional && !self.entries.is_empty() {
+            let first = self.entries.keys().next().map_or("", |k| k);
+            let what = "the rule matches none of the keys, of which this is the first; correct its pattern, or say `optional = true`";
+            return Err(now.error(first, None, what));
+        }
+        self.check_limits(now)
+    }
+
+    fn check_limits(&self, now: Now) -> Result<()> {
+        let pieces = |e: &Entry| match e {
+            Entry::Tensor(t) => t.pieces.len(),
+            Entry::Object(_) => 0,
+        };
+        if self.entries.values().map(pieces).sum::<usize>() > self.limits.pieces {
+            return Err(now.fault("", None, Fault::Pieces));
+        }
+        if self.entries.len() > self.limits.names {
+            return Err(now.names(self.limits));
+        }
+        Ok(())
+    }
+
+    /// Takes the keys that one of the patterns matches, in order.
+    fn take(&mut self, patterns: &[Pattern]) -> Vec<Taken> {
+        let matching = self.entries.keys().filter_map(|key| {
+            let captures = patterns.iter().find_map(|p| p.captures(key))?;
+            Some((key.clone(), captures))
+        });
+        let matching: Vec<_> = matching.collect();
+        let taken = matching.into_iter().filter_map(|(key, captures)| {
+            let entry = self.entries.remove(&key)?;
+            Some(Taken {
+                key,
+                captures,
+                entry,
+            })
+        });
+        taken.collect()
+    }
+
+    /// Takes tensors; an object that matches is an error.
+    fn take_tensors(
+        &mut self,
+        now: Now,
+        patterns: &[Pattern],
+    ) -> Result<Vec<(String, Captures, MappedTensor)>> {
+        let tensor = |taken: Taken| match taken.entry {
+            Entry::Tensor(t) => Ok((taken.key, taken.captures, t)),
+            Entry::Object(_) => {
+                let what = "it is an object, not a tensor; drop it first, or use a pattern that does not match it";
+                Err(now.error(&taken.key, None, what))
+            }
+        };
+        self.take(patterns).into_iter().map(tensor).collect()
+    }
+
+    fn put(&mut self, now: Now, key: String, entry: Entry) -> Result<()> {
+        let shape = entry.shape();
+        if self.entries.contains_key(&key) {
+            return Err(now.error(
+                &key,
+                shape,
+                "two of them would have this key; drop or rename one of them first",
+            ));
+        }
+        if self.entries.len() >= self.limits.names {
+            return Err(now.names(self.limits));
+        }
+        self.entries.insert(key, entry);
+        Ok(())
+    }
+
+    fn rename(&mut self, now: Now, from: &Pattern, to: &Pattern) -> Result<usize> {
+        let taken = self.take(std::slice::from_ref(from));
+        let count = taken.len();
+        for t in taken {
+            let name = now.fill(to, &t.captures, &t.key)?;
+            self.put(now, name, t.entry)?;
+        }
+        Ok(count)
+    }
+
+    fn rename_all(
+        &mut self,
+        now: Now,
+        name: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<usize> {
+        let all = std::mem::take(&mut self.entries);
+        for (key, entry) in all {
+            let new = name(&key).and_then(|n| {
+                if n.is_empty() {
+                    Err("nothing would be left of its name".into())
+                } else {
+                    Ok(n)
+                }
+            });
+            let new = new.map_err(|what| now.error(&key, entry.shape(), what))?;
+            self.put(now, new, entry)?;
+        }
+        Ok(self.entries.len())
+    }
+
+    /// Changes tensors in place.
+    fn edit(
+        &mut self,
+        now: Now,
+        keys: &[Pattern],
+        change: impl Fn(MappedTensor, usize) -> Result<MappedTensor, Fault>,
+    ) -> Result<usize> {
+        let taken = self.take_tensors(now, keys)?;
+        let count = taken.len();
+        for (key, _, tensor) in taken {
+            let shape = tensor.shape.clone();
+            let changed =
+                change(tensor, self.limits.pieces).map_err(|f| now.fault(&key, Some(shape), f))?;
+            self.put(now, key, Entry::Tensor(changed))?;
+        }
+        Ok(count)
+    }
+
+    fn stack(
+        &mut self,
+        now: Now,
+        from: &Pattern,
+        to: &Pattern,
+        layers: &Layers<u64>,
+    ) -> Result<usize> {
+        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+        let count = taken.len();
+        let mut stacks: BTreeMap<Captures, BTreeMap<u64, (String, MappedTensor)>> = BTreeMap::new();
+        for (key, mut captures, tensor) in taken {
+            let number = captures.remove(&layers.index).and_then(|n| n.parse().ok());
+            let number: u64 =
+                number.ok_or_else(|| now.error(&key, None, "it has no number of a layer"))?;
+            stacks
+                .entry(captures)
+                .or_default()
+                .insert(number, (key, tensor));
+        }
+        for (captures, stack) in stacks {
+            let Some((key, first)) = stack.values().next().cloned() else {
+                continue;
+            };
+            let shape = Some(first.shape);
+            let want = layers.count.unwrap_or(stack.len() as u64);
+            if let Some(missing) = (0..want).find(|n| !stack.contains_key(n)) {
+                let what = format!("number {missing} of the {want} that are stacked is missing");
+                return Err(now.error(&key, shape, what));
+            }
+            if stack.len() as u64 != want {
+                let what = format!(
+                    "{} would be stacked, but there should be {want}",
+                    stack.len()
+                );
+                return Err(now.error(&key, shape, what));
+            }
+            let name = now.fill(to, &captures, &key)?;
+            let parts = stack.into_values().map(|(_, t)| t).collect();
+            let stacked =
+                MappedTensor::stack(parts, layers.axis).map_err(|f| now.fault(&key, shape, f))?;
+            self.put(now, name, Entry::Tensor(stacked))?;
+        }
+        Ok(count)
+    }
+
+    fn unstack(
+        &mut self,
+        now: Now,
+        from: &Pattern,
+        to: &Pattern,
+        layers: &Layers<u64>,
+    ) -> Result<usize> {
+        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+        let count = taken.len();
+        for (key, mut captures, tensor) in taken {
+            let fault = |f| now.fault(&key, Some(tensor.shape.clone()), f);
+            let extent = tensor.extent(layers.axis).map_err(fault)?;
+            if let Some(want) = layers.count.filter(|n| *n != extent) {
+                let what = format!(
+                    "axis {} has {extent} places, but there should be {want}",
+                    layers.axis
+                );
+                return Err(fault(Fault::wrong(what)));
+            }
+            if extent > self.limits.names as u64 {
+                return Err(now.names(self.limits));
+            }
+            for number in 0..extent {
+                captures.insert(layers.index.clone(), number.to_string());
+                let name = now.fill(to, &captures, &key)?;
+                let layer = tensor
+                    .slice(layers.axis, number, 1, self.limits.pieces)
+                    .map_err(fault)?;
+                self.put(now, name, Entry::Tensor(layer.remove_axis(layers.axis)))?;
+            }
+        }
+        Ok(count)
+    }
+
+    fn split(
+        &mut self,
+        now: Now,
+        from: &Pattern,
+        to: &[Pattern],
+        (axis, sizes): (usize, &[u64]),
+    ) -> Result<usize> {
+        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+        let count = taken.len();
+        for (key, captures, tensor) in taken {
+            let fault = |f| now.fault(&key, Some(tensor.shape.clone()), f);
+            let extent = tensor.extent(axis).map_err(fault)?;
+            let sizes = sizes_of(extent, axis, to.len(), sizes).map_err(fault)?;
+            let mut at = 0;
+            for (pattern, size) in to.iter().zip(sizes) {
+                let name = now.fill(pattern, &captures, &key)?;
+                let part = tensor
+                    .slice(axis, at, size, self.limits.pieces)
+                    .map_err(fault)?;
+                self.put(now, name, Entry::Tensor(part))?;
+                at += size;
+            }
+        }
+        Ok(count)
+    }
+
+    fn concat(
+        &mut self,
+        now: Now,
+        from: &[Pattern],
+        to: &Pattern,
+        (axis, sizes): (usize, &[u64]),
+    ) -> Result<usize> {
+        let mut sets: BTreeMap<Captures, Vec<Option<(String, MappedTensor)>>> = BTreeMap::new();
+        let mut count = 0;
+        for (at, pattern) in from.iter().enumerate() {
+            for (key, captures, tensor) in self.take_tensors(now, std::slice::from_ref(pattern))? {
+                let set = sets
+                    .entry(captures)
+                    .or_insert_with(|| vec![None; from.len()]);
+                if let Some(place) = set.get_mut(at) {
+                    *place = Some((key, tensor));
+                }
+                count += 1;
+            }
+        }
+        for (captures, set) in sets {
+            if let Some(at) = set.iter().position(Option::is_none) {
+                let missing = from
+                    .get(at)
+                    .and_then(|p| p.fill(&captures))
+                    .unwrap_or_default();
+                return Err(now.error(
+                    &missing,
+                    None,
+                    "it is missing; the others that are joined with it are there",
+                ));
+            }
+            let parts: Vec<_> = set.into_iter().flatten().collect();
+            let Some((key, first)) = parts.first().cloned() else {
+                continue;
+            };
+            let fault = |f| now.fault(&key, Some(first.shape.clone()), f);
+            for ((key, part), want) in parts.iter().zip(sizes) {
+                let extent = part.extent(axis).map_err(fault)?;
+                if extent != *want {
+                    let what = format!("axis {axis} has {extent} places, and `sizes` says {want}");
+                    return Err(now.error(key, Some(part.shape.clone()), what));
+                }
+            }
+            // Without sizes the inverse makes equal parts.
+            let uneven = sizes.is_empty()
+                && parts
+                    .iter()
+                    .any(|(_, p)| p.shape.get(axis) != first.shape.get(axis));
+            if uneven {
+                return Err(fault(Fault::wrong(
+                    "the parts have different sizes; say them in `sizes`",
+                )));
+            }
+            let name = now.fill(to, &captures, &key)?;
+            let parts = parts.into_iter().map(|(_, t)| t).collect();
+            let whole = MappedTensor::concat(parts, axis).map_err(fault)?;
+            self.put(now, name, Entry::Tensor(whole))?;
+        }
+        Ok(count)
+    }
+}
+
+/// The sizes of the parts of an axis: those given, or equal ones.
+fn sizes_of(extent: u64, axis: usize, parts: usize, sizes: &[u64]) -> Result<Vec<u64>, Fault> {
+    if sizes.is_empty() {
+        let parts = parts as u64;
+        if !extent.is_multiple_of(parts) || parts == 0 {
+            return Err(Fault::wrong(format!(
+                "axis {axis} has {extent} places, which are not {parts} equal parts; say their sizes in `sizes`"
+            )));
+        }
+        return Ok(vec![extent / parts; usize::try_from(parts).unwrap_or(0)]);
+    }
+    let total = sizes.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
+    if total == Some(extent) {
+        Ok(sizes.to_vec())
+    } else {
+        let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+        Err(Fault::wrong(format!(
+            "axis {axis} has {extent} places, and not {} as `sizes` says",
+            sizes.join(" + ")
+        )))
+    }
+}
+
+/// Checks that an axis can be padded or trimmed.
+fn resize(
+    t: &MappedTensor,
+    axis: usize,
+    from: Option<u64>,
+    to: u64,
+    larger: bool,
+) -> Result<(), Fault> {
+    let extent = t.extent(axis)?;
+    if let Some(from) = from.filter(|n| *n != extent) {
+        return Err(Fault::wrong(format!(
+            "axis {axis} has {extent} places, and not {from} as `from` says"
+        )));
+    }
+    if (larger && to < extent) || (!larger && to > extent) {
+        let other = if larger { "trim" } else { "pad" };
+        return Err(Fault::wrong(format!(
+            "axis {axis} has {extent} places, so it can't get {to}; `{other}` does that"
+        )));
+    }
+    Ok(())
+}
+
+/// A key without the names of wrappers. A wrapper's name is a whole component.
+fn canonical(key: &str) -> String {
+    let mut out = String::with_capacity(key.len());
+    let mut rest = key;
+    while !rest.is_empty() {
+        if let Some(after) = WRAPPERS.iter().find_map(|w| rest.strip_prefix(w)) {
+            rest = after;
+            continue;
+        }
+        let end = rest.find('.').map_or(rest.len(), |dot| dot + 1);
+        out.push_str(&rest[..end]);
+        rest = &rest[end..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn names_of_wrappers_are_stripped_wherever_they_are_whole_components() {
+        assert_eq!(
+            canonical("module._orig_mod.layers.0._checkpoint_wrapped_module.w"),
+            "layers.0.w"
+        );
+        assert_eq!(canonical("a._fsdp_wrapped_module.module.b"), "a.b");
+        assert_eq!(canonical("my_module.w"), "my_module.w");
+        assert_eq!(canonical("w.module"), "w.module");
+    }
+}

@@ -1,0 +1,142 @@
+use reshard_model::{Dims, ErrorKind};
+
+/// Result of this crate's functions.
+pub type Result<T, E = MapError> = std::result::Result<T, E>;
+
+/// What can be wrong with a map, or with a checkpoint that it is applied to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The text is no TOML, or has something that no map has.
+    #[error("the map can't be read: {0}")]
+    Syntax(String),
+    /// A rule contradicts itself.
+    #[error("rule {rule}{}: {what}", verb_of(verb))]
+    Rule {
+        /// Its number; the first rule is 1.
+        rule: usize,
+        /// What it does, or an empty string if it does not say so.
+        verb: &'static str,
+        /// What is wrong, and what to write instead.
+        what: String,
+    },
+    /// A parameter is missing, unknown or makes no sense.
+    #[error("parameter `{name}`: {what}")]
+    Parameter {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A rule can't be applied to a tensor or object.
+    #[error("rule {rule}{}: {key}{}: {what}", verb_of(verb), shape_of(shape.as_deref()))]
+    Apply {
+        /// Its number; the first rule is 1.
+        rule: usize,
+        /// What it does.
+        verb: &'static str,
+        /// The key to which it was applied.
+        key: String,
+        /// The shape of the tensor before the rule. `None` for objects, and for keys that are not there.
+        shape: Option<Dims>,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// A rule has no inverse.
+    #[error(
+        "the map has no inverse, because of rule {rule}{}: {why}. Change the rule, or give it `direction = \"forward\"`, so that \
+         the inverse leaves it out",
+        verb_of(verb)
+    )]
+    NoInverse {
+        /// Its number; the first rule is 1.
+        rule: usize,
+        /// What it does.
+        verb: &'static str,
+        /// The reason.
+        why: String,
+    },
+    /// A mapping leaves out elements of a tensor, or casts them with a loss, so nothing can bring them back.
+    #[error("the mapping has no inverse: {key}: {why}")]
+    Lossy {
+        /// The key in the source.
+        key: String,
+        /// The reason.
+        why: String,
+    },
+    /// A limit is exceeded.
+    #[error("{what}: more than {limit}; if you mean so many, raise `Limits::{option}`")]
+    Limit {
+        /// What is too much.
+        what: String,
+        /// The limit.
+        limit: u64,
+        /// The field of [`Limits`] that raises it.
+        option: &'static str,
+    },
+    /// No map of this name is shipped.
+    #[error("no map is named {name:?}; those that are: {}", known.join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: Vec<&'static str>,
+    },
+}
+
+impl MapError {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Limit { .. } => ErrorKind::Limit,
+            Self::Unknown { .. } => ErrorKind::NotFound,
+            Self::NoInverse { .. } | Self::Lossy { .. } => ErrorKind::Unsupported,
+            _ => ErrorKind::Invalid,
+        }
+    }
+}
+
+fn verb_of(verb: &str) -> String {
+    if verb.is_empty() {
+        String::new()
+    } else {
+        format!(" ({verb})")
+    }
+}
+
+fn shape_of(shape: Option<&[u64]>) -> String {
+    shape.map_or_else(String::new, |s| format!(" of shape {}", Dims::from(s)))
+}
+
+/// How much a map may ask for. Maps and checkpoints may come from strangers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Pieces of which all tensors together are made. So many take about 100 MB of memory by default.
+    pub pieces: usize,
+    /// Names of tensors and objects.
+    pub names: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pieces: 1 << 18,
+            names: 1 << 20,
+        }
+    }
+}
+
+/// Why an operation on a tensor can't be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It makes no sense, for this reason.
+    Wrong(String),
+    /// It would make more pieces than the limit.
+    Pieces,
+}
+
+impl Fault {
+    pub(crate) fn wrong(what: impl Into<String>) -> Self {
+        Self::Wrong(what.into())
+    }
+}

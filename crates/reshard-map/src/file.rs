@@ -1,0 +1,291 @@
+//! Mapping files: their text, and their parameters.
+
+use crate::{Map, MapError, Result, number::Number, rule::Rule};
+use std::collections::BTreeMap;
+
+mod fields;
+mod verbs;
+
+use fields::Fields;
+
+/// The longest text of a map, in bytes.
+const MAX_TEXT: usize = 1 << 20;
+
+/// The most rules of a map.
+const MAX_RULES: usize = 4096;
+
+/// A mapping file: rules, and parameters whose values are not known yet.
+///
+/// ```
+/// use reshard_map::{Limits, MapFile, Source};
+/// use reshard_model::DType;
+///
+/// let file = MapFile::parse(r#"
+///     [parameters.heads]
+///     about = "attention heads"
+///
+///     [[rule]]
+///     split = "{layer*}.qkv"
+///     to = ["{layer}.q", "{layer}.k", "{layer}.v"]
+///     sizes = ["heads * 2", 2, 2]
+/// "#)?;
+/// let map = file.bind(&[("heads".into(), 3)].into())?;
+/// let stored = [Source::new("0.qkv", DType::Float32, [10, 4])];
+/// let mapped = map.apply(stored, [], Limits::default())?;
+/// assert_eq!(mapped.tensor("0.q").unwrap().shape()[..], [6, 4]);
+/// assert_eq!(mapped.tensors().len(), 3);
+/// # Ok::<(), reshard_map::MapError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapFile {
+    about: Option<String>,
+    parameters: BTreeMap<String, Parameter>,
+    rules: Vec<Rule<Number>>,
+}
+
+/// A number that a map needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    about: Option<String>,
+    args: Option<String>,
+    config: Option<String>,
+    default: Option<Number>,
+}
+
+impl Parameter {
+    /// What it is.
+    pub fn about(&self) -> Option<&str> {
+        self.about.as_deref()
+    }
+
+    /// Its name in the `args` of a checkpoint of Megatron-LM.
+    pub fn args(&self) -> Option<&str> {
+        self.args.as_deref()
+    }
+
+    /// Its name in the `config.json` of Hugging Face's transformers.
+    pub fn config(&self) -> Option<&str> {
+        self.config.as_deref()
+    }
+
+    /// Whether it must be given.
+    pub fn is_required(&self) -> bool {
+        self.default.is_none()
+    }
+}
+
+impl MapFile {
+    /// Reads the text of a map.
+    ///
+    /// # Errors
+    /// [`MapError::Syntax`], [`MapError::Rule`] and [`MapError::Parameter`] say what is wrong where; [`MapError::Limit`].
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.len() > MAX_TEXT {
+            return Err(MapError::Syntax(format!(
+                "it has more than {MAX_TEXT} bytes"
+            )));
+        }
+        let table: toml::Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| MapError::Syntax(e.to_string()))?;
+        let mut fields = Fields::new(table);
+        let syntax = MapError::Syntax;
+        let about = fields.text("about").map_err(syntax)?;
+        let parameters = fields.take("parameters");
+        let rules = fields.take("rule");
+        fields.done().map_err(|what| {
+            syntax(format!(
+                "{what}; a map has `about`, `[parameters.NAME]` and `[[rule]]`"
+            ))
+        })?;
+
+        let rules = match rules {
+            None => return Err(syntax("it has no `[[rule]]`".into())),
+            Some(toml::Value::Array(rules)) if rules.len() <= MAX_RULES => rules,
+            Some(toml::Value::Array(_)) => {
+                return Err(syntax(format!("it has more than {MAX_RULES} rules")));
+            }
+            Some(_) => return Err(syntax("`rule` is no list; write `[[rule]]`".into())),
+        };
+        let rules = rules.into_iter().zip(1..).map(|(rule, number)| match rule {
+            toml::Value::Table(table) => verbs::rule(number, Fields::new(table)),
+            _ => Err(MapError::Rule {
+                rule: number,
+                verb: "",
+                what: "it is no table; write `[[rule]]`".into(),
+            }),
+        });
+        let out = Self {
+            about,
+            parameters: parameters_of(parameters)?,
+            rules: rules.collect::<Result<_>>()?,
+        };
+        out.check_names()?;
+        Ok(out)
+    }
+
+    /// What the map is for.
+    pub fn about(&self) -> Option<&str> {
+        self.about.as_deref()
+    }
+
+    /// The parameters, by name.
+    pub fn parameters(&self) -> impl ExactSizeIterator<Item = (&str, &Parameter)> {
+        self.parameters.iter().map(|(name, p)| (&**name, p))
+    }
+
+    /// Refuses rules and defaults that name parameters which are not declared.
+    fn check_names(&self) -> Result<()> {
+        let unknown = |number: &Number| {
+            number
+                .names()
+                .find(|n| !self.parameters.contains_key(*n))
+                .map(String::from)
+        };
+        let undeclared = |name: String| MapError::Parameter {
+            what: format!("it is used, but not declared; write `[parameters.{name}]`"),
+            name,
+        };
+        let defaults = self.parameters.values().filter_map(|p| p.default.as_ref());
+        if let Some(name) = defaults.filter_map(unknown).next() {
+            return Err(undeclared(name));
+        }
+        for rule in &self.rules {
+            let mut check =
+                |number: Number| unknown(&number).map_or(Ok(()), |name| Err(undeclared(name)));
+            rule.verb.clone().bind(&mut check)?;
+            rule.when.clone().map_or(Ok(()), check)?;
+        }
+        Ok(())
+    }
+
+    /// The map with these values of its parameters. Those that are not given have their defaults.
+    ///
+    /// # Errors
+    /// [`MapError::Parameter`]: a parameter is missing, is not one of the map, or an expression has no value.
+    pub fn bind(&self, given: &BTreeMap<String, u64>) -> Result<Map> {
+        if let Some(name) = given
+            .keys()
+            .find(|name| !self.parameters.contains_key(*name))
+        {
+            let known: Vec<&str> = self.parameters.keys().map(|n| &**n).collect();
+            return Err(MapError::Parameter {
+                name: name.clone(),
+                what: format!("the map has no such parameter; it has {}", known.join(", ")),
+            });
+        }
+        let values = self.values(given)?;
+        let mut rules = Vec::with_capacity(self.rules.len());
+        for rule in &self.rules {
+            let mut bind = |number: Number| {
+                number.of(&values).map_err(|what| MapError::Rule {
+                    rule: rule.number,
+                    verb: rule.verb.name(),
+                    what,
+                })
+            };
+            let when = rule.when.clone().map(&mut bind).transpose()?;
+            if when != Some(0) {
+                rules.push(Rule {
+                    number: rule.number,
+                    verb: rule.verb.clone().bind(&mut bind)?,
+                    optional: rule.optional,
+                    direction: rule.direction,
+                    when,
+                });
+            }
+        }
+        Ok(Map { rules })
+    }
+
+    /// The values of all parameters. A default may use other parameters.
+    fn values(&self, given: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
+        let mut values = given.clone();
+        loop {
+            let ready = self.parameters.iter().find_map(|(name, p)| {
+                let default = p.default.as_ref().filter(|_| !values.contains_key(name))?;
+                let known = default.names().all(|n| values.contains_key(n));
+                known.then_some((name, default))
+            });
+            let Some((name, default)) = ready else { break };
+            let value = default.of(&values).map_err(|what| MapError::Parameter {
+                name: name.clone(),
+                what,
+            })?;
+            values.insert(name.clone(), value);
+        }
+        let missing = |required: bool| {
+            let mut all = self.parameters.iter();
+            all.find(|(name, p)| !values.contains_key(*name) && p.is_required() == required)
+        };
+        match missing(true).or_else(|| missing(false)) {
+            None => Ok(values),
+            Some((name, p)) => Err(MapError::Parameter {
+                name: name.clone(),
+                what: p.missing(),
+            }),
+        }
+    }
+}
+
+impl Parameter {
+    fn missing(&self) -> String {
+        let about = self
+            .about
+            .as_ref()
+            .map_or_else(String::new, |a| format!(" ({a})"));
+        let places = [("args", &self.args), ("config.json", &self.config)];
+        let places: Vec<String> = places
+            .iter()
+            .filter_map(|(place, name)| Some(format!("`{}` of {place}", name.as_ref()?)))
+            .collect();
+        let or = match &*places {
+            [] => String::new(),
+            places => format!("; it can be taken from {}", places.join(" or ")),
+        };
+        match &self.default {
+            None => format!("its value is not known{about}; give it{or}"),
+            Some(default) => {
+                format!("its default `{default}` depends on itself{about}; give a value{or}")
+            }
+        }
+    }
+}
+
+fn parameters_of(value: Option<toml::Value>) -> Result<BTreeMap<String, Parameter>> {
+    let table = match value {
+        None => return Ok(BTreeMap::new()),
+        Some(toml::Value::Table(table)) => table,
+        Some(_) => {
+            return Err(MapError::Syntax(
+                "`parameters` is no table; write `[parameters.NAME]`".into(),
+            ));
+        }
+    };
+    let parameter = |(name, value): (String, toml::Value)| {
+        let fault = |what: String| MapError::Parameter {
+            name: name.clone(),
+            what,
+        };
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !is_name {
+            return Err(fault("a name has letters, digits and `_`".into()));
+        }
+        let toml::Value::Table(table) = value else {
+            return Err(fault(format!(
+                "it is no table; write `[parameters.{name}]`"
+            )));
+        };
+        let mut fields = Fields::new(table);
+        let parameter = Parameter {
+            about: fields.text("about").map_err(fault)?,
+            args: fields.text("args").map_err(fault)?,
+            config: fields.text("config").map_err(fault)?,
+            default: fields.number("default").map_err(fault)?,
+        };
+        fields.done().map_err(fault)?;
+        Ok((name, parameter))
+    };
+    table.into_iter().map(parameter).collect()
+}

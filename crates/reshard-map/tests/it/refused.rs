@@ -1,0 +1,259 @@
+//! What is refused, and what the message says.
+
+use crate::memory::{Memory, map};
+use proptest::prelude::*;
+use reshard_map::{Limits, MapError, MapFile, Source};
+use reshard_model::{DType, ErrorKind};
+use std::collections::BTreeMap;
+
+fn syntax(text: &str) -> String {
+    MapFile::parse(text).unwrap_err().to_string()
+}
+
+fn applied(shapes: &[(&str, &[u64])], rules: &str) -> String {
+    Memory::numbered(shapes)
+        .apply(&map(rules))
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn a_rule_that_says_nothing_or_too_much_is_named_by_its_number() {
+    let two = "[[rule]]\ndrop = 'a'\n[[rule]]\n";
+    assert!(
+        syntax(&format!("{two}dorp = 'a'"))
+            .starts_with("rule 2: it has `dorp`, but none of the fields")
+    );
+    assert!(
+        syntax(&format!("{two}drop = 'a'\nkeep = 'b'"))
+            .contains("rule 2: `drop` and `keep` are several rules")
+    );
+    assert!(
+        syntax(&format!("{two}drop = 'a'\naxis = 1"))
+            .contains("rule 2 (drop): `axis` has no meaning there")
+    );
+    assert!(syntax(&format!("{two}rename = '{{a}}'\nto = '{{b}}'")).contains("has no `{b}`"));
+    assert!(
+        syntax(&format!("{two}transpose = 'a'\naxes = [0, 2]"))
+            .contains("each number of an axis once")
+    );
+    assert!(syntax("rules = 1").contains("`[[rule]]`"));
+    assert!(syntax("[[rule]\n").contains("the map can't be read"));
+}
+
+#[test]
+fn a_rule_that_does_not_fit_names_key_and_shape() {
+    let shapes: &[(&str, &[u64])] = &[("w", &[5, 2])];
+    for (rule, says) in [
+        (
+            "split = 'w'\nto = ['a', 'b']",
+            "rule 1 (split): w of shape [5, 2]: axis 0 has 5 places, which are not 2 equal parts",
+        ),
+        (
+            "split = 'w'\nto = ['a', 'b']\nsizes = [4, 4]",
+            "and not 4 + 4 as `sizes` says",
+        ),
+        (
+            "interleave = 'w'\ngroups = 2\nsizes = [1, 1]",
+            "which are not 2 groups of 1 + 1",
+        ),
+        ("pad = 'w'\nto = 4", "`trim` does that"),
+        (
+            "trim = 'w'\nto = 4\naxis = 2",
+            "there is no axis 2; it has 2 axes",
+        ),
+        (
+            "reshape = 'w'\nto = [3]",
+            "shape [3] has another number of elements",
+        ),
+        (
+            "cast = 'w'\nfrom = 'float16'\nto = 'float64'",
+            "it has type float32, not float16",
+        ),
+        ("drop = 'x'", "the rule matches none of the keys"),
+        ("strip_prefix = 'm.'", "it does not begin with `m.`"),
+    ] {
+        let error = applied(shapes, &format!("[[rule]]\n{rule}"));
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn parts_that_are_missing_are_named() {
+    let error = applied(
+        &[("0.q", &[1]), ("0.k", &[1]), ("1.q", &[1])],
+        "[[rule]]\nconcat = ['{l}.q', '{l}.k']\nto = '{l}.qk'",
+    );
+    assert!(error.contains("1.k: it is missing"), "{error}");
+    let error = applied(
+        &[("0.w", &[1]), ("2.w", &[1])],
+        "[[rule]]\nstack = '{l#}.w'\nto = 'w'\nindex = 'l'",
+    );
+    assert!(
+        error.contains("number 1 of the 2 that are stacked is missing"),
+        "{error}"
+    );
+    let error = applied(
+        &[("a", &[1]), ("b", &[1])],
+        "[[rule]]\nrename = '{x}'\nto = 'c'",
+    );
+    assert!(error.contains("two of them would have this key"), "{error}");
+}
+
+#[test]
+fn rules_without_an_inverse_say_why() {
+    for (rule, why) in [
+        ("drop = 'w'", "can't be made again"),
+        ("keep = 'w'", "can't be made again"),
+        ("canonical = true", "which wrappers"),
+        ("rename = '{a}.{b}'\nto = '{a}'", "must have `{b}` once"),
+        ("trim = 'w'\nfrom = 3\nto = 2", "padding = true"),
+        ("pad = 'w'\nto = 3", "`from`"),
+        (
+            "cast = 'w'\nfrom = 'float32'\nto = 'bfloat16'",
+            "range or precision",
+        ),
+        ("reshape = 'w'\nto = [2]", "`from`"),
+    ] {
+        let error = map(&format!("[[rule]]\nadd_prefix = 'a.'\n[[rule]]\n{rule}"))
+            .inverse()
+            .unwrap_err();
+        assert!(
+            matches!(error, MapError::NoInverse { rule: 2, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+#[test]
+fn a_mapping_that_leaves_something_out_has_no_inverse() {
+    let memory = Memory::numbered(&[("w", &[3])]);
+    let trimmed = memory.apply(&map("[[rule]]\ntrim = 'w'\nto = 2")).unwrap();
+    let error = trimmed.inverse().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("w: 1 of its 3 elements are left out"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rules_of_one_direction_are_left_out_of_the_other() {
+    let text =
+        "[[rule]]\ndrop = 'x'\ndirection = 'forward'\n[[rule]]\ndrop = 'y'\ndirection = 'inverse'";
+    let memory = Memory::numbered(&[("x", &[1]), ("y", &[1])]);
+    let keys = |m: &reshard_map::Map| {
+        memory
+            .mapped(&memory.apply(m).unwrap())
+            .tensors
+            .into_keys()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&map(text)), ["y"]);
+    assert_eq!(keys(&map(text).inverse().unwrap()), ["x"]);
+}
+
+#[test]
+fn parameters_have_values_defaults_and_reasons() {
+    let text = "
+        [parameters.hidden]
+        about = 'width of the model'
+        config = 'hidden_size'
+        [parameters.heads]
+        [parameters.dim]
+        default = 'hidden / heads'
+        [[rule]]
+        reshape = 'w'
+        to = ['heads', 'dim']
+        when = 'heads - 1'
+    ";
+    let file = MapFile::parse(text).unwrap();
+    let given = |pairs: &[(&str, u64)]| -> BTreeMap<String, u64> {
+        pairs.iter().map(|(n, v)| ((*n).into(), *v)).collect()
+    };
+    let map = file.bind(&given(&[("hidden", 6), ("heads", 2)])).unwrap();
+    let memory = Memory::numbered(&[("w", &[6])]);
+    assert_eq!(
+        memory.apply(&map).unwrap().tensor("w").unwrap().shape()[..],
+        [2, 3]
+    );
+    let map = file.bind(&given(&[("hidden", 6), ("heads", 1)])).unwrap();
+    assert_eq!(
+        memory.apply(&map).unwrap().tensor("w").unwrap().shape()[..],
+        [6]
+    );
+
+    let error = |pairs: &[(&str, u64)]| file.bind(&given(pairs)).unwrap_err().to_string();
+    assert!(
+        error(&[("heads", 2)]).contains("`hidden` of config.json")
+            || error(&[("heads", 2)]).contains("`hidden_size` of config.json")
+    );
+    assert!(error(&[("hidden", 5), ("heads", 2)]).contains("leaves a rest"));
+    assert!(error(&[("depth", 2)]).contains("no such parameter"));
+    assert!(
+        syntax("[[rule]]\npad = 'w'\nto = 'vocab'")
+            .contains("parameter `vocab`: it is used, but not declared")
+    );
+}
+
+#[test]
+fn limits_hold_before_memory_is_taken() {
+    let huge = [Source::new("w", DType::Float32, [1 << 40, 2])];
+    let map = map("[[rule]]\nunstack = 'w'\nto = 'w.{i}'\nindex = 'i'");
+    let error = map.apply(huge, [], Limits::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Limit);
+    assert!(error.to_string().contains("Limits::names"), "{error}");
+
+    let limits = Limits {
+        pieces: 100,
+        ..Limits::default()
+    };
+    let map = crate::memory::map(
+        "[[rule]]\ntranspose = 'w'\naxes = [1, 0]\n[[rule]]\nreshape = 'w'\nto = [1000, 1001]",
+    );
+    let error = map
+        .apply([Source::new("w", DType::Float32, [1000, 1001])], [], limits)
+        .unwrap_err();
+    assert!(error.to_string().contains("Limits::pieces"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_text_of_a_map_makes_it_panic(text in "(?s).{0,80}") {
+        drop(MapFile::parse(&text));
+    }
+
+    /// Rules with numbers and axes that nobody checked, on tensors of any shape.
+    #[test]
+    fn no_rule_panics_whatever_its_numbers(
+        verb in prop::sample::select(vec!["split", "concat", "interleave", "deinterleave", "transpose", "pad", "trim", "reshape", "stack", "unstack"]),
+        axis in prop_oneof![0u64..4, any::<u32>().prop_map(u64::from)],
+        numbers in prop::collection::vec(prop_oneof![0i64..9, Just(i64::MAX), Just(1 << 40)], 0..4),
+        shape in prop::collection::vec(prop_oneof![4 => 0u64..9, 1 => Just(u64::MAX), 1 => Just(1u64 << 40)], 0..4),
+    ) {
+        let n = numbers.first().copied().unwrap_or(0);
+        let text = format!("[[rule]]\n{verb} = {}\n", if verb == "concat" { "['w', '0']" } else if verb == "stack" { "'{i#}'" } else { "'w'" });
+        let text = text + &match verb {
+            "split" => format!("to = ['a', 'b', 'c']\naxis = {axis}\nsizes = {numbers:?}"),
+            "concat" => format!("to = 'c'\naxis = {axis}"),
+            "interleave" | "deinterleave" => format!("axis = {axis}\ngroups = {n}\nsizes = {numbers:?}"),
+            "transpose" => format!("axes = {:?}", (0..numbers.len()).rev().collect::<Vec<_>>()),
+            "pad" | "trim" => format!("axis = {axis}\nto = {n}"),
+            "reshape" => format!("to = {numbers:?}"),
+            "stack" => format!("to = 's'\nindex = 'i'\naxis = {axis}"),
+            _ => format!("to = '{{i}}'\nindex = 'i'\naxis = {axis}"),
+        };
+        let Ok(file) = MapFile::parse(&text) else { return Ok(()) };
+        let map = file.bind(&BTreeMap::new()).unwrap();
+        let stored = [Source::new("w", DType::Float32, &shape[..]), Source::new("0", DType::Float32, &shape[..])];
+        let limits = Limits { pieces: 1000, names: 1000 };
+        if let Ok(mapping) = map.apply(stored, [], limits) {
+            drop(mapping.inverse());
+            if let Ok(inverse) = map.inverse() {
+                drop(inverse.apply_after(&mapping, limits));
+            }
+        }
+    }
+}

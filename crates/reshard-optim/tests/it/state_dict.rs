@@ -1,0 +1,5 @@
+//! State dicts by canonical name.
+
+mod fixtures;
+mod options;
+mod toy;

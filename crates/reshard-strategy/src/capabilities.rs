@@ -1,0 +1,112 @@
+//! What a save strategy can write. Tools ask before they save.
+
+use reshard_model::{DType, Dialect};
+use reshard_storage::PlaceKind;
+
+/// What a save strategy can write. A tool that chooses a strategy for a checkpoint asks it, so that it can say what will not fit, and what
+/// to do. A save does not need to be asked: it refuses what it can't write.
+///
+/// The default is what most formats can: every dialect, every element type, folders, objects as `torch.save` writes them.
+///
+/// ```
+/// use reshard_model::{DType, Dialect};
+/// use reshard_storage::PlaceKind;
+/// use reshard_strategy::Capabilities;
+///
+/// let one_file = Capabilities::default()
+///     .with_dialects(&[Dialect::TensorsOnly])
+///     .with_dtypes(|dtype| !dtype.is_complex())
+///     .with_places(|name| match name.ends_with(".weights") {
+///         true => PlaceKind::File,
+///         false => PlaceKind::Folder,
+///     });
+/// assert!(one_file.holds(DType::BFloat16) && !one_file.holds(DType::Complex64));
+/// assert_eq!(one_file.place("model.weights"), PlaceKind::File);
+/// assert!(!one_file.saves(Dialect::Megatron));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Capabilities {
+    dialects: &'static [Dialect],
+    dtypes: fn(DType) -> bool,
+    places: fn(&str) -> PlaceKind,
+    codec: &'static str,
+    object_lists: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            dialects: Dialect::ALL,
+            dtypes: |_| true,
+            places: |_| PlaceKind::Folder,
+            codec: "torch.save",
+            object_lists: false,
+        }
+    }
+}
+
+impl Capabilities {
+    /// Sets the dialects in which it can save, the most natural one first.
+    #[must_use]
+    pub fn with_dialects(self, dialects: &'static [Dialect]) -> Self {
+        Self { dialects, ..self }
+    }
+
+    /// Sets which element types it can store.
+    #[must_use]
+    pub fn with_dtypes(self, dtypes: fn(DType) -> bool) -> Self {
+        Self { dtypes, ..self }
+    }
+
+    /// Sets which kind of place a checkpoint is, by the last part of its URL.
+    #[must_use]
+    pub fn with_places(self, places: fn(&str) -> PlaceKind) -> Self {
+        Self { places, ..self }
+    }
+
+    /// Sets the [name](reshard_model::ObjectCodec::name) of the codec of its objects. Objects of another codec are decoded before they are
+    /// given to it.
+    #[must_use]
+    pub fn with_codec(self, codec: &'static str) -> Self {
+        Self { codec, ..self }
+    }
+
+    /// Sets whether a cell of an object array is stored as a list; see [`StorageWriter::object_lists`](crate::StorageWriter::object_lists).
+    #[must_use]
+    pub fn with_object_lists(self, object_lists: bool) -> Self {
+        Self {
+            object_lists,
+            ..self
+        }
+    }
+
+    /// The dialects in which it can save, the most natural one first.
+    pub fn dialects(&self) -> &'static [Dialect] {
+        self.dialects
+    }
+
+    /// Whether it can save in a dialect.
+    pub fn saves(&self, dialect: Dialect) -> bool {
+        self.dialects.contains(&dialect)
+    }
+
+    /// Whether it can store elements of a type.
+    pub fn holds(&self, dtype: DType) -> bool {
+        (self.dtypes)(dtype)
+    }
+
+    /// Which kind of place a checkpoint is, by the last part of its URL: one file, files with a prefix, or a folder.
+    pub fn place(&self, name: &str) -> PlaceKind {
+        (self.places)(name)
+    }
+
+    /// Whether a cell of an object array is stored as a list.
+    pub fn object_lists(&self) -> bool {
+        self.object_lists
+    }
+
+    /// The name of the codec of its objects.
+    pub fn codec(&self) -> &'static str {
+        self.codec
+    }
+}

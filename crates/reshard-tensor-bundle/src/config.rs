@@ -1,0 +1,152 @@
+use crate::{KEY, VERSION, open::TensorBundle, writer::BundleWriter};
+use bytes::Bytes;
+use reshard_storage::Name;
+use reshard_strategy::{
+    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
+    SaveShardedConfig, SaveShardedStrategy, StrategyError,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Settings of the save strategy `("tensor_bundle", 2)`.
+///
+/// ```
+/// use reshard_strategy::SaveShardedConfig;
+/// use reshard_tensor_bundle as _; // linked, and so known by its tag
+/// let config = r#"{ "type": "tensor_bundle", "object_graph": "none" }"#;
+/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(config).unwrap();
+/// assert!(config.build().is_ok());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TensorBundleConfig {
+    /// Which object graph is written. It is needed by `tf.train.Checkpoint.restore` and `read`.
+    pub object_graph: ObjectGraphSource,
+    /// Whether tensors are stored under the names that TensorFlow gives to values of objects, so that they are in an object graph that is made
+    /// from names: `net.weight` as `net/weight/.ATTRIBUTES/VARIABLE_VALUE`, which is the variable `net.weight` of a `tf.train.Checkpoint(net=net)`.
+    /// Loads from Rust still find `net.weight`. The default is no: each key is the name.
+    pub object_names: bool,
+    /// The prefix of the files in a folder. Then the URL names the folder. Without it, the URL is the prefix, as in TensorFlow: `dir/ckpt-1`
+    /// becomes `dir/ckpt-1.index` and its data files.
+    pub in_folder: Option<String>,
+    /// Whether to write the file `checkpoint`, which says which checkpoint of the folder is the latest. Only with
+    /// [`in_folder`](Self::in_folder): beside files with a prefix this file belongs to other checkpoints too. The default is no.
+    pub checkpoint_state: bool,
+}
+
+/// Where the object graph of a checkpoint comes from. If the state has an object with the key [`OBJECT_GRAPH`](crate::OBJECT_GRAPH), that one is
+/// kept, whatever is set here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ObjectGraphSource {
+    /// It is made from the names of tensors that are values of objects, such as `net/w/.ATTRIBUTES/VARIABLE_VALUE`. If there are none, there is
+    /// no graph.
+    #[default]
+    FromNames,
+    /// These bytes of a `TrackableObjectGraph`.
+    Given(Bytes),
+    /// There is none. `tf.train.load_checkpoint` and the Saver of TensorFlow 1 need none.
+    None,
+}
+
+impl TensorBundleConfig {
+    /// Sets where the object graph comes from.
+    #[must_use]
+    pub fn with_object_graph(self, object_graph: ObjectGraphSource) -> Self {
+        Self {
+            object_graph,
+            ..self
+        }
+    }
+
+    /// Sets whether tensors are stored under the names of values of objects.
+    #[must_use]
+    pub fn with_object_names(self, object_names: bool) -> Self {
+        Self {
+            object_names,
+            ..self
+        }
+    }
+
+    /// Writes files with this prefix into the folder that the URL names.
+    #[must_use]
+    pub fn with_in_folder(self, prefix: impl Into<String>) -> Self {
+        Self {
+            in_folder: Some(prefix.into()),
+            ..self
+        }
+    }
+
+    /// Sets whether the file `checkpoint` is written.
+    #[must_use]
+    pub fn with_checkpoint_state(self, checkpoint_state: bool) -> Self {
+        Self {
+            checkpoint_state,
+            ..self
+        }
+    }
+}
+
+/// Checked settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) object_graph: ObjectGraphSource,
+    pub(crate) object_names: bool,
+    /// The prefix of the files in the place. Empty in a place of files with one prefix.
+    pub(crate) stem: String,
+    pub(crate) checkpoint_state: bool,
+}
+
+#[typetag::serde(name = "tensor_bundle")]
+impl SaveShardedConfig for TensorBundleConfig {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        let invalid = |what: String| Err(StrategyError::Invalid(what));
+        if let Some(stem) = &self.in_folder
+            && (stem.contains('/') || Name::new(&**stem).is_err())
+        {
+            return invalid(format!(
+                "in_folder: {stem:?} is no name that files can begin with"
+            ));
+        }
+        if self.checkpoint_state && self.in_folder.is_none() {
+            return invalid(
+                "checkpoint_state needs in_folder: beside files with a prefix, the file `checkpoint` belongs to other checkpoints too; \
+                 write it after the save".into(),
+            );
+        }
+        Ok(Arc::new(Planned::new(BundleWriter(Settings {
+            object_graph: self.object_graph.clone(),
+            object_names: self.object_names,
+            stem: self.in_folder.clone().unwrap_or_default(),
+            checkpoint_state: self.checkpoint_state,
+        }))))
+    }
+}
+
+/// Settings of the load strategy `("tensor_bundle", 2)`. There are none yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TensorBundleLoadConfig {}
+
+#[typetag::serde(name = "tensor_bundle")]
+impl LoadShardedConfig for TensorBundleLoadConfig {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        Ok(Arc::new(PlannedLoad::new(TensorBundle)))
+    }
+}
+
+inventory::submit! { entry(Make::SaveSharded(|| Box::new(TensorBundleConfig::default()))) }
+inventory::submit! { entry(Make::LoadSharded(|| Box::new(TensorBundleLoadConfig::default()))) }
+
+const fn entry(make: Make) -> Registration {
+    Registration {
+        backend: KEY,
+        version: VERSION,
+        origin: env!("CARGO_PKG_NAME"),
+        origin_version: env!("CARGO_PKG_VERSION"),
+        make,
+    }
+}

@@ -1,0 +1,238 @@
+//! Finds the bundle of a place, and reads its index.
+
+use crate::{
+    KEY, VERSION,
+    index::Index,
+    names::{self, DataFile, INDEX, RECORD, STATE, VARIABLES},
+    reader::BundleReader,
+    record::Record,
+    state_file::CheckpointState,
+    table::read::{Fault, FaultKind},
+};
+use async_trait::async_trait;
+use reshard_storage::{Depth, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
+use reshard_strategy::{
+    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
+    StorageReader, StrategyError, read_small,
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorBundle;
+
+#[async_trait]
+impl OpenFormat for TensorBundle {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(KEY, VERSION)
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        if name.contains('/') {
+            return None;
+        }
+        match name {
+            _ if names::stem_of(name, INDEX).is_some() => Some(OwnFile::Record),
+            _ if names::stem_of(name, RECORD).is_some() || DataFile::parse(name).is_some() => {
+                Some(OwnFile::Data)
+            }
+            _ => None,
+        }
+    }
+
+    // The name of an index alone is too common.
+    fn detect(&self, top: &Listing) -> Detection {
+        let of_data = |stem: &str| {
+            let mut files = top.names().filter_map(DataFile::parse);
+            files.any(|file| file.stem == stem)
+        };
+        let is_index = |name: &str| match names::stem_of(name, INDEX) {
+            Some("" | VARIABLES) => true,
+            Some(stem) => !stem.contains('/') && (of_data(stem) || top.has(STATE)),
+            None => false,
+        };
+        let is_data = |name: &str| !name.contains('/') && DataFile::parse(name).is_some();
+        match () {
+            () if top.names().any(is_index) => Detection::Yes,
+            () if top.names().any(is_data) => Detection::Likely,
+            () => Detection::No,
+        }
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        &[INDEX, "variables/variables.index"]
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        matches!(kind, PlaceKind::Folder | PlaceKind::Prefix)
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let OpenCx {
+            store,
+            limits,
+            dialect,
+            ..
+        } = cx;
+        let stem = stem(store).await?;
+        let name = Name::new(format!("{stem}{INDEX}"))?;
+        let Some(table) = limits.read(store, &name).await? else {
+            return Err(StrategyError::NotACheckpoint {
+                url: store.url(),
+                why: format!("it has no {name}"),
+            });
+        };
+        let record = record(store, limits, &stem, &table).await?;
+        let has_record = record.is_some();
+        let index = Index::parse(&table, record, memory(limits, table.len() as u64))
+            .map_err(|fault| of_index(&name, fault, limits))?;
+        let files = files(store, &stem, index.shards).await?;
+        Ok(Arc::new(BundleReader {
+            store: Arc::clone(store),
+            limits: *limits,
+            dialect: *dialect,
+            metadata: Arc::new(index.metadata.clone()),
+            stem,
+            index,
+            files,
+            has_record,
+        }))
+    }
+}
+
+/// The prefix of the bundle in a place. It is empty in a place of files with one prefix.
+async fn stem(store: &Arc<dyn Store>) -> Result<String> {
+    if store.exists(&Name::new(INDEX)?).await? {
+        return Ok(String::new());
+    }
+    if let Some(text) = read_small(store, &Name::new(STATE)?).await? {
+        let state = std::str::from_utf8(&text)
+            .ok()
+            .and_then(CheckpointState::parse);
+        let state = state.ok_or_else(|| {
+            StrategyError::corrupt(
+                STATE,
+                None,
+                "it does not name the latest checkpoint; open one by its prefix",
+            )
+        })?;
+        let stem = local(&state.model_checkpoint_path);
+        let name = Name::new(format!("{stem}{INDEX}"))?;
+        return match store.exists(&name).await? {
+            true => Ok(stem.into()),
+            false => {
+                let what = format!(
+                    "it says that {stem:?} is the latest checkpoint, but there is no {name}; open another one by its prefix"
+                );
+                Err(StrategyError::corrupt(STATE, None, what))
+            }
+        };
+    }
+    if store
+        .exists(&Name::new(format!("{VARIABLES}{INDEX}"))?)
+        .await?
+    {
+        return Ok(VARIABLES.into());
+    }
+    let top = store.top().await?;
+    let stems: Vec<&str> = top
+        .names()
+        .filter_map(|name| names::stem_of(name, INDEX))
+        .collect();
+    match &*stems {
+        [one] => Ok((*one).into()),
+        [] => Err(StrategyError::NotACheckpoint {
+            url: store.url(),
+            why: format!("it has no file *{INDEX} of a TensorFlow checkpoint"),
+        }),
+        [first, .., last] => Err(StrategyError::NotACheckpoint {
+            url: store.url(),
+            why: format!(
+                "it has {} TensorFlow checkpoints, from {first} to {last}, and no file `{STATE}` that says which is the latest; open one by its prefix, such as {}/{last}",
+                stems.len(),
+                store.url().trim_end_matches('/')
+            ),
+        }),
+    }
+}
+
+/// A path in the state file, from this place on. An absolute one leads to where the checkpoint lay when it was written.
+fn local(path: &str) -> &str {
+    match path.starts_with('/') || path.contains("://") {
+        true => path.rsplit('/').next().unwrap_or(path),
+        false => path.trim_start_matches("./"),
+    }
+}
+
+async fn record(
+    store: &Arc<dyn Store>,
+    limits: &ReadLimits,
+    stem: &str,
+    index: &[u8],
+) -> Result<Option<Record>> {
+    let name = Name::new(format!("{stem}{RECORD}"))?;
+    let Some(bytes) = limits.read(store, &name).await? else {
+        return Ok(None);
+    };
+    let parsed = Record::parse(&bytes, crc32c::crc32c(index));
+    parsed.map_err(|e| {
+        let what = format!(
+            "what reshard noted can't be parsed: {e}; remove it to read what TensorFlow reads"
+        );
+        StrategyError::corrupt(name, None, what)
+    })
+}
+
+/// How much memory an index of so many bytes may take.
+fn memory(limits: &ReadLimits, bytes: u64) -> u64 {
+    let usual = bytes
+        .saturating_mul(64)
+        .saturating_add(limits.slack)
+        .min(4 << 30);
+    limits.max_memory.unwrap_or(usual)
+}
+
+fn of_index(name: &Name, fault: Fault, limits: &ReadLimits) -> StrategyError {
+    match fault.kind {
+        FaultKind::Damaged => StrategyError::corrupt(name, fault.offset, fault.what),
+        FaultKind::Unknown => StrategyError::Undecoded {
+            what: format!("{name} ({})", fault.what),
+        },
+        FaultKind::Limit(_) => StrategyError::Limit {
+            what: format!("{name}: {}", fault.what),
+            option: LimitOption::MaxMemory,
+            max: limits.max_memory.unwrap_or(4 << 30),
+        },
+    }
+}
+
+/// The files of the bundle that are there, with their lengths.
+async fn files(store: &Arc<dyn Store>, stem: &str, shards: u32) -> Result<BTreeMap<Name, u64>> {
+    let folder = stem
+        .rsplit_once('/')
+        .map(|(folder, _)| Name::new(folder))
+        .transpose()?;
+    match store.list(folder.as_ref(), Depth::One).await {
+        Ok(listed) => {
+            let of_bundle =
+                |name: &Name| DataFile::parse(name.as_str()).is_some_and(|file| file.stem == stem);
+            let files = listed
+                .files
+                .into_iter()
+                .filter(|file| of_bundle(&file.name));
+            Ok(files.map(|file| (file.name, file.bytes)).collect())
+        }
+        // Each is asked for, where nothing can be listed.
+        Err(StorageError::Unsupported { .. }) => {
+            let mut files = BTreeMap::new();
+            for shard in 0..shards {
+                let name = Name::new(names::data(stem, shard, shards))?;
+                if let Some(bytes) = store.len(&name).await? {
+                    files.insert(name, bytes);
+                }
+            }
+            Ok(files)
+        }
+        Err(e) => Err(e.into()),
+    }
+}

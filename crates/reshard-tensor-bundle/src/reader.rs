@@ -1,0 +1,309 @@
+//! Reads regions of the tensors of an opened bundle, and its objects.
+
+mod crc;
+mod objects;
+mod swapped;
+mod verify;
+
+use crate::{
+    KEY, VERSION,
+    index::{Index, Place, Refused},
+    names::{self, DataFile, INDEX, RECORD, STATE},
+    object::{CODEC, Codec},
+    strings::Order,
+};
+use async_trait::async_trait;
+use crc::Crc;
+use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
+use reshard_strategy::{
+    BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
+    Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+};
+use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// An opened bundle.
+#[derive(Debug)]
+pub(crate) struct BundleReader {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) limits: ReadLimits,
+    pub(crate) dialect: Dialect,
+    pub(crate) metadata: Arc<Metadata>,
+    /// The prefix of its files in the place.
+    pub(crate) stem: String,
+    pub(crate) index: Index,
+    /// The data files that are there.
+    pub(crate) files: BTreeMap<Name, u64>,
+    /// Whether reshard has noted anything.
+    pub(crate) has_record: bool,
+}
+
+impl BundleReader {
+    fn index_name(&self) -> String {
+        format!("{}{INDEX}", self.stem)
+    }
+
+    fn data_file(&self, shard: u32) -> Result<Name> {
+        Ok(Name::new(names::data(
+            &self.stem,
+            shard,
+            self.index.shards,
+        ))?)
+    }
+
+    /// The file of an entry, in which all of the entry lies.
+    ///
+    /// # Errors
+    /// The file is not there, or too short.
+    fn there(&self, place: &Place, key: &str) -> Result<Name> {
+        let name = self.data_file(place.shard)?;
+        match self.files.get(&name) {
+            Some(bytes) if place.range().end <= *bytes => Ok(name),
+            Some(bytes) => {
+                let what = format!(
+                    "it has {bytes} bytes, but {key} lies in {}..{} of it; it was cut, or belongs to another checkpoint",
+                    place.offset,
+                    place.range().end
+                );
+                Err(StrategyError::corrupt(name, Some(place.offset), what))
+            }
+            None => {
+                let what = format!("it is missing, and {key} lies in it");
+                Err(StrategyError::corrupt(name, None, what))
+            }
+        }
+    }
+
+    fn chunk(&self, id: ChunkId) -> Result<&Place> {
+        let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
+        self.index.chunks.get(id.0 as usize).ok_or_else(unknown)
+    }
+
+    fn refusal(&self, key: &str) -> Option<StrategyError> {
+        let Refused { kind, what } = self.index.refused.get(key)?;
+        Some(match kind {
+            ErrorKind::Corrupt => {
+                StrategyError::corrupt(self.index_name(), None, format!("{key}: {what}"))
+            }
+            _ => StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: format!("reading {key} ({what})"),
+            },
+        })
+    }
+
+    /// Checks that entries lie in their files, and that not many entries share their bytes.
+    fn sound<'p>(&self, key: &str, places: impl IntoIterator<Item = &'p Place>) -> Result<()> {
+        for place in places {
+            let name = self.there(place, key)?;
+            let claimed = self.index.claimed.get(&place.shard).copied().unwrap_or(0);
+            let stored = self.files.get(&name).copied().unwrap_or(0);
+            self.limits
+                .repeated(format_args!("{name}, in which {key} lies"), claimed, stored)?;
+        }
+        Ok(())
+    }
+
+    /// The read of the store for a chunk.
+    fn record(&self, id: ChunkId, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<RecordRead> {
+        let (place, layout, key) = (self.chunk(id)?, self.layout(id)?, self.key_of(id));
+        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
+        let check = all.then(|| -> Box<dyn Checksum> { Box::new(Crc::new(place, &key)) });
+        let parts: Vec<Part> = reads
+            .into_iter()
+            .map(|read| read.part(&layout))
+            .collect::<Result<_>>()?;
+        Ok(RecordRead {
+            name: self.there(place, &key)?,
+            record: place.range(),
+            parts,
+            check,
+        })
+    }
+
+    fn key_of(&self, id: ChunkId) -> String {
+        self.metadata
+            .chunk(id)
+            .map(|(t, _)| t.key().to_owned())
+            .unwrap_or_default()
+    }
+
+    fn layout(&self, id: ChunkId) -> Result<Layout> {
+        let stored = self.metadata.chunk(id);
+        let layout =
+            stored.and_then(|(t, region)| Layout::contiguous(t.dtype().size(), &region.lengths));
+        layout.ok_or_else(|| StrategyError::Internal(format!("no chunk has number {}", id.0)))
+    }
+
+    fn info(&self, place: &Place) -> Option<StorageInfo> {
+        Some(StorageInfo::new(
+            self.data_file(place.shard).ok()?,
+            place.range(),
+        ))
+    }
+}
+
+impl ReaderHooks for BundleReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+#[async_trait]
+impl StorageReader for BundleReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(KEY, VERSION)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        let place = self.index.chunks.get(chunk.0 as usize);
+        place
+            .and_then(|place| self.info(place))
+            .into_iter()
+            .collect()
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        let stored = self.index.objects.get(object.0 as usize);
+        let parts = stored.iter().flat_map(|stored| &stored.parts);
+        parts.filter_map(|(_, place)| self.info(place)).collect()
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        let limits = Limits {
+            memory: self.limits.max_memory,
+            slack: self.limits.slack,
+            ..Limits::default()
+        };
+        let options = LoadOptions::default().with_limits(limits);
+        Arc::new(Codec {
+            torch: TorchSave::new(options, ArchiveOptions::default()),
+        })
+    }
+
+    fn producer(&self) -> Producer {
+        let by = match self.has_record {
+            true => "reshard",
+            false => "TensorFlow, or another program that writes its checkpoints",
+        };
+        let mut notes = Vec::new();
+        if self.index.order == Order::Big {
+            notes.push("its numbers are big-endian".into());
+        }
+        if self.index.escaped > 0 {
+            let n = self.index.escaped;
+            notes.push(format!(
+                "the names of {n} tensors are no UTF-8; their other bytes are written as \\xff"
+            ));
+        }
+        if self.index.strays > 0 {
+            let n = self.index.strays;
+            notes.push(format!(
+                "{n} entries are of slices that no tensor has; nobody reads them"
+            ));
+        }
+        let unknown = self
+            .index
+            .refused
+            .iter()
+            .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+        Producer {
+            written_by: vec![by.into()],
+            loadable_by: vec!["TensorFlow".into()],
+            notes,
+            unknown: unknown
+                .map(|(key, why)| (key.clone(), why.what.clone()))
+                .collect(),
+        }
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        let Refused { kind, what } = self.index.refused.get(key)?;
+        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        if let Some(refusal) = self.refusal(key) {
+            return Err(refusal);
+        }
+        if let Some(t) = self.metadata.tensor(key) {
+            return self.sound(key, t.chunks().filter_map(|(id, _)| self.chunk(id).ok()));
+        }
+        Ok(())
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        let name = name.as_str();
+        // A SavedModel has more than its variables.
+        !self.stem.contains('/')
+            && (name == self.index_name()
+                || name.strip_prefix(&*self.stem) == Some(RECORD)
+                || DataFile::parse(name).is_some_and(|file| file.stem == self.stem)
+                || (!self.stem.is_empty() && name == STATE))
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        let name = file.name.as_str();
+        match DataFile::parse(name) {
+            Some(data) if data.stem == self.stem && data.of == self.index.shards => FileRole::Part,
+            // Of a save with another number of files.
+            Some(data) if data.stem == self.stem => FileRole::Leftover,
+            None if name == self.index_name() || name.strip_prefix(&*self.stem) == Some(RECORD) => {
+                FileRole::Part
+            }
+            None if name == STATE && !self.stem.is_empty() => FileRole::Part,
+            _ => FileRole::Foreign,
+        }
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
+        for read in reads {
+            by_chunk.entry(read.selection.chunk).or_default().push(read);
+        }
+        let (mut totals, mut records) = (Traffic::default(), Vec::with_capacity(by_chunk.len()));
+        for (id, reads) in by_chunk {
+            let word = self.metadata.chunk(id).map_or(1, |(t, _)| t.dtype().word());
+            if self.index.order == Order::Big && word > 1 {
+                self.read_swapped(id, word, reads, cx, &mut totals).await?;
+                continue;
+            }
+            let record = self.record(id, reads, cx)?;
+            totals.verified += u64::from(record.check.is_some());
+            records.push(record);
+        }
+        let read = self.store.read_into(records, cx.progress.clone()).await?;
+        totals.needed += read.needed;
+        totals.bytes += read.bytes;
+        totals.beside += read.beside;
+        totals.requests += read.requests;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        let mut out = Vec::with_capacity(reads.len());
+        for read in reads {
+            let (object, _) = self.read_object(read.object, cx.verify).await?;
+            out.push(Payload::Encoded {
+                codec: CODEC,
+                bytes: object.to_bytes(),
+            });
+        }
+        Ok(out)
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        verify::verify(self, full, progress).await
+    }
+}

@@ -1,0 +1,233 @@
+//! Which bytes go into which data file, and the index of all of them.
+
+mod item;
+mod numbers;
+mod table;
+
+use crate::{
+    KEY, ObjectGraphSource, VERSION,
+    config::Settings,
+    dtype,
+    graph::{self, OBJECT_GRAPH},
+    names::{self, RECORD, STATE},
+    object::{CODEC, Codec},
+    state_file::CheckpointState,
+};
+use bytes::Bytes;
+use item::{Summed, is_stored};
+use numbers::Numbers;
+use reshard_model::{Dialect, ObjectCodec};
+use reshard_plan::{SavePlan, WriteItem};
+use reshard_storage::{Extent, FileBody, Name, PlaceKind};
+use reshard_strategy::{
+    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriterHooks,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// Writes a bundle.
+#[derive(Clone, Debug)]
+pub(crate) struct BundleWriter(pub(crate) Settings);
+
+impl BundleWriter {
+    fn unsupported(&self, what: String) -> StrategyError {
+        StrategyError::Unsupported {
+            strategy: self.key().to_string(),
+            what,
+        }
+    }
+
+    /// Fails for what a bundle can't hold.
+    fn check(&self, item: &WriteItem) -> Result<()> {
+        if item.key.is_empty() || item.key.starts_with('\0') {
+            let what = format!(
+                "the key {:?}, because such names mean something else in an index,",
+                item.key
+            );
+            return Err(self.unsupported(what));
+        }
+        match item.tensor() {
+            Some(t) if dtype::number(t.dtype).is_none() => {
+                let what = format!(
+                    "{}: elements of {}, which TensorFlow does not have; cast the tensor, or leave it out; this",
+                    item.key, t.dtype
+                );
+                Err(self.unsupported(what))
+            }
+            Some(t) if t.global_shape.len() > crate::entry::MAX_AXES => Err(self.unsupported(
+                format!("{}: a tensor of {} axes", item.key, t.global_shape.len()),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The name of a tensor in the index.
+    fn name(&self, key: &str) -> String {
+        match self.0.object_names {
+            true => graph::name_of_object(key),
+            false => key.into(),
+        }
+    }
+
+    /// Whether this save makes an object graph for tensors with these keys.
+    fn makes_graph<'k>(&self, mut keys: impl Iterator<Item = &'k str>) -> bool {
+        match &self.0.object_graph {
+            ObjectGraphSource::None => false,
+            ObjectGraphSource::Given(_) => true,
+            ObjectGraphSource::FromNames => {
+                keys.any(|key| self.0.object_names || graph::is_of_object(key))
+            }
+        }
+    }
+
+    /// The object graph for tensors with these names.
+    fn graph<'k>(&self, names: impl Iterator<Item = &'k str>) -> Bytes {
+        match &self.0.object_graph {
+            ObjectGraphSource::Given(graph) => graph.clone(),
+            _ => graph::from_names(names.collect::<BTreeSet<&str>>()).into(),
+        }
+    }
+
+    /// Fails if two items would get one name.
+    fn distinct<'k>(&self, items: impl Iterator<Item = &'k WriteItem>) -> Result<()> {
+        let mut by_name: BTreeMap<String, &str> = BTreeMap::new();
+        for item in items {
+            let name = match item.tensor() {
+                Some(_) => self.name(&item.key),
+                None => item.key.to_string(),
+            };
+            let other = by_name.entry(name).or_insert(&item.key);
+            if **other != *item.key {
+                let what = format!(
+                    "{other} and {} would get one name in the index; rename one of them, or leave out object_names",
+                    item.key
+                );
+                return Err(StrategyError::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WriterHooks for BundleWriter {
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("{:?}", self.0))
+    }
+
+    fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        plan.items.iter().try_for_each(|item| self.check(item))?;
+        Ok(plan)
+    }
+
+    /// The name of a data file tells how many there are. So each rank learns which numbers its files have. The object graph that the
+    /// save makes is in a file of its own, the last one, because it is known only when everything else is.
+    fn prepare_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
+        let items = || plans.iter().flat_map(|plan| &plan.items);
+        let tensors = items().filter(|item| item.tensor().is_some());
+        self.distinct(items())?;
+        let has_graph = items().any(|item| *item.key == *OBJECT_GRAPH);
+        let makes_graph = !has_graph && self.makes_graph(tensors.map(|item| &*item.key));
+        let counts = plans.iter().map(|plan| {
+            let files = plan.by_file()?.into_iter();
+            Ok(files.filter(|items| items.iter().any(is_stored)).count())
+        });
+        let counts: Vec<usize> = counts.collect::<Result<_>>()?;
+        let total: usize = counts.iter().sum::<usize>() + usize::from(makes_graph);
+        let too_many = |_| self.unsupported(format!("a checkpoint of {total} files"));
+        // TensorFlow opens the file of a tensor without elements, too.
+        let of = u32::try_from(total).map_err(too_many)?.max(1);
+        let mut first = 0u32;
+        for (plan, count) in plans.iter_mut().zip(counts) {
+            plan.storage_data = Numbers { first, of }.to_bytes();
+            first += u32::try_from(count).map_err(too_many)?;
+        }
+        Ok(plans)
+    }
+}
+
+impl StorageWriter for BundleWriter {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(KEY, VERSION)
+    }
+
+    /// Files with a prefix have no room for those of Megatron Core's dialect.
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default()
+            .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
+            .with_codec(CODEC);
+        match self.0.stem.is_empty() {
+            true => can.with_places(|_| PlaceKind::Prefix),
+            false => can,
+        }
+    }
+
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        Some(Arc::new(Codec::default()))
+    }
+
+    fn takes_policy(&self) -> bool {
+        true
+    }
+
+    fn layout(&self, _: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        let lost =
+            || StrategyError::Internal("a plan does not say which numbers its files have".into());
+        let numbers = Numbers::parse(&plan.storage_data).ok_or_else(lost)?;
+        let mut out = FileLayout::default();
+        for items in plan.by_file()? {
+            let mut extents: Vec<Box<dyn Extent>> = Vec::new();
+            for item in items {
+                if !is_stored(item) {
+                    out.items.push((item.id(), Vec::new()));
+                    continue;
+                }
+                let at = (out.files.len() as u32, extents.len() as u32);
+                extents.push(Box::new(Summed::of(item, resolve(item)?)?));
+                out.items.push((item.id(), vec![at]));
+            }
+            if extents.is_empty() {
+                continue;
+            }
+            let shard = numbers.first.saturating_add(out.files.len() as u32);
+            let name = Name::new(names::data(&self.0.stem, shard, numbers.of))?;
+            out.files.push(FileBody::new(name, extents));
+        }
+        Ok(out)
+    }
+
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        if cx.rank.is_some() {
+            return Err(self.unsupported(
+                "a rank-local checkpoint, because files are numbered over all ranks,".into(),
+            ));
+        }
+        let table::Described {
+            index,
+            mut record,
+            data,
+        } = table::describe(self, cx)?;
+        let mut out = Records::default();
+        if let Some((name, bytes)) = data {
+            out.files.push((Name::new(name)?, bytes));
+        }
+        if !record.is_empty() {
+            record.index = crc32c::crc32c(&index);
+            let bytes = record.to_bytes();
+            let bytes = bytes.map_err(|e| StrategyError::Internal(format!("{RECORD}: {e}")))?;
+            out.files
+                .push((Name::new(format!("{}{RECORD}", self.0.stem))?, bytes));
+        }
+        if self.0.checkpoint_state {
+            let state = CheckpointState::latest(&*self.0.stem).to_string();
+            out.files.push((Name::new(STATE)?, state.into()));
+        }
+        out.commit = Some((
+            Name::new(format!("{}{}", self.0.stem, names::INDEX))?,
+            index.into(),
+        ));
+        Ok(out)
+    }
+}

@@ -1,0 +1,121 @@
+//! Items on their way to a data file, and what is known of them afterwards.
+
+use crate::{
+    dtype::Enum,
+    object::{Codec, Object},
+    record::Form,
+};
+use bytes::Bytes;
+use reshard_model::Dims;
+use reshard_plan::{WriteItem, WriteKind};
+use reshard_storage::{Extent, Length};
+use reshard_strategy::{Blocks, Elements, Result, StrategyError, WriteData, encode_object};
+use std::io;
+
+/// Whether an item becomes an entry. A part without elements of a tensor that has some becomes none.
+pub(super) fn is_stored(item: &WriteItem) -> bool {
+    item.tensor()
+        .is_none_or(|t| !t.region.is_empty() || t.global_shape.contains(&0))
+}
+
+/// The blocks of an item, and the checksum of what went by.
+pub(super) struct Summed {
+    length: u64,
+    blocks: Blocks,
+    crc: u32,
+    /// Of an object: what its entry says, and its checksum, which is not that of its bytes.
+    object: Option<(u32, Bytes)>,
+}
+
+impl Summed {
+    pub(super) fn of(item: &WriteItem, data: WriteData) -> Result<Self> {
+        let invalid = |what: String| StrategyError::Invalid(format!("{}: {what}", item.key));
+        match (&item.kind, data) {
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => Ok(Self {
+                length: t.bytes(),
+                blocks: Elements::of(item, t, data)?.blocks(),
+                crc: 0,
+                object: None,
+            }),
+            (WriteKind::Object { .. }, WriteData::Object(payload)) => {
+                let bytes = encode_object(&Codec::default(), &item.key, payload)?;
+                let object = Object::parse(&bytes)
+                    .ok_or_else(|| invalid("it is no object of a bundle".into()))?;
+                let crc = object.crc().map_err(invalid)?;
+                Ok(Self::of_object(object.stored.clone(), crc, &object))
+            }
+            _ => Err(invalid(
+                "an object was given for a tensor, or a tensor for an object".into(),
+            )),
+        }
+    }
+
+    fn of_object(stored: Bytes, crc: u32, object: &Object) -> Self {
+        let told = Told {
+            form: object.form,
+            dtype: object.dtype,
+            shape: object.shape.clone(),
+        };
+        Self {
+            length: stored.len() as u64,
+            blocks: Box::new((!stored.is_empty()).then_some(Ok(stored)).into_iter()),
+            crc: 0,
+            object: Some((crc, told.to_bytes())),
+        }
+    }
+}
+
+impl Extent for Summed {
+    fn length(&self) -> Length {
+        Length::Exact(self.length)
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let block = self.blocks.next()?;
+        if let (Ok(bytes), None) = (&block, &self.object) {
+            self.crc = crc32c::crc32c_append(self.crc, bytes);
+        }
+        Some(block)
+    }
+
+    /// The checksum, and what the entry of an object says.
+    fn receipt(&mut self) -> Bytes {
+        match &self.object {
+            None => Bytes::copy_from_slice(&self.crc.to_le_bytes()),
+            Some((crc, told)) => [&crc.to_le_bytes()[..], told].concat().into(),
+        }
+    }
+}
+
+/// What the receipt of an object tells of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Told {
+    pub(super) form: Form,
+    pub(super) dtype: Enum,
+    pub(super) shape: Dims,
+}
+
+impl Told {
+    fn to_bytes(&self) -> Bytes {
+        let object = Object {
+            form: self.form,
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            stored: Bytes::new(),
+        };
+        object.to_bytes()
+    }
+}
+
+/// The checksum in a receipt, and what it tells of an object.
+pub(super) fn receipt(bytes: &Bytes) -> Option<(u32, Option<Told>)> {
+    let (crc, rest) = bytes.split_first_chunk()?;
+    let crc = u32::from_le_bytes(*crc);
+    if rest.is_empty() {
+        return Some((crc, None));
+    }
+    let Object {
+        form, dtype, shape, ..
+    } = Object::parse(&bytes.slice_ref(rest))?;
+    Some((crc, Some(Told { form, dtype, shape })))
+}

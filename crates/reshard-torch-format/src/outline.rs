@@ -1,0 +1,163 @@
+//! What a file holds, path by path, without reading an element.
+
+mod flatten;
+mod reach;
+
+use crate::{
+    Budget, Error, Limits, Result, StorageRef, TensorRef,
+    archive::ByteOrder,
+    pickle::{Graph, Id, run},
+    value::Decoder,
+};
+use bytes::Bytes;
+use reshard_model::{Path, Value};
+
+/// The pickle of a file, parsed. It shows which leaves there are, and where the elements of tensors lie. Values of leaves are decoded when
+/// somebody asks for them.
+///
+/// ```
+/// use reshard_model::{Tensor, Value};
+/// use reshard_torch_format::{Leaf, Outline, encode};
+///
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let model = Value::Dict(vec![("w".into(), Tensor::from_vec(&[2], vec![1f32, 2.])?.into())]);
+/// let file = encode(&Value::Dict(vec![("model".into(), model), ("step".into(), 7.into())]))?;
+/// let pickle = file.pickle.into();
+/// let limits = Default::default();
+/// let outline = Outline::parse(&pickle, 1000, &limits)?;
+/// let found = outline.leaves()?;
+/// let names: Vec<String> = found.iter().map(|leaf| leaf.path.to_string()).collect();
+/// assert_eq!(names, ["model.w", "step"]);
+/// assert!(matches!(&found[0].leaf, Leaf::Tensor(t) if t.as_ref().unwrap().shape[..] == [2]));
+/// let Leaf::Object(step) = found[1].leaf else { unreachable!() };
+/// let none = |s: &_, _: &mut _| unreachable!("{s:?} is not needed");
+/// assert_eq!(outline.values(&[step], Default::default(), none)?, [7.into()]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Outline<'a> {
+    pickle: &'a Bytes,
+    graph: Graph<'a>,
+    root: Id,
+    limits: &'a Limits,
+    /// The length of the file, from which the budget comes.
+    file: u64,
+    /// The length of the pickle.
+    length: usize,
+}
+
+/// An object in an [`Outline`]: the same pickle gives the same object the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectAt(Id);
+
+/// A leaf of a file.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Found {
+    /// Its path, by PyTorch's rules of flattening. Keys of dicts are text, as in PyTorch; an index is that of a list.
+    pub path: Path,
+    /// What it is.
+    pub leaf: Leaf,
+}
+
+/// What a leaf is.
+#[derive(Debug)]
+pub enum Leaf {
+    /// A dense tensor or a parameter, or why its description makes no sense.
+    Tensor(Result<Box<TensorRef>>),
+    /// Anything else.
+    Object(ObjectAt),
+}
+
+impl<'a> Outline<'a> {
+    /// Parses the pickle of a file of `file` bytes.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn parse(pickle: &'a Bytes, file: u64, limits: &'a Limits) -> Result<Self> {
+        let mut graph = Graph::within(limits.budget(file));
+        let (root, length) = run(pickle, &mut graph, limits)?;
+        Ok(Self {
+            pickle,
+            graph,
+            root,
+            limits,
+            file,
+            length,
+        })
+    }
+
+    /// The length of the pickle, in bytes. More may follow it.
+    pub fn pickle_len(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn graph(&self) -> &Graph<'a> {
+        &self.graph
+    }
+
+    /// All leaves, in their order. Containers are taken apart as PyTorch's `flatten_state_dict` does since 2.4: every dict is, and a list
+    /// that holds a tensor or a dict, directly or in inner lists. A file whose root is a tensor has one leaf, `tensor`; the leaf of a root
+    /// that is neither is `object`.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
+    /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
+    pub fn leaves(&self) -> Result<Vec<Found>> {
+        flatten::leaves(&self.graph, self.root, self.limits)
+    }
+
+    /// The storages that values of these objects need, each once.
+    ///
+    /// # Errors
+    /// A storage is described wrongly.
+    pub fn storages(&self, objects: &[ObjectAt]) -> Result<Vec<StorageRef>> {
+        reach::storages(&self.graph, objects.iter().map(|object| object.0))
+    }
+
+    /// The values of those objects that need no storage, until they are together more than the limits allow.
+    pub fn values_without_storages(
+        &self,
+        objects: &[ObjectAt],
+        order: ByteOrder,
+    ) -> Vec<(ObjectAt, Value)> {
+        let fetch = |s: &StorageRef, _: &mut Budget| Err(Error::tensor(&s.key, "it is not read"));
+        let decoder = Decoder::new(&self.graph, self.pickle, self.limits, fetch);
+        let mut decoder = decoder.of_file(order, self.file);
+        let mut out = Vec::new();
+        for object in objects {
+            match decoder.root(object.0) {
+                Ok(value) => out.push((*object, value)),
+                Err(Error::Limit { .. }) => break,
+                Err(_) => {}
+            }
+        }
+        out
+    }
+
+    /// The values of objects. `fetch` gets the bytes of a storage.
+    ///
+    /// # Errors
+    /// As [`load`](crate::load).
+    pub fn values(
+        &self,
+        objects: &[ObjectAt],
+        order: ByteOrder,
+        fetch: impl FnMut(&StorageRef, &mut Budget) -> Result<Bytes>,
+    ) -> Result<Vec<Value>> {
+        let decoder = Decoder::new(&self.graph, self.pickle, self.limits, fetch);
+        let mut decoder = decoder.of_file(order, self.file);
+        objects
+            .iter()
+            .map(|object| decoder.root(object.0))
+            .collect()
+    }
+}
+
+fn unsupported(graph: &Graph<'_>, id: Id, what: impl Into<Box<str>>) -> Error {
+    Error::Unsupported {
+        offset: graph.offset(id),
+        what: what.into(),
+    }
+}

@@ -1,0 +1,287 @@
+//! PyTorch's rules of flattening, on the graph of a pickle.
+
+use super::{Found, Leaf, ObjectAt, unsupported};
+use crate::{
+    Budget, Error, Limits, Result,
+    pickle::{Call, Graph, How, Id, Node},
+    tensor::{Wrapped, tensor_of},
+};
+use reshard_model::{Path, Step};
+use std::collections::BTreeMap;
+
+/// The name of the only leaf of a file that is one tensor, or one object.
+const TENSOR: &str = "tensor";
+const OBJECT: &str = "object";
+
+pub(super) fn leaves(graph: &Graph<'_>, root: Id, limits: &Limits) -> Result<Vec<Found>> {
+    let mut walk = Walk {
+        graph,
+        limits,
+        budget: graph.budget().clone(),
+        open: BTreeMap::new(),
+        odd: BTreeMap::new(),
+        path: Vec::new(),
+        named: 0,
+        out: Vec::new(),
+    };
+    match mapping(graph, root) {
+        Some(pairs) if walk.has_names(root, pairs) => walk.dict(root, pairs)?,
+        _ => {
+            let name = if is_tensor(graph, root) {
+                TENSOR
+            } else {
+                OBJECT
+            };
+            walk.path.push(name.into());
+            walk.leaf(root)?;
+        }
+    }
+    let out = walk.out;
+    different(graph, root, &out)?;
+    Ok(out)
+}
+
+/// Fails if two leaves have one name.
+fn different(graph: &Graph<'_>, root: Id, all: &[Found]) -> Result<()> {
+    let mut names: BTreeMap<String, &Path> = BTreeMap::new();
+    for found in all {
+        if let Some(other) = names.insert(found.path.to_string(), &found.path) {
+            let what = format!(
+                "a file in which {} and {} have the same name, {},",
+                other.quoted(),
+                found.path.quoted(),
+                found.path
+            );
+            return Err(unsupported(graph, root, what));
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'g, 'a> {
+    graph: &'g Graph<'a>,
+    limits: &'g Limits,
+    budget: Budget,
+    /// Whether a list is taken apart; `None` while that is being found out.
+    open: BTreeMap<Id, Option<bool>>,
+    /// Whether a dict has keys that can't be steps of a path.
+    odd: BTreeMap<Id, bool>,
+    path: Vec<Step>,
+    /// Bytes of all names so far.
+    named: u64,
+    out: Vec<Found>,
+}
+
+impl Walk<'_, '_> {
+    fn limit(&self, id: Id, limit: &'static str, max: u64) -> Error {
+        Error::Limit {
+            offset: self.graph.offset(id),
+            limit,
+            max,
+        }
+    }
+
+    fn take(&mut self, id: Id) -> Result<()> {
+        if let Some(pairs) = mapping(self.graph, id)
+            && !pairs.is_empty()
+            && self.has_names(id, pairs)
+        {
+            return self.dict(id, pairs);
+        }
+        match self.graph.node(id) {
+            Node::List(items) if self.opens(id)? => self.list(id, items),
+            _ => self.leaf(id),
+        }
+    }
+
+    fn deeper(&self, id: Id) -> Result<()> {
+        match self.path.len() as u64 >= u64::from(self.limits.depth) {
+            true => Err(self.limit(id, "levels of nesting", self.limits.depth.into())),
+            false => Ok(()),
+        }
+    }
+
+    /// A key that is set twice keeps its place and takes the last value, as in Python.
+    fn dict(&mut self, id: Id, pairs: &[(Id, Id)]) -> Result<()> {
+        self.deeper(id)?;
+        let pair = size_of::<(Box<str>, Id)>() as u64 * 2;
+        let room = (pairs.len() as u64).saturating_mul(pair);
+        let at = self.graph.offset(id) as usize;
+        self.budget.take(room).map_err(|r| r.at(at))?;
+        let mut items: indexmap::IndexMap<Box<str>, (Id, Id)> = indexmap::IndexMap::new();
+        for &(key, value) in pairs {
+            let Some(name) = name(self.graph, key) else {
+                let what = "a dict with a key that is neither a str nor a number";
+                return Err(unsupported(self.graph, key, what));
+            };
+            self.count(key, name.len())?;
+            match items.get_mut(&*name) {
+                // An int and its text are two keys in Python, and one name.
+                Some((first, _)) if !same_key(self.graph, *first, key) => {
+                    let what = format!("a dict in which two keys have the name {name:?}");
+                    return Err(unsupported(self.graph, key, what));
+                }
+                Some((_, last)) => *last = value,
+                None => drop(items.insert(name, (key, value))),
+            }
+        }
+        for (name, (_, value)) in items {
+            self.path.push(Step::Key(name));
+            self.take(value)?;
+            self.path.pop();
+        }
+        self.budget.give_back(room);
+        Ok(())
+    }
+
+    fn list(&mut self, id: Id, items: &[Id]) -> Result<()> {
+        self.deeper(id)?;
+        for (i, &item) in (0..).zip(items) {
+            self.path.push(Step::Index(i));
+            self.take(item)?;
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    /// Text that is kept, however often the pickle refers to it.
+    fn count(&mut self, id: Id, bytes: usize) -> Result<()> {
+        self.named = self.named.saturating_add(bytes as u64);
+        if self.named > self.limits.bytes {
+            return Err(self.limit(id, "bytes of text", self.limits.bytes));
+        }
+        Ok(())
+    }
+
+    fn leaf(&mut self, id: Id) -> Result<()> {
+        if self.out.len() as u64 >= self.limits.nodes {
+            return Err(self.limit(id, "nodes", self.limits.nodes));
+        }
+        let text: usize = self.path.iter().map(step_len).sum();
+        self.count(id, text)?;
+        // The path, its name where names are compared, and the description of a tensor.
+        let steps = (self.path.len() * size_of::<Step>()) as u64;
+        let takes = steps + 2 * text as u64 + (size_of::<Found>() + 256) as u64;
+        let at = self.graph.offset(id) as usize;
+        self.budget.take(takes).map_err(|r| r.at(at))?;
+        let leaf = match tensor_of(self.graph, id, Wrapped::Any) {
+            Ok(Some(tensor)) => Leaf::Tensor(Ok(Box::new(tensor))),
+            Ok(None) => Leaf::Object(ObjectAt(id)),
+            Err(e) => Leaf::Tensor(Err(e)),
+        };
+        self.out.push(Found {
+            path: Path::from(self.path.as_slice()),
+            leaf,
+        });
+        Ok(())
+    }
+
+    /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists.
+    fn opens(&mut self, id: Id) -> Result<bool> {
+        // Lists are looked at without recursion, because they may be nested as deep as the pickle is long.
+        let mut stack = vec![(id, 0)];
+        while let Some((list, next)) = stack.pop() {
+            let Node::List(items) = self.graph.node(list) else {
+                continue;
+            };
+            if let Some(Some(_)) = self.open.get(&list) {
+                continue;
+            }
+            self.open.insert(list, None);
+            let Some(&item) = items.get(next) else {
+                self.open.insert(list, Some(false));
+                continue;
+            };
+            let holds = match self.graph.node(item) {
+                Node::List(_) => match self.open.get(&item) {
+                    None => {
+                        stack.push((list, next));
+                        stack.push((item, 0));
+                        continue;
+                    }
+                    // A list that holds itself shows nothing new.
+                    Some(known) => known.unwrap_or(false),
+                },
+                _ => self.is_dict(item) || is_tensor(self.graph, item),
+            };
+            match holds {
+                true => drop(self.open.insert(list, Some(true))),
+                false => stack.push((list, next + 1)),
+            }
+        }
+        Ok(matches!(self.open.get(&id), Some(Some(true))))
+    }
+
+    fn is_dict(&mut self, id: Id) -> bool {
+        mapping(self.graph, id).is_some_and(|pairs| self.has_names(id, pairs))
+    }
+
+    /// Whether all keys can be steps of a path. A dict with other keys is one object. Each dict is looked at once, however often it is
+    /// referred to.
+    fn has_names(&mut self, id: Id, pairs: &[(Id, Id)]) -> bool {
+        let graph = self.graph;
+        let odd = || pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
+        !*self.odd.entry(id).or_insert_with(odd)
+    }
+}
+
+fn step_len(step: &Step) -> usize {
+    match step {
+        Step::Key(key) => key.len() + 1,
+        Step::Index(_) => 20,
+    }
+}
+
+fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
+    !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
+}
+
+/// The pairs of a dict, or of an object that is a dict for PyTorch: an `OrderedDict`, as `Module.state_dict` returns, or a `defaultdict`.
+fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [(Id, Id)]> {
+    let call = match graph.node(id) {
+        Node::Dict(pairs) => return Some(pairs),
+        Node::Call(call) => call,
+        _ => return None,
+    };
+    let Call {
+        how: How::Call,
+        callable,
+        args,
+        kwargs: None,
+        ..
+    } = **call
+    else {
+        return None;
+    };
+    let args = graph.as_seq(args)?.len();
+    let is_one = match graph.as_global(callable)? {
+        ("collections", "OrderedDict") => args == 0,
+        ("collections", "defaultdict") => args <= 1,
+        _ => false,
+    };
+    (is_one && call.items.is_empty()).then_some(&call.pairs)
+}
+
+fn is_name(node: &Node<'_>) -> bool {
+    matches!(
+        node,
+        Node::Str(_) | Node::Int(_) | Node::Bool(_) | Node::None
+    )
+}
+
+/// A key of a dict as PyTorch spells it in names: `str(key)`.
+fn name(graph: &Graph<'_>, id: Id) -> Option<Box<str>> {
+    Some(match graph.node(id) {
+        Node::Str(s) => (&**s).into(),
+        Node::Int(n) => n.to_string().into(),
+        Node::Bool(true) => "True".into(),
+        Node::Bool(false) => "False".into(),
+        Node::None => "None".into(),
+        _ => return None,
+    })
+}
+
+/// Whether two keys with one name are one key.
+fn same_key(graph: &Graph<'_>, a: Id, b: Id) -> bool {
+    graph.node(a) == graph.node(b)
+}

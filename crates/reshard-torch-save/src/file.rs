@@ -1,0 +1,166 @@
+//! One file of `torch.save`: its pickle, and where its storages lie.
+
+mod legacy;
+mod window;
+mod zip;
+
+use crate::error::{lost, not_understood, unreadable};
+use bytes::Bytes;
+use reshard_storage::{Name, Store};
+use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
+use reshard_torch_format::{
+    Error as FormatError, LegacyHead, LegacyStorage, Outline, Result as FormatResult, StorageRef,
+    archive::ByteOrder,
+};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+pub(crate) use zip::{Zip, content};
+
+/// A file whose description was read.
+#[derive(Debug)]
+pub(crate) struct TorchFile {
+    pub(crate) name: Name,
+    pub(crate) bytes: u64,
+    /// The pickle of the object.
+    pub(crate) pickle: Bytes,
+    pub(crate) container: Container,
+}
+
+/// In what the pickle and the storages lie.
+#[derive(Debug)]
+pub(crate) enum Container {
+    /// A zip archive, as since torch 1.6.
+    Zip(Zip),
+    /// Pickles and storages one behind the other, as before.
+    Legacy(BTreeMap<Box<str>, LegacyStorage>),
+    /// Only a pickle.
+    Pickle,
+}
+
+/// So many bytes of the start of a file are read first. In a file by torch they hold the pickle of a model.
+const FIRST: u64 = 64 << 10;
+/// So many bytes are read at first of an old file, whose description is not delimited.
+const LEGACY: u64 = 1 << 20;
+
+impl TorchFile {
+    /// Reads the description of a file. No storage is read.
+    pub(crate) async fn open(
+        store: &Arc<dyn Store>,
+        name: Name,
+        bytes: u64,
+        limits: &ReadLimits,
+    ) -> Result<Self> {
+        let first = store
+            .read(&name, 0..bytes.min(FIRST))
+            .await
+            .map_err(|e| lost(e, name.as_str()))?;
+        let (pickle, container) = match kind(&first) {
+            Some(Kind::Zip) => zip::open(store, &name, bytes, first, limits).await?,
+            Some(Kind::Legacy) => legacy::open(store, &name, bytes, first, limits).await?,
+            Some(Kind::Pickle) => {
+                limits.whole(&name, bytes)?;
+                let all = store.read(&name, 0..bytes).await;
+                let all = all.map_err(|e| lost(e, name.as_str()))?;
+                (all, Container::Pickle)
+            }
+            Some(Kind::Tar) => {
+                let what = format!(
+                    "reading {name} (a tar file, as torch wrote before 0.1.10; load it with torch and save it again)"
+                );
+                return Err(not_understood(what));
+            }
+            None => {
+                let why = format!(
+                    "{name} does not begin as a file of torch.save does: it is neither a zip archive nor a pickle"
+                );
+                let url = store.url();
+                return Err(StrategyError::NotACheckpoint { url, why });
+            }
+        };
+        Ok(Self {
+            name,
+            bytes,
+            pickle,
+            container,
+        })
+    }
+
+    /// Parses the pickle again and shows its parts to `f`.
+    pub(crate) fn outline<T>(
+        &self,
+        limits: &ReadLimits,
+        f: impl FnOnce(&Outline<'_>) -> FormatResult<T>,
+    ) -> Result<T> {
+        let limits = parsing(limits);
+        Outline::parse(&self.pickle, self.bytes, &limits)
+            .and_then(|outline| f(&outline))
+            .map_err(|e| unreadable(e, "the pickle", self.name.as_str()))
+    }
+
+    /// The order of bytes in its elements.
+    pub(crate) fn order(&self) -> ByteOrder {
+        match &self.container {
+            Container::Zip(zip) => zip.order,
+            Container::Legacy(_) | Container::Pickle => ByteOrder::Little,
+        }
+    }
+
+    /// Checks that a storage is there, with the length that the pickle says.
+    pub(crate) fn has(&self, storage: &StorageRef) -> FormatResult<()> {
+        match &self.container {
+            Container::Zip(zip) => storage.check(zip.directory.get(&storage.record())?.size),
+            Container::Legacy(storages) => match storages.get(&storage.key) {
+                Some(found) => storage.check(length(&found.data)),
+                None => Err(no_storage(storage)),
+            },
+            Container::Pickle => Err(no_storage(storage)),
+        }
+    }
+
+    /// Where a storage lies, about: in an archive its header is counted too, because only that says where it ends.
+    pub(crate) fn about(&self, storage: &StorageRef) -> Option<Range<u64>> {
+        match &self.container {
+            Container::Zip(zip) => {
+                let record = zip.directory.find(&storage.record())?;
+                let start = record.header_range();
+                Some(start.start..start.end.checked_add(record.stored)?)
+            }
+            Container::Legacy(storages) => storages.get(&storage.key).map(|s| s.data.clone()),
+            Container::Pickle => None,
+        }
+    }
+}
+
+fn no_storage(storage: &StorageRef) -> FormatError {
+    FormatError::NoRecord {
+        name: storage.record().into(),
+        have: "no storage of this key".into(),
+    }
+}
+
+pub(crate) fn length(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Zip,
+    Legacy,
+    Tar,
+    Pickle,
+}
+
+/// What a file is by its first bytes.
+fn kind(first: &[u8]) -> Option<Kind> {
+    if first.starts_with(b"PK\x03\x04") {
+        Some(Kind::Zip)
+    } else if LegacyHead::is_legacy(first) {
+        Some(Kind::Legacy)
+    } else if first.get(257..262) == Some(b"ustar") {
+        Some(Kind::Tar)
+    } else if matches!(first, [0x80, 2..=5, ..]) {
+        Some(Kind::Pickle)
+    } else {
+        None
+    }
+}

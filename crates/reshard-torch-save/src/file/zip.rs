@@ -1,0 +1,176 @@
+//! Files that are zip archives.
+
+use super::{Container, length, window::Window};
+use crate::error::{lost, unreadable};
+use bytes::Bytes;
+use reshard_storage::{Name, Store};
+use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
+use reshard_torch_format::{
+    Error as FormatError,
+    archive::{ByteOrder, Directory, Method, Record, Tail, check_crc, check_version, unpack},
+};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The directory of an archive, and what was found out since.
+#[derive(Debug)]
+pub(crate) struct Zip {
+    pub(crate) directory: Directory,
+    pub(crate) order: ByteOrder,
+    /// Where the data of records lie, by their names. Only the header before a record says it.
+    places: Mutex<BTreeMap<Box<str>, Range<u64>>>,
+}
+
+/// The most bytes of the records with the version and the byte order.
+const WORD: u64 = 1000;
+
+pub(super) async fn open(
+    store: &Arc<dyn Store>,
+    name: &Name,
+    bytes: u64,
+    first: Bytes,
+    limits: &ReadLimits,
+) -> Result<(Bytes, Container)> {
+    let damaged = |e| unreadable(e, "the archive", name.as_str());
+    let mut window = Window {
+        store,
+        name,
+        bytes,
+        first,
+        tail: Bytes::new(),
+    };
+    let directory = directory(&mut window, limits).await?;
+    let version = match directory.find(".data/version") {
+        Some(version) => version,
+        None => directory.get("version").map_err(damaged)?,
+    };
+    check_version(version, &word(&window, version, limits).await?).map_err(damaged)?;
+    let order = match directory.find("byteorder") {
+        None => ByteOrder::Little,
+        Some(order) => {
+            ByteOrder::parse(Some(&word(&window, order, limits).await?)).map_err(damaged)?
+        }
+    };
+    let pickle = directory.get("data.pkl").map_err(damaged)?;
+    let pickle = record(&window, pickle, limits).await?;
+    let zip = Zip {
+        directory,
+        order,
+        places: Mutex::default(),
+    };
+    Ok((pickle, Container::Zip(zip)))
+}
+
+/// The directory, which is at the end. The parser says how much of the end it needs.
+async fn directory(window: &mut Window<'_>, limits: &ReadLimits) -> Result<Directory> {
+    let name = window.name;
+    let mut range = Tail::first_range(window.bytes);
+    loop {
+        limits.whole(format_args!("the directory of {name}"), length(&range))?;
+        window.tail = window.read(range.clone()).await?;
+        let parsed = Tail::parse(window.bytes, &window.tail);
+        match parsed.map_err(|e| unreadable(e, "the archive", name.as_str()))? {
+            Tail::Done(directory) => return Ok(directory),
+            Tail::Need(more) if length(&more) > length(&range) => range = more,
+            Tail::Need(_) => {
+                let what = "its directory lies outside of it";
+                return Err(StrategyError::corrupt(name, None, what));
+            }
+        }
+    }
+}
+
+async fn word(window: &Window<'_>, found: &Record, limits: &ReadLimits) -> Result<Bytes> {
+    if found.size > WORD || found.stored > WORD {
+        let what = format!(
+            "{:?} has {} bytes, and at most {WORD} are possible",
+            found.name, found.size
+        );
+        return Err(StrategyError::corrupt(
+            window.name,
+            Some(found.header),
+            what,
+        ));
+    }
+    record(window, found, limits).await
+}
+
+/// The content of a record, checked.
+async fn record(window: &Window<'_>, record: &Record, limits: &ReadLimits) -> Result<Bytes> {
+    let damaged = |e| unreadable(e, "the archive", window.name.as_str());
+    let header = window.read(record.header_range()).await?;
+    let data = record.data_range(&header).map_err(damaged)?;
+    let behind = window.read(record.behind(&data)).await?;
+    record.confirm(&data, &behind).map_err(damaged)?;
+    let what = format!("{:?} of {}", record.name, window.name);
+    limits.whole(&what, record.stored)?;
+    limits.whole(&what, record.size)?;
+    content(record, window.read(data).await?, window.bytes, limits, true).map_err(damaged)
+}
+
+/// Unpacks a record, of a file of `file` bytes. What few bytes unpack to has the bound of what is parsed of such a file.
+pub(crate) fn content(
+    record: &Record,
+    stored: Bytes,
+    file: u64,
+    limits: &ReadLimits,
+    verify: bool,
+) -> Result<Bytes, FormatError> {
+    let parsing = parsing(limits);
+    let most = match record.method {
+        Method::Stored => u64::MAX,
+        _ => limits.max_whole.min(parsing.budget(file).max()),
+    };
+    let content = unpack(record, stored, most)?;
+    if verify {
+        check_crc(record, &content)?;
+    }
+    Ok(content)
+}
+
+impl Zip {
+    /// Where the data of records lie. What is not known yet is read from the headers before them, and confirmed by what follows them.
+    pub(crate) async fn places(
+        &self,
+        store: &Arc<dyn Store>,
+        name: &Name,
+        records: &[&Record],
+    ) -> Result<Vec<Range<u64>>> {
+        let unknown: Vec<&Record> = {
+            let known = self.known();
+            let new = records.iter().filter(|r| !known.contains_key(&r.name));
+            new.copied().collect()
+        };
+        let damaged = |e| unreadable(e, "the archive", name.as_str());
+        if !unknown.is_empty() {
+            let read = |ranges: Vec<Range<u64>>| async {
+                let ranges = ranges.into_iter().map(|range| (name.clone(), range));
+                let read = store.read_ranges(ranges.collect()).await;
+                read.map(|(bytes, _)| bytes)
+                    .map_err(|e| lost(e, name.as_str()))
+            };
+            let headers = read(unknown.iter().map(|r| r.header_range()).collect()).await?;
+            let found = unknown.iter().zip(&headers);
+            let found = found.map(|(record, header)| record.data_range(header));
+            let found = found.collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+            let behind = unknown.iter().zip(&found).map(|(r, data)| r.behind(data));
+            let behind = read(behind.collect()).await?;
+            let mut known = self.known();
+            for ((record, data), behind) in unknown.iter().zip(found).zip(&behind) {
+                record.confirm(&data, behind).map_err(damaged)?;
+                known.insert(record.name.clone(), data);
+            }
+        }
+        let known = self.known();
+        let place = |record: &&Record| known.get(&record.name).cloned();
+        let places: Option<Vec<_>> = records.iter().map(place).collect();
+        places.ok_or_else(|| StrategyError::Internal("a record has no place".into()))
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Box<str>, Range<u64>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,123 @@
+//! `pytorch_model.bin.index.json`: which file holds which key.
+
+use crate::names::INDEX;
+use bytes::Bytes;
+use reshard_model::{Path, PathOfKey, Step};
+use reshard_plan::PlannerData;
+use reshard_storage::Name;
+use reshard_strategy::{Result, StrategyError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The index, in the form that transformers writes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Index {
+    #[serde(default)]
+    metadata: Notes,
+    weight_map: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Notes {
+    /// The paths of keys, if the state was nested. Other programs don't know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reshard_paths: Option<PathOfKey>,
+    /// Bytes of all tensors. Other programs may have written a float.
+    #[serde(default, deserialize_with = "any_number")]
+    total_size: u64,
+}
+
+fn any_number<'d, D: serde::Deserializer<'d>>(d: D) -> Result<u64, D::Error> {
+    let value = serde_json::Value::deserialize(d)?;
+    Ok(value
+        .as_u64()
+        .or_else(|| value.as_f64().map(|n| n as u64))
+        .unwrap_or(0))
+}
+
+impl Index {
+    pub(crate) fn new(
+        total_size: u64,
+        weight_map: BTreeMap<String, String>,
+        paths: Option<&PlannerData>,
+    ) -> Self {
+        let is_flat =
+            |(key, path): (&Box<str>, &Path)| matches!(&*path.0, [Step::Key(k)] if k == key);
+        let reshard_paths = match paths {
+            Some(PlannerData::Paths(paths)) if !paths.iter().all(is_flat) => Some(paths.clone()),
+            _ => None,
+        };
+        let metadata = Notes {
+            reshard_paths,
+            total_size,
+        };
+        Self {
+            metadata,
+            weight_map,
+        }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Result<Bytes> {
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|e| StrategyError::Internal(format!("{INDEX} can't be written: {e}")))?;
+        text.push(b'\n');
+        Ok(text.into())
+    }
+
+    /// # Errors
+    /// It is no index; it names a file that does not lie directly in the folder.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
+        let damaged = |what: String| StrategyError::corrupt(INDEX, None, what);
+        let index: Self =
+            serde_json::from_slice(bytes).map_err(|e| damaged(format!("it is no index: {e}")))?;
+        let mut files: BTreeMap<Name, Vec<Box<str>>> = BTreeMap::new();
+        for (key, file) in index.weight_map {
+            let name = Name::new(file.as_str()).map_err(|e| damaged(format!("{key}: {e}")))?;
+            if file.contains('/') || file == INDEX {
+                let what = format!(
+                    "{key}: it names the file {file:?}, but files of an index lie beside it"
+                );
+                return Err(damaged(what));
+            }
+            files.entry(name).or_default().push(key.into());
+        }
+        Ok(Parsed {
+            files,
+            paths: index.metadata.reshard_paths,
+        })
+    }
+}
+
+/// What an index says.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    /// The keys of each file, sorted.
+    pub(crate) files: BTreeMap<Name, Vec<Box<str>>>,
+    /// The path of each key, if reshard has noted them.
+    pub(crate) paths: Option<PathOfKey>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_outside_of_the_folder_are_refused() {
+        for file in ["../x.bin", "/etc/passwd", "a/b.bin", "", "a\\b", INDEX] {
+            let json = serde_json::json!({ "weight_map": { "w": file } }).to_string();
+            let e = Index::parse(json.as_bytes()).unwrap_err().to_string();
+            assert!(e.contains(INDEX) && e.contains("w: "), "{file}: {e}");
+        }
+        let json = r#"{"metadata": {"total_size": 1.5e3, "other": []}, "weight_map": {"a": "x.bin", "b": "x.bin"}}"#;
+        let parsed = Index::parse(json.as_bytes()).unwrap();
+        assert_eq!(parsed.files.values().map(Vec::len).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn it_has_the_bytes_that_transformers_writes() {
+        let map = [("b", "y.bin"), ("a", "x.bin")].map(|(k, f)| (k.into(), f.into()));
+        let text = Index::new(12, map.into(), None).to_bytes().unwrap();
+        let want = "{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n  \"weight_map\": {\n    \"a\": \"x.bin\",\n    \"b\": \"y.bin\"\n  }\n}\n";
+        assert_eq!(text, want);
+    }
+}

@@ -1,0 +1,108 @@
+//! Opens a file, or a folder with an index.
+
+use crate::{
+    NAME,
+    error::Refused,
+    file::TorchFile,
+    index::{Index, Parsed},
+    names::{INDEX, WEIGHTS, is_file, own_file},
+    reader::TorchSaveReader,
+    table::Table,
+};
+use async_trait::async_trait;
+use reshard_model::ErrorKind;
+use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
+use reshard_strategy::{
+    BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
+    read_small,
+};
+use std::sync::Arc;
+
+/// Opens files of `torch.save`.
+#[derive(Debug)]
+pub(crate) struct TorchSaveFormat;
+
+#[async_trait]
+impl OpenFormat for TorchSaveFormat {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        own_file(name)
+    }
+
+    fn detect_file(&self, file: &Entry) -> Detection {
+        match is_file(file.name.as_str()) {
+            true => Detection::Yes,
+            false => Detection::No,
+        }
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        &[INDEX, WEIGHTS]
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        matches!(kind, PlaceKind::Folder | PlaceKind::File)
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let index = match read_small(&cx.store, &Name::new(INDEX)?).await? {
+            Some(bytes) => Some(Index::parse(&bytes)?),
+            None => None,
+        };
+        let reader = match index {
+            Some(index) => folder(cx, index).await?,
+            None => {
+                let file = only_file(&cx.store).await?;
+                let opened = TorchFile::open(&cx.store, file.name, file.bytes, &cx.limits).await?;
+                let table = Table::of(&opened, &cx.limits)?;
+                TorchSaveReader::new(cx, vec![Some(opened)], table, false)
+            }
+        };
+        Ok(Arc::new(reader))
+    }
+}
+
+/// The file of a place without an index.
+async fn only_file(store: &Arc<dyn Store>) -> Result<Entry> {
+    let name = Name::new(WEIGHTS)?;
+    if let Some(bytes) = store.len(&name).await? {
+        return Ok(Entry { name, bytes });
+    }
+    let mut top = store.top().await?;
+    match (top.files.pop(), top.files.is_empty()) {
+        (Some(file), true) => Ok(file),
+        _ => {
+            let why = format!(
+                "it is neither a file of torch.save nor a folder with {WEIGHTS} or {INDEX}"
+            );
+            let url = store.url();
+            Err(StrategyError::NotACheckpoint { url, why })
+        }
+    }
+}
+
+/// All files of an index. What is wrong with one of them does not hide the others.
+async fn folder(cx: &OpenCx, index: Parsed) -> Result<TorchSaveReader> {
+    let mut files = Vec::with_capacity(index.files.len());
+    for name in index.files.keys() {
+        files.push(match cx.store.len(name).await? {
+            None => {
+                let what = format!("{INDEX} names this file, but it is not there");
+                Err(Refused::damaged(name.as_str(), what))
+            }
+            Some(bytes) => {
+                let opened = TorchFile::open(&cx.store, name.clone(), bytes, &cx.limits).await;
+                match opened {
+                    Err(e) if e.kind() == ErrorKind::Unavailable => return Err(e),
+                    opened => opened.map_err(|e| Refused::by(&e, name.as_str())),
+                }
+            }
+        });
+    }
+    let table = Table::indexed(&files, index, &cx.limits)?;
+    let files = files.into_iter().map(Result::ok).collect();
+    Ok(TorchSaveReader::new(cx, files, table, true))
+}

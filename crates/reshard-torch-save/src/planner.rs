@@ -1,0 +1,153 @@
+//! A planner around the planner of a save: each file gets one writing rank, which gets all pieces of its tensors.
+
+mod files;
+
+use crate::told::{Told, pack, unpack};
+use files::Assigned;
+use reshard_model::{FlatStateDict, Path, Step};
+use reshard_plan::{
+    Metadata, PlanError, PlannerData, Result, SaveContext, SavePlan, SavePlanner, WriteItem,
+};
+use reshard_policy::{Limits, ShardingPolicy, describe};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// What is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// One file of this name.
+    File(String),
+    /// A folder, with one file unless a policy decides otherwise.
+    Folder,
+}
+
+/// Around the planner of a save.
+#[derive(Debug)]
+pub(crate) struct WholeTensors {
+    pub(crate) base: Arc<dyn SavePlanner>,
+    pub(crate) target: Target,
+    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    pub(crate) limits: Limits,
+    /// The paths of keys before a planner has renamed any.
+    pub(crate) paths: Option<PlannerData>,
+    pub(crate) empty: Vec<Path>,
+}
+
+impl SavePlanner for WholeTensors {
+    fn base(&self) -> &dyn SavePlanner {
+        &*self.base
+    }
+
+    fn plan_settings(&self) -> Option<String> {
+        let base = self.base.plan_settings()?;
+        let policy = match &self.policy {
+            Some(policy) => Some(policy.plan_settings()?),
+            None => None,
+        };
+        let (target, empty, of) = (&self.target, &self.empty, (*self.base).type_id());
+        Some(format!(
+            "whole tensors in {target:?} by {policy:?} with {empty:?} around {of:?} {base}"
+        ))
+    }
+
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
+        let mut plan = self.base.create_local_plan(state, cx)?;
+        plan.items.iter().try_for_each(storable)?;
+        let mut told = Told {
+            policy: self.described()?,
+            ..Told::default()
+        };
+        for item in &plan.items {
+            let ints = self.ints(item, state, plan.planner_data.as_ref());
+            if !ints.is_empty() {
+                told.ints.insert(item.key.clone(), ints);
+            }
+        }
+        plan.storage_data = pack(&told)?;
+        Ok(plan)
+    }
+
+    fn create_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+        let (mut all, mine) = (Told::default(), self.described()?);
+        for (rank, plan) in plans.iter_mut().enumerate() {
+            let told: Told = unpack(&std::mem::take(&mut plan.storage_data))?;
+            if told.policy != mine {
+                let what = format!(
+                    "rank {rank} was given {}, but the coordinator {}; give all ranks the same",
+                    named(told.policy.as_deref()),
+                    named(mine.as_deref())
+                );
+                return Err(invalid("", what));
+            }
+            for (key, ints) in told.ints {
+                all.ints.entry(key).or_insert(ints);
+            }
+        }
+        let (plans, metadata) = self.base.create_global_plan(plans)?;
+        let assigned = Assigned::of(self, &all, plans, &metadata)?;
+        Ok((assigned.plans(&metadata, &self.empty)?, metadata))
+    }
+}
+
+impl WholeTensors {
+    fn described(&self) -> Result<Option<String>> {
+        let described = self.policy.as_deref().map(describe).transpose();
+        described.map_err(PlanError::planner)
+    }
+
+    /// Which steps of an item's path are int keys of dicts: those that the state has as numbers, and the path of the key as text.
+    fn ints(
+        &self,
+        item: &WriteItem,
+        state: &FlatStateDict,
+        own: Option<&PlannerData>,
+    ) -> BTreeSet<u16> {
+        let Some((path, leaf)) = state.get_index(item.source as usize) else {
+            return BTreeSet::new();
+        };
+        let known = match own {
+            Some(own) => own.path(&item.key),
+            None => self
+                .paths
+                .as_ref()
+                .and_then(|all| all.path(&leaf.unique_key())),
+        };
+        let Some(known) = known else {
+            return BTreeSet::new();
+        };
+        if known.0.len() != path.0.len() {
+            return BTreeSet::new();
+        }
+        let steps = (0u16..).zip(path.0.iter().zip(&known.0));
+        let ints = steps.filter(|(_, both)| matches!(both, (Step::Index(_), Step::Key(_))));
+        ints.map(|(n, _)| n).collect()
+    }
+}
+
+fn named(policy: Option<&str>) -> String {
+    policy.map_or("no policy".into(), |p| format!("the policy \"{p}\""))
+}
+
+fn invalid(key: &str, what: impl Into<String>) -> PlanError {
+    PlanError::Invalid {
+        key: key.into(),
+        what: what.into(),
+    }
+}
+
+fn unsupported(key: &str, what: impl Into<String>) -> PlanError {
+    PlanError::Unsupported {
+        key: key.into(),
+        what: what.into(),
+    }
+}
+
+/// Fails for what a file of `torch.save` can't hold.
+fn storable(item: &WriteItem) -> Result<()> {
+    match item.tensor().and_then(|t| t.original_shape.as_ref()) {
+        None => Ok(()),
+        Some(_) => {
+            let what = "it is a part of a flattened tensor, and a file of torch.save holds whole tensors; choose another format";
+            Err(unsupported(&item.key, what))
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Which file holds which keys, and which rank writes it.
+
+use super::{Target, WholeTensors, invalid, unsupported};
+use crate::{
+    names::{WEIGHTS, shard},
+    told::{At, FilePlan, Files, LeafPlan, Told, What, pack},
+};
+use reshard_model::{Path, Region, Step};
+use reshard_plan::{
+    Entry, Held, Metadata, PlanError, PlannerData, Result, SavePlan, place_item, take_items,
+};
+use reshard_policy::{Content, Piece, Sharding, ShardingPolicy, decide, gathers};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A key, with all its pieces.
+struct Leaf {
+    plan: LeafPlan,
+    pieces: Vec<Held>,
+    /// Bytes of its elements.
+    bytes: u64,
+    /// The rank that has most of it.
+    home: u32,
+}
+
+/// A file, and the rank that writes it.
+struct File {
+    name: String,
+    indexed: bool,
+    by: u32,
+    leaves: Vec<Leaf>,
+}
+
+/// Everything that is written.
+pub(super) struct Assigned {
+    plans: Vec<SavePlan>,
+    files: Vec<File>,
+}
+
+impl Assigned {
+    pub(super) fn of(
+        planner: &WholeTensors,
+        told: &Told,
+        mut plans: Vec<SavePlan>,
+        metadata: &Metadata,
+    ) -> Result<Self> {
+        if let Some(item) = plans
+            .iter()
+            .find(|p| !p.files.is_empty())
+            .and_then(|p| p.items.first())
+        {
+            let what = "a planner has decided on files, but a file of torch.save holds whole tensors of all ranks";
+            return Err(invalid(&item.key, what));
+        }
+        let leaves = leaves(&mut plans, told, metadata)?;
+        let files = match &planner.policy {
+            Some(policy) => by_policy(planner, &**policy, leaves)?,
+            None => {
+                let name = match &planner.target {
+                    Target::File(name) => name.clone(),
+                    Target::Folder => WEIGHTS.into(),
+                };
+                let by = richest(&leaves);
+                vec![File {
+                    name,
+                    indexed: false,
+                    by,
+                    leaves,
+                }]
+            }
+        };
+        Ok(Self { plans, files })
+    }
+
+    /// The plans, in which each rank writes its files.
+    pub(super) fn plans(self, metadata: &Metadata, empty: &[Path]) -> Result<Vec<SavePlan>> {
+        let Self { mut plans, files } = self;
+        let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
+        for file in files {
+            let File {
+                name,
+                indexed,
+                by,
+                leaves,
+            } = file;
+            let mut all = Vec::with_capacity(leaves.len());
+            for Leaf { plan, pieces, .. } in leaves {
+                all.push(plan);
+                for held in pieces {
+                    place_item(&mut plans, by, held)?;
+                }
+            }
+            // A folder of several files holds flat dicts.
+            let empty = if indexed { Vec::new() } else { empty.to_vec() };
+            of_ranks.entry(by).or_default().0.push(FilePlan {
+                name,
+                indexed,
+                leaves: all,
+                empty,
+            });
+        }
+        for (rank, files) in of_ranks {
+            let plan = plans.get_mut(rank as usize);
+            let plan = plan.ok_or_else(|| invalid("", format!("there is no rank {rank}")))?;
+            plan.storage_data = pack(&files)?;
+        }
+        let _ = metadata;
+        Ok(plans)
+    }
+}
+
+/// All keys, in the order of the state where it is known. Their items are taken out of the plans.
+fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Vec<Leaf>> {
+    let mut pieces: BTreeMap<Box<str>, Vec<Held>> = BTreeMap::new();
+    for held in take_items(plans)?.into_iter().flatten() {
+        pieces.entry(held.item.key.clone()).or_default().push(held);
+    }
+    let paths = match metadata.planner_data() {
+        Some(PlannerData::Paths(paths)) => Some(paths),
+        _ => None,
+    };
+    let mut left: BTreeMap<&str, Entry<'_>> = metadata.entries().map(|e| (e.key(), e)).collect();
+    let mut ordered = Vec::with_capacity(left.len());
+    let known = paths.into_iter().flat_map(|paths| paths.keys());
+    ordered.extend(known.filter_map(|key| left.remove(&**key)));
+    ordered.extend(left.into_values());
+    ordered
+        .into_iter()
+        .map(|entry| {
+            let key: Box<str> = entry.key().into();
+            let of = pieces.remove(&key).unwrap_or_default();
+            let path = paths.and_then(|paths| paths.get(&key));
+            let steps = steps(&key, path, told.ints.get(&key));
+            leaf(key, steps, &entry, of)
+        })
+        .collect()
+}
+
+fn leaf(key: Box<str>, path: Vec<At>, entry: &Entry<'_>, mut pieces: Vec<Held>) -> Result<Leaf> {
+    let (what, bytes) = match entry {
+        Entry::Object(..) => (What::Object, 0),
+        Entry::Tensor(t) => {
+            let what = What::Tensor {
+                dtype: t.dtype(),
+                shape: t.shape(),
+                requires_grad: t.properties().requires_grad,
+            };
+            (what, t.bytes())
+        }
+    };
+    let size = |held: &Held| held.item.tensor().map_or(1, |t| t.bytes());
+    let mut shares: BTreeMap<u32, u64> = BTreeMap::new();
+    for held in &pieces {
+        let share = shares.entry(held.from).or_default();
+        *share = share.saturating_add(size(held));
+    }
+    let offset = |held: &Held| held.item.tensor().map(|t| t.region.offsets.clone());
+    pieces.sort_by_cached_key(offset);
+    Ok(Leaf {
+        home: most(&shares),
+        plan: LeafPlan { key, path, what },
+        pieces,
+        bytes,
+    })
+}
+
+/// The rank with the most; of equal ones the lowest.
+fn most(shares: &BTreeMap<u32, u64>) -> u32 {
+    let most = shares.values().max();
+    let found = shares.iter().find(|(_, share)| Some(*share) == most);
+    found.map_or(0, |(rank, _)| *rank)
+}
+
+/// The rank that has the most of all.
+fn richest(leaves: &[Leaf]) -> u32 {
+    let mut shares: BTreeMap<u32, u64> = BTreeMap::new();
+    for held in leaves.iter().flat_map(|leaf| &leaf.pieces) {
+        let share = shares.entry(held.from).or_default();
+        *share = share.saturating_add(held.item.tensor().map_or(1, |t| t.bytes()));
+    }
+    most(&shares)
+}
+
+/// The steps of a path, with what contains them.
+fn steps(key: &str, path: Option<&Path>, ints: Option<&BTreeSet<u16>>) -> Vec<At> {
+    let Some(path) = path.filter(|path| !path.0.is_empty()) else {
+        return vec![At::Key(key.into())];
+    };
+    let step = |(n, step): (u16, &Step)| match step {
+        Step::Index(i) => At::Index(*i),
+        Step::Key(text) => {
+            let int = ints.filter(|ints| ints.contains(&n));
+            let int = int.and_then(|_| text.parse().ok());
+            int.map_or_else(|| At::Key(text.clone()), At::Int)
+        }
+    };
+    (0u16..).zip(&path.0).map(step).collect()
+}
+
+/// The files that a policy makes of whole tensors. It sees each of them as something that can't be cut, which the rank with most of it
+/// writes.
+fn by_policy(
+    planner: &WholeTensors,
+    policy: &dyn ShardingPolicy,
+    leaves: Vec<Leaf>,
+) -> Result<Vec<File>> {
+    if let Some(leaf) = leaves
+        .iter()
+        .find(|leaf| matches!(leaf.plan.what, What::Object))
+    {
+        let what = "it is not a tensor, and several files with an index hold only tensors; leave the policy out, leave the object out, or choose another format";
+        return Err(unsupported(&leaf.plan.key, what));
+    }
+    let all = richest(&leaves);
+    let gathers = gathers(policy).map_err(PlanError::planner)?;
+    let no_axes = Region::default();
+    // Tensors without elements lie where the first other tensor does, because nobody writes an item for them.
+    let (with, without): (Vec<Leaf>, Vec<Leaf>) =
+        leaves.into_iter().partition(|leaf| !leaf.pieces.is_empty());
+    let pieces: Vec<Piece<'_>> = with
+        .iter()
+        .map(|leaf| {
+            let key = &*leaf.plan.key;
+            Piece {
+                key,
+                name: key,
+                content: Content::Object,
+                global_shape: &[],
+                region: &no_axes,
+                task: if gathers { all } else { leaf.home },
+                device: "cpu",
+                owner: key.rsplit_once('.').map_or("", |(owner, _)| owner),
+                tag: None,
+                bytes: leaf.bytes,
+            }
+        })
+        .collect();
+    // The pieces come task by task.
+    let mut order: Vec<usize> = (0..pieces.len()).collect();
+    order.sort_by_key(|&n| pieces.get(n).map(|piece| piece.task));
+    let sorted: Vec<Piece<'_>> = order
+        .iter()
+        .filter_map(|&n| pieces.get(n).copied())
+        .collect();
+    let sharding = decide(policy, &sorted, planner.limits).map_err(PlanError::planner)?;
+    Ok(files(sharding, &order, with, without))
+}
+
+fn files(sharding: Sharding, order: &[usize], with: Vec<Leaf>, without: Vec<Leaf>) -> Vec<File> {
+    let mut with: Vec<Option<Leaf>> = with.into_iter().map(Some).collect();
+    let count = sharding.shards.len().max(1);
+    let name = |n: usize| match count {
+        1 => WEIGHTS.into(),
+        _ => shard(n + 1, count),
+    };
+    let mut out: Vec<File> = Vec::with_capacity(count);
+    for (n, found) in sharding.shards.into_iter().enumerate() {
+        let own = found.cuts.iter().filter_map(|cut| {
+            let at = order.get(cut.piece as usize)?;
+            with.get_mut(*at)?.take()
+        });
+        out.push(File {
+            name: name(n),
+            indexed: count > 1,
+            by: found.task,
+            leaves: own.collect(),
+        });
+    }
+    if out.is_empty() {
+        out.push(File {
+            name: name(0),
+            indexed: false,
+            by: 0,
+            leaves: Vec::new(),
+        });
+    }
+    if let Some(first) = out.first_mut() {
+        first.leaves.extend(without);
+    }
+    out
+}

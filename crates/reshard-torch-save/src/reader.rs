@@ -1,0 +1,182 @@
+//! Reads regions of tensors, and objects, of an opened checkpoint.
+
+mod objects;
+mod tensors;
+mod verify;
+
+use crate::{
+    NAME,
+    file::{Container, TorchFile},
+    names::{INDEX, own_file},
+    table::Table,
+};
+use async_trait::async_trait;
+use objects::Values;
+use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_storage::{Entry, Name, Progress, Store};
+use reshard_strategy::{
+    BackendVersion, FileRole, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    torch::{Kept, TorchObjects},
+};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+#[derive(Debug)]
+pub(crate) struct TorchSaveReader {
+    store: Arc<dyn Store>,
+    limits: ReadLimits,
+    dialect: Dialect,
+    metadata: Arc<Metadata>,
+    table: Table,
+    /// Those that could be opened.
+    files: Vec<Option<TorchFile>>,
+    /// Whether there is an index.
+    indexed: bool,
+    /// Unpacked parts of storages.
+    kept: Kept,
+    /// Objects that were decoded.
+    values: Mutex<Values>,
+}
+
+impl TorchSaveReader {
+    pub(crate) fn new(
+        cx: &OpenCx,
+        files: Vec<Option<TorchFile>>,
+        mut table: Table,
+        indexed: bool,
+    ) -> Self {
+        let metadata = std::mem::take(&mut table.metadata);
+        Self {
+            store: Arc::clone(&cx.store),
+            limits: cx.limits,
+            dialect: cx.dialect,
+            metadata: Arc::new(metadata),
+            kept: Kept::new(cx.limits.max_kept),
+            values: Mutex::new(Values::new(files.len())),
+            table,
+            files,
+            indexed,
+        }
+    }
+
+    fn file(&self, number: u32) -> Result<&TorchFile> {
+        let file = self.files.get(number as usize).and_then(Option::as_ref);
+        file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
+    }
+
+    /// Names of the files that it consists of.
+    fn names(&self) -> BTreeSet<&str> {
+        let files = self.files.iter().flatten();
+        let index = self.indexed.then_some(INDEX);
+        files.map(|file| file.name.as_str()).chain(index).collect()
+    }
+}
+
+impl ReaderHooks for TorchSaveReader {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+#[async_trait]
+impl StorageReader for TorchSaveReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        let place = |chunk: ChunkId| {
+            let (n, tensor) = self.table.tensors.get(chunk.0 as usize)?;
+            let file = self.file(*n).ok()?;
+            let range = file.about(&tensor.storage)?;
+            Some(StorageInfo::new(file.name.clone(), range))
+        };
+        place(chunk).into_iter().collect()
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        let file = self.table.objects.get(object.0 as usize);
+        let file = file.and_then(|(n, _)| self.file(*n).ok());
+        let whole = file.map(|file| StorageInfo::new(file.name.clone(), 0..file.bytes));
+        whole.into_iter().collect()
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(TorchObjects::new(&self.limits))
+    }
+
+    fn producer(&self) -> Producer {
+        let form = |file: &TorchFile| match &file.container {
+            Container::Zip(_) => "PyTorch 1.6 or later (zip archive)",
+            Container::Legacy(_) => "PyTorch 0.1.10 to 1.5 (the layout before zip archives)",
+            Container::Pickle => "pickle, without PyTorch's container",
+        };
+        let forms: BTreeSet<&str> = self.files.iter().flatten().map(form).collect();
+        Producer {
+            written_by: forms.into_iter().map(Into::into).collect(),
+            unknown: self.table.unknown(),
+            ..Producer::default()
+        }
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        let why = self.table.refused.get(key)?;
+        (why.kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({})", why.what))
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        if let Some(why) = self.table.refused.get(key) {
+            return Err(why.error());
+        }
+        match self.table.repeats.get(key) {
+            None => Ok(()),
+            Some((bytes, stored)) => Err(ReadLimits::refused(
+                format_args!("tensor {key}"),
+                *bytes,
+                *stored,
+                reshard_strategy::REPEATED,
+            )),
+        }
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        own_file(name.as_str()).is_some()
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        let name = file.name.as_str();
+        match own_file(name) {
+            _ if self.names().contains(name) => FileRole::Part,
+            Some(_) => FileRole::Leftover,
+            None => FileRole::Foreign,
+        }
+    }
+
+    fn reads_columns_together(&self) -> bool {
+        true
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        tensors::read(self, reads, cx).await
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        objects::read(self, reads, cx).await
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        verify::verify(self, full, progress).await
+    }
+}

@@ -1,0 +1,207 @@
+//! Looks for damage without loading anything.
+
+use super::TorchSaveReader;
+use crate::{
+    error::{lost, unreadable},
+    file::{Container, TorchFile, Zip, length},
+    names::INDEX,
+};
+use reshard_model::ErrorKind;
+use reshard_plan::ObjectId;
+use reshard_storage::Progress;
+use reshard_strategy::{
+    Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
+};
+use reshard_torch_format::{
+    LegacyStorage,
+    archive::{Inflate, Method, Record},
+};
+use std::{collections::BTreeMap, ops::Range};
+
+/// So many bytes are read at a time.
+const STEP: u64 = 1 << 20;
+
+pub(super) async fn verify(
+    reader: &TorchSaveReader,
+    full: bool,
+    progress: &Progress,
+) -> Result<VerifyReport> {
+    let mut report = VerifyReport {
+        items: reader.metadata.tensors().len() as u64,
+        ..VerifyReport::default()
+    };
+    for (key, why) in &reader.table.refused {
+        report.items += 1;
+        let found = Damage {
+            key: Some(key.to_string()),
+            file: Some(why.file.clone()),
+            offset: None,
+            what: why.what.clone(),
+        };
+        report.add(why.kind, found);
+    }
+    for (key, file) in &reader.table.unnamed {
+        let found = Damage {
+            key: Some(key.to_string()),
+            file: Some(file.clone()),
+            offset: None,
+            what: format!("the file holds it, but {INDEX} does not name it"),
+        };
+        report.add(ErrorKind::Corrupt, found);
+    }
+    for (key, (bytes, stored)) in &reader.table.repeats {
+        if let Err(e) = reader.permits(key) {
+            report.add(e.kind(), Damage::of(Some(key), &e));
+        }
+        let _ = (bytes, stored);
+    }
+    for file in reader.files.iter().flatten() {
+        match &file.container {
+            Container::Zip(zip) => archive(reader, file, zip, full, progress, &mut report).await,
+            Container::Legacy(all) => legacy(reader, file, all, full, &mut report).await,
+            Container::Pickle => {}
+        }
+    }
+    if full {
+        objects(reader, progress, &mut report).await;
+    }
+    Ok(report)
+}
+
+/// All objects can be decoded.
+async fn objects(reader: &TorchSaveReader, progress: &Progress, report: &mut VerifyReport) {
+    let cx = ReadCx::new(false, progress);
+    for (object, key) in reader.metadata.objects() {
+        let object: ObjectId = object;
+        report.items += 1;
+        if let Err(e) = reader.read_objects(&[ReadObject { object }], &cx).await {
+            report.add(e.kind(), Damage::of(Some(key), &e));
+        }
+    }
+}
+
+/// All records are where the directory says, and have their checksums.
+async fn archive(
+    reader: &TorchSaveReader,
+    file: &TorchFile,
+    zip: &Zip,
+    full: bool,
+    progress: &Progress,
+    report: &mut VerifyReport,
+) {
+    for record in zip.directory.records() {
+        match check(reader, file, zip, record, full, progress).await {
+            Ok(bytes) => report.bytes += bytes,
+            Err(e) => {
+                let key = holder(reader, zip, record);
+                report.add(e.kind(), Damage::of(key.as_deref(), &e));
+            }
+        }
+    }
+}
+
+/// The key of a tensor in a record.
+fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String> {
+    let name = record.name.strip_prefix(zip.directory.prefix())?;
+    let storage = name.strip_prefix("/data/")?;
+    let mut all = (0u32..).zip(&reader.table.tensors);
+    let (chunk, _) = all.find(|(_, (_, tensor))| *tensor.storage.key == *storage)?;
+    let (tensor, _) = reader.metadata.chunk(reshard_plan::ChunkId(chunk))?;
+    Some(tensor.key().into())
+}
+
+async fn check(
+    reader: &TorchSaveReader,
+    file: &TorchFile,
+    zip: &Zip,
+    record: &Record,
+    full: bool,
+    progress: &Progress,
+) -> Result<u64> {
+    let at = zip.places(&reader.store, &file.name, &[record]).await?;
+    let at = at.into_iter().next().unwrap_or_default();
+    if !full {
+        return Ok(0);
+    }
+    let bytes = length(&at);
+    let damaged = |e| unreadable(e, &format!("record {:?}", record.name), file.name.as_str());
+    if record.method != Method::Stored {
+        let what = format!("record {:?} of {}", record.name, file.name);
+        reader.limits.whole(&what, bytes)?;
+        reader.limits.whole(&what, record.size)?;
+        let stored = reader.store.read(&file.name, at).await;
+        let stored = stored.map_err(|e| lost(e, file.name.as_str()))?;
+        let content = Inflate::new(record, stored).map_err(damaged)?;
+        content.check().map_err(damaged)?;
+        progress.add(bytes);
+        return Ok(bytes);
+    }
+    let found = crc(reader, file, at.clone(), progress).await?;
+    if found != record.crc32 && record.size > 0 {
+        let what = format!(
+            "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {:08x}",
+            record.name, record.crc32
+        );
+        return Err(StrategyError::corrupt(&file.name, Some(at.start), what));
+    }
+    Ok(bytes)
+}
+
+async fn crc(
+    reader: &TorchSaveReader,
+    file: &TorchFile,
+    at: Range<u64>,
+    progress: &Progress,
+) -> Result<u32> {
+    let (mut crc, mut from) = (crc32fast::Hasher::new(), at.start);
+    while from < at.end {
+        let to = at.end.min(from.saturating_add(STEP));
+        let part = reader.store.read(&file.name, from..to).await;
+        crc.update(&part.map_err(|e| lost(e, file.name.as_str()))?);
+        progress.add(to - from);
+        from = to;
+    }
+    Ok(crc.finalize())
+}
+
+/// Old files have no checksums, but each storage says how many elements it has.
+async fn legacy(
+    reader: &TorchSaveReader,
+    file: &TorchFile,
+    all: &BTreeMap<Box<str>, LegacyStorage>,
+    full: bool,
+    report: &mut VerifyReport,
+) {
+    let ranges = all
+        .values()
+        .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
+    let counts = reader.store.read_ranges(ranges.collect()).await;
+    let counts = match counts {
+        Ok((counts, _)) => counts,
+        Err(e) => {
+            let e = lost(e, file.name.as_str());
+            return report.add(e.kind(), Damage::of(None, &e));
+        }
+    };
+    for ((key, storage), count) in all.iter().zip(counts) {
+        let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
+        if count != Some(storage.elements) {
+            let what = format!(
+                "storage {key} says that it has {} elements, but the pickle says {}",
+                count.unwrap_or_default(),
+                storage.elements
+            );
+            let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
+            report.add(e.kind(), Damage::of(None, &e));
+        }
+        if full {
+            report.bytes += length(&storage.data);
+        }
+    }
+    let end = all.values().map(|storage| storage.data.end).max();
+    if let Some(end) = end.filter(|end| *end < file.bytes) {
+        let what = format!("{} bytes follow its last storage", file.bytes - end);
+        let e = StrategyError::corrupt(&file.name, Some(end), what);
+        report.add(e.kind(), Damage::of(None, &e));
+    }
+}

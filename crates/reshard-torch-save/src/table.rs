@@ -1,0 +1,176 @@
+//! What the files of a checkpoint hold, by key.
+
+use crate::{error::Refused, file::TorchFile, index::Parsed, names::INDEX};
+use reshard_model::{ErrorKind, Path, PathOfKey, Region};
+use reshard_plan::{Metadata, MetadataBuilder, PlannerData, TensorProperties};
+use reshard_strategy::{REPEATED, ReadLimits, Result, repeats};
+use reshard_torch_format::{Found, Leaf, ObjectAt, TensorRef};
+use std::collections::BTreeMap;
+
+/// A leaf, and the number of its file.
+pub(crate) type At<T> = (u32, T);
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) metadata: Metadata,
+    /// By the number of the chunk. Each tensor with elements is one chunk.
+    pub(crate) tensors: Vec<At<TensorRef>>,
+    /// By the number of the object.
+    pub(crate) objects: Vec<At<ObjectAt>>,
+    /// Leaves that can't be read.
+    pub(crate) refused: BTreeMap<Box<str>, Refused>,
+    /// Tensors in which very many elements share few bytes, with the bytes of both; empty if they are together not too many.
+    pub(crate) repeats: BTreeMap<Box<str>, (u64, u64)>,
+    /// Leaves that the index does not name, with their files.
+    pub(crate) unnamed: Vec<(Box<str>, String)>,
+}
+
+#[derive(Default)]
+struct Tables {
+    builder: MetadataBuilder,
+    tensors: Vec<At<TensorRef>>,
+    objects: Vec<At<ObjectAt>>,
+    refused: BTreeMap<Box<str>, Refused>,
+    repeats: BTreeMap<Box<str>, (u64, u64)>,
+    paths: PathOfKey,
+}
+
+impl Table {
+    /// Of one file.
+    pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
+        let mut tables = Tables::default();
+        for found in file.outline(limits, |outline| outline.leaves())? {
+            let key: Box<str> = found.path.to_string().into();
+            tables.add(0, file, key, found)?;
+        }
+        let paths = std::mem::take(&mut tables.paths);
+        tables.finish(paths, Vec::new(), limits)
+    }
+
+    /// Of the files of an index. Files that can't be opened come with the reason.
+    pub(crate) fn indexed(
+        files: &[Result<TorchFile, Refused>],
+        index: Parsed,
+        limits: &ReadLimits,
+    ) -> Result<Self> {
+        let (mut tables, mut unnamed) = (Tables::default(), Vec::new());
+        for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
+            let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
+                let leaves = file.outline(limits, |outline| outline.leaves());
+                let leaves = leaves.map_err(|e| Refused::by(&e, name.as_str()))?;
+                Ok((file, leaves))
+            });
+            let (file, leaves) = match leaves {
+                Ok(found) => found,
+                Err(why) => {
+                    let all = keys.into_iter().map(|key| (key, why.clone()));
+                    tables.refused.extend(all);
+                    continue;
+                }
+            };
+            let leaves = leaves.into_iter();
+            let mut held: BTreeMap<Box<str>, Found> = leaves
+                .map(|found| (found.path.to_string().into(), found))
+                .collect();
+            for key in keys {
+                match held.remove(&key) {
+                    Some(found) => tables.add(n, file, key, found)?,
+                    None => {
+                        let what =
+                            format!("{key}: {INDEX} says that it lies here, but it does not");
+                        tables
+                            .refused
+                            .insert(key, Refused::damaged(name.as_str(), what));
+                    }
+                }
+            }
+            unnamed.extend(held.into_keys().map(|key| (key, name.to_string())));
+        }
+        let flat = std::mem::take(&mut tables.paths);
+        let paths = match index.paths {
+            Some(noted) => noted,
+            // A key of the index is one name, however many dots it has.
+            None => flat
+                .into_keys()
+                .map(|key| (key.clone(), Path(vec![key.to_string().into()])))
+                .collect(),
+        };
+        tables.finish(paths, unnamed, limits)
+    }
+}
+
+impl Tables {
+    fn add(&mut self, n: u32, file: &TorchFile, key: Box<str>, found: Found) -> Result<()> {
+        let name = file.name.as_str();
+        let Found { path, leaf, .. } = found;
+        match leaf {
+            Leaf::Object(object) => {
+                self.builder.add_object(&key)?;
+                self.objects.push((n, object));
+            }
+            Leaf::Tensor(described) => {
+                let fits = described.and_then(|t| file.has(&t.storage).map(|()| t));
+                match fits {
+                    Ok(tensor) => self.tensor(n, &key, *tensor)?,
+                    Err(e) => {
+                        let why = Refused::of(&key, e, name);
+                        self.refused.insert(key, why);
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        self.paths.insert(key, path);
+        Ok(())
+    }
+
+    fn tensor(&mut self, n: u32, key: &str, tensor: TensorRef) -> Result<()> {
+        let properties = TensorProperties {
+            requires_grad: tensor.requires_grad,
+            ..TensorProperties::default()
+        };
+        let id = self
+            .builder
+            .add_tensor(key, tensor.dtype, &tensor.shape, properties)?;
+        let bytes = tensor.layout().map_or(0, |layout| layout.bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.builder.add_chunk(id, &Region::whole(&tensor.shape))?;
+        if repeats(bytes, tensor.storage.len) {
+            self.repeats.insert(key.into(), (bytes, tensor.storage.len));
+        }
+        self.tensors.push((n, tensor));
+        Ok(())
+    }
+
+    fn finish(
+        mut self,
+        paths: PathOfKey,
+        unnamed: Vec<(Box<str>, String)>,
+        limits: &ReadLimits,
+    ) -> Result<Table> {
+        let all = self.repeats.values().map(|(bytes, _)| *bytes);
+        if limits.allow_repeated || all.fold(0, u64::saturating_add) <= REPEATED {
+            self.repeats.clear();
+        }
+        Ok(Table {
+            metadata: self.builder.finish(Some(PlannerData::Paths(paths)))?,
+            tensors: self.tensors,
+            objects: self.objects,
+            refused: self.refused,
+            repeats: self.repeats,
+            unnamed,
+        })
+    }
+}
+
+impl Table {
+    /// Keys that are stored in a way that this version does not understand, and why.
+    pub(crate) fn unknown(&self) -> BTreeMap<String, String> {
+        let unknown = |(key, why): (&Box<str>, &Refused)| {
+            (why.kind != ErrorKind::Corrupt).then(|| (key.to_string(), why.what.clone()))
+        };
+        self.refused.iter().filter_map(unknown).collect()
+    }
+}

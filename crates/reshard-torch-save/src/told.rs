@@ -1,0 +1,79 @@
+//! What plans of ranks tell the coordinator and the writer, in the data of the format.
+
+use bytes::Bytes;
+use reshard_model::{DType, Dims, Path};
+use reshard_plan::{PlanError, Result};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a rank tells the coordinator.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Told {
+    /// Of keys whose paths have int keys of dicts: which steps these are. Paths of keys have them as text.
+    pub(crate) ints: BTreeMap<Box<str>, BTreeSet<u16>>,
+    /// The description of the policy.
+    pub(crate) policy: Option<String>,
+}
+
+/// What the coordinator tells a rank: the files that it writes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Files(pub(crate) Vec<FilePlan>);
+
+/// A file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct FilePlan {
+    pub(crate) name: String,
+    /// Whether an index names it.
+    pub(crate) indexed: bool,
+    /// What it holds, in its order.
+    pub(crate) leaves: Vec<LeafPlan>,
+    /// The paths of empty dicts.
+    pub(crate) empty: Vec<Path>,
+}
+
+/// A leaf of a file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LeafPlan {
+    pub(crate) key: Box<str>,
+    pub(crate) path: Vec<At>,
+    pub(crate) what: What,
+}
+
+/// A step of a path, with what contains it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum At {
+    Key(Box<str>),
+    Int(u64),
+    Index(u64),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum What {
+    Tensor {
+        dtype: DType,
+        shape: Dims,
+        requires_grad: bool,
+    },
+    Object,
+}
+
+pub(crate) fn pack(what: &impl Serialize) -> Result<Bytes> {
+    serde_json::to_vec(what)
+        .map(Bytes::from)
+        .map_err(PlanError::planner)
+}
+
+/// Nothing for no bytes.
+pub(crate) fn unpack<T: DeserializeOwned + Default>(bytes: &[u8]) -> Result<T> {
+    match bytes {
+        [] => Ok(T::default()),
+        _ => serde_json::from_slice(bytes).map_err(PlanError::planner),
+    }
+}
+
+/// What a file says when it is written, for the index.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Receipt {
+    pub(crate) indexed: bool,
+    pub(crate) keys: Vec<Box<str>>,
+}

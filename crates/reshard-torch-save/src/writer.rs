@@ -1,0 +1,225 @@
+//! The bytes of files: pickles, and storages that stream.
+
+mod archive;
+mod tree;
+
+use crate::{
+    NAME,
+    index::Index,
+    names::{INDEX, prefix},
+    told::{FilePlan, Files, Receipt, What, unpack},
+};
+use archive::FileExtent;
+use reshard_model::{Data, Layout, ObjectCodec};
+use reshard_plan::{SavePlan, WriteItem};
+use reshard_storage::{FileBody, Name};
+use reshard_strategy::{
+    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Piece, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriteData, WriterHooks, decode_object, mosaic, run_of,
+};
+use reshard_torch_format::{
+    Part, TorchSave,
+    archive::{ArchiveLayout, ArchiveOptions},
+    encode_tree,
+};
+use std::{collections::BTreeMap, sync::Arc};
+use tree::Grown;
+
+/// Writes files of `torch.save`.
+#[derive(Debug)]
+pub(crate) struct TorchSaveWriter {
+    /// The name of the file, or of the only file of a folder.
+    pub(crate) file: String,
+}
+
+impl WriterHooks for TorchSaveWriter {
+    fn plan_settings(&self) -> Option<String> {
+        Some(self.file.clone())
+    }
+}
+
+impl StorageWriter for TorchSaveWriter {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        Some(Arc::new(TorchSave::default()))
+    }
+
+    fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        let Files(files) = unpack(&plan.storage_data)?;
+        let mut items: BTreeMap<&str, Vec<&WriteItem>> = BTreeMap::new();
+        for item in &plan.items {
+            items.entry(&item.key).or_default().push(item);
+        }
+        let mut out = FileLayout::default();
+        for (n, file) in (0..).zip(&files) {
+            out.files.push(self.file(file, &items, resolve)?);
+            // The file is one extent, because what stands at its end depends on all of it. It counts as the first item's.
+            let own = file.leaves.iter().filter_map(|leaf| items.get(&*leaf.key));
+            for (i, item) in own.flatten().enumerate() {
+                let extents = if i == 0 { vec![(n, 0)] } else { Vec::new() };
+                out.items.push((item.id(), extents));
+            }
+        }
+        Ok(out)
+    }
+
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        let mut weight_map = BTreeMap::new();
+        for part in cx.written.iter().flatten().flat_map(|item| &item.parts) {
+            let receipt: Receipt = unpack(&part.receipt)?;
+            if receipt.indexed {
+                let own = receipt.keys.into_iter();
+                weight_map.extend(own.map(|key| (key.into(), part.file.to_string())));
+            }
+        }
+        if weight_map.is_empty() {
+            return Ok(Records::default());
+        }
+        let total = cx.metadata.tensors().map(|t| t.bytes());
+        let total = total.fold(0, u64::saturating_add);
+        let index = Index::new(total, weight_map, cx.metadata.planner_data());
+        Ok(Records::one(Name::new(INDEX)?, index.to_bytes()?))
+    }
+}
+
+impl TorchSaveWriter {
+    fn file(
+        &self,
+        file: &FilePlan,
+        items: &BTreeMap<&str, Vec<&WriteItem>>,
+        resolve: &Resolve<'_>,
+    ) -> Result<FileBody> {
+        let (mut grown, mut sources) = (Grown::new(file.indexed), Vec::<Source>::new());
+        let mut shared: BTreeMap<Shared, usize> = BTreeMap::new();
+        for leaf in &file.leaves {
+            let own = items.get(&*leaf.key).map_or(&[][..], Vec::as_slice);
+            let part = match &leaf.what {
+                What::Object => Part::Value(object(&leaf.key, own, resolve)?),
+                What::Tensor {
+                    dtype,
+                    shape,
+                    requires_grad,
+                } => {
+                    let described = reshard_torch_format::TensorRef::contiguous(*dtype, shape);
+                    let mut tensor = described.map_err(encoding)?;
+                    tensor.requires_grad = *requires_grad;
+                    let bytes = tensor.storage.len;
+                    let (blocks, who) = elements(&leaf.key, shape, bytes, own, resolve)?;
+                    let number = match who.and_then(|who| shared.get(&who)) {
+                        Some(number) => *number,
+                        None => {
+                            sources.push(Source { blocks, bytes });
+                            let number = sources.len() - 1;
+                            shared.extend(who.map(|who| (who, number)));
+                            number
+                        }
+                    };
+                    Part::Tensor(tensor, number)
+                }
+            };
+            grown.add(leaf, part);
+        }
+        file.empty.iter().for_each(|path| grown.add_empty(path));
+        let encoded = encode_tree(&grown.tree()).map_err(encoding)?;
+        let lengths = archive::lengths(&encoded.storages, &sources)?;
+        let folder = match file.indexed {
+            true => prefix(&file.name),
+            false => prefix(&self.file),
+        };
+        let options = ArchiveOptions::default().with_prefix(folder);
+        let layout = ArchiveLayout::new(&encoded.pickle, &lengths, &options).map_err(encoding)?;
+        let receipt = Receipt {
+            indexed: file.indexed,
+            keys: file.leaves.iter().map(|leaf| leaf.key.clone()).collect(),
+        };
+        let receipt = crate::told::pack(&receipt)?;
+        let extent = FileExtent::new(layout, encoded.storages, sources, receipt);
+        let name = Name::new(file.name.as_str())?;
+        Ok(FileBody::new(name, vec![Box::new(extent)]))
+    }
+}
+
+/// Elements that are written.
+pub(crate) struct Source {
+    pub(crate) blocks: Blocks,
+    pub(crate) bytes: u64,
+}
+
+/// Elements in the caller's memory, by their buffer, type and place: several leaves may have the same ones.
+type Shared = (usize, reshard_model::DType, u64, u64);
+
+fn encoding(e: reshard_torch_format::Error) -> StrategyError {
+    StrategyError::Invalid(e.to_string())
+}
+
+fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<reshard_model::Value> {
+    let [item] = items else {
+        return Err(StrategyError::Internal(format!(
+            "{key}: an object of {} items is planned",
+            items.len()
+        )));
+    };
+    match resolve(item)? {
+        WriteData::Object(reshard_model::Payload::None) => Err(StrategyError::Invalid(format!(
+            "object {key} has no data to save"
+        ))),
+        WriteData::Object(payload) => decode_object(&TorchSave::default(), key, payload),
+        WriteData::Tensor(_) => Err(StrategyError::Invalid(format!(
+            "{key}: a tensor was given for an object"
+        ))),
+    }
+}
+
+/// The elements of a tensor, made of its pieces, in row-major order; and which elements of the caller's they are, if they lie in one
+/// piece in host memory.
+fn elements(
+    key: &str,
+    shape: &[u64],
+    bytes: u64,
+    items: &[&WriteItem],
+    resolve: &Resolve<'_>,
+) -> Result<(Blocks, Option<Shared>)> {
+    let mut runs = Vec::with_capacity(items.len());
+    let mut pieces = Vec::with_capacity(items.len());
+    let (mut who, mut planned) = (None, 0u64);
+    for item in items {
+        let WriteData::Tensor(data) = resolve(item)? else {
+            return Err(StrategyError::Invalid(format!(
+                "{key}: an object was given for a tensor"
+            )));
+        };
+        let lost = || StrategyError::Internal(format!("{key}: an object is planned in a tensor"));
+        let t = item.tensor().ok_or_else(lost)?;
+        let size = t.dtype.size();
+        if let (Data::Host(host), [_]) = (&data, items)
+            && host.layout().is_contiguous()
+            && host.nbytes() > 0
+        {
+            let hull = host.layout().hull();
+            who = Some((host.buffer_id(), t.dtype, hull.start, hull.end));
+        }
+        planned = planned.saturating_add(t.bytes());
+        let run = run_of(&t.region, shape);
+        pieces.push(Piece::new(t.region.clone(), size, &data));
+        runs.push((run, Elements::of(item, t, data)?, size));
+    }
+    // The base planner has checked that the pieces cover the tensor once.
+    if planned != bytes {
+        let what = format!("{key}: {planned} of {bytes} bytes are planned");
+        return Err(StrategyError::Internal(what));
+    }
+    if items.is_empty() {
+        return Ok((Box::new(std::iter::empty()), None));
+    }
+    let size = runs.first().map_or(1, |(.., size)| *size);
+    if runs.iter().all(|(run, ..)| run.is_some()) {
+        runs.sort_by_key(|(run, ..)| run.as_ref().map(|run| run.start));
+        let all = runs.into_iter().map(|(_, elements, _)| elements);
+        return Ok((Box::new(all.flat_map(Elements::blocks)), who));
+    }
+    debug_assert!(Layout::contiguous(size, shape).is_some());
+    Ok((mosaic(shape.into(), size, pieces), who))
+}

@@ -1,0 +1,415 @@
+//! A checkpoint as a map shows it: other keys and shapes, and any region of them.
+
+use crate::{Checkpoint, Error, Result, StoredChunk, TensorHandle, error::Context};
+use reshard_map::{Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source};
+use reshard_model::{
+    BoxError, DType, Dims, ErrorKind, Payload, Region, Select, ShardedTensor, SourceError,
+    StateDict, Tensor, TensorSource, Value,
+};
+use reshard_plan::cast;
+use reshard_storage::{Name, run_blocking};
+use reshard_strategy::{StrategyError, read_small};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+/// The operation that errors name.
+const ACT: &str = "reading";
+
+/// The file in which Hugging Face's transformers describes a model.
+const CONFIG: &str = "config.json";
+
+impl Checkpoint {
+    /// The checkpoint as if it had the keys, shapes and types that a map makes of its own. It reads nothing. Items whose description is not
+    /// understood are not in it.
+    ///
+    /// ```
+    /// use reshard::{Region, ShardedTensor, StateDict, Tensor, blocking, map::MapFile};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let url = dir.path().join("ckpt").display().to_string();
+    /// let mut state = StateDict::new();
+    /// state.insert("head", ShardedTensor::full("head", Tensor::from_vec(&[2, 3], vec![0, 1, 2, 3, 4, 5])?));
+    /// blocking::save(&state, &url)?;
+    ///
+    /// let map = MapFile::parse("[[rule]]\ntranspose = 'head'\naxes = [1, 0]")?.bind(&Default::default())?;
+    /// let mapped = blocking::Checkpoint::open(&url)?.mapped(&map)?;
+    /// let column = mapped.tensor("head")?.read(Region::rows(1..2));
+    /// assert_eq!(blocking::run(column)?.to_vec::<i32>()?, [1, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`MapError`] if a rule does not fit.
+    pub fn mapped(&self, map: &Map) -> Result<MappedCheckpoint, MapError> {
+        let tensors = self.metadata().tensors();
+        let tensors = tensors.map(|t| Source::new(t.key(), t.dtype(), t.global_shape()));
+        let mapping = map.apply(tensors, self.objects(), Limits::default())?;
+        Ok(MappedCheckpoint {
+            checkpoint: self.clone(),
+            mapping: Arc::new(mapping),
+        })
+    }
+
+    /// Values of a map's parameters: those that are given, then those in the `args` of Megatron-LM, which are in common state, and then those
+    /// in a `config.json` of transformers among the checkpoint's files. Those that are nowhere are left out.
+    ///
+    /// # Errors
+    /// Common state is damaged, or `config.json` is no JSON; what the store says.
+    pub async fn map_parameters(
+        &self,
+        file: &MapFile,
+        given: &BTreeMap<String, u64>,
+    ) -> Result<BTreeMap<String, u64>> {
+        let mut values = given.clone();
+        if file.parameters().all(|(name, _)| values.contains_key(name)) {
+            return Ok(values);
+        }
+        let common = self.common().await?;
+        let args = common.get("args").and_then(|tree| tree.leaf());
+        let name = Name::new(CONFIG).during(ACT, self.url())?;
+        let config = read_small(self.store(), &name)
+            .await
+            .during(ACT, self.url())?;
+        let config: serde_json::Value = match config {
+            None => serde_json::Value::Null,
+            Some(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|e| StrategyError::Corrupt {
+                    file: CONFIG.into(),
+                    offset: None,
+                    what: "it is no JSON".into(),
+                    source: Some(e.into()),
+                })
+                .during(ACT, self.url())?,
+        };
+        for (name, parameter) in file.parameters() {
+            if values.contains_key(name) {
+                continue;
+            }
+            let of_args = parameter
+                .args()
+                .and_then(|key| args?.get(key))
+                .and_then(number);
+            let of_config = || config.get(parameter.config()?)?.as_u64();
+            if let Some(value) = of_args.or_else(of_config) {
+                values.insert(name.into(), value);
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// A flag is 0 or 1.
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Bool(flag) => Some(u64::from(*flag)),
+        other => u64::try_from(other.as_int()?).ok(),
+    }
+}
+
+/// A checkpoint as if it had the keys, shapes and types that a map makes; made by [`Checkpoint::mapped`].
+#[derive(Clone)]
+pub struct MappedCheckpoint {
+    checkpoint: Checkpoint,
+    mapping: Arc<Mapping>,
+}
+
+impl fmt::Debug for MappedCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedCheckpoint")
+            .field("checkpoint", &self.checkpoint.url())
+            .field("tensors", &self.mapping.tensors().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl MappedCheckpoint {
+    /// The checkpoint as it is stored.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Which regions of stored tensors the mapped ones are made of.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// A tensor, by its mapped key.
+    ///
+    /// # Errors
+    /// There is no tensor of that key.
+    pub fn tensor(&self, key: &str) -> Result<MappedTensorHandle> {
+        match self.mapping.tensor(key) {
+            Some(tensor) => Ok(self.handle(key, tensor)),
+            None => {
+                let count = self.mapping.tensors().len();
+                self.missing(format!("no tensor {key:?} is mapped; `MappedCheckpoint::tensors` lists the {count} that are"))
+            }
+        }
+    }
+
+    /// All tensors, by mapped key.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = MappedTensorHandle> + '_ {
+        self.mapping
+            .tensors()
+            .map(|(key, tensor)| self.handle(key, tensor))
+    }
+
+    /// The mapped keys of all objects.
+    pub fn objects(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.mapping.objects().map(|(key, _)| key)
+    }
+
+    /// Reads and decodes an object, by its mapped key.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::object`].
+    pub async fn object(&self, key: &str) -> Result<Value> {
+        self.checkpoint.object(self.stored(key)?).await
+    }
+
+    /// Reads an object in its stored form, by its mapped key.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::object_payload`].
+    pub async fn object_payload(&self, key: &str) -> Result<Payload> {
+        self.checkpoint.object_payload(self.stored(key)?).await
+    }
+
+    /// A leaf without data for each tensor, under its mapped key.
+    pub fn tensors_metadata(&self) -> StateDict {
+        let mut out = StateDict::new();
+        for (key, t) in self.mapping.tensors() {
+            out.insert(key, ShardedTensor::template(key, t.dtype(), t.shape()));
+        }
+        out
+    }
+
+    /// Reads every tensor as a whole, by mapped key.
+    ///
+    /// # Errors
+    /// As [`MappedTensorHandle::read`].
+    pub async fn plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        let mut out = BTreeMap::new();
+        for tensor in self.tensors() {
+            out.insert(tensor.key().to_owned(), tensor.read(..).await?);
+        }
+        Ok(out)
+    }
+
+    /// The stored key of an object.
+    fn stored(&self, key: &str) -> Result<&str> {
+        match self.mapping.object(key) {
+            Some(stored) => Ok(stored),
+            None => {
+                let count = self.mapping.objects().len();
+                self.missing(format!("no object {key:?} is mapped; `MappedCheckpoint::objects` lists the {count} that are"))
+            }
+        }
+    }
+
+    fn missing<T>(&self, what: String) -> Result<T> {
+        Err(StrategyError::NotStored { what }).during(ACT, self.checkpoint.url())
+    }
+
+    fn handle(&self, key: &str, tensor: &MappedTensor) -> MappedTensorHandle {
+        MappedTensorHandle {
+            mapped: self.clone(),
+            key: key.into(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape().clone(),
+        }
+    }
+}
+
+/// A mapped tensor. You can read any region of it.
+#[derive(Clone, Debug)]
+pub struct MappedTensorHandle {
+    mapped: MappedCheckpoint,
+    key: Box<str>,
+    dtype: DType,
+    shape: Dims,
+}
+
+impl MappedTensorHandle {
+    /// Its mapped key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The number of elements along each axis.
+    pub fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// The size of all elements, in bytes.
+    pub fn nbytes(&self) -> u64 {
+        let elements = self.shape.volume().unwrap_or(u64::MAX);
+        elements.saturating_mul(self.dtype.size())
+    }
+
+    /// The stored tensors that it is made of, each once.
+    ///
+    /// # Errors
+    /// One of them is not stored any more.
+    pub fn stored(&self) -> Result<Vec<TensorHandle>> {
+        let mapping = &self.mapped.mapping;
+        let pieces = mapping
+            .tensor(&self.key)
+            .map_or(&[][..], MappedTensor::pieces);
+        let mut numbers: Vec<usize> = pieces.iter().map(|p| p.source).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let sources = numbers.into_iter().filter_map(|n| mapping.sources().get(n));
+        sources
+            .map(|s| self.mapped.checkpoint.tensor(&s.key))
+            .collect()
+    }
+
+    /// The chunks of the stored tensors that it is made of, each with the key of its tensor.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub fn stored_chunks(&self) -> Result<Vec<(Box<str>, StoredChunk)>> {
+        let stored = self.stored()?;
+        let chunks = stored
+            .iter()
+            .flat_map(|t| t.chunks().into_iter().map(|c| (t.key().into(), c)));
+        Ok(chunks.collect())
+    }
+
+    /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or everything (`..`). It reads the bytes that the region is made
+    /// of, and at most small gaps between them.
+    ///
+    /// # Errors
+    /// A region outside the shape; an error of a stored tensor; a cast that is not possible.
+    pub async fn read(&self, what: impl Select) -> Result<Tensor> {
+        let url = self.mapped.checkpoint.url();
+        let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
+        let source = self.source(region.clone())?;
+        let elements = region.volume().unwrap_or(u64::MAX);
+        let bytes = usize::try_from(elements.saturating_mul(self.dtype.size()));
+        let here = Region::whole(&region.lengths);
+        let read = move || -> Result<Vec<u8>, BoxError> {
+            let bytes = bytes?;
+            let mut out = Vec::new();
+            out.try_reserve_exact(bytes)?;
+            out.resize(bytes, 0);
+            source.read(&here, &mut out)?;
+            Ok(out)
+        };
+        let got = run_blocking([read]).await.during(ACT, url)?;
+        let bytes = match got.into_iter().next() {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(e)) => return Err(self.failed(e)),
+            None => {
+                return Err(Error::new(
+                    ACT,
+                    url,
+                    StrategyError::Internal(format!("{} was not read", self.key)),
+                ));
+            }
+        };
+        Tensor::new(self.dtype, &region.lengths, bytes).during(ACT, url)
+    }
+
+    /// Divides the tensor into regions in row-major order, of at most `max` bytes each, but at least one element.
+    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
+        Region::whole(&self.shape).blocks(max / self.dtype.size())
+    }
+
+    /// A region as a source that is read only when it is written.
+    ///
+    /// # Errors
+    /// A region outside the shape, or a stored tensor that the limits don't allow.
+    pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
+        let region = what
+            .resolve(&self.key, &self.shape)
+            .during(ACT, self.mapped.checkpoint.url())?;
+        let mut stored = BTreeMap::new();
+        let mut block = 0;
+        for tensor in self.stored()? {
+            let source = tensor.source(..)?;
+            block = source.block().unwrap_or(0).max(block);
+            stored.insert(tensor.key().into(), source);
+        }
+        Ok(Arc::new(Lazy {
+            mapped: self.mapped.clone(),
+            key: self.key.clone(),
+            offsets: region.offsets,
+            stored: Stored(stored),
+            block,
+        }))
+    }
+
+    fn failed(&self, e: BoxError) -> Error {
+        let error = reshard_model::ModelError::Source {
+            key: self.key.to_string(),
+            what: "reading the tensors that it is made of".into(),
+            source: e,
+        };
+        Error::new(ACT, self.mapped.checkpoint.url(), error)
+    }
+}
+
+/// Reads of this size cost little more than smaller ones.
+const BLOCK_PER_PIECE: u64 = 64 << 10;
+
+/// Larger blocks would take memory for nothing.
+const MAX_BLOCK: u64 = 4 << 20;
+
+/// Part of a mapped tensor.
+struct Lazy {
+    mapped: MappedCheckpoint,
+    key: Box<str>,
+    offsets: Dims,
+    stored: Stored,
+    /// What the stored tensors ask for.
+    block: u64,
+}
+
+impl TensorSource for Lazy {
+    /// A block may have a part of each piece, so the more pieces there are, the larger it is.
+    fn block(&self) -> Option<u64> {
+        let tensor = self.mapped.mapping.tensor(&self.key)?;
+        let ours = BLOCK_PER_PIECE.saturating_mul(tensor.pieces().len() as u64);
+        Some(self.block.max(ours.min(MAX_BLOCK)))
+    }
+
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let mapping = &self.mapped.mapping;
+        let tensor = mapping
+            .tensor(&self.key)
+            .ok_or("the tensor is not mapped")?;
+        let offsets = region.offsets.iter().zip(&self.offsets);
+        let offsets: Dims = offsets.map(|(a, b)| a.saturating_add(*b)).collect();
+        let region = Region::new(offsets, region.lengths.clone());
+        mapping.read(tensor, &region, &self.stored, out)
+    }
+}
+
+/// Stored tensors, by key.
+struct Stored(BTreeMap<Box<str>, Arc<dyn TensorSource>>);
+
+impl Elements for Stored {
+    fn read(&self, source: &Source, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let stored = self.0.get(&source.key).ok_or("a tensor is not stored")?;
+        stored.read(region, out)
+    }
+
+    fn cast(
+        &self,
+        from: DType,
+        elements: &[u8],
+        to: DType,
+        out: &mut [u8],
+    ) -> Result<(), BoxError> {
+        let unsupported = |e| SourceError::new(ErrorKind::Unsupported, e);
+        cast::convert(from, elements, to, out).map_err(|e| unsupported(BoxError::from(e)).into())
+    }
+}
