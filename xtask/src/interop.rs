@@ -229,6 +229,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         if options.frugal {
             ZARR.remove()?;
         }
+        run.safetensors(&TORCH_215.python()?);
+        if options.frugal {
+            TORCH_215.remove()?;
+        }
         run.tensorflow(&TENSORFLOW.python()?);
         if options.frugal {
             TENSORFLOW.remove()?;
@@ -487,6 +491,27 @@ impl Run {
             .args(["--", "--ignored"])
             .env("RESHARD_ZARR_PYTHON", python.as_os_str());
         self.timed("zarr-python and TensorStore read what reshard saves", test);
+    }
+
+    /// safetensors and PyTorch read what reshard wrote, and reshard what they wrote.
+    fn safetensors(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-safetensors",
+            "--test",
+            "it",
+            "interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_SAFETENSORS_PYTHON", python.as_os_str());
+        self.timed(
+            "safetensors, PyTorch and reshard read what the others save",
+            test,
+        );
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

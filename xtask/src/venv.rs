@@ -17,7 +17,13 @@ pub(crate) struct Venv {
 pub(crate) const TORCH_215: Venv = Venv {
     name: "torch-2.15",
     installs: &[
-        &["torch==2.15.0", "numpy", "packaging", "psutil"],
+        &[
+            "torch==2.15.0",
+            "numpy",
+            "packaging",
+            "psutil",
+            "safetensors",
+        ],
         // Its own dependencies are for training; checkpoints need none of them but the two above.
         &["--no-deps", "megatron-core==0.16.1"],
     ],

@@ -15,7 +15,7 @@ impl SaveShardedConfig for SafetensorsConfig {
             let what = format!("{name:?} is no name of a model; files are named like it");
             return Err(StrategyError::Invalid(what));
         }
-        Ok(Arc::new(SafetensorsSave::new(self.clone())))
+        Ok(Arc::new(SafetensorsSave(self.clone())))
     }
 }
 

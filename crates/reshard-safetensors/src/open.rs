@@ -75,6 +75,7 @@ impl OpenFormat for Safetensors {
         let reader = SafetensorsReader {
             store: Arc::clone(&cx.store),
             dialect: cx.dialect,
+            limits: cx.limits,
             metadata: Arc::new(tables.metadata),
             chunks: tables.chunks,
             refused: tables.refused,
