@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, MODELS, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
+use crate::venv::{MCORE_012, TENSORFLOW, TORCH_21, TORCH_24, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -219,7 +219,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     if !options.only_drivers {
-        run.torch_save(&TORCH_215.python()?);
+        let python = TORCH_215.python()?;
+        run.torch_save(&python);
+        run.safetensors(&python);
+        run.maps(&python);
     }
     for guest in GUESTS {
         run.guest(guest)?;
@@ -231,10 +234,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         run.zarr(&ZARR.python()?);
         if options.frugal {
             ZARR.remove()?;
-        }
-        run.maps(&MODELS.python()?);
-        if options.frugal {
-            MODELS.remove()?;
         }
         run.tensorflow(&TENSORFLOW.python()?);
         if options.frugal {
@@ -513,6 +512,27 @@ impl Run {
             .args(["--", "--ignored"])
             .env("RESHARD_ZARR_PYTHON", python.as_os_str());
         self.timed("zarr-python and TensorStore read what reshard saves", test);
+    }
+
+    /// safetensors and PyTorch read what reshard wrote, and reshard what they wrote.
+    fn safetensors(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-safetensors",
+            "--test",
+            "it",
+            "interop",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_SAFETENSORS_PYTHON", python.as_os_str());
+        self.timed(
+            "safetensors, PyTorch and reshard read what the others save",
+            test,
+        );
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.

@@ -17,7 +17,15 @@ pub(crate) struct Venv {
 pub(crate) const TORCH_215: Venv = Venv {
     name: "torch-2.15",
     installs: &[
-        &["torch==2.15.0", "numpy", "packaging", "psutil"],
+        &[
+            "torch==2.15.0",
+            "numpy",
+            "packaging",
+            "psutil",
+            "safetensors==0.8.0",
+        ],
+        // Models, for the maps between theirs and those of megatron-core.
+        &["transformers==5.24.0"],
         // Its own dependencies are for training; checkpoints need none of them but the two above.
         &["--no-deps", "megatron-core==0.16.1"],
     ],
@@ -55,16 +63,6 @@ pub(crate) const ZARR: Venv = Venv {
         "numpy==2.4.6",
         "ml_dtypes==0.6.0",
     ]],
-};
-
-/// Models of megatron-core and of transformers, for the maps between them.
-pub(crate) const MODELS: Venv = Venv {
-    name: "models-5.24",
-    installs: &[
-        &["torch==2.15.0", "numpy", "packaging", "psutil"],
-        &["transformers==5.24.0", "safetensors==0.8.0"],
-        &["--no-deps", "megatron-core==0.16.1"],
-    ],
 };
 
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.

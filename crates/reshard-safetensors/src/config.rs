@@ -1,4 +1,5 @@
 use crate::{NAME, open::Safetensors, save::SafetensorsSave, settings::SafetensorsConfig};
+use reshard_model::DType;
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
     SaveShardedConfig, SaveShardedStrategy, StrategyError,
@@ -14,20 +15,51 @@ impl SaveShardedConfig for SafetensorsConfig {
             let what = format!("{name:?} is no name of a model; files are named like it");
             return Err(StrategyError::Invalid(what));
         }
-        Ok(Arc::new(SafetensorsSave::new(self.clone())))
+        Ok(Arc::new(SafetensorsSave(self.clone())))
     }
 }
 
-/// Settings of the load strategy `("safetensors", 1)`. There are none yet.
+/// Settings of the load strategy `("safetensors", 1)`.
+///
+/// ```
+/// use reshard_safetensors as _; // linked, and so known by its tag
+/// use reshard_strategy::LoadShardedConfig;
+/// let config = r#"{ "type": "safetensors", "dequantize": "bfloat16" }"#;
+/// let config: Box<dyn LoadShardedConfig> = serde_json::from_str(config).unwrap();
+/// assert!(config.build().is_ok());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
-pub struct SafetensorsLoadConfig {}
+pub struct SafetensorsLoadConfig {
+    /// The floating-point type as which quantised tensors are read: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and
+    /// `_scales`. The scales are then no tensors of the checkpoint. The default is none: everything is read as it is stored.
+    pub dequantize: Option<DType>,
+}
+
+impl SafetensorsLoadConfig {
+    /// Sets the type as which quantised tensors are read.
+    #[must_use]
+    pub fn with_dequantize(self, dtype: DType) -> Self {
+        Self {
+            dequantize: Some(dtype),
+        }
+    }
+}
 
 #[typetag::serde(name = "safetensors")]
 impl LoadShardedConfig for SafetensorsLoadConfig {
     fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(Safetensors)))
+        let dequantize = self.dequantize;
+        if let Some(dtype) = dequantize
+            && !(dtype.is_float() && dtype.size() > 1)
+        {
+            let what = format!(
+                "quantised tensors can't be read as {dtype}; choose float32, bfloat16, float16 or float64"
+            );
+            return Err(StrategyError::Invalid(what));
+        }
+        Ok(Arc::new(PlannedLoad::new(Safetensors { dequantize })))
     }
 }
 

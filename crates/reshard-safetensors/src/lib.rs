@@ -18,6 +18,7 @@ mod json;
 mod names;
 mod open;
 mod place;
+mod quantized;
 mod reader;
 mod record;
 mod save;

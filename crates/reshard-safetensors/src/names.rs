@@ -58,6 +58,16 @@ pub(crate) fn of_several(stem: &str) -> Option<(&str, u64, u64)> {
     (1..=count).contains(&n).then_some((model, n, count))
 }
 
+/// The last part of a URL.
+pub(crate) fn last_part(url: &str) -> &str {
+    url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)
+}
+
+/// Whether a checkpoint whose URL ends with this name is one file.
+pub(crate) fn is_file(last_part: &str) -> bool {
+    matches!(Named::of(last_part), Some(Named::Tensors(_)))
+}
+
 /// The file of a model that has so many. A single file needs no number.
 pub(crate) fn file(model: &str, number: usize, count: usize) -> String {
     match count {

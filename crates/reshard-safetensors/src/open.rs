@@ -8,11 +8,12 @@ mod tables;
 use crate::{
     NAME, RECORD,
     names::{INDEX, MODEL, Named},
+    quantized::{Dequantized, block_size},
     reader::{Kept, SafetensorsReader},
 };
 use async_trait::async_trait;
 use files::Found;
-use reshard_model::Dialect;
+use reshard_model::{DType, Dialect};
 use reshard_storage::{Listing, PlaceKind};
 use reshard_strategy::{
     BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
@@ -22,7 +23,10 @@ use tables::Tables;
 
 /// The format.
 #[derive(Debug)]
-pub(crate) struct Safetensors;
+pub(crate) struct Safetensors {
+    /// The type as which quantised tensors are read, if they are not read as they are stored.
+    pub(crate) dequantize: Option<DType>,
+}
 
 #[async_trait]
 impl OpenFormat for Safetensors {
@@ -68,9 +72,10 @@ impl OpenFormat for Safetensors {
         }
         let read = headers::read(cx, &found).await?;
         let tables = Tables::of(&found, read)?;
-        Ok(Arc::new(SafetensorsReader {
+        let reader = SafetensorsReader {
             store: Arc::clone(&cx.store),
             dialect: cx.dialect,
+            limits: cx.limits,
             metadata: Arc::new(tables.metadata),
             chunks: tables.chunks,
             refused: tables.refused,
@@ -81,6 +86,13 @@ impl OpenFormat for Safetensors {
                 has_record: found.record.is_some(),
                 is_sharded: tables.is_sharded,
             },
-        }))
+        };
+        Ok(match self.dequantize {
+            None => Arc::new(reader),
+            Some(dtype) => {
+                let block = block_size(&cx.store).await?;
+                Arc::new(Dequantized::new(reader, dtype, block, cx.limits)?)
+            }
+        })
     }
 }

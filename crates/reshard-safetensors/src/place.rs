@@ -145,17 +145,19 @@ struct Group {
     keys: Vec<Box<str>>,
 }
 
-/// Brings all pieces of a tensor to one rank and into one file.
+/// Brings all pieces of a tensor to one rank and into one file. `file` is the name of the only one, if there is to be only one.
 pub(crate) fn whole(
     mut plans: Vec<SavePlan>,
     settings: &SafetensorsConfig,
+    file: Option<&str>,
 ) -> Result<Vec<SavePlan>> {
     let mut empty = empty(&mut plans)?;
     let by_policy = plans.iter().any(|plan| !plan.files.is_empty());
     let mut tensors = gather(&mut plans)?;
-    let groups = match by_policy {
-        true => by_file(&tensors),
-        false => by_size(&tensors, settings.max_shard_size.0),
+    let groups = match (file, by_policy) {
+        (Some(_), _) => by_size(&tensors, u64::MAX),
+        (None, true) => by_file(&tensors),
+        (None, false) => by_size(&tensors, settings.max_shard_size.0),
     };
     let mut files: Vec<Files> = plans.iter().map(|_| Files::default()).collect();
     let mut loads = vec![0u64; plans.len()];
@@ -169,7 +171,8 @@ pub(crate) fn whole(
         *load = load.saturating_add(group.bytes);
         let number = files.names.len() as u32;
         files.empty.append(&mut empty);
-        files.names.push(names::file(&settings.name, n, count));
+        let name = file.map_or_else(|| names::file(&settings.name, n, count), Into::into);
+        files.names.push(name);
         for key in group.keys {
             let pieces = tensors.remove(&key).map(|t| t.pieces).unwrap_or_default();
             for (_, held) in pieces {

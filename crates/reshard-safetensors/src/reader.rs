@@ -8,8 +8,9 @@ use reshard_model::{Dialect, ErrorKind, Layout, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Crc32Check, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
-    Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, Crc32Check, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic,
+    VerifyReport,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -89,6 +90,7 @@ pub(crate) struct Kept {
 pub(crate) struct SafetensorsReader {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) dialect: Dialect,
+    pub(crate) limits: ReadLimits,
     pub(crate) metadata: Arc<Metadata>,
     /// By their ids.
     pub(crate) chunks: Vec<Chunk>,
@@ -169,9 +171,20 @@ impl StorageReader for SafetensorsReader {
     }
 
     fn permits(&self, key: &str) -> Result<()> {
-        match self.refused.get(key) {
-            Some(refused) => Err(refused.error(key)),
-            None => Ok(()),
+        if let Some(refused) = self.refused.get(key) {
+            return Err(refused.error(key));
+        }
+        // The pieces of ranks may lie anywhere in a tensor, which then costs memory and nothing in the files.
+        match self.metadata.tensor(key) {
+            Some(t) if self.kept.is_sharded => {
+                let pieces = t.chunks().filter_map(|(_, region)| region.volume());
+                let stored = pieces.fold(0, u64::saturating_add);
+                let stored = stored.saturating_mul(t.dtype().size());
+                let all = t.shape().volume().unwrap_or(u64::MAX);
+                let all = all.saturating_mul(t.dtype().size());
+                self.limits.repeated(tensor(key), all, stored)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -1,13 +1,17 @@
 //! The save strategy: the pipeline of any format, with a planner around the caller's that tells of tensors without elements.
 
 use crate::{
+    NAME,
+    dtype::Spelled,
+    names,
     place::{Empty, Files},
     settings::SafetensorsConfig,
     writer::SafetensorsWriter,
 };
 use async_trait::async_trait;
-use reshard_model::FlatStateDict;
+use reshard_model::{Dialect, FlatStateDict};
 use reshard_plan::{Metadata, PlanError, SavePlan, SavePlanner};
+use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
     StrategyError,
@@ -15,11 +19,17 @@ use reshard_strategy::{
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub(crate) struct SafetensorsSave(Planned<SafetensorsWriter>);
+pub(crate) struct SafetensorsSave(pub(crate) SafetensorsConfig);
 
 impl SafetensorsSave {
-    pub(crate) fn new(settings: SafetensorsConfig) -> Self {
-        Self(Planned::new(SafetensorsWriter(settings)))
+    /// A writer for a checkpoint whose URL ends with this name.
+    fn writer(&self, last_part: &str) -> SafetensorsWriter {
+        let settings = self.0.clone();
+        let is_file = self.capabilities().place(last_part) == PlaceKind::File;
+        SafetensorsWriter {
+            settings,
+            file: is_file.then(|| last_part.into()),
+        }
     }
 }
 
@@ -27,15 +37,26 @@ impl SafetensorsSave {
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the pipeline
 impl SaveShardedStrategy for SafetensorsSave {
     fn key(&self) -> BackendVersion {
-        self.0.key()
+        BackendVersion::new(NAME, 1)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
-        self.0.can_handle_sharded_objects()
+        false
     }
 
+    /// In Megatron Core's dialect, which no program knows with this format, plain tensors would lie in another file.
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        let mut can = Capabilities::default().with_dialects(&[Dialect::TensorsOnly, Dialect::Dcp]);
+        if !self.0.types_as_bytes {
+            can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
+        }
+        if !self.0.sharded {
+            can = can.with_places(|name| match names::is_file(name) {
+                true => PlaceKind::File,
+                false => PlaceKind::Folder,
+            });
+        }
+        can
     }
 
     async fn prepare(
@@ -51,7 +72,8 @@ impl SaveShardedStrategy for SafetensorsSave {
         }
         let mut cx = cx.clone();
         cx.planner = Arc::new(WithEmpty { base: cx.planner });
-        self.0.prepare(state, &cx).await
+        let writer = self.writer(names::last_part(cx.url));
+        Planned::new(writer).prepare(state, &cx).await
     }
 }
 

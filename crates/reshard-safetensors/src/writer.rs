@@ -5,40 +5,42 @@ mod finish;
 mod summed;
 
 use crate::{
-    dtype::Spelled,
     names,
     place::{self, Files},
     settings::SafetensorsConfig,
 };
 use file::NewFile;
-use reshard_model::Dialect;
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriterHooks,
+    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
+    WriterHooks,
 };
 use std::collections::BTreeMap;
 
 /// Writes what `transformers` or PyTorch DCP write.
 #[derive(Clone, Debug)]
-pub(crate) struct SafetensorsWriter(pub(crate) SafetensorsConfig);
+pub(crate) struct SafetensorsWriter {
+    pub(crate) settings: SafetensorsConfig,
+    /// The name of the one file that the checkpoint is, if it is one.
+    pub(crate) file: Option<String>,
+}
 
 impl WriterHooks for SafetensorsWriter {
     fn plan_settings(&self) -> Option<String> {
-        Some(format!("{:?}", self.0))
+        Some(format!("{:?} {:?}", self.settings, self.file))
     }
 
     fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
         for item in &plan.items {
-            place::storable(item, &self.0)?;
+            place::storable(item, &self.settings)?;
         }
         Ok(plan)
     }
 
     fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
-        match self.0.sharded {
-            true => place::sharded(plans, &self.0.name),
-            false => place::whole(plans, &self.0),
+        match self.settings.sharded {
+            true => place::sharded(plans, &self.settings.name),
+            false => place::whole(plans, &self.settings, self.file.as_deref()),
         }
     }
 }
@@ -52,16 +54,8 @@ impl StorageWriter for SafetensorsWriter {
         false
     }
 
-    fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_dialects(&[Dialect::TensorsOnly]);
-        match self.0.types_as_bytes {
-            true => can,
-            false => can.with_dtypes(|dtype| Spelled::named(dtype).is_some()),
-        }
-    }
-
     fn takes_policy(&self) -> bool {
-        !self.0.sharded
+        !self.settings.sharded && self.file.is_none()
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -74,7 +68,7 @@ impl StorageWriter for SafetensorsWriter {
                 out.items.push((item.id(), Vec::new()));
                 continue;
             }
-            let number = match self.0.sharded {
+            let number = match self.settings.sharded {
                 true => {
                     let next = pieces.entry(&item.key).or_default();
                     *next += 1;
@@ -93,7 +87,8 @@ impl StorageWriter for SafetensorsWriter {
         for (name, tensors) in names.into_iter().zip(files) {
             let n = out.files.len() as u32;
             let (body, items) =
-                NewFile::of(tensors, std::mem::take(&mut empty), &self.0, resolve)?.body(name)?;
+                NewFile::of(tensors, std::mem::take(&mut empty), &self.settings, resolve)?
+                    .body(name)?;
             out.files.push(body);
             let extents = |of: Vec<u32>| of.into_iter().map(|extent| (n, extent)).collect();
             let items = items.into_iter().map(|(id, of)| (id, extents(of)));
@@ -109,6 +104,6 @@ impl StorageWriter for SafetensorsWriter {
                 what: "a rank-local checkpoint, because a tensor lies in one file,".into(),
             });
         }
-        finish::records(cx, &self.0)
+        finish::records(cx, &self.settings, self.file.as_deref())
     }
 }

@@ -317,7 +317,8 @@ fn together(parts: &mut Vec<Part>, files: &[(Name, Option<u64>)]) -> Result<Dims
         for (axis, n) in whole.iter_mut().enumerate() {
             *n = (*n).max(part.region.end(axis));
         }
-        if let Some(other) = last.filter(|other| other.region == part.region) {
+        let twice = |other: &&Part| other.region == part.region && !part.region.is_empty();
+        if let Some(other) = last.filter(twice) {
             let what = format!(
                 "both {} and {} have {}",
                 name(other),

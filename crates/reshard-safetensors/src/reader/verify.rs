@@ -42,7 +42,10 @@ pub(super) async fn verify(
                 continue;
             }
             match check(reader, &stored, t.dtype(), progress).await {
-                Ok(()) => report.bytes += stored.bytes.end - stored.bytes.start,
+                Ok(()) => {
+                    report.bytes += stored.bytes.end - stored.bytes.start;
+                    report.without_checksum += u64::from(stored.crc.is_none());
+                }
                 Err(e) => report.add(e.kind(), Damage::of(Some(t.key()), &e)),
             }
         }

@@ -59,7 +59,12 @@ impl<'w> Written<'w> {
     }
 }
 
-pub(super) fn records(cx: &FinishCx<'_>, settings: &SafetensorsConfig) -> Result<Records> {
+/// `file` is the name of the one file that the checkpoint is, if it is one: then it has no records.
+pub(super) fn records(
+    cx: &FinishCx<'_>,
+    settings: &SafetensorsConfig,
+    file: Option<&str>,
+) -> Result<Records> {
     let mut written = Written::of(cx)?;
     let mut record = Record {
         schema: SCHEMA,
@@ -70,9 +75,12 @@ pub(super) fn records(cx: &FinishCx<'_>, settings: &SafetensorsConfig) -> Result
     let mut records = Records::default();
     // No rank has written a file if no tensor has elements.
     if record.files.is_empty() {
-        let (name, header) = without_elements(cx, settings)?;
+        let (name, header) = without_elements(cx, settings, file)?;
         record.files.insert(name.clone(), crc32fast::hash(&header));
         records.files.push((name, header));
+    }
+    if file.is_some() {
+        return Ok(records);
     }
     let first = record.files.keys().next().cloned();
     let (mut weight_map, mut total) = (BTreeMap::new(), 0u64);
@@ -116,16 +124,21 @@ fn json(e: serde_json::Error) -> StrategyError {
 }
 
 /// The one file of a checkpoint that has no elements.
-fn without_elements(cx: &FinishCx<'_>, settings: &SafetensorsConfig) -> Result<(Name, Bytes)> {
+fn without_elements(
+    cx: &FinishCx<'_>,
+    settings: &SafetensorsConfig,
+    file: Option<&str>,
+) -> Result<(Name, Bytes)> {
     let empty = cx.metadata.tensors().map(|t| Empty {
         key: t.key().into(),
         dtype: t.dtype(),
         shape: t.shape(),
     });
     let empty: Vec<Empty> = empty.collect();
-    let name = match settings.sharded {
-        true => names::shard(0, &settings.name, 0, 1),
-        false => names::file(&settings.name, 0, 1),
+    let name = match (file, settings.sharded) {
+        (Some(name), _) => name.into(),
+        (None, true) => names::shard(0, &settings.name, 0, 1),
+        (None, false) => names::file(&settings.name, 0, 1),
     };
     let file = NewFile::of(BTreeMap::new(), &empty, settings, &|item| {
         Err(StrategyError::Internal(format!("{} is planned", item.id())))

@@ -16,6 +16,7 @@ fn forms() -> [SafetensorsConfig; 3] {
 
 #[test]
 fn the_strategies_keep_their_contract() {
+    // The suite counts what ranks exchange. The other forms exchange by themselves, because a tensor lies in one file.
     for save in forms().into_iter().filter(|form| form.sharded) {
         testkit::save_load_contract(&save, &SafetensorsLoadConfig::default());
     }

@@ -5,10 +5,11 @@ use super::{
 };
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard_model::{ErrorKind, Region, ShardedTensor};
-use reshard_safetensors::{INDEX, RECORD, SafetensorsConfig};
+use reshard_model::{DType, ErrorKind, Region, ShardedTensor};
+use reshard_safetensors::{INDEX, RECORD, SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::{Entry, Name, Progress};
-use reshard_strategy::{Damage, FileRole, VerifyReport};
+use reshard_strategy::{Damage, FileRole, LoadShardedConfig, OpenCx, VerifyReport};
+use std::sync::Arc;
 
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
@@ -386,6 +387,19 @@ fn a_missing_or_damaged_file_of_a_rank_is_told() {
 }
 
 #[test]
+fn a_piece_that_lies_far_away_costs_no_memory() {
+    let mut files = sharded(false);
+    edit(&mut files, &shard(2), "[2,0]", "[1000000000000,0]");
+    let reader = open(&place(&files));
+    assert_eq!(reader.permits("w").unwrap_err().kind(), ErrorKind::Limit);
+    let found = one(&verified(&files).damage);
+    assert!(
+        found.contains("the file of a rank may be missing"),
+        "{found}"
+    );
+}
+
+#[test]
 fn types_that_are_not_known_are_refused_for_their_tensor_alone() {
     for (dtype, shape, said) in [
         ("F9", "[4,3]", "its element type F9 is not known"),
@@ -494,5 +508,38 @@ proptest! {
         if ![RECORD, INDEX].contains(&&*name) {
             prop_assert!(!report.damage.is_empty(), "byte {at} of {name}");
         }
+    }
+
+    #[test]
+    fn without_a_record_no_damage_makes_a_reader_panic(
+        which in 0usize..3, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in any::<prop::sample::Index>(), is_sharded: bool,
+    ) {
+        let sound = if is_sharded { sharded(false) } else { saved(false) };
+        let mut files = sound.clone();
+        let name = sound.keys().nth(which % sound.len()).unwrap().clone();
+        let file = files.get_mut(&name).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(file.len());
+            file[at] = byte;
+        }
+        if cut.index(4) == 0 {
+            file.truncate(cut.index(file.len()));
+        }
+        let place = place(&files);
+        for dequantize in [None, Some(DType::Float32)] {
+            let config = SafetensorsLoadConfig::default();
+            let config = match dequantize {
+                Some(dtype) => config.with_dequantize(dtype),
+                None => config,
+            };
+            let strategy = config.build().unwrap();
+            let opened = block_on(strategy.open(&OpenCx::new(Arc::clone(&place))));
+            if let Ok(reader) = opened {
+                drop(block_on(reader.verify(true, &Progress::none())));
+                drop(reader.producer());
+            }
+        }
+        drop(try_load(&place, vec![vec![w()], vec![v()]]));
     }
 }

@@ -8,6 +8,7 @@
 mod contracts;
 mod damaged;
 mod files;
+mod interop;
 mod laws;
 mod refused;
 

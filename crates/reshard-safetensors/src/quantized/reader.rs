@@ -1,0 +1,347 @@
+//! A reader around the reader of a quantised checkpoint.
+
+use super::{
+    math,
+    pairs::{Form, Quantised, is_scale, quantised},
+};
+use crate::reader::SafetensorsReader;
+use async_trait::async_trait;
+use reshard_model::{DType, Dialect, LentBuffer, Payload, Region, RegionMut, Tensor};
+use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
+use reshard_storage::{Entry, Name, Progress};
+use reshard_strategy::{
+    BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
+    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// So many elements are in memory as float32 at a time.
+const ELEMENTS: u64 = 1 << 20;
+
+/// What a chunk of the outer metadata is in the inner ones.
+#[derive(Clone, Debug)]
+enum Source {
+    AsStored(ChunkId),
+    Quantised(Box<Quantised>),
+}
+
+/// A quantised checkpoint, whose tensors have the type `dtype`.
+#[derive(Debug)]
+pub(crate) struct Dequantized {
+    stored: SafetensorsReader,
+    dtype: DType,
+    limits: ReadLimits,
+    metadata: Arc<Metadata>,
+    /// By the ids of chunks.
+    sources: Vec<Source>,
+    /// Quantised tensors that can't be read as what they stand for, and why.
+    refused: BTreeMap<Box<str>, String>,
+}
+
+impl Dequantized {
+    /// `block` is how many rows and columns share a scale.
+    pub(crate) fn new(
+        stored: SafetensorsReader,
+        dtype: DType,
+        block: (u64, u64),
+        limits: ReadLimits,
+    ) -> Result<Self> {
+        let (mut builder, mut sources) = (Metadata::builder(), Vec::new());
+        let mut refused = BTreeMap::new();
+        let inner = Arc::clone(&stored.metadata);
+        for t in inner.tensors() {
+            match quantised(&inner, &t, block) {
+                Some(Err(why)) => drop(refused.insert(t.key().into(), why)),
+                Some(Ok(found)) => {
+                    let shape = &found.shape;
+                    let tensor = builder.add_tensor(t.key(), dtype, shape, t.properties())?;
+                    builder.add_chunk(tensor, &Region::whole(shape))?;
+                    sources.push(Source::Quantised(Box::new(found)));
+                }
+                None if is_scale(&inner, &t, block) => {}
+                None => {
+                    let shape = t.shape();
+                    let tensor = builder.add_tensor(t.key(), t.dtype(), &shape, t.properties())?;
+                    for (id, region) in t.chunks() {
+                        builder.add_chunk(tensor, &region)?;
+                        sources.push(Source::AsStored(id));
+                    }
+                }
+            }
+        }
+        let metadata = builder.finish(inner.planner_data().cloned())?;
+        Ok(Self {
+            stored,
+            dtype,
+            limits,
+            metadata: Arc::new(metadata),
+            sources,
+            refused,
+        })
+    }
+
+    fn source(&self, chunk: ChunkId) -> Result<&Source> {
+        let unknown = || StrategyError::Internal(format!("no chunk has number {}", chunk.0));
+        self.sources.get(chunk.0 as usize).ok_or_else(unknown)
+    }
+
+    /// A region of a stored chunk.
+    async fn region(
+        &self,
+        chunk: ChunkId,
+        region: Region,
+        cx: &ReadCx<'_>,
+        totals: &mut Traffic,
+    ) -> Result<Tensor> {
+        let lost = || StrategyError::Internal(format!("no chunk has number {}", chunk.0));
+        let (t, _) = self.stored.metadata.chunk(chunk).ok_or_else(lost)?;
+        let tensor = Tensor::zeros(t.key(), t.dtype(), &region.lengths)?;
+        let whole = Region::whole(&region.lengths);
+        let (lent, views) = LentBuffer::new(t.key(), vec![tensor]).map_err(|(e, _)| e)?;
+        let wanted: Vec<_> = views.iter().map(|view| (view, whole.clone())).collect();
+        let selection = Selection::new(chunk, t.dtype(), region);
+        let into = lent.regions_mut(&wanted)?.into_iter();
+        let reads = into.map(|into| ReadTensor::new(selection.clone(), into));
+        let silent = Progress::none();
+        let quiet = ReadCx::new(cx.verify, &silent);
+        let read = self.stored.read_tensors(reads.collect(), &quiet).await?;
+        // What is stored is not what was asked for.
+        totals.beside += read.bytes;
+        totals.requests += read.requests;
+        totals.verified += read.verified;
+        let tensors = lent.reclaim(views).map_err(|_| lost())?;
+        tensors.into_iter().next().ok_or_else(lost)
+    }
+
+    /// What a region of a quantised tensor stands for.
+    async fn numbers(
+        &self,
+        of: &Quantised,
+        region: &Region,
+        cx: &ReadCx<'_>,
+        totals: &mut Traffic,
+    ) -> Result<Vec<u8>> {
+        let numbers = match of.form {
+            Form::Blocks(block) => self.in_blocks(of, block, region, cx, totals).await?,
+            Form::Groups(bytes) => self.in_groups(of, bytes, region, cx, totals).await?,
+        };
+        let size = self.dtype.size() as usize;
+        let mut out = vec![0; numbers.len() * size];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        cast::convert(DType::Float32, &bytes, self.dtype, &mut out)?;
+        Ok(out)
+    }
+
+    async fn in_blocks(
+        &self,
+        of: &Quantised,
+        block: (u64, u64),
+        region: &Region,
+        cx: &ReadCx<'_>,
+        totals: &mut Traffic,
+    ) -> Result<Vec<f32>> {
+        let elements = self.region(of.elements, region.clone(), cx, totals).await?;
+        let sizes = [block.0, block.1];
+        let first = |axis: usize| region.offsets[axis] / sizes[axis];
+        let count = |axis: usize| region.end(axis).div_ceil(sizes[axis]) - first(axis);
+        let of_scales = Region::new([first(0), first(1)], [count(0), count(1)]);
+        let scales = self.region(of.scales, of_scales, cx, totals).await?;
+        let mut numbers = float32(&elements)?;
+        math::scale_blocks(
+            &mut numbers,
+            region.lengths[1] as usize,
+            (region.offsets[0], region.offsets[1]),
+            &float32(&scales)?,
+            count(1) as usize,
+            block,
+        );
+        Ok(numbers)
+    }
+
+    async fn in_groups(
+        &self,
+        of: &Quantised,
+        bytes: u64,
+        region: &Region,
+        cx: &ReadCx<'_>,
+        totals: &mut Traffic,
+    ) -> Result<Vec<f32>> {
+        let last = region.ndim() - 1;
+        let (from, to) = (region.offsets[last], region.end(last));
+        let first = from / 2 / bytes;
+        let mut of_scales = region.clone();
+        of_scales.offsets[last] = first;
+        of_scales.lengths[last] = to.div_ceil(2 * bytes) - first;
+        let groups = of_scales.lengths[last];
+        let mut of_bytes = of_scales.clone();
+        of_bytes.offsets.push(0);
+        of_bytes.lengths.push(bytes);
+        let elements = self.region(of.elements, of_bytes, cx, totals).await?;
+        let scales = self.region(of.scales, of_scales, cx, totals).await?;
+        let (elements, scales) = (elements.to_bytes(), scales.to_bytes());
+        let rows = elements
+            .chunks((groups * bytes) as usize)
+            .zip(scales.chunks(groups as usize));
+        let start = first * 2 * bytes;
+        let (from, to) = ((from - start) as usize, (to - start) as usize);
+        let row = |(elements, scales)| math::e2m1(elements, scales, bytes as usize, from, to);
+        Ok(rows.flat_map(row).collect())
+    }
+
+    /// Fills what is wanted of a quantised tensor, some of it at a time.
+    async fn fill(
+        &self,
+        of: &Quantised,
+        read: ReadTensor,
+        cx: &ReadCx<'_>,
+        totals: &mut Traffic,
+    ) -> Result<()> {
+        let wanted = read.into.bytes();
+        if read.selection.flat.is_some() || read.selection.region.lengths[..] != *read.into.shape()
+        {
+            self.limits
+                .whole("a quantised tensor", of.shape.volume().unwrap_or(u64::MAX))?;
+            let whole = Region::whole(&of.shape);
+            let numbers = self.numbers(of, &whole, cx, totals).await?;
+            read.fill_from(&Tensor::new(self.dtype, &of.shape, numbers)?)?;
+        } else {
+            let mut left = vec![(read.selection.region, read.into)];
+            while let Some((region, into)) = left.pop() {
+                match halves(region, into)? {
+                    Parts::Two(two) => left.extend(two),
+                    Parts::One(region, into) => {
+                        let numbers = self.numbers(of, &region, cx, totals).await?;
+                        into.fill(&numbers)?;
+                    }
+                }
+            }
+        }
+        totals.needed += wanted;
+        cx.progress.add(wanted);
+        Ok(())
+    }
+}
+
+/// A region with its destination, or two halves of them.
+enum Parts {
+    One(Region, RegionMut),
+    Two([(Region, RegionMut); 2]),
+}
+
+/// Halves a region that has too many elements, along its first axis that has two indexes.
+fn halves(region: Region, into: RegionMut) -> Result<Parts> {
+    let axis = region.lengths.iter().position(|n| *n > 1);
+    let (Some(axis), true) = (axis, region.volume().is_none_or(|n| n > ELEMENTS)) else {
+        return Ok(Parts::One(region, into));
+    };
+    let at = region.lengths[axis] / 2;
+    let (mut low, mut high) = (region.clone(), region);
+    low.lengths[axis] = at;
+    high.offsets[axis] += at;
+    high.lengths[axis] -= at;
+    let (into_low, into_high) = into.split(axis, at)?;
+    Ok(Parts::Two([(low, into_low), (high, into_high)]))
+}
+
+fn float32(tensor: &Tensor) -> Result<Vec<f32>> {
+    let tensor = cast::tensor(tensor, DType::Float32)?;
+    let none = || StrategyError::Internal("a cast to float32 gives another type".into());
+    tensor.to_vec::<f32>().ok_or_else(none)
+}
+
+impl ReaderHooks for Dequantized {
+    fn plan_settings(&self) -> Option<String> {
+        Some(format!("as {}", self.dtype))
+    }
+}
+
+#[async_trait]
+impl StorageReader for Dequantized {
+    fn key(&self) -> BackendVersion {
+        self.stored.key()
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.stored.dialect()
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        match self.source(chunk) {
+            Ok(Source::AsStored(id)) => self.stored.locate_chunk(*id),
+            Ok(Source::Quantised(of)) => [of.elements, of.scales]
+                .into_iter()
+                .flat_map(|id| self.stored.locate_chunk(id))
+                .collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        self.stored.locate_object(object)
+    }
+
+    fn producer(&self) -> Producer {
+        let mut producer = self.stored.producer();
+        let refused = self.refused.iter();
+        let refused = refused.map(|(key, why)| (key.to_string(), why.clone()));
+        producer.unknown.extend(refused);
+        producer
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        match self.refused.get(key) {
+            Some(why) => Some(format!("reading {key} ({why})")),
+            None => self.stored.why_not(key),
+        }
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        match self.refused.get(key) {
+            Some(why) => Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what: format!("reading {key} as {} ({why})", self.dtype),
+            }),
+            None => self.stored.permits(key),
+        }
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        self.stored.owns(name)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        self.stored.role(file)
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        let (mut as_stored, mut totals) = (Vec::new(), Traffic::default());
+        for mut read in reads {
+            match self.source(read.selection.chunk)? {
+                Source::AsStored(id) => {
+                    read.selection.chunk = *id;
+                    as_stored.push(read);
+                }
+                Source::Quantised(of) => self.fill(of, read, cx, &mut totals).await?,
+            }
+        }
+        let read = self.stored.read_tensors(as_stored, cx).await?;
+        totals.needed += read.needed;
+        totals.bytes += read.bytes;
+        totals.beside += read.beside;
+        totals.requests += read.requests;
+        totals.verified += read.verified;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        self.stored.read_objects(reads, cx).await
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        self.stored.verify(full, progress).await
+    }
+}
