@@ -135,11 +135,12 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     fs::rename(theirs.join("__0_0.distcp"), theirs.join("weights.bin")).unwrap();
     let e = open(&other, None).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
-    assert!(
-        e.to_string()
-            .contains("example/1 (example.index.json); torch_dist/1 (.metadata, "),
-        "{e}"
-    );
+    for format in [
+        "example/1 (example.index.json)",
+        "torch_dist/1 (.metadata, ",
+    ] {
+        assert!(e.to_string().contains(format), "{e}");
+    }
 }
 
 #[test]
