@@ -19,6 +19,7 @@ mod parts;
 mod prune;
 mod ranks;
 mod remove;
+mod safetensors;
 mod states;
 mod understood;
 mod verify;

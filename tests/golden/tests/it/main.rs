@@ -10,6 +10,7 @@ mod knobs;
 mod loads;
 mod meshes;
 mod read;
+mod safetensors;
 mod saved;
 mod shared;
 mod sound;
