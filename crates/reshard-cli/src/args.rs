@@ -134,6 +134,17 @@ pub(crate) struct Reading {
     /// If they belong to two formats, you have to give it.
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<BackendVersion>,
+    /// Read quantised tensors of a safetensors checkpoint as the numbers that they stand for, in float32 or in another
+    /// floating-point type: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and `_scales`.
+    #[cfg(feature = "full")]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "float32"
+    )]
+    dequantize: Option<DType>,
     #[command(flatten)]
     limits: Limits,
 }
@@ -146,6 +157,14 @@ impl Reading {
     /// Options to open it with.
     pub(crate) fn options(&self) -> OpenOptions {
         let options = OpenOptions::new().limits(self.limits());
+        #[cfg(feature = "full")]
+        let options = match self.dequantize {
+            Some(dtype) => {
+                let config = reshard::safetensors::SafetensorsLoadConfig::default();
+                options.strategy(config.with_dequantize(dtype))
+            }
+            None => options,
+        };
         match &self.format {
             Some(format) => options.format(format.clone()),
             None => options,

@@ -69,6 +69,17 @@ pub fn compare_tensor(facts: &TensorFacts, tensor: &Tensor) -> Option<String> {
     (got != facts.sha256).then(|| format!("expected sha256 {}, got {got}", facts.sha256))
 }
 
+/// What of a tensor differs from what an `expected.json` says of it.
+///
+/// # Errors
+/// What differs, or that the file says nothing of a tensor.
+pub fn compare_facts(facts: &serde_json::Value, tensor: &Tensor) -> Result<(), String> {
+    match compare_tensor(&TensorFacts::parse(facts)?, tensor) {
+        Some(what) => Err(what),
+        None => Ok(()),
+    }
+}
+
 /// An error with all its sources, those that it quotes once.
 pub fn chain(e: &dyn std::error::Error) -> String {
     with_sources(e.to_string(), e)

@@ -98,6 +98,16 @@ pub enum Says {
     Nothing,
 }
 
+impl TensorFacts {
+    /// What an `expected.json` says of a tensor.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn parse(t: &Json) -> Result<Self> {
+        facts(t)
+    }
+}
+
 impl Expected {
     /// Reads an `expected.json`; `None` when it is of another format.
     ///

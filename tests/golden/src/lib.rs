@@ -15,12 +15,14 @@ mod expected;
 mod fixtures;
 mod hash;
 pub mod python;
+mod safetensors;
 mod scratch;
 mod tensorflow;
 
-pub use compare::{Depth, chain, compare, compare_tensor};
+pub use compare::{Depth, chain, compare, compare_facts, compare_tensor};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
 pub use fixtures::{Family, Fixture, fixtures, ours, root};
 pub use hash::sha256;
+pub use safetensors::{OfSafetensors, of_safetensors};
 pub use scratch::Scratch;
 pub use tensorflow::cases;

@@ -20,6 +20,7 @@ mod parts;
 mod prune;
 mod ranks;
 mod remove;
+mod safetensors;
 mod states;
 mod trace;
 mod understood;

@@ -5,7 +5,7 @@ use reshard::{
     Checkpoint, OpenOptions,
     storage::{CountingStore, LocalStore, Progress, Store, StoreScheme, Stores},
 };
-use reshard_golden::{fixtures, ours, root};
+use reshard_golden::{fixtures, of_safetensors, ours, root};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -162,6 +162,17 @@ fn every_file_of_the_fixtures_is_read_or_on_the_list_of_those_that_are_not() {
                 .iter()
                 .map(|file| format!("{}/ckpt/{file}", f.name)),
         );
+    }
+    for f in of_safetensors() {
+        read.insert(format!("{}/expected.json", f.name));
+        for place in f.places() {
+            let (stores, store) = counted(&place);
+            let opened = block_on(OpenOptions::new().stores(stores).open("counted://it")).unwrap();
+            read_all(&opened);
+            let place = place.strip_prefix(root()).unwrap().display().to_string();
+            let opened = store.take().opened;
+            read.extend(opened.iter().map(|file| format!("{place}/{file}")));
+        }
     }
     for name in OF_TENSORFLOW
         .iter()
