@@ -88,7 +88,7 @@ impl SavePlanner for WholeTensors {
         }
         let (plans, metadata) = self.base.create_global_plan(plans)?;
         let assigned = Assigned::of(self, &all, plans, &metadata)?;
-        Ok((assigned.plans(&metadata, &self.empty)?, metadata))
+        Ok((assigned.plans(&self.empty)?, metadata))
     }
 }
 

@@ -72,7 +72,7 @@ impl Assigned {
     }
 
     /// The plans, in which each rank writes its files.
-    pub(super) fn plans(self, metadata: &Metadata, empty: &[Path]) -> Result<Vec<SavePlan>> {
+    pub(super) fn plans(self, empty: &[Path]) -> Result<Vec<SavePlan>> {
         let Self { mut plans, files } = self;
         let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
         for file in files {
@@ -103,7 +103,6 @@ impl Assigned {
             let plan = plan.ok_or_else(|| invalid("", format!("there is no rank {rank}")))?;
             plan.storage_data = pack(&files)?;
         }
-        let _ = metadata;
         Ok(plans)
     }
 }
