@@ -315,7 +315,7 @@ pub(crate) struct Convert {
     /// Where to write the new one.
     pub(crate) dst: String,
     /// The format to write: a name (`reshard plugins` lists them), or its settings as JSON. The default is the format whose files have such
-    /// a name as DST (`model.safetensors`), or else torch_dist.
+    /// a name as DST (`model.pt`), or else torch_dist.
     #[arg(long, value_name = "FORMAT", value_parser = target)]
     pub(crate) to: Option<Target>,
     /// Cast tensors of floating-point numbers to this type: bf16, fp16, fp32, fp64, or another name of PyTorch. Others stay as they are.
@@ -456,13 +456,20 @@ pub(crate) struct Stats {
 /// The format to write.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
+    /// The newest version of a backend.
+    Newest(Arc<str>),
     Name(BackendVersion),
     Config(Arc<str>),
 }
 
 fn target(text: &str) -> Result<Target, String> {
     if !text.trim_start().starts_with('{') {
-        return text.parse().map(Target::Name).map_err(|e| format!("{e}"));
+        let named: Result<BackendVersion, _> = text.parse();
+        return match named {
+            Ok(named) if text.contains('/') => Ok(Target::Name(named)),
+            Ok(named) => Ok(Target::Newest((&*named.backend).into())),
+            Err(e) => Err(e.to_string()),
+        };
     }
     let config: Result<Box<dyn SaveShardedConfig>, _> = serde_json::from_str(text);
     match config {

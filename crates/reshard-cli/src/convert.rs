@@ -12,7 +12,12 @@ use crate::{
     units,
 };
 use futures::executor::block_on;
-use reshard::{ErrorKind, SaveReport, policy::PolicyMetrics, strategy::SaveShardedConfig};
+use reshard::{
+    BackendVersion, ErrorKind, Registry, SaveReport,
+    blocking::Checkpoint,
+    policy::PolicyMetrics,
+    strategy::{Make, SaveShardedConfig},
+};
 use reshard_convert::{
     Asked, CastReport, ConvertError, ConvertReport, Finding, NotHeld, check_files, convert,
 };
@@ -72,52 +77,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     // Before the source is opened: nothing about it can help.
     check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
     let source = program.open(&args.src, args.reading.options())?;
-    let mut setup = convert(&source, &args.dst)
-        .ranks(args.ranks)
-        .max_pieces(args.max_pieces)
-        .unflatten(args.unflatten)
-        .max_files(args.max_files)
-        .drop_objects(args.drop_objects)
-        .overwrite(args.overwrite)
-        .verify(!args.no_verify)
-        .registry(program.registry.clone())
-        .stores(program.stores.clone());
-
-    setup = match &args.to {
-        None => setup,
-        Some(Target::Name(name)) => setup.to(name.clone()),
-        Some(Target::Config(json)) => setup.boxed_strategy(config(json)?),
-    };
-    if let Some(files) = args.files_per_rank {
-        setup = setup.files_per_rank(files);
-    }
-    if let Some(flavour) = args.flavour {
-        setup = setup.setting("flavour", flavour.name());
-    }
-    if let Some(map) = mapping::map(&args.mapping, &source)? {
-        setup = setup.map(map);
-    }
-    if let Some(dtype) = args.dtype {
-        setup = setup.dtype(dtype);
-    }
-    if args.optimizer.is_some() {
-        setup = setup.canonical_optimizer(true);
-    }
-    if let Some(file) = &args.optimizer_layout {
-        setup = setup.bucket_layout(layout(file)?);
-    }
-    if !keys.all() {
-        setup = setup.keys(move |key| keys.has(key));
-    }
-    if let Some(max) = args.max_shard_size {
-        setup = setup.max_shard_size(max.0);
-    }
-    if let Some(max) = args.max_slices {
-        setup = setup.max_slices(max);
-    }
-    if let Some(policy) = &args.policy {
-        setup = setup.policy(policy.clone());
-    }
+    let setup = set_up(program, args, &source)?;
 
     // What is checked before anything is written is shown as a step of its own.
     let bar = io.bar(
@@ -178,6 +138,72 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         ));
     }
     Ok(OK)
+}
+
+/// The conversion that the command line asks for.
+fn set_up<'a>(
+    program: &Program,
+    args: &'a Convert,
+    source: &'a Checkpoint,
+) -> Result<reshard_convert::Convert<'a>> {
+    let keys = args.select.keys();
+    let mut setup = convert(source, &args.dst)
+        .ranks(args.ranks)
+        .max_pieces(args.max_pieces)
+        .unflatten(args.unflatten)
+        .max_files(args.max_files)
+        .drop_objects(args.drop_objects)
+        .overwrite(args.overwrite)
+        .verify(!args.no_verify)
+        .registry(program.registry.clone())
+        .stores(program.stores.clone());
+
+    setup = match &args.to {
+        None => setup,
+        Some(Target::Newest(backend)) => setup.to(newest(&program.registry, backend)),
+        Some(Target::Name(name)) => setup.to(name.clone()),
+        Some(Target::Config(json)) => setup.boxed_strategy(config(json)?),
+    };
+    if let Some(files) = args.files_per_rank {
+        setup = setup.files_per_rank(files);
+    }
+    if let Some(flavour) = args.flavour {
+        setup = setup.setting("flavour", flavour.name());
+    }
+    if let Some(map) = mapping::map(&args.mapping, source)? {
+        setup = setup.map(map);
+    }
+    if let Some(dtype) = args.dtype {
+        setup = setup.dtype(dtype);
+    }
+    if args.optimizer.is_some() {
+        setup = setup.canonical_optimizer(true);
+    }
+    if let Some(file) = &args.optimizer_layout {
+        setup = setup.bucket_layout(layout(file)?);
+    }
+    if !keys.all() {
+        setup = setup.keys(move |key| keys.has(key));
+    }
+    if let Some(max) = args.max_shard_size {
+        setup = setup.max_shard_size(max.0);
+    }
+    if let Some(max) = args.max_slices {
+        setup = setup.max_slices(max);
+    }
+    if let Some(policy) = &args.policy {
+        setup = setup.policy(policy.clone());
+    }
+    Ok(setup)
+}
+
+/// The newest version of a format that can be saved; the first one if there is none, of which the library tells.
+fn newest(registry: &Registry, backend: &str) -> BackendVersion {
+    let saves = registry
+        .iter()
+        .filter(|r| r.backend == backend && matches!(r.make, Make::SaveSharded(_)));
+    let version = saves.map(|r| r.version).max().unwrap_or(1);
+    BackendVersion::new(backend, version)
 }
 
 fn config(json: &str) -> Result<Box<dyn SaveShardedConfig>> {
@@ -402,6 +428,10 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Target(_) => CliError::told(
             what,
             "`reshard plugins` lists the formats that this program can save",
+        ),
+        ConvertError::NoSingleFile { format, .. } => CliError::told(
+            what,
+            format!("name a folder, and give --to {}", format.backend),
         ),
         ConvertError::Setting { .. } => {
             CliError::told(what, "leave the option out, or give another --to")

@@ -6,10 +6,11 @@ use crate::{
     checked::Chunks,
     destination::{self, check_files, files_of_ranks},
     fit::Fit,
+    keys::Keys,
     mapped::Mapped,
     optimizer::Canonical,
     rewrite::Rewrite,
-    source::{self, Keys, Source},
+    source::{self, Source},
     target::{Target, Wanted},
 };
 use futures::future::join_all;
@@ -140,7 +141,7 @@ impl<'a> Convert<'a> {
     }
 
     /// The format to write, by its name. The default is the linked format that would recognise a single file with the destination's
-    /// name (`model.safetensors`), or else `torch_dist`.
+    /// name (`model.pt`), or else `torch_dist`.
     pub fn to(mut self, format: BackendVersion) -> Self {
         self.format = Wanted::Named(format);
         self

@@ -70,6 +70,14 @@ pub enum ConvertError {
     /// The format to write is not linked, or its settings contradict each other.
     #[error(transparent)]
     Target(StrategyError),
+    /// The destination has the name of a file of a format, and the format writes no single files.
+    #[error("{format} is not written as a single file such as {dst}, but as a folder")]
+    NoSingleFile {
+        /// The format.
+        format: BackendVersion,
+        /// The destination.
+        dst: String,
+    },
     /// The format to write has no such setting, or no such value of it.
     #[error("{format} can't be written with the setting {setting}: {what}")]
     Setting {
@@ -337,7 +345,7 @@ impl ConvertError {
             | Self::MapOfOptimizer => ErrorKind::Invalid,
             Self::Map(e) => e.kind(),
             Self::Destination(e) | Self::Target(e) | Self::Failed(e) => e.kind(),
-            Self::Setting { .. } | Self::DType(_) => ErrorKind::Invalid,
+            Self::Setting { .. } | Self::DType(_) | Self::NoSingleFile { .. } => ErrorKind::Invalid,
             Self::NotHeld { .. }
             | Self::Common { .. }
             | Self::Flattened { .. }

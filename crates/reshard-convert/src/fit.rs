@@ -1,8 +1,7 @@
 //! What of a source a target can hold, and what becomes of the rest.
 
 use crate::{
-    ConvertError, NotHeld, Result, cast::is_cast, optimizer::Canonical, source::Keys,
-    target::Target,
+    ConvertError, NotHeld, Result, cast::is_cast, keys::Keys, optimizer::Canonical, target::Target,
 };
 use reshard::{Checkpoint, DType, Dialect, StoredCommon, plan::Entry, strategy::Capabilities};
 use std::collections::BTreeSet;

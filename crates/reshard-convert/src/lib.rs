@@ -52,6 +52,7 @@ mod convert;
 mod destination;
 mod error;
 mod fit;
+mod keys;
 mod mapped;
 mod optimizer;
 mod rewrite;

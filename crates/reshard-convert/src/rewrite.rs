@@ -1,6 +1,6 @@
 //! DCP's planner for checkpoints that are rewritten.
 
-use crate::{optimizer::Canonical, source::Keys};
+use crate::{keys::Keys, optimizer::Canonical};
 use reshard::{
     Checkpoint, Dialect,
     model::FlatStateDict,

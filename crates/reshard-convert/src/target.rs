@@ -38,6 +38,7 @@ impl Target {
         registry: &Registry,
     ) -> Result<Self> {
         let found;
+        let mut named = false;
         let config = match wanted {
             Wanted::Config(config) => config,
             Wanted::Named(name) => {
@@ -45,8 +46,9 @@ impl Target {
                 &found
             }
             Wanted::ByName => {
-                let named = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
-                let name = named.unwrap_or_else(|| BackendVersion::new("torch_dist", 1));
+                let by_name = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
+                named = by_name.is_some();
+                let name = by_name.unwrap_or_else(|| BackendVersion::new("torch_dist", 1));
                 found = registry.save_sharded(&name).map_err(ConvertError::Target)?;
                 &found
             }
@@ -69,7 +71,15 @@ impl Target {
             .map_err(|e| ConvertError::Target(StrategyError::Invalid(e.to_string())))?
             .build()
             .map_err(ConvertError::Target)?;
-        Ok(Self { settings, strategy })
+        let target = Self { settings, strategy };
+        // Who gives the name of a file wants a file.
+        if named && target.place(dst) != PlaceKind::File {
+            return Err(ConvertError::NoSingleFile {
+                format: target.key(),
+                dst: dst.into(),
+            });
+        }
+        Ok(target)
     }
 
     /// Settings for one rank.

@@ -37,6 +37,36 @@ fn equal_checkpoints_are_equal_in_any_formats_and_cuts() {
     let to = saved.beside("zarr");
     assert_eq!(run(&["convert", &saved.url, &to, "--to", "zarr"]).code, 0);
     assert_eq!(run(&["diff", &saved.url, &to]).code, 0);
+    // Its newest version is not the first one.
+    let to = saved.beside("bundle");
+    let ran = run(&[
+        "convert",
+        &saved.url,
+        &to,
+        "--to",
+        "tensor_bundle",
+        "--drop-objects",
+        "--json",
+    ]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(
+        (ran.code, &j["format"]),
+        (0, &json!("tensor_bundle/2")),
+        "{}",
+        ran.err
+    );
+    let nobodys = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("no"),
+        "--to",
+        "nobodys",
+    ]);
+    assert!(
+        nobodys.code == 2 && nobodys.err.contains("reshard plugins"),
+        "{}",
+        nobodys.err
+    );
 }
 
 #[test]

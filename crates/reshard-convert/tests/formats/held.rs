@@ -199,3 +199,41 @@ fn settings_are_those_of_the_format() {
     let done = blocking::run(to("zarr3").setting("inner_chunk", "1KiB")).unwrap();
     assert_eq!(done.format, BackendVersion::new("zarr3", 1));
 }
+
+#[test]
+fn the_name_of_a_file_chooses_its_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let source = saved("plain", &path("src"));
+    let dst = path("model.pt");
+    let done = blocking::run(convert(&source, &dst)).unwrap();
+    assert_eq!(done.format, BackendVersion::new("torch_save", 1));
+    assert!(std::path::Path::new(&dst).is_file());
+    let there = block_on(Checkpoint::open(&dst)).unwrap();
+    assert_eq!(contents(&there), contents(&source));
+    let again = blocking::run(convert(&source, &dst)).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::Exists, "{again}");
+    blocking::run(convert(&source, &dst).overwrite(true)).unwrap();
+
+    let dst = path("model.safetensors");
+    let done = blocking::run(convert(&source, &dst)).unwrap();
+    assert_eq!(done.format, BackendVersion::new("safetensors", 1));
+    assert!(std::path::Path::new(&dst).is_file());
+    assert_eq!(
+        contents(&block_on(Checkpoint::open(&dst)).unwrap()),
+        contents(&source)
+    );
+    let folder = path("folder");
+    let to = BackendVersion::new("safetensors", 1);
+    blocking::run(convert(&source, &folder).to(to)).unwrap();
+    let file = format!("{folder}/model.safetensors");
+    let there = block_on(Checkpoint::open(&file)).unwrap();
+    assert_eq!(contents(&there), contents(&source));
+    let back = path("back");
+    let done = blocking::run(convert(&there, &back)).unwrap();
+    assert_eq!(done.format, BackendVersion::new("torch_dist", 1));
+    assert_eq!(
+        contents(&block_on(Checkpoint::open(&back)).unwrap()),
+        contents(&source)
+    );
+}
