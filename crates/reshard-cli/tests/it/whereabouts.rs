@@ -128,8 +128,13 @@ fn what_other_programs_left_is_named() {
         ),
         (
             "tf",
-            &["ckpt.index", "ckpt.data-00000-of-00001"],
-            "a TensorFlow checkpoint",
+            &[
+                "a.index",
+                "a.data-00000-of-00001",
+                "b.index",
+                "b.data-00000-of-00001",
+            ],
+            "2 TensorFlow checkpoints",
         ),
     ] {
         let place = dir.path().join(name);
@@ -139,6 +144,10 @@ fn what_other_programs_left_is_named() {
             .for_each(|f| fs::write(place.join(f), "").unwrap());
         says(&place, &[part]);
     }
+    says(
+        &dir.path().join("tf/a.index"),
+        &["the index of a TensorFlow checkpoint", "name its prefix"],
+    );
     fs::create_dir_all(dir.path().join("old/mp_rank_00")).unwrap();
     says(&dir.path().join("old"), &["Megatron's format `torch`"]);
 }
