@@ -135,6 +135,13 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         Some(OwnFile::Data) => ("a data file of a checkpoint", of),
         _ if is_of_one(name) && is_checkpoint(parent) => ("a file of a checkpoint", of),
         _ if name == SIDECAR => ("a file of a checkpoint", of),
+        _ if name.ends_with(".index") => (
+            "the index of a TensorFlow checkpoint",
+            format!(
+                "name its prefix, as in  reshard inspect {}",
+                shown(path.display().to_string().trim_end_matches(".index"))
+            ),
+        ),
         _ if name.ends_with(".safetensors") => (
             "a safetensors file",
             "`reshard plugins` lists what this program can read".into(),
@@ -175,9 +182,6 @@ fn others(dir: &Path) -> Option<(&'static str, &'static str)> {
             "a checkpoint in Megatron's format `torch`, with files of each rank",
             "Megatron",
         )),
-        () if any(&|n| n.ends_with(".index")) && any(&|n| n.contains(".data-00000-of-")) => {
-            Some(("a TensorFlow checkpoint", "TensorFlow"))
-        }
         () => None,
     }
 }

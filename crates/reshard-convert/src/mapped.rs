@@ -3,7 +3,7 @@
 use crate::{
     ConvertError, Result,
     optimizer::Canonical,
-    source::Keys,
+    keys::Keys,
     tensor::{Carried, has_places},
 };
 use reshard::{Checkpoint, MappedTensorHandle, map::Map};

@@ -155,12 +155,8 @@ fn plugins_tells_crate_and_version_of_all_that_is_linked() {
     let store =
         serde_json::json!({ "scheme": "file", "crate": "reshard-storage", "crate_version": own });
     assert_eq!((&j["schema"], &j["stores"][0]), (&1.into(), &store));
-    let known = j["strategies"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|s| s["backend"] == "torch_dist");
-    let s = known.unwrap();
+    let all = j["strategies"].as_array().unwrap();
+    let s = all.iter().find(|s| s["backend"] == "torch_dist").unwrap();
     assert_eq!(
         (&s["version"], &s["crate"]),
         (&1.into(), &"reshard-torch-dist".into())

@@ -113,12 +113,21 @@ fn what_is_not_there_is_told() {
 #[test]
 fn what_other_programs_left_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let bundle = dir.path().join("tf");
-    fs::create_dir(&bundle).unwrap();
-    for name in ["ckpt.index", "ckpt.data-00000-of-00001"] {
-        fs::write(bundle.join(name), "").unwrap();
+    let bundles = dir.path().join("tf");
+    fs::create_dir(&bundles).unwrap();
+    for name in [
+        "a.index",
+        "a.data-00000-of-00001",
+        "b.index",
+        "b.data-00000-of-00001",
+    ] {
+        fs::write(bundles.join(name), "").unwrap();
     }
-    says(&bundle, &["a TensorFlow checkpoint"]);
+    says(&bundles, &["2 TensorFlow checkpoints"]);
+    says(
+        &bundles.join("a.index"),
+        &["the index of a TensorFlow checkpoint", "name its prefix"],
+    );
     fs::create_dir_all(dir.path().join("old/mp_rank_00")).unwrap();
     says(&dir.path().join("old"), &["Megatron's format `torch`"]);
 }
