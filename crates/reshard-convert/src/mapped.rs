@@ -2,8 +2,8 @@
 
 use crate::{
     ConvertError, Result,
-    optimizer::Canonical,
     keys::Keys,
+    optimizer::Canonical,
     tensor::{Carried, has_places},
 };
 use reshard::{Checkpoint, MappedTensorHandle, map::Map};

@@ -3,7 +3,8 @@
 
 use reshard::{
     BackendVersion, Dialect, Region, StateDict, Tensor, Value, ValueTree, blocking,
-    blocking::Checkpoint, model::Leaf, policy::MaxShardSize, storage::Progress, torch_save::TorchSaveConfig,
+    blocking::Checkpoint, model::Leaf, policy::MaxShardSize, storage::Progress,
+    torch_save::TorchSaveConfig,
 };
 use reshard_golden::root;
 use std::path::{Path, PathBuf};
