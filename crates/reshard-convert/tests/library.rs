@@ -52,7 +52,8 @@ fn what_is_chosen_is_written_as_so_many_ranks() {
         (report.tensors, report.objects, report.saved.totals.ranks),
         (1, 0, 3)
     );
-    assert!(checked.load(Ordering::Relaxed) >= 56 && written.load(Ordering::Relaxed) >= 48);
+    // Only what is chosen is checked, while it is read.
+    assert!(checked.load(Ordering::Relaxed) >= 48 && written.load(Ordering::Relaxed) >= 48);
     let to = Checkpoint::open("memory://chosen-to").unwrap();
     let w = to.tensor("model.w").unwrap();
     assert_eq!(w.chunks().len(), 3);
@@ -210,8 +211,6 @@ fn damage_that_is_found_while_tensors_are_read_leaves_nothing() {
             assert!(is_empty(to));
         }
     }
-    let unchecked = convert(&source, "memory://streamed-unchecked").verify(false);
-    blocking::run(unchecked).unwrap();
 }
 
 #[test]

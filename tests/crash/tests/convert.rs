@@ -89,19 +89,17 @@ fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
                 found.is_none_or(|found| found == all),
                 "{format} killed at {at}"
             );
-            // The next one goes through, whatever lies around.
+            // The next one goes through, whatever lies around. Only files with a common prefix that were linked beside others have to be
+            // taken away first.
             if look(&dst, format).is_none() {
-                assert!(
-                    converter(&src, &dst, format, None)
-                        .wait()
-                        .unwrap()
-                        .success()
-                );
-                assert_eq!(
-                    look(&dst, format).as_ref(),
-                    Some(&all),
-                    "{format} after {at}"
-                );
+                let again = || converter(&src, &dst, format, None).wait().unwrap();
+                if !again().success() {
+                    assert_eq!(look(&dst, format), None, "{format} after {at}");
+                    prune(&dst);
+                    assert!(again().success(), "{format} after {at}");
+                }
+                let found = look(&dst, format);
+                assert_eq!(found.as_ref(), Some(&all), "{format} after {at}");
             }
             prune(&dst);
             let left = std::fs::read_dir(dst.parent().unwrap()).unwrap().count();
