@@ -3,7 +3,7 @@
 use crate::{ConvertError, Result};
 use reshard::{
     BackendVersion, Registry,
-    storage::{Entry, Listing, Name, PlaceKind},
+    storage::{Entry, Name, PlaceKind},
     strategy::{Capabilities, Detection, SaveShardedConfig, SaveShardedStrategy, StrategyError},
 };
 use serde_json::Value as Json;
@@ -128,14 +128,14 @@ fn by_name(registry: &Registry, name: &str) -> Result<Option<BackendVersion>, St
     let Ok(file) = Name::new(name) else {
         return Ok(None);
     };
-    let there = Listing::of(vec![Entry {
+    let file = Entry {
         name: file,
         bytes: 0,
-    }]);
+    };
     for config in registry.all_load_sharded() {
         let format = config.build()?;
         if format.lives_in(PlaceKind::File)
-            && format.detect(&there) != Detection::No
+            && format.detect_file(&file) != Detection::No
             && registry.save_sharded(&format.key()).is_ok()
         {
             return Ok(Some(format.key()));

@@ -73,7 +73,7 @@ pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
     for (key, info) in raw.tensors {
         entries.push(entry(key, info, start)?);
     }
-    entries.sort_by(|a, b| (a.bytes.start, a.bytes.end).cmp(&(b.bytes.start, b.bytes.end)));
+    entries.sort_by_key(|entry| (entry.bytes.start, entry.bytes.end));
     let mut at = start;
     for entry in &entries {
         let Range { start: from, end } = entry.bytes;

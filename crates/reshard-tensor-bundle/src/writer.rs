@@ -123,11 +123,11 @@ impl StorageWriter for BundleWriter {
 
     /// Files with a prefix have no room for those of Megatron Core's dialect.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
-            .with_codec(CODEC);
+        let can = Capabilities::default().with_codec(CODEC);
         match self.0.stem.is_empty() {
-            true => can.with_places(|_| PlaceKind::Prefix),
+            true => can
+                .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
+                .with_places(|_| PlaceKind::Prefix),
             false => can,
         }
     }

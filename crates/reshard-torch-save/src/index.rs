@@ -2,7 +2,7 @@
 
 use crate::names::INDEX;
 use bytes::Bytes;
-use reshard_model::{Path, PathOfKey, Step};
+use reshard_model::{PathOfKey, Step};
 use reshard_plan::PlannerData;
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
@@ -35,16 +35,20 @@ fn any_number<'d, D: serde::Deserializer<'d>>(d: D) -> Result<u64, D::Error> {
         .unwrap_or(0))
 }
 
+/// Whether each key is a path of one step, so that nothing is nested.
+fn is_flat(paths: &PathOfKey) -> bool {
+    let mut paths = paths.iter();
+    paths.all(|(key, path)| matches!(&*path.0, [Step::Key(k)] if k == key))
+}
+
 impl Index {
     pub(crate) fn new(
         total_size: u64,
         weight_map: BTreeMap<String, String>,
         paths: Option<&PlannerData>,
     ) -> Self {
-        let is_flat =
-            |(key, path): (&Box<str>, &Path)| matches!(&*path.0, [Step::Key(k)] if k == key);
         let reshard_paths = match paths {
-            Some(PlannerData::Paths(paths)) if !paths.iter().all(is_flat) => Some(paths.clone()),
+            Some(PlannerData::Paths(paths)) if !is_flat(paths) => Some(paths.clone()),
             _ => None,
         };
         let metadata = Notes {

@@ -168,9 +168,12 @@ impl Tables {
 impl Table {
     /// Keys that are stored in a way that this version does not understand, and why.
     pub(crate) fn unknown(&self) -> BTreeMap<String, String> {
-        let unknown = |(key, why): (&Box<str>, &Refused)| {
-            (why.kind != ErrorKind::Corrupt).then(|| (key.to_string(), why.what.clone()))
-        };
-        self.refused.iter().filter_map(unknown).collect()
+        let unknown = self
+            .refused
+            .iter()
+            .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+        unknown
+            .map(|(key, why)| (key.to_string(), why.what.clone()))
+            .collect()
     }
 }

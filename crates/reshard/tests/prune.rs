@@ -9,8 +9,8 @@ use reshard::{
     StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
     storage::{
-        Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError, Store,
-        StoreScheme, Transaction,
+        Depth, Entry, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError,
+        Store, StoreScheme, Transaction,
     },
 };
 use reshard_storage::testkit::{Action, ActionLog, Fault, FaultStore, Op};
@@ -212,6 +212,9 @@ fn no_file_of_any_checkpoint_is_ever_removed() {
                         report.removed.is_empty() && report.kept.is_empty(),
                         "{name}: {report:?}"
                     );
+                    // PyTorch leaves the pieces beside what it has put together of them.
+                    let piece = |e: &Entry| e.name.as_str().starts_with("sharded/");
+                    report.foreign.retain(|e| !piece(e));
                     assert!(report.foreign.is_empty(), "{name}: {:?}", report.foreign);
                     sound += 1;
                 }

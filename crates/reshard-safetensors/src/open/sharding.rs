@@ -14,8 +14,11 @@ struct Saved {
     saved_offsets: Vec<u64>,
 }
 
+/// The offsets of the piece of each key.
+pub(super) type Offsets = BTreeMap<Box<str>, Vec<u64>>;
+
 /// The offsets of each key. `None` if the file is not one of a rank.
-pub(super) fn offsets(header: &Header) -> Result<Option<BTreeMap<Box<str>, Vec<u64>>>, Fault> {
+pub(super) fn offsets(header: &Header) -> Result<Option<Offsets>, Fault> {
     let Some(text) = header.metadata.get(SHARDING) else {
         return Ok(None);
     };

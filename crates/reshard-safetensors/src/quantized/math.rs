@@ -29,7 +29,11 @@ pub(super) fn scale_blocks(
 pub(super) fn e2m1(bytes: &[u8], scales: &[u8], group: usize, from: usize, to: usize) -> Vec<f32> {
     let number = |n: usize| {
         let byte = bytes.get(n / 2).copied().unwrap_or(0);
-        let bits = if n % 2 == 0 { byte & 15 } else { byte >> 4 };
+        let bits = if n.is_multiple_of(2) {
+            byte & 15
+        } else {
+            byte >> 4
+        };
         let exponent = scales.get(n / 2 / group.max(1)).copied().unwrap_or(127);
         let scale = f64::from(2).powi(i32::from(exponent) - 127);
         (f64::from(E2M1[usize::from(bits)]) * scale) as f32

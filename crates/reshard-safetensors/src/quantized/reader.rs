@@ -6,7 +6,7 @@ use super::{
 };
 use crate::reader::SafetensorsReader;
 use async_trait::async_trait;
-use reshard_model::{DType, Dialect, LentBuffer, Payload, Region, RegionMut, Tensor};
+use reshard_model::{DType, Dialect, LentBuffer, Payload, Region, Tensor};
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
@@ -207,12 +207,12 @@ impl Dequantized {
         } else {
             let mut left = vec![(read.selection.region, read.into)];
             while let Some((region, into)) = left.pop() {
-                match halves(region, into)? {
-                    Parts::Two(two) => left.extend(two),
-                    Parts::One(region, into) => {
-                        let numbers = self.numbers(of, &region, cx, totals).await?;
-                        into.fill(&numbers)?;
-                    }
+                if let Some((axis, low, high)) = halves(&region) {
+                    let (into_low, into_high) = into.split(axis, low.lengths[axis])?;
+                    left.extend([(low, into_low), (high, into_high)]);
+                } else {
+                    let numbers = self.numbers(of, &region, cx, totals).await?;
+                    into.fill(&numbers)?;
                 }
             }
         }
@@ -222,25 +222,18 @@ impl Dequantized {
     }
 }
 
-/// A region with its destination, or two halves of them.
-enum Parts {
-    One(Region, RegionMut),
-    Two([(Region, RegionMut); 2]),
-}
-
-/// Halves a region that has too many elements, along its first axis that has two indexes.
-fn halves(region: Region, into: RegionMut) -> Result<Parts> {
-    let axis = region.lengths.iter().position(|n| *n > 1);
-    let (Some(axis), true) = (axis, region.volume().is_none_or(|n| n > ELEMENTS)) else {
-        return Ok(Parts::One(region, into));
-    };
+/// The halves of a region that has too many elements, along its first axis that has two indexes.
+fn halves(region: &Region) -> Option<(usize, Region, Region)> {
+    let axis = region.lengths.iter().position(|n| *n > 1)?;
+    if region.volume().is_some_and(|n| n <= ELEMENTS) {
+        return None;
+    }
     let at = region.lengths[axis] / 2;
-    let (mut low, mut high) = (region.clone(), region);
+    let (mut low, mut high) = (region.clone(), region.clone());
     low.lengths[axis] = at;
     high.offsets[axis] += at;
     high.lengths[axis] -= at;
-    let (into_low, into_high) = into.split(axis, at)?;
-    Ok(Parts::Two([(low, into_low), (high, into_high)]))
+    Some((axis, low, high))
 }
 
 fn float32(tensor: &Tensor) -> Result<Vec<f32>> {

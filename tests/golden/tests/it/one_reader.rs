@@ -48,6 +48,9 @@ fn template(rank: u64) -> StateDict {
     state
 }
 
+/// Makes a template wrong.
+type Change = fn(&mut StateDict);
+
 #[test]
 fn only_one_rank_reads_and_each_gets_its_rows() {
     let whole = load(vec![{
@@ -93,7 +96,7 @@ fn what_does_not_fit_the_file_fails_on_every_rank() {
     };
     let f32s = reshard::DType::Float32;
     assert_eq!(f32s.size(), 4);
-    let cases: [(fn(&mut StateDict), &str); 4] = [
+    let cases: [(Change, &str); 4] = [
         (
             |s| {
                 drop(s.insert(
