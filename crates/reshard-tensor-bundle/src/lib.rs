@@ -6,7 +6,7 @@
 //! - The save and load strategies `("tensor_bundle", 2)` register themselves if a program links and names this crate. [`TensorBundleConfig`]
 //!   and [`TensorBundleLoadConfig`] are their settings.
 //! - A tensor that a sharding policy or the ranks of a save cut is one name with slices. `tf.train.load_checkpoint`, `tf.train.Checkpoint.read`
-//!   and the Saver of TensorFlow 1 load what is written, and every load here resharding, as with other formats.
+//!   and the Saver of TensorFlow 1 load what is written, and so does every load here, with any split.
 //! - String tensors and elements of types that reshard does not have are objects. They survive a round trip to the byte.
 //! - [`ObjectGraph`] says which object of a program has which tensor. It is kept, given, or made from names ([`ObjectGraphSource`]).
 //! - What TensorFlow has no place for is noted in a file beside the index, which TensorFlow ignores.

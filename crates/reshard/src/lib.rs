@@ -36,8 +36,9 @@
 //! [`Checkpoint`] take and return. Everything else is in the module of its crate: [`model`], [`plan`], [`policy`],
 //! [`strategy`], [`storage`], [`comm`], [`megatron`], [`torch_dist`].
 //!
-//! Each format and each place is a feature. `torch-dist` and `local` (directories of this machine) are on by default, and
-//! are all that exist yet; `full` has all. You may leave them out if you link strategies and stores of your own.
+//! Formats and places are features. `torch-dist` and `local` (directories of this machine) are on by default. `torch-save`, `safetensors`,
+//! `tensor-bundle` and `zarr` are other formats, and `map` reads checkpoints under other names. `full` has all. You may leave them
+//! out if you link strategies and stores of your own.
 //!
 //! This crate only combines the parts: formats are strategies ([`Registry`]), places are stores ([`Stores`]), and
 //! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
