@@ -15,13 +15,14 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
 ///
-/// DIR is a directory, or a URL of a linked store (`reshard plugins` lists the stores).
+/// DIR is a directory, a single file (`model.safetensors`), what file names begin with (`ckpt-1`), or a URL of a linked store
+/// (`reshard plugins` lists formats and stores).
 #[derive(Debug, Parser)]
 #[command(
     name = "reshard",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 the checkpoint is damaged, 2 could not be done, 3 not a checkpoint.\n\nStart with:  reshard demo"
+    after_help = "Exit codes: 0 done, 1 the checkpoint is damaged or two checkpoints differ, 2 could not be done, 3 not a checkpoint.\n\nStart with:  reshard demo"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -62,10 +62,7 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     };
     if !meta.is_dir() {
         let (kind, hint) = file(path, &meta);
-        return told(
-            format!("{named} is {kind}, and a checkpoint is a directory"),
-            hint,
-        );
+        return told(format!("{named} is {kind}, and no checkpoint"), hint);
     }
     // Of the rest of a checkpoint the error itself says what it lacks.
     if fs::read_dir(path)
@@ -148,7 +145,8 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         ),
         _ if four_read && first == *b"PK\x03\x04" => (
             "a zip archive, as torch.save writes them",
-            "load it with torch.load, and save it as a distributed checkpoint".into(),
+            "`reshard plugins` lists what this program can read; it takes such a file as x.pt"
+                .into(),
         ),
         _ => ("a file", "name the directory of a checkpoint".into()),
     }

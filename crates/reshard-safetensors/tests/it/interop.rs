@@ -112,7 +112,6 @@ fn run(python: &str, what: &str, folder: &Path) {
         .unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{said}");
-    println!("{}", String::from_utf8_lossy(&out.stdout));
 }
 
 #[test]
