@@ -12,7 +12,9 @@ use crate::{
 };
 use reshard_megatron::METADATA_JSON;
 use reshard_model::ErrorKind;
-use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, StoreExt, Stores};
+use reshard_storage::{
+    Entry, Leftover, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Stores,
+};
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
 use std::{
     collections::BTreeSet,
@@ -546,7 +548,15 @@ async fn remove(
         Removal::File(name, then) if held.modified(&name).await? == then => {
             held.remove(&[name]).await?
         }
-        Removal::Unfinished(left) if now.contains(&left) => place.remove_leftover(&left).await?,
+        Removal::Unfinished(left) if now.contains(&left) => {
+            // If there is no folder, it may be a save of files with a prefix, which has put some of them in their place already. They are
+            // links to those of the leftover, so nobody else's are taken for them.
+            let is_folder = !held.files().await?.is_empty();
+            match place.of_kind(PlaceKind::Prefix).filter(|_| !is_folder) {
+                Some(files) => files.remove_leftover(&left).await?,
+                None => place.remove_leftover(&left).await?,
+            }
+        }
         Removal::Replaced(left, files) if now.contains(&left) => {
             place.finish_replacing(&left, &files).await?;
         }
