@@ -386,6 +386,21 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
     })
 }
 
+fn unsound(src: &str, finding: Finding, what: &str) -> CliError {
+    let found = format!("{src} {finding}: {what}");
+    let hint =
+        format!("`reshard verify {src}` lists all that it finds; --key chooses the sound items");
+    match finding {
+        Finding::Damaged => CliError::damaged(found, hint),
+        Finding::NotUnderstood => CliError::told(
+            found,
+            format!("`reshard verify {src}` lists all such items; --key chooses the others"),
+        ),
+        Finding::NotRead => CliError::told(found, RAISE),
+        _ => CliError::told(found, hint),
+    }
+}
+
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let src = &args.src;
@@ -454,23 +469,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
             )
         }
-        ConvertError::Unsound { finding, what, .. } => {
-            let found = format!("{src} {finding}: {}", line(&what));
-            let hint = format!(
-                "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
-            );
-            match finding {
-                Finding::Damaged => CliError::damaged(found, hint),
-                Finding::NotUnderstood => CliError::told(
-                    found,
-                    format!(
-                        "`reshard verify {src}` lists all such items; --key chooses the others"
-                    ),
-                ),
-                Finding::NotRead => CliError::told(found, RAISE),
-                _ => CliError::told(found, hint),
-            }
-        }
+        ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &line(&what)),
         ConvertError::NoPlace { .. } => CliError::damaged(
             shown(&what),
             format!(

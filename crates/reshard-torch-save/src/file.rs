@@ -14,6 +14,7 @@ use reshard_torch_format::{
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
+pub(crate) use window::length;
 pub(crate) use zip::{Zip, content};
 
 /// A file whose description was read.
@@ -55,7 +56,10 @@ impl TorchFile {
             .await
             .map_err(|e| lost(e, name.as_str()))?;
         let (pickle, container) = match kind(&first) {
-            Some(Kind::Zip) => zip::open(store, &name, bytes, first, limits).await?,
+            Some(Kind::Zip) => {
+                let (pickle, zip) = zip::open(store, &name, bytes, first, limits).await?;
+                (pickle, Container::Zip(zip))
+            }
             Some(Kind::Legacy) => legacy::open(store, &name, bytes, first, limits).await?,
             Some(Kind::Pickle) => {
                 limits.whole(&name, bytes)?;
@@ -136,10 +140,6 @@ fn no_storage(storage: &StorageRef) -> FormatError {
         name: storage.record().into(),
         have: "no storage of this key".into(),
     }
-}
-
-pub(crate) fn length(range: &Range<u64>) -> u64 {
-    range.end.saturating_sub(range.start)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

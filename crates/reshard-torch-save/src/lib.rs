@@ -35,6 +35,4 @@ mod writer;
 pub mod testkit;
 
 pub use config::{TorchSaveConfig, TorchSaveLoadConfig};
-
-/// Name of the format, and of its configurations' tags.
-pub const NAME: &str = "torch_save";
+pub use names::NAME;

@@ -2,6 +2,8 @@
 
 use reshard_strategy::OwnFile;
 
+/// Name of the format, and of its configurations' tags.
+pub const NAME: &str = "torch_save";
 /// The index of a folder with several files.
 pub(crate) const INDEX: &str = "pytorch_model.bin.index.json";
 /// The only file of a folder.

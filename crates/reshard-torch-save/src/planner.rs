@@ -1,36 +1,19 @@
 //! A planner around the planner of a save: each file gets one writing rank, which gets all pieces of its tensors.
 
 mod files;
+mod whole;
+
+pub(crate) use whole::{Target, WholeTensors};
 
 use crate::told::{Told, pack, unpack};
 use files::Assigned;
-use reshard_model::{FlatStateDict, Path, Step};
+use reshard_model::{FlatStateDict, Step};
 use reshard_plan::{
     Metadata, PlanError, PlannerData, Result, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
-use reshard_policy::{Limits, ShardingPolicy, describe};
-use std::{collections::BTreeSet, sync::Arc};
-
-/// What is written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// One file of this name.
-    File(String),
-    /// A folder, with one file unless a policy decides otherwise.
-    Folder,
-}
-
-/// Around the planner of a save.
-#[derive(Debug)]
-pub(crate) struct WholeTensors {
-    pub(crate) base: Arc<dyn SavePlanner>,
-    pub(crate) target: Target,
-    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
-    pub(crate) limits: Limits,
-    /// The paths of keys before a planner has renamed any.
-    pub(crate) paths: Option<PlannerData>,
-    pub(crate) empty: Vec<Path>,
-}
+use reshard_policy::describe;
+use std::collections::BTreeSet;
+use whole::{invalid, unsupported};
 
 impl SavePlanner for WholeTensors {
     fn base(&self) -> &dyn SavePlanner {
@@ -129,20 +112,6 @@ impl WholeTensors {
 
 fn named(policy: Option<&str>) -> String {
     policy.map_or("no policy".into(), |p| format!("the policy \"{p}\""))
-}
-
-fn invalid(key: &str, what: impl Into<String>) -> PlanError {
-    PlanError::Invalid {
-        key: key.into(),
-        what: what.into(),
-    }
-}
-
-fn unsupported(key: &str, what: impl Into<String>) -> PlanError {
-    PlanError::Unsupported {
-        key: key.into(),
-        what: what.into(),
-    }
 }
 
 /// Fails for what a file of `torch.save` can't hold.

@@ -2,6 +2,7 @@
 
 mod objects;
 mod tensors;
+mod values;
 mod verify;
 
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
     table::Table,
 };
 use async_trait::async_trait;
-use objects::Values;
 use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress, Store};
@@ -24,6 +24,7 @@ use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
 };
+use values::Values;
 
 #[derive(Debug)]
 pub(crate) struct TorchSaveReader {

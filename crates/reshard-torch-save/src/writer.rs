@@ -1,6 +1,7 @@
 //! The bytes of files: pickles, and storages that stream.
 
 mod archive;
+mod source;
 mod tree;
 
 use crate::{
@@ -22,6 +23,7 @@ use reshard_torch_format::{
     archive::{ArchiveLayout, ArchiveOptions},
     encode_tree,
 };
+use source::Source;
 use std::{collections::BTreeMap, sync::Arc};
 use tree::Grown;
 
@@ -140,12 +142,6 @@ impl TorchSaveWriter {
         let name = Name::new(file.name.as_str())?;
         Ok(FileBody::new(name, vec![Box::new(extent)]))
     }
-}
-
-/// Elements that are written.
-pub(crate) struct Source {
-    pub(crate) blocks: Blocks,
-    pub(crate) bytes: u64,
 }
 
 /// Elements in the caller's memory, by their buffer, type and place: several leaves may have the same ones.

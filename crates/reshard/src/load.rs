@@ -312,6 +312,13 @@ impl<'a> Load<'a> {
         }
     }
 
+    fn configure(&self, cx: &mut LoadCx<'_>) {
+        (cx.verify, cx.progress, cx.exchange_memory) =
+            (self.verify, self.progress.clone(), self.exchange_memory);
+        cx.kept_plan.clone_from(&self.kept_plan);
+        cx.copy_ahead = self.copy_ahead;
+    }
+
     async fn run(
         &mut self,
         comm: &Comm<'_>,
@@ -334,10 +341,7 @@ impl<'a> Load<'a> {
             .unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
-        (cx.verify, cx.progress, cx.exchange_memory) =
-            (self.verify, self.progress.clone(), self.exchange_memory);
-        cx.kept_plan.clone_from(&self.kept_plan);
-        cx.copy_ahead = self.copy_ahead;
+        self.configure(&mut cx);
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

@@ -2,7 +2,7 @@
 //!
 //! Tensors go in rounds, so a rank has at most one of them, or [`ROUND`] bytes, in memory in addition to what it keeps.
 
-use super::{STATE, names::Named, plain::Plain};
+use super::{STATE, names::Named, plain::Sendable};
 use crate::{OptimError, Result};
 use bytes::Bytes;
 use reshard_comm::{Cause, Comm, Rank};
@@ -326,7 +326,7 @@ fn whole(round: &[Whole], mut got: Vec<Bytes>) -> Result<Vec<(Path, Tensor)>> {
 /// An entry of the coordinator's dict.
 #[derive(Debug, Serialize, Deserialize)]
 enum Entry {
-    Plain(Plain),
+    Sendable(Sendable),
     Tensor(DType, Dims),
 }
 
@@ -408,7 +408,7 @@ pub(super) async fn scatter(
         .enumerate()
         .filter_map(|(i, (_, entry))| match entry {
             Entry::Tensor(dtype, _) => Some((i, *dtype)),
-            Entry::Plain(_) => None,
+            Entry::Sendable(_) => None,
         })
         .collect();
     let size = |(t, (_, dtype)): (usize, &(usize, DType))| {
@@ -446,7 +446,7 @@ pub(super) async fn scatter(
         .enumerate()
         .filter_map(|(i, (path, entry))| {
             Some(match entry {
-                Entry::Plain(plain) => (path, plain.into()),
+                Entry::Sendable(plain) => (path, plain.into()),
                 Entry::Tensor(..) => (path, Value::Tensor(parts.remove(&i)?)),
             })
         });
@@ -462,7 +462,7 @@ fn listed(state: &ValueTree) -> Result<(List, Vec<Tensor>)> {
                 tensors.push(t.clone());
                 Some(Entry::Tensor(t.dtype(), t.shape().clone()))
             }
-            other => Plain::of(other).map(Entry::Plain),
+            other => Sendable::of(other).map(Entry::Sendable),
         };
         match entry {
             Some(entry) => list.push((Path::from(path), entry)),
@@ -479,7 +479,7 @@ fn listed(state: &ValueTree) -> Result<(List, Vec<Tensor>)> {
 fn wanted(list: &[(Path, Entry)], named: &[Named]) -> Vec<Want> {
     let by_name: BTreeMap<&str, &Named> = named.iter().map(|n| (&*n.fqn, n)).collect();
     let want = |(path, entry): &(Path, Entry)| match entry {
-        Entry::Plain(_) => None,
+        Entry::Sendable(_) => None,
         Entry::Tensor(_, shape) => Some(match owner(path, &by_name) {
             Some(named) => Want::of(&named.data, shape),
             None => Want {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A value without tensors and objects of unknown classes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Plain {
+pub(super) enum Sendable {
     None,
     Bool(bool),
     Int(i64),
@@ -14,13 +14,13 @@ pub(super) enum Plain {
     Float(u64),
     Str(String),
     Bytes(Vec<u8>),
-    List(Vec<Plain>),
-    Tuple(Vec<Plain>),
-    Set(Vec<Plain>),
-    Dict(Vec<(Plain, Plain)>),
+    List(Vec<Sendable>),
+    Tuple(Vec<Sendable>),
+    Set(Vec<Sendable>),
+    Dict(Vec<(Sendable, Sendable)>),
 }
 
-impl Plain {
+impl Sendable {
     /// `None` if there is something else in the value.
     pub(super) fn of(value: &Value) -> Option<Self> {
         let all = |v: &[Value]| v.iter().map(Self::of).collect::<Option<Vec<_>>>();
@@ -44,21 +44,21 @@ impl Plain {
     }
 }
 
-impl From<Plain> for Value {
-    fn from(plain: Plain) -> Self {
-        let all = |v: Vec<Plain>| v.into_iter().map(Self::from).collect();
+impl From<Sendable> for Value {
+    fn from(plain: Sendable) -> Self {
+        let all = |v: Vec<Sendable>| v.into_iter().map(Self::from).collect();
         match plain {
-            Plain::None => Self::None,
-            Plain::Bool(b) => Self::Bool(b),
-            Plain::Int(i) => Self::Int(i),
-            Plain::BigInt(b) => Self::BigInt(b.into()),
-            Plain::Float(bits) => Self::Float(f64::from_bits(bits)),
-            Plain::Str(s) => Self::Str(s.into()),
-            Plain::Bytes(b) => Self::Bytes(b.into()),
-            Plain::List(v) => Self::List(all(v)),
-            Plain::Tuple(v) => Self::Tuple(all(v)),
-            Plain::Set(v) => Self::Set(all(v)),
-            Plain::Dict(d) => {
+            Sendable::None => Self::None,
+            Sendable::Bool(b) => Self::Bool(b),
+            Sendable::Int(i) => Self::Int(i),
+            Sendable::BigInt(b) => Self::BigInt(b.into()),
+            Sendable::Float(bits) => Self::Float(f64::from_bits(bits)),
+            Sendable::Str(s) => Self::Str(s.into()),
+            Sendable::Bytes(b) => Self::Bytes(b.into()),
+            Sendable::List(v) => Self::List(all(v)),
+            Sendable::Tuple(v) => Self::Tuple(all(v)),
+            Sendable::Set(v) => Self::Set(all(v)),
+            Sendable::Dict(d) => {
                 Self::Dict(d.into_iter().map(|(k, v)| (k.into(), v.into())).collect())
             }
         }

@@ -33,3 +33,7 @@ fn within(part: &Bytes, start: u64, range: &Range<u64>) -> Option<Bytes> {
     let to = usize::try_from(range.end.checked_sub(start)?).ok()?;
     (from <= to && to <= part.len()).then(|| part.slice(from..to))
 }
+
+pub(crate) fn length(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
+}

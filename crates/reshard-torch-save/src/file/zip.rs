@@ -1,6 +1,6 @@
 //! Files that are zip archives.
 
-use super::{Container, length, window::Window};
+use super::window::{Window, length};
 use crate::error::{lost, unreadable};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
@@ -33,7 +33,7 @@ pub(super) async fn open(
     bytes: u64,
     first: Bytes,
     limits: &ReadLimits,
-) -> Result<(Bytes, Container)> {
+) -> Result<(Bytes, Zip)> {
     let damaged = |e| unreadable(e, "the archive", name.as_str());
     let mut window = Window {
         store,
@@ -61,7 +61,7 @@ pub(super) async fn open(
         order,
         places: Mutex::default(),
     };
-    Ok((pickle, Container::Zip(zip)))
+    Ok((pickle, zip))
 }
 
 /// The directory, which is at the end. The parser says how much of the end it needs.

@@ -1,6 +1,6 @@
 //! Which file holds which keys, and which rank writes it.
 
-use super::{Target, WholeTensors, invalid, unsupported};
+use super::whole::{Target, WholeTensors, invalid, unsupported};
 use crate::{
     names::{WEIGHTS, shard},
     told::{At, FilePlan, Files, LeafPlan, Told, What, pack},

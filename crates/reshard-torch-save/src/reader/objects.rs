@@ -1,6 +1,6 @@
 //! Objects: what is in the pickle and is no tensor.
 
-use super::TorchSaveReader;
+use super::{TorchSaveReader, values::Values};
 use crate::{
     error::{lost, unreadable},
     file::{Container, TorchFile, content, length},
@@ -16,16 +16,6 @@ use std::{
     collections::BTreeMap,
     sync::{MutexGuard, PoisonError},
 };
-
-/// Objects without tensors, by file: all of a file are decoded at once, because each time its pickle is parsed again.
-#[derive(Debug)]
-pub(super) struct Values(Vec<Option<BTreeMap<ObjectAt, Value>>>);
-
-impl Values {
-    pub(super) fn new(files: usize) -> Self {
-        Self(vec![None; files])
-    }
-}
 
 pub(super) async fn read(
     reader: &TorchSaveReader,

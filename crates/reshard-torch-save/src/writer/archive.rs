@@ -1,6 +1,6 @@
 //! The archive as one extent: its head, the storages, and what stands between and behind them with their checksums.
 
-use super::Source;
+use super::source::Source;
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
 use reshard_strategy::{Blocks, Result, StrategyError};

@@ -47,15 +47,11 @@ impl Found {
     }
 }
 
-/// All arrays, sorted by folder. `skip` says which descriptions are none, by the folder and the length of the file.
-///
-/// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none.
-pub(crate) async fn arrays(
-    store: &Arc<dyn Store>,
-    limits: &ReadLimits,
+/// The files that describe arrays or groups: the folder, the name in it, the whole name and the length.
+fn descriptions(
     files: &BTreeMap<Name, u64>,
     skip: impl Fn(&str, u64) -> bool,
-) -> Result<Vec<Found>> {
+) -> Vec<(&str, &str, &Name, u64)> {
     let mut described = Vec::new();
     let mut v3 = BTreeSet::new();
     for (name, bytes) in files {
@@ -73,7 +69,19 @@ pub(crate) async fn arrays(
     }
     // A folder with both is read as v3, as zarr-python does it.
     described.retain(|(folder, file, ..)| *file == ZARR_JSON || !v3.contains(folder));
+    described
+}
 
+/// All arrays, sorted by folder. `skip` says which descriptions are none, by the folder and the length of the file.
+///
+/// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none.
+pub(crate) async fn arrays(
+    store: &Arc<dyn Store>,
+    limits: &ReadLimits,
+    files: &BTreeMap<Name, u64>,
+    skip: impl Fn(&str, u64) -> bool,
+) -> Result<Vec<Found>> {
+    let mut described = descriptions(files, skip);
     let mut out = BTreeMap::new();
     let mut consolidated = Vec::new();
     // A file with holes may say that it is as long as it likes.
@@ -133,6 +141,10 @@ pub(crate) async fn arrays(
             consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
         }
     }
+    let told_by = match files.contains_key(&Name::new(all)?) {
+        true => all,
+        false => ZARR_JSON,
+    };
     for (folder, node) in consolidated {
         if let Node::Array(meta) = node
             && Name::new(&*folder).is_ok()
@@ -140,10 +152,7 @@ pub(crate) async fn arrays(
         {
             let found = Found {
                 folder: folder.clone(),
-                description: match files.contains_key(&Name::new(all)?) {
-                    true => all.into(),
-                    false => ZARR_JSON.into(),
-                },
+                description: told_by.into(),
                 text: None,
                 meta: *meta,
             };

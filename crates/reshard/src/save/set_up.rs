@@ -47,6 +47,26 @@ impl SetUp {
 }
 
 impl Save<'_> {
+    /// Whether all settings have a meaning in the dialect.
+    fn agree_with_dialect(&self) -> Result<(), StrategyError> {
+        if self.common.is_some()
+            && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
+        {
+            let what = "a common strategy of your own can only store new common state in Megatron's dialect: other dialects have no common \
+                        state, and common state that is carried over stays as it was stored; leave the strategy out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        if self.integrity && self.dialect != Dialect::Megatron {
+            let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
+            let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        Ok(())
+    }
+
     /// Checks everything that one rank can check alone.
     pub(super) fn set_up(&mut self) -> Result<SetUp, StrategyError> {
         let registry = match self.registry.take() {
@@ -69,21 +89,7 @@ impl Save<'_> {
         }
 
         // Settings that contradict each other are refused before anything is done with the state.
-        if self.common.is_some()
-            && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
-        {
-            let what = "a common strategy of your own can only store new common state in Megatron's dialect: other dialects have no common \
-                        state, and common state that is carried over stays as it was stored; leave the strategy out";
-            return Err(StrategyError::Invalid(what.into()));
-        }
-        if self.integrity && self.dialect != Dialect::Megatron {
-            let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
-            return Err(StrategyError::Invalid(what.into()));
-        }
-        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
-            let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
-            return Err(StrategyError::Invalid(what.into()));
-        }
+        self.agree_with_dialect()?;
         let common = match self.common.take() {
             Some(c) => c,
             None => registry.save_common(&BackendVersion::new("torch", 1))?,
