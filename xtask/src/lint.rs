@@ -12,7 +12,7 @@ pub(crate) fn run() -> Result<()> {
     let aside = ["--manifest-path", "crates/reshard-comm-mpi/Cargo.toml"];
     cargo(&["fmt"]).args(aside).args(["--", "--check"]).run()?;
     let frameworks = ["--manifest-path", "examples/Cargo.toml"];
-    cargo(&["fmt"])
+    cargo(&["fmt", "--all"])
         .args(frameworks)
         .args(["--", "--check"])
         .run()?;
