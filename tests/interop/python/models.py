@@ -232,7 +232,9 @@ def main():
 
 
 def hf_names(name, state):
-    """The names of published checkpoints: transformers 5 keeps the experts of Mixtral in one tensor, and reads both."""
+    """The names of published checkpoints. Transformers 5 reads them, and has other ones for the head of GPT-NeoX and for the experts of Mixtral."""
+    if name == "hf-gpt-neox":
+        return {"embed_out.weight" if key == "lm_head.weight" else key: tensor for key, tensor in state.items()}
     if name != "hf-mixtral":
         return state
     out = {}
