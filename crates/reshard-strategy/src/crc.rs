@@ -1,45 +1,93 @@
-//! CRC-32 of what is written and read in parts, for formats that write down the checksum of each item.
+//! Checksums of what is written and read in parts, for formats that write down the checksum of each item.
 
 use reshard_model::BoxError;
 use reshard_storage::Checksum;
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Compares the CRC-32 of a record with the one that was written down. Parts of the record may be read at the same time.
+/// A checksum of 32 bits. That of a whole follows from those of its parts.
+pub trait PartialCrc: Default + fmt::Debug + Send + 'static {
+    /// Takes the next bytes.
+    fn update(&mut self, bytes: &[u8]);
+
+    /// The checksum of all bytes that it took.
+    fn value(&self) -> u32;
+
+    /// The checksum of parts that follow each other, from their lengths and checksums.
+    fn combined(parts: impl Iterator<Item = (u64, u32)>) -> u32;
+}
+
+/// CRC-32, that of zip.
+#[derive(Debug, Default)]
+pub struct Crc32(crc32fast::Hasher);
+
+impl PartialCrc for Crc32 {
+    fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn value(&self) -> u32 {
+        self.0.clone().finalize()
+    }
+
+    fn combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
+        crc32_combined(parts)
+    }
+}
+
+/// Compares the checksum of a record with the one that was written down. Parts of the record may be read at the same time.
 #[derive(Debug)]
-pub struct Crc32Check {
-    hasher: crc32fast::Hasher,
+pub struct CrcCheck<C> {
+    crc: C,
     /// Where the bytes that it sees begin.
     at: u64,
     seen: u64,
     whole: Arc<Whole>,
 }
 
+/// The check of a [`Crc32`].
+pub type Crc32Check = CrcCheck<Crc32>;
+
 #[derive(Debug)]
 struct Whole {
     bytes: u64,
     written: u32,
     what: Box<str>,
+    differs: fn(&str, u32, u32) -> String,
     /// The length and checksum of each part that was seen, by its start.
     parts: Mutex<BTreeMap<u64, (u64, u32)>>,
 }
 
-impl Crc32Check {
-    /// For a record of so many bytes. `what` names it in an error.
-    pub fn new(bytes: u64, written: u32, what: &str) -> Self {
+impl<C: PartialCrc> CrcCheck<C> {
+    /// For a record of so many bytes. `differs` makes the error of `what`, the checksum that was found and the one that was written.
+    pub fn with(
+        bytes: u64,
+        written: u32,
+        what: &str,
+        differs: fn(&str, u32, u32) -> String,
+    ) -> Self {
         Self {
-            hasher: crc32fast::Hasher::new(),
+            crc: C::default(),
             at: 0,
             seen: 0,
             whole: Arc::new(Whole {
                 bytes,
                 written,
                 what: what.into(),
+                differs,
                 parts: Mutex::default(),
             }),
         }
+    }
+}
+
+impl Crc32Check {
+    /// For a record of so many bytes. `what` names it in an error.
+    pub fn new(bytes: u64, written: u32, what: &str) -> Self {
+        Self::with(bytes, written, what, crc32_differs)
     }
 }
 
@@ -59,10 +107,10 @@ pub fn crc32_combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
     all.finalize()
 }
 
-impl Checksum for Crc32Check {
+impl<C: PartialCrc> Checksum for CrcCheck<C> {
     fn update(&mut self, bytes: &[u8]) {
         self.seen += bytes.len() as u64;
-        self.hasher.update(bytes);
+        self.crc.update(bytes);
     }
 
     fn finish(self: Box<Self>) -> Result<(), BoxError> {
@@ -70,23 +118,24 @@ impl Checksum for Crc32Check {
             bytes,
             written,
             what,
+            differs,
             parts,
         } = &*self.whole;
         let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.insert(self.at, (self.seen, self.hasher.finalize()));
+        parts.insert(self.at, (self.seen, self.crc.value()));
         if parts.values().map(|(seen, _)| *seen).sum::<u64>() < *bytes {
             // The part that finishes last knows.
             return Ok(());
         }
-        match crc32_combined(parts.values().copied()) {
+        match C::combined(parts.values().copied()) {
             found if found == *written => Ok(()),
-            found => Err(crc32_differs(what, found, *written).into()),
+            found => Err(differs(what, found, *written).into()),
         }
     }
 
     fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
         Some(Box::new(Self {
-            hasher: crc32fast::Hasher::new(),
+            crc: C::default(),
             at: self.at.checked_add(at)?,
             seen: 0,
             whole: Arc::clone(&self.whole),

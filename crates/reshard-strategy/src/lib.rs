@@ -43,7 +43,7 @@ pub use capabilities::Capabilities;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
-pub use crc::{Crc32Check, crc32_combined, crc32_differs};
+pub use crc::{Crc32, Crc32Check, CrcCheck, PartialCrc, crc32_combined, crc32_differs};
 pub use declared::declaration_digest;
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};

@@ -12,7 +12,6 @@ use crate::{
     strings::Order,
 };
 use async_trait::async_trait;
-use crc::Crc;
 use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
@@ -110,7 +109,7 @@ impl BundleReader {
         let (place, layout, key) = (self.chunk(id)?, self.layout(id)?, self.key_of(id));
         let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
         let all = cx.verify && Selection::cover_once(&selections, layout.elements());
-        let check = all.then(|| -> Box<dyn Checksum> { Box::new(Crc::new(place, &key)) });
+        let check = all.then(|| -> Box<dyn Checksum> { Box::new(crc::check(place, &key)) });
         let parts: Vec<Part> = reads
             .into_iter()
             .map(|read| read.part(&layout))
