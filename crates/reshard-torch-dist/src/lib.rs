@@ -18,6 +18,7 @@ mod limits;
 mod lost;
 mod metadata;
 mod names;
+mod object;
 mod open;
 mod producer;
 mod reader;

@@ -4,7 +4,7 @@ use crate::{
     Flavour, NAME,
     blob::{Blob, Form},
     buckets::Buckets,
-    metadata,
+    metadata, object,
 };
 use reshard_model::{DType, Data, Dims, Layout, ObjectCodec};
 use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
@@ -12,7 +12,7 @@ use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
     BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriteData, WriterHooks, encode_object,
+    StrategyError, WriteData, WriterHooks,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -118,11 +118,9 @@ impl TorchDistWriter {
     ) -> Result<Box<dyn Extent>> {
         match (&item.kind, data) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data, forms),
-            (WriteKind::Object { .. }, WriteData::Object(payload)) => Ok(Box::new(encode_object(
-                &TorchSave::default(),
-                &item.key,
-                payload,
-            )?)),
+            (WriteKind::Object { .. }, WriteData::Object(payload)) => {
+                object::extent(&item.key, payload)
+            }
             _ => Err(StrategyError::Invalid(format!(
                 "{}: an object was given for a tensor, or a tensor for an object",
                 item.key

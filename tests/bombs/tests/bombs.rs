@@ -41,7 +41,6 @@ fn every_command_ends_on_bare_common_state() {
 }
 
 #[test]
-#[ignore = "a conversion of one of them takes more than 1.5 GB: docs/limits.md, Numbers that bound"]
 fn every_command_ends_on_files_of_torch_save() {
     every_command_ends_on(bombs::saved());
 }
