@@ -199,8 +199,7 @@ fn the_owners_of_values_are_shown_where_the_checkpoint_has_a_graph_of_objects() 
     };
     let url = fixture("slot_variables/ckpt");
     let expected = fixture("slot_variables/expected.json");
-    let expected: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
+    let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
     let j = run(&["inspect", &url, "--json"]).json();
     let rows = j["tensors"].as_array().unwrap();
     let owner = |key: &str| {

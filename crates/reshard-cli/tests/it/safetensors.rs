@@ -40,13 +40,13 @@ fn a_folder_and_its_file_are_listed_and_verified() {
 #[test]
 fn quantised_tensors_are_read_as_numbers_if_asked_to() {
     let (_dir, url) = saved();
-    let listed = run(&["ls", &url, "--dequantize"]).ok();
+    let listed = run(&["inspect", &url, "--dequantize"]).ok();
     assert!(
         listed.contains("float32") && !listed.contains("e_scales"),
         "{listed}"
     );
     assert!(!listed.contains("uint8"), "{listed}");
-    let listed = run(&["ls", &url, "--dequantize=bfloat16"]).ok();
+    let listed = run(&["inspect", &url, "--dequantize=bfloat16"]).ok();
     assert!(listed.contains("bfloat16"), "{listed}");
     assert_eq!(
         run(&["ls", &url, "--dequantize=int8"]).code,

@@ -19,8 +19,8 @@ use std::sync::{
 const RANKS: u64 = 4;
 /// 4 MiB as float32.
 const SHAPE: [u64; 2] = [1 << 10, 1 << 10];
-/// Plans, headers and the like.
-const BESIDE: u64 = 64 << 10;
+/// Plans, headers, directories of archives and the like.
+const BESIDE: u64 = 256 << 10;
 
 /// A group whose ranks do not share memory. It counts what comes from other ranks.
 #[derive(Debug)]
@@ -90,7 +90,11 @@ fn saved(url: &str, config: impl SaveShardedConfig + 'static) {
 }
 
 /// Each rank asks for one region.
-fn load<C: LoadShardedConfig + Clone>(url: &str, config: &C, regions: &[Region]) -> Vec<Got> {
+fn load<C: LoadShardedConfig + Clone + 'static>(
+    url: &str,
+    config: &C,
+    regions: &[Region],
+) -> Vec<Got> {
     let groups = LocalGroup::new(regions.len() as u32);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = groups
@@ -127,7 +131,7 @@ fn load<C: LoadShardedConfig + Clone>(url: &str, config: &C, regions: &[Region])
     })
 }
 
-fn each_gets_its_slice<C: LoadShardedConfig + Clone>(url: &str, config: &C) {
+fn each_gets_its_slice<C: LoadShardedConfig + Clone + 'static>(url: &str, config: &C) {
     let quarter = |n: u64| SHAPE[0] / RANKS * n;
     let rows = |rank| Region::new([quarter(rank), 0], [quarter(1), SHAPE[1]]);
     let columns = |rank| Region::new([0, quarter(rank)], [SHAPE[0], quarter(1)]);

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
-use reshard_policy::MaxShardSize;
+use reshard_policy::{AllInOne, MaxShardSize, Then};
 use reshard_strategy::{
     BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig,
     SaveShardedStrategy, testkit,
@@ -52,7 +52,9 @@ impl SaveShardedStrategy for InFilesSave {
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
         let mut cx = cx.clone();
-        cx.policy = Some(Arc::new(MaxShardSize::new(self.bytes)));
+        // Whatever ranks have the pieces, the files are the same.
+        let gathered = AllInOne::new().gather();
+        cx.policy = Some(Arc::new(Then::new(gathered, MaxShardSize::new(self.bytes))));
         self.base.prepare(state, &cx).await
     }
 }
