@@ -578,7 +578,7 @@ impl Run {
             .env("RESHARD_TORCH_PYTHON", python.as_os_str());
         let test = match venv.name() == TORCH_215.name() {
             true => test,
-            false => test.env("RESHARD_TORCH_OLD", "1"),
+            false => test.env("RESHARD_TORCH_OLD", venv.name()),
         };
         let what = format!(
             "torch.load of {} loads what reshard saves as a file",

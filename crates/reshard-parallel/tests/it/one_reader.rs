@@ -142,7 +142,7 @@ fn each_gets_its_slice<C: LoadShardedConfig + Clone + 'static>(url: &str, config
     ] {
         for (rank, (got, region)) in load(url, config, &regions).iter().zip(&regions).enumerate() {
             let Some(Value::Tensor(w)) = got.state.get("w").and_then(ValueTree::leaf) else {
-                panic!("rank {rank} has no tensor")
+                unreachable!("rank {rank} has no tensor")
             };
             let cells = (region.offsets[0]..region.end(0)).flat_map(|row| {
                 (region.offsets[1]..region.end(1)).map(move |column| number(row, column))
