@@ -31,6 +31,12 @@ pub(crate) const TORCH_215: Venv = Venv {
     ],
 };
 
+/// The first torch whose `torch.load` has `weights_only`.
+pub(crate) const TORCH_113: Venv = Venv {
+    name: "torch-1.13",
+    installs: &[&["torch==1.13.1", "numpy<2"]],
+};
+
 /// Oldest torch whose DCP is stable.
 pub(crate) const TORCH_21: Venv = Venv {
     name: "torch-2.1",

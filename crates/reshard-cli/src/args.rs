@@ -157,19 +157,47 @@ impl Reading {
 
     /// Options to open it with.
     pub(crate) fn options(&self) -> OpenOptions {
-        let options = OpenOptions::new().limits(self.limits());
+        let options = self.basic();
         #[cfg(feature = "full")]
-        let options = match self.dequantize {
-            Some(dtype) => {
-                let config = reshard::safetensors::SafetensorsLoadConfig::default();
-                options.strategy(config.with_dequantize(dtype))
-            }
+        let options = match self.dequantized() {
+            Some(config) => options.strategy(config),
             None => options,
         };
+        options
+    }
+
+    /// Options to open one of several checkpoints with: what is for one format does not concern the others.
+    pub(crate) fn options_of_each(&self) -> OpenOptions {
+        let options = self.basic();
+        #[cfg(feature = "full")]
+        let options = match self.dequantized() {
+            Some(config) => options.settings(config),
+            None => options,
+        };
+        options
+    }
+
+    fn basic(&self) -> OpenOptions {
+        let options = OpenOptions::new().limits(self.limits());
         match &self.format {
             Some(format) => options.format(format.clone()),
             None => options,
         }
+    }
+
+    #[cfg(feature = "full")]
+    fn dequantized(&self) -> Option<reshard::safetensors::SafetensorsLoadConfig> {
+        let config = reshard::safetensors::SafetensorsLoadConfig::default();
+        self.dequantize.map(|dtype| config.with_dequantize(dtype))
+    }
+
+    /// The backend of checkpoints that `--dequantize` is for, if it is given.
+    pub(crate) fn dequantizes(&self) -> Option<&'static str> {
+        #[cfg(feature = "full")]
+        let given = self.dequantize.map(|_| reshard::safetensors::NAME);
+        #[cfg(not(feature = "full"))]
+        let given = None;
+        given
     }
 }
 
@@ -325,6 +353,9 @@ pub(crate) struct Convert {
     /// Leave out what the format has no place for: objects, common state, tensors of some types.
     #[arg(long)]
     pub(crate) drop_objects: bool,
+    /// Keep objects beside the tensors in a format that holds only tensors. Only reshard reads them there. Folders of safetensors can.
+    #[arg(long)]
+    pub(crate) keep_objects: bool,
     #[command(flatten)]
     pub(crate) mapping: Mapping,
     /// The number of ranks to write for.

@@ -153,6 +153,7 @@ fn set_up<'a>(
         .unflatten(args.unflatten)
         .max_files(args.max_files)
         .drop_objects(args.drop_objects)
+        .keep_objects(args.keep_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
         .registry(program.registry.clone())
@@ -453,7 +454,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         }
         ConvertError::NotHeld { .. } => CliError::told(
             shown(&what),
-            "--drop-objects leaves them out; --key chooses what is carried over; torch_dist has a place for all",
+            "--drop-objects leaves them out; --keep-objects keeps objects beside the tensors in a folder of safetensors; --key chooses what is carried over; torch_dist has a place for all",
         ),
         ConvertError::Common { .. } => CliError::told(
             shown(&what),

@@ -28,8 +28,19 @@ pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8>
 }
 
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
-    let open = |url: &str| program.open(url, args.reading.options());
+    let open = |url: &str| program.open(url, args.reading.options_of_each());
     let (first, second) = (open(&args.first)?, open(&args.second)?);
+    if let Some(backend) = args.reading.dequantizes()
+        && [&first, &second]
+            .iter()
+            .all(|c| *c.backend().backend != *backend)
+    {
+        let what = format!(
+            "neither {} nor {} is a checkpoint of {backend}",
+            args.first, args.second
+        );
+        return Err(CliError::told(shown(&what), "leave out --dequantize"));
+    }
     understood(&first, &args.first)?;
     understood(&second, &args.second)?;
     let keys = args.select.keys();

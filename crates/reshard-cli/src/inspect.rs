@@ -1,6 +1,7 @@
 //! `reshard inspect`.
 
 mod facts;
+mod owners;
 mod print;
 
 use crate::{
@@ -73,7 +74,7 @@ impl Serialize for Report<'_> {
             let tensors = || {
                 c.tensors()
                     .filter(|t| self.keys.has(t.key()))
-                    .map(TensorRow)
+                    .map(|t| TensorRow(t, f))
             };
             m.serialize_entry("tensors", &Seq(tensors))?;
             let objects = || {
@@ -129,9 +130,9 @@ impl<'a> OptimizerRow<'a> {
     }
 }
 
-struct TensorRow(TensorHandle);
+struct TensorRow<'f>(TensorHandle, &'f Facts);
 
-impl Serialize for TensorRow {
+impl Serialize for TensorRow<'_> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let t = &self.0;
         let mut m = s.serialize_map(None)?;
@@ -144,6 +145,9 @@ impl Serialize for TensorRow {
         m.serialize_entry("bytes", &t.nbytes())?;
         let chunks = t.chunks();
         m.serialize_entry("chunks", &Seq(|| chunks.iter().map(ChunkRow::of)))?;
+        if let Some(owner) = self.1.owners.get(t.key()) {
+            m.serialize_entry("owner", owner)?;
+        }
         m.end()
     }
 }
@@ -211,10 +215,12 @@ struct ObjectRow<'a> {
     bytes: Option<u64>,
     file: Option<String>,
     offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<&'a str>,
 }
 
 impl<'a> ObjectRow<'a> {
-    fn of(f: &Facts, key: &'a str) -> Self {
+    fn of(f: &'a Facts, key: &'a str) -> Self {
         let parts = f.checkpoint.object_parts(key);
         let p = parts.first();
         Self {
@@ -227,6 +233,7 @@ impl<'a> ObjectRow<'a> {
             }),
             offset: p.map(|p| p.range.start),
             file: p.map(|p| p.file.to_string()),
+            owner: f.owners.get(key).map(String::as_str),
         }
     }
 }

@@ -70,6 +70,7 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         format: Wanted::ByName,
         settings: Vec::new(),
         drop_objects: false,
+        keep_objects: false,
         dtype: None,
         max_shard_size: None,
         max_slices: None,
@@ -101,6 +102,7 @@ pub struct Convert<'a> {
     format: Wanted,
     settings: Vec<(String, Json)>,
     drop_objects: bool,
+    keep_objects: bool,
     dtype: Option<DType>,
     max_shard_size: Option<u64>,
     max_slices: Option<usize>,
@@ -173,6 +175,14 @@ impl<'a> Convert<'a> {
     /// default a conversion fails if there is anything.
     pub fn drop_objects(mut self, drop: bool) -> Self {
         self.drop_objects = drop;
+        self
+    }
+
+    /// Whether to keep objects beside the tensors, in formats that have no place for them otherwise: it sets the setting `keep_objects` of the
+    /// format, and fails if the format has no such setting. What still has no place is refused, or left out by
+    /// [`drop_objects`](Self::drop_objects).
+    pub fn keep_objects(mut self, keep: bool) -> Self {
+        self.keep_objects = keep;
         self
     }
 
@@ -296,7 +306,13 @@ impl<'a> Convert<'a> {
             Some(registry) => registry,
             None => Registry::linked().map_err(ConvertError::Target)?,
         };
-        let target = Target::of(&self.format, &self.settings, self.dst, &registry)?;
+        let by_policy = self.policy.is_some() || self.max_shard_size.is_some();
+        let target = Target::of(
+            &self.format,
+            (&self.settings, self.keep_objects),
+            (self.dst, by_policy),
+            &registry,
+        )?;
         self.registry = Some(registry);
         check_files(self.ranks, target.files_per_rank())?;
         if let Some(dtype) = self.dtype.filter(|to| !is_number(*to)) {
@@ -324,7 +340,7 @@ impl<'a> Convert<'a> {
             None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
         };
         let store = &**self.source.store();
-        let place = (self.dst, target.place(self.dst));
+        let place = (self.dst, target.place());
         destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore elements are hashed while they are read, or the source is checked first.

@@ -9,6 +9,9 @@ use reshard::{
 use serde_json::Value as Json;
 use std::sync::Arc;
 
+/// The setting by which a format of tensors keeps objects beside them.
+const KEEP_OBJECTS: &str = "keep_objects";
+
 /// Which format is wanted.
 #[derive(Debug, Default)]
 pub(crate) enum Wanted {
@@ -27,14 +30,18 @@ pub(crate) struct Target {
     /// Its settings as data, because each rank needs a strategy of its own.
     settings: Json,
     strategy: Arc<dyn SaveShardedStrategy>,
+    place: PlaceKind,
+    /// Whether a policy decides on files.
+    by_policy: bool,
 }
 
 impl Target {
-    /// The wanted format, with some settings changed.
+    /// The wanted format, with some settings changed. If objects are to be kept, and have no place otherwise, they are kept beside the
+    /// tensors.
     pub(crate) fn of(
         wanted: &Wanted,
-        changes: &[(String, Json)],
-        dst: &str,
+        (changes, keep_objects): (&[(String, Json)], bool),
+        (dst, by_policy): (&str, bool),
         registry: &Registry,
     ) -> Result<Self> {
         let found;
@@ -56,30 +63,34 @@ impl Target {
         let mut settings = serde_json::to_value(config)
             .map_err(|e| ConvertError::Target(StrategyError::Internal(e.to_string())))?;
         for (name, value) in changes {
-            if let Json::Object(all) = &mut settings {
-                all.insert(name.clone(), value.clone());
-            }
-            if let Err(e) = config_of(&settings) {
-                return Err(ConvertError::Setting {
-                    format: config.build().map_err(ConvertError::Target)?.key(),
-                    setting: name.clone(),
-                    what: e.to_string(),
-                });
-            }
+            change(&mut settings, name, value.clone(), &**config)?;
         }
-        let strategy = config_of(&settings)
-            .map_err(|e| ConvertError::Target(StrategyError::Invalid(e.to_string())))?
-            .build()
-            .map_err(ConvertError::Target)?;
-        let target = Self { settings, strategy };
+        let mut target = Self::with(settings.clone(), dst, by_policy)?;
+        if keep_objects && !target.has_objects() {
+            change(&mut settings, KEEP_OBJECTS, true.into(), &**config)?;
+            target = Self::with(settings, dst, by_policy)?;
+        }
         // Who gives the name of a file wants a file.
-        if named && target.place(dst) != PlaceKind::File {
+        if named && target.place != PlaceKind::File {
             return Err(ConvertError::NoSingleFile {
                 format: target.key(),
                 dst: dst.into(),
             });
         }
         Ok(target)
+    }
+
+    fn with(settings: Json, dst: &str, by_policy: bool) -> Result<Self> {
+        let strategy = config_of(&settings)
+            .map_err(|e| ConvertError::Target(StrategyError::Invalid(e.to_string())))?
+            .build()
+            .map_err(ConvertError::Target)?;
+        Ok(Self {
+            settings,
+            place: strategy.capabilities().place(last_part(dst)),
+            strategy,
+            by_policy,
+        })
     }
 
     /// Settings for one rank.
@@ -100,7 +111,8 @@ impl Target {
 
     /// Whether it stores objects itself.
     pub(crate) fn has_objects(&self) -> bool {
-        self.strategy.can_handle_sharded_objects()
+        let has_place = self.capabilities().has_objects(self.place, self.by_policy);
+        has_place && self.strategy.can_handle_sharded_objects()
     }
 
     /// The number of files of each rank, if its settings have one.
@@ -109,9 +121,24 @@ impl Target {
         u32::try_from(files.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
     }
 
-    /// What of the destination's URL its checkpoints are.
-    pub(crate) fn place(&self, dst: &str) -> PlaceKind {
-        self.capabilities().place(last_part(dst))
+    /// What of the destination's URL the checkpoint is.
+    pub(crate) fn place(&self) -> PlaceKind {
+        self.place
+    }
+}
+
+/// Changes one of the settings of a format.
+fn change(settings: &mut Json, name: &str, value: Json, of: &dyn SaveShardedConfig) -> Result<()> {
+    if let Json::Object(all) = settings {
+        all.insert(name.into(), value);
+    }
+    match config_of(settings) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(ConvertError::Setting {
+            format: of.build().map_err(ConvertError::Target)?.key(),
+            setting: name.into(),
+            what: e.to_string(),
+        }),
     }
 }
 

@@ -8,7 +8,8 @@
 //! - A save writes what `transformers` writes, from any number of ranks at once, and adds one file with checksums ([`RECORD`]). Each file
 //!   has one writing rank, which gets the other ranks' pieces while it writes.
 //! - A read of a region reads the bytes of that region.
-//! - The format holds only tensors. A leaf that is no tensor is refused by its key.
+//! - The format holds only tensors. A leaf that is no tensor is refused by its key, or kept beside the tensors in a file that only reshard
+//!   reads ([`SafetensorsConfig::keep_objects`]).
 
 mod config;
 mod dtype;
@@ -28,5 +29,5 @@ pub mod testkit;
 mod writer;
 
 pub use config::SafetensorsLoadConfig;
-pub use names::{INDEX, NAME, RECORD};
+pub use names::{INDEX, NAME, OBJECTS, RECORD};
 pub use settings::SafetensorsConfig;

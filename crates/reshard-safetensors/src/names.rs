@@ -6,6 +6,9 @@ pub const NAME: &str = "safetensors";
 /// The file that reshard adds to a folder of safetensors: checksums, and what safetensors has no place for. Other programs ignore it.
 pub const RECORD: &str = "reshard-safetensors.json";
 
+/// The file of leaves that are no tensors, which reshard adds if it is asked to keep them. Other programs ignore it.
+pub const OBJECTS: &str = "reshard-safetensors.objects";
+
 /// The index of a model in several files, as `transformers` names it.
 pub const INDEX: &str = "model.safetensors.index.json";
 
@@ -20,6 +23,8 @@ const INDEX_END: &str = ".safetensors.index.json";
 pub(crate) enum Named<'n> {
     /// [`RECORD`].
     Record,
+    /// [`OBJECTS`].
+    Objects,
     /// The index of a model of this name.
     Index(&'n str),
     /// A file of tensors, without its ending.
@@ -32,6 +37,9 @@ impl<'n> Named<'n> {
         if name == RECORD {
             return Some(Self::Record);
         }
+        if name == OBJECTS {
+            return Some(Self::Objects);
+        }
         let whole = |stem: &&str| !stem.is_empty() && !stem.contains('/');
         let index = name.strip_suffix(INDEX_END).filter(whole).map(Self::Index);
         index.or_else(|| name.strip_suffix(FILE).filter(whole).map(Self::Tensors))
@@ -40,7 +48,7 @@ impl<'n> Named<'n> {
     /// Whether a save gives such a name to a file.
     pub(crate) fn is_saved(self) -> bool {
         match self {
-            Self::Record | Self::Index(_) => true,
+            Self::Record | Self::Objects | Self::Index(_) => true,
             Self::Tensors(stem) => of_several(stem).is_some() || !stem.contains('-'),
         }
     }
@@ -98,6 +106,7 @@ mod tests {
     fn files_are_told_by_their_names() {
         for (name, want) in [
             (RECORD, Some(Named::Record)),
+            (OBJECTS, Some(Named::Objects)),
             (INDEX, Some(Named::Index("model"))),
             (MODEL, Some(Named::Tensors("model"))),
             ("a.b.safetensors", Some(Named::Tensors("a.b"))),

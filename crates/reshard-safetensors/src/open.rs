@@ -37,7 +37,7 @@ impl OpenFormat for Safetensors {
     fn own_file(&self, name: &str) -> Option<OwnFile> {
         Some(match Named::of(name)? {
             Named::Record | Named::Index(_) => OwnFile::Record,
-            Named::Tensors(_) => OwnFile::Data,
+            Named::Tensors(_) | Named::Objects => OwnFile::Data,
         })
     }
 
@@ -57,10 +57,6 @@ impl OpenFormat for Safetensors {
         matches!(kind, PlaceKind::Folder | PlaceKind::File)
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
-    }
-
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let found = Found::look(cx).await?;
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
@@ -78,6 +74,7 @@ impl OpenFormat for Safetensors {
             limits: cx.limits,
             metadata: Arc::new(tables.metadata),
             chunks: tables.chunks,
+            objects: tables.objects,
             refused: tables.refused,
             files: tables.files,
             notes: tables.notes,

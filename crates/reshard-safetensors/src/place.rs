@@ -51,17 +51,25 @@ fn internal(what: &str) -> StrategyError {
 }
 
 /// Fails for what can't be stored.
-pub(crate) fn storable(item: &WriteItem, settings: &SafetensorsConfig) -> Result<()> {
+pub(crate) fn storable(
+    item: &WriteItem,
+    settings: &SafetensorsConfig,
+    file: Option<&str>,
+) -> Result<()> {
     let unsupported = |what: String| StrategyError::Unsupported {
         strategy: format!("{}/1", names::NAME),
         what,
     };
     let key = &item.key;
     let Some(t) = item.tensor() else {
-        let what = format!(
-            "storing {key}, which is no tensor (save only tensors, or choose another format),"
-        );
-        return Err(unsupported(what));
+        let what = match (settings.keep_objects, file) {
+            (true, None) => return Ok(()),
+            (true, Some(_)) => "save to a folder, because objects lie beside the tensors",
+            (false, _) => "save only tensors, set `keep_objects`, or choose another format",
+        };
+        return Err(unsupported(format!(
+            "storing {key}, which is no tensor ({what}),"
+        )));
     };
     if &**key == header::METADATA {
         let what = format!("the key {key}, which has a meaning of its own in the format,");
@@ -96,9 +104,11 @@ pub(crate) fn has_elements(item: &&WriteItem) -> bool {
 
 /// Numbers the files of ranks that write their pieces to files of their own.
 pub(crate) fn sharded(mut plans: Vec<SavePlan>, model: &str) -> Result<Vec<SavePlan>> {
+    bring_objects_together(&mut plans)?;
     let files = |plan: &SavePlan| {
         let mut pieces: BTreeMap<&str, usize> = BTreeMap::new();
-        for item in plan.items.iter().filter(has_elements) {
+        let tensors = plan.items.iter().filter(|item| item.tensor().is_some());
+        for item in tensors.filter(has_elements) {
             *pieces.entry(&item.key).or_default() += 1;
         }
         pieces.into_values().max().unwrap_or(0)
@@ -119,6 +129,33 @@ pub(crate) fn sharded(mut plans: Vec<SavePlan>, model: &str) -> Result<Vec<SaveP
         .pack()?;
     }
     Ok(plans)
+}
+
+/// Brings all objects to one rank, because they lie in one file. Tensors stay where they are.
+fn bring_objects_together(plans: &mut [SavePlan]) -> Result<()> {
+    let mut items = plans.iter().flat_map(|plan| &plan.items);
+    if items.all(|item| item.tensor().is_some()) {
+        return Ok(());
+    }
+    let mut objects = Vec::new();
+    for (by, items) in (0u32..).zip(take_items(plans)?) {
+        for held in items {
+            match held.item.tensor() {
+                Some(_) => place_item(plans, by, held)?,
+                None => objects.push((by, held)),
+            }
+        }
+    }
+    place_objects(plans, objects)
+}
+
+/// The lowest rank that has an object writes all of them.
+fn place_objects(plans: &mut [SavePlan], objects: Vec<(u32, Held)>) -> Result<()> {
+    let by = objects.iter().map(|(by, _)| *by).min().unwrap_or_default();
+    for (_, held) in objects {
+        place_item(plans, by, held)?;
+    }
+    Ok(())
 }
 
 /// What the planner has said of tensors without elements.
@@ -192,12 +229,16 @@ pub(crate) fn whole(
 fn gather(plans: &mut [SavePlan]) -> Result<BTreeMap<Box<str>, Whole>> {
     let files: Vec<Vec<u32>> = plans.iter().map(|plan| plan.files.clone()).collect();
     let mut out: BTreeMap<Box<str>, Whole> = BTreeMap::new();
-    let mut without = Vec::new();
+    let (mut without, mut objects) = (Vec::new(), Vec::new());
     for ((by, items), files) in (0u32..).zip(take_items(plans)?).zip(files) {
         let of_file = (0u32..).zip(files);
         let mut of_file = of_file.flat_map(|(n, items)| std::iter::repeat_n(n, items as usize));
         for held in items {
             let file = of_file.next();
+            if held.item.tensor().is_none() {
+                objects.push((by, held));
+                continue;
+            }
             let t = tensor(&held.item)?;
             if t.region.is_empty() {
                 without.push((by, held));
@@ -218,6 +259,7 @@ fn gather(plans: &mut [SavePlan]) -> Result<BTreeMap<Box<str>, Whole>> {
     for (by, held) in without {
         place_item(plans, by, held)?;
     }
+    place_objects(plans, objects)?;
     for whole in out.values_mut() {
         let offsets = |held: &Held| held.item.tensor().map(|t| t.region.offsets.clone());
         whole

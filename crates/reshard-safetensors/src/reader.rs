@@ -1,16 +1,18 @@
 //! Reads regions of the tensors of an opened checkpoint.
 
 mod files;
+mod objects;
 mod verify;
 
+use crate::OBJECTS;
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, Layout, Payload};
+use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
     BackendVersion, Crc32Check, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
     ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    VerifyReport, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -25,7 +27,15 @@ pub(crate) struct Chunk {
     pub(crate) crc: Option<u32>,
 }
 
-/// Why a tensor can't be read.
+/// Where an object lies in the file of objects.
+#[derive(Clone, Debug)]
+pub(crate) struct Object {
+    pub(crate) bytes: Range<u64>,
+    /// The CRC-32 of its bytes.
+    pub(crate) crc: u32,
+}
+
+/// Why a tensor or an object can't be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     kind: ErrorKind,
@@ -56,6 +66,12 @@ impl Refused {
         Self { offset, ..self }
     }
 
+    /// With a file.
+    pub(crate) fn of(self, file: Name) -> Self {
+        let file = Some(file);
+        Self { file, ..self }
+    }
+
     /// With the file of this number.
     pub(crate) fn in_file(self, files: &[(Name, Option<u64>)], number: u32) -> Self {
         let file = files.get(number as usize).map(|(name, _)| name.clone());
@@ -66,7 +82,10 @@ impl Refused {
         let file = || self.file.as_ref().map_or("", Name::as_str);
         match self.kind {
             ErrorKind::Corrupt => {
-                let what = format!("tensor {key}: {}", self.what);
+                let what = match file() {
+                    OBJECTS => format!("object {key}: {}", self.what),
+                    _ => format!("tensor {key}: {}", self.what),
+                };
                 StrategyError::corrupt(file(), self.offset, what)
             }
             _ => StrategyError::Unsupported {
@@ -94,7 +113,9 @@ pub(crate) struct SafetensorsReader {
     pub(crate) metadata: Arc<Metadata>,
     /// By their ids.
     pub(crate) chunks: Vec<Chunk>,
-    /// Tensors that can't be read, by key.
+    /// By their ids.
+    pub(crate) objects: Vec<Object>,
+    /// Tensors and objects that can't be read, by key.
     pub(crate) refused: BTreeMap<Box<str>, Refused>,
     /// The files of tensors.
     pub(crate) files: Vec<Name>,
@@ -157,8 +178,12 @@ impl StorageReader for SafetensorsReader {
         self.stored(chunk).map(info).into_iter().collect()
     }
 
-    fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
-        Vec::new()
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        objects::locate(self, object).into_iter().collect()
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(TorchObjects::new(&self.limits))
     }
 
     fn producer(&self) -> Producer {
@@ -228,14 +253,8 @@ impl StorageReader for SafetensorsReader {
         Ok(totals)
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {
-        match reads {
-            [] => Ok(Vec::new()),
-            [ReadObject { object }, ..] => {
-                let what = format!("no object has number {}", object.0);
-                Err(StrategyError::Internal(what))
-            }
-        }
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        objects::read(self, reads, cx.verify).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

@@ -18,6 +18,9 @@ pub(crate) struct Record {
     pub(crate) files: BTreeMap<Name, u32>,
     /// By key.
     pub(crate) tensors: BTreeMap<Box<str>, TensorRecord>,
+    /// Leaves that are no tensors, by key. They lie in a file of their own, in the order of their keys.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) objects: BTreeMap<Box<str>, ObjectRecord>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) planner_data: Option<PlannerData>,
 }
@@ -32,6 +35,15 @@ pub(crate) struct TensorRecord {
     /// The element type, if safetensors has none of this name. The file has bytes then, with one axis more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) dtype: Option<DType>,
+}
+
+/// What it says of an object.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ObjectRecord {
+    /// Its first byte, and the byte behind its last one.
+    pub(crate) bytes: (u64, u64),
+    /// Their CRC-32.
+    pub(crate) crc: u32,
 }
 
 fn is_plain(properties: &TensorProperties) -> bool {

@@ -41,12 +41,17 @@ impl SaveShardedStrategy for SafetensorsSave {
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
-        false
+        self.0.keep_objects
     }
 
     /// In Megatron Core's dialect, which no program knows with this format, plain tensors would lie in another file.
     fn capabilities(&self) -> Capabilities {
-        let mut can = Capabilities::default().with_dialects(&[Dialect::TensorsOnly, Dialect::Dcp]);
+        let mut can = Capabilities::default()
+            .with_dialects(match self.0.keep_objects {
+                true => &[Dialect::Dcp, Dialect::TensorsOnly],
+                false => &[Dialect::TensorsOnly, Dialect::Dcp],
+            })
+            .with_objects(|place, _| place == PlaceKind::Folder);
         if !self.0.types_as_bytes {
             can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
         }

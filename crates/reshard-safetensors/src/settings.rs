@@ -25,6 +25,9 @@ pub struct SafetensorsConfig {
     /// Whether tensors of a type that safetensors lacks (complex128, for example) are stored as bytes, with one axis more. Only reshard
     /// gives such a tensor its type again. The default is no: such a tensor is refused.
     pub types_as_bytes: bool,
+    /// Whether leaves that are no tensors are kept in a file of their own beside the tensors ([`OBJECTS`](crate::OBJECTS)). Only reshard
+    /// reads it. A checkpoint of one file has no place for it. The default is no: such a leaf is refused.
+    pub keep_objects: bool,
 }
 
 impl Default for SafetensorsConfig {
@@ -34,6 +37,7 @@ impl Default for SafetensorsConfig {
             name: "model".into(),
             sharded: false,
             types_as_bytes: false,
+            keep_objects: false,
         }
     }
 }
@@ -67,6 +71,15 @@ impl SafetensorsConfig {
     pub fn with_types_as_bytes(self, types_as_bytes: bool) -> Self {
         Self {
             types_as_bytes,
+            ..self
+        }
+    }
+
+    /// Sets whether leaves that are no tensors are kept beside the tensors.
+    #[must_use]
+    pub fn with_keep_objects(self, keep_objects: bool) -> Self {
+        Self {
+            keep_objects,
             ..self
         }
     }

@@ -2,6 +2,7 @@
 
 mod file;
 mod finish;
+mod objects;
 mod summed;
 
 use crate::{
@@ -10,12 +11,14 @@ use crate::{
     settings::SafetensorsConfig,
 };
 use file::NewFile;
+use reshard_model::ObjectCodec;
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_strategy::{
     BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
     WriterHooks,
 };
-use std::collections::BTreeMap;
+use reshard_torch_format::TorchSave;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Writes what `transformers` or PyTorch DCP write.
 #[derive(Clone, Debug)]
@@ -32,7 +35,7 @@ impl WriterHooks for SafetensorsWriter {
 
     fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
         for item in &plan.items {
-            place::storable(item, &self.settings)?;
+            place::storable(item, &self.settings, self.file.as_deref())?;
         }
         Ok(plan)
     }
@@ -51,7 +54,12 @@ impl StorageWriter for SafetensorsWriter {
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
-        false
+        self.settings.keep_objects
+    }
+
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        let codec = || -> Arc<dyn ObjectCodec> { Arc::new(TorchSave::default()) };
+        self.settings.keep_objects.then(codec)
     }
 
     fn takes_policy(&self) -> bool {
@@ -62,8 +70,12 @@ impl StorageWriter for SafetensorsWriter {
         let Files { names, of, empty } = Files::unpack(&plan.storage_data)?;
         let mut files: Vec<BTreeMap<&str, Vec<&WriteItem>>> = vec![BTreeMap::new(); names.len()];
         let mut pieces: BTreeMap<&str, u32> = BTreeMap::new();
-        let mut out = FileLayout::default();
+        let (mut out, mut objects) = (FileLayout::default(), Vec::new());
         for item in &plan.items {
+            if item.tensor().is_none() {
+                objects.push(item);
+                continue;
+            }
             if !place::has_elements(&item) {
                 out.items.push((item.id(), Vec::new()));
                 continue;
@@ -94,6 +106,7 @@ impl StorageWriter for SafetensorsWriter {
             let items = items.into_iter().map(|(id, of)| (id, extents(of)));
             out.items.extend(items);
         }
+        objects::add(objects, resolve, &mut out)?;
         Ok(out)
     }
 

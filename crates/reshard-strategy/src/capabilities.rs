@@ -29,6 +29,7 @@ pub struct Capabilities {
     dialects: &'static [Dialect],
     dtypes: fn(DType) -> bool,
     places: fn(&str) -> PlaceKind,
+    objects: fn(PlaceKind, bool) -> bool,
     codec: &'static str,
     object_lists: bool,
 }
@@ -39,6 +40,7 @@ impl Default for Capabilities {
             dialects: Dialect::ALL,
             dtypes: |_| true,
             places: |_| PlaceKind::Folder,
+            objects: |_, _| true,
             codec: "torch.save",
             object_lists: false,
         }
@@ -62,6 +64,13 @@ impl Capabilities {
     #[must_use]
     pub fn with_places(self, places: fn(&str) -> PlaceKind) -> Self {
         Self { places, ..self }
+    }
+
+    /// Sets in which checkpoints objects have a place: by the kind of the place, and by whether a sharding policy decides on files. It
+    /// matters if the strategy [stores objects](crate::SaveShardedStrategy::can_handle_sharded_objects).
+    #[must_use]
+    pub fn with_objects(self, objects: fn(PlaceKind, bool) -> bool) -> Self {
+        Self { objects, ..self }
     }
 
     /// Sets the [name](reshard_model::ObjectCodec::name) of the codec of its objects. Objects of another codec are decoded before they are
@@ -98,6 +107,11 @@ impl Capabilities {
     /// Which kind of place a checkpoint is, by the last part of its URL: one file, files with a prefix, or a folder.
     pub fn place(&self, name: &str) -> PlaceKind {
         (self.places)(name)
+    }
+
+    /// Whether objects have a place in a checkpoint of this kind, with a sharding policy or without one.
+    pub fn has_objects(&self, place: PlaceKind, by_policy: bool) -> bool {
+        (self.objects)(place, by_policy)
     }
 
     /// Whether a cell of an object array is stored as a list.

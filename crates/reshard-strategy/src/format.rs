@@ -9,7 +9,7 @@ use reshard_model::{
 use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
 };
-use reshard_policy::ShardingPolicy;
+use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
@@ -181,14 +181,16 @@ pub struct Records {
     /// written after `files`. It is also the commit record, which is written last, unless the dialect has another one (`metadata.json` in
     /// Megatron's dialect). `None` for formats without a format record.
     pub commit: Option<(Name, Bytes)>,
+    /// What a sharding policy did, if the format has asked it in place of the pipeline.
+    pub policy: Option<PolicyMetrics>,
 }
 
 impl Records {
     /// Only a format record.
     pub fn one(name: Name, bytes: Bytes) -> Self {
         Self {
-            files: Vec::new(),
             commit: Some((name, bytes)),
+            ..Self::default()
         }
     }
 

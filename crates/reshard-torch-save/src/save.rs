@@ -4,6 +4,7 @@ use crate::{
     NAME,
     names::{WEIGHTS, is_file, last_part},
     planner::{Target, WholeTensors},
+    told::Asked,
     writer::TorchSaveWriter,
 };
 use async_trait::async_trait;
@@ -43,7 +44,10 @@ impl SaveShardedStrategy for TorchSaveStrategy {
 
     /// The files of Megatron Core's dialect have no place in one file.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly]);
+        let can = Capabilities::default()
+            .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
+            // Several files with an index hold only tensors.
+            .with_objects(|_, by_policy| !by_policy);
         match self.single_file {
             Some(true) => can.with_places(|_| PlaceKind::File),
             Some(false) => can,
@@ -67,6 +71,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         }
         let target = self.target(cx.url);
         let mut cx = cx.clone();
+        let asked = Asked::default();
         let prefix = match &target {
             Target::File(name) => name.clone(),
             Target::Folder => WEIGHTS.into(),
@@ -77,10 +82,14 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             // The policy places whole tensors, not the pieces of ranks.
             policy: cx.policy.take(),
             limits: cx.policy_limits,
+            asked: Arc::clone(&asked),
             paths: cx.planner_data.clone(),
             empty: cx.empty_dicts.clone(),
         });
-        let writer = TorchSaveWriter { file: prefix };
+        let writer = TorchSaveWriter {
+            file: prefix,
+            asked,
+        };
         Planned::new(writer).prepare(state, &cx).await
     }
 }

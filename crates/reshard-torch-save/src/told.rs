@@ -3,8 +3,12 @@
 use bytes::Bytes;
 use reshard_model::{DType, Dims, Path};
 use reshard_plan::{PlanError, Result};
+use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::AtomicU64},
+};
 
 /// What a rank tells the coordinator.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -29,6 +33,8 @@ pub(crate) struct FilePlan {
     pub(crate) leaves: Vec<LeafPlan>,
     /// The paths of empty dicts.
     pub(crate) empty: Vec<Path>,
+    /// What the policy did, if this is the first of its files.
+    pub(crate) policy: Option<PolicyMetrics>,
 }
 
 /// A leaf of a file.
@@ -76,4 +82,9 @@ pub(crate) fn unpack<T: DeserializeOwned + Default>(bytes: &[u8]) -> Result<T> {
 pub(crate) struct Receipt {
     pub(crate) indexed: bool,
     pub(crate) keys: Vec<Box<str>>,
+    /// As in the plan of the file.
+    pub(crate) policy: Option<PolicyMetrics>,
 }
+
+/// How long the coordinator's policy took, in nanoseconds: zero until it is asked. The plan of a file may be one that was kept.
+pub(crate) type Asked = Arc<AtomicU64>;

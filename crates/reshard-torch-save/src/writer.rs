@@ -8,7 +8,7 @@ use crate::{
     NAME,
     index::Index,
     names::{INDEX, prefix},
-    told::{FilePlan, Files, Receipt, What, unpack},
+    told::{Asked, FilePlan, Files, Receipt, What, unpack},
 };
 use archive::FileExtent;
 use reshard_model::{Data, Layout, ObjectCodec};
@@ -24,7 +24,11 @@ use reshard_torch_format::{
     encode_tree,
 };
 use source::Source;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 use tree::Grown;
 
 /// Writes files of `torch.save`.
@@ -32,6 +36,7 @@ use tree::Grown;
 pub(crate) struct TorchSaveWriter {
     /// The name of the file, or of the only file of a folder.
     pub(crate) file: String,
+    pub(crate) asked: Asked,
 }
 
 impl WriterHooks for TorchSaveWriter {
@@ -69,21 +74,30 @@ impl StorageWriter for TorchSaveWriter {
     }
 
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
-        let mut weight_map = BTreeMap::new();
+        let (mut weight_map, mut policy) = (BTreeMap::new(), None);
         for part in cx.written.iter().flatten().flat_map(|item| &item.parts) {
             let receipt: Receipt = unpack(&part.receipt)?;
+            policy = policy.or(receipt.policy);
             if receipt.indexed {
                 let own = receipt.keys.into_iter();
                 weight_map.extend(own.map(|key| (key.into(), part.file.to_string())));
             }
         }
+        if let Some(metrics) = &mut policy {
+            metrics.duration = Duration::from_nanos(self.asked.load(Ordering::Relaxed));
+        }
+        let mut records = Records {
+            policy,
+            ..Records::default()
+        };
         if weight_map.is_empty() {
-            return Ok(Records::default());
+            return Ok(records);
         }
         let total = cx.metadata.tensors().map(|t| t.bytes());
         let total = total.fold(0, u64::saturating_add);
         let index = Index::new(total, weight_map, cx.metadata.planner_data());
-        Ok(Records::one(Name::new(INDEX)?, index.to_bytes()?))
+        records.commit = Some((Name::new(INDEX)?, index.to_bytes()?));
+        Ok(records)
     }
 }
 
@@ -136,6 +150,7 @@ impl TorchSaveWriter {
         let receipt = Receipt {
             indexed: file.indexed,
             keys: file.leaves.iter().map(|leaf| leaf.key.clone()).collect(),
+            policy: file.policy.clone(),
         };
         let receipt = crate::told::pack(&receipt)?;
         let extent = FileExtent::new(layout, encoded.storages, sources, receipt);

@@ -22,6 +22,8 @@ pub(crate) struct HowToOpen {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
     pub(crate) config: Option<Box<dyn LoadShardedConfig>>,
+    /// Settings for checkpoints of its format, which others don't need.
+    pub(crate) settings: Option<Box<dyn LoadShardedConfig>>,
     pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
 }
@@ -131,7 +133,7 @@ impl HowToOpen {
             let sharded = match chosen {
                 Some(chosen) => chosen,
                 None => match recognise_part(formats, kind, &top, &part)? {
-                    Some(name) => registry.load_sharded(&name)?.build()?,
+                    Some(name) => self.of_format(registry, &name)?,
                     // Files whose names begin like the URL may have nothing to do with it.
                     None if kind == PlaceKind::Prefix => continue,
                     None => return Err(no_format_of_files(formats, &part)),
@@ -182,7 +184,7 @@ impl HowToOpen {
         };
         let sharded = match chosen {
             Some(chosen) => chosen,
-            None => registry.load_sharded(&name)?.build()?,
+            None => self.of_format(registry, &name)?,
         };
         sharded.check_compatibility(&name)?;
         let opened = self
@@ -229,11 +231,28 @@ impl HowToOpen {
         }
     }
 
+    /// The strategy of a format, with the settings that are for it.
+    fn of_format(
+        &self,
+        registry: &Registry,
+        format: &BackendVersion,
+    ) -> Result<Arc<dyn LoadShardedStrategy>> {
+        if let Some(settings) = &self.settings {
+            let strategy = settings.build()?;
+            if strategy.key().backend == format.backend
+                && strategy.check_compatibility(format).is_ok()
+            {
+                return Ok(strategy);
+            }
+        }
+        registry.load_sharded(format)?.build()
+    }
+
     /// The strategy that the user has chosen, by settings or by name.
     fn chosen(&self, registry: &Registry) -> Result<Option<Arc<dyn LoadShardedStrategy>>> {
         let chosen = match (&self.config, &self.format) {
             (Some(config), _) => config.build()?,
-            (None, Some(format)) => registry.load_sharded(format)?.build()?,
+            (None, Some(format)) => self.of_format(registry, format)?,
             (None, None) => return Ok(None),
         };
         match &self.format {

@@ -7,6 +7,7 @@ use crate::{
     error::Context,
     formats::Formats,
     opened::{self, HowToOpen, Opened},
+    recognise::is_no_folder,
     replace::files_of,
     sidecar::Sidecar,
 };
@@ -31,7 +32,7 @@ const ACT: &str = "pruning";
 /// By default, a save that has changed nothing for so long counts as dead.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes what saves have left in a checkpoint's directory and beside it: files of an older save that the checkpoint does
+/// Removes what saves have left in a checkpoint's directory and beside it, or beside the one file that it is: files of an older save that the checkpoint does
 /// not use, and the data of unfinished saves. Await the result, or set options on it first.
 ///
 /// - It removes only files whose names the checkpoint's format gives. Files of other programs are listed and stay.
@@ -224,20 +225,29 @@ impl<'a> Prune<'a> {
         };
         let formats = Formats::of(&registry)?;
         self.how.registry = Some(registry);
-        let place = self.how.store(self.url)?;
-        // If it can't be opened, the error is the one that every reader gives.
-        drop(place.pinned().await?);
+        let asked = self.how.store(self.url)?;
+        let (place, kind) = place(&asked).await?;
         // If somebody changes a link meanwhile, it must not lead to another place.
         let place = place.resolved().await?.unwrap_or(place);
         // Files are removed from the directory in which they were found, even if another one takes its place.
         let held = place.pinned().await?.unwrap_or_else(|| Arc::clone(&place));
-        let records_then = records(&held, &formats).await?;
+        let records_then = records(&held, kind, &formats).await?;
         let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
         let is_there = leftovers.is_empty() || !held.files().await?.is_empty();
         if is_there {
-            let opened = self.sound(&held).await?;
-            plan.files(&held, opened.roles().await?, &formats).await?;
+            // A file that is held is the one in the folder, unless somebody replaces it meanwhile.
+            let opened = self
+                .sound(if kind == PlaceKind::File {
+                    &asked
+                } else {
+                    &held
+                })
+                .await?;
+            match (kind, &records_then[..]) {
+                (PlaceKind::File, [file, ..]) => plan.committed = file.modified,
+                _ => plan.files(&held, opened.roles().await?, &formats).await?,
+            }
         }
         for left in leftovers {
             match left.replaced {
@@ -257,7 +267,7 @@ impl<'a> Prune<'a> {
             .resolved()
             .await?
             .unwrap_or_else(|| Arc::clone(&place));
-        if records(&now, &formats).await? != records_then {
+        if records(&now, kind, &formats).await? != records_then {
             let source = io::Error::new(
                 io::ErrorKind::ResourceBusy,
                 "somebody has saved to it meanwhile; try again",
@@ -337,6 +347,19 @@ impl<'a> IntoFuture for Prune<'a> {
     }
 }
 
+/// The place that a URL means: a folder, or the one file that lies there.
+async fn place(asked: &Arc<dyn Store>) -> Result<(Arc<dyn Store>, PlaceKind), StrategyError> {
+    // If it can't be opened, the error is the one that every reader gives.
+    let e = match asked.pinned().await.map_err(StrategyError::from) {
+        Ok(_) => return Ok((Arc::clone(asked), PlaceKind::Folder)),
+        Err(e) => e,
+    };
+    match asked.of_kind(PlaceKind::File).filter(|_| is_no_folder(&e)) {
+        Some(file) if !file.top().await?.is_empty() => Ok((file, PlaceKind::File)),
+        _ => Err(e),
+    }
+}
+
 async fn left_by_saves(place: &Arc<dyn Store>) -> Result<Vec<Leftover>, StrategyError> {
     let mut all = place.leftovers().await?;
     all.retain(is_of_a_save);
@@ -352,14 +375,22 @@ struct Record {
     sha256: Option<String>,
 }
 
-async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record>, StrategyError> {
+/// One file is its own record.
+async fn records(
+    store: &Arc<dyn Store>,
+    kind: PlaceKind,
+    formats: &Formats,
+) -> Result<Vec<Record>, StrategyError> {
     // A wrong sidecar does no harm: at worst one more file is checked.
     let noted = Sidecar::any(store)
         .await
         .map_or_else(Vec::new, |s| s.names());
     let mut out = Vec::new();
     for file in store.top().await?.files {
-        if is_record(&file.name, &noted, formats) || file.name.as_str() == METADATA_JSON {
+        if kind == PlaceKind::File
+            || is_record(&file.name, &noted, formats)
+            || file.name.as_str() == METADATA_JSON
+        {
             let modified = store.modified(&file.name).await?;
             let sha256 = if modified.is_none() {
                 sha256(store, &file.name, formats).await?

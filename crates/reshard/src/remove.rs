@@ -178,7 +178,9 @@ impl Next {
         let Removal {
             keys,
             keeps,
-            records: Records { mut files, commit },
+            records: Records {
+                mut files, commit, ..
+            },
             ..
         } = removal;
         let mut last = commit;

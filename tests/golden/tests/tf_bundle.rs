@@ -9,7 +9,7 @@ use reshard::{
     Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Value,
     blocking::{self, Checkpoint},
     model::Construct,
-    policy::{Piece, ShardingPolicy, Shards, SliceSpec},
+    policy::{Content, MaxShardSize, Piece, ShardingPolicy, Shards, SliceSpec},
     storage::Progress,
     tensor_bundle::{
         CheckpointState, OBJECT_GRAPH, ObjectGraph, ObjectGraphSource, TensorBundleConfig,
@@ -377,6 +377,130 @@ fn what_is_written_again_is_what_tensorflow_wrote_to_the_byte() {
         written.push(f.name);
     }
     assert!(written.len() >= 25, "only {written:?}");
+}
+
+/// `MaxShardSize` as TensorFlow's policy. It sees the pieces in TensorFlow's order, and strings with their lengths, which are objects here.
+#[derive(Debug, Serialize, Deserialize)]
+struct AsTensorFlow {
+    limit: u64,
+    order: Vec<String>,
+    /// The length of each string, by key.
+    strings: BTreeMap<String, Vec<u64>>,
+}
+
+#[typetag::serde(name = "as_tensorflow")]
+impl ShardingPolicy for AsTensorFlow {
+    fn description(&self) -> String {
+        MaxShardSize::tensorflow(self.limit).description()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
+        let place = |key: &String| pieces.iter().position(|piece| piece.key == key).unwrap();
+        let places: Vec<usize> = self.order.iter().map(place).collect();
+        assert_eq!(places.len(), pieces.len(), "each piece comes once");
+        let vector = |key: &str| {
+            let count = self.strings.get(key).map_or(0, Vec::len) as u64;
+            Region::whole(&[count])
+        };
+        let vectors: Vec<Region> = self.order.iter().map(|key| vector(key)).collect();
+        let theirs: Vec<Piece<'_>> = places
+            .iter()
+            .zip(&vectors)
+            .map(|(at, vector)| {
+                let piece = pieces[*at];
+                let Some(strings) = self.strings.get(piece.key) else {
+                    return piece;
+                };
+                let bytes = strings.iter().sum();
+                match strings.len() {
+                    1 => Piece { bytes, ..piece },
+                    _ => Piece {
+                        bytes,
+                        content: Content::Strings(strings),
+                        global_shape: &vector.lengths,
+                        region: vector,
+                        ..piece
+                    },
+                }
+            })
+            .collect();
+        let mut answer = Shards::with_limit(1 << 16);
+        MaxShardSize::tensorflow(self.limit).shard(&theirs, &mut answer)?;
+        for shard in answer.finish()? {
+            out.start();
+            for cut in shard {
+                let at = cut.piece as usize;
+                let own = pieces[places[at]];
+                let region = match own.content {
+                    Content::Object => {
+                        assert_eq!(cut.region, *theirs[at].region, "an object is not cut");
+                        own.region.clone()
+                    }
+                    _ => cut.region,
+                };
+                out.push(places[at], region)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lengths of the strings of a checkpoint, and all keys in the order in which TensorFlow's policy got them.
+fn as_tensorflow(f: &Fixture) -> AsTensorFlow {
+    let shards = f.expected["shards"].as_array().unwrap();
+    let entries = shards.iter().flat_map(|s| s["entries"].as_array().unwrap());
+    let mut order: Vec<String> = Vec::new();
+    for entry in entries {
+        let key = entry["tensor"].as_str().unwrap();
+        if !order.iter().any(|known| known == key) {
+            order.push(key.into());
+        }
+    }
+    let strings = f.tensors().iter().filter(|t| t["dtype"] == "string");
+    let lengths = |t: &Json| match t["values_hex"].as_array() {
+        Some(values) => {
+            let length = |v: &Json| v.as_str().unwrap().len() as u64 / 2;
+            values.iter().map(length).collect()
+        }
+        // The object graph, of which TensorFlow does not count the bytes.
+        None => vec![0],
+    };
+    AsTensorFlow {
+        limit: f.expected["max_shard_size"].as_u64().unwrap(),
+        order,
+        strings: strings.map(|t| (key(t), lengths(t))).collect(),
+    }
+}
+
+#[test]
+fn max_shard_size_writes_the_files_that_tensorflows_policy_wrote() {
+    let home = tempfile::tempdir().unwrap();
+    let mut done = Vec::new();
+    for f in fixtures() {
+        let limits_files = f.name.strip_prefix("max_shard_");
+        if limits_files.is_none_or(|limit| limit.parse::<u64>().is_err()) {
+            continue;
+        }
+        let found = f.open();
+        let folder = home.path().join(&f.name);
+        let url = folder.join(&f.stem).display().to_string();
+        let state = state_of(&found);
+        let save = reshard::save(&state, &url)
+            .strategy(TensorBundleConfig::default())
+            .policy(as_tensorflow(&f));
+        let report = blocking::run(save).unwrap_or_else(|e| panic!("{}: {e:?}", f.name));
+        let shards = f.expected["shards"].as_array().unwrap();
+        assert_eq!(report.policy.unwrap().shards, shards.len() as u64);
+        let mut names: Vec<&str> = shards.iter().map(|s| s["file"].as_str().unwrap()).collect();
+        let index = format!("{}.index", f.stem);
+        names.push(&index);
+        for name in names {
+            let (ours, theirs) = (fs::read(folder.join(name)), fs::read(f.folder.join(name)));
+            assert!(ours.unwrap() == theirs.unwrap(), "{}: {name}", f.name);
+        }
+        done.push(f.name);
+    }
+    assert_eq!(done.len(), 6, "{done:?}");
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub(super) struct Facts {
     pub(super) sidecar: Option<Sidecar>,
     pub(super) notes: Vec<String>,
     pub(super) links: Vec<Link>,
+    /// The paths of owners in the graph of objects, by key.
+    pub(super) owners: BTreeMap<String, String>,
 }
 
 pub(super) struct File {
@@ -134,6 +136,10 @@ impl Facts {
         if let Err(e) = &common {
             notes.push(format!("the common state can't be read: {e}"));
         }
+        let owners = super::owners::of(&checkpoint).unwrap_or_else(|e| {
+            notes.push(format!("the graph of objects can't be read: {e}"));
+            BTreeMap::new()
+        });
         let links: Vec<Link> = checkpoint.links()?.into_iter().map(Link::from).collect();
         let files = files(&checkpoint, &links)?;
 
@@ -162,6 +168,7 @@ impl Facts {
             sidecar,
             notes,
             links,
+            owners,
         })
     }
 

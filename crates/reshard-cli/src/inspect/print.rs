@@ -160,11 +160,18 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
                 units::count(chunks),
             ]
         };
-        table::rows(
-            out,
-            ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"],
-            tensors.iter().map(row),
-        )?;
+        if f.owners.is_empty() {
+            let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"];
+            table::rows(out, head, tensors.iter().map(row))?;
+        } else {
+            let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", "OWNER"];
+            let owned = |t: &TensorHandle| {
+                let [key, dtype, shape, size, chunks] = row(t);
+                let owner = f.owners.get(t.key()).cloned().unwrap_or_default();
+                [key, dtype, shape, size, chunks, owner]
+            };
+            table::rows(out, head, tensors.iter().map(owned))?;
+        }
     }
     if !objects.is_empty() {
         writeln!(out)?;

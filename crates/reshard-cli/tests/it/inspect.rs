@@ -189,3 +189,39 @@ fn what_is_no_checkpoint_says_so_and_what_to_do() {
         );
     }
 }
+
+#[test]
+fn the_owners_of_values_are_shown_where_the_checkpoint_has_a_graph_of_objects() {
+    let fixture = |name: &str| {
+        let all = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/fixtures/tf/checkpoints");
+        all.join(name).display().to_string()
+    };
+    let url = fixture("slot_variables/ckpt");
+    let expected = fixture("slot_variables/expected.json");
+    let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
+    let j = run(&["inspect", &url, "--json"]).json();
+    let rows = j["tensors"].as_array().unwrap();
+    let owner = |key: &str| {
+        let row = rows.iter().find(|row| row["key"] == key).unwrap();
+        row["owner"].as_str().map(str::to_owned)
+    };
+    let mut owned = 0;
+    for tensor in expected["tensors"].as_array().unwrap() {
+        let key = tensor["name"].as_str().unwrap();
+        let Some(path) = key.strip_suffix("/.ATTRIBUTES/VARIABLE_VALUE") else {
+            continue;
+        };
+        if tensor["dtype"] != "string" {
+            assert_eq!(owner(key).as_deref(), Some(path));
+            owned += 1;
+        }
+    }
+    assert!(owned > 3, "{owned}");
+    let text = run(&["inspect", &url]).ok();
+    assert!(text.contains("OWNER"), "{text}");
+    // Without a graph nothing is shown.
+    let url = fixture("raw_every_dtype/ckpt");
+    assert!(!run(&["inspect", &url]).out.contains("OWNER"));
+    assert!(!run(&["inspect", &states::dcp().url]).ok().contains("OWNER"));
+}

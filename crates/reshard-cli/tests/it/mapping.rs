@@ -59,7 +59,7 @@ fn a_model_of_megatron_becomes_one_of_transformers_and_again_the_same() {
     let (hf, back) = (saved.beside("hf"), saved.beside("back"));
     let ran = run(&["convert", &saved.url, &hf, "--map", "hf-llama"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
-    let listed = run(&["ls", &hf]).out;
+    let listed = run(&["inspect", &hf]).out;
     assert!(
         listed.contains("model.layers.0.self_attn.k_proj.weight"),
         "{listed}"

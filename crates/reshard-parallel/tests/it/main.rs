@@ -11,6 +11,7 @@ mod lending;
 mod loads;
 mod loads_fail;
 mod megatron;
+mod one_reader;
 mod ranks;
 mod strict;
 mod two_stage;

@@ -1,7 +1,7 @@
 //! Which files a checkpoint consists of.
 
 use crate::{
-    RECORD,
+    OBJECTS, RECORD,
     index::Index,
     names::{self, INDEX, MODEL, Named},
     record::Record,
@@ -17,6 +17,8 @@ pub(super) struct Found {
     pub(super) files: Vec<(Name, Option<u64>)>,
     pub(super) index: Option<(Name, Index)>,
     pub(super) record: Option<Record>,
+    /// The length of the file of objects, if it is there.
+    pub(super) objects: Option<u64>,
 }
 
 impl Found {
@@ -31,6 +33,11 @@ impl Found {
         };
         let mut found = Self {
             record,
+            objects: top
+                .files
+                .iter()
+                .find(|entry| entry.name.as_str() == OBJECTS)
+                .map(|entry| entry.bytes),
             ..Self::default()
         };
         let names = match &found.record {

@@ -2,15 +2,15 @@
 
 use super::{files::Found, headers::Read, sharding};
 use crate::{
-    RECORD,
+    OBJECTS, RECORD,
     dtype::Spelled,
     header::{Entry, Header},
     json::Fault,
-    reader::{Chunk, Refused},
+    reader::{Chunk, Object, Refused},
     record::TensorRecord,
 };
 use reshard_model::{DType, Dims, Region};
-use reshard_plan::{Metadata, TensorProperties};
+use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use std::collections::BTreeMap;
@@ -23,6 +23,8 @@ pub(super) struct Tables {
     pub(super) metadata: Metadata,
     /// By their ids.
     pub(super) chunks: Vec<Chunk>,
+    /// By their ids.
+    pub(super) objects: Vec<Object>,
     pub(super) refused: BTreeMap<Box<str>, Refused>,
     pub(super) files: Vec<Name>,
     pub(super) notes: Vec<String>,
@@ -205,6 +207,7 @@ impl Parts {
                 });
             }
         }
+        let objects = self.objects(found, &mut builder)?;
         if self.more_notes > 0 {
             self.notes.push(format!("{} more notes", self.more_notes));
         }
@@ -212,11 +215,53 @@ impl Parts {
         Ok(Tables {
             metadata: builder.finish(planner_data)?,
             chunks,
+            objects,
             refused: self.refused,
             files: found.files.iter().map(|(name, _)| name.clone()).collect(),
             notes: self.notes,
             is_sharded: self.is_sharded,
         })
+    }
+
+    /// What the record says of objects. Those that can't lie where it says are refused.
+    fn objects(&mut self, found: &Found, to: &mut MetadataBuilder) -> Result<Vec<Object>> {
+        let Some(record) = &found.record else {
+            if found.objects.is_some() {
+                self.note(format!(
+                    "{OBJECTS} is there, but not {RECORD}, which says what it holds"
+                ));
+            }
+            return Ok(Vec::new());
+        };
+        let (mut objects, mut last) = (Vec::with_capacity(record.objects.len()), 0);
+        for (key, noted) in &record.objects {
+            let (from, end) = noted.bytes;
+            let wrong = match found.objects {
+                None => Some("its file is missing"),
+                Some(_) if from < last || end < from => {
+                    Some("the bytes that the record names are not its own")
+                }
+                Some(bytes) if end > bytes => Some("its file ends before it does"),
+                Some(_) if to.tensor(key).is_some() || self.refused.contains_key(key) => {
+                    Some("another file has a tensor of this key")
+                }
+                Some(_) => None,
+            };
+            if let Some(what) = wrong {
+                let why = Refused::damaged(what)
+                    .of(Name::new(OBJECTS)?)
+                    .at(Some(from));
+                self.refused.entry(key.clone()).or_insert(why);
+                continue;
+            }
+            last = end;
+            to.add_object(key)?;
+            objects.push(Object {
+                bytes: from..end,
+                crc: noted.crc,
+            });
+        }
+        Ok(objects)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::reader::SafetensorsReader;
 use async_trait::async_trait;
-use reshard_model::{DType, Dialect, LentBuffer, Payload, Region, Tensor};
+use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Tensor};
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
@@ -68,6 +68,9 @@ impl Dequantized {
                     }
                 }
             }
+        }
+        for (_, key) in inner.objects() {
+            builder.add_object(key)?;
         }
         let metadata = builder.finish(inner.planner_data().cloned())?;
         Ok(Self {
@@ -275,6 +278,10 @@ impl StorageReader for Dequantized {
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
         self.stored.locate_object(object)
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        self.stored.codec()
     }
 
     fn producer(&self) -> Producer {

@@ -16,6 +16,8 @@ pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
     match Named::of(file.name.as_str()) {
         None => FileRole::Foreign,
         Some(Named::Record) => FileRole::Part,
+        // Items lie in it if the record says so.
+        Some(Named::Objects) if !reader.kept.has_record => FileRole::Part,
         Some(Named::Index(_)) if reader.kept.has_record => FileRole::Part,
         Some(Named::Index(_)) if reader.kept.index.as_ref() == Some(&file.name) => FileRole::Part,
         Some(Named::Tensors(_)) if reader.files.contains(&file.name) => FileRole::Part,

@@ -1,6 +1,6 @@
 //! Looks for damage without loading anything.
 
-use super::{SafetensorsReader, Stored, tensor};
+use super::{SafetensorsReader, Stored, objects, tensor};
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
@@ -50,6 +50,7 @@ pub(super) async fn verify(
             }
         }
     }
+    objects::verify(reader, full, progress, &mut report).await;
     Ok(report)
 }
 

@@ -9,7 +9,7 @@ use crate::{
     index::Index,
     names,
     place::Empty,
-    record::{Record, SCHEMA, TensorRecord},
+    record::{ObjectRecord, Record, SCHEMA, TensorRecord},
     settings::SafetensorsConfig,
 };
 use bytes::Bytes;
@@ -26,6 +26,7 @@ struct Written<'w> {
     /// The checksum of the header of each file.
     headers: BTreeMap<Name, u32>,
     tensors: BTreeMap<&'w str, BTreeMap<Name, Runs>>,
+    objects: BTreeMap<Box<str>, ObjectRecord>,
 }
 
 impl<'w> Written<'w> {
@@ -45,6 +46,10 @@ impl<'w> Written<'w> {
         match what {
             Part::Header => {
                 self.headers.insert(part.file.clone(), crc);
+            }
+            Part::Object => {
+                let bytes = (part.range.start, part.range.end);
+                self.objects.insert(key.into(), ObjectRecord { bytes, crc });
             }
             Part::Elements => {
                 let files = self.tensors.entry(key).or_default();
@@ -69,6 +74,7 @@ pub(super) fn records(
     let mut record = Record {
         schema: SCHEMA,
         files: std::mem::take(&mut written.headers),
+        objects: std::mem::take(&mut written.objects),
         planner_data: cx.metadata.planner_data().cloned(),
         ..Record::default()
     };

@@ -12,6 +12,12 @@ pub(super) enum Part {
     Header,
     /// Elements.
     Elements,
+    /// An object.
+    Object,
+}
+
+impl Part {
+    const ALL: [Self; 3] = [Self::Elements, Self::Header, Self::Object];
 }
 
 /// An extent whose receipt is its checksum.
@@ -47,7 +53,8 @@ impl Extent for Summed {
     }
 
     fn receipt(&mut self) -> Bytes {
-        let mut out = vec![u8::from(self.part == Part::Header)];
+        let number = Part::ALL.iter().position(|part| *part == self.part);
+        let mut out = vec![number.unwrap_or_default() as u8];
         out.extend(self.crc.clone().finalize().to_le_bytes());
         out.into()
     }
@@ -56,9 +63,6 @@ impl Extent for Summed {
 /// What a receipt says: what the extent is, and its CRC-32.
 pub(super) fn receipt(bytes: &[u8]) -> Option<(Part, u32)> {
     let (part, crc) = bytes.split_first()?;
-    let part = match part {
-        0 => Part::Elements,
-        _ => Part::Header,
-    };
-    Some((part, u32::from_le_bytes(crc.try_into().ok()?)))
+    let part = Part::ALL.get(usize::from(*part))?;
+    Some((*part, u32::from_le_bytes(crc.try_into().ok()?)))
 }

@@ -10,6 +10,7 @@ mod damaged;
 mod files;
 mod interop;
 mod laws;
+mod objects;
 mod refused;
 
 use futures::executor::block_on;

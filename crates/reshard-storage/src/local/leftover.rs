@@ -9,7 +9,7 @@ use crate::{Leftover, Result, StorageError};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    path::Path,
+    path::{Path, PathBuf},
     time::SystemTime,
 };
 
@@ -38,13 +38,22 @@ pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     Ok(out)
 }
 
+fn path_of(left: &Leftover) -> Option<PathBuf> {
+    match left.path.strip_prefix("file://") {
+        Some(rest) => url::path(rest),
+        None => Some(left.path.clone().into()),
+    }
+}
+
 /// The name that a leftover has beside its place.
 pub(super) fn name_of(left: &Leftover) -> Option<OsString> {
-    let path = match left.path.strip_prefix("file://") {
-        Some(rest) => url::path(rest)?,
-        None => left.path.clone().into(),
-    };
-    path.file_name().map(OsStr::to_owned)
+    path_of(left)?.file_name().map(OsStr::to_owned)
+}
+
+/// It changed when its directory did, too. Nobody knows when, if that can't be told.
+pub(super) fn as_its_directory(left: &mut Leftover) {
+    let directory = path_of(left).and_then(|path| fs::metadata(path).ok()?.modified().ok());
+    left.modified = left.modified.zip(directory).map(|(a, b)| a.max(b));
 }
 
 /// Bytes of all files below a directory, and when one of them last changed. If not all of it can be looked at, for example because it

@@ -196,8 +196,16 @@ impl Store for LocalPart {
 #[deny(clippy::missing_trait_methods)]
 impl Recovery for LocalPart {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        let place = self.path.clone();
-        pool::run_one(move || leftover::leftovers(&place)).await
+        let (place, kind) = (self.path.clone(), self.reads.kind());
+        let find = move || {
+            let mut found = leftover::leftovers(&place)?;
+            // The exchange puts the replaced file there, which may be old. Whether the attempt still runs, its directory tells.
+            if kind == PlaceKind::File {
+                found.iter_mut().for_each(leftover::as_its_directory);
+            }
+            Ok(found)
+        };
+        pool::run_one(find).await
     }
 
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {

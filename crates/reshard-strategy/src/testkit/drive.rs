@@ -182,7 +182,7 @@ fn elsewhere(mut prepared: Box<dyn PreparedSave>) -> (Box<dyn PreparedSave>, Res
 }
 
 async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {
-    let Records { files, commit } = saved.records.clone();
+    let Records { files, commit, .. } = saved.records.clone();
     let files = files
         .into_iter()
         .map(|(name, bytes)| FileBody::from_bytes(name, bytes))

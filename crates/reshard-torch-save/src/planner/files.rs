@@ -9,8 +9,11 @@ use reshard_model::{Path, Region, Step};
 use reshard_plan::{
     Entry, Held, Metadata, PlanError, PlannerData, Result, SavePlan, place_item, take_items,
 };
-use reshard_policy::{Content, Piece, Sharding, ShardingPolicy, decide, gathers};
-use std::collections::{BTreeMap, BTreeSet};
+use reshard_policy::{Content, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, gathers};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+};
 
 /// A key, with all its pieces.
 struct Leaf {
@@ -34,6 +37,7 @@ struct File {
 pub(super) struct Assigned {
     plans: Vec<SavePlan>,
     files: Vec<File>,
+    policy: Option<PolicyMetrics>,
 }
 
 impl Assigned {
@@ -52,8 +56,13 @@ impl Assigned {
             return Err(invalid(&item.key, what));
         }
         let leaves = leaves(&mut plans, told, metadata)?;
+        let mut metrics = None;
         let files = match &planner.policy {
-            Some(policy) => by_policy(planner, &**policy, leaves)?,
+            Some(policy) => {
+                let (files, did) = by_policy(planner, &**policy, leaves)?;
+                metrics = Some(did);
+                files
+            }
             None => {
                 let name = match &planner.target {
                     Target::File(name) => name.clone(),
@@ -68,12 +77,20 @@ impl Assigned {
                 }]
             }
         };
-        Ok(Self { plans, files })
+        Ok(Self {
+            plans,
+            files,
+            policy: metrics,
+        })
     }
 
     /// The plans, in which each rank writes its files.
     pub(super) fn plans(self, empty: &[Path]) -> Result<Vec<SavePlan>> {
-        let Self { mut plans, files } = self;
+        let Self {
+            mut plans,
+            files,
+            mut policy,
+        } = self;
         let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
         for file in files {
             let File {
@@ -83,6 +100,7 @@ impl Assigned {
                 leaves,
             } = file;
             let mut all = Vec::with_capacity(leaves.len());
+            let has_items = leaves.iter().any(|leaf| !leaf.pieces.is_empty());
             for Leaf { plan, pieces, .. } in leaves {
                 all.push(plan);
                 for held in pieces {
@@ -96,6 +114,8 @@ impl Assigned {
                 indexed,
                 leaves: all,
                 empty,
+                // A file without items has no receipt.
+                policy: policy.take_if(|_| has_items),
             });
         }
         for (rank, files) in of_ranks {
@@ -201,7 +221,7 @@ fn by_policy(
     planner: &WholeTensors,
     policy: &dyn ShardingPolicy,
     leaves: Vec<Leaf>,
-) -> Result<Vec<File>> {
+) -> Result<(Vec<File>, PolicyMetrics)> {
     if let Some(leaf) = leaves
         .iter()
         .find(|leaf| matches!(leaf.plan.what, What::Object))
@@ -241,7 +261,10 @@ fn by_policy(
         .filter_map(|&n| pieces.get(n).copied())
         .collect();
     let sharding = decide(policy, &sorted, planner.limits).map_err(PlanError::planner)?;
-    Ok(files(sharding, &order, with, without))
+    let metrics = sharding.metrics.clone();
+    let took = u64::try_from(metrics.duration.as_nanos()).unwrap_or(u64::MAX);
+    planner.asked.store(took, Ordering::Relaxed);
+    Ok((files(sharding, &order, with, without), metrics))
 }
 
 fn files(sharding: Sharding, order: &[usize], with: Vec<Leaf>, without: Vec<Leaf>) -> Vec<File> {

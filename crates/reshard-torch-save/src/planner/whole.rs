@@ -1,5 +1,6 @@
 //! What the planner knows, and how it refuses.
 
+use crate::told::Asked;
 use reshard_model::Path;
 use reshard_plan::{PlanError, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
@@ -21,6 +22,7 @@ pub(crate) struct WholeTensors {
     pub(crate) target: Target,
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     pub(crate) limits: Limits,
+    pub(crate) asked: Asked,
     /// The paths of keys before a planner has renamed any.
     pub(crate) paths: Option<PlannerData>,
     pub(crate) empty: Vec<Path>,

@@ -47,8 +47,8 @@ fn told(t: &Tensor) -> serde_json::Value {
 
 type Told = Map<String, serde_json::Value>;
 
-/// What each of two ranks saves, and what torch has to load.
-fn states(dtypes: &[DType]) -> (Vec<StateDict>, Told) {
+/// What each of two ranks saves, and what torch has to load. Without `floats` there are none outside of tensors.
+fn states(dtypes: &[DType], floats: bool) -> (Vec<StateDict>, Told) {
     let (mut ranks, mut expected) = (vec![StateDict::new(), StateDict::new()], Told::new());
     for (rank, state) in ranks.iter_mut().enumerate() {
         let mut model = StateDict::new();
@@ -85,11 +85,15 @@ fn states(dtypes: &[DType]) -> (Vec<StateDict>, Told) {
             .collect();
         state.insert_tree("tied", Tree::List(both));
         state.insert("step", 7);
-        state.insert("lr", 0.5);
+        if floats {
+            state.insert("lr", 0.5);
+        }
         state.insert("name", "é");
     }
     for (key, value) in [("step", "7"), ("lr", "0.5"), ("name", "'é'")] {
-        expected.insert(key.into(), json!({ "value": value }));
+        if floats || key != "lr" {
+            expected.insert(key.into(), json!({ "value": value }));
+        }
     }
     (ranks, expected)
 }
@@ -113,13 +117,15 @@ fn check(reader: &Arc<dyn StorageReader>, expected: &Told, what: &str) {
 #[ignore = "needs a Python with torch in RESHARD_TORCH_PYTHON"]
 fn torch_loads_what_was_written_and_what_it_writes_is_read() {
     let python = std::env::var("RESHARD_TORCH_PYTHON").unwrap();
-    let old = std::env::var_os("RESHARD_TORCH_OLD").is_some();
+    let old = std::env::var("RESHARD_TORCH_OLD").ok();
+    // Its `weights_only` refuses every float of Python, also in files of its own.
+    let floats = old.as_deref() != Some("torch-1.13");
     let all: Vec<DType> = DType::ALL
         .iter()
         .copied()
         .filter(|d| is_torchs(*d))
         .collect();
-    let (ranks, expected) = states(if old { &OLD } else { &all });
+    let (ranks, expected) = states(if old.is_some() { &OLD } else { &all }, floats);
     let written = store();
     save(&written, ranks);
     let home = tempfile::tempdir().unwrap();

@@ -38,6 +38,22 @@ impl OpenOptions {
         self
     }
 
+    /// Sets the load strategy's settings for a checkpoint that is of its format. Any other one is opened with the defaults of its own
+    /// format. [`strategy`](Self::strategy) refuses it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "safetensors")] {
+    /// use reshard::{DType, OpenOptions, safetensors::SafetensorsLoadConfig};
+    /// let dequantized = SafetensorsLoadConfig::default().with_dequantize(DType::Float32);
+    /// let options = OpenOptions::new().settings(dequantized);
+    /// # drop(options);
+    /// # }
+    /// ```
+    pub fn settings(mut self, config: impl LoadShardedConfig + 'static) -> Self {
+        self.how.settings = Some(Box::new(config));
+        self
+    }
+
     /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
         self.skip_verify = !verify;

@@ -287,6 +287,7 @@ impl Version {
         let Records {
             mut files,
             mut commit,
+            ..
         } = saved.records.clone();
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole

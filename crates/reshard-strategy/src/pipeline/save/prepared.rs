@@ -201,7 +201,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         saved.totals = totals.await.map_err(|e| agree::theirs(comm, e, written))?;
         if comm.is_coordinator() {
             saved.metadata = Some(me.metadata);
-            saved.policy = me.policy;
+            saved.policy = me.policy.or_else(|| saved.records.policy.take());
         }
         Ok(saved)
     }
