@@ -3,13 +3,15 @@
 //! What is saved and loaded stands in `tests/interop/specs`; `tests/interop/README.md` says how to read it. The drivers in
 //! `tests/interop/python` and the program `reshard-interop` make the same state from it, each on its own.
 
+mod optimizers;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR};
+use crate::venv::{MCORE_012, MCORE_019, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -40,11 +42,13 @@ struct Guest {
     policies: bool,
     /// The program that saves a distributed optimizer, and in which forms.
     optimizers: (&'static str, &'static [&'static str]),
+    /// Whether its optimizer loads what all optimizers so far were rewritten as.
+    canonical: bool,
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     newest: bool,
 }
 
-/// The newest comes after Megatron Core 0.12, whose optimizers it loads.
+/// Newer versions of Megatron Core come after older ones, whose optimizers they load.
 const GUESTS: &[Guest] = &[
     Guest {
         venv: &MCORE_012,
@@ -75,6 +79,7 @@ const GUESTS: &[Guest] = &[
                 "dp_zero_gather_scatter",
             ],
         ),
+        canonical: false,
         newest: false,
     },
     Guest {
@@ -114,7 +119,28 @@ const GUESTS: &[Guest] = &[
         flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
         policies: true,
         optimizers: ("mcore-0.16", &["dp_reshardable", "dp_zero_gather_scatter"]),
+        canonical: true,
         newest: true,
+    },
+    Guest {
+        venv: &MCORE_019,
+        cases: &[
+            Case {
+                who: "mcore-0.19",
+                spec: "megatron",
+                converts: false,
+            },
+            Case {
+                who: "mcore-0.19",
+                spec: "megatron-new",
+                converts: false,
+            },
+        ],
+        flavours: &[],
+        policies: false,
+        optimizers: ("mcore-0.19", &["dp_reshardable"]),
+        canonical: true,
+        newest: false,
     },
     Guest {
         venv: &TORCH_24,
@@ -138,6 +164,7 @@ const GUESTS: &[Guest] = &[
         flavours: &[("2.3", 1), ("2.4", 3)],
         policies: true,
         optimizers: ("", &[]),
+        canonical: false,
         newest: false,
     },
     Guest {
@@ -157,6 +184,7 @@ const GUESTS: &[Guest] = &[
         flavours: &[],
         policies: true,
         optimizers: ("", &[]),
+        canonical: false,
         newest: false,
     },
 ];
@@ -166,9 +194,8 @@ const REMOVED: &[(&str, &str)] = &[
     ("dcp", "dtypes."),
     ("megatron", "dtypes."),
     (FLAT, "optimizer.state.exp_avg"),
+    (MCORE_ZARR, "dtypes."),
 ];
-/// The driver with a live optimizer.
-const OPTIMIZER: &str = "mcore_optimizer.py";
 /// Flattened ranges.
 const FLAT: &str = "megatron-flat";
 /// Another format, with flattened ranges too.
@@ -294,6 +321,10 @@ impl Run {
     }
 
     fn guest(&mut self, guest: &Guest) -> Result<()> {
+        if let Some(why) = guest.venv.lacks() {
+            say(format!("{} is left out: {why}", guest.venv.name()));
+            return Ok(());
+        }
         let python = guest.venv.python()?;
         for case in guest.cases {
             self.case(case, &python);
@@ -320,9 +351,12 @@ impl Run {
         }
         let (who, forms) = guest.optimizers;
         self.optimizers(who, forms, &python);
+        if guest.canonical {
+            self.canonical(who, &python);
+        }
         if guest.newest {
             self.unflattened(&python);
-            self.canonical(&python);
+            self.fsdp(&python);
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
@@ -668,42 +702,6 @@ impl Run {
             let load = torch(python, load).args(["--ranks", &ranks.to_string()]);
             let what = format!("{who} loads {dir} on {ranks} ranks");
             self.check(&what, load.args(["--without", prefix]), spec, &dir);
-        }
-    }
-
-    /// The distributed optimizer of a live Megatron Core, saved in some of its forms. What they are rewritten as is loaded by one of 0.16,
-    /// which has other tensor and data parallelism.
-    fn optimizers(&mut self, who: &str, forms: &[&str], python: &Path) {
-        let page = root().join("docs/optimizer.md");
-        for form in forms {
-            let dir = self.place.join(format!("{form}-by-{who}"));
-            let save = torch(python, OPTIMIZER).args(["--ranks", "4", "--tensor-parallel", "2"]);
-            let save = save.args(["--form", form, "--page"]).args([&page]);
-            // Its other format refuses several ranges of one cell.
-            let zarr: &[&str] = match *form {
-                "fully_sharded_bucket_space" => &["--backend", "zarr"],
-                _ => &[],
-            };
-            let save = save.args(zarr);
-            let save = save.args(["--dir".as_ref(), dir.as_os_str()]);
-            self.timed(&format!("{who} saves an optimizer as {form}"), save);
-            let layout = self.place.join(format!("{form}-by-{who}.layout.json"));
-            let to = self.place.join(format!("{form}-by-{who}-canonical"));
-            let convert = ["convert", "--optimizer", "canonical", "--optimizer-layout"];
-            let convert = Program::new(&self.command).args(convert);
-            let convert = convert.args([&layout, &dir, &to]);
-            self.timed(&format!("reshard rewrites {form} by {who}"), convert);
-            self.canonical.push(to);
-        }
-    }
-
-    /// Loads what [`optimizers`](Self::optimizers) were rewritten as.
-    fn canonical(&mut self, python: &Path) {
-        for dir in std::mem::take(&mut self.canonical) {
-            let load = torch(python, OPTIMIZER).args(["--ranks", "3", "--dir"]);
-            let name = dir.file_name().unwrap_or_default().display().to_string();
-            let what = format!("an optimizer of mcore-0.16 loads {name} on 3 ranks");
-            self.timed(&what, load.args([dir]));
         }
     }
 

@@ -10,12 +10,18 @@ use crate::shell::{Program, root, say, target_dir};
 #[derive(Debug)]
 pub(crate) struct Venv {
     name: &'static str,
+    /// The versions of Python that all of it has wheels for.
+    pythons: &'static [&'static str],
     installs: &'static [&'static [&'static str]],
 }
+
+/// What most programs here, old and new, have wheels for.
+const USUAL: &[&str] = &["3.11", "3.10"];
 
 /// Newest torch, and megatron-core of the generation without flattened ranges.
 pub(crate) const TORCH_215: Venv = Venv {
     name: "torch-2.15",
+    pythons: USUAL,
     installs: &[
         &[
             "torch==2.15.0",
@@ -26,7 +32,8 @@ pub(crate) const TORCH_215: Venv = Venv {
         ],
         // Models, for the maps between theirs and those of megatron-core.
         &["transformers==5.24.0"],
-        // Its own dependencies are for training; checkpoints need none of them but the two above.
+        // Its own dependencies are for training; checkpoints need none of them but the two above, and Megatron-FSDP one more.
+        &["einops"],
         &["--no-deps", "megatron-core==0.16.1"],
     ],
 };
@@ -34,24 +41,38 @@ pub(crate) const TORCH_215: Venv = Venv {
 /// The first torch whose `torch.load` has `weights_only`.
 pub(crate) const TORCH_113: Venv = Venv {
     name: "torch-1.13",
+    pythons: USUAL,
     installs: &[&["torch==1.13.1", "numpy<2"]],
+};
+
+/// The newest megatron-core. It stores common state as an object, and is for newer versions of Python.
+pub(crate) const MCORE_019: Venv = Venv {
+    name: "mcore-0.19",
+    pythons: &["3.12", "3.13"],
+    installs: &[
+        &["torch==2.15.0", "numpy", "packaging", "psutil", "einops"],
+        &["--no-deps", "megatron-core==0.19.2"],
+    ],
 };
 
 /// Oldest torch whose DCP is stable.
 pub(crate) const TORCH_21: Venv = Venv {
     name: "torch-2.1",
+    pythons: USUAL,
     installs: &[&["torch==2.1.2", "numpy<2"]],
 };
 
 /// The first torch that writes `storage_meta`, and lists as entries of their own.
 pub(crate) const TORCH_24: Venv = Venv {
     name: "torch-2.4",
+    pythons: USUAL,
     installs: &[&["torch==2.4.1", "numpy<2"]],
 };
 
 /// Oldest megatron-core that we promise to serve, with the torch of its time and what its zarr strategies need.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
+    pythons: USUAL,
     installs: &[
         &["torch==2.6.0", "numpy<2", "packaging", "psutil"],
         // Its zarr strategies: version 2 of zarr with the codecs of that time, and TensorStore, which reads.
@@ -63,6 +84,7 @@ pub(crate) const MCORE_012: Venv = Venv {
 /// The programs that read and write arrays of Zarr, in both versions.
 pub(crate) const ZARR: Venv = Venv {
     name: "zarr-3.1",
+    pythons: USUAL,
     installs: &[&[
         "zarr==3.1.6",
         "tensorstore==0.1.86",
@@ -74,6 +96,7 @@ pub(crate) const ZARR: Venv = Venv {
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
 pub(crate) const TENSORFLOW: Venv = Venv {
     name: "tensorflow-2.21",
+    pythons: USUAL,
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
@@ -90,6 +113,15 @@ pub(crate) fn python_with_torch() -> Option<PathBuf> {
 impl Venv {
     pub(crate) const fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Why it can't be installed, if this machine has no Python for it, and it isn't there either.
+    pub(crate) fn lacks(&self) -> Option<String> {
+        let python = match self.installed() {
+            Some(_) => return None,
+            None => interpreter(self.pythons),
+        };
+        python.err().map(|e| e.to_string())
     }
 
     /// Its Python, if it is there already.
@@ -139,7 +171,9 @@ impl Venv {
             std::fs::remove_dir_all(dir)
                 .with_context(|| format!("cannot remove {}", dir.display()))?;
         }
-        Program::new(interpreter()?)
+        let python_of_system = interpreter(self.pythons)
+            .with_context(|| format!("set PYTHON to one for {}", self.name))?;
+        Program::new(python_of_system)
             .args(["-m", "venv"])
             .args([dir])
             .run()?;
@@ -178,23 +212,26 @@ fn own() -> PathBuf {
     target_dir().join("venvs")
 }
 
-/// A Python that all versions of torch in use here still have wheels for.
-fn interpreter() -> Result<String> {
+/// A Python of one of these versions.
+fn interpreter(versions: &[&str]) -> Result<String> {
     let named = std::env::var("PYTHON").ok();
-    let candidates = match &named {
-        Some(named) => vec![named.as_str()],
-        None => vec!["python3.11", "python3.10", "python3"],
-    };
+    let usual = versions.iter().map(|version| format!("python{version}"));
+    let candidates: Vec<String> = named
+        .into_iter()
+        .chain(usual)
+        .chain(["python3".into()])
+        .collect();
     for candidate in &candidates {
         let version = Program::new(candidate)
-            .args(["-c", "import sys; print(*sys.version_info[:2])"])
+            .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
             .read();
-        if version.is_ok_and(|version| matches!(version.trim(), "3 10" | "3 11")) {
-            return Ok((*candidate).to_owned());
+        if version.is_ok_and(|version| versions.contains(&version.trim())) {
+            return Ok(candidate.clone());
         }
     }
     bail!(
-        "needs Python 3.10 or 3.11 (torch 2.1 has no wheels for newer ones); none among {}; set PYTHON",
+        "needs Python {}; none among {}",
+        versions.join(" or "),
         candidates.join(", ")
     )
 }

@@ -184,6 +184,16 @@ impl PlannerData {
             None
         }
     }
+
+    /// What is left without the keys that start with `prefix`.
+    #[must_use]
+    pub fn without(&self, prefix: &str) -> Self {
+        let mut left = self.clone();
+        if let Self::Paths(paths) = &mut left {
+            paths.retain(|key, _| !key.starts_with(prefix));
+        }
+        left
+    }
 }
 
 /// What one rank writes.

@@ -218,6 +218,8 @@ pub struct Removal {
     pub keys: Vec<String>,
     /// The files of items that stay, which are not written again.
     pub keeps: Vec<Name>,
+    /// Files in which no item lies, and that go: the description of an array, the file of an object. All other such files stay.
+    pub goes: Vec<Name>,
     /// The files that describe the rest, with the format record.
     pub records: Records,
 }
@@ -228,6 +230,7 @@ impl Removal {
         Self {
             keys,
             keeps,
+            goes: Vec::new(),
             records,
         }
     }

@@ -1,7 +1,7 @@
 //! A checkpoint without some of its keys: new metadata over the same data files.
 
 use crate::{METADATA, limits::not_understood, metadata, producer, reader::TorchDistReader};
-use reshard_plan::{Entry, Metadata, PieceId, PlannerData};
+use reshard_plan::{Entry, Metadata, PieceId};
 use reshard_storage::Name;
 use reshard_strategy::{Records, Removal, Result, StorageReader as _, StrategyError, WriteResult};
 use std::{collections::BTreeSet, sync::Arc};
@@ -55,7 +55,7 @@ pub(crate) fn without(reader: &TorchDistReader, prefix: &str) -> Result<Removal>
     let keeps: BTreeSet<Name> = (results.iter().flat_map(|r| &r.parts))
         .map(|part| part.file.clone())
         .collect();
-    let metadata = builder.finish(planner_data(old, prefix))?;
+    let metadata = builder.finish(old.planner_data().map(|data| data.without(prefix)))?;
     let signs = &reader.table.signs;
     let (flavour, url) = (producer::flavour(signs), reader.store.url());
     let id = signs.checkpoint_id.as_deref().unwrap_or(&url);
@@ -92,13 +92,4 @@ fn located(id: PieceId, parts: Vec<reshard_strategy::StorageInfo>) -> Result<Wri
         return Err(StrategyError::corrupt(METADATA, None, what));
     }
     Ok(WriteResult { id, parts })
-}
-
-/// The planner's data of what is left.
-fn planner_data(old: &Metadata, prefix: &str) -> Option<PlannerData> {
-    let mut data = old.planner_data()?.clone();
-    if let PlannerData::Paths(paths) = &mut data {
-        paths.retain(|key, _| !key.starts_with(prefix));
-    }
-    Some(data)
 }

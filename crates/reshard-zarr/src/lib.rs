@@ -23,6 +23,7 @@ mod planner;
 mod reader;
 mod receipt;
 mod record;
+mod removal;
 mod save;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

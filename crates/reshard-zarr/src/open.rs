@@ -11,17 +11,17 @@ use crate::{
     names::{SYNC, ZARRAY},
     reader::{Array, Kept, Refused, Shards, ZarrReader},
     record::{ArrayRecord, Record},
-    zarr3,
+    removal, zarr3,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::{Depth, Listing, Name};
+use reshard_storage::{Depth, Listing, Name, Store};
 use reshard_strategy::{
-    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
-    StorageReader, StrategyError,
+    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal,
+    Result, StorageReader, StrategyError,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 /// The formats `zarr` and `zarr3`. They read the same folders: arrays of both versions of Zarr. They differ in the version that they are
 /// recognised by, and that they write.
@@ -40,22 +40,26 @@ impl Zarr {
     }
 
     /// What reshard has noted, and in which file. A place that is opened as the other version has the record of that version.
-    async fn noted(&self, cx: &OpenCx) -> Result<(&'static str, Option<Record>)> {
+    async fn noted(
+        &self,
+        store: &Arc<dyn Store>,
+        limits: &ReadLimits,
+    ) -> Result<Option<(&'static str, Record)>> {
         let other = Self { v3: !self.v3 };
         for name in [self.record(), other.record()] {
-            if let Some(bytes) = cx.limits.read(&cx.store, &Name::new(name)?).await? {
-                if !find::affords(&cx.limits, &bytes) {
+            if let Some(bytes) = limits.read(store, &Name::new(name)?).await? {
+                if !find::affords(limits, &bytes) {
                     return Err(StrategyError::Limit {
                         what: format!("{name} takes too much memory as it is parsed"),
                         option: LimitOption::MaxMemory,
-                        max: cx.limits.memory(bytes.len() as u64),
+                        max: limits.memory(bytes.len() as u64),
                     });
                 }
                 let record = Record::parse(&bytes).map_err(|e| damaged(name, &e))?;
-                return Ok((name, Some(record)));
+                return Ok(Some((name, record)));
             }
         }
-        Ok((self.record(), None))
+        Ok(None)
     }
 }
 
@@ -113,7 +117,10 @@ impl OpenFormat for Zarr {
         // The lock files of Megatron Core are empty.
         let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
         let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
-        let (noted_in, record) = self.noted(cx).await?;
+        let (noted_in, record) = match self.noted(&cx.store, &cx.limits).await? {
+            Some((noted_in, record)) => (noted_in, Some(record)),
+            None => (self.record(), None),
+        };
 
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
         if found.is_empty() && record.is_none() && cx.dialect != Dialect::Megatron {
@@ -140,6 +147,19 @@ impl OpenFormat for Zarr {
             kept: Kept::new(cx.limits.max_kept),
             files,
         }))
+    }
+
+    async fn remove_sharded_tensors(
+        &self,
+        from: &Arc<dyn StorageReader>,
+        prefix: &str,
+    ) -> Result<Removal> {
+        let any: &dyn Any = &**from;
+        let reader = any.downcast_ref::<ZarrReader>();
+        let other = || StrategyError::Internal("a reader of another format".into());
+        let reader = reader.ok_or_else(other)?;
+        let noted = self.noted(&reader.store, &reader.limits).await?;
+        removal::without(reader, noted, prefix).await
     }
 }
 

@@ -21,6 +21,7 @@ use reshard_strategy::{
 use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) use array::{Array, Refused};
+pub(crate) use files::{is_refused, role};
 pub(crate) use kept::Kept;
 pub(crate) use opened::ZarrReader;
 pub(crate) use shards::Shards;
@@ -101,7 +102,7 @@ impl StorageReader for ZarrReader {
     }
 
     fn role(&self, file: &Entry) -> FileRole {
-        files::role(self, file)
+        role(self, file)
     }
 
     fn reads_columns_together(&self) -> bool {

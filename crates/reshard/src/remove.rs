@@ -5,15 +5,13 @@ use crate::{
     attempt::attempt,
     integrity,
     opened::{self, HowToOpen, Opened},
-    replace::{Replaced, replace},
+    replace::{Replaced, replace_opened},
     sidecar::{SIDECAR, Sidecar},
 };
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
 use reshard_model::Dialect;
-use reshard_storage::{
-    Durability, Entry, FileBody, Name, PlaceKind, Progress, Store, Stores, Transaction,
-};
+use reshard_storage::{Durability, Entry, FileBody, Name, Progress, Store, Stores, Transaction};
 use reshard_strategy::{
     BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError,
 };
@@ -119,11 +117,11 @@ impl RemoveShardedTensors<'_> {
             );
             return Ok(Removed::default());
         }
-        let registry = match self.how.registry {
-            Some(registry) => registry,
+        let registry = match &self.how.registry {
+            Some(registry) => registry.clone(),
             None => Registry::linked()?,
         };
-        let replaced = replace(&store, &registry, PlaceKind::Folder).await?;
+        let replaced = replace_opened(&store, &registry, &self.how).await?;
         let next = Next::of(&opened, removal, &replaced).await?;
         if self.dry_run {
             return Ok(next.removed);
@@ -178,6 +176,7 @@ impl Next {
         let Removal {
             keys,
             keeps,
+            goes,
             records: Records {
                 mut files, commit, ..
             },
@@ -203,7 +202,7 @@ impl Next {
         }
 
         let items = opened.item_files();
-        let keeps: BTreeSet<Name> = keeps.into_iter().collect();
+        let [keeps, goes] = [keeps, goes].map(BTreeSet::from_iter);
         let mut removed = Removed {
             keys,
             ..Removed::default()
@@ -216,7 +215,8 @@ impl Next {
         let mut copies = Vec::new();
         for (file, role) in opened.roles().await? {
             let (is_data, stays) = (keeps.contains(&file.name), stays.contains(&file.name));
-            let is_part = role == FileRole::Part && !items.contains(&file.name);
+            let is_part =
+                role == FileRole::Part && !items.contains(&file.name) && !goes.contains(&file.name);
             if rewritten(&file.name) || role == FileRole::Foreign {
                 continue;
             }

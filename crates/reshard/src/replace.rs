@@ -62,18 +62,38 @@ pub(crate) async fn replace(
             "nobody can tell whether its {name} belongs to a save of Megatron Core or to another program; move it away"
         )));
     }
-    let files = store.files().await?;
-    let below = files
-        .iter()
-        .filter_map(|f| f.name.as_str().rsplit_once('/'));
-    if below.into_iter().any(|(_, name)| sign(name)) {
-        return Err(refused("other checkpoints lie in it"));
-    }
     let how = HowToOpen {
         registry: Some(registry.clone()),
         ..HowToOpen::default()
     };
-    match owned(store, &how, files, json, &formats).await {
+    files_to_replace(store, &how, json, &formats).await
+}
+
+/// The same for a checkpoint that can be opened, whatever tells what it is.
+pub(crate) async fn replace_opened(
+    store: &Arc<dyn Store>,
+    registry: &Registry,
+    how: &HowToOpen,
+) -> Result<Replaced> {
+    let formats = Formats::of(registry)?;
+    files_to_replace(store, how, Whose::of(store).await, &formats).await
+}
+
+/// Which files of a checkpoint a new version replaces.
+async fn files_to_replace(
+    store: &Arc<dyn Store>,
+    how: &HowToOpen,
+    json: Whose,
+    formats: &Formats,
+) -> Result<Replaced> {
+    let files = store.files().await?;
+    let below = files
+        .iter()
+        .filter_map(|f| f.name.as_str().rsplit_once('/'));
+    if below.into_iter().any(|(_, name)| formats.own(name)) {
+        return Err(refused("other checkpoints lie in it"));
+    }
+    match owned(store, how, files, json, formats).await {
         Ok(Owned { files, stays }) => Ok(Replaced {
             if_exists: IfExists::Replace(files.into()),
             stays,

@@ -116,6 +116,34 @@ fn an_empty_content_is_told_from_none() {
     }
 }
 
+/// Megatron Core writes the two fields of the common strategy until 0.18, and no more since 0.19.
+#[test]
+fn metadata_json_is_read_with_4_fields_and_with_2_and_unknown_fields_are_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    for form in [CommonForm::File, CommonForm::Object] {
+        let url = save(&dir.path().join(format!("{form:?}")), move |s| {
+            s.common_form(form)
+        });
+        let json = Path::new(&url).join("metadata.json");
+        let four = r#"{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}"#;
+        let two = r#"{"sharded_backend": "torch_dist", "sharded_backend_version": 1}"#;
+        let written = fs::read_to_string(&json).unwrap();
+        let object = form == CommonForm::Object;
+        assert_eq!(written, if object { two } else { four });
+        let unknown = two.replace('}', r#", "of_2031": {"a": [null]}}"#);
+        for text in [four, two, &*unknown] {
+            fs::write(&json, text).unwrap();
+            assert!(blocking::is_distributed_checkpoint(&url).unwrap());
+            let common = blocking::load_common(&url).unwrap();
+            assert_eq!(
+                common.get("step").unwrap().leaf().unwrap().as_int(),
+                Some(7)
+            );
+            sound(&url);
+        }
+    }
+}
+
 #[test]
 fn what_is_no_checkpoint_is_told_in_three_ways() {
     let dir = tempfile::tempdir().unwrap();

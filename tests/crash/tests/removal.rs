@@ -2,8 +2,11 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use reshard::{
-    Dialect, Durability, ShardedTensor, StateDict, Tensor, blocking, storage::Progress,
+    Dialect, Durability, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
+    storage::Progress,
+    strategy::SaveShardedConfig,
     torch_dist::TorchDistConfig,
+    zarr::{Zarr3Config, ZarrConfig},
 };
 use reshard_storage::failpoint;
 use std::{
@@ -14,20 +17,57 @@ use std::{
 
 const PREFIX: &str = "optimizer.";
 
-fn save(dir: &Path, dialect: Dialect) {
+/// Which checkpoint is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    TorchDist(Dialect),
+    Zarr,
+    /// As Megatron Core writes it, without what reshard adds.
+    PlainZarr,
+    Zarr3,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind::TorchDist(Dialect::Megatron),
+    Kind::TorchDist(Dialect::Dcp),
+    Kind::Zarr,
+    Kind::PlainZarr,
+    Kind::Zarr3,
+];
+
+fn save(dir: &Path, kind: Kind) {
     let mut state = StateDict::new();
     for (n, key) in (0..).zip(["model.w", "optimizer.m", "optimizer.v", "model.b"]) {
         let data = Tensor::from_vec(&[64], vec![n as f32; 64]).unwrap();
         state.insert(key, ShardedTensor::full(key, data));
     }
     state.insert("step", 7);
+    let (dialect, config): (_, Box<dyn SaveShardedConfig>) = match kind {
+        Kind::TorchDist(dialect) => {
+            let config = TorchDistConfig::new().with_separation_hint(PREFIX);
+            (dialect, Box::new(config))
+        }
+        Kind::Zarr | Kind::PlainZarr => (Dialect::Megatron, Box::new(ZarrConfig::default())),
+        Kind::Zarr3 => (Dialect::Megatron, Box::new(Zarr3Config::default())),
+    };
+    if dialect == Dialect::Megatron {
+        for key in ["rng", "optimizer.rng"] {
+            let cell = ShardedObject::new(key, Value::Int(5), &[1], &[0], 0).unwrap();
+            state.insert(key, cell);
+        }
+    }
     let url = dir.display().to_string();
     let save = reshard::save(&state, &url)
         .dialect(dialect)
         .integrity(dialect == Dialect::Megatron)
-        .strategy(TorchDistConfig::new().with_separation_hint(PREFIX))
+        .boxed_strategy(config)
         .durability(Durability::Process);
     blocking::run(save).unwrap();
+    if kind == Kind::PlainZarr {
+        for ours in ["reshard.json", "reshard-zarr.json", "integrity.json"] {
+            std::fs::remove_file(dir.join(ours)).unwrap();
+        }
+    }
     std::fs::write(dir.join("README.md"), "of somebody").unwrap();
 }
 
@@ -53,17 +93,22 @@ fn is_removed(dir: &Path, at: &str) -> bool {
         [(None, None), (Some(1.0), Some(2.0))].contains(&optimizer),
         "killed at {at}"
     );
+    // In PyTorch's dialect there are none.
+    let is_there = |cell: &str| opened.objects().any(|key| key == cell);
+    let cells = ["rng/shard_0_1", "optimizer.rng/shard_0_1"].map(is_there);
+    let of_optimizer = cells[0] && optimizer.0.is_some();
+    assert_eq!(cells[1], of_optimizer, "killed at {at}");
     optimizer.0.is_none()
 }
 
 #[test]
 fn a_removal_killed_at_any_named_step_leaves_the_old_or_the_new() {
     let mut killed = 0;
-    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+    for kind in KINDS {
         for &at in failpoint::STEPS {
             let home = tempfile::tempdir().unwrap();
             let dir = home.path().join("step");
-            save(&dir, dialect);
+            save(&dir, kind);
             let remove = || {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
                 command
@@ -98,5 +143,5 @@ fn a_removal_killed_at_any_named_step_leaves_the_old_or_the_new() {
             assert!(is_removed(&dir, at));
         }
     }
-    assert!(killed >= 10, "{killed} steps were met");
+    assert!(killed >= 25, "{killed} steps were met");
 }

@@ -1,4 +1,4 @@
-"""Saves and loads the distributed optimizer of a live Megatron Core, on CPUs: `--form` saves in one of its forms, with the layout of its buckets beside; without it, the canonical form is loaded.
+"""Saves and loads the distributed optimizer of a live Megatron Core, on CPUs: `--form` saves in one of its forms, with the layout of its buckets beside; with `--load` it loads this form again. Without it, the canonical form is loaded.
 
 The layout is written by the lines of docs/optimizer.md, so that these stay true. Each element of a parameter and of its state is a number that follows from its place in the whole tensor, so any rank can
 check what it has.
@@ -147,9 +147,13 @@ def load(args):
     for _, _, tensor, _ in parts(optimizer, model):
         # Nothing may be right before it is loaded.
         tensor.data.fill_(-1)
-    state = sharded_state(model, optimizer, "fully_reshardable", is_loading=True)
+    for group in optimizer.optimizer.param_groups:
+        # Older ones count the step of what is there, to replace it.
+        group["step"] = 0
+    state = sharded_state(model, optimizer, args.form or "fully_reshardable", is_loading=True)
     loaded = dist_checkpointing.load(state, args.dir)
-    optimizer.load_state_dict(loaded["optimizer"])
+    with torch.no_grad():
+        optimizer.load_state_dict(loaded["optimizer"])
     checked = 0
     for name, state, tensor, want in parts(optimizer, model):
         common.same(f"{state} of {name}", tensor.detach(), want)
@@ -162,7 +166,7 @@ def load(args):
 def rank_main(rank, args, meeting):
     def work(*_):
         with OnCpu():
-            (save if args.form else load)(args)
+            (load if args.load or not args.form else save)(args)
 
     common.rank_main(rank, work, None, args.dir, args.ranks, meeting)
 
@@ -173,6 +177,7 @@ def main():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--form", help="save in this form")
+    parser.add_argument("--load", action="store_true", help="load the form instead")
     parser.add_argument("--backend", help="of Megatron, if it is not its default")
     parser.add_argument("--page", help="docs/optimizer.md, which says how the layout is written")
     args = parser.parse_args()

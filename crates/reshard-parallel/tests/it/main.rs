@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod contracts;
+mod crossed;
 mod failures;
 mod flattened;
 mod kept;

@@ -201,13 +201,13 @@ impl LoadShardedStrategy for WithObjects {
         let keys = reader.objects.iter().map(ShardedObject::unique_key);
         let gone: BTreeSet<String> = keys.filter(|key| key.starts_with(prefix)).collect();
         for file in reader.cx.store.files().await? {
-            let of = |key: &String| {
-                (file.name.as_str())
-                    .strip_prefix(key.as_str())
-                    .is_some_and(|rest| rest.starts_with('.'))
-            };
-            if reader.common.owns_object(&file.name) && !gone.iter().any(of) {
-                removal.keeps.push(file.name);
+            if !reader.common.owns_object(&file.name) {
+                continue;
+            }
+            let key = file.name.as_str().rsplit_once('.').map(|(key, _)| key);
+            match key.is_some_and(|key| gone.contains(key)) {
+                true => removal.goes.push(file.name),
+                false => removal.keeps.push(file.name),
             }
         }
         removal.keys.extend(gone);

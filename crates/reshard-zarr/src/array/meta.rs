@@ -13,6 +13,7 @@ mod keys;
 mod types;
 mod v2;
 mod v3;
+mod without;
 
 pub(crate) use fault::{Fault, FaultKind};
 pub(crate) use json::{MAX_TEXT, takes, too_long};
@@ -20,6 +21,7 @@ pub(crate) use keys::ChunkKeys;
 pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};
 pub(crate) use v2::{parse_zarray, parse_zmetadata};
 pub(crate) use v3::parse_zarr_json;
+pub(crate) use without::without_nodes;
 
 #[cfg(test)]
 mod tests;

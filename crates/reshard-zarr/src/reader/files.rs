@@ -3,23 +3,32 @@
 use super::opened::ZarrReader;
 use crate::{
     RECORD,
-    array::find::{ZARR_JSON, ZARRAY},
-    names::{InArray, in_array, locked},
+    array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
+    names::{InArray, in_array, locked, parse_chunk_key},
     zarr3,
 };
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};
 
-/// Whether a save gives a file such a name.
+/// The files of groups. Arrays have some of them, too.
+const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ZMETADATA];
+
+fn of_chunk(numbers: Option<&str>) -> bool {
+    numbers.is_some_and(|numbers| parse_chunk_key(numbers).is_some())
+}
+
+/// Whether a program that writes Zarr gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
-    let v3 = |file: &str| file == ZARR_JSON || file == "c";
+    let file = name.as_str().rsplit('/').next().unwrap_or_default();
+    // The chunks of v3, if slashes don't separate their numbers.
+    let v3 = |file: &str| {
+        let rest = file.strip_prefix('c');
+        rest.is_some_and(|rest| rest.is_empty() || of_chunk(rest.strip_prefix('.')))
+    };
     [RECORD, zarr3::RECORD].contains(&name.as_str())
-        || name.as_str() == ZARR_JSON
-        || name
-            .as_str()
-            .rsplit_once('/')
-            .is_some_and(|(_, file)| v3(file))
+        || GROUPS.contains(&file)
+        || (v3(file) && name.as_str() != file)
         || matches!(
             in_array(name),
             Some((_, InArray::Description | InArray::Chunk(_)))
@@ -27,13 +36,13 @@ pub(super) fn owns(name: &Name) -> bool {
 }
 
 /// Whether an array that can't be read belongs to the checkpoint. Without a record, what is damaged may be anything.
-fn is_refused(reader: &ZarrReader, key: &str) -> bool {
+pub(crate) fn is_refused(reader: &ZarrReader, key: &str) -> bool {
     let refused = reader.refused.get(key);
     refused.is_some_and(|why| reader.has_record || why.kind != ErrorKind::Corrupt)
 }
 
 /// The role of a file in which no chunk lies.
-pub(super) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
+pub(crate) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     if [RECORD, zarr3::RECORD].contains(&file.name.as_str()) {
         return FileRole::Part;
     }
@@ -81,7 +90,6 @@ fn is_node(reader: &ZarrReader, folder: &str) -> bool {
 
 /// The role of a file that belongs to an array by its folder, or that zarr gives to groups.
 fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
-    const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ".zmetadata"];
     let name = name.as_str();
     let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
     if GROUPS.contains(&file) && is_node(reader, folder) {

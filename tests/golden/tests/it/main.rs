@@ -11,6 +11,7 @@ mod loads;
 mod meshes;
 mod one_reader;
 mod read;
+mod removal;
 mod safetensors;
 mod saved;
 mod shared;

@@ -11,6 +11,8 @@ use super::{
 use serde_json::{Map, Value};
 
 const ZARRAY: &str = ".zarray";
+/// Consolidated metadata.
+pub(super) const ZMETADATA: &str = ".zmetadata";
 
 /// Parses a `.zarray`.
 ///
@@ -25,7 +27,7 @@ pub(crate) fn parse_zarray(text: &[u8]) -> Result<ArrayMeta, Fault> {
 /// # Errors
 /// It is damaged. A damaged or unknown array is an error of its own.
 pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault> {
-    let mut fields = json::parse(".zmetadata", text)?;
+    let mut fields = json::parse(ZMETADATA, text)?;
     let metadata = match fields.remove("metadata") {
         Some(Value::Object(metadata)) => metadata,
         _ => return Err(Fault::damaged(".zmetadata has no metadata")),

@@ -50,7 +50,8 @@ fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
     }
 }
 
-const CONSOLIDATED: &str = "consolidated_metadata";
+/// The field of a group with the metadata of what lies below it.
+pub(super) const CONSOLIDATED: &str = "consolidated_metadata";
 
 /// Fails if there are fields that a reader has to understand.
 fn understood(of: &Map<String, Value>, known: &[&str]) -> Result<(), Fault> {
