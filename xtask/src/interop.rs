@@ -11,7 +11,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, MCORE_019, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR};
+use crate::venv::{
+    MCORE_012, MCORE_019, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
+};
 
 #[derive(Debug)]
 pub(crate) struct Options {

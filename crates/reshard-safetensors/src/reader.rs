@@ -226,12 +226,8 @@ impl StorageReader for SafetensorsReader {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
-        for read in reads {
-            by_chunk.entry(read.selection.chunk).or_default().push(read);
-        }
-        let (mut verified, mut records) = (0, Vec::with_capacity(by_chunk.len()));
-        for (id, reads) in by_chunk {
+        let (mut verified, mut records) = (0, Vec::new());
+        for (id, reads) in ReadTensor::by_chunk(reads) {
             let stored = self.stored(id)?;
             let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
             let all = cx.verify && Selection::cover_once(&selections, stored.layout.elements());

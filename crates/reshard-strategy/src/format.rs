@@ -319,6 +319,22 @@ impl ReadTensor {
         Self { selection, into }
     }
 
+    /// The reads of each chunk, by the numbers of the chunks. Reads of one chunk keep their order.
+    pub fn by_chunk(mut reads: Vec<Self>) -> impl Iterator<Item = (ChunkId, Vec<Self>)> + Send {
+        reads.sort_by_key(|read| read.selection.chunk);
+        let mut left = reads.into_iter().peekable();
+        std::iter::from_fn(move || {
+            let first = left.next()?;
+            let chunk = first.selection.chunk;
+            // Most chunks have one read, and there may be very many chunks.
+            let mut reads = vec![first];
+            while let Some(next) = left.next_if(|read| read.selection.chunk == chunk) {
+                reads.push(next);
+            }
+            Some((chunk, reads))
+        })
+    }
+
     /// The read for the store, if the chunk has the layout `stored` in its record.
     ///
     /// # Errors

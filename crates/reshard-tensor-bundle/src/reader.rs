@@ -266,12 +266,8 @@ impl StorageReader for BundleReader {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
-        for read in reads {
-            by_chunk.entry(read.selection.chunk).or_default().push(read);
-        }
-        let (mut totals, mut records) = (Traffic::default(), Vec::with_capacity(by_chunk.len()));
-        for (id, reads) in by_chunk {
+        let (mut totals, mut records) = (Traffic::default(), Vec::new());
+        for (id, reads) in ReadTensor::by_chunk(reads) {
             let word = self.metadata.chunk(id).map_or(1, |(t, _)| t.dtype().word());
             if self.index.order == Order::Big && word > 1 {
                 self.read_swapped(id, word, reads, cx, &mut totals).await?;

@@ -18,7 +18,7 @@ use reshard_strategy::{
     BackendVersion, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
     StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 pub(crate) use array::{Array, Refused};
 pub(crate) use files::{is_refused, role};
@@ -70,6 +70,11 @@ impl StorageReader for ZarrReader {
         files::producer(self)
     }
 
+    /// Each load asks for it, and the notes of a producer need a look at every chunk.
+    fn not_understood(&self) -> Vec<String> {
+        files::unknown(self).map(|(key, _)| key.clone()).collect()
+    }
+
     fn why_not(&self, key: &str) -> Option<String> {
         let Refused { kind, what } = self.refused.get(key)?;
         (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
@@ -110,13 +115,9 @@ impl StorageReader for ZarrReader {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
-        for read in reads {
-            by_chunk.entry(read.selection.chunk).or_default().push(read);
-        }
-        let (mut totals, mut records) = (Traffic::default(), Vec::with_capacity(by_chunk.len()));
+        let (mut totals, mut records) = (Traffic::default(), Vec::new());
         let mut packed = Vec::new();
-        for (id, reads) in by_chunk {
+        for (id, reads) in ReadTensor::by_chunk(reads) {
             let chunk = self.chunk(id)?;
             let meta = &chunk.array.meta;
             match self.stored(&chunk)? {

@@ -86,7 +86,6 @@ fn every_command_ends_on_conversions_that_are_spread_thin() {
 }
 
 #[test]
-#[ignore = "commands on some of them take more than 1.5 GB, or more than 10 seconds: docs/limits.md, Numbers that bound"]
 fn every_command_ends_on_folders_of_zarr_arrays() {
     every_command_ends_on(bombs::zarr());
 }

@@ -102,12 +102,8 @@ fn record_of<'z>(zip: &'z Zip, file: &TorchFile, key: &str) -> Result<&'z Record
 type ByFile<'r> = BTreeMap<u32, BTreeMap<Box<str>, OfStorage<'r>>>;
 
 fn by_storage(reader: &TorchSaveReader, reads: Vec<ReadTensor>) -> Result<ByFile<'_>> {
-    let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
-    for read in reads {
-        by_chunk.entry(read.selection.chunk).or_default().push(read);
-    }
     let mut out = ByFile::new();
-    for (chunk, reads) in by_chunk {
+    for (chunk, reads) in ReadTensor::by_chunk(reads) {
         let unknown = || StrategyError::Internal(format!("no chunk has number {}", chunk.0));
         let (n, tensor) = reader
             .table

@@ -1,6 +1,6 @@
 //! What the files of a place are.
 
-use super::opened::ZarrReader;
+use super::{array::Refused, opened::ZarrReader};
 use crate::{
     RECORD,
     array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
@@ -159,17 +159,19 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
             "{locks} lock files of Megatron Core lie beside arrays"
         ));
     }
-    let unknown = reader
-        .refused
-        .iter()
-        .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
     let of = |text: &str| vec![text.to_owned()];
     Producer {
         written_by: of(by),
         loadable_by: of(can),
         notes,
-        unknown: unknown
+        unknown: unknown(reader)
             .map(|(key, why)| (key.clone(), why.what.clone()))
             .collect(),
     }
+}
+
+/// The arrays that are stored in a way that is not understood, by their keys in order.
+pub(super) fn unknown(reader: &ZarrReader) -> impl Iterator<Item = (&String, &Refused)> {
+    let refused = reader.refused.iter();
+    refused.filter(|(_, why)| why.kind != ErrorKind::Corrupt)
 }
