@@ -33,8 +33,9 @@ impl Checkpoint {
     ///
     /// let map = MapFile::parse("[[rule]]\ntranspose = 'head'\naxes = [1, 0]")?.bind(&Default::default())?;
     /// let mapped = blocking::Checkpoint::open(&url)?.mapped(&map)?;
-    /// let column = mapped.tensor("head")?.read(Region::rows(1..2));
-    /// assert_eq!(blocking::run(column)?.to_vec::<i32>(), Some(vec![1, 4]));
+    /// let head = mapped.tensor("head")?;
+    /// let column = blocking::run(head.read(Region::rows(1..2)))?;
+    /// assert_eq!(column.to_vec::<i32>(), Some(vec![1, 4]));
     /// # Ok(())
     /// # }
     /// ```
