@@ -1,19 +1,25 @@
 """PyTorch DCP's side of the benchmarks: one measurement a call, as a line of JSON.
 
-    python dcp_bench.py save|load|reshard|stall llama|small|one GB DIR ITERATIONS [SETTING] [--world N] [--overwrite]
+    python dcp_bench.py save|load|reshard|stall llama|small|one|largest GB DIR ITERATIONS [SETTING] [--world N] [--overwrite] [--hf]
     python dcp_bench.py save|load|reshard|stall llama|small|one GB DIR ITERATIONS SETTING SETTING ... --choose
 
 A SETTING is a list like `cached,threads=2,no-crc,ops=2,sync`, or `plain`. With --choose each of them is tried, and the fastest
 is named as `{"best": ...}`.
 
     cached      the planner keeps its plan from one save to the next (enable_plan_caching)
-    threads=N   writer threads of each rank
+    threads=N   writer threads of each rank; with --hf threads that read
     no-crc      archives without checksums
     ops=N       torch's own threads of each rank; without it as many as torch takes by itself
     sync        files are synced, which is DCP's default; without it they are not
     stager=S    of `stall`, which is the time from the call of async_save until the state may change: `default` is DefaultStager,
                 `background` the same with async staging, `cached` BlockingAsyncStager with its cache
+    block=N     of places in buckets: s3fs sends and reads ahead N MiB at a time
+    cache=NAME  likewise: how s3fs keeps what it reads
     process     async_save in a process of its own instead of a thread
+
+DIR may be a place in a bucket, `s3://...`; then fsspec and s3fs write and read it, and files are not synced.
+
+With --hf a load reads a folder of safetensors, through HuggingFaceStorageReader.
 
 Gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory, unless it overwrites.
 """
@@ -38,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from llama import D, tensors
+from llama import D, F, tensors
 
 
 def llama(gb, mesh, axis, rank, world):
@@ -61,10 +67,20 @@ def one(gb, rank):
     return {"one": torch.empty(int(gb * 1e9) // (D * 4), D).fill_(1)} if rank == 0 else {}
 
 
+def largest(rank):
+    """One of the largest tensors of the layers."""
+    return {"layers.0.gate.exp_avg": torch.empty(F, D).fill_(1)} if rank == 0 else {}
+
+
+def in_bucket(path):
+    return "://" in path
+
+
 STATES = {
     "llama": lambda args, mesh, axis, rank, world: llama(args.gb, mesh, axis, rank, world),
     "small": lambda args, mesh, axis, rank, world: small(args.gb, rank, world),
     "one": lambda args, mesh, axis, rank, world: one(args.gb, rank),
+    "largest": lambda args, mesh, axis, rank, world: largest(rank),
 }
 
 
@@ -79,10 +95,28 @@ class Setting:
         self.ops = int(parts.get("ops", own_threads))
         self.process = "process" in parts
         self.stager = parts.get("stager")
-        unknown = set(parts) - {"cached", "no-crc", "sync", "threads", "ops", "process", "stager"}
+        self.block = int(parts.get("block", 0))
+        self.cache = parts.get("cache")
+        known = {"cached", "no-crc", "sync", "threads", "ops", "process", "stager", "block", "cache"}
+        unknown = set(parts) - known
         assert not unknown, unknown
 
-    def run(self, mode, state, path):
+    def writer(self, path):
+        if in_bucket(path):
+            import bucket
+            return bucket.writer(path, self)
+        return dcp.FileSystemWriter(path, thread_count=self.threads, sync_files=self.sync)
+
+    def reader(self, path, hf):
+        if in_bucket(path):
+            import bucket
+            return bucket.reader(path, self)
+        if not hf:
+            return dcp.FileSystemReader(path)
+        from torch.distributed.checkpoint import HuggingFaceStorageReader
+        return HuggingFaceStorageReader(path, thread_count=self.threads)
+
+    def run(self, mode, state, path, hf=False):
         torch.set_num_threads(self.ops)
         torch.serialization.set_crc32_options(self.crc)
         if mode == "stall":
@@ -98,10 +132,9 @@ class Setting:
             saving.staging_completion.result()
             return saving.upload_completion
         if mode == "save":
-            writer = dcp.FileSystemWriter(path, thread_count=self.threads, sync_files=self.sync)
-            dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=self.cached))
+            dcp.save(state, storage_writer=self.writer(path), planner=DefaultSavePlanner(enable_plan_caching=self.cached))
         else:
-            dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+            dcp.load(state, storage_reader=self.reader(path, hf))
 
 
 class KeptMemory(BlockingAsyncStager):
@@ -121,18 +154,26 @@ def stager(kind):
     return DefaultStager(options)
 
 
+def remove(path):
+    if in_bucket(path):
+        import bucket
+        bucket.remove(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def timed(setting, runs, rank, state, args):
     """Seconds and CPU seconds of this rank for each run; the first warms up, and is no part of it."""
     seconds, cpu = [], []
     for _ in range(runs + 1):
         if args.mode in ("save", "stall") and rank == 0 and not args.overwrite:
-            shutil.rmtree(args.dir, ignore_errors=True)
+            remove(args.dir)
         if args.mode == "save" and rank == 0 and setting.sync:
             # What earlier runs left for the disk is not this one's to wait for.
             os.sync()
         dist.barrier()
         start, used = time.perf_counter(), time.process_time()
-        saving = setting.run(args.mode, state, args.dir)
+        saving = setting.run(args.mode, state, args.dir, args.hf)
         dist.barrier()
         seconds.append(time.perf_counter() - start)
         cpu.append(time.process_time() - used)
@@ -179,6 +220,7 @@ if __name__ == "__main__":
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--hf", action="store_true")
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--world", type=int, default=2)
     # Settings may stand behind options, too.

@@ -1,9 +1,12 @@
 //! Lookups in an embedding table of many rows, and their gradients.
 
-use crate::measured::{Measured, cpu};
-use anyhow::{Context, Result, ensure};
+use crate::{
+    measured::{Measured, cpu},
+    state::written,
+};
+use anyhow::{Result, ensure};
 use bytes::Bytes;
-use reshard::{DType, Region, Tensor, model::LentBuffer, policy::partition::PartitionSpec};
+use reshard::{DType, Tensor, policy::partition::PartitionSpec};
 use reshard_embedding::{
     LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into, lookup_gradients,
 };
@@ -126,25 +129,13 @@ fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
             *to = parts[*id as usize / EACH][*id as usize % EACH];
         }
     };
-    let layout = rows.layout().clone();
-    let (lent, views) = LentBuffer::new("rows", vec![rows]).map_err(|(e, _)| e)?;
-    let whole = Region::whole(layout.shape());
-    let into = lent
-        .regions_mut(&[(&views[0], whole)])?
-        .pop()
-        .context("one region was asked for")?;
-    let mut memory = into.strided_copy(&layout)?;
-    let (_, memory_of_rows) = memory.take_runs(1).pop().context("there is one run")?;
-    let (first, second) = memory_of_rows.as_chunks_mut().0.split_at_mut(half);
-    std::thread::scope(|scope| {
-        scope.spawn(|| work(&ids[half..], second));
-        work(&ids[..half], first);
-    });
-    drop(memory);
-    lent.reclaim(views)
-        .ok()
-        .and_then(|mut rows| rows.pop())
-        .context("a region is left")
+    written(rows, |memory| {
+        let (first, second) = memory.as_chunks_mut().0.split_at_mut(half);
+        std::thread::scope(|scope| {
+            scope.spawn(|| work(&ids[half..], second));
+            work(&ids[..half], first);
+        });
+    })
 }
 
 fn check(rows: &Tensor, ids: &[i64]) -> Result<()> {

@@ -1,17 +1,25 @@
 //! `reshard-bench`: measures reshard beside PyTorch's DCP and beside plain reads and writes, in one run, and prints a table.
 
+mod analysis;
+mod bucket;
+mod files;
+mod formats;
+mod huge;
 mod limited;
 mod lookup;
 mod measure;
 mod measured;
 mod megatron;
 mod peer;
+mod places;
 mod plan;
 mod policy;
+mod proxy;
 mod ranks;
 mod replan;
 mod rewrite;
 mod row;
+mod served;
 mod stall;
 mod state;
 mod table;

@@ -16,6 +16,7 @@ use reshard::{
 };
 use reshard_parallel::FullyParallelLoad;
 use serde::Deserialize;
+use serde_json::Value as Json;
 use std::{fs::File, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -29,9 +30,9 @@ pub(crate) enum What {
         /// What each rank has of a tensor.
         #[arg(long, default_value = "rows")]
         cut: Cut,
-        /// The format.
-        #[arg(long, default_value = "torch_dist")]
-        format: String,
+        /// The format: its name, or its configuration as JSON.
+        #[arg(long, default_value = "torch_dist", value_parser = format)]
+        format: Json,
     },
     /// Load the same split onto two ranks.
     Load {
@@ -70,6 +71,59 @@ pub(crate) enum What {
     Unflatten {
         /// The checkpoint.
         src: PathBuf,
+        /// Where to write.
+        dst: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
+    /// Rewrite a checkpoint in another format.
+    Convert {
+        /// The checkpoint.
+        src: PathBuf,
+        /// Where to write.
+        dst: PathBuf,
+        /// How often.
+        iterations: usize,
+        /// The format: its name, or its configuration as JSON.
+        #[arg(long, value_parser = format)]
+        format: Json,
+        /// Ranks.
+        #[arg(long, default_value_t = 1)]
+        ranks: u32,
+    },
+    /// Compare two checkpoints that are on the disk, and not in the page cache.
+    Diff {
+        /// The first.
+        first: PathBuf,
+        /// The second, which is equal.
+        second: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
+    /// Look at all numbers of a checkpoint that is on the disk, and not in the page cache.
+    Stats {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
+    /// Plain reads of all files of folders, by two threads.
+    ReadFiles {
+        /// How often.
+        iterations: usize,
+        /// The folders.
+        dirs: Vec<PathBuf>,
+        /// Only so many bytes.
+        #[arg(long)]
+        first: Option<u64>,
+        /// Past the page cache.
+        #[arg(long, conflicts_with = "first")]
+        direct: bool,
+    },
+    /// Plain writes of files as long as those of a folder, by two threads.
+    WriteFiles {
+        /// The folder.
+        like: PathBuf,
         /// Where to write.
         dst: PathBuf,
         /// How often.
@@ -163,13 +217,16 @@ pub(crate) struct How {
     /// What is there stays until it is replaced; otherwise it is removed before the clock starts.
     #[arg(long)]
     overwrite: bool,
+    /// Replicas are compared.
+    #[arg(long)]
+    check_replicas: bool,
 }
 
 impl How {
     /// What happens off the clock: nothing is there, and nothing of earlier runs waits for the disk.
     fn prepare(self, dir: &std::path::Path) {
         if !self.overwrite {
-            drop(std::fs::remove_dir_all(dir));
+            drop(crate::bucket::remove(dir));
         }
         if self.synced {
             rustix::fs::sync();
@@ -209,6 +266,33 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             dst,
             iterations,
         } => crate::rewrite::unflatten(src, dst, *iterations),
+        What::Convert {
+            src,
+            dst,
+            iterations,
+            format,
+            ranks,
+        } => crate::rewrite::into_format(src, dst, *iterations, *ranks, format),
+        What::Diff {
+            first,
+            second,
+            iterations,
+        } => crate::analysis::diff(first, second, *iterations),
+        What::Stats { dir, iterations } => crate::analysis::stats(dir, *iterations),
+        What::ReadFiles {
+            iterations,
+            dirs,
+            first,
+            direct,
+        } => match direct {
+            true => crate::files::read_cold(dirs, *iterations),
+            false => crate::files::read(dirs, *first, *iterations),
+        },
+        What::WriteFiles {
+            like,
+            dst,
+            iterations,
+        } => crate::files::write(like, dst, *iterations),
         What::CopyFiles {
             src,
             dst,
@@ -240,8 +324,16 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
     }
 }
 
-fn save(a: &Args, how: How, cut: Cut, format: &str) -> Result<Measured> {
-    let config = serde_json::json!({ "type": format });
+/// The configuration of a format.
+fn format(text: &str) -> Result<Json, String> {
+    match text.starts_with('{') {
+        true => serde_json::from_str(text).map_err(|e| e.to_string()),
+        false => Ok(serde_json::json!({ "type": text })),
+    }
+}
+
+fn save(a: &Args, how: How, cut: Cut, format: &Json) -> Result<Measured> {
+    let config = format.clone();
     let (b, url) = (a.clone(), a.dir.display().to_string());
     let dir = a.dir.clone();
     let (runs, states) = on_ranks(
@@ -254,7 +346,8 @@ fn save(a: &Args, how: How, cut: Cut, format: &str) -> Result<Measured> {
             let save = reshard::save(&state, &url)
                 .group(group)
                 .boxed_strategy(strategy)
-                .overwrite(how.overwrite);
+                .overwrite(how.overwrite)
+                .check_replicas(how.check_replicas);
             let save = if how.synced {
                 save
             } else {

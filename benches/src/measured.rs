@@ -1,6 +1,8 @@
 //! What a measurement gives, and what the system says of this process.
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 /// What a measurement gives; DCP's scripts print the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -36,4 +38,23 @@ pub(crate) fn peak() -> u64 {
 pub(crate) fn cpu() -> f64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+}
+
+/// Runs `work`, which says how many bytes it has done, so often. One run before these warms up. `before` is off the clock.
+pub(crate) fn timed(
+    iterations: usize,
+    mut before: impl FnMut() -> Result<()>,
+    mut work: impl FnMut() -> Result<u64>,
+) -> Result<Measured> {
+    let mut measured = Measured::default();
+    for run in 0..=iterations {
+        before()?;
+        let (start, used) = (Instant::now(), cpu());
+        measured.bytes = work()?;
+        if run > 0 {
+            measured.seconds.push(start.elapsed().as_secs_f64());
+            measured.cpu.push(cpu() - used);
+        }
+    }
+    Ok(measured)
 }

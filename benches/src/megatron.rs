@@ -1,6 +1,7 @@
 //! Rows beside the strategies of Megatron Core 0.12, and beside zarr-python.
 
 use crate::{
+    formats::{bare_read, bare_write},
     peer::{NOTHING, OURS, Peer, RUNS, VERIFIED, WRITES},
     row::{Row, Target},
 };
@@ -18,28 +19,27 @@ fn theirs(args: &[&str]) -> Peer {
     Peer::megatron(MEGATRON, "mcore_bench.py", args)
 }
 
-/// Saves and loads of zarr, and flattened tensors that are loaded on another grid.
-pub(crate) fn rows(gb: &str, place: &str, base: &Path) -> Vec<Row> {
+/// Saves and loads of zarr.
+pub(crate) fn zarr(gb: &str, place: &str, base: &Path) -> Vec<Row> {
     let at = |name: &str| base.join(name).display().to_string();
-    let (zarr, their_zarr) = (&*at("ours-zarr"), &*at("theirs-zarr"));
-    let (flat, their_flat) = (&*at("ours-flat"), &*at("theirs-flat"));
+    let (zarr, their_zarr, bare) = (&*at("ours-zarr"), &*at("theirs-zarr"), &*at("bare-zarr"));
     let save = || {
         let all = ["save", "llama", gb, zarr, RUNS, "--format", "zarr"];
         Peer::reshard(OURS, &all).checks(WRITES)
     };
     let save_theirs = || theirs(&["save", "zarr", gb, their_zarr, RUNS]);
-    let save_flat = || {
-        let cut = "flattened-columns";
-        Peer::reshard(OURS, &["save", "llama", gb, flat, "1", "--cut", cut])
-    };
     let five = || vec![Target::Ratio(MEGATRON, 5.0)];
-    let reload = ["load", "llama", gb, flat, RUNS, "--cut", "flattened-range"];
     vec![
         Row::new(
             format!("save {gb} GB as zarr, {place}"),
-            vec![save(), save_theirs().best_of(&SAVES).checks(NOTHING)],
+            vec![
+                save(),
+                save_theirs().best_of(&SAVES).checks(NOTHING),
+                bare_write(zarr, bare),
+            ],
             five(),
-        ),
+        )
+        .needs(zarr, save()),
         Row::new(
             format!("load zarr, same split, {place}"),
             vec![
@@ -47,26 +47,38 @@ pub(crate) fn rows(gb: &str, place: &str, base: &Path) -> Vec<Row> {
                 theirs(&["load", "zarr", gb, their_zarr, RUNS])
                     .best_of(&LOADS)
                     .checks(NOTHING),
+                bare_read(&[zarr]),
             ],
             five(),
         )
         .needs(zarr, save())
         .needs(their_zarr, save_theirs())
         .removes(zarr),
-        Row::new(
-            format!("load flattened columns as ranges of whole tensors, {place}"),
-            vec![
-                Peer::reshard(OURS, &reload).checks("CRC-32 of what is read whole"),
-                theirs(&["reload", "torch_dist", gb, their_flat, RUNS])
-                    .best_of(&RELOADS)
-                    .checks(NOTHING)
-                    .costs(25.0, 8.0),
-            ],
-            five(),
-        )
-        .needs(flat, save_flat())
-        .removes(flat),
     ]
+}
+
+/// Flattened tensors that are loaded on another grid.
+pub(crate) fn flattened(gb: &str, place: &str, base: &Path) -> Row {
+    let at = |name: &str| base.join(name).display().to_string();
+    let (flat, their_flat) = (&*at("ours-flat"), &*at("theirs-flat"));
+    let save_flat = || {
+        let cut = "flattened-columns";
+        Peer::reshard(OURS, &["save", "llama", gb, flat, "1", "--cut", cut])
+    };
+    let reload = ["load", "llama", gb, flat, RUNS, "--cut", "flattened-range"];
+    Row::new(
+        format!("load flattened columns as ranges of whole tensors, {place}"),
+        vec![
+            Peer::reshard(OURS, &reload).checks("CRC-32 of what is read whole"),
+            theirs(&["reload", "torch_dist", gb, their_flat, RUNS])
+                .best_of(&RELOADS)
+                .checks(NOTHING)
+                .costs(25.0, 8.0),
+        ],
+        vec![Target::Ratio(MEGATRON, 5.0)],
+    )
+    .needs(flat, save_flat())
+    .removes(flat)
 }
 
 /// Zarr v3 beside zarr-python.
@@ -76,7 +88,7 @@ pub(crate) fn zarr3(gb: &str, place: &str, base: &Path) -> Vec<Row> {
     const SAVES: [&str; 4] = ["plain", "sharded", "workers=1", "sharded,workers=1"];
     const LOADS: [&str; 4] = ["plain", "out", "workers=1", "out,workers=1"];
     let at = |name: &str| base.join(name).display().to_string();
-    let (ours, theirs) = (&*at("ours-zarr3"), &*at("theirs-zarr3"));
+    let (ours, theirs, bare) = (&*at("ours-zarr3"), &*at("theirs-zarr3"), &*at("bare-zarr3"));
     let save = || {
         let all = ["save", "llama", gb, ours, RUNS, "--format", "zarr3"];
         Peer::reshard(OURS, &all).checks(WRITES)
@@ -94,19 +106,32 @@ pub(crate) fn zarr3(gb: &str, place: &str, base: &Path) -> Vec<Row> {
     vec![
         Row::new(
             format!("save {gb} GB as zarr3, {place}"),
-            vec![save(), save_theirs().best_of(&SAVES).checks(NOTHING)],
+            vec![
+                save(),
+                save_theirs().best_of(&SAVES).checks(NOTHING),
+                bare_write(ours, bare),
+            ],
             five(),
-        ),
+        )
+        .needs(ours, save()),
         Row::new(
             format!("load zarr3, same split, {place}"),
-            vec![load(&[]).checks(VERIFIED), load_theirs()],
+            vec![
+                load(&[]).checks(VERIFIED),
+                load_theirs(),
+                bare_read(&[ours]),
+            ],
             five(),
         )
         .needs(ours, save())
         .needs(theirs, save_theirs()),
         Row::new(
             format!("load zarr3, same split, unverified, {place}"),
-            vec![load(&["--no-verify"]).checks(NOTHING), load_theirs()],
+            vec![
+                load(&["--no-verify"]).checks(NOTHING),
+                load_theirs(),
+                bare_read(&[ours]),
+            ],
             five(),
         )
         .needs(ours, save())

@@ -1,9 +1,9 @@
 //! Those that are compared: each measurement is a process of its own.
 
-use crate::measured::Measured;
+use crate::{measured::Measured, proxy::Passed, served::Served};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use std::{path::PathBuf, process::Command};
+use std::{path::PathBuf, process::Command, sync::Arc};
 
 /// Where the others run.
 #[derive(Debug, clap::Args)]
@@ -20,6 +20,9 @@ pub(crate) struct Pythons {
     /// Python with zarr 3; without it, its rows are left out.
     #[arg(long)]
     zarr: Option<PathBuf>,
+    /// Folder with s3fs, for the Python with torch; without it, PyTorch has no rows of buckets.
+    #[arg(long)]
+    s3fs: Option<PathBuf>,
     /// Folder of the Python scripts.
     #[arg(long, default_value = "benches/python")]
     scripts: PathBuf,
@@ -76,6 +79,10 @@ pub(crate) struct Peer {
     /// Settings of which the fastest is measured; they come last among the arguments.
     settings: Vec<&'static str>,
     huge_pages: bool,
+    /// The server that its place lies on.
+    served: Option<Arc<Served>>,
+    /// What a run has sent and received, roughly: the one that warms up is like the others.
+    passed: Option<Passed>,
     /// What it says of the bytes: whether they are checked, or come with a checksum.
     checks: &'static str,
     /// Seconds that one process takes before and after its runs, and for each run, roughly, on two cores.
@@ -106,6 +113,8 @@ impl Peer {
             args: args.iter().map(|a| a.to_string()).collect(),
             settings: Vec::new(),
             huge_pages: false,
+            served: None,
+            passed: None,
             checks: "",
             cost,
             measured: Vec::new(),
@@ -120,6 +129,20 @@ impl Peer {
     /// A script in the Python with torch.
     pub(crate) fn torch(name: &'static str, script: &'static str, args: &[&str]) -> Self {
         Self::new(name, Program::Torch(script), args, (5.0, 1.0))
+    }
+
+    /// A measurement of DCP's script.
+    pub(crate) fn dcp(
+        name: &'static str,
+        mode: &str,
+        state: &str,
+        gb: &str,
+        dir: &str,
+        more: &[&str],
+    ) -> Self {
+        let all = [&[mode, state, gb, dir, RUNS], more].concat();
+        let seconds = if state == "small" { 1.9 } else { 0.9 };
+        Self::torch(name, "dcp_bench.py", &all).costs(5.0, seconds)
     }
 
     /// A script in the Python with TensorFlow.
@@ -158,6 +181,14 @@ impl Peer {
         }
     }
 
+    /// With its place on this server.
+    pub(crate) fn at(self, served: &Arc<Served>) -> Self {
+        Self {
+            served: Some(Arc::clone(served)),
+            ..self
+        }
+    }
+
     /// With its large memory in huge pages.
     pub(crate) fn huge_pages(self) -> Self {
         Self {
@@ -192,7 +223,9 @@ impl Peer {
     pub(crate) fn is_there(&self, pythons: &Pythons) -> bool {
         match self.program {
             Program::Reshard => true,
-            Program::Torch(_) => pythons.python.is_some(),
+            Program::Torch(_) => {
+                pythons.python.is_some() && (self.served.is_none() || pythons.s3fs.is_some())
+            }
             Program::TensorFlow(_) => pythons.tensorflow.is_some(),
             Program::Megatron(_) => pythons.megatron.is_some(),
             Program::Zarr(_) => pythons.zarr.is_some(),
@@ -225,9 +258,19 @@ impl Peer {
     pub(crate) fn run(&mut self, pythons: &Pythons, runs: usize) -> Result<()> {
         let mut command = self.command(pythons, runs)?;
         command.args(self.settings.first());
+        let passed = |peer: &Self| peer.served.as_ref().map(|served| served.passed());
+        let before = passed(self);
         self.measured
             .push(serde_json::from_str(&self.answer(command, pythons)?)?);
+        if let (Some(before), Some(after)) = (before, passed(self)) {
+            self.passed = Some((after - before).per(runs as u64 + 1));
+        }
         Ok(())
+    }
+
+    /// What a run has sent and received.
+    pub(crate) fn passed(&self) -> Option<Passed> {
+        self.passed
     }
 
     fn command(&self, pythons: &Pythons, runs: usize) -> Result<Command> {
@@ -237,6 +280,7 @@ impl Peer {
             Program::Reshard => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("measure").args(args);
+                command.envs(self.variables());
                 return Ok(command);
             }
             Program::Torch(script) => (&pythons.python, script),
@@ -251,11 +295,20 @@ impl Peer {
         command
             .arg(pythons.scripts.join(script))
             .args(args)
-            .env("PYTHONWARNINGS", "ignore");
+            .env("PYTHONWARNINGS", "ignore")
+            .envs(self.variables());
+        if let (Some(_), Some(s3fs)) = (&self.served, &pythons.s3fs) {
+            command.env("PYTHONPATH", s3fs);
+        }
         if self.huge_pages {
             command.envs(HUGE_PAGES);
         }
         Ok(command)
+    }
+
+    fn variables(&self) -> Vec<(&'static str, String)> {
+        let served = self.served.as_ref();
+        served.map_or(Vec::new(), |served| served.variables())
     }
 
     /// The last line of JSON that it prints.

@@ -1,14 +1,44 @@
 //! Rewriting a checkpoint, beside copying its files.
 
-use crate::measured::{Measured, cpu, peak};
+use crate::{
+    analysis::ones,
+    measured::{Measured, peak, timed},
+};
 use anyhow::{Context, Result, anyhow};
-use reshard::blocking::{self, Checkpoint};
+use reshard::{
+    blocking::{self, Checkpoint},
+    strategy::SaveShardedConfig,
+};
 use reshard_convert::convert;
+use serde::Deserialize;
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Instant,
 };
+
+/// As `reshard convert` does it, into the format of a configuration. All values are checked off the clock.
+pub(crate) fn into_format(
+    src: &Path,
+    dst: &Path,
+    iterations: usize,
+    ranks: u32,
+    format: &serde_json::Value,
+) -> Result<Measured> {
+    let (src, url) = (src.display().to_string(), dst.display().to_string());
+    let before = peak();
+    let mut measured = times(dst, iterations, || {
+        let source = Checkpoint::open(&src)?;
+        let format = Box::<dyn SaveShardedConfig>::deserialize(format)?;
+        let conversion = convert(&source, &url).ranks(ranks).boxed_strategy(format);
+        let report = blocking::run(conversion)?;
+        Ok(report.saved.totals.all.bytes)
+    })?;
+    measured.peak = peak();
+    measured.grown = measured.peak - before;
+    ones(dst)?;
+    fs::remove_dir_all(dst)?;
+    Ok(measured)
+}
 
 /// As `reshard convert --ranks 2 --unflatten` does it: all checksums are checked first. What grows is the memory of the process.
 pub(crate) fn unflatten(src: &Path, dst: &Path, iterations: usize) -> Result<Measured> {
@@ -62,18 +92,12 @@ pub(crate) fn copy_files(src: &Path, dst: &Path, iterations: usize) -> Result<Me
     })
 }
 
-/// The first run warms up. What the last run wrote is removed off the clock.
-fn times(dst: &Path, iterations: usize, mut work: impl FnMut() -> Result<u64>) -> Result<Measured> {
-    let mut measured = Measured::default();
-    for run in 0..=iterations {
+/// What the run before wrote is removed off the clock.
+fn times(dst: &Path, iterations: usize, work: impl FnMut() -> Result<u64>) -> Result<Measured> {
+    let before = || {
         drop(fs::remove_dir_all(dst));
         rustix::fs::sync();
-        let (start, used) = (Instant::now(), cpu());
-        measured.bytes = work()?;
-        if run > 0 {
-            measured.seconds.push(start.elapsed().as_secs_f64());
-            measured.cpu.push(cpu() - used);
-        }
-    }
-    Ok(measured)
+        Ok(())
+    };
+    timed(iterations, before, work)
 }

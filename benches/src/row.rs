@@ -1,8 +1,14 @@
 //! A comparison: some peers that take turns, and what is to be reached.
 
-use crate::peer::{Peer, Pythons};
+use crate::{
+    peer::{Peer, Pythons},
+    served::Served,
+};
 use anyhow::Result;
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// What is to be reached.
 pub(crate) enum Target {
@@ -14,6 +20,8 @@ pub(crate) enum Target {
     Seconds(f64),
     /// Our memory beyond the state in bytes, at most.
     Memory(u64),
+    /// Our requests of a run, at most.
+    Requests(u64),
 }
 
 /// Peers that do the same.
@@ -29,6 +37,10 @@ pub(crate) struct Row {
     pub(crate) turns: Option<usize>,
     /// Files that nobody needs any more.
     pub(crate) leaves: Option<PathBuf>,
+    /// The server that the places lie on.
+    served: Option<Arc<Served>>,
+    /// Places on it that the peers save to.
+    makes: Vec<PathBuf>,
 }
 
 impl Row {
@@ -42,11 +54,29 @@ impl Row {
             amplification: None,
             turns: None,
             leaves: None,
+            served: None,
+            makes: Vec::new(),
         }
     }
 
     pub(crate) fn needs(mut self, file: &str, by: Peer) -> Self {
         self.needs.push((file.into(), by));
+        self
+    }
+
+    pub(crate) fn served(self, by: &Arc<Served>) -> Self {
+        Self {
+            served: Some(Arc::clone(by)),
+            ..self
+        }
+    }
+
+    pub(crate) fn is_in_bucket(&self) -> bool {
+        self.served.is_some()
+    }
+
+    pub(crate) fn makes(mut self, place: &str) -> Self {
+        self.makes.push(place.into());
         self
     }
 
@@ -81,9 +111,20 @@ impl Row {
     /// Runs the peers in turns, and gives the lines of the table.
     pub(crate) fn run(mut self, runs: Runs, pythons: &Pythons) -> Result<Vec<String>> {
         self.peers.retain(|p| p.is_there(pythons));
+        let served = self.served.clone();
+        let is_there = |file: &Path| match &served {
+            Some(served) => served.has(file),
+            None => file.exists(),
+        };
+        let saved = |file: &Path| {
+            if let Some(served) = &served {
+                served.saved(file);
+            }
+        };
         for (file, by) in &mut self.needs {
-            if !file.exists() && by.is_there(pythons) {
+            if !is_there(file) && by.is_there(pythons) {
                 by.run(pythons, 1)?;
+                saved(file);
             }
         }
         for p in &mut self.peers {
@@ -94,11 +135,13 @@ impl Row {
                 p.run(pythons, runs.each)?;
             }
         }
+        self.makes.iter().for_each(|place| saved(place));
         if let Some(dir) = &self.leaves {
             std::fs::remove_dir_all(dir)?;
         }
         let mut lines: Vec<String> = self.peers.iter().filter_map(|p| self.line(p)).collect();
         lines.extend(self.read_per_needed());
+        lines.extend(self.peers.iter().filter_map(|p| self.passed(p)));
         Ok(lines)
     }
 
@@ -165,6 +208,23 @@ impl Row {
         let (title, who, checks, runs) = (&self.title, p.title(), p.what_it_checks(), p.runs());
         Some(format!(
             "| {title} | {who} | {checks} | {runs} | {seconds:.4} s | {speed} | {ratio} | {cpu} | {memory} |"
+        ))
+    }
+
+    /// What a run has sent and received.
+    fn passed(&self, p: &Peer) -> Option<String> {
+        let (passed, last) = (p.passed()?, p.last()?);
+        let ratio = passed.bytes as f64 / last.bytes as f64;
+        let (title, who) = (&self.title, p.name());
+        let mut requests = passed.requests.to_string();
+        for target in self.targets.iter().filter(|_| p.is_ours()) {
+            if let Target::Requests(most) = target {
+                let reached = verdict(passed.requests <= *most);
+                requests += &format!(" (target {most}, {reached})");
+            }
+        }
+        Some(format!(
+            "| {title} | {who}: bytes on the wire per byte needed | | | {ratio:.3} | | | | requests: {requests} |"
         ))
     }
 

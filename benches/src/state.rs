@@ -1,10 +1,10 @@
 //! The states that are saved and loaded: a Llama-like model with its moments, and many small tensors.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use half::bf16;
 use reshard::{
     DType, Region, ShardedTensor, StateDict, Tensor,
-    model::{Dims, Element},
+    model::{Dims, LentBuffer},
 };
 use std::ops::Range;
 
@@ -21,6 +21,12 @@ const LAYER: [(&str, &[u64]); 9] = [
     ("n1", &[D]),
     ("n2", &[D]),
 ];
+
+/// One of the largest tensors.
+pub(crate) const LARGEST: &str = "layers.0.gate.exp_avg";
+
+/// Its bytes.
+pub(crate) const LARGEST_BYTES: u64 = F * D * 4;
 
 /// What part of each tensor a rank holds or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -59,10 +65,9 @@ impl Cut {
                     region.offsets[axis] = region.lengths[axis] * rank;
                 }
                 let elements = region.lengths.clone();
-                (
-                    ShardedTensor::region_of(key, dtype, shape, region),
-                    elements,
-                )
+                let leaf = ShardedTensor::region_of(key, dtype, shape, region);
+                let replica = if self == Self::Whole { rank } else { 0 };
+                (leaf.with_replica_id(replica as u32), elements)
             }
             Self::FlattenedColumns => {
                 local[last] /= parts;
@@ -97,18 +102,44 @@ pub(crate) enum State {
     Small,
     /// One tensor, all of it on rank 0: one chunk.
     One,
+    /// One of the largest tensors of the layers, all of it on rank 0.
+    Largest,
 }
 
-/// Every element is 1, so that memory is touched and wrong values show.
+/// Every element is 1, so that memory is touched and wrong values show. The memory is the library's own, which begins at a line of the
+/// processor's cache, as torch's does.
 fn ones(dtype: DType, shape: &Dims) -> Result<Tensor> {
-    fn make<T: Element>(shape: &Dims, one: T) -> Result<Tensor> {
-        let n = shape.volume().unwrap_or(0) as usize;
-        Ok(Tensor::from_vec(shape, vec![one; n])?)
-    }
     match dtype {
-        DType::BFloat16 => make(shape, bf16::ONE),
-        _ => make(shape, 1f32),
+        DType::BFloat16 => filled(dtype, shape, &bf16::ONE.to_le_bytes()),
+        _ => filled(dtype, shape, &1f32.to_le_bytes()),
     }
+}
+
+fn filled(dtype: DType, shape: &Dims, one: &[u8]) -> Result<Tensor> {
+    written(Tensor::zeros("ones", dtype, shape)?, |memory| {
+        for element in memory.chunks_exact_mut(one.len()) {
+            element.copy_from_slice(one);
+        }
+    })
+}
+
+/// Lets somebody write into the memory of a contiguous tensor, which nobody else has.
+pub(crate) fn written(tensor: Tensor, write: impl FnOnce(&mut [u8])) -> Result<Tensor> {
+    let layout = tensor.layout().clone();
+    let (lent, views) = LentBuffer::new("memory", vec![tensor]).map_err(|(e, _)| e)?;
+    let whole = Region::whole(layout.shape());
+    let into = lent
+        .regions_mut(&[(&views[0], whole)])?
+        .pop()
+        .context("one region was asked for")?;
+    let mut memory = into.strided_copy(&layout)?;
+    let (_, run) = memory.take_runs(1).pop().context("there is one run")?;
+    write(run);
+    drop(memory);
+    lent.reclaim(views)
+        .ok()
+        .and_then(|mut tensors| tensors.pop())
+        .context("a region is left")
 }
 
 fn layers(gb: f64) -> u64 {
@@ -124,6 +155,7 @@ impl State {
             Self::Llama => layers(gb) * elements * 10,
             Self::Small => (gb * 1e9) as u64 / 65536 * 65536,
             Self::One => Self::rows(gb) * D * 4,
+            Self::Largest => LARGEST_BYTES,
         }
     }
 
@@ -170,7 +202,11 @@ impl State {
                 let data = ones(DType::Float32, &[Self::rows(gb), D].into())?;
                 out.insert("one", ShardedTensor::full("one", data));
             }
-            Self::One => {}
+            Self::Largest if rank == 0 => {
+                let data = ones(DType::Float32, &[F, D].into())?;
+                out.insert(LARGEST, ShardedTensor::full(LARGEST, data));
+            }
+            Self::One | Self::Largest => {}
         }
         Ok(out)
     }

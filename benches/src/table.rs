@@ -1,8 +1,11 @@
 //! The table: every comparison, with its targets, in the order in which it is printed.
 
 use crate::{
+    formats,
+    huge::Mounted,
     megatron,
     peer::{NOTHING, OURS, Peer, Pythons, RUNS, VERIFIED, WRITES},
+    places::{self, Servers},
     row::{Row, Runs, Target},
 };
 use anyhow::{Context, Result};
@@ -16,6 +19,8 @@ use std::{
 pub(crate) struct Args {
     #[command(flatten)]
     pythons: Pythons,
+    #[command(flatten)]
+    servers: Servers,
     /// Only rows whose name holds this text, such as "64 KiB" or "disk".
     #[arg(long)]
     only: Option<String>,
@@ -31,6 +36,9 @@ pub(crate) struct Args {
     /// Size of the state that is synced in GB.
     #[arg(long, default_value_t = 0.51)]
     synced_gb: f64,
+    /// Size of the Llama-like state that is converted, compared and looked at in GB.
+    #[arg(long, default_value_t = 4.6)]
+    large_gb: f64,
     /// Counted runs of each measurement, in three processes that take turns with the others.
     #[arg(long, default_value_t = 15)]
     runs: usize,
@@ -61,10 +69,116 @@ fn is_in_memory(path: &Path) -> Result<bool> {
     Ok(rustix::fs::statfs(path)?.f_type as u64 == TMPFS)
 }
 
-/// Rows that need the same folder.
+/// Rows that need the same folder. The folder goes before what it lies in.
 struct Group {
     folder: Option<tempfile::TempDir>,
+    mounted: Option<Mounted>,
     rows: Vec<Row>,
+}
+
+/// The rows of a place.
+fn rows_of_place(args: &Args, (name, path): (&str, &Path), folder: &Path) -> Result<Vec<Row>> {
+    let gb = &*args.gb.to_string();
+    let mut rows = large(args, name, folder);
+    rows.push(one_chunk(args, name, folder));
+    rows.extend(small(args, name, folder));
+
+    // In memory there is no disk to wait for. How long training waits does not depend on the disk.
+    if is_in_memory(path)? {
+        rows.extend(stalls(args, name, folder));
+        rows.extend(megatron::zarr(gb, name, folder));
+        rows.push(megatron::flattened(gb, name, folder));
+        rows.extend(megatron::zarr3(gb, name, folder));
+        rows.push(megatron::unflatten(name, folder));
+    } else {
+        rows.extend(synced(args, name, folder));
+    }
+    Ok(rows)
+}
+
+/// The rows of a place whose states are large, or are those of other formats.
+fn large_rows_of_place(
+    args: &Args,
+    (name, path): (&str, &Path),
+    folder: &Path,
+) -> Result<Vec<Row>> {
+    let large_gb = &*args.large_gb.to_string();
+    if !is_in_memory(path)? {
+        return Ok(formats::analyses(large_gb, name, folder));
+    }
+    let mut rows = formats::bundles(&args.gb.to_string(), name, folder);
+    rows.push(formats::conversion(large_gb, name, folder));
+    rows.extend(formats::safetensors(large_gb, name, folder));
+    Ok(rows)
+}
+
+/// Rows of files in huge pages, or why there are none.
+fn in_huge_pages(args: &Args) -> Result<Group> {
+    const NAME: &str = "tmpfs of huge pages";
+    let gb = &*args.gb.to_string();
+    let mounted = Mounted::new()?;
+    let folder = tempfile::tempdir_in(mounted.path())?;
+    let mut rows = megatron::zarr(gb, NAME, folder.path());
+    rows.extend(megatron::zarr3(gb, NAME, folder.path()));
+    rows.extend(formats::bundles(gb, NAME, folder.path()));
+    Ok(Group {
+        folder: Some(folder),
+        mounted: Some(mounted),
+        rows,
+    })
+}
+
+/// Rows of buckets. Their servers have what they have in memory, which is touched before.
+fn in_buckets(args: &Args) -> Result<Option<Group>> {
+    let rows = places::rows(&args.gb.to_string(), &args.servers)?;
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let memory = Path::new("/dev/shm");
+    let folder = match memory.is_dir() {
+        true => Some(tempfile::tempdir_in(memory)?),
+        false => None,
+    };
+    Ok(Some(Group {
+        folder,
+        mounted: None,
+        rows,
+    }))
+}
+
+/// All rows.
+#[expect(clippy::print_stderr, reason = "a program whose output is its result")]
+fn groups(args: &Args) -> Result<Vec<Group>> {
+    let group = |folder, rows| Group {
+        folder,
+        mounted: None,
+        rows,
+    };
+    let (mut groups, mut memory) = (Vec::new(), false);
+    for (name, path) in &args.on {
+        // Two folders, so that what the first rows leave is gone before the others need the memory.
+        for rows_of in [rows_of_place, large_rows_of_place] {
+            let folder = tempfile::tempdir_in(path)
+                .with_context(|| format!("{} can't be written to", path.display()))?;
+            let rows = rows_of(args, (name, path), folder.path())?;
+            groups.push(group(Some(folder), rows));
+        }
+        memory |= is_in_memory(path)?;
+    }
+    if memory {
+        match in_huge_pages(args) {
+            Ok(group) => groups.push(group),
+            Err(why) => {
+                eprintln!("no rows on a tmpfs of huge pages, which only root may mount: {why:#}")
+            }
+        }
+    }
+    let folder = tempfile::tempdir()?;
+    let rows = planning(folder.path());
+    groups.push(group(None, rows));
+    groups.push(group(None, embeddings()));
+    groups.extend(in_buckets(args)?);
+    Ok(groups)
 }
 
 /// Prints the table, and on the standard error how long it will take.
@@ -80,35 +194,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         turns,
         each: args.runs.div_ceil(turns),
     };
-    let mut groups = Vec::new();
-    for (name, path) in &args.on {
-        let folder = tempfile::tempdir_in(path)
-            .with_context(|| format!("{} can't be written to", path.display()))?;
-        let mut rows = large(args, name, folder.path());
-        rows.push(one_chunk(args, name, folder.path()));
-        rows.extend(small(args, name, folder.path()));
-
-        // In memory there is no disk to wait for. How long training waits does not depend on the disk.
-        if is_in_memory(path)? {
-            rows.extend(stalls(args, name, folder.path()));
-            rows.extend(megatron::rows(&args.gb.to_string(), name, folder.path()));
-            rows.extend(megatron::zarr3(&args.gb.to_string(), name, folder.path()));
-            rows.push(megatron::unflatten(name, folder.path()));
-        } else {
-            rows.extend(synced(args, name, folder.path()));
-        }
-        groups.push(Group {
-            folder: Some(folder),
-            rows,
-        });
-    }
-    let folder = tempfile::tempdir()?;
-    let rows = planning(folder.path());
-    groups.push(Group { folder: None, rows });
-    groups.push(Group {
-        folder: None,
-        rows: embeddings(),
-    });
+    let mut groups = groups(args)?;
 
     // Rows are chosen before the estimate, so that it counts only what will run.
     for group in &mut groups {
@@ -133,6 +219,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         rows().count(),
         seconds / 60.0
     );
+    if rows().any(|row| row.is_in_bucket()) {
+        eprintln!("{}", places::speeds()?);
+    }
     println!(
         "| what | who | checks | runs | median | speed | their time / ours | CPU | memory beyond the state |"
     );
@@ -140,7 +229,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     // The folder of a group lives until its rows are done, and is removed with it.
     let start = Instant::now();
-    for Group { folder, rows } in groups {
+    for Group {
+        folder,
+        mounted,
+        rows,
+    } in groups
+    {
         if let Some(folder) = &folder
             && !rows.is_empty()
         {
@@ -151,6 +245,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 println!("{line}");
             }
         }
+        drop(folder);
+        drop(mounted);
     }
     eprintln!(
         "it took {:.1} minutes",
@@ -162,6 +258,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Memory that a save or load may take beside the state.
 const BESIDE: Target = Target::Memory(64 << 20);
 
+const UNCOMPARED: &str = "reshard, not compared";
 const WITHOUT: &str = "writes no CRC-32";
 
 /// DCP's settings, of which the fastest is measured in each row.
@@ -189,15 +286,17 @@ const STALLS: [&str; 4] = [
     "cached,stager=default,ops=1",
 ];
 
-/// A measurement of DCP's script.
-fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &[&str]) -> Peer {
-    let args: Vec<&str> = [mode, state, gb, dir, RUNS]
-        .iter()
-        .chain(more)
-        .copied()
-        .collect();
-    let seconds = if state == "small" { 1.9 } else { 0.9 };
-    Peer::torch(name, "dcp_bench.py", &args).costs(5.0, seconds)
+/// A save that compares replicas, beside one that does not.
+fn compared(gb: &str, place: &str, dir: &str) -> Row {
+    let save = |name, more: &[&str]| {
+        let all = ["save", "llama", gb, dir, RUNS, "--cut", "whole"];
+        Peer::reshard(name, &[&all[..], more].concat()).checks(WRITES)
+    };
+    Row::new(
+        format!("save {gb} GB of which each of 2 ranks has a replica, and compare them, {place}"),
+        vec![save(OURS, &["--check-replicas"]), save(UNCOMPARED, &[])],
+        vec![Target::Ratio(UNCOMPARED, 1.0 / 1.3)],
+    )
 }
 
 /// Few large tensors.
@@ -206,7 +305,7 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     let at = |name: &str| base.join(name).display().to_string();
     let (ours, theirs, plain) = (&*at("ours"), &*at("theirs"), &*at("plain"));
     let save = || Peer::reshard(OURS, &["save", "llama", gb, ours, RUNS]).checks(WRITES);
-    let save_theirs = || dcp("DCP", "save", "llama", gb, theirs, &[]).checks(WRITES);
+    let save_theirs = || Peer::dcp("DCP", "save", "llama", gb, theirs, &[]).checks(WRITES);
     let pwrite = || Peer::reshard("pwrite", &["pwrite", "llama", gb, plain, RUNS]);
     let pread = || Peer::reshard("pread", &["pread", "llama", gb, plain, RUNS]).checks(NOTHING);
     let load = |more: &[&str]| {
@@ -218,7 +317,7 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         Peer::reshard(OURS, &all)
     };
     let load_theirs = |mode| {
-        dcp("DCP", mode, "llama", gb, theirs, &[])
+        Peer::dcp("DCP", mode, "llama", gb, theirs, &[])
             .best_of(&LOADS)
             .checks(NOTHING)
             .costs(5.0, 0.5)
@@ -231,7 +330,7 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
             vec![
                 save(),
                 save_theirs().best_of(&SAVES),
-                dcp("DCP, CRC off", "save", "llama", gb, theirs, &[])
+                Peer::dcp("DCP, CRC off", "save", "llama", gb, theirs, &[])
                     .best_of(&SAVES_WITHOUT_CRC)
                     .checks(WITHOUT),
                 pwrite(),
@@ -243,6 +342,7 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
                 BESIDE,
             ],
         ),
+        compared(gb, place, &at("replicas")),
         Row::new(
             format!("load same split, {place}"),
             vec![load(&[]).checks(VERIFIED), load_theirs("load")],
@@ -314,14 +414,14 @@ fn shared(args: &Args, place: &str, base: &Path) -> Vec<Row> {
             .collect();
         let peers = vec![
             load(OURS, &how).checks(checks),
-            dcp("DCP", "reshard", "llama", gb, theirs, &[])
+            Peer::dcp("DCP", "reshard", "llama", gb, theirs, &[])
                 .best_of(&LOADS)
                 .checks(NOTHING)
                 .costs(5.0, 0.8),
         ];
         Row::new(name, peers, vec![Target::Ratio("DCP", 3.5)])
             .needs(ours, save())
-            .needs(theirs, dcp("DCP", "save", "llama", gb, theirs, &[]))
+            .needs(theirs, Peer::dcp("DCP", "save", "llama", gb, theirs, &[]))
     };
     let name = format!("load rows as columns, a group reads for all, {place}");
     let unverified = format!("load rows as columns, a group reads for all, unverified, {place}");
@@ -350,7 +450,7 @@ fn one_chunk(args: &Args, place: &str, base: &Path) -> Row {
     let at = |name: &str| base.join(name).display().to_string();
     let (plain, one) = (&*at("plain"), &*at("one"));
     let load = ["load", "one", gb, one, RUNS, "--parts", "1", "--world", "1"];
-    let theirs = dcp("DCP", "load", "one", gb, one, &["--world", "1"]);
+    let theirs = Peer::dcp("DCP", "load", "one", gb, one, &["--world", "1"]);
     let peers = vec![
         Peer::reshard(OURS, &load).checks(VERIFIED),
         theirs.best_of(&LOADS).checks(NOTHING),
@@ -372,7 +472,7 @@ fn small(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     let at = |name: &str| base.join(name).display().to_string();
     let (ours, theirs) = (&*at("ours-small"), &*at("theirs-small"));
     let save = || Peer::reshard(OURS, &["save", "small", gb, ours, RUNS]).checks(WRITES);
-    let save_theirs = || dcp("DCP", "save", "small", gb, theirs, &[]);
+    let save_theirs = || Peer::dcp("DCP", "save", "small", gb, theirs, &[]);
     let saves = Row::new(
         format!("save 8,192 tensors of 64 KiB, {place}"),
         vec![
@@ -385,7 +485,7 @@ fn small(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         format!("load 8,192 tensors of 64 KiB, {place}"),
         vec![
             Peer::reshard(OURS, &["load", "small", gb, ours, RUNS]).checks(VERIFIED),
-            dcp("DCP", "load", "small", gb, theirs, &[])
+            Peer::dcp("DCP", "load", "small", gb, theirs, &[])
                 .best_of(&LOADS)
                 .checks(NOTHING),
         ],
@@ -408,7 +508,7 @@ fn stalls(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     };
     let copy = |state, gb| Peer::reshard("copy", &["copy", state, gb, ours, RUNS]);
     let dcp = |state, gb| {
-        dcp("DCP", "stall", state, gb, theirs, &[])
+        Peer::dcp("DCP", "stall", state, gb, theirs, &[])
             .best_of(&STALLS)
             .costs(5.0, 4.0)
     };
@@ -459,7 +559,7 @@ fn synced(args: &Args, place: &str, base: &Path) -> Vec<Row> {
             .into_iter()
             .chain(overwrite)
             .collect();
-        let theirs = dcp("DCP", "save", "llama", gb, theirs, overwrite.as_slice());
+        let theirs = Peer::dcp("DCP", "save", "llama", gb, theirs, overwrite.as_slice());
         let peers = vec![
             Peer::reshard(OURS, &ours).checks(WRITES).costs(1.5, 1.5),
             theirs.best_of(&SYNCED_SAVES).checks(WRITES).costs(5.0, 1.5),

@@ -6,6 +6,9 @@ use reshard::megatron::Integrity;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(integrity) = Integrity::parse(bytes) {
-        assert_eq!(Integrity::parse(&integrity.to_bytes()).ok(), Some(integrity));
+        assert_eq!(
+            Integrity::parse(&integrity.to_bytes()).ok(),
+            Some(integrity)
+        );
     }
 });

@@ -7,13 +7,18 @@ use reshard_map::{Limits, MapFile, Source};
 const LIMITS: Limits = Limits {
     pieces: 1000,
     names: 1000,
+    name_bytes: 100_000,
+    steps: 1_000_000,
 };
 
 fuzz_target!(|text: &str| {
     let Ok(file) = MapFile::parse(text) else {
         return;
     };
-    let given = file.parameters().map(|(name, _)| (name.to_owned(), 2)).collect();
+    let given = file
+        .parameters()
+        .map(|(name, _)| (name.to_owned(), 2))
+        .collect();
     let Ok(map) = file.bind(&given) else { return };
     let dtype = reshard_model::DType::Float32;
     let stored = [

@@ -6,7 +6,10 @@ use reshard_optim::{BucketLayout, OptimizerKey, StoredKey, stored_optimizers};
 
 fuzz_target!(|text: &str| {
     let _ = OptimizerKey::parse(text);
-    let keys = text.lines().map(|key| StoredKey { key, flattened: key.len() % 2 == 0 });
+    let keys = text.lines().map(|key| StoredKey {
+        key,
+        flattened: key.len() % 2 == 0,
+    });
     for optimizer in stored_optimizers(keys, None) {
         let _ = optimizer.to_string();
     }

@@ -9,16 +9,30 @@ fuzz_target!(|text: &str| {
         let written = serde_json::to_string(&policy).expect("a policy is written");
         let again: Box<dyn ShardingPolicy> =
             serde_json::from_str(&written).expect("what was written is read");
-        assert_eq!(serde_json::to_string(&again).expect("a policy is written"), written);
+        assert_eq!(
+            serde_json::to_string(&again).expect("a policy is written"),
+            written
+        );
     }
     if let Ok(size) = text.parse::<ByteSize>() {
-        assert_eq!(size.to_string().parse::<ByteSize>().expect("what was written is read"), size);
+        assert_eq!(
+            size.to_string()
+                .parse::<ByteSize>()
+                .expect("what was written is read"),
+            size
+        );
     }
     // A slice of no length is written as TensorFlow's Python does it, which its C++ and so we do not read.
-    let nothing = |spec: &SliceSpec| matches!(spec, SliceSpec::Part { region, .. } if region.is_empty());
+    let nothing =
+        |spec: &SliceSpec| matches!(spec, SliceSpec::Part { region, .. } if region.is_empty());
     if let Ok(spec) = text.parse::<SliceSpec>()
         && !nothing(&spec)
     {
-        assert_eq!(spec.to_string().parse::<SliceSpec>().expect("what was written is read"), spec);
+        assert_eq!(
+            spec.to_string()
+                .parse::<SliceSpec>()
+                .expect("what was written is read"),
+            spec
+        );
     }
 });

@@ -3,6 +3,7 @@
 //! What is saved and loaded stands in `tests/interop/specs`; `tests/interop/README.md` says how to read it. The drivers in
 //! `tests/interop/python` and the program `reshard-interop` make the same state from it, each on its own.
 
+mod flattened;
 mod optimizers;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{Program, cargo, root, say, target_dir};
+use crate::shell::{Program, cargo, programs, root, say, target_dir};
 use crate::venv::{
     MCORE_012, MCORE_019, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
 };
@@ -46,6 +47,8 @@ struct Guest {
     optimizers: (&'static str, &'static [&'static str]),
     /// Whether its optimizer loads what all optimizers so far were rewritten as.
     canonical: bool,
+    /// Whether it loads common state that is stored as an object.
+    common_in_object: bool,
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     newest: bool,
 }
@@ -82,6 +85,7 @@ const GUESTS: &[Guest] = &[
             ],
         ),
         canonical: false,
+        common_in_object: false,
         newest: false,
     },
     Guest {
@@ -120,8 +124,16 @@ const GUESTS: &[Guest] = &[
         ],
         flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
         policies: true,
-        optimizers: ("mcore-0.16", &["dp_reshardable", "dp_zero_gather_scatter"]),
+        optimizers: (
+            "mcore-0.16",
+            &[
+                "dp_reshardable",
+                "dp_zero_gather_scatter",
+                "fully_reshardable",
+            ],
+        ),
         canonical: true,
+        common_in_object: false,
         newest: true,
     },
     Guest {
@@ -142,6 +154,7 @@ const GUESTS: &[Guest] = &[
         policies: false,
         optimizers: ("mcore-0.19", &["dp_reshardable"]),
         canonical: true,
+        common_in_object: true,
         newest: false,
     },
     Guest {
@@ -167,6 +180,7 @@ const GUESTS: &[Guest] = &[
         policies: true,
         optimizers: ("", &[]),
         canonical: false,
+        common_in_object: false,
         newest: false,
     },
     Guest {
@@ -187,6 +201,7 @@ const GUESTS: &[Guest] = &[
         policies: true,
         optimizers: ("", &[]),
         canonical: false,
+        common_in_object: false,
         newest: false,
     },
 ];
@@ -299,23 +314,16 @@ impl Run {
         }
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot make {}", place.display()))?;
-        let (mut reshard, programs) = (None, target_dir().join("debug"));
-        if !only_drivers {
-            cargo(&[
-                "build",
-                "--locked",
-                "--package",
-                "reshard-interop",
-                "--package",
-                "reshard-cli",
-            ])
-            .run()?;
-            reshard = Some(programs.join("reshard-interop"));
-        }
+        let programs = match only_drivers {
+            true => None,
+            false => Some(programs(&["reshard", "reshard-interop"])?),
+        };
         Ok(Self {
             place,
-            reshard,
-            command: programs.join("reshard"),
+            reshard: programs
+                .as_ref()
+                .map(|programs| programs.join("reshard-interop")),
+            command: programs.unwrap_or_default().join("reshard"),
             canonical: Vec::new(),
             passed: 0,
             failed: Vec::new(),
@@ -355,9 +363,13 @@ impl Run {
         self.optimizers(who, forms, &python);
         if guest.canonical {
             self.canonical(who, &python);
+            self.unflattened(who, &python);
+        }
+        if guest.common_in_object {
+            self.common_in_object(who, &program, &python);
         }
         if guest.newest {
-            self.unflattened(&python);
+            self.unflattened_whole(&python);
             self.fsdp(&python);
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
@@ -448,17 +460,6 @@ impl Run {
         self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
     }
 
-    /// Flattened tensors that were rewritten, for a Megatron Core that knows none.
-    fn unflattened(&mut self, python: &Path) {
-        let converted = self.convert(&format!("{FLAT}-by-reshard-{}", RESHARD_RANKS[1]));
-        for ranks in [1, 2] {
-            let what = format!("mcore-0.16 loads {converted} on {ranks} rank(s)");
-            let load = torch(python, "mcore_load.py");
-            let load = load.args(["--unflattened", "--ranks", &ranks.to_string()]);
-            self.check(&what, load, FLAT, &converted);
-        }
-    }
-
     /// Metadata of each rank's own.
     fn rank_local(&mut self, program: &Path, python: &Path) {
         let dir = "dcp-rank-local";
@@ -472,6 +473,19 @@ impl Run {
         self.reshard("check", "dcp", 3, dir);
         let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
+    }
+
+    /// Common state as newer versions of Megatron Core store it: without `common.pt`.
+    fn common_in_object(&mut self, who: &str, program: &Path, python: &Path) {
+        let dir = "megatron-common-in-object";
+        let write = ["write", "--ranks", "4", "--common", "object"];
+        let write = Program::new(program).args(write);
+        self.check(&format!("reshard saves {dir}"), write, "megatron", dir);
+        self.reshard("check", "megatron", 1, dir);
+        for ranks in [1, 2] {
+            let what = format!("{who} loads {dir} on {ranks} rank(s)");
+            self.driver(python, "mcore_load.py", "megatron", dir, Some(ranks), &what);
+        }
     }
 
     /// What ranks saved for each other, and what was saved in the background. Then what the other program saved, read by ranks for each other.
@@ -621,6 +635,24 @@ impl Run {
             venv.name()
         );
         self.timed(&what, test);
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-cli",
+            "--test",
+            "it",
+            "torch_save::needs_python",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_TORCH_PYTHON", python.as_os_str());
+        let what = format!(
+            "torch.load of {} loads the file that `reshard convert` wrote",
+            venv.name()
+        );
+        self.timed(&what, test);
     }
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
@@ -710,6 +742,9 @@ impl Run {
     /// What another program saved, as three ranks of reshard would have.
     fn convert(&mut self, source: &str) -> String {
         let converted = format!("{source}-converted");
+        if self.place.join(&converted).exists() {
+            return converted;
+        }
         let program = Program::new(&self.command)
             .args(["convert", "--ranks", "3", "--unflatten"])
             .args([self.place.join(source), self.place.join(&converted)]);

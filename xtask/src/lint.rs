@@ -7,15 +7,24 @@ use crate::shell::{Program, cargo, tool};
 const DENY_VERSION: &str = "0.20.2";
 
 pub(crate) fn run() -> Result<()> {
-    cargo(&["fmt", "--all", "--", "--check"]).run()?;
-    // It needs MPI for all else, which `cargo xtask processes --mpi` does.
-    let aside = ["--manifest-path", "crates/reshard-comm-mpi/Cargo.toml"];
-    cargo(&["fmt"]).args(aside).args(["--", "--check"]).run()?;
     let frameworks = ["--manifest-path", "examples/Cargo.toml"];
-    cargo(&["fmt", "--all"])
-        .args(frameworks)
-        .args(["--", "--check"])
-        .run()?;
+    // The last two have needs of their own for all else: MPI, a nightly compiler.
+    for manifest in [
+        "Cargo.toml",
+        "examples/Cargo.toml",
+        "crates/reshard-comm-mpi/Cargo.toml",
+        "fuzz/Cargo.toml",
+    ] {
+        let manifest = ["--manifest-path", manifest];
+        cargo(&["fmt", "--all"])
+            .args(manifest)
+            .args(["--", "--check"])
+            .run()?;
+        // A change of a crate's dependencies belongs into the lock of each workspace that takes it.
+        cargo(&["metadata", "--locked", "--format-version=1"])
+            .args(manifest)
+            .read()?;
+    }
     let clippy = [
         "clippy",
         "--workspace",

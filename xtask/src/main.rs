@@ -3,6 +3,8 @@
 //! Everything that CI does is a command here, so a failure in CI is repeated with one line at home.
 
 mod bench;
+mod clouds;
+mod fuzz;
 mod interop;
 mod lint;
 mod mutants;
@@ -18,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{cargo, say, steps};
+use crate::shell::{say, steps, tests};
 
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
@@ -38,15 +40,21 @@ Usage: cargo xtask COMMAND
             (installs Open MPI from Debian's packages if it is not there); PyTorch's part too if RESHARD_PYTHON names a
             Python with torch, or interop has installed one
             --mpi     only the groups of MPI
+  clouds    the tests of object stores against servers that it installs and starts: moto, s3s-fs, Azurite (needs Node.js 20);
+            a network that fails, saves that are killed, and PyTorch with s3fs
+            --thorough  2,000 runs in which the network fails, and 300 kills
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
             --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
             --sample N    only N of them, chosen by --seed S (by the clock, unless given)
             --jobs N      so many at a time, each in a copy of its own; one for each CPU, unless given
             --list        only says how many there are
+  fuzz      fuzz targets from the files of the fixtures and from what they found before, one after the other
+            --seconds N   so many seconds for each; 60, unless given
+            TARGET...     only these; all, unless given
   nightly   what is too slow for every change: all tests with more cases, those that are ignored too; each
-            fuzz target for --fuzz SECONDS (300, unless given; a nightly compiler); 300 mutants by --seed S
-            --share   only the tests of one package, which --seed S chooses, for 8 minutes: what CI runs for every change
+            fuzz target for --fuzz SECONDS (300, unless given); clouds --thorough; 300 mutants by --seed S
+            --share   only the tests of one package, which --seed S chooses, for 2 minutes
 
 interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
 RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
@@ -73,13 +81,16 @@ fn run(args: &[String]) -> Result<()> {
         "tidy" => (&["--bless"], &[]),
         "processes" => (&["--mpi"], &[]),
         "interop" => (&["--keep", "--self", "--frugal"], &[]),
+        "clouds" => (&["--thorough"], &[]),
         "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
         "nightly" => (&["--share"], &["--fuzz", "--seed"]),
+        "fuzz" => (&[], &["--seconds"]),
         // The benchmarks have arguments of their own.
         "bench" => return bench::run(rest),
         _ => (&[], &[]),
     };
     let mut given: Vec<(&str, &str)> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     let mut words = rest.iter();
     while let Some(word) = words.next() {
         match words.as_slice().first() {
@@ -88,6 +99,8 @@ fn run(args: &[String]) -> Result<()> {
                 given.push((word, value));
                 words.next();
             }
+            // The names of targets.
+            _ if command == "fuzz" && !word.starts_with('-') => names.push(word.clone()),
             _ => bail!("`{command}` does not take `{word}`, or not so\n\n{HELP}"),
         }
     }
@@ -109,6 +122,7 @@ fn run(args: &[String]) -> Result<()> {
         }
         "processes" if has("--mpi") => processes::mpi::run(),
         "processes" => processes::run(),
+        "clouds" => clouds::run(has("--thorough")),
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {
             cores: given
@@ -120,6 +134,10 @@ fn run(args: &[String]) -> Result<()> {
             seed: seed()?,
             jobs: number(&given, "--jobs")?.unwrap_or_else(mutants::all_cpus),
             list: has("--list"),
+        }),
+        "fuzz" => fuzz::run(&fuzz::Options {
+            seconds: number(&given, "--seconds")?.unwrap_or(60),
+            targets: names,
         }),
         "nightly" if has("--share") => nightly::share(seed()?),
         "nightly" => {
@@ -138,7 +156,7 @@ fn run(args: &[String]) -> Result<()> {
 }
 
 fn test() -> Result<()> {
-    cargo(&["test", "--workspace", "--locked"]).run()
+    tests().run()
 }
 
 fn ci() -> Result<()> {

@@ -1,20 +1,20 @@
 //! What takes too long for every change: more cases of each law, fuzzing, and mutants.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::mutants;
-use crate::shell::{Program, cargo, root, say, steps, tool};
-
-const FUZZ_VERSION: &str = "0.13.2";
+use crate::shell::{Program, cargo, say, steps, tests};
+use crate::{clouds, fuzz, mutants};
 
 /// Cases of each property test that does not say how many it wants.
 const CASES: &str = "512";
 
-/// What every change gets of a night takes no longer.
-const SHARE: Duration = Duration::from_secs(8 * 60);
+/// The tests that every change gets of a night take no longer.
+const SHARE: Duration = Duration::from_secs(2 * 60);
 
 /// Mutants that are tried in one night.
 const SAMPLE: usize = 300;
@@ -37,68 +37,93 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     steps(&[
         ("long", &long),
         ("bombs", &bombs),
-        ("fuzz", &|| fuzz(options.fuzz)),
+        ("clouds", &clouds),
+        ("fuzz", &|| {
+            fuzz::run(&fuzz::Options {
+                seconds: options.fuzz,
+                targets: Vec::new(),
+            })
+        }),
         ("mutants", &|| mutants::run(&sample)),
     ])
 }
 
 /// All tests, those that are ignored by default too, with more cases and more damage.
 fn long() -> Result<()> {
-    cargo(&[
-        "test",
-        "--workspace",
-        "--locked",
-        "--no-fail-fast",
-        "--",
-        "--include-ignored",
-        // `cargo xtask interop` runs them.
-        "--skip",
-        "needs_python",
-    ])
-    .env("PROPTEST_CASES", CASES)
-    .env("RESHARD_THOROUGH", "1")
-    .run()
+    // `cargo xtask interop` and `cargo xtask clouds` run what is left out.
+    let aside = ["--skip", "needs_python", "--skip", "needs_clouds"];
+    tests()
+        .args(["--no-fail-fast", "--", "--include-ignored"])
+        .args(aside)
+        .env("PROPTEST_CASES", CASES)
+        .env("RESHARD_THOROUGH", "1")
+        .run()
 }
 
 /// What every change gets of a night: the tests of one package, which the seed chooses, with as many cases.
 pub(crate) fn share(seed: u64) -> Result<()> {
     let packages = tested()?;
     let chosen = usize::try_from(seed % packages.len().max(1) as u64)?;
-    let package = packages
-        .get(chosen)
+    let (package, programs) = packages
+        .iter()
+        .nth(chosen)
         .context("no package of the workspace has tests")?;
     say(format!(
         "share of the night: {package}; `cargo xtask nightly --share --seed {seed}` does the same again"
     ));
-    let ended = cargo(&["test", "--locked", "--no-fail-fast", "--package", package])
-        .env("PROPTEST_CASES", CASES)
-        .env("PROPTEST_RNG_SEED", seed.to_string())
-        .env("RESHARD_THOROUGH", "1")
-        .run_for(SHARE)?;
-    if !ended {
-        say(format!(
-            "nothing failed within {} minutes; the rest is left to the night",
-            SHARE.as_secs() / 60
-        ));
+    let begin = Instant::now();
+    for (folder, program) in programs {
+        let ended = Program::new(program)
+            .within(folder)
+            .env("PROPTEST_CASES", CASES)
+            .env("PROPTEST_RNG_SEED", seed.to_string())
+            .env("RESHARD_THOROUGH", "1")
+            .run_for(SHARE.saturating_sub(begin.elapsed()))?;
+        if !ended {
+            say(format!(
+                "nothing failed within {} minutes; the rest is left to the night",
+                SHARE.as_secs() / 60
+            ));
+            break;
+        }
     }
     Ok(())
 }
 
-/// The packages of the workspace that have tests, sorted. Bombs are left out: only time would make more of them.
-fn tested() -> Result<Vec<String>> {
-    let metadata = cargo(&["metadata", "--no-deps", "--format-version=1", "--locked"]).read()?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata is no JSON")?;
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let mut names: Vec<_> = packages
-        .filter(|package| {
-            let mut targets = package["targets"].as_array().into_iter().flatten();
-            targets.any(|target| target["test"] == true)
-        })
-        .filter_map(|package| package["name"].as_str().map(str::to_owned))
-        .filter(|name| name != "reshard-bombs" && name != "xtask")
-        .collect();
-    names.sort();
-    Ok(names)
+/// Programs of tests, and the folders that they run in.
+type Programs = Vec<(PathBuf, PathBuf)>;
+
+/// The packages of the workspace that have tests, sorted. They are built as `cargo xtask test` builds them, so that nothing is built
+/// twice. Bombs are left out: only time would make more of them.
+fn tested() -> Result<BTreeMap<String, Programs>> {
+    let built = tests()
+        .args(["--no-run", "--message-format=json-render-diagnostics"])
+        .read()?;
+    let mut packages: BTreeMap<String, Programs> = BTreeMap::new();
+    for line in built.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo speaks no JSON")?;
+        if let (Some(program), Some(manifest), true) = (
+            message["executable"].as_str(),
+            message["manifest_path"].as_str().map(Path::new),
+            message["profile"]["test"] == true,
+        ) {
+            let folder = manifest.parent().context("a manifest lies in a folder")?;
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            if !["bombs", "xtask"].contains(&&*name) {
+                let programs = packages.entry(name.into_owned()).or_default();
+                programs.push((folder.to_owned(), program.into()));
+            }
+        }
+    }
+    for programs in packages.values_mut() {
+        programs.sort();
+    }
+    Ok(packages)
+}
+
+/// Places in buckets, with more faults of the network and more kills.
+fn clouds() -> Result<()> {
+    clouds::run(true)
 }
 
 /// Hostile checkpoints, with the time that the program has as users get it.
@@ -112,32 +137,4 @@ fn bombs() -> Result<()> {
         "--no-fail-fast",
     ])
     .run()
-}
-
-/// Each target for a while, from what it found before.
-fn fuzz(seconds: u64) -> Result<()> {
-    let program = tool("cargo-fuzz", FUZZ_VERSION)?;
-    let manifest = root().join("fuzz/Cargo.toml");
-    let metadata = cargo(&[
-        "metadata",
-        "--no-deps",
-        "--format-version=1",
-        "--manifest-path",
-    ])
-    .args([manifest])
-    .read()?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata is no JSON")?;
-    let targets = metadata["packages"][0]["targets"]
-        .as_array()
-        .into_iter()
-        .flatten();
-    for target in targets.filter_map(|target| target["name"].as_str()) {
-        // A fuzzer needs flags that only a nightly compiler has.
-        Program::new(&program)
-            .env("RUSTUP_TOOLCHAIN", "nightly")
-            .args(["fuzz", "run", target, "--"])
-            .args([format!("-max_total_time={seconds}")])
-            .run()?;
-    }
-    Ok(())
 }

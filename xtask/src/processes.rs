@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::interop;
-use crate::shell::{Program, cargo, steps, target_dir};
+use crate::shell::{Program, cargo, programs, steps, target_dir};
 use crate::venv::python_with_torch;
 
 /// 64 ranks save and load in some seconds. After this time they hang.
@@ -95,9 +95,8 @@ fn torch() -> Result<()> {
         .args(["--", "--ignored"])
         .env("RESHARD_PYTHON", &python)
         .run()?;
-    cargo(&["build", "--locked", "--package", "reshard-interop"]).run()?;
+    let program = programs(&["reshard-interop"])?.join("reshard-interop");
     let dir = target_dir().join("processes");
-    let program = target_dir().join("debug/reshard-interop");
     // What an earlier run has left would be in the way.
     if dir.exists() {
         std::fs::remove_dir_all(&dir)?;

@@ -76,6 +76,11 @@ pub(crate) fn project_files() -> Result<Vec<PathBuf>> {
 
 /// A program of the crates' registry, such as cargo-deny: the one at hand if its version is ours, else our own, built once.
 pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
+    tool_with(name, version, &[])
+}
+
+/// The same, with features of its package.
+pub(crate) fn tool_with(name: &str, version: &str, features: &[&str]) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
     let own = tools.join("bin").join(name);
     let is_ours = |said: &str| {
@@ -100,6 +105,7 @@ pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
     let package = format!("{name}@{version}");
     cargo(&["install", "--quiet", "--locked", "--root"])
         .args([tools.as_os_str(), package.as_ref()])
+        .args(["--features", &features.join(",")])
         .run()?;
     Ok(own)
 }
@@ -113,6 +119,24 @@ pub(crate) struct Program {
 /// A call of cargo; the same cargo that runs this program.
 pub(crate) fn cargo(args: &[&str]) -> Program {
     Program::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).args(args)
+}
+
+/// The features of places in clouds. All calls name the same features, so that nothing is built twice.
+const FEATURES: &str = "reshard-object-store/aws,reshard-object-store/gcp,reshard-object-store/azure,reshard-object-store/http,\
+     reshard-golden/clouds,reshard-crash/clouds,reshard-cli/clouds";
+
+/// A call of cargo that tests the workspace.
+pub(crate) fn tests() -> Program {
+    cargo(&["test", "--workspace", "--locked", "--features", FEATURES])
+}
+
+/// Builds programs of the workspace as its tests use them, and returns the folder that they lie in.
+pub(crate) fn programs(names: &[&str]) -> Result<PathBuf> {
+    cargo(&["build", "--profile", "test", "--workspace", "--locked"])
+        .args(["--features", FEATURES])
+        .args(names.iter().flat_map(|name| ["--bin", name]))
+        .run()?;
+    Ok(target_dir().join("debug"))
 }
 
 impl Program {
@@ -129,6 +153,12 @@ impl Program {
 
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
+        self
+    }
+
+    /// Runs in another folder.
+    pub(crate) fn within(mut self, folder: &Path) -> Self {
+        self.command.current_dir(folder);
         self
     }
 

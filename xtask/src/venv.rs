@@ -100,6 +100,13 @@ pub(crate) const TENSORFLOW: Venv = Venv {
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
+/// A server that speaks the protocol of S3, and what makes containers in Azurite.
+pub(crate) const CLOUDS: Venv = Venv {
+    name: "clouds",
+    pythons: &["3.11", "3.10", "3.12", "3.13"],
+    installs: &[&["moto[server]==5.2.5", "azure-storage-blob==12.27.1"]],
+};
+
 /// A Python with torch: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`. If none is here, it says so.
 pub(crate) fn python_with_torch() -> Option<PathBuf> {
     let named = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
@@ -216,10 +223,12 @@ fn own() -> PathBuf {
 fn interpreter(versions: &[&str]) -> Result<String> {
     let named = std::env::var("PYTHON").ok();
     let usual = versions.iter().map(|version| format!("python{version}"));
+    let kept = versions.iter().filter_map(|version| kept_by_pyenv(version));
     let candidates: Vec<String> = named
         .into_iter()
         .chain(usual)
         .chain(["python3".into()])
+        .chain(kept)
         .collect();
     for candidate in &candidates {
         let version = Program::new(candidate)
@@ -236,9 +245,41 @@ fn interpreter(versions: &[&str]) -> Result<String> {
     )
 }
 
+/// The newest of this version that `pyenv` has. Its commands `python3.12` and so on work only for versions that are switched on.
+fn kept_by_pyenv(version: &str) -> Option<String> {
+    let all = Program::new("pyenv").args(["versions", "--bare"]).read();
+    let newest = newest_of(version, &all.ok()?)?;
+    let prefix = Program::new("pyenv")
+        .args(["prefix", &newest])
+        .read()
+        .ok()?;
+    let python = Path::new(prefix.trim()).join("bin").join("python");
+    python.exists().then(|| python.display().to_string())
+}
+
+/// Of names such as `3.12.1`, one a line, the one of this version with the highest last number.
+fn newest_of(version: &str, names: &str) -> Option<String> {
+    let last = |name: &str| -> Option<u32> {
+        let rest = name.strip_prefix(version)?.strip_prefix('.')?;
+        rest.parse().ok()
+    };
+    let ours = names.lines().map(str::trim);
+    ours.filter_map(|name| Some((last(name)?, name)))
+        .max()
+        .map(|(_, name)| name.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_the_versions_that_pyenv_lists_the_newest_is_taken() {
+        let names = "3.10.13\n  3.12.1\n3.12.10\n3.12.9\n3.12-dev\n3.1.2\nminiconda3-latest\n";
+        assert_eq!(newest_of("3.12", names).as_deref(), Some("3.12.10"));
+        assert_eq!(newest_of("3.1", names).as_deref(), Some("3.1.2"));
+        assert_eq!(newest_of("3.13", names), None);
+    }
 
     #[test]
     fn a_folder_with_something_else_in_it_is_no_virtual_environment() -> Result<()> {

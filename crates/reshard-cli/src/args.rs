@@ -2,11 +2,12 @@
 
 use crate::{
     glob::{self, Keys},
+    region::Wanted,
     units,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
-    BackendVersion, DType, OpenOptions, ReadLimits,
+    BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
     policy::{ByteSize, ShardingPolicy},
     strategy::SaveShardedConfig,
 };
@@ -40,6 +41,12 @@ pub(crate) enum Command {
     /// Lists the keys of tensors and objects, one per line.
     #[command(after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'")]
     Ls(Ls),
+    /// Prints the elements of a tensor, or an object. Of a large tensor it reads and prints only the first and last ones along each axis.
+    #[command(after_help = "Example:\n  \
+                            reshard show /ckpt/step-1000 decoder.final_layernorm.weight\n  \
+                            reshard show /ckpt/step-1000 embedding.weight --region 0:2,3:5\n  \
+                            reshard show /ckpt/step-1000 lr --json")]
+    Show(Show),
     /// Prints the SHA-256 of each tensor's elements (row-major, little-endian). It does not depend on how a tensor is split.
     #[command(after_help = "Example, are these the same weights?\n  \
                             diff <(reshard digest /ckpt/a) <(reshard digest /ckpt/b)")]
@@ -82,7 +89,7 @@ pub(crate) enum Command {
                             reshard remove /ckpt/step-1000 optimizer."
     )]
     Remove(Remove),
-    /// Lists the strategies and stores that are linked into this program.
+    /// Lists the strategies, stores and sharding policies that are linked into this program.
     #[command(
         after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
     )]
@@ -101,6 +108,7 @@ impl Command {
         match self {
             Self::Inspect(a) => Some(&a.dir),
             Self::Ls(a) => Some(&a.dir),
+            Self::Show(a) => Some(&a.dir),
             Self::Digest(a) => Some(&a.dir),
             Self::Verify(a) => Some(&a.dir),
             Self::Convert(a) => Some(&a.src),
@@ -110,6 +118,23 @@ impl Command {
             Self::Remove(a) => Some(&a.dir),
             Self::Demo(a) => a.dir.as_deref(),
             Self::Plugins(_) => None,
+        }
+    }
+
+    /// How its checkpoints are read, if it reads some.
+    pub(crate) fn reading(&self) -> Option<&Reading> {
+        match self {
+            Self::Inspect(a) => Some(&a.reading),
+            Self::Ls(a) => Some(&a.reading),
+            Self::Show(a) => Some(&a.reading),
+            Self::Digest(a) => Some(&a.reading),
+            Self::Verify(a) => Some(&a.reading),
+            Self::Convert(a) => Some(&a.reading),
+            Self::Diff(a) => Some(&a.reading),
+            Self::Stats(a) => Some(&a.reading),
+            Self::Prune(a) => Some(&a.reading),
+            Self::Remove(a) => Some(&a.reading),
+            Self::Demo(_) | Self::Plugins(_) => None,
         }
     }
 }
@@ -148,11 +173,27 @@ pub(crate) struct Reading {
     dequantize: Option<DType>,
     #[command(flatten)]
     limits: Limits,
+    /// Read no more bytes per second than this, and write no more: 50MB/s (10^6 each), 50MiB/s (2^20 each).
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub(crate) bandwidth: Option<ByteSize>,
+    /// Keep what is read from places in the network in this directory, at most so many bytes of it (10GB by default), and read it from there
+    /// the next time. The default is the environment variable RESHARD_CACHE.
+    #[arg(long, value_name = "DIR[:SIZE]", value_parser = units::parse_cache)]
+    pub(crate) cache: Option<units::Cache>,
 }
 
 impl Reading {
     pub(crate) fn limits(&self) -> ReadLimits {
         self.limits.get()
+    }
+
+    /// What of this changes what is read, as a text.
+    pub(crate) fn what_is_read(&self) -> String {
+        #[cfg(feature = "full")]
+        let numbers = self.dequantize;
+        #[cfg(not(feature = "full"))]
+        let numbers: Option<DType> = None;
+        format!("{:?} {numbers:?}", self.format)
     }
 
     /// Options to open it with.
@@ -274,11 +315,30 @@ pub(crate) struct Ls {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    /// The key of a tensor or object, or a name in the common state, such as `args.lr`.
+    pub(crate) key: String,
+    /// Only this part of a tensor: `0:2,3:5` are rows 0 and 1, columns 3 and 4. `5` is one index, `:` a whole axis; axes that are left out are whole.
+    #[arg(long, value_name = "RANGES")]
+    pub(crate) region: Option<Wanted>,
+    /// Print JSON, schema 1, with all elements in row-major order.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Digest {
     /// The checkpoint.
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
+    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
@@ -296,6 +356,16 @@ pub(crate) struct Verify {
     /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Check structure, coverage and sizes of all items, and the checksums of so many of them: 1%, 0.1%. It chooses at random, from all files, at least
+    /// one of each element type and size.
+    #[arg(long, value_name = "SHARE", conflicts_with = "quick", value_parser = units::parse_share)]
+    pub(crate) sample: Option<f64>,
+    /// What --sample chooses depends on this number. The default is another one each time; the result names it.
+    #[arg(long, value_name = "N", requires = "sample")]
+    pub(crate) seed: Option<u64>,
+    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
@@ -369,6 +439,14 @@ pub(crate) struct Convert {
     /// format gets plain chunks in any case.
     #[arg(long)]
     pub(crate) unflatten: bool,
+    /// Whose conventions DST follows: `megatron` writes `metadata.json` and `common.pt`, without which Megatron Core loads nothing. The default
+    /// is as in SRC if the format has it, or else PyTorch's.
+    #[arg(long, value_enum)]
+    pub(crate) dialect: Option<DialectArg>,
+    /// Where Megatron Core's common state goes: into `common.pt`, which all its versions read, or into an object, as 0.19 and later write it.
+    /// The default is as in SRC.
+    #[arg(long, value_enum)]
+    pub(crate) common: Option<CommonArg>,
     /// Rewrite the state of Megatron Core's distributed optimizer: `canonical` is by parameter (`fully_reshardable`), which can be
     /// loaded with any parallelism. It unflattens, too.
     #[arg(long, value_enum)]
@@ -396,6 +474,9 @@ pub(crate) struct Convert {
     /// Replace the checkpoint at DST. It stays whole until the new one is complete.
     #[arg(long)]
     pub(crate) overwrite: bool,
+    /// Go on where the same command was interrupted: files that it had finished are not written again. Make sure that it no longer runs.
+    #[arg(long)]
+    pub(crate) resume: bool,
     /// The PyTorch version to write torch_dist for: 2.1 and later read `universal`, the default; the named version and later read the
     /// others.
     #[arg(long, value_enum)]
@@ -406,6 +487,9 @@ pub(crate) struct Convert {
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
+    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
@@ -455,6 +539,9 @@ pub(crate) struct Diff {
     /// Tensors of different element types can be equal.
     #[arg(long)]
     pub(crate) any_dtype: bool,
+    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
@@ -478,6 +565,9 @@ pub(crate) struct Stats {
     /// Show only tensors in which something is suspicious.
     #[arg(long)]
     pub(crate) suspicious: bool,
+    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
@@ -533,6 +623,36 @@ fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum OptimizerArg {
     Canonical,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DialectArg {
+    Megatron,
+    Pytorch,
+}
+
+impl From<DialectArg> for Dialect {
+    fn from(arg: DialectArg) -> Self {
+        match arg {
+            DialectArg::Megatron => Self::Megatron,
+            DialectArg::Pytorch => Self::Dcp,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum CommonArg {
+    File,
+    Object,
+}
+
+impl From<CommonArg> for CommonForm {
+    fn from(arg: CommonArg) -> Self {
+        match arg {
+            CommonArg::File => Self::File,
+            CommonArg::Object => Self::Object,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -2,6 +2,7 @@
 
 use crate::{
     args::{Convert, Target},
+    cost::{self, Checks, Reads},
     error::{CliError, OK, RAISE, Result},
     findings::{line, stored_bytes},
     glob::Keys,
@@ -43,6 +44,15 @@ struct Report<'a> {
     dropped: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     casts: Vec<Cast<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resumed: Option<Kept>,
+}
+
+/// What an interrupted conversion had finished.
+#[derive(Serialize)]
+struct Kept {
+    files: u64,
+    bytes: u64,
 }
 
 /// What the cast of a tensor has lost.
@@ -77,7 +87,23 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     // Before the source is opened: nothing about it can help.
     check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
     let source = program.open(&args.src, args.reading.options())?;
+    if let Some(what) = source.unrecorded() {
+        io.note(format!("{}: {what}", args.src));
+    }
     let setup = set_up(program, args, &source)?;
+    let checks = match args.no_verify {
+        true => Checks::Not,
+        // What an interrupted conversion has checked on the way is not known.
+        false if args.resume || args.optimizer.is_some() => Checks::Before,
+        false => Checks::OnTheWay,
+    };
+    // A rule may need tensors that were not chosen.
+    let maps = args.mapping.map.is_some() || args.optimizer.is_some();
+    let read = if maps { Keys(&[]) } else { keys };
+    let cost = |reads: &Reads<'_>| reads.conversion(read, checks);
+    if let Some(code) = cost::tell(&[(&source, &cost)], (args.dry_run, args.json), io)? {
+        return Ok(code);
+    }
 
     // What is checked before anything is written is shown as a step of its own.
     let bar = io.bar(
@@ -112,6 +138,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         format,
         dropped,
         casts,
+        resumed,
         ..
     } = done.map_err(told)?;
     let report = Report {
@@ -128,6 +155,10 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         format: format.to_string(),
         dropped: dropped.iter().map(NotHeld::to_string).collect(),
         casts: casts.iter().map(Cast::of).collect(),
+        resumed: args.resume.then_some(Kept {
+            files: resumed.files,
+            bytes: resumed.bytes,
+        }),
     };
     print(&report, &saved, args.json, io)?;
     note_lost(&report, io);
@@ -156,6 +187,8 @@ fn set_up<'a>(
         .keep_objects(args.keep_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
+        .journal(options_that_count(args)?)
+        .resume(args.resume)
         .registry(program.registry.clone())
         .stores(program.stores.clone());
 
@@ -177,6 +210,12 @@ fn set_up<'a>(
     if let Some(dtype) = args.dtype {
         setup = setup.dtype(dtype);
     }
+    if let Some(dialect) = args.dialect {
+        setup = setup.dialect(dialect.into());
+    }
+    if let Some(form) = args.common {
+        setup = setup.common_form(form.into());
+    }
     if args.optimizer.is_some() {
         setup = setup.canonical_optimizer(true);
     }
@@ -196,6 +235,61 @@ fn set_up<'a>(
         setup = setup.policy(policy.clone());
     }
     Ok(setup)
+}
+
+/// Everything of the command line that changes what is written, as a text.
+fn options_that_count(args: &Convert) -> Result<String> {
+    let Convert {
+        src: _,
+        dst: _,
+        to,
+        dtype,
+        drop_objects,
+        keep_objects,
+        mapping,
+        ranks,
+        max_pieces: _,
+        unflatten,
+        dialect,
+        common,
+        optimizer,
+        optimizer_layout,
+        files_per_rank,
+        max_shard_size,
+        policy,
+        max_slices: _,
+        max_files: _,
+        select,
+        overwrite: _,
+        resume: _,
+        flavour,
+        trace: _,
+        no_verify,
+        dry_run: _,
+        json: _,
+        reading,
+    } = args;
+    // What these files say counts, not what they are called.
+    let layout = optimizer_layout.as_deref().map(layout).transpose()?;
+    let map = mapping.map.as_deref().map(mapping::text).transpose()?;
+    Ok(format!(
+        "{:?}",
+        (
+            (
+                env!("CARGO_PKG_VERSION"),
+                to,
+                dtype,
+                drop_objects,
+                keep_objects
+            ),
+            (mapping, map, ranks, unflatten),
+            (dialect, common, optimizer, layout),
+            (files_per_rank, max_shard_size, policy, select, flavour),
+            // What was not checked is not taken over by a conversion that checks.
+            no_verify,
+            reading.what_is_read(),
+        )
+    ))
 }
 
 /// The newest version of a format that can be saved; the first one if there is none, of which the library tells.
@@ -296,6 +390,14 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
             units::bytes(report.bytes)
         ),
     )?;
+    if let Some(kept) = &report.resumed {
+        let (files, bytes) = (units::some(kept.files, "file"), units::bytes(kept.bytes));
+        fact(
+            out,
+            "resumed",
+            format!("{files}, {bytes}, not written again"),
+        )?;
+    }
     if !report.dropped.is_empty() {
         fact(
             out,
@@ -452,6 +554,15 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Setting { .. } => {
             CliError::told(what, "leave the option out, or give another --to")
         }
+        ConvertError::CommonForm { .. } => CliError::told(what, "leave --common out"),
+        ConvertError::Dialect { .. } => CliError::told(
+            what,
+            "leave --dialect out, or give another --to; torch_dist, zarr and zarr3 have both dialects",
+        ),
+        ConvertError::IntoCommon { .. } => CliError::told(
+            shown(&what),
+            format!("`reshard ls {src}` lists the objects; --key chooses what is carried over"),
+        ),
         ConvertError::NotHeld { .. } => CliError::told(
             shown(&what),
             "--drop-objects leaves them out; --keep-objects keeps objects beside the tensors in a folder of safetensors; --key chooses what is carried over; torch_dist has a place for all",

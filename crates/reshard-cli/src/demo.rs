@@ -172,7 +172,9 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
     } else {
         demo.on_threads(io, &mut phases)?
     };
-    table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], phases.0)?;
+    table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], || {
+        phases.0.clone()
+    })?;
     writeln!(
         io.out,
         "\n{}  all {} bytes are right",
@@ -229,7 +231,7 @@ impl Demo<'_> {
 
     fn verify(&self, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
         let checkpoint = self.program.open(&self.url, OpenOptions::new())?;
-        let (found, time) = timed(|| crate::findings::check(&checkpoint, true, io));
+        let (found, time) = timed(|| crate::findings::check_all(&checkpoint, io));
         let found = found?;
         if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
             let what = format!(

@@ -2,6 +2,7 @@
 
 use crate::{
     args::Diff,
+    cost::{self, Reads},
     error::{CliError, DAMAGED, DIFFERENT, FAILED, OK, Result},
     io::Io,
     json, mapping,
@@ -12,7 +13,7 @@ use crate::{
 };
 use futures::executor::block_on;
 use reshard::{blocking::Checkpoint, model::Dims, storage::Progress};
-use reshard_convert::{CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
+use reshard_convert::{ANALYSIS_BLOCK, CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
 use serde_json::{Value as Json, json};
 
 pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
@@ -54,6 +55,15 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         io.note_idle(keys, &args.first, stored.map(|e| e.key()));
     }
 
+    let cost = |reads: &Reads<'_>| {
+        reads
+            .blocks(keys, |_| ANALYSIS_BLOCK)
+            .and(reads.objects(keys))
+    };
+    let costs = [&first, &second].map(|c| (c, &cost as _));
+    if let Some(code) = cost::tell(&costs, (args.dry_run, args.json), io)? {
+        return Ok(code);
+    }
     let tolerance = Tolerance {
         absolute: args.tolerance,
         relative: args.relative,
@@ -185,7 +195,7 @@ fn print(
         "FIRST",
     ];
     if !tensors.is_empty() {
-        rows(out, titles, tensors.iter().take(LISTED).map(row))?;
+        rows(out, titles, || tensors.iter().take(LISTED).map(row))?;
     }
     if tensors.len() > LISTED {
         let more = units::some((tensors.len() - LISTED) as u64, "tensor");

@@ -2,6 +2,7 @@
 
 use crate::{
     args::Digest,
+    cost::{self, Reads},
     error::{CliError, DAMAGED, FAILED, OK, Result, worse},
     findings,
     glob::Keys,
@@ -15,9 +16,10 @@ use reshard::{
     Tensor,
     blocking::{Checkpoint, TensorHandle},
     storage::{run_blocking, wait},
+    strategy::CheckedItems,
 };
-use serde::Serialize;
-use serde_json::{Map, Value as Json, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value as Json};
 use sha2::Digest as _;
 use std::{collections::BTreeMap, sync::mpsc, thread};
 
@@ -38,11 +40,36 @@ const TOLD: usize = 1_000;
 #[derive(Serialize)]
 struct Report<'a> {
     schema: u32,
-    tensors: &'a Map<String, Json>,
+    tensors: Hashed<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     untried: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     errors: Option<&'a Map<String, Json>>,
+}
+
+type Sha256 = [u8; 32];
+
+/// Tensors with their digests, by key. They become JSON while they are written.
+struct Hashed<'a>(&'a [(&'a TensorHandle, Sha256)]);
+
+impl<'a> Serialize for Hashed<'a> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Entry<'a> {
+            dtype: &'a str,
+            shape: &'a [u64],
+            sha256: String,
+        }
+        let entry = |(t, sha256): &(&'a TensorHandle, Sha256)| {
+            let entry = Entry {
+                dtype: t.dtype().name(),
+                shape: t.shape(),
+                sha256: hex(sha256),
+            };
+            (t.key(), entry)
+        };
+        s.collect_map(self.0.iter().map(entry))
+    }
 }
 
 /// What the reading thread hands over.
@@ -71,15 +98,24 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     );
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
-    let in_blocks = chosen.iter().any(|t| t.nbytes() > BLOCK);
-    let mut damage = match !args.no_verify && in_blocks {
+    let checks_before = !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK);
+    let cost = |reads: &Reads<'_>| match checks_before {
+        true => reads
+            .blocks_after_check(keys, |_| BLOCK)
+            .and(reads.check(&CheckedItems::All)),
+        false => reads.blocks(keys, |_| BLOCK),
+    };
+    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
+        return Ok(code);
+    }
+    let mut damage = match checks_before {
         true => damage_by_key(&checkpoint, keys, io)?,
         false => BTreeMap::new(),
     };
     let (sound, damaged): (Vec<_>, Vec<_>) = chosen
         .into_iter()
         .partition(|t| !damage.contains_key(t.key()));
-    let mut tensors = Map::new();
+    let mut tensors = Vec::new();
     let mut errors: Map<String, Json> = Map::new();
     for t in damaged {
         let what = damage.remove(t.key()).unwrap_or_default();
@@ -103,12 +139,11 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         bar.inc(step);
         match hash {
             None => {}
-            Some(Ok(sha256)) if args.json => {
-                let entry =
-                    json!({ "dtype": t.dtype().name(), "shape": &**t.shape(), "sha256": sha256 });
-                tensors.insert(t.key().into(), entry);
+            Some(Ok(sha256)) if args.json => tensors.push((t, sha256)),
+            Some(Ok(sha256)) => {
+                let sha256 = hex(&sha256);
+                bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?;
             }
-            Some(Ok(sha256)) => bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?,
             Some(Err(e)) => {
                 let e = CliError::from(e);
                 code = worse(code, e.exit_code());
@@ -124,7 +159,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     if args.json {
         let report = Report {
             schema: 1,
-            tensors: &tensors,
+            tensors: Hashed(&tensors),
             untried: (untried > 0).then_some(untried),
             errors: (!errors.is_empty()).then_some(&errors),
         };
@@ -153,7 +188,7 @@ fn damage_by_key(
     io: &mut Io<'_>,
 ) -> Result<BTreeMap<String, String>> {
     let mut damage = BTreeMap::new();
-    let report = findings::check(checkpoint, true, io)?;
+    let report = findings::check_all(checkpoint, io)?;
     for d in findings::concerning(&report.damage, keys) {
         if let Some(key) = &d.key {
             damage
@@ -208,9 +243,9 @@ fn tell_failures(
 
 /// Hashes tensors one after the other, while the next block is read. `each` is told of every block's bytes, and of each
 /// tensor's outcome, and says whether to go on. Returns how many were not tried.
-fn hash_all(
-    tensors: &[TensorHandle],
-    mut each: impl FnMut(&TensorHandle, Option<Result<String, reshard::Error>>, u64) -> Result<bool>,
+fn hash_all<'t>(
+    tensors: &'t [TensorHandle],
+    mut each: impl FnMut(&'t TensorHandle, Option<Result<Sha256, reshard::Error>>, u64) -> Result<bool>,
 ) -> Result<usize> {
     let stopped = || CliError::told("the reading thread stopped", "please report this");
     thread::scope(|scope| {
@@ -236,7 +271,7 @@ fn hash_all(
                         hash(&mut hasher, &block);
                         each(t, None, block.nbytes())?;
                     }
-                    Ok(Read::End) => break Some(Ok(hex(&hasher.finalize()))),
+                    Ok(Read::End) => break Some(Ok(hasher.finalize().into())),
                     Ok(Read::Failed(e)) => break Some(Err(e)),
                     // Small tensors come whole and several at once. They bring their outcomes with them.
                     Ok(Read::Together(all)) => {
@@ -248,7 +283,7 @@ fn hash_all(
                             let digest = |t: Option<Tensor>| {
                                 let mut hasher = sha2::Sha256::new();
                                 t.iter().for_each(|t| hash(&mut hasher, t));
-                                hex(&hasher.finalize())
+                                hasher.finalize().into()
                             };
                             if !each(t, Some(read.map(digest)), bytes)? {
                                 return Ok(left.len());

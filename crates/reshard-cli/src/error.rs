@@ -72,6 +72,14 @@ impl From<LoadError> for CliError {
     }
 }
 
+/// The exit code after the results were printed. Whoever closed the pipe still gets the right one.
+pub(crate) fn printed(results: Result<()>, code: u8) -> Result<u8> {
+    match results {
+        Err(e) if e.is_closed_pipe() => Ok(code),
+        results => results.map(|()| code),
+    }
+}
+
 impl CliError {
     pub(crate) fn told(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Told {

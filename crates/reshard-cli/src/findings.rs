@@ -4,12 +4,47 @@ use crate::{error::Result, glob::Keys, io::Io, table::shown, units};
 use reshard::{
     blocking::Checkpoint,
     storage::Progress,
-    strategy::{Damage, VerifyReport},
+    strategy::{CheckedItems, Damage, VerifyReport},
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One finding, in a line: key, place, and what is wrong.
 pub(crate) fn line(d: &Damage) -> String {
     shown(&d.to_string()).into_owned()
+}
+
+/// From so many keys on, findings that say the same of one file are one line.
+const ALIKE: usize = 3;
+
+/// The file, what is wrong, and the key of a finding about a key in a file.
+fn of_file(d: &Damage) -> Option<(&str, &str, &str)> {
+    Some((d.file.as_deref()?, &d.what, d.key.as_deref()?))
+}
+
+/// The lines for findings. Those that say the same of one file are told once, with the number of keys that they are about: a file that is missing
+/// holds thousands of tensors.
+pub(crate) fn lines(found: &[Damage]) -> Vec<String> {
+    let mut keys: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for (file, what, key) in found.iter().filter_map(of_file) {
+        keys.entry((file, what)).or_default().insert(key);
+    }
+    keys.retain(|_, keys| keys.len() >= ALIKE);
+    let mut told = BTreeSet::new();
+    let mut lines = Vec::new();
+    for d in found {
+        let alike = of_file(d)
+            .and_then(|(file, what, key)| Some((file, what, key, keys.get(&(file, what))?)));
+        let Some((file, what, key, keys)) = alike else {
+            lines.push(line(d));
+            continue;
+        };
+        if told.insert((file, what)) {
+            let count = units::some(keys.len() as u64, "key");
+            let of = format!("{file}: {what}; {count}, such as {key}");
+            lines.push(shown(&of).into_owned());
+        }
+    }
+    lines
 }
 
 /// The same without its key.
@@ -22,16 +57,26 @@ pub(crate) fn more_findings(n: u64) -> String {
     format!("{} more that are not listed", units::count(n))
 }
 
-/// Checks with a bar.
-pub(crate) fn check(checkpoint: &Checkpoint, full: bool, io: &Io<'_>) -> Result<VerifyReport> {
-    if !full {
+/// Checks with a bar. The chosen items have so many bytes.
+pub(crate) fn check(
+    checkpoint: &Checkpoint,
+    items: &CheckedItems,
+    bytes: u64,
+    io: &Io<'_>,
+) -> Result<VerifyReport> {
+    if *items == CheckedItems::None {
         return Ok(checkpoint.verify(false, Progress::default())?);
     }
-    let bar = io.bar("checking", stored_bytes(checkpoint));
+    let bar = io.bar("checking", bytes);
     let told = bar.clone();
-    let report = checkpoint.verify(true, Progress::new(move |n| told.inc(n)));
+    let report = checkpoint.verify_items(items, Progress::new(move |n| told.inc(n)));
     bar.finish_and_clear();
     Ok(report?)
+}
+
+/// Checks everything, with a bar.
+pub(crate) fn check_all(checkpoint: &Checkpoint, io: &Io<'_>) -> Result<VerifyReport> {
+    check(checkpoint, &CheckedItems::All, stored_bytes(checkpoint), io)
 }
 
 /// Bytes of all stored items.
@@ -91,5 +136,32 @@ mod tests {
                 format!("w: {name} at byte 7: it can't be")
             );
         }
+    }
+
+    #[test]
+    fn what_is_said_of_many_keys_of_one_file_is_one_line() {
+        let found = |key: &str, file: &str, offset, what: &str| Damage {
+            key: Some(key.into()),
+            file: Some(file.into()),
+            offset,
+            what: what.into(),
+        };
+        let missing = |key, at| found(key, "a.distcp", Some(at), "its file is missing");
+        let all = [
+            missing("x", 0),
+            found("y", "b.distcp", Some(7), "the checksum is wrong"),
+            missing("y", 10),
+            missing("x", 20),
+            missing("z", 30),
+        ];
+        assert_eq!(
+            lines(&all),
+            [
+                "a.distcp: its file is missing; 3 keys, such as x",
+                "y: b.distcp at byte 7: the checksum is wrong"
+            ]
+        );
+        // Each chunk of a few tensors is told.
+        assert_eq!(lines(&all[..4]).len(), 4);
     }
 }

@@ -6,7 +6,7 @@ mod print;
 
 use crate::{
     args::Inspect,
-    error::{OK, Result},
+    error::{DAMAGED, OK, Result, printed},
     glob::Keys,
     io::Io,
     json::{self, Seq},
@@ -25,20 +25,28 @@ use std::{collections::BTreeMap, ops::Range};
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
     let checkpoint = program.open(&args.dir, args.reading.options())?;
     let facts = Facts::of(checkpoint)?;
-    let keys = args.select.keys();
+    let code = match facts.is_damaged {
+        true => DAMAGED,
+        false => OK,
+    };
+    printed(print_all(&facts, args, io), code)
+}
+
+fn print_all(facts: &Facts, args: &Inspect, io: &mut Io<'_>) -> Result<()> {
+    let (keys, summary) = (args.select.keys(), args.summary);
     if args.json {
         json::write(
             io.out,
             &Report {
-                facts: &facts,
+                facts,
                 keys,
-                summary: args.summary,
+                summary,
             },
         )?;
     } else {
-        print::summary(&facts, io.out)?;
-        if !args.summary {
-            print::lists(&facts, keys, io.out)?;
+        print::summary(facts, io.out)?;
+        if !summary {
+            print::lists(facts, keys, io.out)?;
         }
     }
     io.out.flush()?;
@@ -49,7 +57,7 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
         &args.dir,
         known.chain(unknown.keys().map(String::as_str)),
     );
-    Ok(OK)
+    Ok(())
 }
 
 /// The JSON, schema 1. The first members are as promised; those after `files` are added over time.

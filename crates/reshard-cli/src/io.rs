@@ -80,12 +80,83 @@ impl Io<'_> {
         } else {
             ProgressDrawTarget::hidden()
         };
-        let style = ProgressStyle::with_template(
-            "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}",
-        )
-        .map_or_else(|_| ProgressStyle::default_bar(), |s| s.progress_chars("━╸─"));
-        ProgressBar::with_draw_target(Some(total), target)
-            .with_style(style)
-            .with_prefix(label)
+        bar(target, label, total)
+    }
+}
+
+/// How many bytes of how many, at which rate, and how long the rest will take.
+fn bar(target: ProgressDrawTarget, label: &'static str, total: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}",
+    )
+    .map_or_else(|_| ProgressStyle::default_bar(), |s| s.progress_chars("━╸─"));
+    ProgressBar::with_draw_target(Some(total), target)
+        .with_style(style)
+        .with_prefix(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use indicatif::TermLike;
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    /// A terminal that keeps all that was written to it.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            100
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bar_shows_how_much_is_done_the_rate_and_how_long_the_rest_takes() {
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        let bar = bar(target, "writing", 4_000_000);
+        bar.inc(1_000_000);
+        bar.force_draw();
+        let shown = screen.0.lock().unwrap().clone();
+        // What is drawn last is the newest.
+        let shown = shown.rsplit_once("writing").unwrap().1;
+        let (_, numbers) = shown.split_once("1.00 MB of 4.00 MB").unwrap();
+        let [rate, unit, rest] = numbers.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{shown:?}")
+        };
+        assert!(
+            rate.parse::<f64>().is_ok() && unit.ends_with("B/s"),
+            "{shown:?}"
+        );
+        assert!(rest.ends_with(['s', 'm', 'h', 'd']), "{shown:?}");
     }
 }

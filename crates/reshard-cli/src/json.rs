@@ -6,8 +6,7 @@ mod ints;
 use crate::{error::Result as CliResult, table::steers};
 use reshard::{
     DType, Tensor, Value,
-    model::{Construct, Opaque},
-    plan::cast,
+    model::{Construct, ModelError, Opaque},
 };
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value as Json;
@@ -216,13 +215,19 @@ impl Serialize for Digested<'_> {
     }
 }
 
-/// The elements of a small tensor of a type that JSON has numbers for.
-fn elements(t: &Tensor) -> Option<Json> {
-    fn ints<T: Into<i128>>(v: Option<Vec<T>>) -> Option<Json> {
-        v.map(|v| v.into_iter().map(|i| int(i.into())).collect())
+/// The elements of a small tensor.
+fn elements(t: &Tensor) -> Option<Vec<Json>> {
+    match t.shape().volume()? {
+        ..=SMALL => numbers(t),
+        _ => None,
     }
-    if t.shape().volume()? > SMALL {
-        return None;
+}
+
+/// The elements in row-major order, if JSON has numbers for their type.
+pub(crate) fn numbers(t: &Tensor) -> Option<Vec<Json>> {
+    fn ints<T: Into<i128>>(v: Result<Vec<T>, ModelError>) -> Option<Vec<Json>> {
+        v.ok()
+            .map(|v| v.into_iter().map(|i| int(i.into())).collect())
     }
     match t.dtype() {
         DType::Bool => Some(t.to_bytes().iter().map(|b| Json::Bool(*b != 0)).collect()),
@@ -234,10 +239,16 @@ fn elements(t: &Tensor) -> Option<Json> {
         DType::Int16 => ints(t.to_vec::<i16>()),
         DType::Int32 => ints(t.to_vec::<i32>()),
         DType::Int64 => ints(t.to_vec::<i64>()),
-        DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64 => {
-            let wide = cast::tensor(t, DType::Float64).ok()?.to_vec::<f64>()?;
+        float if float.is_float() => {
+            let wide = t.cast(DType::Float64).ok()?.to_vec::<f64>().ok()?;
             wide.into_iter()
                 .map(|f| serde_json::to_value(Float(f)).ok())
+                .collect()
+        }
+        DType::Complex32 | DType::BComplex32 | DType::Complex64 | DType::Complex128 => {
+            let wide = t.cast(DType::Complex128).ok()?.to_vec::<[f64; 2]>().ok()?;
+            wide.into_iter()
+                .map(|parts| serde_json::to_value(parts.map(Float)).ok())
                 .collect()
         }
         _ => None,

@@ -17,6 +17,7 @@
 
 mod args;
 mod convert;
+mod cost;
 mod demo;
 mod diff;
 mod digest;
@@ -31,8 +32,10 @@ mod mapping;
 mod plugins;
 mod program;
 mod prune;
+mod region;
 mod remove;
 mod run;
+mod show;
 mod stats;
 mod table;
 mod trace;

@@ -20,16 +20,17 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint) -> Result<Option<Map>> {
     let Some(name) = &args.map else {
         return Ok(None);
     };
-    let file = match MapFile::text_of(name) {
-        Some(text) => MapFile::parse(text),
-        None => MapFile::parse(&read(name)?),
-    };
-    let file = file.map_err(explained)?;
+    let file = MapFile::parse(&text(name)?).map_err(explained)?;
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
     let values = block_on(source.map_parameters(&file, &given))?;
     let map = file.bind(&values).map_err(explained)?;
     let map = if args.inverse { map.inverse() } else { Ok(map) };
     map.map(Some).map_err(explained)
+}
+
+/// The text of a map that comes with reshard, or of a mapping file.
+pub(crate) fn text(name: &str) -> Result<String> {
+    MapFile::text_of(name).map_or_else(|| read(name), |text| Ok(text.into()))
 }
 
 /// The text of a mapping file.

@@ -8,6 +8,7 @@ use crate::{
     program::Program,
     table,
 };
+use reshard::policy::names;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -15,6 +16,7 @@ struct Report {
     schema: u32,
     strategies: Vec<Strategy>,
     stores: Vec<Scheme>,
+    policies: Vec<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -54,6 +56,7 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
         schema: 1,
         strategies,
         stores,
+        policies: names(),
     };
 
     if args.json {
@@ -68,11 +71,9 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
             format!("{} {}", s.origin, s.crate_version),
         ]
     };
-    table::rows(
-        io.out,
-        ["STRATEGY", "BACKEND", ">VERSION", "CRATE"],
-        report.strategies.iter().map(row),
-    )?;
+    table::rows(io.out, ["STRATEGY", "BACKEND", ">VERSION", "CRATE"], || {
+        report.strategies.iter().map(row)
+    })?;
     writeln!(io.out)?;
     let row = |s: &Scheme| {
         [
@@ -80,6 +81,10 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
             format!("{} {}", s.origin, s.crate_version),
         ]
     };
-    table::rows(io.out, ["STORE", "CRATE"], report.stores.iter().map(row))?;
+    table::rows(io.out, ["STORE", "CRATE"], || report.stores.iter().map(row))?;
+    writeln!(io.out)?;
+    table::rows(io.out, ["POLICY"], || {
+        report.policies.iter().map(|name| [(*name).into()])
+    })?;
     Ok(OK)
 }

@@ -1,13 +1,18 @@
 //! What all commands have: strategies and stores, and how a checkpoint is opened with them.
 
 use crate::{
+    args::Reading,
     error::{CliError, Result},
+    units::{Cache, parse_cache},
     whereabouts,
 };
 use reshard::{
-    ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore,
+    ErrorKind, OpenOptions, Registry, Stores,
+    blocking::Checkpoint,
+    policy::ByteSize,
+    storage::{Bandwidth, LocalStore, ThrottledStore, read_through},
 };
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 /// The program: the commands, over strategies and stores.
 #[derive(Clone, Debug)]
@@ -20,6 +25,29 @@ impl Program {
     /// With these strategies and stores.
     pub fn new(registry: Registry, stores: Stores) -> Self {
         Self { registry, stores }
+    }
+
+    /// The same program, whose stores are as the command line asks.
+    pub(crate) fn reading(&self, reading: &Reading, caches: bool) -> Result<Self> {
+        let mut stores = self.stores.clone();
+        if let Some(ByteSize(rate)) = reading.bandwidth {
+            let reads = Bandwidth::per_second(rate);
+            let writes = reads.another();
+            stores = stores.around(move |store| {
+                Arc::new(ThrottledStore::new(store, reads.clone(), writes.clone()))
+            });
+        }
+        // What comes from the disk is not limited.
+        let cache = reading.cache.clone();
+        let cache = cache.map_or_else(cache_of_all, |cache| Ok(Some(cache)))?;
+        if let Some(Cache { dir, bytes }) = cache.filter(|_| caches) {
+            let cache = read_through(dir, bytes);
+            stores = stores.around(move |store| cache.around(store));
+        }
+        Ok(Self {
+            registry: self.registry.clone(),
+            stores,
+        })
     }
 
     pub(crate) fn open(&self, url: &str, options: OpenOptions) -> Result<Checkpoint> {
@@ -48,6 +76,22 @@ impl Program {
             _ => None,
         }
         .unwrap_or_else(|| e.into())
+    }
+}
+
+/// The cache that the environment names, as a command line does.
+const CACHE: &str = "RESHARD_CACHE";
+
+fn cache_of_all() -> Result<Option<Cache>> {
+    match std::env::var(CACHE) {
+        Ok(text) if !text.is_empty() => {
+            let hint = "write it as DIR or DIR:SIZE, or give --cache";
+            let cache = parse_cache(&text);
+            cache
+                .map(Some)
+                .map_err(|e| CliError::told(format!("{CACHE}: {e}"), hint))
+        }
+        _ => Ok(None),
     }
 }
 

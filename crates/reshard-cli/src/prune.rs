@@ -47,6 +47,8 @@ impl<'a> Row<'a> {
             RemainsKind::File => "file",
             RemainsKind::Unfinished => "unfinished",
             RemainsKind::Replaced => "replaced",
+            RemainsKind::Version => "version",
+            RemainsKind::Upload => "upload",
             _ => "other",
         };
         Self {
@@ -122,28 +124,25 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
 fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
     let out = &mut *io.out;
     if !p.removed.is_empty() {
-        let row = |r: &Remains| [r.path.clone(), units::bytes(r.bytes), from(r.kind).into()];
+        let row = |r: &Remains| [r.path.clone(), size(r), from(r)];
         let title = if dry_run {
             "WOULD BE REMOVED"
         } else {
             "REMOVED"
         };
-        table::rows(out, [title, ">SIZE", ""], p.removed.iter().map(row))?;
+        table::rows(out, [title, ">SIZE", ""], || p.removed.iter().map(row))?;
         writeln!(out)?;
     }
     if !p.kept.is_empty() {
-        let row =
-            |(r, why): &(Remains, Kept)| [r.path.clone(), units::bytes(r.bytes), reason(r, why)];
-        table::rows(out, ["KEPT", ">SIZE", "WHY"], p.kept.iter().map(row))?;
+        let row = |(r, why): &(Remains, Kept)| [r.path.clone(), size(r), reason(r, why)];
+        table::rows(out, ["KEPT", ">SIZE", "WHY"], || p.kept.iter().map(row))?;
         writeln!(out)?;
     }
     if !p.foreign.is_empty() {
         let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
-        table::rows(
-            out,
-            ["OF OTHER PROGRAMS, KEPT", ">SIZE"],
-            p.foreign.iter().take(FEW).map(row),
-        )?;
+        table::rows(out, ["OF OTHER PROGRAMS, KEPT", ">SIZE"], || {
+            p.foreign.iter().take(FEW).map(row)
+        })?;
         if p.foreign.len() > FEW {
             writeln!(
                 out,
@@ -165,23 +164,46 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
-fn from(kind: RemainsKind) -> &'static str {
-    match kind {
+/// No service says how much of an upload has arrived.
+fn size(r: &Remains) -> String {
+    match r.kind {
+        RemainsKind::Upload => "unknown".into(),
+        _ => units::bytes(r.bytes),
+    }
+}
+
+/// How long ago, as far as it is known.
+fn ago(r: &Remains) -> String {
+    r.age.map_or_else(
+        || "at an unknown time".into(),
+        |a| format!("{} ago", units::age(a)),
+    )
+}
+
+fn from(r: &Remains) -> String {
+    let what = match r.kind {
         RemainsKind::File => "no item lies in it",
         RemainsKind::Unfinished => "left by a save that was never finished",
         RemainsKind::Replaced => {
             "left by a replaced checkpoint; files of other programs in it are moved back"
         }
+        RemainsKind::Version => "a version that was replaced, or never finished",
+        RemainsKind::Upload => {
+            return format!("an upload that was begun {} and never finished", ago(r));
+        }
         _ => "",
-    }
+    };
+    what.into()
 }
 
 fn reason(r: &Remains, why: &Kept) -> String {
     match why {
         Kept::Recent => {
-            let when =
-                r.age.map_or_else(|| "at an unknown time".into(), |a| format!("{} ago", units::age(a)));
-            format!("changed {when}, so a save may be running; if none is, use --older-than 0s")
+            let did = match r.kind {
+                RemainsKind::Upload => "begun",
+                _ => "changed",
+            };
+            format!("{did} {}, so a save may be running; if none is, use --older-than 0s", ago(r))
         }
         Kept::Disputed => {
             "a rank-local save later than .metadata is here too; remove the metadata of the save that you don't \

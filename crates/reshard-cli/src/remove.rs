@@ -67,12 +67,12 @@ fn print(dry_run: bool, removed: &Removed, out: &mut dyn Write) -> Result<()> {
         true => ["KEYS TO BE REMOVED", "FILES TO BE REMOVED"],
         false => ["REMOVED KEYS", "REMOVED FILES"],
     };
-    table::rows(out, [keys], removed.keys.iter().map(|key| [key.clone()]))?;
+    table::rows(out, [keys], || removed.keys.iter().map(|key| [key.clone()]))?;
     for (title, files) in [(gone, &removed.files), ("FILES THAT STAY", &removed.kept)] {
         if !files.is_empty() {
             let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
             writeln!(out)?;
-            table::rows(out, [title, ">SIZE"], files.iter().map(row))?;
+            table::rows(out, [title, ">SIZE"], || files.iter().map(row))?;
         }
     }
     let keys = units::some(removed.keys.len() as u64, "key");

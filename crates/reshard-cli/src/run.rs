@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     list, plugins,
     program::Program,
-    prune, remove, stats,
+    prune, remove, show, stats,
     table::BAD,
     trace::traced,
     usage, verify,
@@ -53,10 +53,17 @@ impl Program {
                 return u8::try_from(code).unwrap_or(FAILED);
             }
         };
-        let done = self.command(&cli.command, io).and_then(|code| {
-            io.out.flush()?;
-            Ok(code)
-        });
+        let program = match cli.command.reading() {
+            // A check is of the place, and not of what a disk here remembers of it.
+            Some(reading) => self.reading(reading, !matches!(cli.command, Command::Verify(_))),
+            None => Ok(self.clone()),
+        };
+        let done = program
+            .and_then(|program| program.command(&cli.command, io))
+            .and_then(|code| {
+                io.out.flush()?;
+                Ok(code)
+            });
         match done {
             Ok(code) => code,
             Err(e) if e.is_closed_pipe() => OK,
@@ -76,6 +83,7 @@ impl Program {
         match command {
             Command::Inspect(a) => inspect::run(self, a, io),
             Command::Ls(a) => list::run(self, a, io),
+            Command::Show(a) => show::run(self, a, io),
             Command::Digest(a) => digest::run(self, a, io),
             Command::Verify(a) => verify::run(self, a, io),
             Command::Convert(a) => traced(a.trace.as_deref(), || convert::run(self, a, io)),

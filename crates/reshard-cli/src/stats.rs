@@ -2,6 +2,7 @@
 
 use crate::{
     args::Stats,
+    cost::{self, Reads},
     error::{CliError, OK, Result},
     io::Io,
     json,
@@ -11,7 +12,7 @@ use crate::{
 };
 use futures::executor::block_on;
 use reshard::storage::Progress;
-use reshard_convert::{Flag, TensorStats, stats};
+use reshard_convert::{ANALYSIS_BLOCK, Flag, TensorStats, stats};
 use serde_json::{Value as Json, json};
 
 /// A float as text.
@@ -47,6 +48,10 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let keys = args.select.keys();
     let stored = checkpoint.metadata().tensors();
     io.note_idle(keys, &args.dir, stored.map(|t| t.key()));
+    let cost = |reads: &Reads<'_>| reads.blocks(keys, |_| ANALYSIS_BLOCK);
+    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
+        return Ok(code);
+    }
     let chosen = checkpoint.tensors().filter(|t| keys.has(t.key()));
     let bytes = chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add);
     let bar = io.bar("reading", bytes);
@@ -83,7 +88,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
         "FLAGS",
     ];
     if !found.is_empty() || !args.suspicious {
-        rows(io.out, titles, found.iter().map(row))?;
+        rows(io.out, titles, || found.iter().map(row))?;
     }
     let flagged = found.iter().filter(|t| !flags(t).is_empty()).count() as u64;
     if flagged > 0 {

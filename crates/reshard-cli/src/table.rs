@@ -1,8 +1,8 @@
 //! Tables and facts for people.
 
 use anstyle::Style;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::{borrow::Cow, fmt::Display, io};
+use unicode_width::UnicodeWidthStr;
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -12,6 +12,9 @@ pub(crate) const GOOD: Style = Style::new()
 pub(crate) const BAD: Style = Style::new()
     .bold()
     .fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Red)));
+
+/// What stands between two columns.
+const BETWEEN: &str = "  ";
 
 /// Text that may come from a file: characters that could move a terminal's cursor, turn its direction or stay unseen are
 /// written as escapes.
@@ -46,32 +49,37 @@ pub(crate) fn styled(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// Writes rows under a heading. Columns whose title starts with `>` stand to the right.
-pub(crate) fn rows<const N: usize>(
+/// Writes rows under a heading. Columns whose title starts with `>` stand to the right. Rows are made twice, first for the widths of columns,
+/// so that a table of many rows takes no memory.
+pub(crate) fn rows<const N: usize, R: IntoIterator<Item = [String; N]>>(
     out: &mut dyn io::Write,
     titles: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+    rows: impl Fn() -> R,
 ) -> io::Result<()> {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(titles.map(|t| t.trim_start_matches('>')));
-    for row in rows {
-        table.add_row(row.map(|cell| shown(&cell).into_owned()));
-    }
-    for (column, title) in table.column_iter_mut().zip(titles) {
-        column.set_padding((0, 2));
-        if title.starts_with('>') {
-            column.set_cell_alignment(CellAlignment::Right);
+    let names = titles.map(|t| t.trim_start_matches('>'));
+    let mut widths = names.map(str::width);
+    for row in rows() {
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = shown(cell).width().max(*width);
         }
     }
-    for (i, line) in table.lines().enumerate() {
-        let line = line.trim_end();
-        match i {
-            0 => writeln!(out, "{BOLD}{line}{BOLD:#}")?,
-            _ => writeln!(out, "{line}")?,
+    let line = |cells: [&str; N]| {
+        let mut line = String::new();
+        for ((cell, title), width) in cells.into_iter().zip(titles).zip(widths) {
+            let cell = shown(cell);
+            let room = " ".repeat(width.saturating_sub(cell.width()));
+            let (before, after) = match title.starts_with('>') {
+                true => (&*room, ""),
+                false => ("", &*room),
+            };
+            line.extend([before, &cell, after, BETWEEN]);
         }
+        line.truncate(line.trim_end().len());
+        line
+    };
+    writeln!(out, "{BOLD}{}{BOLD:#}", line(names))?;
+    for row in rows() {
+        writeln!(out, "{}", line(row.each_ref().map(String::as_str)))?;
     }
     Ok(())
 }
@@ -113,15 +121,17 @@ mod tests {
     #[test]
     fn columns_line_up_under_a_bold_heading() {
         let mut out = Vec::new();
-        rows(
-            &mut out,
-            ["A", ">B"],
-            [["x".into(), "1".into()], ["long".into(), "1000".into()]],
-        )
+        let cells = [["x", "1"], ["größe", "1000"], ["データ", "1"]];
+        rows(&mut out, ["A", ">B"], || {
+            cells.map(|row| row.map(String::from))
+        })
         .unwrap();
         let text = String::from_utf8(out).unwrap();
         let plain = text.replace("\u{1b}[1m", "").replace("\u{1b}[0m", "");
-        assert_eq!(plain, "A        B\nx        1\nlong  1000\n");
+        assert_eq!(
+            plain,
+            "A          B\nx          1\ngröße   1000\nデータ     1\n"
+        );
         assert!(text.starts_with("\u{1b}[1mA"));
     }
 }

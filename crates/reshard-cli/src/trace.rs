@@ -63,6 +63,10 @@ impl Visit for Fields {
         self.0.insert(field.name().into(), value.into());
     }
 
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.0.insert(field.name().into(), value.into());
+    }
+
     fn record_str(&mut self, field: &Field, value: &str) {
         self.0.insert(field.name().into(), value.into());
     }
@@ -143,11 +147,14 @@ fn chrome(events: &[Map<String, Json>]) -> Json {
         let mut args = json!({
             "checkpoint": act.1,
             "rank": rank,
+            "items": number(event, "items"),
             "bytes": number(event, "bytes"),
             "files": number(event, "files"),
         });
-        if let (Some(error), Some(args)) = (event.get("error"), args.as_object_mut()) {
-            args.insert("error".into(), error.clone());
+        for known in ["imbalance", "error"] {
+            if let (Some(value), Some(args)) = (event.get(known), args.as_object_mut()) {
+                args.insert(known.into(), value.clone());
+            }
         }
         out.push(json!({
             "name": text(event, "phase"),

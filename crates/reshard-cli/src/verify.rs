@@ -2,8 +2,9 @@
 
 use crate::{
     args::Verify,
-    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN},
-    findings::{check, line, more_findings},
+    cost::{self, Reads},
+    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN, printed},
+    findings::{check, lines, more_findings, stored_bytes},
     io::Io,
     json,
     program::Program,
@@ -12,15 +13,19 @@ use crate::{
 };
 use reshard::{
     ErrorKind,
-    strategy::{Damage, Unlisted, VerifyReport},
+    blocking::Checkpoint,
+    strategy::{CheckedItems, Damage, Unlisted, VerifyReport},
 };
 use serde::Serialize;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Serialize)]
 struct Report {
     schema: u32,
     status: &'static str,
     quick: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<Sampled>,
     damage: Vec<Damage>,
     unchecked: Vec<Damage>,
     items: u64,
@@ -31,6 +36,16 @@ struct Report {
     without_checksum: u64,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
+}
+
+/// What was chosen of all items.
+#[derive(Serialize)]
+struct Sampled {
+    seed: u64,
+    items: u64,
+    of_items: u64,
+    bytes: u64,
+    of_bytes: u64,
 }
 
 /// How many findings are not in the lists.
@@ -69,6 +84,7 @@ impl Report {
             schema: 1,
             status,
             quick,
+            sample: None,
             damage: v.damage,
             unchecked: v.unchecked,
             items: v.items,
@@ -120,9 +136,22 @@ impl Report {
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
     let opened = program.open(&args.dir, args.reading.options());
-    let checked = opened.and_then(|c| Ok((check(&c, !args.quick, io)?, c.beside_integrity()?)));
+    let mut only_told = None;
+    let checked = opened.and_then(|c| {
+        let (items, bytes, sample) = chosen(&c, args);
+        let cost = |reads: &Reads<'_>| reads.check(&items);
+        only_told = cost::tell(&[(&c, &cost)], (args.dry_run, args.json), io)?;
+        if only_told.is_some() {
+            return Ok((sample, VerifyReport::default(), Vec::new()));
+        }
+        Ok((sample, check(&c, &items, bytes, io)?, c.beside_integrity()?))
+    });
+    if let (Some(code), Ok(_)) = (only_told, &checked) {
+        return Ok(code);
+    }
     let report = match checked {
-        Ok((v, beside)) => Report {
+        Ok((sample, v, beside)) => Report {
+            sample,
             beside_integrity: beside.into_iter().map(String::from).collect(),
             ..Report::of(args.quick, v)
         },
@@ -131,11 +160,33 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
         Err(e) => return Err(e),
     };
     let code = report.exit_code();
-    match print(&report, args, io) {
-        // Whoever closed the pipe still gets the right exit code.
-        Err(e) if e.is_closed_pipe() => Ok(code),
-        printed => printed.map(|()| code),
+    printed(print(&report, args, io), code)
+}
+
+/// What is read, how many bytes it has, and how it was chosen.
+fn chosen(checkpoint: &Checkpoint, args: &Verify) -> (CheckedItems, u64, Option<Sampled>) {
+    match args.sample {
+        None if args.quick => (CheckedItems::None, 0, None),
+        None => (CheckedItems::All, stored_bytes(checkpoint), None),
+        Some(share) => {
+            let seed = args.seed.unwrap_or_else(any_seed);
+            let sample = checkpoint.sample(share, seed);
+            let told = Sampled {
+                seed,
+                items: sample.count,
+                of_items: sample.of_count,
+                bytes: sample.bytes,
+                of_bytes: sample.of_bytes,
+            };
+            (sample.items, told.bytes, Some(told))
+        }
     }
+}
+
+/// A short number, so that people can type it again. It need not be hard to guess.
+fn any_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::from(now.subsec_nanos()) / 1_000)
 }
 
 fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
@@ -153,8 +204,8 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         ),
         ("not read", &report.not_read, rest.not_read),
     ] {
-        for d in found {
-            writeln!(io.out, "{}  {}", styled(BAD, word), line(d))?;
+        for line in lines(found) {
+            writeln!(io.out, "{}  {line}", styled(BAD, word))?;
         }
         if rest > 0 {
             let more = format!("and {}", more_findings(rest));
@@ -163,12 +214,13 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     }
 
     note_beside(&report.beside_integrity, io)?;
-    let looked = match args.quick {
-        true => format!(
+    let looked = match (&report.sample, args.quick) {
+        (Some(sample), _) => sampled(sample, report),
+        (None, true) => format!(
             "{}; checked structure, coverage and sizes",
             units::some(report.items, "item")
         ),
-        false => {
+        (None, false) => {
             let read = units::bytes(report.bytes);
             let checked = checksums(report.items, report.without_checksum);
             format!("{}, {read}; {checked}", units::some(report.items, "item"))
@@ -182,7 +234,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             let n = units::some(report.damage.len() as u64 + rest.damage, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
-            let hint = "what is not listed can still be loaded; restore the rest from a copy, or save again";
+            let hint = "`--json` lists every key; what is not in that list can still be loaded; restore the rest from a copy, or save again";
             writeln!(io.err, "hint: {hint}")?;
         }
         status => {
@@ -213,6 +265,26 @@ fn checksums(items: u64, without: u64) -> String {
             units::some(n, "item")
         ),
     }
+}
+
+/// What was read of all items.
+fn sampled(sample: &Sampled, report: &Report) -> String {
+    format!(
+        "{} of {}, {} of {} ({}), chosen by --seed {}; {}",
+        units::count(sample.items),
+        units::some(sample.of_items, "item"),
+        units::bytes(sample.bytes),
+        units::bytes(sample.of_bytes),
+        units::share(sample.bytes, sample.of_bytes),
+        sample.seed,
+        match report.without_checksum {
+            n if n > 0 && n == sample.items => checksums(n, n),
+            n => format!(
+                "{} of these, and structure, coverage and sizes of all",
+                checksums(sample.items, n)
+            ),
+        }
+    )
 }
 
 /// So many files that `integrity.json` does not list are named; the rest is counted.

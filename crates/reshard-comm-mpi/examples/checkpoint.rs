@@ -52,10 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mine = rank * (COLUMNS / ranks)..(rank + 1) * (COLUMNS / ranks);
             let wanted =
                 (0..ROWS).flat_map(|row| mine.clone().map(move |column| element(row, column)));
-            let loaded = state
-                .get("m")
-                .and_then(|m| m.leaf()?.as_tensor()?.to_vec::<f32>());
-            if loaded != Some(wanted.collect()) {
+            let loaded = state.tensor("m")?.to_vec::<f32>()?;
+            if !wanted.eq(loaded) {
                 return Err("the columns are not what was saved".into());
             }
             println!("rank {rank} of {ranks} loaded its columns");

@@ -6,5 +6,6 @@ mod diff;
 mod numbers;
 mod stats;
 
+pub use blocks::BLOCK as ANALYSIS_BLOCK;
 pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff, diff_mapped};
 pub use stats::{Flag, Stats, TensorStats, stats};

@@ -3,31 +3,32 @@
 use crate::{
     Asked, CastReport, ConvertError, Finding, MAX_FILES, NotHeld, Result,
     cast::is_number,
-    checked::Chunks,
+    checked::check_rest,
+    checks::{Checks, checks},
     destination::{self, check_files, files_of_ranks},
-    fit::Fit,
+    fit::{Fit, Wants, has_dialect},
     keys::Keys,
     mapped::Mapped,
     optimizer::Canonical,
+    resume::{self, Journal, Resumed},
     rewrite::Rewrite,
     source::{self, Source},
     target::{Target, Wanted},
 };
 use futures::future::join_all;
 use reshard::{
-    BackendVersion, Checkpoint, DType, LocalGroup, PhaseEvent, Registry, SaveReport,
-    ShardingPolicy, StateDict, Stores,
+    BackendVersion, Checkpoint, CommonForm, DType, Dialect, LocalGroup, PhaseEvent, Registry,
+    SaveReport, ShardingPolicy, StateDict, Stores,
     map::Map,
-    megatron::INTEGRITY,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
-    storage::{Name, Progress, Store, StoreExt as _},
+    storage::{PlaceKind, Progress, Store, Traffic},
     strategy::{Damage, Rest, SaveShardedConfig, StrategyError, VerifyReport},
 };
 use reshard_optim::BucketLayout;
 use serde_json::Value as Json;
 use std::{
-    collections::BTreeMap,
+    fmt,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -37,15 +38,15 @@ use std::{
 /// The maximal number of ranks of one conversion. So many ranks take about 100 MB of memory in addition to their pieces.
 pub const MAX_RANKS: u32 = 4_096;
 
+/// How many bytes all ranks together may hold while they write for each other: they are all in this process.
+const EXCHANGES: u64 = 48 << 20;
+
+/// Rounds of fewer bytes would take very long.
+const LEAST_EXCHANGE: u64 = 1 << 20;
+
 /// The maximal number of pieces into which one conversion cuts tensors, unless [`Convert::max_pieces`] sets another one. So many pieces take about
 /// half a gigabyte of memory.
 pub const MAX_PIECES: u64 = 200_000;
-
-/// Tensors of more chunks are not checked while they are read, because each block is held against each chunk.
-const MOST_CHUNKS: usize = 1_000;
-
-/// The same of all tensors, because a chunk takes some memory.
-const MOST_CHUNKS_OF_ALL: usize = 100_000;
 
 /// The deadline of a step is long, because all ranks run in one process: one rank may write for hours while the others wait.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -60,10 +61,10 @@ const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// # Errors
 /// [`ConvertError`]. Nothing appears at the destination then, with one exception: an error that comes after the commit
 /// ([`ConvertError::Write`]).
-pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
+pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert<'_> {
     Convert {
         source,
-        dst,
+        dst: reshard::place_text(dst),
         keys: Keys::default(),
         ranks: 1,
         max_pieces: MAX_PIECES,
@@ -78,10 +79,13 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         policy: None,
         unflatten: false,
         canonical: false,
+        dialect: None,
+        common_form: None,
         map: None,
         mapped: None,
         layout: None,
         overwrite: false,
+        journal: None,
         verify: true,
         checked: Progress::default(),
         progress: Progress::default(),
@@ -95,7 +99,7 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
 #[must_use = "a conversion does nothing until it is awaited"]
 pub struct Convert<'a> {
     source: &'a Checkpoint,
-    dst: &'a str,
+    dst: String,
     keys: Keys<'a>,
     ranks: u32,
     max_pieces: u64,
@@ -110,10 +114,13 @@ pub struct Convert<'a> {
     policy: Option<Arc<dyn ShardingPolicy>>,
     unflatten: bool,
     canonical: bool,
+    dialect: Option<Dialect>,
+    common_form: Option<CommonForm>,
     map: Option<Map>,
     mapped: Option<Mapped>,
     layout: Option<BucketLayout>,
     overwrite: bool,
+    journal: Option<Journal>,
     verify: bool,
     checked: Progress,
     progress: Progress,
@@ -122,6 +129,28 @@ pub struct Convert<'a> {
 }
 
 impl<'a> Convert<'a> {
+    /// Keeps a journal of finished files in the folder of the attempt, so that another conversion can [`resume`](Self::resume) this one. `options` stands
+    /// for all options that change what is written: only a conversion with the same text resumes it. Single files and files with a common prefix have no
+    /// journal. The default is none.
+    pub fn journal(mut self, options: impl Into<String>) -> Self {
+        self.journal.get_or_insert_default().options = options.into();
+        self
+    }
+
+    /// Continues the [`journal`](Self::journal) when so many bytes are finished. The default is 64 MiB, and after all files of a rank.
+    pub fn journal_every(mut self, bytes: u64) -> Self {
+        self.journal.get_or_insert_default().every = bytes;
+        self
+    }
+
+    /// Goes on where a conversion of the same source with the same options was interrupted, if one has left a [`journal`](Self::journal). Files that are finished
+    /// are not written again; [`ConvertReport::resumed`] counts them. Make sure that the other one no longer runs. The source is checked before anything is written, because what was checked
+    /// on the way is not known. Casts of tensors in finished files are not counted again.
+    pub fn resume(mut self, resume: bool) -> Self {
+        self.journal.get_or_insert_default().looks = resume;
+        self
+    }
+
     /// Selects the keys to carry over. The default is all. Common state is always carried over.
     pub fn keys(mut self, chosen: impl Fn(&str) -> bool + Send + Sync + 'a) -> Self {
         self.keys = Keys(Some(Box::new(chosen)));
@@ -216,6 +245,21 @@ impl<'a> Convert<'a> {
         self
     }
 
+    /// Whose conventions the new checkpoint follows. The default is the dialect of the source if the format has it, or else PyTorch's, or else tensors only. In
+    /// Megatron Core's dialect an object becomes a leaf of common state, at its path, unless its key is that of a cell of an array of objects; the files `common.pt` and
+    /// `metadata.json` are written, without which Megatron Core loads nothing. In PyTorch's dialect each leaf of common state becomes an item.
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = Some(dialect);
+        self
+    }
+
+    /// Where Megatron Core's common state goes. The default is the form of the source, or a file if the format stores no objects. A file is
+    /// what its versions before 0.19 read.
+    pub fn common_form(mut self, form: CommonForm) -> Self {
+        self.common_form = Some(form);
+        self
+    }
+
     /// Carries tensors and objects over under other keys, shapes and types, as a map says. [`keys`](Self::keys) selects by the keys that the map
     /// makes. In PyTorch's dialect the new checkpoint has no nesting.
     pub fn map(mut self, map: Map) -> Self {
@@ -255,8 +299,9 @@ impl<'a> Convert<'a> {
     }
 
     /// Whether to check the checksums of the source. The default is yes. Without this check, damage is carried over silently. Elements are
-    /// checked while they are read, if the format has checksums of them (torch_dist, uncompressed and row-major), and no tensor has more
-    /// than a thousand chunks. Otherwise the source is read once more, before anything is written.
+    /// checked while they are read, if the checkpoint has a CRC of the elements of each chunk (torch_dist, safetensors and torch_save, uncompressed and
+    /// row-major, and little-endian tensor_bundle), and no tensor has more than a thousand chunks. Chunks that a map leaves out in part, or reads in
+    /// short pieces, are read once more before the commit. All other sources are read once more before anything is written.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
@@ -310,10 +355,13 @@ impl<'a> Convert<'a> {
         let target = Target::of(
             &self.format,
             (&self.settings, self.keep_objects),
-            (self.dst, by_policy),
+            (&*self.dst, by_policy),
             &registry,
         )?;
         self.registry = Some(registry);
+        if let Some(dialect) = self.dialect {
+            has_dialect(&target, dialect)?;
+        }
         check_files(self.ranks, target.files_per_rank())?;
         if let Some(dtype) = self.dtype.filter(|to| !is_number(*to)) {
             return Err(ConvertError::DType(dtype));
@@ -340,26 +388,33 @@ impl<'a> Convert<'a> {
             None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
         };
         let store = &**self.source.store();
-        let place = (self.dst, target.place());
+        let place = (&*self.dst, target.place());
         destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore elements are hashed while they are read, or the source is checked first.
         let mut checks = None;
         if self.verify {
             let phase = Started::now("check", self.source.url());
-            checks = self.checks().await;
+            // Of a chunk that was written in part nobody knows the rest.
+            if !self.journal.as_ref().is_some_and(|j| j.looks) {
+                checks = self.checks().await;
+            }
             let verified = self
                 .source
                 .verify(checks.is_none(), self.checked.clone())
                 .await;
             let found = verified.map_err(ConvertError::Read);
-            let sound = found.and_then(|found| self.sound(&found).map(|()| found.bytes));
+            let sound = found.and_then(|found| {
+                self.sound(&found)?;
+                Ok(Traffic::written(found.items, found.bytes, 0))
+            });
             phase.done(&sound);
             sound?;
         }
         self.understood()?;
+        let checks = Arc::new(checks.unwrap_or_default());
         let canonical = match &self.mapped {
-            Some(mapped) => mapped.canonical(self.source)?,
+            Some(mapped) => mapped.canonical(self.source, &checks)?,
             None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
             None => Canonical::default(),
         };
@@ -367,20 +422,14 @@ impl<'a> Convert<'a> {
         let (keys, all) = (&self.keys, Keys::default());
         let keys = if self.mapped.is_some() { &all } else { keys };
         let chosen = (keys, &canonical);
-        let fit = Fit::of(self.source, &target, chosen, self.dtype, self.drop_objects).await?;
+        let fit = Fit::of(self.source, &target, chosen, self.wants()).await?;
         let phase = Started::now("read", self.source.url());
-        let read = Source::read(
-            self.source,
-            keys,
-            &canonical,
-            (&fit, &checks.unwrap_or_default()),
-        )
-        .await;
-        phase.done(&read.as_ref().map(|_| 0));
+        let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
+        phase.done(&read.as_ref().map(Source::traffic));
         let source = read?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let planner = Rewrite::of(self.source, keys, &canonical, source.paths());
+        let planner = Rewrite::of(self.source, keys, &canonical, &source);
         Ok(Conversion {
             setup: self,
             target,
@@ -391,35 +440,23 @@ impl<'a> Convert<'a> {
         })
     }
 
-    /// The chunks of the chosen tensors with their checksums, if all elements can be checked while they are read. If something is damaged, the
-    /// check of the whole source tells what.
-    async fn checks(&self) -> Option<BTreeMap<String, Arc<Chunks>>> {
-        // By this file, whole files are checked.
-        let integrity = Name::new(INTEGRITY).ok()?;
-        if self.canonical
-            || self.mapped.is_some()
-            || self.source.store().exists(&integrity).await.ok()?
-        {
+    /// The tensors that are checked while they are read, if all can be that.
+    async fn checks(&self) -> Option<Checks> {
+        // The buckets of an optimizer are read in boxes of parameters.
+        if self.canonical {
             return None;
         }
-        let mut out = BTreeMap::new();
-        let mut chunks = 0;
-        for t in self.source.metadata().tensors() {
-            if !self.keys.has(t.key()) {
-                continue;
-            }
-            chunks += t.chunk_count();
-            if t.chunk_count() > MOST_CHUNKS
-                || chunks > MOST_CHUNKS_OF_ALL
-                || t.original_shape().is_some()
-            {
-                return None;
-            }
-            let found = self.source.element_checksums(t.key()).await.ok()??;
-            let found = Chunks::new(t.key(), t.dtype().size(), found, self.checked.clone());
-            out.insert(t.key().to_owned(), Arc::new(found));
+        checks(self.source, |key| self.carries(key), &self.checked).await
+    }
+
+    /// How what is carried over changes.
+    fn wants(&self) -> Wants {
+        Wants {
+            dtype: self.dtype,
+            dialect: self.dialect,
+            common: self.common_form,
+            drop: self.drop_objects,
         }
-        Some(out)
     }
 
     /// Refuses more pieces than fit into memory. A small source can name many tensors.
@@ -584,7 +621,7 @@ impl Conversion<'_> {
         }
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
-        let saved = setup
+        let (saved, resumed) = setup
             .save(&source, (&target, &planner), &states, stores)
             .await?;
         Ok(ConvertReport {
@@ -595,6 +632,7 @@ impl Conversion<'_> {
             objects: source.objects(),
             took: start.elapsed(),
             saved,
+            resumed,
         })
     }
 }
@@ -607,16 +645,25 @@ impl Convert<'_> {
         (target, planner): (&Target, &Rewrite),
         states: &[StateDict],
         stores: Stores,
-    ) -> Result<SaveReport> {
+    ) -> Result<(SaveReport, Resumed)> {
+        let journal = self.journal.as_ref();
+        let place = match journal.filter(|_| target.place() == PlaceKind::Folder) {
+            None => None,
+            Some(journal) => {
+                let place = resume::place(self.source, &self.dst, &stores, journal).await;
+                place.map_err(|e| ConvertError::Destination(e.into()))?
+            }
+        };
         let limit = self
             .max_shard_size
             .map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
         let policy = limit.or_else(|| self.policy.clone());
         let groups = LocalGroup::new(self.ranks);
+        let mut watched = source.watched();
         let saves = groups.iter().zip(states).map(|(group, state)| {
             let config = target.config()?;
             let progress = self.progress.clone();
-            let mut save = source.save(state, self.dst);
+            let mut save = source.save(state, &self.dst);
             if let Some(policy) = &policy {
                 save = save.boxed_policy(Arc::clone(policy));
             }
@@ -626,24 +673,36 @@ impl Convert<'_> {
             if let Some(registry) = &self.registry {
                 save = save.registry(registry.clone());
             }
+            // Once, by the first rank.
+            let watched = std::mem::take(&mut watched);
             let save = save
+                .before_commit(move || check_rest(watched))
                 .group(group)
                 .deadline(PATIENCE)
+                .exchange_memory((EXCHANGES / u64::from(self.ranks)).max(LEAST_EXCHANGE))
                 .max_files(self.max_files)
                 .boxed_strategy(config)
                 .planner(planner.clone())
                 .overwrite(self.overwrite)
                 .stores(stores.clone())
                 .progress(move |n| progress.add(n));
+            let save = match &place {
+                Some(place) => save.store(Arc::new(place.clone())),
+                None => save,
+            };
             Ok(save.into_future())
         });
         let saves: Vec<_> = saves.collect::<Result<_>>()?;
         let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
         // Only the coordinator's report describes the whole save.
         let first = saved.map_err(ConvertError::Write)?.into_iter().next();
-        first.ok_or_else(|| {
+        let first = first.ok_or_else(|| {
             ConvertError::Destination(StrategyError::Internal("no rank saved anything".into()))
-        })
+        })?;
+        Ok((
+            first,
+            place.map_or_else(Resumed::default, |place| place.resumed()),
+        ))
     }
 }
 
@@ -669,11 +728,11 @@ impl<'u> Started<'u> {
         Self { phase, url, start }
     }
 
-    /// Tells that it has ended, and how many bytes it has read, or why it failed.
-    fn done<E: ToString>(self, outcome: &Result<u64, E>) {
-        let (bytes, error) = match outcome {
-            Ok(bytes) => (*bytes, None),
-            Err(e) => (0, Some(e.to_string())),
+    /// Tells that it has ended, and what it has read, or why it failed.
+    fn done<E: ToString>(self, outcome: &Result<Traffic, E>) {
+        let (read, error) = match outcome {
+            Ok(read) => (*read, None),
+            Err(e) => (Traffic::default(), Some(e.to_string())),
         };
         PhaseEvent {
             act: "convert",
@@ -682,8 +741,10 @@ impl<'u> Started<'u> {
             checkpoint: self.url,
             start: self.start,
             end: SystemTime::now(),
-            bytes,
-            files: 0,
+            items: read.items,
+            bytes: read.bytes,
+            files: read.files,
+            imbalance: None,
             error: error.as_deref(),
         }
         .emit();
@@ -706,6 +767,35 @@ pub struct ConvertReport {
     pub objects: u64,
     /// How long writing took, without the checks before it.
     pub took: Duration,
+    /// What an interrupted conversion had finished.
+    pub resumed: Resumed,
     /// The report of the save: files, bytes, the balance between ranks, and files that stay at the destination.
     pub saved: SaveReport,
+}
+
+/// One line: `converted 12 tensors and 3 objects to safetensors version 1 in 0.750 s`, and what was left out or lost.
+impl fmt::Display for ConvertReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let some = |n: u64, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let seconds = self.took.as_secs_f64();
+        write!(
+            f,
+            "converted {} and {} to {} in {seconds:.3} s",
+            some(self.tensors, "tensor"),
+            some(self.objects, "object"),
+            self.format
+        )?;
+        if !self.dropped.is_empty() {
+            write!(f, "; left out: {}", self.dropped.len())?;
+        }
+        let lossy = self.casts.iter().filter(|cast| cast.inexact > 0).count();
+        match lossy {
+            0 => Ok(()),
+            _ => write!(
+                f,
+                "; lost precision or range: {}",
+                some(lossy as u64, "tensor")
+            ),
+        }
+    }
 }

@@ -3,13 +3,14 @@
 use crate::{Asked, ConvertError, Over, Result};
 use reshard::{
     Stores,
-    storage::{Link, LocalStore, PlaceKind, StorageError, Store},
+    storage::{Depth, Link, LocalStore, PlaceKind, StorageError, Store, is_attempt},
     strategy::StrategyError,
 };
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// The maximal number of data files of one conversion, unless [`Convert::max_files`](crate::Convert::max_files) sets another one.
@@ -72,17 +73,43 @@ pub(crate) async fn check(
             src: src.into(),
         });
     }
-    let taken = dst_path.is_some_and(|d| match kind {
-        PlaceKind::File => d.exists(),
-        PlaceKind::Folder => fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()),
-        // The store knows which files have the prefix.
-        _ => false,
-    });
-    if taken && !overwrite {
+    if overwrite {
+        return Ok(());
+    }
+    let taken = match &dst_path {
+        Some(path) => match kind {
+            PlaceKind::File => path.exists(),
+            PlaceKind::Folder => fs::read_dir(path).is_ok_and(|mut found| found.next().is_some()),
+            // The store knows which files have the prefix.
+            _ => false,
+        },
+        None => is_taken(&place, kind).await?,
+    };
+    if taken {
         let exists = StorageError::Exists { path: dst.into() };
         return Err(ConvertError::Destination(StrategyError::from(exists)));
     }
     Ok(())
+}
+
+/// Whether something lies at a place in the network, by one listing. What killed attempts left is in nobody's way.
+async fn is_taken(place: &Arc<dyn Store>, kind: PlaceKind) -> Result<bool> {
+    let part = match kind {
+        PlaceKind::Folder => Some(Arc::clone(place)),
+        kind => place.of_kind(kind),
+    };
+    let Some(part) = part.filter(|_| place.hints().requests_are_dear()) else {
+        return Ok(false);
+    };
+    match part.list(None, Depth::One).await {
+        Ok(top) => {
+            let mut folders = top.folders.iter();
+            Ok(!top.files.is_empty() || folders.any(|name| !is_attempt(name.as_str())))
+        }
+        // The save reports what it can't write to.
+        Err(StorageError::Unsupported { .. } | StorageError::NotFound { .. }) => Ok(false),
+        Err(e) => Err(ConvertError::Destination(e.into())),
+    }
 }
 
 /// The path of a URL in the local file system, if it has one.

@@ -2,7 +2,7 @@
 
 use crate::MAX_RANKS;
 use reshard::{
-    BackendVersion, DType, ErrorKind, Region,
+    BackendVersion, CommonForm, DType, Dialect, ErrorKind, Region,
     map::MapError,
     strategy::{Damage, StrategyError},
 };
@@ -101,6 +101,34 @@ pub enum ConvertError {
     /// The leaves of common state can't become items of their own.
     #[error("common state can't be written as items: {what}")]
     Common {
+        /// Why not.
+        what: String,
+    },
+    /// The format to write has no common state in the form that was asked for.
+    #[error(
+        "{format} has no common state {}", if *form == CommonForm::File { "in a file, because it does not follow Megatron Core's conventions here" } else { "in an object here: it stores no objects, or does not follow Megatron Core's conventions" }
+    )]
+    CommonForm {
+        /// The form that was asked for.
+        form: CommonForm,
+        /// The format.
+        format: BackendVersion,
+    },
+    /// The format to write does not follow these conventions.
+    #[error("{format} can't be written as {} writes checkpoints: {}", program(*dialect), why_not(*dialect, has))]
+    Dialect {
+        /// The dialect that was asked for.
+        dialect: Dialect,
+        /// The format.
+        format: BackendVersion,
+        /// The dialects that it has.
+        has: &'static [Dialect],
+    },
+    /// The objects of the source can't become common state of Megatron Core.
+    #[error("the objects of {src} can't become common state: {what}")]
+    IntoCommon {
+        /// The source.
+        src: String,
         /// Why not.
         what: String,
     },
@@ -244,6 +272,24 @@ impl fmt::Display for NotHeld {
     }
 }
 
+/// Whose dialect it is.
+fn program(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Megatron => "Megatron Core",
+        Dialect::Dcp => "PyTorch",
+        _ => "no program",
+    }
+}
+
+/// Why a format with these dialects lacks another one.
+fn why_not(dialect: Dialect, has: &[Dialect]) -> String {
+    if dialect == Dialect::Megatron {
+        return "it has no place for `common.pt` and `metadata.json`".into();
+    }
+    let has: Vec<&str> = has.iter().map(|d| d.name()).collect();
+    format!("it is written in {} only", has.join(" or "))
+}
+
 /// A message names at most so many items.
 const NAMED: usize = 8;
 
@@ -345,9 +391,14 @@ impl ConvertError {
             | Self::MapOfOptimizer => ErrorKind::Invalid,
             Self::Map(e) => e.kind(),
             Self::Destination(e) | Self::Target(e) | Self::Failed(e) => e.kind(),
-            Self::Setting { .. } | Self::DType(_) | Self::NoSingleFile { .. } => ErrorKind::Invalid,
+            Self::Setting { .. }
+            | Self::CommonForm { .. }
+            | Self::Dialect { .. }
+            | Self::DType(_)
+            | Self::NoSingleFile { .. } => ErrorKind::Invalid,
             Self::NotHeld { .. }
             | Self::Common { .. }
+            | Self::IntoCommon { .. }
             | Self::Flattened { .. }
             | Self::Unknown { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,

@@ -1,22 +1,36 @@
 //! What of a source a target can hold, and what becomes of the rest.
 
 use crate::{
-    ConvertError, NotHeld, Result, cast::is_cast, keys::Keys, optimizer::Canonical, target::Target,
+    ConvertError, NotHeld, Result, cast::is_cast, keys::Keys, leaves::is_name_of_cell,
+    optimizer::Canonical, target::Target,
 };
-use reshard::{Checkpoint, DType, Dialect, StoredCommon, plan::Entry, strategy::Capabilities};
+use reshard::{
+    Checkpoint, CommonForm, DType, Dialect, StoredCommon, plan::Entry, strategy::Capabilities,
+};
 use std::collections::BTreeSet;
 
 /// What becomes of common state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommonAs {
-    /// It stays common state, in the form in which it is stored.
-    Stored,
-    /// It stays common state, in a file.
-    File,
+    /// It stays common state, in this form.
+    Common(CommonForm),
     /// Each leaf becomes an item.
     Items,
     /// The target has no place for it.
     Nothing,
+}
+
+/// What the caller wants to change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wants {
+    /// To which element type floats are cast.
+    pub(crate) dtype: Option<DType>,
+    /// In which dialect the target is written.
+    pub(crate) dialect: Option<Dialect>,
+    /// In which form common state is written.
+    pub(crate) common: Option<CommonForm>,
+    /// Whether what the target has no place for is left out.
+    pub(crate) drop: bool,
 }
 
 /// How items of the source become items of the target.
@@ -33,37 +47,58 @@ pub(crate) struct Fit {
     can: Capabilities,
     /// Whether a cell of an array of objects is written as a list.
     object_lists: bool,
+    /// Whether objects that are no cells of arrays become common state.
+    makes_common: bool,
 }
 
 impl Fit {
-    /// Fails if the target can't hold all that was chosen, unless the rest may be dropped. Reads common state, if there is no place for it.
+    /// Fails if the target can't hold all that was chosen, unless the rest may be dropped, or has no common state in the form that was asked for. Reads common state, if there is no place for it.
     pub(crate) async fn of(
         source: &Checkpoint,
         target: &Target,
         chosen: (&Keys<'_>, &Canonical),
-        dtype: Option<DType>,
-        drop: bool,
+        wants: Wants,
     ) -> Result<Self> {
+        let Wants {
+            dtype,
+            dialect: wanted,
+            common: form,
+            drop,
+        } = wants;
         let can = target.capabilities();
-        let dialect = dialect(source.dialect(), &can);
+        let dialect = match wanted {
+            Some(dialect) => dialect,
+            None => dialect(source.dialect(), &can),
+        };
         let holds_objects = match dialect {
             // What the format does not store, the common strategy stores.
             Dialect::Megatron => true,
             Dialect::TensorsOnly => false,
             _ => target.has_objects(),
         };
+        if let Some(form) = form
+            && (dialect != Dialect::Megatron
+                || (form == CommonForm::Object && !target.has_objects()))
+        {
+            let format = target.key();
+            return Err(ConvertError::CommonForm { form, format });
+        }
         let common = source.stored_common().await.map_err(ConvertError::Read)?;
         let in_object = common.as_ref().and_then(StoredCommon::object_key);
         let mut fit = Self {
             dialect,
             common: match (source.dialect(), dialect) {
                 (Dialect::Megatron, Dialect::Megatron) => {
-                    if in_object.is_some() && !target.has_objects() {
-                        CommonAs::File
-                    } else {
-                        CommonAs::Stored
-                    }
+                    let stored = common.as_ref().map(StoredCommon::form);
+                    CommonAs::Common(match form.or(stored) {
+                        Some(CommonForm::Object) if form.is_none() && !target.has_objects() => {
+                            CommonForm::File
+                        }
+                        form => form.unwrap_or_default(),
+                    })
                 }
+                // Of objects that are no cells of arrays.
+                (_, Dialect::Megatron) => CommonAs::Common(form.unwrap_or_default()),
                 (Dialect::Megatron, _) if holds_objects => CommonAs::Items,
                 _ => CommonAs::Nothing,
             },
@@ -74,6 +109,7 @@ impl Fit {
             object_lists: dialect == Dialect::Megatron
                 && target.has_objects()
                 && can.object_lists(),
+            makes_common: dialect == Dialect::Megatron && source.dialect() != dialect,
         };
         let (keys, canonical) = chosen;
         let entries = source.metadata().entries();
@@ -129,6 +165,19 @@ impl Fit {
         self.object_lists
     }
 
+    /// Whether the object that gets this key becomes common state.
+    pub(crate) fn is_common(&self, key: &str) -> bool {
+        self.makes_common && !is_name_of_cell(key)
+    }
+
+    /// In which form there is new common state, if it is made of objects.
+    pub(crate) fn new_common(&self) -> Option<CommonForm> {
+        match self.common {
+            CommonAs::Common(form) if self.makes_common => Some(form),
+            _ => None,
+        }
+    }
+
     fn check(&mut self, key: &str, dtype: DType) {
         let dtype = self.written(dtype);
         if !self.can.holds(dtype) {
@@ -141,6 +190,19 @@ impl Fit {
         self.keys.insert(key.into());
         self.dropped.push(NotHeld::Object(key.into()));
     }
+}
+
+/// Refuses a dialect that the target does not have.
+pub(crate) fn has_dialect(target: &Target, dialect: Dialect) -> Result<()> {
+    let can = target.capabilities();
+    if can.saves(dialect) {
+        return Ok(());
+    }
+    Err(ConvertError::Dialect {
+        dialect,
+        format: target.key(),
+        has: can.dialects(),
+    })
 }
 
 /// The dialect of the source if the target has it, or else the one that keeps the most.

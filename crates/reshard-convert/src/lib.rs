@@ -48,23 +48,30 @@ mod analysis;
 mod book;
 mod cast;
 mod checked;
+mod checks;
+mod chunks;
 mod convert;
 mod destination;
 mod error;
 mod fit;
 mod keys;
+mod leaves;
 mod mapped;
 mod optimizer;
+mod resume;
 mod rewrite;
 mod source;
+mod sums;
 mod target;
 mod tensor;
 
 pub use analysis::{
-    CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff, diff_mapped, stats,
+    ANALYSIS_BLOCK, CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff,
+    diff_mapped, stats,
 };
 pub use cast::CastReport;
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};
 pub use destination::{MAX_FILES, MAX_FILES_OF_RANKS, check_files};
 pub use error::{Asked, ConvertError, Finding, NotHeld, Over, Result};
 pub use optimizer::stored_optimizers;
+pub use resume::Resumed;

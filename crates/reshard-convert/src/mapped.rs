@@ -2,12 +2,16 @@
 
 use crate::{
     ConvertError, Result,
+    checks::Checks,
     keys::Keys,
     optimizer::Canonical,
     tensor::{Carried, has_places},
 };
 use reshard::{Checkpoint, MappedTensorHandle, map::Map};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The chosen tensors and objects of a mapped checkpoint.
 #[derive(Debug)]
@@ -43,11 +47,12 @@ impl Mapped {
     }
 
     /// What becomes of the items of the source. Fails if a chunk has no location.
-    pub(crate) fn canonical(&self, source: &Checkpoint) -> Result<Canonical> {
+    pub(crate) fn canonical(&self, source: &Checkpoint, checks: &Arc<Checks>) -> Result<Canonical> {
         for key in &self.needed {
             has_places(&source.tensor(key).map_err(ConvertError::Read)?)?;
         }
-        let tensors = self.tensors.iter().cloned().map(Carried::mapped);
+        let tensors = self.tensors.iter().cloned();
+        let tensors = tensors.map(|t| Carried::mapped(t, Arc::clone(checks)));
         Ok(Canonical::mapped(source, tensors.collect(), &self.objects))
     }
 }

@@ -1,6 +1,6 @@
 //! DCP's planner for checkpoints that are rewritten.
 
-use crate::{keys::Keys, optimizer::Canonical};
+use crate::{keys::Keys, optimizer::Canonical, source::Source};
 use reshard::{
     Checkpoint, Dialect,
     model::FlatStateDict,
@@ -25,13 +25,14 @@ impl Rewrite {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-        paths: Option<&PlannerData>,
+        carried: &Source,
     ) -> Self {
         let source = Arc::clone(checkpoint.metadata());
-        let planner_data = match (checkpoint.dialect(), source.planner_data()) {
-            _ if paths.is_some() => paths.cloned(),
+        let megatrons = [checkpoint.dialect(), carried.dialect()].contains(&Dialect::Megatron);
+        let planner_data = match (carried.paths(), source.planner_data()) {
+            (Some(paths), _) => Some(paths.clone()),
             // The conversion makes these paths itself, and nobody needs them.
-            (Dialect::Megatron, _) => None,
+            _ if megatrons => None,
             (_, Some(PlannerData::Paths(paths))) => {
                 let kept = paths.iter().filter(|(k, _)| keys.has(k));
                 let renamed = kept.filter_map(|(k, path)| {

@@ -2,9 +2,11 @@
 
 use crate::{
     CastReport, ConvertError, Result,
-    checked::Chunks,
+    checked::Watched,
+    checks::Checks,
     fit::{CommonAs, Fit},
     keys::Keys,
+    leaves::{Leaves, is_name_of_cell},
     optimizer::Canonical,
     tensor::Carried,
 };
@@ -13,10 +15,11 @@ use reshard::{
     Value, ValueTree,
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
+    storage::{Name, Traffic},
 };
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeSet, BinaryHeap},
     sync::Arc,
 };
 
@@ -29,6 +32,10 @@ pub(crate) struct Source {
     empty_dicts: Vec<Path>,
     /// The paths of all items, if common state becomes items.
     paths: Option<PlannerData>,
+    /// How many objects have become leaves of common state.
+    in_common: u64,
+    /// What was read: objects and common state, as they are stored.
+    read: Traffic,
 }
 
 #[derive(Debug)]
@@ -85,7 +92,7 @@ impl Source {
         checkpoint: &Checkpoint,
         keys: &Keys<'_>,
         canonical: &Canonical,
-        (fit, checks): (&Fit, &BTreeMap<String, Arc<Chunks>>),
+        (fit, checks): (&Fit, &Checks),
     ) -> Result<Self> {
         let common = checkpoint
             .stored_common()
@@ -93,7 +100,11 @@ impl Source {
             .map_err(ConvertError::Read)?;
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
         let is_common = |key: &str| of_common == Some(key);
-        let mut items = Vec::new();
+        let mut read = Counted::default();
+        if let Some(common) = &common {
+            read.common(common);
+        }
+        let (mut items, mut leaves) = (Vec::new(), Leaves::default());
         for entry in checkpoint
             .metadata()
             .entries()
@@ -105,10 +116,16 @@ impl Source {
             };
             let item = match entry {
                 Entry::Tensor(t) => checkpoint.tensor(key).map(|tensor| {
-                    let carried = Carried::stored(to, tensor).checked(checks.get(key).cloned());
+                    let carried = Carried::stored(to, tensor, checks.get(key).cloned());
                     Item::Tensor(carried.with_dtype(fit.written(t.dtype())))
                 }),
-                Entry::Object(..) => object(checkpoint, key, fit)
+                Entry::Object(..) if fit.is_common(to) => {
+                    let value = decoded(checkpoint, key, &mut read).await;
+                    let value = value.map_err(ConvertError::Read)?;
+                    leaves.add(checkpoint, canonical, (key, to), value);
+                    continue;
+                }
+                Entry::Object(..) => object(checkpoint, key, fit, &mut read)
                     .await
                     .map(|payload| Item::Object(to.into(), payload)),
             };
@@ -122,27 +139,37 @@ impl Source {
         let mut paths = None;
         let common = match (common, fit.common) {
             (None, _) | (_, CommonAs::Nothing) => None,
-            (Some(old), CommonAs::Stored) => Some(match &canonical.common {
-                Some(new) => old.replaced(new.clone()),
-                None => old,
-            }),
-            (Some(old), as_what) => {
+            // What it holds is not decoded.
+            (Some(old), CommonAs::Common(form))
+                if form == old.form() && canonical.common.is_none() =>
+            {
+                Some(old)
+            }
+            (Some(_), as_what) => {
                 let common = match &canonical.common {
                     Some(new) => ValueTree::from(new.clone()),
                     None => checkpoint.common().await.map_err(ConvertError::Read)?,
                 };
-                if as_what == CommonAs::Items {
+                if let CommonAs::Common(form) = as_what {
+                    Some(StoredCommon::new(form, common.into()))
+                } else {
                     paths = Some(add_common(&mut items, common)?);
                     None
-                } else {
-                    Some(old.in_file(common.into()))
                 }
             }
         };
-        let (sidecar, _) = checkpoint.sidecar().await;
-        let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
-        empty_dicts.retain(|p| keys.has(&p.to_string()));
-        if fit.dialect != Dialect::Dcp || canonical.is_mapped {
+        let mut empty_dicts = empty_dicts(checkpoint, keys, canonical).await;
+        let in_common = leaves.len();
+        let common = match fit.new_common() {
+            None => common,
+            Some(form) => {
+                empty_dicts
+                    .drain(..)
+                    .for_each(|path| leaves.add_empty(path));
+                leaves.into_common(form, checkpoint.url())?
+            }
+        };
+        if fit.dialect != Dialect::Dcp {
             empty_dicts.clear();
         }
         if fit.dialect == Dialect::Dcp && canonical.is_mapped && paths.is_none() {
@@ -154,7 +181,19 @@ impl Source {
             common,
             empty_dicts,
             paths,
+            in_common,
+            read: read.traffic(),
         })
+    }
+
+    /// In which dialect it is written.
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// What was read of the checkpoint.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.read
     }
 
     /// Sets up the save of a rank's state.
@@ -182,6 +221,18 @@ impl Source {
         carried.collect()
     }
 
+    /// The stored tensors that are checked while they are read. Several items may be made of one.
+    pub(crate) fn watched(&self) -> Vec<Arc<Watched>> {
+        let tensors = self.items.iter().filter_map(|item| match item {
+            Item::Tensor(t) => Some(t.watched()),
+            _ => None,
+        });
+        let mut out: Vec<Arc<Watched>> = tensors.flatten().collect();
+        out.sort_by(|a, b| a.chunks.key().cmp(b.chunks.key()));
+        out.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        out
+    }
+
     /// Into how many pieces tensors are cut, those that are not cut aside.
     pub(crate) fn cut_pieces(&self, ranks: u32) -> u64 {
         let cut = self.items.iter().filter_map(Item::cut);
@@ -191,7 +242,7 @@ impl Source {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.items.is_empty() && self.in_common == 0
     }
 
     pub(crate) fn tensors(&self) -> u64 {
@@ -202,7 +253,7 @@ impl Source {
     }
 
     pub(crate) fn objects(&self) -> u64 {
-        self.items.len() as u64 - self.tensors()
+        self.items.len() as u64 - self.tensors() + self.in_common
     }
 
     /// About how many bytes will be written.
@@ -282,16 +333,78 @@ impl Source {
     }
 }
 
+/// Counts what is read of a checkpoint while its tensors are not.
+#[derive(Default)]
+struct Counted {
+    items: u64,
+    bytes: u64,
+    files: BTreeSet<Name>,
+    /// Whether a file of its own has common state.
+    common: bool,
+}
+
+impl Counted {
+    fn common(&mut self, common: &StoredCommon) {
+        self.bytes = self.bytes.saturating_add(common.stored_bytes());
+        self.items += 1;
+        self.common = common.object_key().is_none();
+    }
+
+    /// What a format has in memory already is an item without bytes.
+    fn object(&mut self, checkpoint: &Checkpoint, key: &str, stored: &Payload) {
+        self.items += 1;
+        if let Payload::Encoded { bytes, .. } = stored {
+            self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+            let parts = checkpoint.object_parts(key).into_iter();
+            self.files.extend(parts.map(|part| part.file));
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let files = self.files.len() as u64 + u64::from(self.common);
+        Traffic::written(self.items, self.bytes, files)
+    }
+}
+
+/// The value of an object.
+async fn decoded(
+    checkpoint: &Checkpoint,
+    key: &str,
+    read: &mut Counted,
+) -> Result<Value, reshard::Error> {
+    let stored = checkpoint.object_payload(key).await?;
+    read.object(checkpoint, key, &stored);
+    match stored {
+        Payload::Value(value) => Ok(value),
+        _ => checkpoint.object(key).await,
+    }
+}
+
+/// The dicts of the source in which nothing is. A map has no nesting.
+async fn empty_dicts(checkpoint: &Checkpoint, keys: &Keys<'_>, canonical: &Canonical) -> Vec<Path> {
+    let (sidecar, _) = checkpoint.sidecar().await;
+    let mut all = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
+    all.retain(|p| !canonical.is_mapped && keys.has(&p.to_string()));
+    all
+}
+
 /// An object as it is stored, if the target stores it alike. A cell of an array of objects may be a list in one of the two formats, with one
 /// value for each leaf that a rank had of it.
-async fn object(checkpoint: &Checkpoint, key: &str, fit: &Fit) -> Result<Payload, reshard::Error> {
-    let is_list = fit.object_lists();
-    if is_cell(checkpoint, key) && checkpoint.object_lists() != is_list {
+async fn object(
+    checkpoint: &Checkpoint,
+    key: &str,
+    fit: &Fit,
+    read: &mut Counted,
+) -> Result<Payload, reshard::Error> {
+    let stored = checkpoint.object_payload(key).await?;
+    read.object(checkpoint, key, &stored);
+    let (was_list, is_list) = (has_lists(checkpoint), fit.object_lists());
+    if was_list != is_list && is_name_of_cell(key) {
         let value = value(checkpoint, key).await?;
         let as_list = |value| Value::List(vec![value]);
         return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
-    Ok(match checkpoint.object_payload(key).await? {
+    Ok(match stored {
         Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
             Payload::Value(checkpoint.object(key).await?)
         }
@@ -305,17 +418,15 @@ fn flat_paths(items: &[Item]) -> PathOfKey {
     items.iter().map(flat).collect()
 }
 
-/// Whether an object is a cell of an array of objects.
-fn is_cell(checkpoint: &Checkpoint, key: &str) -> bool {
-    checkpoint.dialect() == Dialect::Megatron && ShardedObject::empty_from_unique_key(key).is_ok()
+/// Whether a cell of an array of objects is stored as a list.
+fn has_lists(checkpoint: &Checkpoint) -> bool {
+    checkpoint.dialect() == Dialect::Megatron && checkpoint.object_lists()
 }
 
 /// The value of an object, without the list that a format may have put around that of a cell.
 pub(crate) async fn value(checkpoint: &Checkpoint, key: &str) -> Result<Value, reshard::Error> {
     Ok(match checkpoint.object(key).await? {
-        Value::List(mut all)
-            if all.len() == 1 && checkpoint.object_lists() && is_cell(checkpoint, key) =>
-        {
+        Value::List(mut all) if all.len() == 1 && has_lists(checkpoint) && is_name_of_cell(key) => {
             all.remove(0)
         }
         value => value,

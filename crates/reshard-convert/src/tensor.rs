@@ -3,7 +3,8 @@
 use crate::{
     CastReport, ConvertError, Result,
     cast::{Casting, Lost},
-    checked::{Checked, Chunks},
+    checked::{Checked, Watched},
+    checks::Checks,
 };
 use reshard::{
     DType, MappedTensorHandle, Region, TensorHandle,
@@ -18,33 +19,31 @@ pub(crate) struct Carried {
     from: From,
     /// To which element type it is cast, and what that loses.
     cast: Option<(DType, Arc<Lost>)>,
-    /// Its chunks, if they are checked while they are read.
-    chunks: Option<Arc<Chunks>>,
 }
 
 #[derive(Clone, Debug)]
 enum From {
-    Stored(TensorHandle),
-    Mapped(MappedTensorHandle),
+    /// What is seen of it is watched, if it is checked while it is read.
+    Stored(TensorHandle, Option<Arc<Watched>>),
+    /// The same of the stored tensors that it is made of.
+    Mapped(MappedTensorHandle, Arc<Checks>),
     Made(Arc<Made>),
 }
 
 impl Carried {
-    pub(crate) fn stored(key: &str, tensor: TensorHandle) -> Self {
+    pub(crate) fn stored(key: &str, tensor: TensorHandle, watched: Option<Arc<Watched>>) -> Self {
         Self {
             key: key.into(),
-            from: From::Stored(tensor),
+            from: From::Stored(tensor, watched),
             cast: None,
-            chunks: None,
         }
     }
 
-    pub(crate) fn mapped(tensor: MappedTensorHandle) -> Self {
+    pub(crate) fn mapped(tensor: MappedTensorHandle, checks: Arc<Checks>) -> Self {
         Self {
             key: tensor.key().into(),
-            from: From::Mapped(tensor),
+            from: From::Mapped(tensor, checks),
             cast: None,
-            chunks: None,
         }
     }
 
@@ -53,13 +52,19 @@ impl Carried {
             key: key.into(),
             from: From::Made(Arc::new(made)),
             cast: None,
-            chunks: None,
         }
     }
 
-    /// The same, checked while it is read.
-    pub(crate) fn checked(self, chunks: Option<Arc<Chunks>>) -> Self {
-        Self { chunks, ..self }
+    /// The stored tensors that it is made of, if they are checked while they are read.
+    pub(crate) fn watched(&self) -> Vec<Arc<Watched>> {
+        match &self.from {
+            From::Stored(_, watched) => watched.iter().cloned().collect(),
+            From::Mapped(t, checks) => {
+                let keys = t.stored_keys().into_iter();
+                keys.filter_map(|key| checks.get(key).cloned()).collect()
+            }
+            From::Made(_) => Vec::new(),
+        }
     }
 
     /// The same with another element type.
@@ -88,16 +93,16 @@ impl Carried {
 
     fn stored_dtype(&self) -> DType {
         match &self.from {
-            From::Stored(t) => t.dtype(),
-            From::Mapped(t) => t.dtype(),
+            From::Stored(t, _) => t.dtype(),
+            From::Mapped(t, _) => t.dtype(),
             From::Made(m) => m.dtype,
         }
     }
 
     pub(crate) fn shape(&self) -> &Dims {
         match &self.from {
-            From::Stored(t) => t.shape(),
-            From::Mapped(t) => t.shape(),
+            From::Stored(t, _) => t.shape(),
+            From::Mapped(t, _) => t.shape(),
             From::Made(m) => &m.shape,
         }
     }
@@ -109,14 +114,14 @@ impl Carried {
 
     pub(crate) fn source(&self, region: Region) -> Result<Arc<dyn TensorSource>, reshard::Error> {
         let source: Arc<dyn TensorSource> = match &self.from {
-            From::Stored(t) => {
-                let (at, source) = (region.offsets.clone(), t.source(region)?);
-                match self.chunks.clone() {
-                    None => source,
-                    Some(chunks) => Arc::new(Checked { source, chunks, at }),
-                }
+            From::Stored(t, watched) => {
+                let at = region.offsets.clone();
+                checked(t.source(region)?, watched.as_ref(), at)
             }
-            From::Mapped(t) => t.source(region)?,
+            From::Mapped(t, checks) => t.source_through(region, |stored, source| {
+                let at = Dims::zeros(stored.shape().len());
+                checked(source, checks.get(stored.key()), at)
+            })?,
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
                 at: region.offsets,
@@ -136,10 +141,26 @@ impl Carried {
     /// Checks that all chunks have a location.
     pub(crate) fn has_places(&self) -> Result<()> {
         match &self.from {
-            From::Stored(t) => has_places(t),
+            From::Stored(t, _) => has_places(t),
             // Those of the tensors that it is made of are checked where it is made.
-            From::Made(_) | From::Mapped(_) => Ok(()),
+            From::Made(_) | From::Mapped(..) => Ok(()),
         }
+    }
+}
+
+/// A source of a piece of a stored tensor, and what watches the tensor.
+fn checked(
+    source: Arc<dyn TensorSource>,
+    watched: Option<&Arc<Watched>>,
+    at: Dims,
+) -> Arc<dyn TensorSource> {
+    match watched.cloned() {
+        None => source,
+        Some(watched) => Arc::new(Checked {
+            source,
+            watched,
+            at,
+        }),
     }
 }
 

@@ -47,7 +47,7 @@ impl<'a> Ids<'a> {
     /// When its elements are something else.
     pub fn of(tensor: &Tensor) -> Result<Self> {
         let values = match tensor.dtype() {
-            DType::Int64 => tensor.to_vec(),
+            DType::Int64 => tensor.to_vec().ok(),
             DType::Int32 => widened::<i32>(tensor),
             DType::Int16 => widened::<i16>(tensor),
             DType::Int8 => widened::<i8>(tensor),
@@ -81,7 +81,8 @@ impl<'a> Ids<'a> {
 }
 
 fn widened<T: Element + Into<i64>>(tensor: &Tensor) -> Option<Vec<i64>> {
-    Some(tensor.to_vec::<T>()?.into_iter().map(Into::into).collect())
+    let values = tensor.to_vec::<T>().ok()?;
+    Some(values.into_iter().map(Into::into).collect())
 }
 
 impl<'a> From<&'a [i64]> for Ids<'a> {

@@ -369,6 +369,7 @@ impl Permutation {
     pub fn from_tensor(row_of_id: &Tensor) -> Result<Self> {
         match row_of_id
             .to_vec::<i64>()
+            .ok()
             .filter(|_| row_of_id.shape().len() == 1)
         {
             Some(rows) => Self::new(rows),

@@ -1,10 +1,11 @@
 //! Applies rules to the tensors and objects of a checkpoint.
 
 use crate::{
-    Limits, MapError, MappedTensor, Pattern, Result,
+    Limits, MappedTensor, Pattern, Result,
+    budget::{Budget, Now, check_name},
     error::Fault,
     pattern::Captures,
-    rule::{Blocks, Layers, Rule, Verb},
+    rule::{Layers, Rule, Verb},
 };
 use reshard_model::Dims;
 use std::collections::BTreeMap;
@@ -32,57 +33,21 @@ impl Entry {
             Self::Object(_) => None,
         }
     }
+
+    fn tensor(&self) -> Option<&MappedTensor> {
+        match self {
+            Self::Tensor(t) => Some(t),
+            Self::Object(_) => None,
+        }
+    }
 }
 
 /// The tensors and objects after some of the rules.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) entries: BTreeMap<String, Entry>,
-    pub(crate) limits: Limits,
-}
-
-/// A rule that is being applied: what errors name.
-#[derive(Clone, Copy)]
-struct Now {
-    rule: usize,
-    verb: &'static str,
-    pieces: usize,
-}
-
-impl Now {
-    fn error(self, key: &str, shape: Option<Dims>, what: impl Into<String>) -> MapError {
-        MapError::Apply {
-            rule: self.rule,
-            verb: self.verb,
-            key: key.into(),
-            shape,
-            what: what.into(),
-        }
-    }
-
-    fn fault(self, key: &str, shape: Option<Dims>, fault: Fault) -> MapError {
-        match fault {
-            Fault::Wrong(what) => self.error(key, shape, what),
-            Fault::Pieces => MapError::Limit {
-                what: format!("pieces of tensors after rule {} ({})", self.rule, self.verb),
-                limit: self.pieces as u64,
-                option: "pieces",
-            },
-        }
-    }
-
-    fn names(self, limits: Limits) -> MapError {
-        MapError::Limit {
-            what: format!("names after rule {} ({})", self.rule, self.verb),
-            limit: limits.names as u64,
-            option: "names",
-        }
-    }
-
-    fn fill(self, pattern: &Pattern, captures: &Captures, key: &str) -> Result<String> {
-        let name = pattern.fill(captures).filter(|name| !name.is_empty());
-        name.ok_or_else(|| self.error(key, None, format!("`{pattern}` makes no name of it")))
-    }
+    limits: Limits,
+    budget: Budget,
 }
 
 /// A key that a rule took out of the state.
@@ -93,19 +58,37 @@ struct Taken {
 }
 
 impl State {
+    /// Before the first rule.
+    ///
+    /// # Errors
+    /// A name is so long that matching it would take much memory.
+    pub(crate) fn new(entries: BTreeMap<String, Entry>, limits: Limits) -> Result<Self> {
+        let mut budget = Budget::default();
+        for (key, entry) in &entries {
+            check_name(key)?;
+            budget.count(key, entry.tensor());
+        }
+        Ok(Self {
+            entries,
+            limits,
+            budget,
+        })
+    }
+
     /// Applies a rule.
     pub(crate) fn apply(&mut self, rule: &Rule<u64>) -> Result<()> {
         let now = Now {
             rule: rule.number,
             verb: rule.verb.name(),
-            pieces: self.limits.pieces,
+            limits: self.limits,
         };
         let changed = match &rule.verb {
             Verb::Rename { from, to } => self.rename(now, from, to)?,
-            Verb::Drop { keys } => self.take(keys).len(),
+            Verb::Drop { keys } => self.take(now, keys)?.len(),
             Verb::Keep { keys } => {
-                let kept = self.take(keys);
+                let kept = self.take(now, keys)?;
                 self.entries.clear();
+                self.budget.clear();
                 let count = kept.len();
                 for taken in kept {
                     self.put(now, taken.key, taken.entry)?;
@@ -113,18 +96,18 @@ impl State {
                 count
             }
             Verb::AddPrefix { prefix } => {
-                self.rename_all(now, |key| Ok(format!("{prefix}{key}")))?
+                self.rename_all(now, prefix.len(), |key| Ok(format!("{prefix}{key}")))?
             }
             Verb::StripPrefix { prefix } => {
                 let what =
                     format!("it does not begin with `{prefix}`; use `rename` if only some keys do");
-                self.rename_all(now, |key| {
+                self.rename_all(now, 0, |key| {
                     key.strip_prefix(&**prefix)
                         .map(String::from)
                         .ok_or_else(|| what.clone())
                 })?
             }
-            Verb::Canonical => self.rename_all(now, |key| Ok(canonical(key)))?,
+            Verb::Canonical => self.rename_all(now, 0, |key| Ok(canonical(key)))?,
             Verb::Stack { from, to, layers } => self.stack(now, from, to, layers)?,
             Verb::Unstack { from, to, layers } => self.unstack(now, from, to, layers)?,
             Verb::Split {
@@ -139,29 +122,25 @@ impl State {
                 axis,
                 sizes,
             } => self.concat(now, from, to, (*axis, sizes))?,
-            Verb::Interleave { keys, blocks } => self.edit(now, keys, |t, max| {
-                let Blocks {
-                    axis,
-                    groups,
-                    sizes,
-                } = blocks;
-                t.interleave(*axis, *groups, sizes, max)
-            })?,
-            Verb::Deinterleave { keys, blocks } => self.edit(now, keys, |t, max| {
-                let Blocks {
-                    axis,
-                    groups,
-                    sizes,
-                } = blocks;
-                t.deinterleave(*axis, *groups, sizes, max)
-            })?,
-            Verb::Transpose { keys, axes } => self.edit(now, keys, |t, _| t.transpose(axes))?,
+            Verb::Interleave { keys, blocks } => {
+                self.edit(now, keys, blocks.sizes.len(), |t, room| {
+                    let max = room(t.shape.len() + 1);
+                    t.interleave(blocks.axis, blocks.groups, &blocks.sizes, max)
+                })?
+            }
+            Verb::Deinterleave { keys, blocks } => {
+                self.edit(now, keys, blocks.sizes.len(), |t, room| {
+                    let max = room(t.shape.len() + 1);
+                    t.deinterleave(blocks.axis, blocks.groups, &blocks.sizes, max)
+                })?
+            }
+            Verb::Transpose { keys, axes } => self.edit(now, keys, 0, |t, _| t.transpose(axes))?,
             Verb::Pad {
                 keys,
                 axis,
                 from,
                 to,
-            } => self.edit(now, keys, |t, _| {
+            } => self.edit(now, keys, 0, |t, _| {
                 resize(&t, *axis, *from, *to, true).and_then(|()| t.embed(*axis, 0, *to))
             })?,
             Verb::Trim {
@@ -170,21 +149,22 @@ impl State {
                 from,
                 to,
                 ..
-            } => self.edit(now, keys, |t, max| {
-                resize(&t, *axis, *from, *to, false).and_then(|()| t.slice(*axis, 0, *to, max))
+            } => self.edit(now, keys, 0, |t, room| {
+                resize(&t, *axis, *from, *to, false)
+                    .and_then(|()| t.slice(*axis, 0, *to, room(t.shape.len())))
             })?,
-            Verb::Cast { keys, from, to, .. } => self.edit(now, keys, |t, _| match from {
+            Verb::Cast { keys, from, to, .. } => self.edit(now, keys, 0, |t, _| match from {
                 Some(from) if *from != t.dtype => {
                     Err(Fault::wrong(format!("it has type {}, not {from}", t.dtype)))
                 }
-                _ => Ok(t.cast(*to)),
+                _ => t.cast(*to),
             })?,
-            Verb::Reshape { keys, from, to } => self.edit(now, keys, |t, max| match from {
+            Verb::Reshape { keys, from, to } => self.edit(now, keys, 0, |t, room| match from {
                 Some(from) if from[..] != t.shape[..] => Err(Fault::wrong(format!(
                     "its shape is not {}, as `from` says",
                     Dims::from(&from[..])
                 ))),
-                _ => t.reshape(to[..].into(), max),
+                _ => t.reshape(to[..].into(), room(to.len())),
             })?,
         };
         if changed == 0 && !rule.optional && !self.entries.is_empty() {
@@ -192,39 +172,32 @@ impl State {
             let what = "the rule matches none of the keys, of which this is the first; correct its pattern, or say `optional = true`";
             return Err(now.error(first, None, what));
         }
-        self.check_limits(now)
-    }
-
-    fn check_limits(&self, now: Now) -> Result<()> {
-        let pieces = |e: &Entry| match e {
-            Entry::Tensor(t) => t.pieces.len(),
-            Entry::Object(_) => 0,
-        };
-        if self.entries.values().map(pieces).sum::<usize>() > self.limits.pieces {
-            return Err(now.fault("", None, Fault::Pieces));
-        }
-        if self.entries.len() > self.limits.names {
-            return Err(now.names(self.limits));
-        }
-        Ok(())
+        self.budget.check(now)
     }
 
     /// Takes the keys that one of the patterns matches, in order.
-    fn take(&mut self, patterns: &[Pattern]) -> Vec<Taken> {
-        let matching = self.entries.keys().filter_map(|key| {
-            let captures = patterns.iter().find_map(|p| p.captures(key))?;
-            Some((key.clone(), captures))
-        });
-        let matching: Vec<_> = matching.collect();
+    fn take(&mut self, now: Now, patterns: &[Pattern]) -> Result<Vec<Taken>> {
+        let mut matching = Vec::new();
+        for key in self.entries.keys() {
+            for pattern in patterns {
+                self.budget.step(now, pattern.steps(key))?;
+                if let Some(captures) = pattern.captures(key) {
+                    self.budget.taking(now, key, &captures)?;
+                    matching.push((key.clone(), captures));
+                    break;
+                }
+            }
+        }
         let taken = matching.into_iter().filter_map(|(key, captures)| {
             let entry = self.entries.remove(&key)?;
+            self.budget.remove(&key, entry.tensor());
             Some(Taken {
                 key,
                 captures,
                 entry,
             })
         });
-        taken.collect()
+        Ok(taken.collect())
     }
 
     /// Takes tensors; an object that matches is an error.
@@ -240,7 +213,7 @@ impl State {
                 Err(now.error(&taken.key, None, what))
             }
         };
-        self.take(patterns).into_iter().map(tensor).collect()
+        self.take(now, patterns)?.into_iter().map(tensor).collect()
     }
 
     fn put(&mut self, now: Now, key: String, entry: Entry) -> Result<()> {
@@ -252,15 +225,13 @@ impl State {
                 "two of them would have this key; drop or rename one of them first",
             ));
         }
-        if self.entries.len() >= self.limits.names {
-            return Err(now.names(self.limits));
-        }
+        self.budget.add(now, &key, entry.tensor())?;
         self.entries.insert(key, entry);
         Ok(())
     }
 
     fn rename(&mut self, now: Now, from: &Pattern, to: &Pattern) -> Result<usize> {
-        let taken = self.take(std::slice::from_ref(from));
+        let taken = self.take(now, std::slice::from_ref(from))?;
         let count = taken.len();
         for t in taken {
             let name = now.fill(to, &t.captures, &t.key)?;
@@ -269,13 +240,21 @@ impl State {
         Ok(count)
     }
 
+    /// Gives each key a new name, which is at most `more` bytes longer.
     fn rename_all(
         &mut self,
         now: Now,
+        more: usize,
         name: impl Fn(&str) -> Result<String, String>,
     ) -> Result<usize> {
         let all = std::mem::take(&mut self.entries);
+        self.budget.clear();
         for (key, entry) in all {
+            let len = key.len().saturating_add(more);
+            self.budget.step(now, len as u64 + 1)?;
+            if more > 0 {
+                now.name_len(&key, len)?;
+            }
             let new = name(&key).and_then(|n| {
                 if n.is_empty() {
                     Err("nothing would be left of its name".into())
@@ -289,19 +268,23 @@ impl State {
         Ok(self.entries.len())
     }
 
-    /// Changes tensors in place.
+    /// Changes tensors in place. Each piece is cut `cuts` times and once more. `change` learns how many pieces may be made.
     fn edit(
         &mut self,
         now: Now,
         keys: &[Pattern],
-        change: impl Fn(MappedTensor, usize) -> Result<MappedTensor, Fault>,
+        cuts: usize,
+        change: impl Fn(MappedTensor, &dyn Fn(usize) -> usize) -> Result<MappedTensor, Fault>,
     ) -> Result<usize> {
         let taken = self.take_tensors(now, keys)?;
         let count = taken.len();
         for (key, _, tensor) in taken {
             let shape = tensor.shape.clone();
-            let changed =
-                change(tensor, self.limits.pieces).map_err(|f| now.fault(&key, Some(shape), f))?;
+            let pieces = tensor.pieces.len() as u64;
+            self.budget
+                .step(now, pieces.saturating_mul(cuts as u64 + 1))?;
+            let room = |axes| self.budget.room(now, axes);
+            let changed = change(tensor, &room).map_err(|f| now.fault(&key, Some(shape), f))?;
             self.put(now, key, Entry::Tensor(changed))?;
         }
         Ok(count)
@@ -372,14 +355,14 @@ impl State {
                 return Err(fault(Fault::wrong(what)));
             }
             if extent > self.limits.names as u64 {
-                return Err(now.names(self.limits));
+                return Err(now.names());
             }
             for number in 0..extent {
+                self.budget.step(now, tensor.pieces.len() as u64)?;
+                let room = self.budget.room(now, tensor.shape.len());
                 captures.insert(layers.index.clone(), number.to_string());
                 let name = now.fill(to, &captures, &key)?;
-                let layer = tensor
-                    .slice(layers.axis, number, 1, self.limits.pieces)
-                    .map_err(fault)?;
+                let layer = tensor.slice(layers.axis, number, 1, room).map_err(fault)?;
                 self.put(now, name, Entry::Tensor(layer.remove_axis(layers.axis)))?;
             }
         }
@@ -402,9 +385,9 @@ impl State {
             let mut at = 0;
             for (pattern, size) in to.iter().zip(sizes) {
                 let name = now.fill(pattern, &captures, &key)?;
-                let part = tensor
-                    .slice(axis, at, size, self.limits.pieces)
-                    .map_err(fault)?;
+                self.budget.step(now, tensor.pieces.len() as u64)?;
+                let room = self.budget.room(now, tensor.shape.len());
+                let part = tensor.slice(axis, at, size, room).map_err(fault)?;
                 self.put(now, name, Entry::Tensor(part))?;
                 at += size;
             }
@@ -419,21 +402,17 @@ impl State {
         to: &Pattern,
         (axis, sizes): (usize, &[u64]),
     ) -> Result<usize> {
-        let mut sets: BTreeMap<Captures, Vec<Option<(String, MappedTensor)>>> = BTreeMap::new();
+        let mut sets: BTreeMap<Captures, BTreeMap<usize, (String, MappedTensor)>> = BTreeMap::new();
         let mut count = 0;
         for (at, pattern) in from.iter().enumerate() {
             for (key, captures, tensor) in self.take_tensors(now, std::slice::from_ref(pattern))? {
-                let set = sets
-                    .entry(captures)
-                    .or_insert_with(|| vec![None; from.len()]);
-                if let Some(place) = set.get_mut(at) {
-                    *place = Some((key, tensor));
-                }
+                let set = sets.entry(captures).or_default();
+                set.insert(at, (key, tensor));
                 count += 1;
             }
         }
         for (captures, set) in sets {
-            if let Some(at) = set.iter().position(Option::is_none) {
+            if let Some(at) = (0..from.len()).find(|at| !set.contains_key(at)) {
                 let missing = from
                     .get(at)
                     .and_then(|p| p.fill(&captures))
@@ -444,7 +423,7 @@ impl State {
                     "it is missing; the others that are joined with it are there",
                 ));
             }
-            let parts: Vec<_> = set.into_iter().flatten().collect();
+            let parts: Vec<_> = set.into_values().collect();
             let Some((key, first)) = parts.first().cloned() else {
                 continue;
             };

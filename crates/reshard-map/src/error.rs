@@ -111,10 +111,16 @@ fn shape_of(shape: Option<&[u64]>) -> String {
 /// How much a map may ask for. Maps and checkpoints may come from strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Pieces of which all tensors together are made. So many take about 100 MB of memory by default.
+    /// Pieces of which all tensors together are made. So many take about 100 MB of memory by default. A piece with many axes, loops
+    /// or casts counts as several.
     pub pieces: usize,
     /// Names of tensors and objects.
     pub names: usize,
+    /// Bytes of all names together, after any of the rules.
+    pub name_bytes: u64,
+    /// Steps that all rules take together: bytes of keys that are compared with parts of patterns, keys that change (512 each, and 200 for a capture), and pieces that are cut. So many
+    /// take about ten seconds by default.
+    pub steps: u64,
 }
 
 impl Default for Limits {
@@ -122,6 +128,8 @@ impl Default for Limits {
         Self {
             pieces: 1 << 18,
             names: 1 << 20,
+            name_bytes: 1 << 28,
+            steps: 1 << 32,
         }
     }
 }

@@ -14,6 +14,9 @@ const MAX_TEXT: usize = 1 << 20;
 /// The most rules of a map.
 const MAX_RULES: usize = 4096;
 
+/// The most parameters of a map.
+const MAX_PARAMETERS: usize = 256;
+
 /// A mapping file: rules, and parameters whose values are not known yet.
 ///
 /// ```
@@ -262,6 +265,10 @@ fn parameters_of(value: Option<toml::Value>) -> Result<BTreeMap<String, Paramete
             ));
         }
     };
+    if table.len() > MAX_PARAMETERS {
+        let what = format!("it has more than {MAX_PARAMETERS} parameters");
+        return Err(MapError::Syntax(what));
+    }
     let parameter = |(name, value): (String, toml::Value)| {
         let fault = |what: String| MapError::Parameter {
             name: name.clone(),

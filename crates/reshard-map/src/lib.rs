@@ -38,6 +38,7 @@
 //! ```
 
 mod apply;
+mod budget;
 mod cast;
 mod error;
 mod file;

@@ -93,7 +93,7 @@ impl Map {
         entries: BTreeMap<String, Entry>,
         limits: Limits,
     ) -> Result<Mapping> {
-        let mut state = State { entries, limits };
+        let mut state = State::new(entries, limits)?;
         for rule in self
             .rules
             .iter()

@@ -5,6 +5,9 @@ use std::{collections::BTreeMap, fmt};
 /// How deep parentheses may be nested.
 const DEEPEST: usize = 32;
 
+/// The longest expression, in bytes.
+const MAX_TEXT: usize = 1024;
+
 /// Numbers, names, `+ - * /` and parentheses. Division must leave nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
@@ -22,6 +25,12 @@ enum Op {
 
 impl Number {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_TEXT {
+            return Err(format!(
+                "an expression has {} bytes, and at most {MAX_TEXT} are allowed",
+                text.len()
+            ));
+        }
         let mut parser = Parser {
             text,
             rest: text,

@@ -6,6 +6,9 @@ use crate::{
 };
 use reshard_model::{DType, Dims, Region};
 
+/// How often the elements of a tensor may be cast, one type after the other.
+const MAX_CASTS: usize = 64;
+
 /// A tensor that is made of pieces of sources. The pieces share no element. Elements that no piece has are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedTensor {
@@ -261,6 +264,7 @@ impl MappedTensor {
             let blocks = split_axis(&shape, axis, groups, *size);
             let part = part.reshape(blocks, max)?.embed(axis + 1, before, group)?;
             out.pieces.extend(part.pieces);
+            fits(out.pieces.len(), max)?;
             before += size;
         }
         out.reshape(shape, max)
@@ -278,12 +282,15 @@ impl MappedTensor {
         let shape = self.shape.clone();
         let grouped = self.reshape(split_axis(&shape, axis, groups, group), max)?;
         let mut parts = Vec::with_capacity(sizes.len());
-        let mut before = 0;
+        let (mut before, mut pieces) = (0, 0);
         for size in sizes {
             let mut part = shape.clone();
             part[axis] = size * groups;
             let blocks = grouped.slice(axis + 1, before, *size, max)?;
-            parts.push(blocks.reshape(part, max)?);
+            let blocks = blocks.reshape(part, max)?;
+            pieces += blocks.pieces.len();
+            fits(pieces, max)?;
+            parts.push(blocks);
             before += size;
         }
         Self::concat(parts, axis)
@@ -307,12 +314,25 @@ impl MappedTensor {
     }
 
     /// With another element type.
-    pub(crate) fn cast(mut self, to: DType) -> Self {
+    pub(crate) fn cast(mut self, to: DType) -> Result<Self, Fault> {
         if self.dtype != to {
+            if self.pieces.iter().any(|p| p.casts.len() >= MAX_CASTS) {
+                return Err(Fault::wrong(format!(
+                    "it is cast {MAX_CASTS} times before; leave casts out whose types no other rule needs"
+                )));
+            }
             self.dtype = to;
             self.pieces.iter_mut().for_each(|p| p.casts.push(to));
         }
-        self
+        Ok(self)
+    }
+}
+
+/// Fails if there are too many pieces.
+fn fits(pieces: usize, max: usize) -> Result<(), Fault> {
+    match pieces > max {
+        true => Err(Fault::Pieces),
+        false => Ok(()),
     }
 }
 

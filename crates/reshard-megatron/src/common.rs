@@ -1,5 +1,6 @@
 //! Megatron Core's common state: `common.pt`, or an object of the sharded part.
 
+use crate::cells::{SUFFIX, cells, is_cell, is_file_of_a_cell, names};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, ObjectCodec, Payload, ShardedObject, Value, ValueTree};
@@ -21,11 +22,9 @@ pub const COMMON_STATE: &str = "common_state";
 /// Its name as a cell of an array.
 pub const COMMON_STATE_CELL: &str = "common_state/shard_0_1";
 
-/// The suffix of the file of an object.
-const SUFFIX: &str = ".pt";
-
 /// The common strategy `("torch", 1)`: it writes one `torch.save` archive. For sharded strategies that store no objects it
-/// writes one more archive for each object, at `{key}/shard_{offset}_{shape}.pt`, as Megatron Core does with zarr.
+/// writes one more archive for each object, at `{key}/shard_{offset}_{shape}.pt`, as Megatron Core does with zarr. It also reads those
+/// whose names lack the last number of the shape, which very old versions wrote.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TorchCommon;
 
@@ -80,7 +79,7 @@ impl SaveCommonStrategy for TorchCommon {
 
 fn object_file(object: &ShardedObject) -> Result<FileBody> {
     let key = object.unique_key();
-    let Some((_, cell)) = cell(&key).and_then(|_| key.rsplit_once('/')) else {
+    let Some((_, cell)) = key.rsplit_once('/').filter(|_| is_cell(&key)) else {
         let what = "an object that gets a file of its own must be a cell of an array and have a key without `/`";
         return Err(StrategyError::Invalid(format!("{key}: {what}")));
     };
@@ -89,13 +88,6 @@ fn object_file(object: &ShardedObject) -> Result<FileBody> {
         Name::new(format!("{key}{SUFFIX}"))?,
         bytes,
     ))
-}
-
-/// The object to which the name of a file, without its suffix, belongs.
-fn cell(key: &str) -> Option<ShardedObject> {
-    ShardedObject::empty_from_unique_key(key)
-        .ok()
-        .filter(|o| o.unique_key() == key)
 }
 
 #[async_trait]
@@ -120,7 +112,11 @@ impl LoadCommonStrategy for TorchCommon {
     }
 
     fn owns_object(&self, name: &Name) -> bool {
-        name.as_str().strip_suffix(SUFFIX).and_then(cell).is_some()
+        is_file_of_a_cell(name)
+    }
+
+    fn names_of_object(&self, object: &ShardedObject) -> Vec<String> {
+        names(object)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {
@@ -134,10 +130,7 @@ impl LoadCommonStrategy for TorchCommon {
     ) -> Result<Vec<ShardedObject>> {
         let mut out = Vec::with_capacity(objects.len());
         for object in objects {
-            let file = format!("{}{SUFFIX}", object.unique_key());
-            let Some(bytes) = cx.limits.read(&cx.store, &Name::new(&*file)?).await? else {
-                return Err(StrategyError::corrupt(file, None, "it is missing"));
-            };
+            let (file, bytes) = file_of(&object, cx).await?;
             let value = decode(&file, "the object", bytes, &cx.limits)?;
             out.push(ShardedObject {
                 data: Payload::Value(value),
@@ -149,11 +142,20 @@ impl LoadCommonStrategy for TorchCommon {
 
     async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {
         let files = cx.store.files().await?;
-        Ok(files
-            .iter()
-            .filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?))
-            .collect())
+        Ok(cells(files.iter().map(|f| &f.name)))
     }
+}
+
+/// The name and the bytes of the file of an object.
+async fn file_of(object: &ShardedObject, cx: &OpenCx) -> Result<(String, Bytes)> {
+    for name in names(object) {
+        let file = format!("{name}{SUFFIX}");
+        if let Some(bytes) = cx.limits.read(&cx.store, &Name::new(&*file)?).await? {
+            return Ok((file, bytes));
+        }
+    }
+    let file = format!("{}{SUFFIX}", object.unique_key());
+    Err(StrategyError::corrupt(file, None, "it is missing"))
 }
 
 /// Common state is a dict.

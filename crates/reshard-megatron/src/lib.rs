@@ -6,6 +6,7 @@
 //!
 //! The common strategy `("torch", 1)` ([`TorchCommon`]) registers itself if a program links and names this crate.
 
+mod cells;
 mod common;
 mod integrity;
 mod metadata_json;

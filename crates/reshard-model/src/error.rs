@@ -85,6 +85,22 @@ pub enum ModelError {
         /// What is wrong, with both values.
         what: String,
     },
+    /// There is nothing of this name.
+    #[error("no {key:?}: {what}")]
+    NotFound {
+        /// The name.
+        key: String,
+        /// What is there.
+        what: String,
+    },
+    /// Something that this version can't do.
+    #[error("{key}{}{what}", if key.is_empty() { "" } else { ": " })]
+    Unsupported {
+        /// Key of the tensor or object, or an empty string.
+        key: String,
+        /// What can't be done, and what to do instead.
+        what: String,
+    },
     /// A buffer of the template can't be filled, because somebody else holds a handle on it.
     #[error(
         "the buffer of {key} is shared with someone outside the template; pass the only handle to it, or let load allocate"
@@ -135,6 +151,8 @@ impl ModelError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Source { source, .. } => SourceError::kind_of(&**source),
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::Invalid,
         }
     }

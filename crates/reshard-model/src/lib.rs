@@ -26,6 +26,7 @@
 
 mod boxes;
 mod buffer;
+pub mod cast;
 mod device;
 mod dialect;
 mod dims;
@@ -47,6 +48,7 @@ pub use buffer::{
     Caches, CopyToDevice, HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy, View,
     check_disjoint, copy_rows,
 };
+pub use cast::Cast;
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;

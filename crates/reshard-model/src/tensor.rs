@@ -192,9 +192,7 @@ impl Tensor {
         shape[0] =
             rows.ok_or_else(|| ModelError::invalid(key, "the parts are too large together"))?;
         let mut out = Self::zeros(key, first.dtype, &shape)?;
-        let Some(mut to) = Arc::get_mut(&mut out.buffer).and_then(|b| b.as_bytes_mut()) else {
-            return fail("new memory can't be written".into());
-        };
+        let mut to = out.new_bytes(key)?;
 
         // Blocks bound the memory for parts that are not contiguous.
         for block in parts.iter().flat_map(|p| p.blocks(1 << 20)) {
@@ -203,6 +201,12 @@ impl Tensor {
             to = rest;
         }
         Ok(out)
+    }
+
+    /// The bytes of a tensor that has only just been made, and that nobody else has.
+    pub(crate) fn new_bytes(&mut self, key: &str) -> Result<&mut [u8]> {
+        let bytes = Arc::get_mut(&mut self.buffer).and_then(|b| b.as_bytes_mut());
+        bytes.ok_or_else(|| ModelError::invalid(key, "new memory can't be written"))
     }
 
     /// All elements in memory order, as a tensor with one axis. `None` if there are gaps between them, or if they share memory.
@@ -280,9 +284,20 @@ impl Tensor {
         })
     }
 
-    /// A copy of the elements in row-major order. `None` if the element type differs.
-    pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
-        (self.dtype == T::DTYPE).then(|| T::from_bytes(&self.to_bytes()))
+    /// A copy of the elements in row-major order.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] if the element type differs. [`cast`](Self::cast) gives the tensor another one.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.dtype != T::DTYPE {
+            let what = format!(
+                "the elements are {}, not {}; `cast` converts them",
+                self.dtype,
+                T::DTYPE
+            );
+            return Err(ModelError::invalid("", what));
+        }
+        Ok(T::from_bytes(&self.to_bytes()))
     }
 
     /// The elements in row-major order. If they are already contiguous, nothing is copied.

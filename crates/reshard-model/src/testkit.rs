@@ -1,11 +1,19 @@
-//! For tests: devices that are none, what is told to `tracing`, and an allocator that counts.
+//! For tests: devices that are none, what is told to `tracing`, an allocator that counts, and where fixtures lie.
 
 mod counting;
+mod fixtures;
 
 pub use counting::CountingAllocator;
+pub use fixtures::{fixture, fixtures, ours};
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
+pub fn cases(default: u32) -> u32 {
+    let asked = std::env::var("PROPTEST_CASES").ok();
+    asked.and_then(|n| n.parse().ok()).unwrap_or(default)
+}
 
 /// Device memory that lies in the host, behind copies.
 #[derive(Debug)]
@@ -196,6 +204,11 @@ impl DeviceBuffer for LostDevice {
     }
 }
 
+/// If there is one subscriber alone, the thread that first comes to an event says for all others that nobody wants it, if it has no subscriber
+/// itself: a test beside this one does that.
+static SECOND: LazyLock<tracing::Dispatch> =
+    LazyLock::new(|| tracing::Dispatch::new(Events::default()));
+
 /// Keeps the fields of events that are told to `tracing`, as `field=value`.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
@@ -214,6 +227,7 @@ impl Events {
 
     /// What was told while `f` ran, with spaces between the fields.
     pub fn of<T>(&self, f: impl FnOnce() -> T) -> (T, String) {
+        LazyLock::force(&SECOND);
         let out = tracing::subscriber::with_default(self.clone(), f);
         let mut fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
         (out, std::mem::take(&mut *fields).join(" "))

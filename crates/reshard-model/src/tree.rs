@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 mod diff;
+mod named;
 mod select;
 
 pub use diff::{Difference, diff};
@@ -164,6 +165,14 @@ impl<L> Tree<L> {
     /// The subtree at a path.
     pub fn at(&self, path: &[Step]) -> Option<&Self> {
         path.iter().try_fold(self, Self::step)
+    }
+
+    fn at_mut(&mut self, path: &[Step]) -> Option<&mut Self> {
+        path.iter().try_fold(self, |tree, step| match (tree, step) {
+            (Self::Dict(d), _) => d.get_mut(step),
+            (Self::List(v), Step::Index(i)) => v.get_mut(usize::try_from(*i).ok()?),
+            _ => None,
+        })
     }
 
     /// The leaf, if this is one.

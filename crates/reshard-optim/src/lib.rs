@@ -11,7 +11,8 @@
 //! [`get_state_dict`], [`set_state_dict`] and their siblings are PyTorch's helpers: state dicts by canonical name, over [`ModelState`] and
 //! [`OptimizerState`].
 //!
-//! [`Sharded`] is the trait of modules that know how their state is spread over ranks; [`Module`] is made of others.
+//! [`Sharded`] is the trait of modules that know how their state is spread over ranks; [`Module`] is made of others. [`ByName`] makes such a
+//! module of any [`ModelState`].
 //!
 //! ```
 //! use reshard_model::{ShardedTensor, StateDict, Tensor, Value, ValueTree, Tree, Leaf};
@@ -61,7 +62,7 @@ pub use state::{
     sharded_optim_state, take_common_step,
 };
 pub use state_dict::{
-    FqnModifier, IncompatibleKeys, ModelState, OptimizerState, ParamGroup, Parameter,
+    ByName, FqnModifier, IncompatibleKeys, ModelState, OptimizerState, ParamGroup, Parameter,
     StateDictOptions, StateDicts, flatten_optimizer_state_dict, get_model_state_dict,
     get_optimizer_state_dict, get_state_dict, set_model_state_dict, set_optimizer_state_dict,
     set_state_dict, unflatten_optimizer_state_dict,

@@ -181,15 +181,11 @@ fn shown(step: &Value) -> String {
         Value::Int(i) => i.to_string(),
         Value::Float(f) => f.to_string(),
         Value::Tensor(t) => {
-            let float = t
-                .to_vec::<f32>()
-                .and_then(|v| v.first().map(f32::to_string));
-            let int = || {
-                t.to_vec::<i64>()
-                    .and_then(|v| v.first().map(i64::to_string))
-            };
+            let first = |float: Vec<f32>| float.first().map(f32::to_string);
+            let float = t.to_vec().ok().and_then(first);
+            let first = |int: Vec<i64>| int.first().map(i64::to_string);
             float
-                .or_else(int)
+                .or_else(|| t.to_vec().ok().and_then(first))
                 .unwrap_or_else(|| format!("a tensor of {}", t.dtype()))
         }
         other => other.type_name(),

@@ -10,6 +10,7 @@
 //! | `set_model_state_dict`, `set_optimizer_state_dict`, `set_state_dict` | the same names; each returns [`IncompatibleKeys`] |
 //! | `StateDictOptions` | [`StateDictOptions`], field by field |
 
+mod by_name;
 mod flat;
 mod full;
 mod get;
@@ -19,6 +20,7 @@ mod plain;
 mod set;
 mod source;
 
+pub use by_name::ByName;
 pub use flat::{flatten_optimizer_state_dict, unflatten_optimizer_state_dict};
 pub use get::{StateDicts, get_model_state_dict, get_optimizer_state_dict, get_state_dict};
 pub use options::{FqnModifier, StateDictOptions};

@@ -116,7 +116,7 @@ impl LoadBy for Shared {
     ) -> Result<Loaded, Box<LoadFailure>> {
         let seat = match Seat::find("fully_parallel", self.group.as_deref(), cx).await {
             Ok(seat) => seat,
-            Err(error) => return Err(Box::new(LoadFailure { error, template })),
+            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
         };
         let mut cx = cx.clone();
         cx.planner = Arc::new(Sharing {

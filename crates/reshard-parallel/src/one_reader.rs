@@ -119,7 +119,7 @@ impl LoadShardedStrategy for OneReader {
         guard.done();
         let reader = match prepared {
             Ok(reader) => reader,
-            Err(error) => return Err(Box::new(LoadFailure { error, template })),
+            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
         };
         let mut inner = cx.clone();
         inner.exchange_memory = self.bytes_in_flight;

@@ -6,7 +6,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::Comm;
-use reshard_model::{FlatStateDict, ReplicaId, Sharded};
+use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::Declared;
 use reshard_strategy::{
     BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig,
@@ -33,7 +33,8 @@ type Digest = [u8; 32];
 /// [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) distributes replicas over all ranks by itself.
 ///
 /// # Replicas
-/// Replicas must be equal. A rank writes its own copy of what it was chosen for.
+/// Replicas must be equal. A rank writes its own copy of what it was chosen for. What is validated are the replicas that ranks declare, as in a save without this
+/// wrapper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -157,30 +158,42 @@ impl SaveShardedStrategy for Strategy {
             None => distributed,
         };
         guard.done();
-        distributed?;
-        self.base.prepare(state, cx).await
+        // What is validated are the replicas of the caller. Those of a wrapper around this one are there already.
+        let mut declares = (*cx.declares).clone();
+        for (path, was) in distributed? {
+            declares.replicas.entry(path).or_insert(was);
+        }
+        let mut cx = cx.clone();
+        cx.declares = Arc::new(declares);
+        self.base.prepare(state, &cx).await
     }
 }
 
 impl Strategy {
-    /// Makes the tensors main replicas that this rank was chosen for, and the others of its group no main ones.
-    async fn distribute(&self, state: &mut FlatStateDict, comm: Comm<'_>) -> Result<()> {
+    /// Makes the tensors main replicas that this rank was chosen for, and the others of its group no main ones. Returns what they were.
+    async fn distribute(
+        &self,
+        state: &mut FlatStateDict,
+        comm: Comm<'_>,
+    ) -> Result<Vec<(Path, ReplicaId)>> {
+        let mut were = Vec::new();
         if comm.size() == 1 {
-            return Ok(());
+            return Ok(were);
         }
         let declared = Declared::of(state);
         let distribution = self.agreed(&declared, comm).await?;
         let me = comm.rank().0;
         let mut seen = BTreeSet::new();
-        for (leaf, declaration) in state.values_mut().zip(&declared.leaves) {
+        for ((path, leaf), declaration) in state.iter_mut().zip(&declared.leaves) {
             let (Sharded::Tensor(t), Some(rank)) = (leaf, distribution.rank(declaration)) else {
                 continue;
             };
             // A rank that holds a shard twice writes the first.
             let chosen = rank == me && seen.insert(id(declaration));
-            t.replica_id = ReplicaId(Box::new([u32::from(!chosen)]));
+            let now = ReplicaId(Box::new([u32::from(!chosen)]));
+            were.push((path.clone(), std::mem::replace(&mut t.replica_id, now)));
         }
-        Ok(())
+        Ok(were)
     }
 
     /// The distribution of the group: that of the last save if nothing has changed on any member, and all of them have it.

@@ -129,7 +129,7 @@ impl LoadBy for TwoStageLoad {
     ) -> Result<Loaded, Box<LoadFailure>> {
         let (seat, own) = match self.prepare(cx).await {
             Ok(prepared) => prepared,
-            Err(error) => return Err(Box::new(LoadFailure { error, template })),
+            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
         };
         let mut inner = cx.clone();
         (inner.exchange_memory, inner.copy_ahead) = self.shares(&template, cx.copy_ahead);
@@ -149,10 +149,16 @@ impl LoadBy for TwoStageLoad {
             .with_deadline(cx.comm.deadline());
         let loaded = base.load(template, from, &inner).await;
         // What has failed in the group of its own is told to all, unless all have heard it there.
+        let decided = match &loaded {
+            Ok(loaded) => Some(loaded.decided),
+            Err(failure) => failure.decided,
+        };
         let (loaded, template, own, heard) = match loaded {
             Ok(loaded) => (Some(loaded), None, Ok(()), Ok(())),
             Err(failure) => {
-                let LoadFailure { error, template } = *failure;
+                let LoadFailure {
+                    error, template, ..
+                } = *failure;
                 let heard = matches!(error, StrategyError::Comm(CommError::Ranks { .. }));
                 match heard {
                     true => (None, Some(template), Ok(()), Err(error)),
@@ -170,6 +176,7 @@ impl LoadBy for TwoStageLoad {
                 Err(Box::new(LoadFailure {
                     error: agreed.err().unwrap_or_else(lost),
                     template: template.unwrap_or_default(),
+                    decided,
                 }))
             }
         }

@@ -99,7 +99,7 @@ fn load(url: &str, way: &Way, templates: Vec<StateDict>) -> Loads {
                 false => Arc::new(group),
             };
             let settings = serde_json::to_value(&*way.settings).unwrap();
-            reshard::load(template, &url)
+            reshard::load(template, &*url)
                 .group(&*group)
                 .exchange_memory(EXCHANGE)
                 .copy_ahead(AHEAD)

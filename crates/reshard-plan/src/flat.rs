@@ -6,8 +6,48 @@
 use crate::{PlanError, Problem, Result, TensorRef};
 use reshard_model::{Dims, FlatView, Region, ShardedTensor};
 
-/// So many cells of one tensor may lie in chunks of several cells, which only tools write that know nothing of flattened tensors.
-const MAX_CELLS: u64 = 1 << 20;
+/// So many cells may one read meet in chunks of several cells. Only tools write such chunks that know nothing of flattened tensors.
+const MAX_CELLS: u64 = 1 << 16;
+
+/// The same for tiny cells, which have fewer elements than this: what a cell costs must be worth its elements.
+const MAX_TINY_CELLS: u64 = 1 << 10;
+const TINY: u64 = 16;
+
+/// So many numbers, one for each axis of each box, may all boxes of a plan have beyond [`FREE_NUMBERS`] for each chunk. They take
+/// some hundred megabytes. A small description could ask for any number of them.
+const MAX_NUMBERS: u64 = 1 << 22;
+
+/// So many numbers may the boxes of a chunk have that count as nothing: as many as a chunk of a few axes has.
+const FREE_NUMBERS: u64 = 64;
+
+/// What a plan has read of flattened tensors.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    /// Cells of the read at hand, in chunks of several cells.
+    cells: u64,
+    /// Numbers of boxes of the whole plan.
+    numbers: u64,
+}
+
+impl Taken {
+    /// Another read begins.
+    pub(crate) fn begin_read(&mut self) {
+        self.cells = 0;
+    }
+
+    /// Counts what a chunk gives: at most so many boxes.
+    fn add(&mut self, boxes: u64, axes: usize) -> std::result::Result<(), String> {
+        let numbers = boxes.saturating_mul(axes as u64);
+        let more = numbers.saturating_sub(FREE_NUMBERS);
+        self.numbers = self.numbers.saturating_add(more);
+        match self.numbers > MAX_NUMBERS {
+            true => Err(format!(
+                "so many cells and axes that the boxes of this plan have more than {MAX_NUMBERS} numbers; read fewer tensors or smaller regions at once"
+            )),
+            false => Ok(()),
+        }
+    }
+}
 
 /// The grid of a tensor that is stored flattened.
 #[derive(Debug)]
@@ -95,13 +135,16 @@ impl FlatGrid {
     ///
     /// # Errors
     /// [`PlanError::Unsupported`] if the chunk has parts of several cells, or so many cells that nobody has written them.
-    pub(crate) fn cells(&self, key: &str, chunk: &Region, wanted: &Region) -> Result<Vec<InCell>> {
-        let unsupported = |what: String| {
-            let what = format!("the stored chunk {chunk} of a flattened tensor has {what}");
-            Err(PlanError::Unsupported {
-                key: key.to_owned(),
-                what,
-            })
+    pub(crate) fn cells(
+        &self,
+        key: &str,
+        chunk: &Region,
+        wanted: &Region,
+        taken: &mut Taken,
+    ) -> Result<Vec<InCell>> {
+        let unsupported = |what: String| PlanError::Unsupported {
+            key: key.to_owned(),
+            what: format!("the stored chunk {chunk} of a flattened tensor has {what}"),
         };
         let axes = self.cell.len();
         let cut = |r: &Region| Region {
@@ -116,17 +159,34 @@ impl FlatGrid {
         // One cell is what Megatron Core writes. Whole cells, one after the other, are a tensor that is stacked along its first axis.
         let one = all.lengths.iter().all(|n| *n == 1);
         if !one && range != (0..self.elements) {
-            return unsupported("parts of several cells".into());
+            return Err(unsupported("parts of several cells".into()));
         }
         let count = met.volume().unwrap_or(u64::MAX);
-        if count > MAX_CELLS {
-            return unsupported(format!("{count} of its cells"));
+        if !one {
+            taken.cells = taken.cells.saturating_add(count);
+            let most = match self.elements < TINY {
+                true => MAX_TINY_CELLS,
+                false => MAX_CELLS,
+            };
+            if taken.cells > most {
+                return Err(unsupported(format!(
+                    "{count} of its cells in the region {wanted}, and a read may meet {most}; read smaller regions"
+                )));
+            }
         }
+        // A range of a row-major cell is so many boxes at most; a whole cell is one.
+        let boxes = match range == (0..self.elements) {
+            true => 1,
+            false => 2 * axes as u64 + 1,
+        };
+        taken
+            .add(count.saturating_mul(boxes), axes)
+            .map_err(unsupported)?;
         let mut shape = self.cell.clone();
         if let (false, Some(rows)) = (one, shape.first_mut()) {
             let stacked = all.volume().and_then(|n| n.checked_mul(*rows));
             let Some(stacked) = stacked else {
-                return unsupported("too many cells".into());
+                return Err(unsupported("too many cells".into()));
             };
             *rows = stacked;
         }

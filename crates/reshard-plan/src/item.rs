@@ -221,6 +221,15 @@ impl SavePlan {
         }
     }
 
+    /// The bytes of the elements that it writes. Objects count by their [`bytes_hint`](WriteKind::Object::bytes_hint).
+    pub fn bytes(&self) -> u64 {
+        let of = |item: &WriteItem| match &item.kind {
+            WriteKind::Tensor(tensor) => tensor.bytes(),
+            WriteKind::Object { bytes_hint } => *bytes_hint,
+        };
+        self.items.iter().map(of).fold(0, u64::saturating_add)
+    }
+
     /// With data for the format record.
     #[must_use]
     pub fn with_planner_data(self, data: PlannerData) -> Self {

@@ -63,7 +63,7 @@
 //!     for item in &planner.finish_plan(plan)?.items {
 //!         let (_, chunk) = files.iter().find(|(id, _)| *id == item.piece).ok_or("not stored")?;
 //!         // Its place in the column is `item.dest_region`; the items come in this order.
-//!         column.extend(chunk.narrow(&item.stored_region).to_vec::<f32>().ok_or("not float32")?);
+//!         column.extend(chunk.narrow(&item.stored_region).to_vec::<f32>()?);
 //!     }
 //!     assert_eq!(column, [rank as f32, 3.0 + rank as f32]);
 //! }
@@ -78,7 +78,6 @@
 
 #[cfg(doctest)]
 mod book;
-pub mod cast;
 mod error;
 mod exchange;
 mod flat;
@@ -94,9 +93,9 @@ mod paths;
 mod read;
 mod save;
 mod selection;
+mod shapes;
 mod strict;
 
-pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
 pub use exchange::{
     Demand, Exchange, ExchangeAlgo, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange,
@@ -114,3 +113,5 @@ pub use paths::paths_of_plan;
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
 pub use selection::Selection;
 pub use strict::{Elsewhere, StrictHandling, UnknownStrictness};
+
+pub use reshard_model::{Cast, cast};

@@ -120,7 +120,7 @@ pub enum Destination {
 ///         Ok(Destination::Scratch)
 ///     }
 ///     fn transform_tensor(&self, _: &ReadItem, elements: Tensor) -> Result<Tensor> {
-///         let numbers = elements.to_vec::<f32>().ok_or_else(|| PlanError::planner("not float32"))?;
+///         let numbers = elements.to_vec::<f32>()?;
 ///         let doubled = numbers.into_iter().map(|x| 2.0 * x).collect();
 ///         Ok(Tensor::from_vec(elements.shape(), doubled)?)
 ///     }

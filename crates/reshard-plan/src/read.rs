@@ -2,8 +2,11 @@
 
 use crate::{
     At, DefaultLoadPlanner, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError, Problem,
-    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, flat::FlatGrid,
-    index::Index, near::Near,
+    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef,
+    flat::{FlatGrid, InCell, Taken},
+    index::Index,
+    near::Near,
+    shapes::shapes_differ,
 };
 use reshard_model::{
     BoxFault, FlatStateDict, FlatView, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
@@ -23,6 +26,7 @@ pub(crate) fn plan(
         options,
         metadata,
         indices: BTreeMap::new(),
+        taken: Taken::default(),
         plan: LoadPlan::default(),
         problems: Vec::new(),
     };
@@ -114,6 +118,7 @@ struct Reader<'m> {
     options: &'m DefaultLoadPlanner,
     metadata: &'m Metadata,
     indices: BTreeMap<u32, Index<'m>>,
+    taken: Taken,
     plan: LoadPlan,
     problems: Vec<Problem>,
 }
@@ -245,6 +250,7 @@ impl<'m> Reader<'m> {
             Some(grid) => grid.stored(&there),
         };
         let mut parts = Vec::new();
+        self.taken.begin_read();
         for position in index.meet(&as_stored) {
             let chunk = stored.region(position);
             if let Some(problem) = out_of_bounds(stored, &chunk) {
@@ -253,7 +259,10 @@ impl<'m> Reader<'m> {
             }
             match grid {
                 None => parts.extend(Part::of_box(position, chunk, &there)),
-                Some(grid) => Part::of_cells(position, &chunk, &there, grid, &t.key, &mut parts)?,
+                Some(grid) => {
+                    let cells = grid.cells(&t.key, &chunk, &there, &mut self.taken)?;
+                    parts.extend(Part::of_cells(position, &chunk, &there, &cells));
+                }
             }
         }
         if let Some(problem) = incomplete(stored, &there, &parts) {
@@ -302,34 +311,30 @@ impl Part {
         })
     }
 
-    /// What a chunk that is a range of a flattened cell has of a region.
+    /// What a chunk that is a range of flattened cells has of a region.
     fn of_cells(
         position: u32,
         chunk: &Region,
         wanted: &Region,
-        grid: &FlatGrid,
-        key: &str,
-        out: &mut Vec<Self>,
-    ) -> Result<()> {
-        for at in grid.cells(key, chunk, wanted)? {
-            for range in at.cell.boxes(at.range.clone()) {
-                let Some(global) = range.intersect(wanted) else {
-                    continue;
-                };
-                let mut stored = global.within(&at.cell);
-                if let Some(first) = stored.offsets.first_mut() {
-                    *first += at.rows;
-                }
-                out.push(Self {
-                    position,
-                    chunk: chunk.clone(),
-                    global,
-                    stored,
-                    flat: Some(at.view.clone()),
-                });
+        cells: &[InCell],
+    ) -> impl Iterator<Item = Self> {
+        let boxes = cells
+            .iter()
+            .flat_map(|at| at.cell.boxes(at.range.clone()).map(move |b| (at, b)));
+        boxes.filter_map(move |(at, range)| {
+            let global = range.intersect(wanted)?;
+            let mut stored = global.within(&at.cell);
+            if let Some(first) = stored.offsets.first_mut() {
+                *first += at.rows;
             }
-        }
-        Ok(())
+            Some(Self {
+                position,
+                chunk: chunk.clone(),
+                global,
+                stored,
+                flat: Some(at.view.clone()),
+            })
+        })
     }
 }
 
@@ -387,36 +392,4 @@ fn split(wanted: &Region, whole: &Region) -> (Option<Region>, Vec<Region>) {
         rest.lengths[axis] = there.lengths[axis];
     }
     (Some(there), absent)
-}
-
-fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
-    let shape = stored.global_shape();
-    let mut other = format!("{} was asked for", t.global_shape);
-    if let Some(f) = &t.axis_fragmentations {
-        other += &format!(" in {f} fragments");
-    }
-    let axes: Vec<String> = (0..shape.len().min(t.global_shape.len()))
-        .filter(|a| shape[*a] != t.global_shape[*a])
-        .map(|a| a.to_string())
-        .collect();
-    if shape.len() != t.global_shape.len() {
-        other += "; the number of axes differs";
-    } else {
-        let (s, verb) = if axes.len() == 1 {
-            ("is", "differs")
-        } else {
-            ("es", "differ")
-        };
-        other += &format!("; ax{s} {} {verb}", axes.join(", "));
-    }
-    let chunks = stored.chunk_count();
-    let is = format!(
-        "{shape} in the checkpoint, in {chunks} chunk{}",
-        if chunks == 1 { "" } else { "s" }
-    );
-    Problem::Shape {
-        key: t.key.to_string(),
-        is,
-        other,
-    }
 }

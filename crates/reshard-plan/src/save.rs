@@ -95,7 +95,7 @@ pub enum WriteData {
 ///     }
 ///     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
 ///         Ok(match self.base().transform_object(item, data)? {
-///             WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(cast::tensor(&t, DType::Float16)?.into()),
+///             WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(t.cast(DType::Float16)?.into()),
 ///             other => other,
 ///         })
 ///     }
@@ -213,8 +213,8 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
 
     /// Called on the coordinator before the global plan, with what each rank declares of all its leaves, by rank: of replicas too, which
     /// no plan has. In a rank-local save each rank calls it with its own. It is called only if the planner
-    /// [`validates`](Self::validates). If the common strategy stores objects, it is called for these and for the tensors apart. Megatron
-    /// Core's planner calls [`validate_sharding_integrity`]. PyTorch's does not validate, because any replica is as good as another there.
+    /// [`validates`](Self::validates). If the common strategy stores objects, it is called for these alone, and then for both.
+    /// Megatron Core's planner calls [`validate_sharding_integrity`]. PyTorch's does not validate, because any replica is as good as another there.
     ///
     /// # Errors
     /// Any reason why the leaves make no checkpoint.

@@ -1,20 +1,28 @@
 //! The header of a file: which tensors it has, and where.
 
-use crate::{
-    dtype::Spelled,
-    json::{Fault, Unique, once},
-};
+use crate::{dtype::Spelled, fault::Fault};
+use reshard_strategy::UniqueMap;
 use serde::{
     Deserialize, Serialize,
     de::{Deserializer, Error, MapAccess, Visitor},
 };
 use std::{collections::BTreeMap, fmt, ops::Range};
 
+/// What the first tensor of a file that is written begins at a multiple of: a line of a processor's cache, since aligned memory is copied faster.
+/// The format asks for 8.
+const ALIGNED: usize = 64;
+
 /// Bytes before the header: its length.
 pub(crate) const LENGTH: u64 = 8;
 
 /// The longest header that the reference implementation reads, in bytes.
 pub(crate) const MOST: u64 = 100_000_000;
+
+/// The longest key, in bytes. Keys are held several times, and stand in messages.
+pub(crate) const LONGEST_KEY: usize = 1 << 16;
+
+/// The most bytes of all keys of a file together, for the same reason.
+const ALL_KEYS: usize = 1 << 25;
 
 /// The key of what is said of the whole file.
 pub(crate) const METADATA: &str = "__metadata__";
@@ -67,7 +75,10 @@ pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
     if text.first() != Some(&b'{') {
         return Err(Fault::at(LENGTH, "its header is no JSON object"));
     }
-    let raw: Raw = serde_json::from_slice(text).map_err(|e| Fault::parser(&e, LENGTH))?;
+    let raw: Raw = serde_json::from_slice(text).map_err(|e| Fault {
+        what: format!("its header can't be parsed: {e}"),
+        ..Fault::parser(&e, LENGTH)
+    })?;
     let start = LENGTH + text.len() as u64;
     let mut entries = Vec::with_capacity(raw.tensors.len());
     for (key, info) in raw.tensors {
@@ -103,6 +114,18 @@ pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
     Ok(Header {
         metadata: raw.metadata,
         entries,
+    })
+}
+
+/// What is wrong with a key that is too long.
+fn too_long(key: &str) -> Option<String> {
+    let start = || key.chars().take(100).collect::<String>();
+    let len = key.len();
+    (len > LONGEST_KEY).then(|| {
+        format!(
+            "the key {:?}… has {len} bytes, and at most {LONGEST_KEY} are allowed",
+            start()
+        )
     })
 }
 
@@ -167,24 +190,34 @@ impl<'de> Deserialize<'de> for Raw {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Raw, A::Error> {
-                let (mut metadata, mut tensors) = (None, BTreeMap::new());
+                let (mut metadata, mut tensors) = (None, UniqueMap::default());
+                let mut bytes = 0usize;
                 while let Some(key) = from.next_key::<Box<str>>()? {
                     if &*key == METADATA {
-                        let all: Unique<String> = from.next_value()?;
+                        let all: UniqueMap<String> = from.next_value()?;
                         if metadata.replace(all.0).is_some() {
                             return Err(A::Error::custom("the key \"__metadata__\" comes twice"));
                         }
                         continue;
                     }
-                    once(&tensors, &key)?;
+                    if let Some(what) = too_long(&key) {
+                        return Err(A::Error::custom(what));
+                    }
+                    bytes += key.len();
+                    if bytes > ALL_KEYS {
+                        return Err(A::Error::custom(format_args!(
+                            "its keys have more than {ALL_KEYS} bytes together"
+                        )));
+                    }
+                    tensors.expect_new(&key)?;
                     let info = from
                         .next_value::<Info>()
                         .map_err(|e| A::Error::custom(format_args!("{key:?}: {e}")))?;
-                    tensors.insert(key, info);
+                    tensors.0.insert(key, info);
                 }
                 Ok(Raw {
                     metadata: metadata.unwrap_or_default(),
-                    tensors,
+                    tensors: tensors.0,
                 })
             }
         }
@@ -202,10 +235,10 @@ pub(crate) struct NewEntry {
     pub(crate) bytes: u64,
 }
 
-/// The bytes of a file up to its first tensor. The tensors follow each other in this order, and the first one begins at a multiple of 8.
+/// The bytes of a file up to its first tensor. The tensors follow each other in this order, and the first one begins at a multiple of 64.
 ///
 /// # Errors
-/// It is longer than readers allow.
+/// It is longer than readers allow, or a key is.
 pub(crate) fn text(
     metadata: &BTreeMap<&str, String>,
     entries: &[NewEntry],
@@ -222,6 +255,9 @@ pub(crate) fn text(
     serde_json::to_writer(&mut out, metadata).map_err(unwritable)?;
     let mut at = 0u64;
     for entry in entries {
+        if let Some(what) = too_long(&entry.key) {
+            return Err(Fault::new(what));
+        }
         let end = at.checked_add(entry.bytes);
         let end = end.ok_or_else(|| Fault::new("a file of more than 2⁶⁴ bytes"))?;
         out.push(b',');
@@ -236,7 +272,7 @@ pub(crate) fn text(
         at = end;
     }
     out.push(b'}');
-    while !out.len().is_multiple_of(8) {
+    while !out.len().is_multiple_of(ALIGNED) {
         out.push(b' ');
     }
     let length = out.len() as u64 - LENGTH;

@@ -1,10 +1,14 @@
 //! The index of a model in several files, as `transformers` writes it.
 
-use crate::json::{Fault, Unique};
+use crate::fault::Fault;
 use bytes::Bytes;
 use reshard_storage::Name;
+use reshard_strategy::UniqueMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// So many files can an index name. Each is opened.
+const FILES: usize = 1 << 16;
 
 /// Which file has which tensor.
 #[derive(Debug, Default)]
@@ -16,9 +20,10 @@ pub(crate) struct Index {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Raw<'i> {
     #[serde(borrow)]
-    weight_map: Unique<std::borrow::Cow<'i, str>>,
+    weight_map: UniqueMap<std::borrow::Cow<'i, str>>,
 }
 
 impl Index {
@@ -30,6 +35,9 @@ impl Index {
             if !names.contains_key(&**file) {
                 Name::new(&**file).map_err(|e| Fault::new(format!("the file of {key}: {e}")))?;
                 names.insert(file, 0);
+                if names.len() > FILES {
+                    return Err(Fault::new(format!("it names more than {FILES} files")));
+                }
             }
         }
         let mut files = Vec::with_capacity(names.len());
@@ -106,5 +114,10 @@ mod tests {
         assert!(twice.contains("\"w\" comes twice"), "{twice}");
         assert!(wrong("[]").contains("invalid length 0") && wrong("{}").contains("weight_map"));
         assert!(wrong(r#"{"weight_map":{"w":7}}"#).contains("invalid type"));
+        let all: Vec<String> = (0..=FILES)
+            .map(|n| format!(r#""{n}":"{n}.safetensors""#))
+            .collect();
+        let many = wrong(&format!(r#"{{"weight_map":{{{}}}}}"#, all.join(",")));
+        assert_eq!(many, "it names more than 65536 files");
     }
 }

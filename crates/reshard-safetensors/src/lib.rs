@@ -13,9 +13,9 @@
 
 mod config;
 mod dtype;
+mod fault;
 mod header;
 mod index;
-mod json;
 mod names;
 mod open;
 mod place;

@@ -1,5 +1,7 @@
 //! The names of files.
 
+use reshard_storage::Name;
+
 /// Name of the backend.
 pub const NAME: &str = "safetensors";
 
@@ -64,6 +66,12 @@ pub(crate) fn of_several(stem: &str) -> Option<(&str, u64, u64)> {
     let (model, n) = rest.rsplit_once('-')?;
     let (n, count) = (number(n)?, number(count)?);
     (1..=count).contains(&n).then_some((model, n, count))
+}
+
+/// The folder in which a file lies.
+pub(crate) fn folder_of(file: &Name) -> Option<Name> {
+    let (folder, _) = file.as_str().rsplit_once('/')?;
+    Name::new(folder).ok()
 }
 
 /// The last part of a URL.

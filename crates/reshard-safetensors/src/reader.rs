@@ -10,9 +10,9 @@ use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Crc32Check, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport, torch::TorchObjects,
+    BackendVersion, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -39,7 +39,7 @@ pub(crate) struct Object {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     kind: ErrorKind,
-    what: String,
+    pub(crate) what: String,
     file: Option<Name>,
     offset: Option<u64>,
 }
@@ -253,8 +253,20 @@ impl StorageReader for SafetensorsReader {
         objects::read(self, reads, cx.verify).await
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        verify::verify(self, full, progress).await
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
+        let sum = |id: &ChunkId| {
+            let crc = self.chunks.get(id.0 as usize)?.crc?;
+            Some(ElementChecksum::Crc32(crc))
+        };
+        Ok(chunks.iter().map(sum).collect())
+    }
+
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
 }
 

@@ -51,7 +51,8 @@ impl SaveShardedStrategy for SafetensorsSave {
                 true => &[Dialect::Dcp, Dialect::TensorsOnly],
                 false => &[Dialect::TensorsOnly, Dialect::Dcp],
             })
-            .with_objects(|place, _| place == PlaceKind::Folder);
+            .with_objects(|place, _| place == PlaceKind::Folder)
+            .with_folder(self.0.takes_folder());
         if !self.0.types_as_bytes {
             can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
         }

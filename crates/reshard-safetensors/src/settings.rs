@@ -43,6 +43,12 @@ impl Default for SafetensorsConfig {
 }
 
 impl SafetensorsConfig {
+    /// Whether the index names all files, so that these may lie in a folder. Files of ranks have no index, and it does not name the file of
+    /// objects.
+    pub(crate) fn takes_folder(&self) -> bool {
+        !self.sharded && !self.keep_objects
+    }
+
     /// Sets how many bytes of tensors go into a file.
     #[must_use]
     pub fn with_max_shard_size(self, bytes: u64) -> Self {
@@ -82,5 +88,18 @@ impl SafetensorsConfig {
             keep_objects,
             ..self
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_at_most_5_gb_unless_somebody_asks_for_another_size() {
+        let default = SafetensorsConfig::default();
+        assert_eq!(default.max_shard_size, ByteSize(5_000_000_000));
+        let of_nothing: SafetensorsConfig = serde_json::from_str("{}").unwrap();
+        assert_eq!(of_nothing, default);
     }
 }

@@ -14,8 +14,8 @@ use file::NewFile;
 use reshard_model::ObjectCodec;
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriterHooks,
+    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriterHooks,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
@@ -60,6 +60,11 @@ impl StorageWriter for SafetensorsWriter {
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         let codec = || -> Arc<dyn ObjectCodec> { Arc::new(TorchSave::default()) };
         self.settings.keep_objects.then(codec)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let folder = self.file.is_none() && self.settings.takes_folder();
+        Capabilities::default().with_folder(folder)
     }
 
     fn takes_policy(&self) -> bool {

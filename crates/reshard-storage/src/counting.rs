@@ -1,6 +1,6 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind,
-    Progress, RecordRead, Recovery, Result, Store, Traffic, Transaction, Written,
+    Progress, RecordRead, Recovery, Result, Store, Tags, Traffic, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,6 +23,10 @@ pub struct Counts {
     pub ranges: u64,
     /// The bytes that were read for these ranges, including short gaps between ranges that were read together.
     pub range_bytes: u64,
+    /// The number of requests of a store that needs one for each `read`, `read_all`, `head` and `list`.
+    pub requests: u64,
+    /// The calls of `list` among them.
+    pub lists: u64,
     /// The number of files written, including commit records.
     pub files: u64,
     /// The bytes of these files.
@@ -80,6 +84,10 @@ impl Store for CountingStore {
         self.inner.url()
     }
 
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
     fn hints(&self) -> Hints {
         self.inner.hints()
     }
@@ -90,8 +98,22 @@ impl Store for CountingStore {
             c.opened.insert(name.clone());
             c.ranges += 1;
             c.range_bytes += bytes.len() as u64;
+            c.requests += 1;
         });
         Ok(bytes)
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        self.count(|c| c.requests += 1);
+        let found = self.inner.read_all(name, max).await?;
+        if let Some(bytes) = &found {
+            self.count(|c| {
+                c.opened.insert(name.clone());
+                c.ranges += 1;
+                c.range_bytes += bytes.len() as u64;
+            });
+        }
+        Ok(found)
     }
 
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
@@ -101,6 +123,7 @@ impl Store for CountingStore {
             c.opened.extend(opened);
             c.ranges += all.len() as u64;
             c.range_bytes += stats.bytes + stats.beside;
+            c.requests += stats.requests;
         });
         Ok((all, stats))
     }
@@ -111,15 +134,21 @@ impl Store for CountingStore {
         self.count(|c| {
             c.opened.extend(opened);
             c.records = [c.records, stats].into_iter().sum();
+            c.requests += stats.requests;
         });
         Ok(stats)
     }
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.count(|c| {
+            c.requests += 1;
+            c.lists += 1;
+        });
         self.inner.list(below, depth).await
     }
 
     async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.count(|c| c.requests += 1);
         self.inner.head(name).await
     }
 
@@ -162,6 +191,11 @@ impl Store for CountingStore {
                 counts: Arc::clone(&self.counts),
             }) as _
         })
+    }
+
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        self.count(|c| c.requests += 1);
+        self.inner.tags(name).await
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {
@@ -215,6 +249,10 @@ impl Transaction for CountingTransaction {
 
     fn place(&self) -> Option<String> {
         self.inner.place()
+    }
+
+    fn folder(&self) -> Option<Name> {
+        self.inner.folder()
     }
 
     async fn commit(

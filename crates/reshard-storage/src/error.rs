@@ -1,6 +1,6 @@
 use crate::{Length, Name};
 use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
-use std::{io, ops::Range, path::PathBuf};
+use std::{fmt, io, ops::Range, path::PathBuf};
 
 /// The errors of stores and transactions.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +54,16 @@ pub enum StorageError {
         range: Range<u64>,
         /// How long it is.
         size: u64,
+    },
+    /// A file is longer than the caller can use.
+    #[error("{path} has {size} bytes, and at most {max} are read")]
+    Longer {
+        /// The file.
+        path: String,
+        /// How long it is.
+        size: u64,
+        /// How long it may be.
+        max: u64,
     },
     /// Something else lies where a file should be.
     #[error("{path} is not a file: {what}")]
@@ -213,6 +223,21 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
+    /// A service in the network refused, or did not answer.
+    #[error("could not {action} {url}: {fault}. {hint} ({source})")]
+    Service {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        url: String,
+        /// What is wrong.
+        fault: ServiceFault,
+        /// What to do: which setting is wrong, or how often it was tried.
+        hint: String,
+        /// What the client of the service said.
+        #[source]
+        source: BoxError,
+    },
     /// No store that is linked into this program has the scheme of a URL.
     #[error("no store is linked for `{scheme}` (of {url}); linked: {linked}. {hint}")]
     UnknownScheme {
@@ -251,6 +276,58 @@ pub enum StorageError {
     },
 }
 
+/// Why a service in the network did not do what it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServiceFault {
+    /// The credentials are valid, but don't allow it.
+    Denied,
+    /// The credentials were valid once.
+    Expired,
+    /// There are no credentials, or the service does not accept them.
+    Unauthenticated,
+    /// The bucket or container does not exist.
+    NoBucket,
+    /// The bucket is in another region than the one that was asked.
+    WrongRegion,
+    /// The service asks for fewer requests.
+    Throttled,
+    /// No connection, or no answer in time.
+    Unreachable,
+    /// The service failed, or its answer makes no sense.
+    Failed,
+}
+
+impl fmt::Display for ServiceFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Denied => "access is denied",
+            Self::Expired => "the credentials have expired",
+            Self::Unauthenticated => "there are no valid credentials",
+            Self::NoBucket => "there is no such bucket",
+            Self::WrongRegion => "the bucket is in another region",
+            Self::Throttled => "the service asks for fewer requests",
+            Self::Unreachable => "the service can't be reached",
+            Self::Failed => "the service failed",
+        })
+    }
+}
+
+impl ServiceFault {
+    /// What the caller can do.
+    fn kind(self) -> ErrorKind {
+        match self {
+            // The settings must change first. A bucket that does not exist is no missing file.
+            Self::Denied
+            | Self::Expired
+            | Self::Unauthenticated
+            | Self::NoBucket
+            | Self::WrongRegion => ErrorKind::Invalid,
+            Self::Throttled | Self::Unreachable | Self::Failed => ErrorKind::Unavailable,
+        }
+    }
+}
+
 fn gave(want: Length, got: u64) -> String {
     if got > want.at_most() {
         format!("more (at least {got})")
@@ -274,7 +351,7 @@ impl StorageError {
             | Self::Record { .. }
             | Self::LinkedDirectory { .. }
             | Self::NoFile { .. } => ErrorKind::Corrupt,
-            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } | Self::Longer { .. } => ErrorKind::Unsupported,
             Self::Source { source, .. } => source
                 .get_ref()
                 .map_or(ErrorKind::Unavailable, |e| SourceError::kind_of(e)),
@@ -285,6 +362,7 @@ impl StorageError {
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }
             | Self::NotCarried { .. } => ErrorKind::Unavailable,
+            Self::Service { fault, .. } => fault.kind(),
             Self::Region { source, .. } => source.kind(),
             Self::ExtentLength { .. }
             | Self::Internal { .. }

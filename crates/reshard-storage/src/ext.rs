@@ -1,5 +1,6 @@
-use crate::{Depth, Entry, Leftover, Listing, Name, Result, Store};
-use std::time::SystemTime;
+use crate::{Depth, Entry, Leftover, Listing, Name, Result, StorageError, Store, UnfinishedUpload};
+use futures_util::{StreamExt as _, TryStreamExt as _, future::ready, stream};
+use std::{collections::BTreeSet, time::SystemTime};
 
 /// Functions that work with every [`Store`].
 pub trait StoreExt: Store {
@@ -8,9 +9,52 @@ pub trait StoreExt: Store {
         async { Ok(self.list(None, Depth::All).await?.files) }
     }
 
+    /// All files. If nobody can list the place, those of these names that are there.
+    fn files_or(
+        &self,
+        names: impl FnOnce() -> BTreeSet<Name> + Send,
+    ) -> impl Future<Output = Result<Vec<Entry>>> + Send {
+        async move {
+            match self.files().await {
+                Err(StorageError::Unsupported { .. }) => self.present(names()).await,
+                listed => listed,
+            }
+        }
+    }
+
+    /// Those of these files that are there, in the order of their names. They are asked for one by one, several at a time.
+    fn present(&self, names: BTreeSet<Name>) -> impl Future<Output = Result<Vec<Entry>>> + Send {
+        async move {
+            let heads = stream::iter(names).map(|name| async move {
+                let bytes = self.len(&name).await?;
+                Ok(bytes.map(|bytes| Entry { name, bytes }))
+            });
+            let found = heads.buffered(self.hints().concurrency.max(1));
+            found
+                .try_filter_map(|file| ready(Ok(file)))
+                .try_collect()
+                .await
+        }
+    }
+
     /// The files and folders directly in the place. Use it if the place may contain anything.
     fn top(&self) -> impl Future<Output = Result<Listing>> + Send {
         self.list(None, Depth::One)
+    }
+
+    /// The files and folders directly in the place. If nobody can list it, those of these files that are there.
+    fn top_or(
+        &self,
+        names: impl FnOnce() -> BTreeSet<Name> + Send,
+    ) -> impl Future<Output = Result<Listing>> + Send {
+        async move {
+            match self.top().await {
+                Err(StorageError::Unsupported { .. }) => {
+                    Ok(Listing::of(self.present(names()).await?))
+                }
+                listed => listed,
+            }
+        }
     }
 
     /// The length of a file; `None` if there is no such file.
@@ -43,6 +87,26 @@ pub trait StoreExt: Store {
         async move {
             match self.recovery() {
                 Some(recovery) => recovery.remove_leftover(left).await,
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// [`Recovery::unfinished_uploads`](crate::Recovery::unfinished_uploads). Empty if the store has no `Recovery`.
+    fn unfinished_uploads(&self) -> impl Future<Output = Result<Vec<UnfinishedUpload>>> + Send {
+        async {
+            match self.recovery() {
+                Some(recovery) => recovery.unfinished_uploads().await,
+                None => Ok(Vec::new()),
+            }
+        }
+    }
+
+    /// [`Recovery::abort_upload`](crate::Recovery::abort_upload), if the store has a `Recovery`.
+    fn abort_upload(&self, upload: &UnfinishedUpload) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            match self.recovery() {
+                Some(recovery) => recovery.abort_upload(upload).await,
                 None => Ok(()),
             }
         }

@@ -13,9 +13,12 @@ pub(crate) fn hit(_step: &str) {}
 
 #[cfg(feature = "testkit")]
 mod armed {
-    use std::sync::LazyLock;
+    use std::sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    };
 
-    /// The environment variable that names the step.
+    /// The environment variable that names the step. A number behind it says which time the step is met: `commit.removing 3`.
     pub const VARIABLE: &str = "RESHARD_CRASH_AT";
 
     /// All steps, in the order in which a save meets them.
@@ -32,6 +35,7 @@ mod armed {
         "commit.renamed",
         "commit.parent_synced",
         "commit.carried",
+        "commit.removing",
         "commit.old_removed",
     ];
 
@@ -40,14 +44,24 @@ mod armed {
         "commit.ready",
         "commit.exchanged",
         "commit.carried",
+        "commit.removing",
         "commit.old_removed",
     ];
 
     /// Dies here if the environment says so.
     pub fn hit(step: &str) {
-        static AT: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
+        static AT: LazyLock<Option<(String, usize)>> = LazyLock::new(|| {
+            let at = std::env::var(VARIABLE).ok()?;
+            match at.split_once(' ') {
+                None => Some((at, 1)),
+                Some((step, nth)) => Some((step.to_owned(), nth.parse().ok()?)),
+            }
+        });
+        static MET: AtomicUsize = AtomicUsize::new(0);
         debug_assert!(STEPS.contains(&step), "{step} is not in STEPS");
-        if AT.as_deref() == Some(step) {
+        if let Some((_, nth)) = AT.as_ref().filter(|(at, _)| at == step)
+            && MET.fetch_add(1, Ordering::Relaxed) + 1 == *nth
+        {
             die();
         }
     }

@@ -7,7 +7,8 @@
 //! - [`Transaction`]: a new version of a place that nobody can see yet. [`Transaction::commit`] is the one atomic step.
 //! - [`LocalStore`] (feature `local`, on by default): local directories, with positional vectored I/O on its own threads, so any executor works.
 //! - [`Stores`]: finds the store for a URL by its scheme. [`OpenStore`] passes in clients, credentials and runtimes.
-//! - [`CountingStore`]: counts what is read and written through it.
+//! - [`CountingStore`]: counts what is read and written through it. [`ThrottledStore`]: limits how many bytes move in a second.
+//! - [`read_through`]: a cache on a local disk for places that are far away.
 //!
 //! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
 
@@ -15,7 +16,10 @@
 pub mod action_log;
 #[cfg(all(feature = "local", not(feature = "testkit")))]
 mod action_log;
+mod attempt;
+mod bandwidth;
 mod body;
+mod cached;
 mod counting;
 mod error;
 mod ext;
@@ -25,6 +29,7 @@ pub mod failpoint;
 mod failpoint;
 #[cfg(feature = "local")]
 mod local;
+mod mark;
 mod name;
 mod part;
 #[cfg_attr(
@@ -41,27 +46,37 @@ mod recovery;
 mod run;
 mod store;
 mod stores;
+mod tags;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod throttled;
 mod traffic;
 mod wait;
 
+pub use attempt::is_attempt;
+pub use bandwidth::{Bandwidth, Clock};
 pub use body::{
     Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,
 };
+pub use cached::{CachedStore, DiskCache, read_through};
 pub use counting::{CountingStore, Counts};
-pub use error::{Result, StorageError};
+pub use error::{Result, ServiceFault, StorageError};
 pub use ext::StoreExt;
 #[cfg(feature = "local")]
 pub use local::LocalStore;
 pub use name::Name;
-pub use part::{PartStore, PlaceKind};
-pub use pool::work_here;
-pub use record_read::{Checksum, Part, RecordRead};
-pub use recovery::{Leftover, Recovery};
+pub use part::{PartStore, PartWriter, PlaceKind};
+pub use pool::{work_here, works_here};
+pub use record_read::{
+    Checksum, Part, RecordRead,
+    reads::{ReadPieces, TakePiece, joined_reads, read_pieces_into},
+};
+pub use recovery::{Leftover, Recovery, UnfinishedUpload};
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};
+pub use tags::{Among, Tagged, Tags};
+pub use throttled::ThrottledStore;
 pub use traffic::Traffic;
 pub use wait::wait;
 

@@ -23,7 +23,6 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
-use part::LocalPart;
 use root::Root;
 use std::{fs::File, ops::Range, path::Path, sync::Arc};
 use transaction::LocalTransaction;
@@ -120,7 +119,9 @@ impl Store for LocalStore {
                 range.start, range.end
             )));
         }
-        pool::run_one(move || Input::open(&root, &name)?.read_bytes(&range)).await
+        let is_short = range.end - range.start <= read::SHORT;
+        let task = move || Input::open(&root, &name)?.read_bytes(&range);
+        pool::run_one_if_long(is_short, task).await
     }
 
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
@@ -133,12 +134,13 @@ impl Store for LocalStore {
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let (root, below) = (self.root.clone(), below.cloned());
-        pool::run_one(move || root.list(below.as_ref(), depth)).await
+        let is_short = depth == Depth::One;
+        pool::run_one_if_long(is_short, move || root.list(below.as_ref(), depth)).await
     }
 
     async fn head(&self, name: &Name) -> Result<Option<Head>> {
         let (root, name) = (self.root.clone(), name.clone());
-        pool::run_one(move || root.head(&name)).await
+        pool::run_one_if_long(true, move || root.head(&name)).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
@@ -148,7 +150,7 @@ impl Store for LocalStore {
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let root = self.root.clone();
-        let held = pool::run_one(move || root.hold()).await?;
+        let held = pool::run_one_if_long(true, move || root.hold()).await?;
         Ok(held.map(|root| {
             Arc::new(Self {
                 root,
@@ -173,13 +175,13 @@ impl Store for LocalStore {
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
         match kind {
             PlaceKind::Folder => Some(Arc::new(self.clone())),
-            _ => LocalPart::new(self.path(), kind).map(|part| Arc::new(part) as _),
+            _ => part::place(self.path(), kind).map(|part| Arc::new(part) as _),
         }
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {
         let (root, name) = (self.root.clone(), name.clone());
-        pool::run_one(move || root.open_file(&name).map(Some)).await
+        pool::run_one_if_long(true, move || root.open_file(&name).map(Some)).await
     }
 
     async fn links(&self) -> Result<Vec<Link>> {

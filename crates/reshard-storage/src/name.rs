@@ -32,6 +32,13 @@ impl Name {
         }
     }
 
+    /// The name of a file in the folder of this name.
+    #[must_use]
+    pub fn join(&self, file: &Self) -> Self {
+        // The parts are checked, so the whole is a name, too.
+        Self(format!("{self}/{file}").into())
+    }
+
     /// The name as it is.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,10 +1,10 @@
 use crate::{
-    Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead, Result,
-    StorageError, Store, Traffic, Transaction,
+    Among, Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead,
+    Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{fs::File, ops::Range, sync::Arc};
+use std::{fmt, fs::File, ops::Range, sync::Arc};
 
 /// Which part of a folder a place is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,15 +20,52 @@ pub enum PlaceKind {
     Prefix,
 }
 
-/// A part of a folder as a place of its own, for reading. Stores with such places use it.
+/// What a store adds to a [`PartStore`] that it can write. The methods are those of [`Store`] and [`Store::recovery`].
+#[async_trait]
+pub trait PartWriter: fmt::Debug + Send + Sync {
+    /// As [`Store::begin`].
+    ///
+    /// # Errors
+    /// As there.
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
+
+    /// As [`Store::join`].
+    ///
+    /// # Errors
+    /// As there.
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>>;
+
+    /// As [`Store::pinned`], of the part that it writes.
+    ///
+    /// # Errors
+    /// As there.
+    async fn pinned(&self, _part: &PartStore) -> Result<Option<PartStore>> {
+        // A folder that is held has other files when one of them is replaced.
+        Ok(None)
+    }
+
+    /// As [`Store::resolved`], of the part that it writes.
+    ///
+    /// # Errors
+    /// As there.
+    async fn resolved(&self, _part: &PartStore) -> Result<Option<PartStore>> {
+        Ok(None)
+    }
+
+    /// As [`Store::recovery`].
+    fn recovery(&self) -> Option<&dyn Recovery>;
+}
+
+/// A part of a folder as a place of its own. Stores with such places use it.
 ///
-/// You can't write through it. A store that can write a part wraps it, and implements its own [`begin`](Store::begin).
+/// You can write through it if its store has given it a [`PartWriter`].
 #[derive(Clone, Debug)]
 pub struct PartStore {
     url: String,
     folder: Arc<dyn Store>,
     /// One file, or what names begin with.
     part: Result<Name, Box<str>>,
+    writer: Option<Arc<dyn PartWriter>>,
 }
 
 impl PartStore {
@@ -38,6 +75,7 @@ impl PartStore {
             url: url.into(),
             folder,
             part: Ok(name),
+            writer: None,
         }
     }
 
@@ -51,6 +89,16 @@ impl PartStore {
             url: url.into(),
             folder,
             part: Err(prefix.into()),
+            writer: None,
+        }
+    }
+
+    /// The same part, which can be written by this.
+    #[must_use]
+    pub fn with_writer(self, writer: impl PartWriter + 'static) -> Self {
+        Self {
+            writer: Some(Arc::new(writer)),
+            ..self
         }
     }
 
@@ -97,9 +145,15 @@ impl PartStore {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for PartStore {
     fn url(&self) -> String {
         self.url.clone()
+    }
+
+    fn identity(&self) -> String {
+        let kind = self.kind();
+        format!("{kind:?} {} in {}", self.url, self.folder.identity())
     }
 
     fn hints(&self) -> Hints {
@@ -108,6 +162,13 @@ impl Store for PartStore {
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         self.folder.read(&self.there(name)?, range).await
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        match self.outer(name) {
+            Some(name) => self.folder.read_all(&name, max).await,
+            None => Ok(None),
+        }
     }
 
     async fn read_ranges(
@@ -165,8 +226,41 @@ impl Store for PartStore {
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        // A folder that is held has other files when one of them is replaced.
-        Ok(None)
+        let pinned = match &self.writer {
+            Some(writer) => writer.pinned(self).await?,
+            None => None,
+        };
+        Ok(pinned.map(|part| Arc::new(part) as _))
+    }
+
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        let resolved = match &self.writer {
+            Some(writer) => writer.resolved(self).await?,
+            None => None,
+        };
+        Ok(resolved.map(|part| Arc::new(part) as _))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        let is_mine = self.writer.is_some() && kind == self.kind();
+        is_mine.then(|| Arc::new(self.clone()) as _)
+    }
+
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        let Some(outer) = self.outer(name) else {
+            return Ok(Some(Tags::new(Vec::new(), Among::File)));
+        };
+        let Some(tags) = self.folder.tags(&outer).await? else {
+            return Ok(None);
+        };
+        let named = |t: Tagged| {
+            Some(Tagged {
+                name: self.inner(&t.name)?,
+                ..t
+            })
+        };
+        let files = tags.files.into_iter().filter_map(named).collect();
+        Ok(Some(Tags::new(files, tags.among)))
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {
@@ -185,21 +279,34 @@ impl Store for PartStore {
             .collect())
     }
 
-    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        Err(StorageError::NotJoined {
-            path: self.url(),
-            attempt: attempt.to_owned(),
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        match &self.writer {
+            Some(writer) => writer.join(attempt, place).await,
+            None => Err(StorageError::NotJoined {
+                path: self.url(),
+                attempt: attempt.to_owned(),
+            }),
+        }
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        if let Some(writer) = &self.writer {
+            return writer.begin(attempt, if_exists).await;
+        }
+        Err(StorageError::Unsupported {
+            what: format!("writing a checkpoint at {}", self.url),
+            why: match self.kind() {
+                PlaceKind::Prefix => {
+                    "its store does not write files with a common prefix; save to a local directory, or into a folder, as with the setting \
+                     in_folder of tensor_bundle"
+                }
+                _ => "its store does not write a single file; save to a folder",
+            }
+            .into(),
         })
     }
 
-    async fn begin(&self, _: &str, _: IfExists) -> Result<Arc<dyn Transaction>> {
-        let what = match self.kind() {
-            PlaceKind::Prefix => "files with a common prefix",
-            _ => "a single file",
-        };
-        Err(StorageError::Unsupported {
-            what: format!("writing a checkpoint at {}", self.url),
-            why: format!("its store does not write {what}; save to a directory"),
-        })
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        self.writer.as_ref()?.recovery()
     }
 }

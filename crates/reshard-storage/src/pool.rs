@@ -1,6 +1,6 @@
 //! The I/O threads of the process: std threads that any executor can await.
 
-use crate::{Result, StorageError};
+use crate::{Result, StorageError, mark::Mark, wait::waits_here};
 use futures_channel::oneshot;
 use std::{
     any::Any,
@@ -69,15 +69,14 @@ pub(crate) fn width() -> usize {
 /// assert_ne!(wait(run_blocking([|| std::thread::current().id()])).unwrap(), [here]);
 /// ```
 pub fn work_here<T>(f: impl FnOnce() -> T) -> T {
-    /// Also after a panic the thread is what it was.
-    struct Back(bool);
-    impl Drop for Back {
-        fn drop(&mut self) {
-            IN_POOL.set(self.0);
-        }
-    }
-    let _back = Back(IN_POOL.replace(true));
+    let _mark = Mark::set(&IN_POOL);
     f()
+}
+
+/// Whether the work of [`run_blocking`](crate::run_blocking) runs on this thread itself: in [`work_here`], and on the I/O threads. A
+/// store whose futures wait for more than that work must then hold nothing that others need while the work runs.
+pub fn works_here() -> bool {
+    IN_POOL.get() || POOL.threads == 0
 }
 
 /// Whether some main job waits for a thread.
@@ -247,6 +246,15 @@ impl<T> Drop for CallOff<T> {
 pub(crate) async fn run<T: Send + 'static>(
     first: impl FnOnce(&Arc<Batch<T>>) -> Result<T> + Send + 'static,
 ) -> Result<Vec<T>> {
+    run_if_long(false, first).await
+}
+
+/// The same. If all tasks together are short, a thread that waits for them runs them itself: to wake another one, and to be woken by it, would
+/// take longer.
+pub(crate) async fn run_if_long<T: Send + 'static>(
+    is_short: bool,
+    first: impl FnOnce(&Arc<Batch<T>>) -> Result<T> + Send + 'static,
+) -> Result<Vec<T>> {
     let (notify, ended) = oneshot::channel();
     let state = State {
         started: 0,
@@ -256,7 +264,7 @@ pub(crate) async fn run<T: Send + 'static>(
         notify: Some(notify),
     };
     // When no thread could be started: better slow than stuck.
-    let inline = IN_POOL.get() || POOL.threads == 0;
+    let inline = works_here() || (is_short && waits_here());
     let batch = Arc::new(Batch {
         stop: AtomicBool::new(false),
         inline,
@@ -282,7 +290,15 @@ pub(crate) async fn run<T: Send + 'static>(
 pub(crate) async fn run_one<T: Send + 'static>(
     task: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let mut all = run(move |_| task()).await?;
+    run_one_if_long(false, task).await
+}
+
+/// Runs one task, which may be short, as [`run_if_long`] does it.
+pub(crate) async fn run_one_if_long<T: Send + 'static>(
+    is_short: bool,
+    task: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let mut all = run_if_long(is_short, move |_| task()).await?;
     all.pop().ok_or_else(|| StorageError::Panicked {
         message: "a task ended without an outcome".into(),
     })
@@ -329,6 +345,18 @@ mod tests {
             Ok(0)
         }));
         assert_eq!(rounds.unwrap().len(), 4 * width() + 1);
+    }
+
+    #[test]
+    fn short_work_runs_on_the_thread_that_waits_for_it() {
+        let here = thread::current().id();
+        let ran = |is_short| run_one_if_long(is_short, || Ok(thread::current().id()));
+        assert_eq!(block_on(ran(true)).unwrap(), here);
+        assert_ne!(block_on(ran(false)).unwrap(), here);
+        // Another executor may have more to do on its thread.
+        assert_ne!(futures_executor::block_on(ran(true)).unwrap(), here);
+        let panics = run_one_if_long(true, || -> Result<()> { panic!("oh") });
+        assert!(block_on(panics).unwrap_err().to_string().ends_with("oh"));
     }
 
     #[test]

@@ -51,6 +51,37 @@ impl Leftover {
     }
 }
 
+/// An upload of a file that was begun and not finished. Services keep what has arrived of it, and no listing of files shows that.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct UnfinishedUpload {
+    /// The file that it would have become.
+    pub name: Name,
+    /// Tells it from other uploads of this file.
+    pub id: String,
+    /// The file as a URL.
+    pub path: String,
+    /// When it was begun; `None` when the store can't tell.
+    pub began: Option<SystemTime>,
+}
+
+impl UnfinishedUpload {
+    /// An upload of the file `name`, which lies at `path`.
+    pub fn new(name: Name, id: impl Into<String>, path: impl Into<String>) -> Self {
+        Self {
+            name,
+            id: id.into(),
+            path: path.into(),
+            began: None,
+        }
+    }
+
+    /// Sets when it was begun.
+    pub fn begun(self, began: Option<SystemTime>) -> Self {
+        Self { began, ..self }
+    }
+}
+
 /// Repairs a place after attempts have died. It is for stores that build a version before it replaces another one.
 #[async_trait]
 pub trait Recovery: Send + Sync {
@@ -65,15 +96,29 @@ pub trait Recovery: Send + Sync {
     /// Before anything is removed: [`Unsupported`](crate::StorageError::Unsupported), if a file system is mounted in it.
     async fn remove_leftover(&self, left: &Leftover) -> Result<()>;
 
-    /// Finishes the work of an attempt that replaced a version and died ([`Leftover::replaced`]). Removes these files of the old
-    /// version, and moves all other files in it back to the place. `Ok` if nothing is left, and also in stores that never leave
-    /// anything.
+    /// Finishes the work of an attempt that replaced a version and died ([`Leftover::replaced`]). Moves all files of the old version but
+    /// these back to the place, then removes these in this order. Empty directories go too, because their files may have been
+    /// removed. `Ok` if nothing is left, and also in stores that never leave anything.
     ///
     /// # Errors
     /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the
     /// system refuses. Before anything is moved or removed: [`Unsupported`](crate::StorageError::Unsupported), if a file
     /// system is mounted in it.
     async fn finish_replacing(&self, _left: &Leftover, _files: &[Name]) -> Result<()> {
+        Ok(())
+    }
+
+    /// The uploads of files in this place, and in folders below it, that were begun and not finished, whichever program began them. This includes
+    /// uploads that are still running. If there are very many, it may be the first of them. By default there are none.
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::StorageError::Unsupported), if the service can't list them.
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
+        Ok(Vec::new())
+    }
+
+    /// Ends an upload that [`unfinished_uploads`](Self::unfinished_uploads) has told, and removes what has arrived of it. `Ok` if it is gone.
+    async fn abort_upload(&self, _upload: &UnfinishedUpload) -> Result<()> {
         Ok(())
     }
 }

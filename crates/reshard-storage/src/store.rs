@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Traffic,
-    Written,
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Tags,
+    Traffic, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -42,6 +42,12 @@ impl Hints {
         }
     }
 
+    /// Whether a request is dear: the store would rather read 64 KiB that nobody wants than make one more. Then readers look for few files,
+    /// and read more with each request.
+    pub fn requests_are_dear(&self) -> bool {
+        self.coalesce_gap >= 64 << 10
+    }
+
     /// Sets the [`coalesce_gap`](Self::coalesce_gap).
     pub fn with_coalesce_gap(self, coalesce_gap: u64) -> Self {
         Self {
@@ -57,7 +63,8 @@ pub enum IfExists {
     /// Fail, and change nothing.
     #[default]
     Refuse,
-    /// Replace these files, which are the old version. They stay whole until the one step of the commit. All other files at the
+    /// Replace these files, which are the old version. They stay whole until the one step of the commit, and are then removed in this
+    /// order. So put last what tells which files are of the old version: then what a killed process leaves can be told. All other files at the
     /// place stay, even those that come during the save. If a new file has the name of one of them, the
     /// place gets the new file. A store that keeps the other one elsewhere says so with
     /// [`NotCarried`](crate::StorageError::NotCarried). Only the rank that commits needs the names.
@@ -180,6 +187,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The place, as a URL that opens it again.
     fn url(&self) -> String;
 
+    /// What tells the place from all others, for a cache. It is more than the [`url`](Self::url) if settings beside the URL say where that leads, such as
+    /// an endpoint or an account. It holds no secrets.
+    fn identity(&self) -> String {
+        self.url()
+    }
+
     /// Its preferences.
     fn hints(&self) -> Hints;
 
@@ -189,6 +202,25 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier;
     /// [`Invalid`](crate::StorageError::Invalid) when the range ends before it starts.
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
+
+    /// Reads a file as a whole, if it has at most `max` bytes. `None` if there is no such file. Call it for a small file that may be
+    /// missing: a store for which each request takes long needs only one.
+    ///
+    /// # Errors
+    /// [`Longer`](crate::StorageError::Longer), before anything is read; otherwise as [`read`](Self::read).
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        let Some(head) = self.head(name).await? else {
+            return Ok(None);
+        };
+        if head.bytes > max {
+            return Err(crate::StorageError::Longer {
+                path: format!("{}/{name}", self.url()),
+                size: head.bytes,
+                max,
+            });
+        }
+        self.read(name, 0..head.bytes).await.map(Some)
+    }
 
     /// Reads many ranges. Returns them in the order of the call, with statistics. Neighbouring ranges are read together; the gaps
     /// between them count as [`beside`](Traffic::beside).
@@ -238,6 +270,16 @@ pub trait Store: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The version of a file, and of others that the store learns with the same request. All later reads of these files through this store are of these
+    /// versions; if a file was replaced, they give [`NotFound`](crate::StorageError::NotFound). `None` if the store can't promise that. Stores that
+    /// are not [`pinned`](Self::pinned) can't.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), but a missing file is no error.
+    async fn tags(&self, _name: &Name) -> Result<Option<Tags>> {
+        Ok(None)
+    }
+
     /// The open file, if it is in a file system of this machine. Another store can then link it instead of copying it.
     ///
     /// # Errors
@@ -274,7 +316,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 }
 
-/// A new version of a place, which nobody can see yet.
+/// A new version of a place, which nobody can see yet. In a place that keeps versions [side by side](Self::folder) its files can be seen,
+/// but no reader looks for them before the commit record names them.
 ///
 /// # Contract
 /// If you drop a transaction, nothing is removed, because another rank may be about to commit what this one wrote. After a
@@ -286,7 +329,9 @@ pub trait Transaction: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or an error of the operating
-    /// system. [`Invalid`](crate::StorageError::Invalid) if a name is written twice.
+    /// system. [`Invalid`](crate::StorageError::Invalid) if a name is written twice. Where versions lie side by side,
+    /// [`Unsupported`](crate::StorageError::Unsupported) if something else has the name of a file outside of the folder, and
+    /// [`Exists`](crate::StorageError::Exists) if another attempt has put the same bytes there since this one began: it may remove them.
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -311,6 +356,13 @@ pub trait Transaction: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The folder that the data files of this version go into, if the place keeps versions side by side, as object stores do, where
+    /// nothing can be renamed. A format names its data files so, and its commit record, which has the same name in all versions,
+    /// tells which version counts. `None`: all names are free.
+    fn folder(&self) -> Option<Name> {
+        None
+    }
+
     /// The one atomic step. One rank calls it once, after all ranks have written. `files` are the files that all ranks have
     /// written. First it checks that each of them is in the transaction with its length ([`Entry::check`]), so that no incomplete
     /// version is committed, even if somebody has changed files meanwhile. Then it writes the commit record, if the format has
@@ -318,6 +370,7 @@ pub trait Transaction: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Incomplete`](crate::StorageError::Incomplete) if one of `files` is missing, or has another length.
+    /// [`Unsupported`](crate::StorageError::Unsupported) if there is no commit record, and the place keeps versions side by side.
     /// [`Exists`](crate::StorageError::Exists) if something came to the place meanwhile and `if_exists` refuses that.
     /// [`Changed`](crate::StorageError::Changed) if the place no longer holds the version to replace, and the store notices it.
     /// After [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried), and only after

@@ -93,7 +93,12 @@ pub struct Stores {
     linked: BTreeMap<&'static str, StoreScheme>,
     given: BTreeMap<String, Arc<dyn OpenStore>>,
     only: Option<Arc<dyn Store>>,
+    /// The first goes around the store itself.
+    around: Vec<Arc<Wrap>>,
 }
+
+/// Makes a store of a store.
+type Wrap = dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
 
 impl Stores {
     /// Everything that is linked into this program.
@@ -141,6 +146,16 @@ impl Stores {
         self
     }
 
+    /// Wraps each store that is opened, such as with a limit. What was set before goes on the inside.
+    #[must_use]
+    pub fn around(
+        mut self,
+        wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
+    ) -> Self {
+        self.around.push(Arc::new(wrap));
+        self
+    }
+
     /// The linked schemes, sorted.
     pub fn schemes(&self) -> impl Iterator<Item = &StoreScheme> {
         self.linked.values()
@@ -151,6 +166,11 @@ impl Stores {
     /// # Errors
     /// [`StorageError::UnknownScheme`], or an error of the store.
     pub fn open(&self, url: &str) -> Result<Arc<dyn Store>> {
+        let store = self.open_bare(url)?;
+        Ok(self.around.iter().fold(store, |store, wrap| wrap(store)))
+    }
+
+    fn open_bare(&self, url: &str) -> Result<Arc<dyn Store>> {
         if let Some(store) = &self.only {
             return Ok(Arc::clone(store));
         }
@@ -182,6 +202,7 @@ impl fmt::Debug for Stores {
         f.debug_struct("Stores")
             .field("schemes", &self.names())
             .field("only", &self.only)
+            .field("around", &self.around.len())
             .finish()
     }
 }
@@ -194,10 +215,26 @@ fn hint(scheme: &str) -> String {
         "memory" => {
             format!("The feature `testkit` of reshard-storage adds it, for tests; otherwise {OWN}")
         }
-        "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https"
-        | "hdfs" => {
+        "s3" | "s3a" | "gs" | "az" | "abfs" | "abfss" | "http" | "https" => {
+            let feature = match scheme {
+                "s3" | "s3a" => "aws",
+                "gs" => "gcp",
+                "http" | "https" => "http",
+                _ => "azure",
+            };
             format!(
-                "No crate or feature of reshard serves it yet: use a directory, such as a mount of it, or {OWN}"
+                "The feature `{feature}` of reshard, reshard-cli and reshard-object-store adds it; otherwise use a directory, such as \
+                 a mount of it, or {OWN}"
+            )
+        }
+        "gcs" | "azure" | "hdfs" => {
+            let instead = match scheme {
+                "gcs" => "write `gs://`, ",
+                "azure" => "write `az://`, ",
+                _ => "",
+            };
+            format!(
+                "No crate or feature of reshard serves it: {instead}use a directory, such as a mount of it, or {OWN}"
             )
         }
         _ => format!(
@@ -230,8 +267,8 @@ mod tests {
         assert_eq!(
             said("s3://bucket/ckpt"),
             format!(
-                "no store is linked for `s3` (of s3://bucket/ckpt); linked: {}. No crate or feature of reshard serves it yet: use a \
-                 directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
+                "no store is linked for `s3` (of s3://bucket/ckpt); linked: {}. The feature `aws` of reshard, reshard-cli and \
+                 reshard-object-store adds it; otherwise use a directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
                  docs/strategies.md says how to write one) or call `Stores::with`",
                 linked.join(", ")
             )
@@ -274,6 +311,21 @@ mod tests {
         );
         let only = Stores::only(Arc::new(LocalStore::at("/one").unwrap()));
         assert_eq!(url(&only, "none://a").unwrap(), "file:///one");
+    }
+
+    #[test]
+    fn every_store_that_is_opened_is_wrapped_the_last_wrapper_outside() {
+        use crate::{Name, PartStore};
+        let named = |name: &'static str| {
+            move |store: Arc<dyn Store>| -> Arc<dyn Store> {
+                let url = format!("{name}({})", store.url());
+                Arc::new(PartStore::file(url, store, Name::new("a").unwrap()))
+            }
+        };
+        let stores = Stores::linked().unwrap();
+        let stores = stores.around(named("in")).around(named("out"));
+        let url = stores.open("/a").unwrap().url();
+        assert_eq!(url, "out(in(file:///a))");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use futures::executor::block_on;
 use reshard_storage::{
     CountingStore, Hints, LocalStore, Store, Stores,
-    testkit::{FaultStore, MemoryStore, store_contract},
+    testkit::{FaultStore, MemoryStore, VersionedStore, store_contract},
 };
 use std::{
     cell::RefCell,
@@ -40,6 +40,15 @@ fn a_place_in_memory_keeps_the_contract() {
         .with_concurrency(3);
     block_on(store_contract(|| {
         Arc::new(MemoryStore::new().with_hints(hints))
+    }));
+}
+
+#[test]
+fn a_place_with_versions_side_by_side_keeps_the_contract() {
+    block_on(store_contract(|| Arc::new(VersionedStore::new())));
+    block_on(store_contract(|| {
+        let store = FaultStore::new(Arc::new(VersionedStore::new()));
+        Arc::new(CountingStore::new(Arc::new(store)))
     }));
 }
 

@@ -125,9 +125,10 @@ fn long_runs_come_in_strides_and_those_that_are_checked_in_blocks() {
     assert_eq!(read(vec![of(0..M, vec![run(0, M)])]), [1, M, 0]);
     assert_eq!(read(vec![checked(0..M, vec![run(0, M)])]), [4, M, 0]);
     assert_eq!(read(vec![of(0..8 * M, vec![run(0, 8 * M)])]), [1, 8 * M, 0]);
+    // From 16 MiB on it is cut for several threads.
     assert_eq!(
         read(vec![of(0..17 * M, vec![run(0, 17 * M)])]),
-        [3, 17 * M, 0]
+        [4, 17 * M, 0]
     );
     // The second run fills the stride that the first has begun.
     let two = vec![run(0, 6 * M), run(6 * M, 6 * M)];

@@ -2,16 +2,20 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard_model::{BoxError, Dims, Layout, Region, Segments};
 use reshard_storage::{
-    Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, RecordRead,
-    StorageError, Store, Traffic,
+    Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, ReadPieces,
+    RecordRead, StorageError, Store, TakePiece, Traffic, read_pieces_into,
     testkit::{Fault, FaultStore, MemoryStore, Op, Target},
 };
-use std::sync::{Arc, mpsc};
+use std::{
+    ops::Range,
+    sync::{Arc, mpsc},
+};
 
 fn name(s: &str) -> Name {
     Name::new(s).unwrap()
@@ -59,6 +63,27 @@ fn memory(bytes: &Bytes, part: u64, gap: u64) -> MemoryStore {
     let store = MemoryStore::new().with_hints(hints);
     store.put(name("a"), bytes.clone());
     store
+}
+
+/// A file that comes in pieces of this size, without the last bytes of each read.
+struct Pieces {
+    file: Bytes,
+    piece: usize,
+    lost: u64,
+}
+
+#[async_trait]
+impl ReadPieces for Pieces {
+    async fn read_pieces(
+        &self,
+        _: &Name,
+        range: Range<u64>,
+        take: &mut TakePiece<'_>,
+    ) -> Result<(), StorageError> {
+        let bytes = &self.file[range.start as usize..(range.end - self.lost) as usize];
+        bytes.chunks(self.piece).for_each(take);
+        Ok(())
+    }
 }
 
 /// All bytes of the record, in order.
@@ -169,6 +194,17 @@ fn check_items(
     items: &[Item],
     plain_runs: bool,
 ) -> Result<Traffic, TestCaseError> {
+    check_reads(file, items, plain_runs, |reads| {
+        block_on(store.read_into(reads, Progress::none())).unwrap()
+    })
+}
+
+fn check_reads(
+    file: &Bytes,
+    items: &[Item],
+    plain_runs: bool,
+    read_into: impl FnOnce(Vec<RecordRead>) -> Traffic,
+) -> Result<Traffic, TestCaseError> {
     let (mut reads, mut targets, mut at) = (Vec::new(), Vec::new(), 0);
     for item in items {
         at += item.before;
@@ -201,7 +237,7 @@ fn check_items(
     }
     // The order in which they are asked for does not matter.
     reads.reverse();
-    let stats = block_on(store.read_into(reads, Progress::none())).unwrap();
+    let stats = read_into(reads);
     let mut needed = 0;
     for (target, layout, regions, start) in targets {
         prop_assert!(target.is_free());
@@ -253,6 +289,20 @@ proptest! {
         let file = pattern(length(&items));
         let part = part.max(file.len() as u64 / 500);
         check_items(&memory(&file, part, gap), &file, &items, false)?;
+    }
+
+    #[test]
+    fn pieces_of_any_size_give_the_same(
+        items in prop::collection::vec(item(), 1..6), part in 1u64..50_000, piece in 1usize..5_000,
+    ) {
+        prop_assume!(length(&items) < 4 << 20);
+        let file = pattern(length(&items));
+        let part = part.max(file.len() as u64 / 500);
+        let pieces = Pieces { file: file.clone(), piece: piece.max(file.len() / 5_000), lost: 0 };
+        let hints = Hints::default().with_part_size(part).with_concurrency(2);
+        check_reads(&file, &items, false, |reads| {
+            block_on(read_pieces_into(&pieces, &hints, reads, Progress::none())).unwrap()
+        })?;
     }
 
     #[test]
@@ -432,6 +482,24 @@ fn a_cut_file_is_named_with_its_size_and_what_was_wanted() {
 }
 
 #[test]
+fn pieces_that_end_early_are_an_error() {
+    let pieces = Pieces {
+        file: pattern(4_000),
+        piece: 300,
+        lost: 1,
+    };
+    let (target, reads) = whole(4_000, None);
+    let hints = Hints::default();
+    let read = read_pieces_into(&pieces, &hints, reads, Progress::none());
+    let e = block_on(read).unwrap_err();
+    assert!(
+        matches!(&e, StorageError::Short { range, size: 3_999, .. } if *range == (0..4_000)),
+        "{e}"
+    );
+    assert!(target.is_free());
+}
+
+#[test]
 fn elements_that_share_bytes_beyond_reason_are_refused() {
     let len = 65u64 << 20;
     let store = memory(&Bytes::from(vec![0; len as usize]), 1 << 20, 0);
@@ -475,7 +543,8 @@ fn a_check_that_panics_is_an_error_and_the_buffer_comes_back() {
 
 #[test]
 fn a_read_that_is_given_up_midway_ends_soon_and_lets_go_of_the_buffer() {
-    let bytes = pattern(40 << 20);
+    // Two strides of one thread: a longer record that is read alone is cut for several threads.
+    let bytes = pattern(16 << 20);
     let place = place(&bytes);
     let (target, reads) = whole(bytes.len() as u64, None);
     let (tell, told) = mpsc::channel();

@@ -32,6 +32,7 @@ pub struct Capabilities {
     objects: fn(PlaceKind, bool) -> bool,
     codec: &'static str,
     object_lists: bool,
+    takes_folder: bool,
 }
 
 impl Default for Capabilities {
@@ -43,6 +44,7 @@ impl Default for Capabilities {
             objects: |_, _| true,
             codec: "torch.save",
             object_lists: false,
+            takes_folder: false,
         }
     }
 }
@@ -87,6 +89,22 @@ impl Capabilities {
             object_lists,
             ..self
         }
+    }
+
+    /// Sets whether its format record says in which files items lie, and its readers follow it into any folder of the place. Then a place that
+    /// keeps versions side by side gets the data files of each version into a [folder](reshard_storage::Transaction::folder) of its own, and
+    /// the checkpoint can be replaced there. The pipeline puts the files into the folder; the format finds their names in the results.
+    #[must_use]
+    pub fn with_folder(self, takes_folder: bool) -> Self {
+        Self {
+            takes_folder,
+            ..self
+        }
+    }
+
+    /// Whether data files may lie in a folder.
+    pub fn takes_folder(&self) -> bool {
+        self.takes_folder
     }
 
     /// The dialects in which it can save, the most natural one first.

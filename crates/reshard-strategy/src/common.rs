@@ -55,6 +55,11 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     fn owns_object(&self, _name: &Name) -> bool {
         false
     }
+    /// The names that the file of a stored object may have, without their suffixes. By default its unique key. Files that have them go with the
+    /// object, if its key is removed from the checkpoint.
+    fn names_of_object(&self, object: &ShardedObject) -> Vec<String> {
+        vec![object.unique_key()]
+    }
     /// Whether it loads sharded objects for a sharded strategy that doesn't.
     fn can_handle_sharded_objects(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-use crate::{KeptLoadPlan, KeptPlan, ReadLimits};
+use crate::{Declares, KeptLoadPlan, KeptPlan, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
@@ -47,6 +47,9 @@ pub struct SaveCx<'a> {
     pub kept_plan: Option<Arc<KeptPlan>>,
     /// Whether a planner that validates what all ranks declare is asked to. Give all ranks the same.
     pub validate_access_integrity: bool,
+    /// What this rank declares that its state does not show. A strategy that takes leaves out of the state, or makes other replicas of
+    /// them, says here what they were, so that the planner validates what the ranks have saved. It adds to what is there.
+    pub declares: Arc<Declares>,
 }
 
 impl<'a> SaveCx<'a> {
@@ -80,6 +83,7 @@ impl<'a> SaveCx<'a> {
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,
             validate_access_integrity: true,
+            declares: Arc::default(),
         }
     }
 

@@ -20,6 +20,33 @@ pub trait PartialCrc: Default + fmt::Debug + Send + 'static {
     fn combined(parts: impl Iterator<Item = (u64, u32)>) -> u32;
 }
 
+/// A checksum of the elements of a stored chunk, in row-major order and little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ElementChecksum {
+    /// CRC-32, that of zip.
+    Crc32(u32),
+    /// CRC-32C, that of iSCSI, as it is computed: not masked.
+    Crc32c(u32),
+}
+
+impl ElementChecksum {
+    /// Its name, for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crc32(_) => "CRC-32",
+            Self::Crc32c(_) => "CRC-32C",
+        }
+    }
+
+    /// Its bits.
+    pub fn value(self) -> u32 {
+        match self {
+            Self::Crc32(value) | Self::Crc32c(value) => value,
+        }
+    }
+}
+
 /// CRC-32, that of zip.
 #[derive(Debug, Default)]
 pub struct Crc32(crc32fast::Hasher);

@@ -1,14 +1,43 @@
 //! How declarations of all leaves reach the coordinator of a save.
 
 use crate::{Result, StrategyError};
-use reshard_model::FlatStateDict;
-use reshard_plan::{Declared, SavePlanner};
+use reshard_model::{FlatStateDict, Path, ReplicaId};
+use reshard_plan::{Declaration, Declared, SavePlanner};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// SHA-256 of a declaration.
 pub(crate) type Digest = [u8; 32];
+
+/// What a rank declares that its state does not show, because a strategy around the format has changed the state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Declares {
+    /// The replicas that leaves were before a strategy chose who writes them, by path.
+    pub replicas: BTreeMap<Path, ReplicaId>,
+    /// Leaves that another strategy stores. They share keys with no other leaf of any rank.
+    pub elsewhere: Vec<Declaration>,
+}
+
+impl Declares {
+    /// What a rank declares that has this state.
+    pub(crate) fn of(&self, state: &FlatStateDict) -> Declared {
+        let mut declared = Declared::of(state);
+        if !self.replicas.is_empty() {
+            for (path, leaf) in state.keys().zip(&mut declared.leaves) {
+                if let Some(was) = self.replicas.get(path) {
+                    leaf.replica_id = was.clone();
+                }
+            }
+        }
+        declared.leaves.extend(self.elsewhere.iter().cloned());
+        declared
+    }
+}
 
 /// What ranks declared in the last save, so that a rank sends 32 bytes instead of what it has declared before.
 #[derive(Debug, Default)]
@@ -48,13 +77,13 @@ impl Told {
     /// What this rank tells of its leaves, and the digest of that if it is kept.
     pub(crate) fn of(
         validates: bool,
-        state: &FlatStateDict,
+        declared: impl FnOnce() -> Declared,
         kept: Option<&KeptDeclarations>,
     ) -> Result<(Self, Option<Digest>)> {
         if !validates {
             return Ok((Self::Nothing, None));
         }
-        let declared = Declared::of(state);
+        let declared = declared();
         let digest = kept.map(|_| declaration_digest(&declared)).transpose()?;
         let same = digest.filter(|digest| kept.is_some_and(|k| k.lock().told == Some(*digest)));
         Ok((same.map_or(Self::All(declared), Self::Same), digest))

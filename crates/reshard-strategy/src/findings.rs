@@ -85,6 +85,41 @@ pub struct VerifyReport {
     pub unlisted: Unlisted,
 }
 
+/// A line for each finding that is listed, and one that sums up: `sound: 12 items, 4096 bytes`.
+impl fmt::Display for VerifyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lists = [
+            ("damaged", &self.damage, &self.unlisted.damage),
+            ("unchecked", &self.unchecked, &self.unlisted.unchecked),
+            (
+                "not understood",
+                &self.not_understood,
+                &self.unlisted.not_understood,
+            ),
+            ("not read", &self.not_read, &self.unlisted.not_read),
+        ];
+        let mut counts = Vec::new();
+        for (verdict, listed, rest) in lists {
+            for found in listed {
+                writeln!(f, "{verdict}: {found}")?;
+            }
+            match listed.len() as u64 + rest.findings {
+                0 => {}
+                n => counts.push(format!("{n} {verdict}")),
+            }
+        }
+        let verdict = match counts.is_empty() {
+            true => "sound".into(),
+            false => counts.join(", "),
+        };
+        write!(f, "{verdict}: {} items, {} bytes", self.items, self.bytes)?;
+        match self.without_checksum {
+            0 => Ok(()),
+            n => write!(f, ", {n} of them without a checksum"),
+        }
+    }
+}
+
 /// The findings of a [`VerifyReport`] that are only counted, because its lists are full.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -185,6 +220,23 @@ mod tests {
             offset: None,
             what: "x".repeat(text),
         }
+    }
+
+    #[test]
+    fn a_report_tells_what_is_wrong_and_how_much_was_checked() {
+        let mut report = VerifyReport {
+            items: 3,
+            bytes: 40,
+            ..VerifyReport::default()
+        };
+        assert_eq!(report.to_string(), "sound: 3 items, 40 bytes");
+        report.without_checksum = 2;
+        report.add(ErrorKind::Corrupt, found("a", 1));
+        report.add(ErrorKind::Limit, found("b", 2));
+        assert_eq!(
+            report.to_string(),
+            "damaged: a: x\nnot read: b: xx\n1 damaged, 1 not read: 3 items, 40 bytes, 2 of them without a checksum"
+        );
     }
 
     #[test]

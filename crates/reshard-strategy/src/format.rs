@@ -1,6 +1,9 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, Capabilities, Result, StrategyError, Traffic, VerifyReport};
+use crate::{
+    BackendVersion, Capabilities, CheckedItems, ElementChecksum, Result, StrategyError, Traffic,
+    VerifyReport,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{
@@ -12,7 +15,13 @@ use reshard_plan::{
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
-use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+    sync::Arc,
+};
 
 /// DCP's `_StorageInfo`: where a part of a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +97,8 @@ pub type ExtentId = (u32, u32);
 pub struct FileLayout {
     /// The files.
     pub files: Vec<FileBody>,
-    /// The extents that make up each item.
+    /// The extents that make up each item. If several items lie in one extent, it is that of the first of them, and the others follow
+    /// it with none: files that wait for other ranks are told by that.
     pub items: Vec<(PieceId, Vec<ExtentId>)>,
     /// Items in files that are copied unchanged, so their locations are already known.
     pub copied: Vec<WriteResult>,
@@ -549,6 +559,15 @@ pub trait StorageReader: ReaderHooks {
         FileRole::Foreign
     }
 
+    /// Whether all that the descriptions in it speak of is there, judging by names and lengths. This is asked of a checkpoint that is older than
+    /// commit records, before it is recognised without one. The default can't tell.
+    ///
+    /// # Errors
+    /// What is missing, or why nobody can tell.
+    fn is_whole(&self) -> Result<(), String> {
+        Err(format!("the files of {} do not tell", self.key()))
+    }
+
     /// Whether one call of [`read_tensors`](Self::read_tensors) reads selections of one chunk together, in long ranges, even if they are
     /// columns of the same rows. Then ranks of one process that read for each other fill each other's leaves directly; otherwise the
     /// rank that reads gets whole blocks into memory and hands them over. The default is no.
@@ -566,19 +585,42 @@ pub trait StorageReader: ReaderHooks {
     /// # Errors
     /// The first read that fails.
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
-    /// The CRC-32 of the elements of each of these chunks, in row-major order, as the checkpoint says. `None` for a chunk of which nothing of
+    /// The checksum of the elements of each of these chunks, in row-major order and little-endian, as the checkpoint says. `None` for a chunk of which nothing of
     /// this kind is stored. A tool that reads every element once checks by it what it reads, instead of reading everything twice. The default
     /// is that nothing is stored.
     ///
     /// # Errors
     /// The first chunk of which it can't be told, because something is damaged or can't be read.
-    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
         Ok(vec![None; chunks.len()])
     }
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items
-    /// that have none.
+    /// Which stored elements a chunk has, if other chunks may have the same ones: two chunks that say the same have the same elements in the
+    /// same row-major order. The default is that each chunk has its own.
+    fn shared_elements(&self, _chunk: ChunkId) -> Option<String> {
+        None
+    }
+    /// Looks for damage: it checks structure, coverage and sizes of all items. It also reads the given items, checks their checksums, and
+    /// counts those that have none.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the report.
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport>;
+    async fn verify_items(&self, items: &CheckedItems, progress: &Progress)
+    -> Result<VerifyReport>;
+    /// The same, and with `full` all items are read, otherwise none.
+    ///
+    /// # Errors
+    /// As [`verify_items`](Self::verify_items).
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        self.verify_items(&full.into(), progress).await
+    }
+}
+
+/// Names of the files that hold the items of a checkpoint.
+pub fn item_files(reader: &dyn StorageReader) -> BTreeSet<Name> {
+    let metadata = reader.metadata();
+    let chunks = metadata.tensors().flat_map(|t| t.chunks());
+    let chunks = chunks.flat_map(|(id, _)| reader.locate_chunk(id));
+    let objects = metadata.objects();
+    let objects = objects.flat_map(|(id, _)| reader.locate_object(id));
+    chunks.chain(objects).map(|part| part.file).collect()
 }

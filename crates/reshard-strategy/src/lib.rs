@@ -17,6 +17,7 @@
 
 mod agree;
 mod capabilities;
+mod checked_items;
 mod common;
 mod config;
 mod context;
@@ -37,24 +38,28 @@ mod sharded;
 mod staging;
 #[cfg(feature = "torch-format")]
 pub mod torch;
+mod unique;
 
 pub use agree::agree;
 pub use capabilities::Capabilities;
+pub use checked_items::CheckedItems;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
-pub use crc::{Crc32, Crc32Check, CrcCheck, PartialCrc, crc32_combined, crc32_differs};
-pub use declared::declaration_digest;
+pub use crc::{
+    Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
+};
+pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
-    WriterHooks,
+    WriterHooks, item_files,
 };
 pub use kept::{KeptLoadPlan, KeptPlan};
-pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
+pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, check_steps, read_small, repeats};
 pub use mosaic::{Piece, mosaic, run_of};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
@@ -68,6 +73,7 @@ pub use sharded::{
     Removal, SaveShardedStrategy, Saved,
 };
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
+pub use unique::UniqueMap;
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -1,9 +1,10 @@
 use crate::{Result, StrategyError};
 use bytes::Bytes;
 use reshard_policy::ByteSize;
-use reshard_storage::{Name, Store, StoreExt};
+use reshard_storage::{Name, StorageError, Store};
 use std::{
     fmt,
+    ops::Range,
     sync::{Arc, LazyLock},
 };
 
@@ -123,7 +124,7 @@ impl ReadLimits {
     /// # Errors
     /// [`StrategyError::Limit`]; what the store says.
     pub async fn read(&self, store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
-        read_if(store, name, |len| self.whole(name, len)).await
+        read_if(store, name, self.max_whole, |len| self.whole(name, len)).await
     }
 }
 
@@ -133,17 +134,39 @@ static SHARE: LazyLock<u64> = LazyLock::new(|| {
     limit.current.map_or(u64::MAX, |bytes| bytes / 8)
 });
 
-/// A whole file, if its length is permitted; `None` when there is none.
+/// A whole file, if it is no longer than permitted; `None` when there is none. `refuses` says why a longer one is not read.
 async fn read_if(
     store: &Arc<dyn Store>,
     name: &Name,
-    permits: impl FnOnce(u64) -> Result<()>,
+    max: u64,
+    refuses: impl FnOnce(u64) -> Result<()>,
 ) -> Result<Option<Bytes>> {
-    let Some(len) = store.len(name).await? else {
-        return Ok(None);
+    match store.read_all(name, max).await {
+        Err(e @ StorageError::Longer { size, .. }) => {
+            refuses(size)?;
+            Err(e.into())
+        }
+        read => Ok(read?),
+    }
+}
+
+/// What a check reads of a range, one after the other: usually so many bytes at a time, but where a request is dear as many as fit into one.
+pub fn check_steps(
+    store: &dyn Store,
+    range: Range<u64>,
+    usual: u64,
+) -> impl Iterator<Item = Range<u64>> + Send + use<> {
+    let hints = store.hints();
+    let step = match hints.requests_are_dear() {
+        true => hints.part_size.max(usual),
+        false => usual,
     };
-    permits(len)?;
-    Ok(Some(store.read(name, 0..len).await?))
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let from = at;
+        at = range.end.min(from.saturating_add(step));
+        (from < at).then_some(from..at)
+    })
 }
 
 /// Most bytes of a JSON file of a checkpoint. A file with holes may say that it is as long as it likes.
@@ -161,7 +184,7 @@ pub async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<By
             Err(StrategyError::corrupt(name, None, what))
         }
     };
-    read_if(store, name, is_small).await
+    read_if(store, name, SMALL, is_small).await
 }
 
 /// The most bytes of elements that few stored bytes may expand to by default.

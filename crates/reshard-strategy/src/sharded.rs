@@ -86,6 +86,8 @@ pub struct Saved {
     pub records: Records,
     /// What was stored (on the coordinator).
     pub metadata: Option<Arc<Metadata>>,
+    /// How many items this rank wrote.
+    pub items: u64,
     /// Per rank, what it wrote (on the coordinator: a list on every rank would be as long as all ranks times all ranks).
     pub ranks: Vec<Traffic>,
     /// What all ranks wrote.
@@ -307,4 +309,17 @@ pub struct LoadFailure {
     pub error: StrategyError,
     /// The template. If the buffer of a leaf could not be taken back yet, the leaf has no data.
     pub template: FlatStateDict,
+    /// How long planning took, with its collective steps. `None` if there is no plan, because planning has failed.
+    pub decided: Option<Duration>,
+}
+
+impl LoadFailure {
+    /// A failure before there was a plan.
+    pub fn of_plan(error: StrategyError, template: FlatStateDict) -> Self {
+        Self {
+            error,
+            template,
+            decided: None,
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod flat;
 mod kept;
 mod left;
 mod meter;
+pub mod numbered;
 mod observer;
 mod phases;
 mod planners;

@@ -184,10 +184,16 @@ impl Build {
                 header.producer
             )));
         }
-        if header.min_consumer > VERSION || header.bad_consumers.contains(&VERSION) {
+        if header.min_consumer > VERSION {
             let what = format!(
                 "the program that wrote it says that version {VERSION} of the format can't read it (it needs {})",
                 header.min_consumer
+            );
+            return Err(Fault::unknown(what));
+        }
+        if header.bad_consumers.contains(&VERSION) {
+            let what = format!(
+                "the program that wrote it says that version {VERSION} of the format must not read it"
             );
             return Err(Fault::unknown(what));
         }

@@ -83,9 +83,10 @@ impl OpenFormat for TensorBundle {
         };
         let record = record(store, limits, &stem, &table).await?;
         let has_record = record.is_some();
-        let mut index = Index::parse(&table, record, memory(limits, table.len() as u64))
-            .map_err(|fault| of_index(&name, fault, limits))?;
-        let files = files(store, &stem, index.shards).await?;
+        let memory = limits.memory(table.len() as u64);
+        let mut index =
+            Index::parse(&table, record, memory).map_err(|fault| of_index(&name, fault, memory))?;
+        let files = files(store, &stem, &index).await?;
         Ok(Arc::new(BundleReader {
             store: Arc::clone(store),
             limits: *limits,
@@ -116,7 +117,10 @@ async fn stem(store: &Arc<dyn Store>) -> Result<String> {
             )
         })?;
         let stem = local(&state.model_checkpoint_path);
-        let name = Name::new(format!("{stem}{INDEX}"))?;
+        let name = Name::new(format!("{stem}{INDEX}")).map_err(|e| {
+            let what = format!("its latest checkpoint {stem:?} does not lie in this folder ({e}); open it by its prefix");
+            StrategyError::corrupt(STATE, None, what)
+        })?;
         return match store.exists(&name).await? {
             true => Ok(stem.into()),
             false => {
@@ -182,16 +186,7 @@ async fn record(
     })
 }
 
-/// How much memory an index of so many bytes may take.
-fn memory(limits: &ReadLimits, bytes: u64) -> u64 {
-    let usual = bytes
-        .saturating_mul(64)
-        .saturating_add(limits.slack)
-        .min(4 << 30);
-    limits.max_memory.unwrap_or(usual)
-}
-
-fn of_index(name: &Name, fault: Fault, limits: &ReadLimits) -> StrategyError {
+fn of_index(name: &Name, fault: Fault, memory: u64) -> StrategyError {
     match fault.kind {
         FaultKind::Damaged => StrategyError::corrupt(name, fault.offset, fault.what),
         FaultKind::Unknown => StrategyError::Undecoded {
@@ -200,13 +195,13 @@ fn of_index(name: &Name, fault: Fault, limits: &ReadLimits) -> StrategyError {
         FaultKind::Limit(_) => StrategyError::Limit {
             what: format!("{name}: {}", fault.what),
             option: LimitOption::MaxMemory,
-            max: limits.max_memory.unwrap_or(4 << 30),
+            max: memory,
         },
     }
 }
 
 /// The files of the bundle that are there, with their lengths.
-async fn files(store: &Arc<dyn Store>, stem: &str, shards: u32) -> Result<BTreeMap<Name, u64>> {
+async fn files(store: &Arc<dyn Store>, stem: &str, index: &Index) -> Result<BTreeMap<Name, u64>> {
     let folder = stem
         .rsplit_once('/')
         .map(|(folder, _)| Name::new(folder))
@@ -221,16 +216,13 @@ async fn files(store: &Arc<dyn Store>, stem: &str, shards: u32) -> Result<BTreeM
                 .filter(|file| of_bundle(&file.name));
             Ok(files.map(|file| (file.name, file.bytes)).collect())
         }
-        // Each is asked for, where nothing can be listed.
+        // Those that hold anything are asked for, where nothing can be listed.
         Err(StorageError::Unsupported { .. }) => {
-            let mut files = BTreeMap::new();
-            for shard in 0..shards {
-                let name = Name::new(names::data(stem, shard, shards))?;
-                if let Some(bytes) = store.len(&name).await? {
-                    files.insert(name, bytes);
-                }
-            }
-            Ok(files)
+            let named = index.claimed.keys();
+            let named = named.map(|shard| Name::new(names::data(stem, *shard, index.shards)));
+            let found = store.present(named.collect::<Result<_, _>>()?).await?;
+            let found = found.into_iter().map(|file| (file.name, file.bytes));
+            Ok(found.collect())
         }
         Err(e) => Err(e.into()),
     }

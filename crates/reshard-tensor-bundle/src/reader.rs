@@ -16,8 +16,9 @@ use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
-    Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, ElementChecksum, FileRole, Producer, ReadCx, ReadLimits,
+    ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, sync::Arc};
@@ -297,7 +298,27 @@ impl StorageReader for BundleReader {
         Ok(out)
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        verify::verify(self, full, progress).await
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
+        let mut out = Vec::with_capacity(chunks.len());
+        for id in chunks {
+            let (place, layout) = (self.chunk(*id)?, self.layout(*id)?);
+            let word = self
+                .metadata
+                .chunk(*id)
+                .map_or(1, |(t, _)| t.dtype().word());
+            // The checksum is that of the stored bytes, and a reader has them in the other order.
+            let is_theirs =
+                place.size == layout.bytes() && (self.index.order == Order::Little || word == 1);
+            out.push(is_theirs.then_some(ElementChecksum::Crc32c(place.crc)));
+        }
+        Ok(out)
+    }
+
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
 }

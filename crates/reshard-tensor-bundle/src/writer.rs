@@ -123,7 +123,9 @@ impl StorageWriter for BundleWriter {
 
     /// Files with a prefix have no room for those of Megatron Core's dialect.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_codec(CODEC);
+        let can = Capabilities::default()
+            .with_codec(CODEC)
+            .with_dtypes(|dtype| dtype::number(dtype).is_some());
         match self.0.stem.is_empty() {
             true => can
                 .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])

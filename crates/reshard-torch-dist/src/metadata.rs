@@ -10,4 +10,4 @@ mod texts;
 pub(crate) mod worth;
 mod write;
 
-pub(crate) use write::write;
+pub(crate) use write::{StorageMeta, write};

@@ -89,7 +89,7 @@ fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
 }
 
 /// Where Megatron Core 0.19 and later keep common state.
-const COMMON_STATE: &str = "common_state/shard_0_1";
+pub(crate) const COMMON_STATE: &str = "common_state/shard_0_1";
 
 pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>) -> Producer {
     let s = &table.signs;
@@ -125,7 +125,8 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             () if modern => "Megatron Core 0.19 or later",
             () if s.mcore_class => "Megatron Core 0.15",
             () if s.mcore_data && s.all_local_plans => "Megatron Core 0.11 to 0.15",
-            () if s.mcore_data => "Megatron Core 0.8 to 0.10",
+            () if s.mcore_data && s.planner_data => "Megatron Core 0.8 to 0.10",
+            () if s.mcore_data => "reshard",
             () if s.all_local_plans => "Megatron Core 0.16 to 0.18",
             () if s.planner_data => "Megatron Core 0.6 or 0.7",
             () => "Megatron Core, or reshard",
@@ -193,6 +194,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metadata::{self, StorageMeta};
     use reshard_model::Region;
     use reshard_plan::Metadata;
 
@@ -210,8 +212,8 @@ mod tests {
                 .unwrap();
             b.add_chunk(id, &Region::new([0], [0])).unwrap();
         }
-        let pickle =
-            crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
+        let meta = StorageMeta::of_save("here");
+        let pickle = metadata::write(&b.finish(None).unwrap(), &[], flavour, &meta, false).unwrap();
         producer(
             &Table::parse("m", pickle.into(), &Default::default()).unwrap(),
             dialect,

@@ -17,8 +17,9 @@ use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, ElementChecksum, FileRole, LimitOption, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport,
     torch::{Crc, TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
@@ -118,9 +119,15 @@ impl StorageReader for TorchDistReader {
         }
         let mut totals = Traffic::default();
         let mut forms = RecentForms::default();
-        let mut left = by_chunk.into_iter();
+        let mut left = by_chunk.into_iter().peekable();
         loop {
-            let window: Vec<_> = left.by_ref().take(WINDOW).collect();
+            let mut room = WINDOW_BYTES;
+            let mut window = Vec::new();
+            while let Some(next) = left.next_if(|(chunk, _)| {
+                window.len() < WINDOW && (self.fits(*chunk, &mut room) || window.is_empty())
+            }) {
+                window.push(next);
+            }
             if window.is_empty() {
                 return Ok(totals);
             }
@@ -169,26 +176,31 @@ impl StorageReader for TorchDistReader {
         Ok(out)
     }
 
-    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
         let mut out = Vec::with_capacity(chunks.len());
         let mut forms = RecentForms::default();
-        for window in chunks.chunks(WINDOW) {
+        // What is read whole stays in memory until its checksum is known.
+        let window = match self.small_size() > head::SMALL {
+            true => (WINDOW_BYTES / self.small_size()).max(1) as usize,
+            false => WINDOW,
+        };
+        for window in chunks.chunks(window.min(WINDOW)) {
             let wanted = window.iter().map(|c| self.wanted(*c));
             let wanted = wanted.collect::<Result<Vec<Wanted>>>()?;
-            let (heads, ..) = self.heads(&wanted, true, &mut forms).await?;
+            let (heads, ..) = self.heads(&wanted, &[], true, &mut forms).await?;
             out.extend(heads.iter().map(|head| match head {
                 // What was read whole is checked already. A tensor that repeats a few bytes may be of any size.
                 Head::Memory(t) if t.nbytes() <= t.buffer_bytes().len() as u64 => {
                     let mut hasher = crc32fast::Hasher::new();
                     t.blocks(HASHED).for_each(|b| hasher.update(&b));
-                    Some(hasher.finalize())
+                    Some(ElementChecksum::Crc32(hasher.finalize()))
                 }
                 // The checksum is that of the whole record.
                 Head::Stored(s)
                     if s.layout.is_contiguous()
                         && s.layout.bytes() == s.record.end - s.record.start =>
                 {
-                    Some(s.crc32)
+                    s.crc32.map(ElementChecksum::Crc32)
                 }
                 _ => None,
             }));
@@ -196,13 +208,20 @@ impl StorageReader for TorchDistReader {
         Ok(out)
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        verify::verify(self, full, progress).await
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
 }
 
 /// The number of chunks whose descriptions are read, and kept in memory, at a time.
 const WINDOW: usize = 512;
+
+/// How many bytes of archives that are read whole are in memory at a time.
+const WINDOW_BYTES: u64 = 64 << 20;
 
 /// Bytes of a tensor that are hashed at a time. They are copied if they don't lie in row-major order.
 const HASHED: u64 = 1 << 20;
@@ -235,6 +254,17 @@ impl TorchDistReader {
         }
     }
 
+    /// Whether there is room for a chunk whose archive is read whole. Of others only the ends are in memory.
+    fn fits(&self, chunk: ChunkId, room: &mut u64) -> bool {
+        let len = self.table.chunk(chunk).map_or(0, |place| place.length);
+        if len > self.small_size() {
+            return true;
+        }
+        let left = room.checked_sub(len);
+        *room = left.unwrap_or(*room);
+        left.is_some()
+    }
+
     /// `None` if the name of the file is refused.
     fn storage_info(&self, place: Place) -> Option<StorageInfo> {
         let end = place.offset.saturating_add(place.length);
@@ -260,7 +290,19 @@ impl TorchDistReader {
             .iter()
             .map(|(c, _)| self.wanted(*c))
             .collect::<Result<Vec<Wanted>>>()?;
-        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
+        // A checksum covers a whole record, so it is checked only if all of the record is read anyway.
+        let is_checked = |(chunk, reads): &(ChunkId, Vec<ReadTensor>)| {
+            let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
+            let region = self.table.metadata.chunk(*chunk).map(|(_, region)| region);
+            let elements = region.and_then(|region| region.lengths.volume());
+            verify && elements.is_some_and(|n| Selection::cover_once(&selections, n))
+        };
+        let checked: Vec<bool> = match self.store.hints().requests_are_dear() {
+            true => window.iter().map(is_checked).collect(),
+            false => Vec::new(),
+        };
+        let (heads, header_bytes, header_requests) =
+            self.heads(&wanted, &checked, verify, forms).await?;
         totals.beside += header_bytes;
         totals.requests += header_requests;
 
@@ -285,18 +327,16 @@ impl TorchDistReader {
                 Head::Stored(s) => {
                     let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
 
-                    // A checksum covers the whole record, so it is checked only if all of the record is read anyway.
                     let all =
                         verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
-                    totals.verified += u64::from(all);
-                    let check = all.then(|| -> Box<dyn Checksum> {
+                    let crc32 = s.crc32.filter(|_| all);
+                    totals.verified += u64::from(crc32.is_some());
+                    let check = crc32.map(|crc32| -> Box<dyn Checksum> {
                         let metadata = Arc::clone(&self.table.metadata);
                         let chunk = w.chunk;
-                        Box::new(Crc::new(
-                            s.record.end - s.record.start,
-                            s.crc32,
-                            move || name_of(&metadata, chunk),
-                        ))
+                        Box::new(Crc::new(s.record.end - s.record.start, crc32, move || {
+                            name_of(&metadata, chunk)
+                        }))
                     });
                     let parts = reads
                         .into_iter()

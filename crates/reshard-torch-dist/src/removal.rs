@@ -1,6 +1,12 @@
 //! A checkpoint without some of its keys: new metadata over the same data files.
 
-use crate::{METADATA, limits::not_understood, metadata, producer, reader::TorchDistReader};
+use crate::{
+    METADATA,
+    limits::not_understood,
+    metadata::{self, StorageMeta},
+    producer,
+    reader::TorchDistReader,
+};
 use reshard_plan::{Entry, Metadata, PieceId};
 use reshard_storage::Name;
 use reshard_strategy::{Records, Removal, Result, StorageReader as _, StrategyError, WriteResult};
@@ -9,7 +15,7 @@ use std::{collections::BTreeSet, sync::Arc};
 /// What is left of a checkpoint without the keys that start with `prefix`. Files of which nothing is left are not among those that stay.
 ///
 /// The metadata have the flavour of the old ones. They keep the shapes of flattened tensors, the properties of tensors, the planner's paths,
-/// and in `storage_meta` the id of the checkpoint.
+/// and what `storage_meta` says.
 pub(crate) fn without(reader: &TorchDistReader, prefix: &str) -> Result<Removal> {
     refuse(reader)?;
     let old = reader.metadata();
@@ -58,8 +64,11 @@ pub(crate) fn without(reader: &TorchDistReader, prefix: &str) -> Result<Removal>
     let metadata = builder.finish(old.planner_data().map(|data| data.without(prefix)))?;
     let signs = &reader.table.signs;
     let (flavour, url) = (producer::flavour(signs), reader.store.url());
-    let id = signs.checkpoint_id.as_deref().unwrap_or(&url);
-    let bytes = metadata::write(&metadata, &[results], flavour, id)?;
+    let meta = match signs.storage_meta {
+        true => signs.meta.clone(),
+        false => StorageMeta::of_save(&url),
+    };
+    let bytes = metadata::write(&metadata, &[results], flavour, &meta, signs.mcore_data)?;
     let records = Records::one(Name::new(METADATA)?, bytes.into());
     Ok(Removal::new(keys, keeps.into_iter().collect(), records))
 }

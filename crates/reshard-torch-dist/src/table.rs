@@ -4,6 +4,7 @@ mod build;
 mod place;
 mod ranks;
 
+use crate::metadata::StorageMeta;
 use bytes::Bytes;
 use reshard_model::Region;
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorId, TensorRef};
@@ -37,8 +38,8 @@ pub(crate) struct Signs {
     pub(crate) arity: u8,
     pub(crate) has_tensors: bool,
     pub(crate) storage_meta: bool,
-    pub(crate) checkpoint_id: Option<String>,
-    pub(crate) save_id: bool,
+    /// What it says, if it is there.
+    pub(crate) meta: StorageMeta,
     pub(crate) version: Option<String>,
     pub(crate) mcore_class: bool,
     pub(crate) mcore_data: bool,
@@ -202,7 +203,8 @@ pub(crate) mod tests {
             &b.finish(planner_data).unwrap(),
             &[results],
             Flavour::Universal,
-            "",
+            &StorageMeta::default(),
+            false,
         )
         .unwrap()
         .into()
@@ -228,7 +230,8 @@ pub(crate) mod tests {
             });
         }
         let metadata = b.finish(None).unwrap();
-        let pickle = write(&metadata, &[results], Flavour::Universal, "").unwrap();
+        let meta = StorageMeta::default();
+        let pickle = write(&metadata, &[results], Flavour::Universal, &meta, false).unwrap();
         Table::parse("m", pickle.into(), &Limits::default()).unwrap()
     }
 
@@ -252,9 +255,50 @@ pub(crate) mod tests {
                 .unwrap();
             b.add_chunk(id, &Region::whole(&[5, 5])).unwrap();
         }
-        let pickle = write(&b.finish(None).unwrap(), &[], Flavour::Torch215, "").unwrap();
+        let meta = StorageMeta::default();
+        let pickle = write(
+            &b.finish(None).unwrap(),
+            &[],
+            Flavour::Torch215,
+            &meta,
+            false,
+        )
+        .unwrap();
         let table = Table::parse("m", pickle.into(), &Default::default()).unwrap();
         assert!(table.metadata.tensors().map(|t| t.properties()).eq(all));
+    }
+
+    #[test]
+    fn what_is_said_of_the_storage_is_read_as_it_was_written() {
+        let full = StorageMeta {
+            checkpoint_id: Some("/a/step-1".into()),
+            save_id: Some("94da3970-5ead-4124-bbdf-4463d73560d8".into()),
+            load_id: Some("é".into()),
+            modules: vec!["one".into(), "two".into(), "one".into()],
+        };
+        for meta in [full, StorageMeta::of_save("url"), StorageMeta::default()] {
+            let metadata = Metadata::builder().finish(None).unwrap();
+            let pickle = write(&metadata, &[], Flavour::Torch24, &meta, false).unwrap();
+            let table = Table::parse("m", pickle.into(), &Default::default()).unwrap();
+            assert!(table.signs.storage_meta);
+            assert_eq!(table.signs.meta, meta);
+        }
+    }
+
+    /// A list may name one long text as often as it likes: a copy of each is drawn from the budget.
+    #[test]
+    fn what_is_copied_of_the_storage_is_bounded() {
+        let meta = StorageMeta {
+            modules: vec!["m".repeat(1 << 16); 64],
+            ..StorageMeta::default()
+        };
+        let metadata = Metadata::builder().finish(None).unwrap();
+        let pickle = write(&metadata, &[], Flavour::Torch24, &meta, false).unwrap();
+        let limits = Limits {
+            memory: Some(pickle.len() as u64),
+            ..Limits::default()
+        };
+        assert!(Table::parse("m", pickle.into(), &limits).is_err());
     }
 
     #[test]

@@ -4,15 +4,17 @@ use crate::{
     Flavour, NAME,
     blob::{Blob, Form},
     buckets::Buckets,
-    metadata, object,
+    metadata::{self, StorageMeta},
+    object,
+    producer::COMMON_STATE,
 };
-use reshard_model::{DType, Data, Dims, Layout, ObjectCodec};
+use reshard_model::{DType, Data, Dialect, Dims, Layout, ObjectCodec};
 use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriteData, WriterHooks,
+    BackendVersion, Capabilities, Elements, FileLayout, FinishCx, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriteData, WriterHooks,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -46,6 +48,10 @@ impl StorageWriter for TorchDistWriter {
 
     fn object_lists(&self) -> bool {
         true
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().with_folder(true)
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -82,7 +88,11 @@ impl StorageWriter for TorchDistWriter {
             None => crate::METADATA.to_string(),
             Some(r) => format!("__{r}.metadata"),
         };
-        let bytes = metadata::write(cx.metadata, cx.written, self.flavour, cx.url)?;
+        let meta = StorageMeta::of_save(cx.url);
+        // Versions that look it up know no common state that is an object.
+        let mcore_data =
+            cx.dialect == Dialect::Megatron && cx.metadata.object(COMMON_STATE).is_none();
+        let bytes = metadata::write(cx.metadata, cx.written, self.flavour, &meta, mcore_data)?;
         Ok(Records::one(Name::new(name)?, bytes.into()))
     }
 }

@@ -10,7 +10,8 @@ use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, LegacyHead, LegacyStorage, Outline, Result as FormatResult, StorageRef,
-    archive::ByteOrder,
+    TensorRef,
+    archive::{ByteOrder, Method},
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -121,13 +122,28 @@ impl TorchFile {
         }
     }
 
-    /// Where a storage lies, about: in an archive its header is counted too, because only that says where it ends.
-    pub(crate) fn about(&self, storage: &StorageRef) -> Option<Range<u64>> {
+    /// The CRC-32 of the elements of a tensor, if they are all of a storage, in its order, and lie there as they are.
+    pub(crate) fn checksum(&self, tensor: &TensorRef) -> Option<u32> {
+        let Container::Zip(zip) = &self.container else {
+            return None;
+        };
+        let record = zip.directory.find(&tensor.storage.record())?;
+        let layout = tensor.layout().ok()?;
+        let all = layout.is_contiguous() && layout.bytes() == record.size;
+        (all && record.method == Method::Stored && !tensor.is_lazy(zip.order))
+            .then_some(record.crc32)
+    }
+
+    /// Where a storage lies. In an archive only the header before it says where it begins. Until somebody has read that, the header is counted
+    /// too, without its padding.
+    pub(crate) fn place(&self, storage: &StorageRef) -> Option<Range<u64>> {
         match &self.container {
             Container::Zip(zip) => {
                 let record = zip.directory.find(&storage.record())?;
-                let start = record.header_range();
-                Some(start.start..start.end.checked_add(record.stored)?)
+                zip.known_place(record).or_else(|| {
+                    let header = record.header_range();
+                    Some(header.start..header.end.checked_add(record.stored)?)
+                })
             }
             Container::Legacy(storages) => storages.get(&storage.key).map(|s| s.data.clone()),
             Container::Pickle => None,

@@ -5,16 +5,17 @@ use bytes::Bytes;
 use reshard_model::{PathOfKey, Step};
 use reshard_plan::PlannerData;
 use reshard_storage::Name;
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::{Result, StrategyError, UniqueMap};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The index, in the form that transformers writes.
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub(crate) struct Index {
     #[serde(default)]
     metadata: Notes,
-    weight_map: BTreeMap<String, String>,
+    weight_map: UniqueMap<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -44,7 +45,7 @@ fn is_flat(paths: &PathOfKey) -> bool {
 impl Index {
     pub(crate) fn new(
         total_size: u64,
-        weight_map: BTreeMap<String, String>,
+        weight_map: BTreeMap<Box<str>, String>,
         paths: Option<&PlannerData>,
     ) -> Self {
         let reshard_paths = match paths {
@@ -57,7 +58,7 @@ impl Index {
         };
         Self {
             metadata,
-            weight_map,
+            weight_map: UniqueMap(weight_map),
         }
     }
 
@@ -69,21 +70,19 @@ impl Index {
     }
 
     /// # Errors
-    /// It is no index; it names a file that does not lie directly in the folder.
+    /// It is no index; a key comes twice; it names a file that does not lie in the folder, or below it.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
         let damaged = |what: String| StrategyError::corrupt(INDEX, None, what);
         let index: Self =
             serde_json::from_slice(bytes).map_err(|e| damaged(format!("it is no index: {e}")))?;
         let mut files: BTreeMap<Name, Vec<Box<str>>> = BTreeMap::new();
-        for (key, file) in index.weight_map {
+        for (key, file) in index.weight_map.0 {
             let name = Name::new(file.as_str()).map_err(|e| damaged(format!("{key}: {e}")))?;
-            if file.contains('/') || file == INDEX {
-                let what = format!(
-                    "{key}: it names the file {file:?}, but files of an index lie beside it"
-                );
+            if file == INDEX {
+                let what = format!("{key}: it names the file {file:?}, which is the index itself");
                 return Err(damaged(what));
             }
-            files.entry(name).or_default().push(key.into());
+            files.entry(name).or_default().push(key);
         }
         Ok(Parsed {
             files,
@@ -106,15 +105,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_outside_of_the_folder_are_refused() {
-        for file in ["../x.bin", "/etc/passwd", "a/b.bin", "", "a\\b", INDEX] {
+    fn files_outside_of_the_folder_and_keys_that_come_twice_are_refused() {
+        for file in [
+            "../x.bin",
+            "/etc/passwd",
+            "a/../../b.bin",
+            "",
+            "a\\b",
+            INDEX,
+        ] {
             let json = serde_json::json!({ "weight_map": { "w": file } }).to_string();
             let e = Index::parse(json.as_bytes()).unwrap_err().to_string();
             assert!(e.contains(INDEX) && e.contains("w: "), "{file}: {e}");
         }
+        let twice = br#"{"weight_map": {"a": "x.bin", "a": "y.bin"}}"#;
+        let e = Index::parse(twice).unwrap_err().to_string();
+        assert!(e.contains("the key \"a\" comes twice"), "{e}");
         let json = r#"{"metadata": {"total_size": 1.5e3, "other": []}, "weight_map": {"a": "x.bin", "b": "x.bin"}}"#;
         let parsed = Index::parse(json.as_bytes()).unwrap();
         assert_eq!(parsed.files.values().map(Vec::len).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_key_that_an_index_names_twice_is_refused() {
+        let json = r#"{"weight_map": {"w": "x.bin", "v": "x.bin", "w": "y.bin"}}"#;
+        let e = Index::parse(json.as_bytes()).unwrap_err();
+        assert_eq!(e.kind(), reshard_model::ErrorKind::Corrupt);
+        let e = e.to_string();
+        assert!(
+            e.contains(INDEX) && e.contains("the key \"w\" comes twice"),
+            "{e}"
+        );
     }
 
     #[test]

@@ -16,8 +16,9 @@ use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer, ReadCx, ReadLimits,
+    ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError,
+    Traffic, VerifyReport,
     torch::{Kept, TorchObjects},
 };
 use std::{
@@ -101,7 +102,7 @@ impl StorageReader for TorchSaveReader {
         let place = |chunk: ChunkId| {
             let (n, tensor) = self.table.tensors.get(chunk.0 as usize)?;
             let file = self.file(*n).ok()?;
-            let range = file.about(&tensor.storage)?;
+            let range = file.place(&tensor.storage)?;
             Some(StorageInfo::new(file.name.clone(), range))
         };
         place(chunk).into_iter().collect()
@@ -177,7 +178,34 @@ impl StorageReader for TorchSaveReader {
         objects::read(self, reads, cx).await
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        verify::verify(self, full, progress).await
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
+        let sum = |chunk: &ChunkId| {
+            let (n, tensor) = self.table.tensors.get(chunk.0 as usize)?;
+            let sum = self.file(*n).ok()?.checksum(tensor)?;
+            Some(ElementChecksum::Crc32(sum))
+        };
+        Ok(chunks.iter().map(sum).collect())
+    }
+
+    fn shared_elements(&self, chunk: ChunkId) -> Option<String> {
+        let (n, tensor) = self.table.tensors.get(chunk.0 as usize)?;
+        let order = match tensor.layout().ok()?.is_contiguous() {
+            true => format!("{} in order", tensor.shape.volume()?),
+            false => format!("{} by {}", tensor.shape, tensor.strides),
+        };
+        let signs = (tensor.conj, tensor.neg);
+        let (dtype, storage) = (tensor.dtype, &tensor.storage.key);
+        Some(format!(
+            "{n}/{storage} {dtype} from {} {order} {signs:?}",
+            tensor.offset
+        ))
+    }
+
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
 }

@@ -47,7 +47,8 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         let can = Capabilities::default()
             .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
             // Several files with an index hold only tensors.
-            .with_objects(|_, by_policy| !by_policy);
+            .with_objects(|_, by_policy| !by_policy)
+            .with_folder(true);
         match self.single_file {
             Some(true) => can.with_places(|_| PlaceKind::File),
             Some(false) => can,
@@ -72,6 +73,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         let target = self.target(cx.url);
         let mut cx = cx.clone();
         let asked = Asked::default();
+        let takes_folder = matches!(target, Target::Folder);
         let prefix = match &target {
             Target::File(name) => name.clone(),
             Target::Folder => WEIGHTS.into(),
@@ -88,6 +90,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         });
         let writer = TorchSaveWriter {
             file: prefix,
+            takes_folder,
             asked,
         };
         Planned::new(writer).prepare(state, &cx).await

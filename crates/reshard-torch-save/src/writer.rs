@@ -11,12 +11,12 @@ use crate::{
     told::{Asked, FilePlan, Files, Receipt, What, unpack},
 };
 use archive::FileExtent;
-use reshard_model::{Data, Layout, ObjectCodec};
+use reshard_model::{DType, Data, Layout, ObjectCodec};
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Piece, Records, Resolve, Result,
-    StorageWriter, StrategyError, WriteData, WriterHooks, decode_object, mosaic, run_of,
+    BackendVersion, Blocks, Capabilities, Elements, FileLayout, FinishCx, Piece, Records, Resolve,
+    Result, StorageWriter, StrategyError, WriteData, WriterHooks, decode_object, mosaic, run_of,
 };
 use reshard_torch_format::{
     Part, TorchSave,
@@ -36,6 +36,8 @@ use tree::Grown;
 pub(crate) struct TorchSaveWriter {
     /// The name of the file, or of the only file of a folder.
     pub(crate) file: String,
+    /// Whether the checkpoint is a folder, whose index names its files.
+    pub(crate) takes_folder: bool,
     pub(crate) asked: Asked,
 }
 
@@ -48,6 +50,10 @@ impl WriterHooks for TorchSaveWriter {
 impl StorageWriter for TorchSaveWriter {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().with_folder(self.takes_folder)
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -80,7 +86,7 @@ impl StorageWriter for TorchSaveWriter {
             policy = policy.or(receipt.policy);
             if receipt.indexed {
                 let own = receipt.keys.into_iter();
-                weight_map.extend(own.map(|key| (key.into(), part.file.to_string())));
+                weight_map.extend(own.map(|key| (key, part.file.to_string())));
             }
         }
         if let Some(metrics) = &mut policy {
@@ -124,7 +130,7 @@ impl TorchSaveWriter {
                     tensor.requires_grad = *requires_grad;
                     let bytes = tensor.storage.len;
                     let (blocks, who) = elements(&leaf.key, shape, bytes, own, resolve)?;
-                    let number = match who.and_then(|who| shared.get(&who)) {
+                    let number = match who.as_ref().and_then(|who| shared.get(who)) {
                         Some(number) => *number,
                         None => {
                             sources.push(Source { blocks, bytes });
@@ -159,8 +165,14 @@ impl TorchSaveWriter {
     }
 }
 
-/// Elements in the caller's memory, by their buffer, type and place: several leaves may have the same ones.
-type Shared = (usize, reshard_model::DType, u64, u64);
+/// Elements that several leaves may have.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Shared {
+    /// In the caller's memory: by their buffer, type and place.
+    Memory(usize, DType, u64, u64),
+    /// Of a source that says which they are.
+    Source(String, DType),
+}
 
 fn encoding(e: reshard_torch_format::Error) -> StrategyError {
     StrategyError::Invalid(e.to_string())
@@ -184,8 +196,8 @@ fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<resh
     }
 }
 
-/// The elements of a tensor, made of its pieces, in row-major order; and which elements of the caller's they are, if they lie in one
-/// piece in host memory.
+/// The elements of a tensor, made of its pieces, in row-major order; and which elements they are, if they lie in one piece
+/// in host memory, or come from one source that knows it.
 fn elements(
     key: &str,
     shape: &[u64],
@@ -205,13 +217,17 @@ fn elements(
         let lost = || StrategyError::Internal(format!("{key}: an object is planned in a tensor"));
         let t = item.tensor().ok_or_else(lost)?;
         let size = t.dtype.size();
-        if let (Data::Host(host), [_]) = (&data, items)
-            && host.layout().is_contiguous()
-            && host.nbytes() > 0
-        {
-            let hull = host.layout().hull();
-            who = Some((host.buffer_id(), t.dtype, hull.start, hull.end));
-        }
+        who = match (&data, items) {
+            (Data::Host(host), [_]) if host.layout().is_contiguous() && host.nbytes() > 0 => {
+                let hull = host.layout().hull();
+                let buffer = host.buffer_id();
+                Some(Shared::Memory(buffer, t.dtype, hull.start, hull.end))
+            }
+            (Data::Lazy(source), [_]) if t.bytes() == bytes => {
+                source.identity().map(|id| Shared::Source(id, t.dtype))
+            }
+            _ => None,
+        };
         planned = planned.saturating_add(t.bytes());
         let run = run_of(&t.region, shape);
         pieces.push(Piece::new(t.region.clone(), size, &data));

@@ -3,7 +3,7 @@
 use crate::{
     NAME, RECORD,
     array::{
-        find::{self, Found, ZARR_JSON},
+        find::{self, Found, LONE, ZARR_JSON, ZMETADATA},
         meta::{ArrayMeta, Encoding, Fault, FaultKind},
         shard::Shard,
     },
@@ -16,12 +16,16 @@ use crate::{
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::{Depth, Listing, Name, Store};
+use reshard_storage::{Depth, Entry, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal,
     Result, StorageReader, StrategyError,
 };
-use std::{any::Any, collections::BTreeMap, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The formats `zarr` and `zarr3`. They read the same folders: arrays of both versions of Zarr. They differ in the version that they are
 /// recognised by, and that they write.
@@ -106,18 +110,24 @@ impl OpenFormat for Zarr {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let files: BTreeMap<Name, u64> = cx
-            .store
-            .list(None, Depth::All)
-            .await?
-            .files
-            .into_iter()
-            .map(|entry| (entry.name, entry.bytes))
-            .collect();
+        let noted = self.noted(&cx.store, &cx.limits).await?;
+        let (mut files, unlisted) = match cx.store.list(None, Depth::All).await {
+            Ok(listed) => (by_name(listed.files), None),
+            Err(e @ StorageError::Unsupported { .. }) => {
+                let names = descriptions(noted.as_ref().map(|(_, record)| record))?;
+                (by_name(cx.store.present(names).await?), Some(e))
+            }
+            Err(e) => return Err(e.into()),
+        };
         // The lock files of Megatron Core are empty.
         let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
         let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
-        let (noted_in, record) = match self.noted(&cx.store, &cx.limits).await? {
+        if found.is_empty()
+            && let Some(e) = unlisted
+        {
+            return Err(e.into());
+        }
+        let (noted_in, record) = match noted {
             Some((noted_in, record)) => (noted_in, Some(record)),
             None => (self.record(), None),
         };
@@ -131,6 +141,10 @@ impl OpenFormat for Zarr {
         }
         let room = Room::of(&cx.limits, &files);
         let mut tables = Tables::of(found, record, noted_in, room)?;
+        if unlisted.is_some() {
+            let chunks = cx.store.present(chunks(&tables.arrays)?).await?;
+            files.extend(by_name(chunks));
+        }
         for array in &mut tables.arrays {
             array.shards =
                 Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
@@ -161,6 +175,45 @@ impl OpenFormat for Zarr {
         let noted = self.noted(&reader.store, &reader.limits).await?;
         removal::without(reader, noted, prefix).await
     }
+}
+
+fn by_name(files: Vec<Entry>) -> BTreeMap<Name, u64> {
+    files.into_iter().map(|e| (e.name, e.bytes)).collect()
+}
+
+/// So many files are asked for one by one, at most.
+const ONE_BY_ONE: usize = 1 << 16;
+
+/// The descriptions of a place that nobody can list: its own, consolidated ones, and those of the arrays that reshard has noted.
+fn descriptions(noted: Option<&Record>) -> Result<BTreeSet<Name>> {
+    let own = [ZMETADATA, ZARR_JSON, ZARRAY].map(String::from);
+    let arrays = noted.into_iter().flat_map(|record| record.arrays.keys());
+    let noted = arrays.take(ONE_BY_ONE).flat_map(|key| {
+        [ZARRAY, ZARR_JSON].map(|file| match &**key {
+            LONE => file.to_owned(),
+            folder => format!("{folder}/{file}"),
+        })
+    });
+    let all = own.into_iter().chain(noted).map(Name::new);
+    Ok(all.collect::<Result<_, _>>()?)
+}
+
+/// The files that arrays may have. Where a chunk has none, it is the fill value.
+fn chunks(arrays: &[Array]) -> Result<BTreeSet<Name>> {
+    let mut names = BTreeSet::new();
+    for array in arrays {
+        for number in 0..array.count {
+            if names.len() >= ONE_BY_ONE {
+                let what = format!(
+                    "its arrays may have more than {ONE_BY_ONE} files, each of which has to be asked for, because nobody can list them here; \
+                     use the URL of the bucket behind it, or download the files"
+                );
+                return Err(StorageError::invalid(what).into());
+            }
+            names.insert(array.file(number)?);
+        }
+    }
+    Ok(names)
 }
 
 /// Files directly in a folder of Zarr v2. TensorStore makes none of them.

@@ -15,8 +15,8 @@ use reshard_model::{Dialect, ErrorKind, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
-    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
+    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
 use std::sync::Arc;
 
@@ -110,6 +110,10 @@ impl StorageReader for ZarrReader {
         role(self, file)
     }
 
+    fn is_whole(&self) -> Result<(), String> {
+        files::is_whole(self)
+    }
+
     fn reads_columns_together(&self) -> bool {
         true
     }
@@ -154,7 +158,11 @@ impl StorageReader for ZarrReader {
         }
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        verify::verify(self, full, progress).await
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
 }

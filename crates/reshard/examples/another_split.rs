@@ -20,7 +20,7 @@ fn element(row: u64, column: u64) -> i32 {
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
-    let url = dir.path().join("matrix").display().to_string();
+    let place = dir.path().join("matrix");
 
     on_ranks(4, |group| {
         let rank = u64::from(group.rank().0);
@@ -29,11 +29,12 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
             (rank * rows..(rank + 1) * rows).flat_map(|r| (0..COLUMNS).map(move |c| element(r, c)));
         let mine = Tensor::from_vec(&[rows, COLUMNS], elements.collect())?;
         let mut state = StateDict::new();
-        state.insert(
+        state.insert_piece(ShardedTensor::from_rank_offsets(
             "m",
-            ShardedTensor::from_rank_offsets("m", mine, &[(0, rank, 4)])?,
-        );
-        blocking::run(save(&state, &url).group(&group))?;
+            mine,
+            &[(0, rank, 4)],
+        )?);
+        blocking::run(save(&state, &place).group(&group))?;
         Ok(())
     })?;
 
@@ -43,17 +44,16 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Memory of the model, which the load fills in place.
         let mine = Tensor::zeros("m", DType::Int32, &[ROWS, columns])?;
         let mut template = StateDict::new();
-        template.insert(
+        template.insert_piece(ShardedTensor::from_rank_offsets(
             "m",
-            ShardedTensor::from_rank_offsets("m", mine, &[(1, rank, 2)])?,
-        );
-        let loaded = blocking::run(load(template, &url).group(&group))?;
-        let mine = loaded
-            .get("m")
-            .and_then(|t| t.leaf()?.as_tensor()?.to_vec::<i32>());
+            mine,
+            &[(1, rank, 2)],
+        )?);
+        let loaded = blocking::run(load(template, &place).group(&group))?;
+        let mine = loaded.tensor("m")?.to_vec::<i32>()?;
         let first = rank * columns;
         let want = (0..ROWS).flat_map(|r| (first..first + columns).map(move |c| element(r, c)));
-        assert_eq!(mine, Some(want.collect()));
+        assert!(want.eq(mine));
         Ok(())
     })?;
     println!("4 ranks wrote rows, 2 ranks read columns");

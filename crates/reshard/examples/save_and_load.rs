@@ -12,25 +12,26 @@ use reshard::prelude::*;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
-    let url = dir.path().join("step-100").display().to_string();
+    let place = dir.path().join("step-100");
 
     // Ranks of this example are threads. In a job each process has a group of its own, and calls `save` once.
     std::thread::scope(|scope| {
         let ranks = LocalGroup::new(2).into_iter().map(|group| {
-            let url = &url;
+            let place = &place;
             scope.spawn(
                 move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
                     let rank = u64::from(group.rank().0);
                     let mut state = StateDict::new();
                     // Row `rank` of two.
                     let row = Tensor::from_vec(&[1, 3], vec![rank as f32; 3])?;
-                    state.insert(
-                        "weight",
-                        ShardedTensor::from_rank_offsets("layer.weight", row, &[(0, rank, 2)])?,
-                    );
+                    state.insert_piece(ShardedTensor::from_rank_offsets(
+                        "layer.weight",
+                        row,
+                        &[(0, rank, 2)],
+                    )?);
                     // Not sharded: common state, which the coordinator saves.
                     state.insert("step", 100);
-                    blocking::run(save(&state, url).group(&group))?;
+                    blocking::run(save(&state, place).group(&group))?;
                     Ok(())
                 },
             )
@@ -44,17 +45,15 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A template says what is wanted. Memory is allocated, since none is given.
     let mut template = StateDict::new();
-    template.insert(
-        "weight",
-        ShardedTensor::template("layer.weight", DType::Float32, &[2, 3]),
-    );
-    let state = blocking::load(template, &url)?;
-    let leaf = |key: &str| state.get(key).and_then(|tree| tree.leaf());
-    let weight = leaf("weight")
-        .and_then(Value::as_tensor)
-        .and_then(Tensor::to_vec::<f32>);
-    assert_eq!(weight, Some(vec![0., 0., 0., 1., 1., 1.]));
-    assert_eq!(leaf("step").and_then(Value::as_int), Some(100));
-    println!("loaded step 100 from {url}");
+    template.insert_piece(ShardedTensor::template(
+        "layer.weight",
+        DType::Float32,
+        &[2, 3],
+    ));
+    let state = blocking::load(template, &place)?;
+    let weight = state.tensor("layer.weight")?.to_vec::<f32>()?;
+    assert_eq!(weight, [0., 0., 0., 1., 1., 1.]);
+    assert_eq!(state.int("step")?, 100);
+    println!("loaded step 100 from {}", place.display());
     Ok(())
 }

@@ -4,26 +4,14 @@
 //! Each rank computes a CRC-32 of each of its plain tensors. The coordinator compares these, together with types and
 //! shapes. This finds every difference within 32 neighbouring bits, and misses one in 2^32 of all others.
 
-use crate::consistent::Digest;
+use crate::{consistent::Digest, crc};
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
-use reshard_model::{
-    DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Region, Step, Tensor,
-};
-use reshard_storage::run_blocking;
+use reshard_model::{DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Step};
 use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// So many bytes are hashed at a time, so that they are read from memory only once.
-const BLOCK: u64 = 256 << 10;
-/// Smaller tensors are hashed together, up to so many bytes.
-const TASK: u64 = 4 << 20;
-/// At most so many bytes of a device tensor are in host memory at a time.
-const FROM_DEVICE: u64 = 64 << 20;
 /// A message names at most so many tensors.
 const SHOWN: usize = 20;
 /// A message lists at most so many variants of one tensor.
@@ -35,6 +23,8 @@ pub(crate) struct Rule {
     pub(crate) dialect: Dialect,
     /// If they differ, the coordinator's are saved.
     pub(crate) coordinators: bool,
+    /// Whether replicas are compared, which all ranks have to do.
+    pub(crate) check_replicas: bool,
 }
 
 /// What is compared between tensors.
@@ -49,6 +39,7 @@ struct Print {
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     coordinators: bool,
+    check_replicas: bool,
     /// The last part of the URL, in an asynchronous save.
     name: Option<String>,
     prints: Vec<(Path, Print)>,
@@ -94,6 +85,7 @@ pub(crate) async fn agree<T>(
     };
     let told = told.map(|prints| Told {
         coordinators: rule.coordinators,
+        check_replicas: rule.check_replicas,
         name: name.map(str::to_owned),
         prints,
         common: mine.common,
@@ -134,90 +126,24 @@ pub(crate) fn leave_to_coordinator(
     }
 }
 
-/// The prints of this rank's tensors. Views of the same elements are hashed once.
+/// The prints of this rank's tensors.
 async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
-    let mut views: IndexMap<_, &PlainTensor> = IndexMap::new();
-    let mut of_view = Vec::with_capacity(plain.len());
-    for t in plain {
-        let (buffer, dtype, layout) = match &t.data {
-            Data::Host(h) => (h.buffer_id(), h.dtype(), h.layout()),
-            Data::Device(d) => (
-                Arc::as_ptr(d.buffer()).cast::<u8>() as usize,
-                d.dtype(),
-                d.layout(),
-            ),
+    let sums = crc::of_all(plain.iter().map(|t| (t.path.to_string(), &t.data))).await?;
+    let print = |(t, sum): (&PlainTensor, Option<u32>)| {
+        let (dtype, shape) = match &t.data {
+            Data::Host(h) => (h.dtype(), h.shape()),
+            Data::Device(d) => (d.dtype(), d.layout().shape()),
             // Other leaves contain no plain tensors.
-            Data::None | Data::Lazy(_) => continue,
+            Data::None | Data::Lazy(_) => return None,
         };
-        let view = (
-            buffer,
+        let print = Print {
             dtype,
-            layout.start(),
-            layout.shape().clone(),
-            layout.strides().clone(),
-        );
-        let entry = views.entry(view);
-        of_view.push((t.path.clone(), dtype, layout.shape().clone(), entry.index()));
-        entry.or_insert(t);
-    }
-    let mut tasks: Vec<Vec<PlainTensor>> = Vec::new();
-    let mut room = 0;
-    for t in views.into_values() {
-        let bytes = bytes(&t.data);
-        match tasks.last_mut() {
-            Some(task) if bytes <= room => {
-                task.push(t.clone());
-                room -= bytes;
-            }
-            _ => {
-                tasks.push(vec![t.clone()]);
-                room = TASK.saturating_sub(bytes);
-            }
-        }
-    }
-    let hashed = run_blocking(
-        tasks
-            .into_iter()
-            .map(|task| move || task.iter().map(crc).collect()),
-    );
-    let hashed: Vec<Vec<Result<u32>>> = hashed.await?;
-    let crcs = hashed.into_iter().flatten().collect::<Result<Vec<u32>>>()?;
-    let print = |(path, dtype, shape, view): (Path, DType, Dims, usize)| {
-        Some((
-            path,
-            Print {
-                dtype,
-                shape,
-                crc: *crcs.get(view)?,
-            },
-        ))
+            shape: shape.clone(),
+            crc: sum?,
+        };
+        Some((t.path.clone(), print))
     };
-    Ok(of_view.into_iter().filter_map(print).collect())
-}
-
-fn bytes(data: &Data) -> u64 {
-    match data {
-        Data::Host(t) => t.nbytes(),
-        Data::Device(t) => t.layout().bytes(),
-        Data::None | Data::Lazy(_) => 0,
-    }
-}
-
-fn crc(t: &PlainTensor) -> Result<u32> {
-    let mut crc = crc32fast::Hasher::new();
-    let mut update = |t: &Tensor| t.blocks(BLOCK).for_each(|block| crc.update(&block));
-    match &t.data {
-        Data::Host(t) => update(t),
-        Data::Device(d) => {
-            let key = t.path.to_string();
-            let (whole, item) = (Region::whole(d.layout().shape()), d.layout().item());
-            for part in whole.blocks(FROM_DEVICE / item.max(1)) {
-                update(&d.narrow(&part).to_host(&key)?);
-            }
-        }
-        Data::None | Data::Lazy(_) => {}
-    }
-    Ok(crc.finalize())
+    Ok(plain.iter().zip(sums).filter_map(print).collect())
 }
 
 /// What each rank has under one path. A rank that has the item, but not this tensor in it, has nothing.
@@ -232,12 +158,27 @@ impl Rule {
     /// Called on the coordinator: the keys that are left to it.
     fn compare(self, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
         let ranks = || (0..).map(Rank).zip(all);
-        if let Some((rank, _)) = ranks().find(|(_, told)| told.coordinators != self.coordinators) {
-            let what = format!(
-                "rank {rank} and the coordinator, rank {coordinator}, have different values of \
-                 `coordinators_plain_tensors`; give all ranks the same"
-            );
-            return Err(cause(&StrategyError::Invalid(what)));
+        type Chosen = fn(&Told) -> bool;
+        let options: [(&str, Chosen, bool); 2] = [
+            (
+                "coordinators_plain_tensors",
+                |told| told.coordinators,
+                self.coordinators,
+            ),
+            (
+                "check_replicas",
+                |told| told.check_replicas,
+                self.check_replicas,
+            ),
+        ];
+        for (option, told_of, mine) in options {
+            if let Some((rank, _)) = ranks().find(|(_, told)| told_of(told) != mine) {
+                let what = format!(
+                    "rank {rank} and the coordinator, rank {coordinator}, have different values of \
+                     `{option}`; give all ranks the same"
+                );
+                return Err(cause(&StrategyError::Invalid(what)));
+            }
         }
         let meant = all
             .get(coordinator.index())

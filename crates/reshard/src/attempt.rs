@@ -1,12 +1,13 @@
-//! The names of attempts to save.
+//! The names of attempts to save, and of the folders that places with versions side by side have for them.
 
-use reshard_storage::Leftover;
+use reshard_storage::{Leftover, Name, is_attempt};
 use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// A name that no other attempt has. It occurs only in hidden names, never in the bytes of a checkpoint.
+/// A name that no other attempt has. It occurs in hidden names; in a place that keeps versions side by side also in the names of data
+/// files, and so in the bytes of the format record.
 pub(crate) fn attempt() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now()
@@ -22,23 +23,38 @@ pub(crate) fn attempt() -> String {
 
 /// Whether a save has left this. Anything with another form of name belongs to others, even if it looks similar.
 pub(crate) fn is_of_a_save(left: &Leftover) -> bool {
-    // Exactly as it is written: without a sign and without leading zeros.
-    let number = |s: &str| {
-        u64::from_str_radix(s, 16)
-            .ok()
-            .filter(|n| format!("{n:x}") == s)
-    };
-    let numbers: Option<Vec<u64>> = left.attempt.split('-').map(number).collect();
-    // No ordinary name is a time after this crate was started.
-    matches!(numbers.as_deref(), Some([_, nanos, _]) if *nanos >= BEGUN)
+    is_attempt(&left.attempt)
 }
 
-/// Nanoseconds from 1970 to 2025.
-const BEGUN: u64 = 1_735_689_600_000_000_000;
+/// The name of a file within the folder of an attempt. `None` if it lies elsewhere.
+pub(crate) fn in_folder(name: &str) -> Option<&str> {
+    parts(name).map(|(_, inside)| inside)
+}
+
+/// The folder of an attempt in which a file lies.
+pub(crate) fn folder_of(name: &Name) -> Option<&str> {
+    parts(name.as_str()).map(|(folder, _)| folder)
+}
+
+/// The folder of an attempt, and the name of the file in it.
+fn parts(name: &str) -> Option<(&str, &str)> {
+    name.split_once('/')
+        .filter(|(folder, _)| is_attempt(folder))
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_in_the_folder_of_an_attempt_is_told_from_other_files() {
+        let inside = |name: &str| in_folder(name).map(str::to_owned);
+        let attempt = attempt();
+        assert_eq!(inside(&format!("{attempt}/a/b")), Some("a/b".into()));
+        for name in ["a", "a/b", &*attempt, &format!("a/{attempt}/b")] {
+            assert_eq!(inside(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn a_save_knows_its_own_names_from_those_of_others() {

@@ -7,12 +7,11 @@ mod background;
 pub use background::{AsyncCallsQueue, AsyncSaver, SaveHandle, start};
 
 use crate::{LoadError, Result, SaveReport};
-use futures_executor::block_on;
-use reshard_model::{Payload, Select, StateDict, Tensor, Value, ValueTree};
+use reshard_model::{Element, Payload, Select, StateDict, Tensor, Value, ValueTree};
 use reshard_plan::Metadata;
-use reshard_storage::{Entry, Leftover, Link, Name, Progress};
-use reshard_strategy::{FileRole, VerifyReport};
-use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
+use reshard_storage::{Entry, Leftover, Link, Name, Progress, wait as block_on};
+use reshard_strategy::{CheckedItems, FileRole, VerifyReport};
+use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, path::Path, sync::Arc};
 
 /// Waits for a save or load with options: `run(reshard::save(&state, url).overwrite(true))`.
 pub fn run<F: IntoFuture>(operation: F) -> F::Output {
@@ -23,80 +22,80 @@ pub fn run<F: IntoFuture>(operation: F) -> F::Output {
 ///
 /// # Errors
 /// As [`crate::save`].
-pub fn save(state: &StateDict, url: &str) -> Result<SaveReport> {
-    run(crate::save(state, url))
+pub fn save(state: &StateDict, place: impl AsRef<Path>) -> Result<SaveReport> {
+    run(crate::save(state, place))
 }
 
 /// [`crate::load`] with its defaults.
 ///
 /// # Errors
 /// As [`crate::load`].
-pub fn load(template: StateDict, url: &str) -> Result<ValueTree, LoadError> {
-    run(crate::load(template, url))
+pub fn load(template: StateDict, place: impl AsRef<Path>) -> Result<ValueTree, LoadError> {
+    run(crate::load(template, place))
 }
 
 /// [`crate::load_common`].
 ///
 /// # Errors
 /// As [`crate::load_common`].
-pub fn load_common(url: &str) -> Result<ValueTree> {
-    block_on(crate::load_common(url))
+pub fn load_common(place: impl AsRef<Path>) -> Result<ValueTree> {
+    block_on(crate::load_common(place))
 }
 
 /// [`crate::load_metadata`].
 ///
 /// # Errors
 /// As [`crate::load_metadata`].
-pub fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
-    block_on(crate::load_metadata(url))
+pub fn load_metadata(place: impl AsRef<Path>) -> Result<Arc<Metadata>> {
+    block_on(crate::load_metadata(place))
 }
 
 /// [`crate::load_plain_tensors`].
 ///
 /// # Errors
 /// As [`crate::load_plain_tensors`].
-pub fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
-    block_on(crate::load_plain_tensors(url))
+pub fn load_plain_tensors(place: impl AsRef<Path>) -> Result<BTreeMap<String, Tensor>> {
+    block_on(crate::load_plain_tensors(place))
 }
 
 /// [`crate::load_plain_tensors_and_common`].
 ///
 /// # Errors
 /// As there.
-pub fn load_plain_tensors_and_common(url: &str) -> Result<ValueTree> {
-    block_on(crate::load_plain_tensors_and_common(url))
+pub fn load_plain_tensors_and_common(place: impl AsRef<Path>) -> Result<ValueTree> {
+    block_on(crate::load_plain_tensors_and_common(place))
 }
 
 /// [`crate::load_tensors_metadata`].
 ///
 /// # Errors
 /// As there.
-pub fn load_tensors_metadata(url: &str) -> Result<StateDict> {
-    block_on(crate::load_tensors_metadata(url))
+pub fn load_tensors_metadata(place: impl AsRef<Path>) -> Result<StateDict> {
+    block_on(crate::load_tensors_metadata(place))
 }
 
 /// [`crate::load_sharded_metadata`].
 ///
 /// # Errors
 /// As there.
-pub fn load_sharded_metadata(url: &str) -> Result<StateDict> {
-    block_on(crate::load_sharded_metadata(url))
+pub fn load_sharded_metadata(place: impl AsRef<Path>) -> Result<StateDict> {
+    block_on(crate::load_sharded_metadata(place))
 }
 
 /// [`crate::load_content_metadata`].
 ///
 /// # Errors
 /// As there.
-pub fn load_content_metadata(url: &str) -> Result<Option<Value>> {
-    block_on(crate::load_content_metadata(url))
+pub fn load_content_metadata(place: impl AsRef<Path>) -> Result<Option<Value>> {
+    block_on(crate::load_content_metadata(place))
 }
 
 /// [`crate::is_distributed_checkpoint`].
 ///
 /// # Errors
 /// As there.
-pub fn is_distributed_checkpoint(url: &str) -> Result<bool> {
-    block_on(crate::is_distributed_checkpoint(url))
+pub fn is_distributed_checkpoint(place: impl AsRef<Path>) -> Result<bool> {
+    block_on(crate::is_distributed_checkpoint(place))
 }
 
 /// [`crate::Checkpoint`]. It derefs to that type for methods that need no waiting.
@@ -121,16 +120,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As there.
-    pub fn open(url: &str) -> Result<Self> {
-        block_on(crate::Checkpoint::open(url)).map(Self)
+    pub fn open(place: impl AsRef<Path>) -> Result<Self> {
+        block_on(crate::Checkpoint::open(place)).map(Self)
     }
 
     /// [`crate::OpenOptions::open`].
     ///
     /// # Errors
     /// As there.
-    pub fn open_with(options: crate::OpenOptions, url: &str) -> Result<Self> {
-        block_on(options.open(url)).map(Self)
+    pub fn open_with(options: crate::OpenOptions, place: impl AsRef<Path>) -> Result<Self> {
+        block_on(options.open(place)).map(Self)
     }
 
     /// [`crate::Checkpoint::tensor`].
@@ -186,20 +185,36 @@ impl Checkpoint {
         block_on(self.0.state())
     }
 
-    /// [`crate::Checkpoint::plain_tensors`].
+    /// [`crate::Checkpoint::load_plain_tensors`].
     ///
     /// # Errors
     /// As there.
-    pub fn plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        block_on(self.0.plain_tensors())
+    pub fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        block_on(self.0.load_plain_tensors())
     }
 
-    /// [`crate::Checkpoint::content_metadata`].
+    /// [`crate::Checkpoint::load_plain_tensors_and_common`].
     ///
     /// # Errors
     /// As there.
-    pub fn content_metadata(&self) -> Result<Option<Value>> {
-        block_on(self.0.content_metadata())
+    pub fn load_plain_tensors_and_common(&self) -> Result<ValueTree> {
+        block_on(self.0.load_plain_tensors_and_common())
+    }
+
+    /// [`crate::Checkpoint::load_content_metadata`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_content_metadata(&self) -> Result<Option<Value>> {
+        block_on(self.0.load_content_metadata())
+    }
+
+    /// [`crate::Checkpoint::is_distributed_checkpoint`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn is_distributed_checkpoint(&self) -> Result<bool> {
+        block_on(self.0.is_distributed_checkpoint())
     }
 
     /// [`crate::Checkpoint::beside_integrity`].
@@ -254,6 +269,19 @@ impl Checkpoint {
     pub fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
         block_on(self.0.verify(full, progress))
     }
+
+    /// [`crate::Checkpoint::sample`].
+    pub fn sample(&self, share: f64, seed: u64) -> crate::Sample {
+        self.0.sample(share, seed)
+    }
+
+    /// [`crate::Checkpoint::verify_items`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify_items(&self, items: &CheckedItems, progress: Progress) -> Result<VerifyReport> {
+        block_on(self.0.verify_items(items, progress))
+    }
 }
 
 /// [`crate::TensorHandle`]. It derefs to that type for methods that need no waiting.
@@ -274,5 +302,13 @@ impl TensorHandle {
     /// As there.
     pub fn read(&self, what: impl Select) -> Result<Tensor> {
         block_on(self.0.read(what))
+    }
+
+    /// [`crate::TensorHandle::read_as`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
+        block_on(self.0.read_as(what))
     }
 }

@@ -5,6 +5,7 @@ mod files;
 mod handle;
 mod objects;
 mod open;
+mod sample;
 mod tensors;
 mod whole;
 
@@ -14,5 +15,6 @@ pub use entry_points::{
 };
 pub use handle::Checkpoint;
 pub use open::OpenOptions;
+pub use sample::Sample;
 pub use tensors::{StoredChunk, TensorHandle};
 pub use whole::{load_common, load_metadata};

@@ -29,30 +29,30 @@ pub struct StoredCommon {
 }
 
 impl StoredCommon {
-    /// Other common state in the same form, for tools that change it.
-    pub fn replaced(&self, common: Value) -> Self {
+    /// Common state in this form, for tools that change either.
+    pub fn new(form: CommonForm, common: Value) -> Self {
         // A cell of an array of objects is stored as a list.
-        let value = match self.form {
+        let value = match form {
             CommonForm::File => common,
             CommonForm::Object => Value::List(vec![common]),
         };
         Self {
-            form: self.form,
+            form,
             payload: Payload::Value(value),
-        }
-    }
-
-    /// Other common state as a file, for formats that store no objects.
-    pub fn in_file(&self, common: Value) -> Self {
-        Self {
-            form: CommonForm::File,
-            payload: Payload::Value(common),
         }
     }
 
     /// In which form it was stored, and will be stored.
     pub fn form(&self) -> CommonForm {
         self.form
+    }
+
+    /// Bytes of it as it was stored. 0 if it was not read from a checkpoint.
+    pub fn stored_bytes(&self) -> u64 {
+        match &self.payload {
+            Payload::Encoded { bytes, .. } => bytes.len() as u64,
+            _ => 0,
+        }
     }
 
     /// The key of the object that holds it, if no file does.

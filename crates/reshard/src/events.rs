@@ -21,10 +21,15 @@ pub struct PhaseEvent<'a> {
     pub start: SystemTime,
     /// When it ended.
     pub end: SystemTime,
+    /// The items that this rank has read or written in it: chunks of tensors, and objects. Known of `write` and `read`, and of a `check`.
+    pub items: u64,
     /// The bytes that this rank has read or written in it.
     pub bytes: u64,
     /// The files that this rank has read or written in it.
     pub files: u64,
+    /// The bytes of the rank that wrote or read the most, divided by the mean of all ranks. Known of the last phase of a save or load, on
+    /// every rank.
+    pub imbalance: Option<f64>,
     /// Why it failed, if it did.
     pub error: Option<&'a str>,
 }
@@ -44,8 +49,10 @@ impl PhaseEvent<'_> {
             checkpoint = self.checkpoint,
             start_us = us(self.start),
             end_us = us(self.end),
+            items = self.items,
             bytes = self.bytes,
             files = self.files,
+            imbalance = self.imbalance,
             error = self.error,
         );
     }

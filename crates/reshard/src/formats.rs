@@ -1,6 +1,6 @@
 //! The formats that a program knows, and what their file names mean.
 
-use reshard_storage::{Entry, Listing, PlaceKind};
+use reshard_storage::{Entry, Listing, Name, PlaceKind};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -60,8 +60,9 @@ impl Formats {
     }
 
     /// The names to look for, without duplicates.
-    pub(crate) fn probes(&self) -> BTreeSet<&'static str> {
-        self.0.iter().flat_map(|f| f.probes()).copied().collect()
+    pub(crate) fn probes(&self) -> Result<BTreeSet<Name>> {
+        let names = self.0.iter().flat_map(|f| f.probes());
+        Ok(names.copied().map(Name::new).collect::<Result<_, _>>()?)
     }
 
     /// The names to look for in folders, without duplicates.

@@ -1,10 +1,10 @@
 //! Megatron Core's `integrity.json`: written by a save, and checked by `verify` and by loads that ask for it.
 
-use crate::control::hex;
+use crate::{control::hex, opened::Opened};
 use bytes::Bytes;
 use reshard_megatron::{INTEGRITY, Integrity};
 use reshard_model::ErrorKind;
-use reshard_storage::{Entry, Name, Progress, Store, StoreExt, Transaction};
+use reshard_storage::{Entry, Name, Progress, StorageError, Store, StoreExt, Transaction};
 use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
 use sha2::{Digest, Sha256};
 use std::{future::Future, sync::Arc};
@@ -164,16 +164,21 @@ pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
     }
 }
 
-/// Files that lie in the place, and that `integrity.json` does not list.
+/// Files that lie in the place, and that `integrity.json` does not list. If nobody can list the place, those of them that the metadata and their
+/// format name.
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn unlisted(store: &Arc<dyn Store>) -> Result<Vec<Name>> {
-    let Ok(Some(integrity)) = Integrity::of(store).await else {
+pub(crate) async fn unlisted(opened: &Opened) -> Result<Vec<Name>> {
+    let Ok(Some(integrity)) = Integrity::of(&opened.store).await else {
         return Ok(Vec::new());
     };
     let is_unlisted =
         |name: &Name| Integrity::covers(name) && integrity.get(name.as_str()).is_none();
-    let top = store.top().await?.files.into_iter().map(|file| file.name);
-    Ok(top.filter(is_unlisted).collect())
+    let files = match opened.store.top().await {
+        Err(StorageError::Unsupported { .. }) => opened.files().await?,
+        top => top?.files,
+    };
+    let names = files.into_iter().map(|file| file.name);
+    Ok(names.filter(is_unlisted).collect())
 }

@@ -5,26 +5,26 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! # let url = dir.path().join("step-1000").display().to_string();
+//! let place = dir.path().join("step-1000"); // a path or a URL
 //! let (rank, world) = (0, 1);
 //! let mut state = StateDict::new();
 //! // this rank holds row block `rank` of `world`
 //! let local = Tensor::from_vec(&[2, 3], vec![1f32, 2., 3., 4., 5., 6.])?;
-//! state.insert("weight", ShardedTensor::from_rank_offsets("layer.weight", local, &[(0, rank, world)])?);
+//! state.insert_piece(ShardedTensor::from_rank_offsets("layer.weight", local, &[(0, rank, world)])?);
 //! state.insert("step", 1000); // common: the coordinator (rank 0 by default) saves it
 //!
-//! reshard::blocking::save(&state, &url)?; // torch_dist, version 1, by default; no group: one rank
+//! reshard::blocking::save(&state, &place)?; // torch_dist, version 1, by default; no group: one rank
 //!
 //! // random access: reads one row
-//! let ckpt = reshard::blocking::Checkpoint::open(&url)?;
+//! let ckpt = reshard::blocking::Checkpoint::open(&place)?;
 //! let row = ckpt.tensor("layer.weight")?.read(reshard::Region::rows(1..2))?;
-//! assert_eq!(row.to_vec::<f32>().unwrap(), [4., 5., 6.]);
+//! assert_eq!(row.to_vec::<f32>()?, [4., 5., 6.]);
 //!
 //! // a load fills the template's buffers; this template has none, so reshard allocates
 //! let mut template = StateDict::new();
-//! template.insert("weight", ShardedTensor::template("layer.weight", reshard::DType::Float32, &[2, 3]));
-//! let state = reshard::blocking::load(template, &url)?;
-//! assert_eq!(state.get("step").and_then(|v| v.leaf()?.as_int()), Some(1000));
+//! template.insert_piece(ShardedTensor::template("layer.weight", reshard::DType::Float32, &[2, 3]));
+//! let state = reshard::blocking::load(template, &place)?;
+//! assert_eq!(state.int("step")?, 1000);
 //! # Ok(())
 //! # }
 //! ```
@@ -50,15 +50,19 @@ mod checkpoint;
 mod common;
 mod consistent;
 mod control;
+mod crc;
 mod error;
 mod events;
 mod formats;
 mod in_flight;
 mod integrity;
+mod known;
 mod load;
 #[cfg(feature = "map")]
 mod mapped;
 mod opened;
+mod outside;
+mod place;
 mod prune;
 mod ranks;
 #[cfg(doctest)]
@@ -66,8 +70,10 @@ mod readme;
 mod recognise;
 mod remove;
 mod replace;
+mod replicas;
 mod report;
 mod save;
+mod side_by_side;
 mod sidecar;
 mod stateful;
 mod tally;
@@ -79,9 +85,9 @@ pub use background::{
     AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
 };
 pub use checkpoint::{
-    Checkpoint, OpenOptions, StoredChunk, TensorHandle, is_distributed_checkpoint, load_common,
-    load_content_metadata, load_metadata, load_plain_tensors, load_plain_tensors_and_common,
-    load_sharded_metadata, load_tensors_metadata,
+    Checkpoint, OpenOptions, Sample, StoredChunk, TensorHandle, is_distributed_checkpoint,
+    load_common, load_content_metadata, load_metadata, load_plain_tensors,
+    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
 };
 pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
@@ -90,6 +96,7 @@ pub use events::{PHASE_EVENTS, PhaseEvent};
 pub use load::{Load, load};
 #[cfg(feature = "map")]
 pub use mapped::{MappedCheckpoint, MappedTensorHandle};
+pub use place::place_text;
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
 pub use report::{LoadReport, Phase, SaveReport};
@@ -107,6 +114,9 @@ pub use reshard_model::{
     self as model, DType, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor,
     StateDict, Tensor, Value, ValueTree,
 };
+/// Object stores; feature `object-store`, with `aws`, `gcp`, `azure` and `http` for the services.
+#[cfg(feature = "object-store")]
+pub use reshard_object_store as object_store;
 pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 /// The `safetensors` format and its settings; feature `safetensors`.

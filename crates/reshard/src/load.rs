@@ -3,8 +3,9 @@ use crate::{
     error::OPEN,
     integrity,
     opened::{self, HowToOpen, Opened},
+    place,
     ranks::{self, Ranks},
-    report::{Clock, Phase},
+    report::{Clock, Phase, imbalance},
     stateful,
 };
 use indexmap::IndexMap;
@@ -52,10 +53,10 @@ const ACT: &str = "loading from";
 /// # Errors
 /// Missing keys, wrong shapes or element types, holes, damage. The error names all keys at once. [`LoadError`] also
 /// returns the template.
-pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
+pub fn load<'a>(template: StateDict, place: impl AsRef<std::path::Path>) -> Load<'a> {
     Load {
         template,
-        url,
+        url: place::place_text(place),
         ranks: Ranks::default(),
         planner: None,
         statefuls: Vec::new(),
@@ -74,7 +75,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
 #[must_use = "a load does nothing until it is awaited"]
 pub struct Load<'a> {
     template: StateDict,
-    url: &'a str,
+    url: String,
     ranks: Ranks<'a>,
     planner: Option<Arc<dyn LoadPlanner>>,
     /// Values that take their own state, by key.
@@ -179,13 +180,13 @@ impl<'a> Load<'a> {
 
     /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.config = Some(Box::new(config));
+        self.how.config = Some(Arc::new(config));
         self
     }
 
     /// As [`strategy`](Self::strategy), with settings that were read from a file, for example.
     pub fn boxed_strategy(mut self, config: Box<dyn LoadShardedConfig>) -> Self {
-        self.how.config = Some(config);
+        self.how.config = Some(config.into());
         self
     }
 
@@ -201,7 +202,8 @@ impl<'a> Load<'a> {
     /// # Errors
     /// As [`load`].
     pub async fn with_report(mut self) -> Result<(ValueTree, LoadReport), LoadError> {
-        let url = self.url;
+        let url = self.url.clone();
+        let url = &*url;
         let comm = self.ranks.comm();
         let mut clock = Clock::start("load", comm.rank(), url);
         let guard = comm.guard("a load");
@@ -254,7 +256,7 @@ impl<'a> Load<'a> {
     }
 
     async fn open(&self, comm: &Comm<'_>) -> Result<(CountingStore, Opened), StrategyError> {
-        let store = CountingStore::new(self.how.store(self.url)?);
+        let store = CountingStore::new(self.how.store(&self.url)?);
         let opened = self.how.open_store(Arc::new(store.clone())).await?;
         if self.verify_integrity && comm.is_coordinator() {
             integrity::require(&opened.store).await?;
@@ -335,10 +337,8 @@ impl<'a> Load<'a> {
         } = begun;
 
         let logs = self.planner.is_none() && self.default.strict.logs();
-        let planner = self
-            .planner
-            .take()
-            .unwrap_or_else(|| Arc::new(self.default));
+        let planner = self.planner.take();
+        let planner = planner.unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         self.configure(&mut cx);
@@ -365,7 +365,7 @@ impl<'a> Load<'a> {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = skeleton.restore(failure.template, own).unwrap_or_default();
-                clock.failed(Phase::Read, &failure.error);
+                count_failure(clock, failure.decided, &failure.error);
                 return Err((failure.error, template));
             }
         };
@@ -395,12 +395,10 @@ impl<'a> Load<'a> {
             Ok((plain, words)) => self.hand_over(comm, plain, words).await,
             Err(e) => Err(e),
         };
-        match &taken {
-            Ok(_) => clock.done(Phase::Finish),
-            Err(e) => clock.failed(Phase::Finish, e),
-        }
         match taken {
             Ok((plain, ranks)) => {
+                clock.done(Phase::Finish);
+                clock.uneven(imbalance(ranks.iter().map(|r| r.bytes)));
                 let phases = clock.phases();
                 let opened = counts.opened.iter().map(ToString::to_string).collect();
                 Ok((
@@ -416,7 +414,10 @@ impl<'a> Load<'a> {
                     },
                 ))
             }
-            Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
+            Err(e) => {
+                clock.failed(Phase::Finish, &e);
+                Err((e, spare.restore(handles, own).unwrap_or_default()))
+            }
         }
     }
 }
@@ -555,6 +556,17 @@ fn values(state: FlatStateDict, not_stored: &BTreeSet<&str>) -> IndexMap<Path, V
         out.insert(path, value);
     }
     out
+}
+
+/// Counts the time of a load that failed after its template was split. `decided` is how long planning took, if there is a plan.
+fn count_failure(clock: &mut Clock, decided: Option<Duration>, error: &StrategyError) {
+    let Some(decided) = decided else {
+        clock.failed(Phase::Plan, error);
+        return;
+    };
+    let planning = (Phase::Plan, decided, Traffic::default());
+    clock.done_but(Phase::Read, [planning]);
+    clock.failed(Phase::Read, error);
 }
 
 impl<'a> IntoFuture for Load<'a> {

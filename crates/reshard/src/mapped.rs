@@ -1,6 +1,6 @@
 //! A checkpoint as a map shows it: other keys and shapes, and any region of them.
 
-use crate::{Checkpoint, Error, Result, error::Context};
+use crate::{Checkpoint, Error, Result, TensorHandle, error::Context};
 use reshard_map::{Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source};
 use reshard_model::{
     BoxError, DType, Dims, ErrorKind, Payload, Region, Select, ShardedTensor, SourceError,
@@ -35,7 +35,7 @@ impl Checkpoint {
     /// let mapped = blocking::Checkpoint::open(&url)?.mapped(&map)?;
     /// let head = mapped.tensor("head")?;
     /// let column = blocking::run(head.read(Region::rows(1..2)))?;
-    /// assert_eq!(column.to_vec::<i32>(), Some(vec![1, 4]));
+    /// assert_eq!(column.to_vec::<i32>()?, [1, 4]);
     /// # Ok(())
     /// # }
     /// ```
@@ -180,7 +180,7 @@ impl MappedCheckpoint {
     }
 
     /// A leaf without data for each tensor, under its mapped key.
-    pub fn tensors_metadata(&self) -> StateDict {
+    pub fn load_tensors_metadata(&self) -> StateDict {
         let mut out = StateDict::new();
         for (key, t) in self.mapping.tensors() {
             out.insert(key, ShardedTensor::template(key, t.dtype(), t.shape()));
@@ -192,7 +192,7 @@ impl MappedCheckpoint {
     ///
     /// # Errors
     /// As [`MappedTensorHandle::read`].
-    pub async fn plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+    pub async fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
         let mut out = BTreeMap::new();
         for tensor in self.tensors() {
             out.insert(tensor.key().to_owned(), tensor.read(..).await?);
@@ -315,6 +315,19 @@ impl MappedTensorHandle {
     /// # Errors
     /// A region outside the shape, or a stored tensor that the limits don't allow.
     pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
+        self.source_through(what, |_, source| source)
+    }
+
+    /// The same, but each stored tensor is read through the source that `wrap` makes of the tensor and its own source, for tools that look at
+    /// what is read of the stored tensors. A stored tensor may be read in any order, more than once, and not as a whole.
+    ///
+    /// # Errors
+    /// As [`source`](Self::source).
+    pub fn source_through(
+        &self,
+        what: impl Select,
+        wrap: impl Fn(&TensorHandle, Arc<dyn TensorSource>) -> Arc<dyn TensorSource>,
+    ) -> Result<Arc<dyn TensorSource>> {
         let region = what
             .resolve(&self.key, &self.shape)
             .during(ACT, self.mapped.checkpoint.url())?;
@@ -322,7 +335,7 @@ impl MappedTensorHandle {
         let mut block = 0;
         for key in self.stored_keys() {
             let tensor = self.mapped.checkpoint.tensor(key)?;
-            let source = tensor.source(..)?;
+            let source = wrap(&tensor, tensor.source(..)?);
             block = source.block().unwrap_or(0).max(block);
             stored.insert(key.into(), source);
         }

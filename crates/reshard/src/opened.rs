@@ -1,29 +1,35 @@
 //! Finds the strategies for the checkpoint at a URL, for loads and for [`Checkpoint`](crate::Checkpoint).
 
 use crate::{
-    formats::Formats,
-    recognise::{is_no_folder, no_format_of_files, noted_other, recognise, recognise_part},
+    attempt,
+    formats::{Formats, default_format},
+    known::KnownStore,
+    outside::is_note,
+    recognise::{
+        is_no_folder, is_unlisted, no_format_of_files, noted_other, recognise, recognise_part,
+        unfinished,
+    },
     sidecar::{SIDECAR, Sidecar, is_sidecar},
 };
-use reshard_megatron::{METADATA_JSON, MetadataJson};
+use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx,
-    ReadLimits, Registry, StorageReader, StrategyError, load_with_objects,
+    ReadLimits, Registry, SMALL, StorageReader, StrategyError, item_files, load_with_objects,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
 /// How to open.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct HowToOpen {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
-    pub(crate) config: Option<Box<dyn LoadShardedConfig>>,
+    pub(crate) config: Option<Arc<dyn LoadShardedConfig>>,
     /// Settings for checkpoints of its format, which others don't need.
-    pub(crate) settings: Option<Box<dyn LoadShardedConfig>>,
+    pub(crate) settings: Option<Arc<dyn LoadShardedConfig>>,
     pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
 }
@@ -69,6 +75,8 @@ pub(crate) struct Opened {
     /// Only Megatron Core's checkpoints have it.
     pub(crate) common: Option<Arc<dyn LoadCommonStrategy>>,
     pub(crate) name: BackendVersion,
+    /// Whether nothing records that its save was finished, because it is older than `metadata.json`.
+    pub(crate) unrecorded: bool,
     formats: Formats,
 }
 
@@ -98,7 +106,9 @@ impl HowToOpen {
             .open_folder(Arc::clone(&store), registry, &formats)
             .await
         {
-            Err(e) if is_no_folder(&e) => self.open_part(&store, registry, &formats, e).await,
+            Err(e) if is_no_folder(&e) || is_unlisted(&e) => {
+                self.open_part(&store, registry, &formats, e).await
+            }
             opened => opened,
         }
     }
@@ -126,7 +136,8 @@ impl HowToOpen {
                 continue;
             };
             let part = part.pinned().await?.unwrap_or(part);
-            let top = part.top().await?;
+            let known = formats.of_kind(kind).probes()?;
+            let top = part.top_or(|| known).await?;
             if top.is_empty() {
                 continue;
             }
@@ -134,8 +145,8 @@ impl HowToOpen {
                 Some(chosen) => chosen,
                 None => match recognise_part(formats, kind, &top, &part)? {
                     Some(name) => self.of_format(registry, &name)?,
-                    // Files whose names begin like the URL may have nothing to do with it.
-                    None if kind == PlaceKind::Prefix => continue,
+                    // Files whose names begin like the URL may have nothing to do with it. A web server may answer a folder's URL with a page.
+                    None if kind == PlaceKind::Prefix || is_unlisted(&e) => continue,
                     None => return Err(no_format_of_files(formats, &part)),
                 },
             };
@@ -154,15 +165,39 @@ impl HowToOpen {
     ) -> Result<Opened> {
         // While somebody replaces the checkpoint, all reads still see the version of one save.
         let store = store.pinned().await?.unwrap_or(store);
+        let known = match store.hints().requests_are_dear() && self.is_free() {
+            true => Some(self.known(Arc::clone(&store), formats).await?),
+            false => None,
+        };
+        let store = match &known {
+            Some(known) => Arc::new(known.clone()) as Arc<dyn Store>,
+            None => store,
+        };
         let json = MetadataJson::of(&store).await?;
         let chosen = self.chosen(registry)?;
-        let of_common = match (&json, &chosen) {
-            (Some(json), _) => Some(json.common()),
-            // Megatron Core wrote such checkpoints before it had `metadata.json`.
-            (None, Some(chosen)) if is_older(&store, &**chosen).await? => {
-                Some(BackendVersion::new("torch", 1))
+        let (name, unrecorded) = match (&json, &chosen) {
+            (Some(json), _) => (self.as_named(json.sharded())?, false),
+            (None, None) => match known.as_ref().and_then(|known| told(known, formats)) {
+                Some(name) => (name, false),
+                None => {
+                    let found = recognise(&store, formats).await?;
+                    (found.format, found.older)
+                }
+            },
+            // Settings do not choose another format, and a choice of a format does not choose another version.
+            (None, Some(chosen)) => {
+                let noted = noted_other(&store, &chosen.key(), formats).await;
+                let named = |noted: &BackendVersion| {
+                    self.format.is_none() || noted.backend == chosen.key().backend
+                };
+                let name = noted.filter(named).unwrap_or_else(|| chosen.key());
+                (name, is_older(&store, &**chosen).await?)
             }
-            (None, _) => None,
+        };
+        let of_common = match &json {
+            Some(json) => Some(json.common()),
+            // Megatron Core wrote such checkpoints before it had `metadata.json`.
+            None => unrecorded.then(|| BackendVersion::new("torch", 1)),
         };
         let dialect = match of_common {
             Some(_) => Dialect::Megatron,
@@ -171,17 +206,7 @@ impl HowToOpen {
         let common = of_common
             .map(|common| find_common(registry, &common))
             .transpose()?;
-        let name = match (json, &chosen) {
-            (Some(json), _) => self.as_named(json.sharded())?,
-            (None, None) => recognise(&store, formats).await?,
-            // Settings do not choose another format, and a choice of a format does not choose another version.
-            (None, Some(chosen)) => match noted_other(&store, &chosen.key(), formats).await {
-                Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => {
-                    noted
-                }
-                _ => chosen.key(),
-            },
-        };
+        let is_free = chosen.is_none();
         let sharded = match chosen {
             Some(chosen) => chosen,
             None => self.of_format(registry, &name)?,
@@ -190,7 +215,36 @@ impl HowToOpen {
         let opened = self
             .open_as(sharded, store, dialect, common, formats)
             .await?;
-        Ok(Opened { name, ..opened })
+        // Whoever chooses the format says that it is a checkpoint.
+        if unrecorded && is_free {
+            let whole = opened.reader.is_whole();
+            whole.map_err(|why| unfinished(&opened.store, &name, &why))?;
+        }
+        if let Some(known) = known {
+            known.forget();
+        }
+        Ok(Opened {
+            name,
+            unrecorded,
+            ..opened
+        })
+    }
+
+    /// Whether the format is to be recognised.
+    fn is_free(&self) -> bool {
+        self.config.is_none() && self.format.is_none()
+    }
+
+    /// Asks for the files that tell nearly every checkpoint of the default format, in one round of requests.
+    async fn known(&self, store: Arc<dyn Store>, formats: &Formats) -> Result<KnownStore> {
+        let mut read = vec![
+            (Name::new(METADATA_JSON)?, SMALL),
+            (Name::new(SIDECAR)?, SMALL),
+        ];
+        if let Some(record) = record_of_default(formats) {
+            read.push((Name::new(record)?, self.limits.max_whole));
+        }
+        Ok(KnownStore::of(store, &read, &[Name::new(COMMON)?]).await)
     }
 
     async fn open_as(
@@ -214,6 +268,7 @@ impl HowToOpen {
             reader,
             common,
             name,
+            unrecorded: false,
             formats,
         })
     }
@@ -270,6 +325,28 @@ impl HowToOpen {
     }
 }
 
+/// The format record by which the default format is recognised, if it is linked.
+fn record_of_default(formats: &Formats) -> Option<&'static str> {
+    let default = formats.0.iter().find(|f| f.key() == default_format())?;
+    default.probes().first().copied()
+}
+
+/// The default format, if its record is there and nothing says that the place is anything else. Where requests are dear, no other format
+/// is asked then.
+fn told(known: &KnownStore, formats: &Formats) -> Option<BackendVersion> {
+    let record = Name::new(record_of_default(formats)?).ok()?;
+    known.bytes(&record)?;
+    // With common state, the save was never finished.
+    known
+        .lacks(&Name::new(COMMON).ok()?)
+        .then(default_format)
+        .filter(|default| {
+            let note = Name::new(SIDECAR).ok().and_then(|name| known.bytes(&name));
+            let note = note.and_then(|bytes| serde_json::from_slice::<Sidecar>(&bytes).ok());
+            note.is_none_or(|note| note.format(formats).is_none_or(|noted| noted == *default))
+        })
+}
+
 /// Whether a place without `metadata.json`, of which the user says that it has this format, may be older than that file.
 async fn is_older(store: &Arc<dyn Store>, chosen: &dyn LoadShardedStrategy) -> Result<bool> {
     let older =
@@ -311,26 +388,35 @@ impl Opened {
     }
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
-        Sidecar::read(&self.store, &self.formats).await
+        Sidecar::read(&self.store, &self.formats, self.folder().as_ref()).await
+    }
+
+    /// The folder of this version, if its data files lie in one: in a place that keeps versions side by side, or in a copy of one.
+    pub(crate) fn folder(&self) -> Option<Name> {
+        let (reader, metadata) = (&self.reader, self.reader.metadata());
+        let chunks = metadata.tensors().flat_map(|t| t.chunks());
+        let chunks = chunks.flat_map(|(id, _)| reader.locate_chunk(id));
+        let objects = metadata.objects();
+        let objects = objects.flat_map(|(id, _)| reader.locate_object(id));
+        // All of them lie in one.
+        let first = chunks.chain(objects).next()?;
+        Name::new(attempt::folder_of(&first.file)?).ok()
     }
 
     /// Names of the files that hold its items.
     pub(crate) fn item_files(&self) -> BTreeSet<Name> {
-        let (reader, metadata) = (&self.reader, self.reader.metadata());
-        let chunks = metadata
-            .tensors()
-            .flat_map(|t| t.chunks())
-            .flat_map(|(id, _)| reader.locate_chunk(id));
-        let objects = metadata
-            .objects()
-            .flat_map(|(id, _)| reader.locate_object(id));
-        chunks.chain(objects).map(|p| p.file).collect()
+        item_files(&*self.reader)
     }
 
     /// Whether a save of its format, or this crate, gives a file such a name. A record that names the file is not enough:
     /// it may be wrong, or made to have the file removed.
     pub(crate) fn owns(&self, name: &Name) -> bool {
-        self.adds(name) || self.reader.owns(name)
+        match attempt::in_folder(name.as_str()).map(Name::new) {
+            Some(inside) => inside.is_ok_and(|name| {
+                is_note(name.as_str()) || self.adds(&name) || self.reader.owns(&name)
+            }),
+            None => self.adds(name) || self.reader.owns(name),
+        }
     }
 
     /// Whether this crate or the common strategy adds a file of such a name to checkpoints of every format.
@@ -348,9 +434,19 @@ impl Opened {
     pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
         let items = self.item_files();
         let noted = self.sidecar().await.0.map_or_else(Vec::new, |s| s.names());
+        let folder = self.folder();
         let role = |file: &Entry| {
             if items.contains(&file.name) {
                 return FileRole::Items;
+            }
+            // In the folder of another version lies what that version needs. This one needs what lies in its own.
+            if let Some(of) = attempt::folder_of(&file.name) {
+                let is_own = folder.as_ref().is_some_and(|own| own.as_str() == of);
+                return match (self.owns(&file.name), is_own) {
+                    (true, true) => FileRole::Part,
+                    (true, false) => FileRole::Leftover,
+                    (false, _) => FileRole::Foreign,
+                };
             }
             match self.reader.role(file) {
                 // Files that this crate adds to every format.
@@ -362,13 +458,23 @@ impl Opened {
                 role => role,
             }
         };
-        Ok(self
-            .store
-            .files()
-            .await?
+        let files = self.files().await?.into_iter();
+        let with_role = |file| {
+            let role = role(&file);
+            (file, role)
+        };
+        Ok(files.map(with_role).collect())
+    }
+
+    /// All files of the place. If nobody can list it, those that the metadata and their format name.
+    pub(crate) async fn files(&self) -> Result<Vec<Entry>> {
+        let format = self.formats.0.iter().find(|f| f.key() == self.name);
+        let probes = format.into_iter().flat_map(|f| f.probes().iter().copied());
+        let usual = [METADATA_JSON, COMMON, INTEGRITY, SIDECAR]
             .into_iter()
-            .map(|file| (role(&file), file))
-            .map(|(r, f)| (f, r))
-            .collect())
+            .chain(probes);
+        let usual: Vec<Name> = usual.map(Name::new).collect::<Result<_, _>>()?;
+        let names = || self.item_files().into_iter().chain(usual).collect();
+        Ok(self.store.files_or(names).await?)
     }
 }

@@ -2,23 +2,27 @@
 
 use crate::{
     Error, Result,
-    attempt::is_of_a_save,
+    attempt::{folder_of, is_of_a_save},
     control::sha256,
     error::Context,
     formats::Formats,
     opened::{self, HowToOpen, Opened},
+    outside::of_killed,
     recognise::is_no_folder,
     replace::files_of,
+    report::some,
     sidecar::Sidecar,
 };
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_megatron::METADATA_JSON;
 use reshard_model::ErrorKind;
 use reshard_storage::{
     Entry, Leftover, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Stores,
+    UnfinishedUpload,
 };
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::{Future, IntoFuture},
     io,
@@ -40,8 +44,15 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 ///   that changed after the commit of the checkpoint; beside the directory, everything that an unfinished save wrote.
 /// - A save that replaced an old version may have died before it removed that version. Then the old version is removed,
 ///   and files of other programs in it are moved back.
+/// - A place that keeps versions side by side, as object stores do, keeps a replaced version until it is pruned, because somebody may read
+///   it. The version that the commit record names stays. Of the others those go that are [older](Prune::older_than); their age counts
+///   from the next version.
+/// - Services keep the parts of uploads that were begun and not finished. Those of files in the place, whichever program began them, are aborted if
+///   they were begun long enough ago. If there is no checkpoint, only those of saves are.
 /// - A damaged checkpoint is left alone, because seemingly unused files may be all that is left of it. If there is no
-///   checkpoint at all, the data of unfinished saves beside the place are still removed.
+///   checkpoint at all, the data of unfinished saves are still removed. In a place that keeps versions side by side these include
+///   files outside of their folders, such as `common.pt`. A note in the folder names them. If anything else lies there, nothing is
+///   removed, because it may be a checkpoint of a format that this program does not know.
 ///
 /// You may kill it at any moment and call it again: it removes only what nobody reads.
 ///
@@ -64,9 +75,9 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// # Errors
 /// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; a file system is
 /// mounted in a leftover; I/O. [`PruneError::report`] says what was removed before that.
-pub fn prune(url: &str) -> Prune<'_> {
+pub fn prune(place: impl AsRef<std::path::Path>) -> Prune {
     Prune {
-        url,
+        url: crate::place::place_text(place),
         dry_run: false,
         older_than: IDLE,
         how: HowToOpen::default(),
@@ -76,8 +87,8 @@ pub fn prune(url: &str) -> Prune<'_> {
 /// A prune with its options; made by [`prune`].
 #[derive(Debug)]
 #[must_use = "nothing is pruned until this is awaited"]
-pub struct Prune<'a> {
-    url: &'a str,
+pub struct Prune {
+    url: String,
     dry_run: bool,
     older_than: Duration,
     how: HowToOpen,
@@ -93,6 +104,22 @@ pub struct PruneReport {
     pub kept: Vec<(Remains, Kept)>,
     /// Files in the directory that do not belong to the checkpoint.
     pub foreign: Vec<Entry>,
+}
+
+/// One line: `removed 3 leftovers (1200 bytes), kept 1; not of the checkpoint: 2 files`.
+impl fmt::Display for PruneReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: u64 = self.removed.iter().map(|remains| remains.bytes).sum();
+        let removed = some(self.removed.len() as u64, "leftover");
+        write!(f, "removed {removed} ({bytes} bytes)")?;
+        if !self.kept.is_empty() {
+            write!(f, ", kept {}", self.kept.len())?;
+        }
+        match self.foreign.len() {
+            0 => Ok(()),
+            n => write!(f, "; not of the checkpoint: {}", some(n as u64, "file")),
+        }
+    }
 }
 
 /// The error of a prune, with what was removed before it. Another call goes on.
@@ -153,9 +180,9 @@ pub struct Remains {
     pub path: String,
     /// Its kind.
     pub kind: RemainsKind,
-    /// Its size in bytes.
+    /// Its size in bytes; 0 for an upload.
     pub bytes: u64,
-    /// For how long nothing in it has changed, if the store can tell.
+    /// For how long nothing in it has changed, or since when an upload runs, if the store can tell.
     pub age: Option<Duration>,
 }
 
@@ -169,6 +196,10 @@ pub enum RemainsKind {
     Unfinished,
     /// A version that a save replaced but did not remove.
     Replaced,
+    /// A version in a place that keeps versions side by side, which the commit record does not name: it was replaced, or never finished.
+    Version,
+    /// An upload that was begun and not finished. Its parts take space, and no service says how much.
+    Upload,
 }
 
 /// Why a leftover stays.
@@ -186,7 +217,7 @@ pub enum Kept {
     Stuck(String),
 }
 
-impl<'a> Prune<'a> {
+impl Prune {
     opened::options!();
 
     /// Whether to remove nothing and only report.
@@ -203,12 +234,12 @@ impl<'a> Prune<'a> {
     }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
-        let url = self.url;
+        let url = self.url.clone();
         let (report, outcome) = self
             .prune()
             .await
             .unwrap_or_else(|e| (PruneReport::default(), Err(e)));
-        match outcome.during(ACT, url) {
+        match outcome.during(ACT, &url) {
             Ok(()) => Ok(report),
             Err(error) => Err(PruneError {
                 error,
@@ -225,7 +256,7 @@ impl<'a> Prune<'a> {
         };
         let formats = Formats::of(&registry)?;
         self.how.registry = Some(registry);
-        let asked = self.how.store(self.url)?;
+        let asked = self.how.store(&self.url)?;
         let (place, kind) = place(&asked).await?;
         // If somebody changes a link meanwhile, it must not lead to another place.
         let place = place.resolved().await?.unwrap_or(place);
@@ -234,23 +265,56 @@ impl<'a> Prune<'a> {
         let records_then = records(&held, kind, &formats).await?;
         let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
-        let is_there = leftovers.is_empty() || !held.files().await?.is_empty();
+        let uploads = plan.unfinished_uploads(&place).await?;
+        let is_of_a_save = |upload: &UnfinishedUpload| folder_of(&upload.name).is_some();
+        let is_clean = leftovers.is_empty() && !uploads.iter().any(is_of_a_save);
+        let files = if is_clean {
+            Vec::new()
+        } else {
+            held.files().await?
+        };
+        let mut versions = Versions::among(&leftovers, &files);
+        let mut is_there = is_clean || files.iter().any(|f| !versions.have(&f.name));
         if is_there {
             // A file that is held is the one in the folder, unless somebody replaces it meanwhile.
-            let opened = self
-                .sound(if kind == PlaceKind::File {
-                    &asked
-                } else {
-                    &held
-                })
-                .await?;
-            match (kind, &records_then[..]) {
-                (PlaceKind::File, [file, ..]) => plan.committed = file.modified,
-                _ => plan.files(&held, opened.roles().await?, &formats).await?,
+            let store = if kind == PlaceKind::File {
+                &asked
+            } else {
+                &held
+            };
+            match self.sound(store).await {
+                Ok(opened) => {
+                    match (kind, &records_then[..]) {
+                        (PlaceKind::File, [file, ..]) => plan.committed = file.modified,
+                        _ => plan.files(&held, &opened, &versions, &formats).await?,
+                    }
+                    versions.live = opened
+                        .item_files()
+                        .iter()
+                        .filter_map(folder_of)
+                        .map(Into::into)
+                        .collect();
+                }
+                Err(e) => {
+                    plan.killed(&held, (&files, &leftovers), &versions, e)
+                        .await?;
+                    is_there = false;
+                }
+            }
+        }
+        for upload in uploads {
+            // Without a checkpoint nobody knows whose place it is.
+            if is_there || is_of_a_save(&upload) {
+                plan.upload(upload);
             }
         }
         for left in leftovers {
             match left.replaced {
+                _ if versions.live.contains(&left.attempt) => {}
+                _ if versions.folders.contains(&left.attempt) => {
+                    let next = versions.next(&left);
+                    plan.version(left, next);
+                }
                 false => plan.unfinished(left),
                 true if !is_there => plan.keep(remains(&left), Kept::Last),
                 true => match self.replaced(&left, &formats).await {
@@ -272,7 +336,7 @@ impl<'a> Prune<'a> {
                 io::ErrorKind::ResourceBusy,
                 "somebody has saved to it meanwhile; try again",
             );
-            return Err(StorageError::io("prune", self.url, source).into());
+            return Err(StorageError::io("prune", &self.url, source).into());
         }
         Ok(plan.carry_out(&held, &place).await)
     }
@@ -294,7 +358,7 @@ impl<'a> Prune<'a> {
                 d.what
             );
             return Err(StrategyError::corrupt(
-                d.file.unwrap_or_else(|| self.url.into()),
+                d.file.unwrap_or_else(|| self.url.clone()),
                 d.offset,
                 what,
             ));
@@ -313,7 +377,7 @@ impl<'a> Prune<'a> {
         match found.unchecked.first() {
             Some(d) => {
                 let source = io::Error::other(format!("{}{}", name(d), d.what));
-                Err(StorageError::io("check", self.url, source).into())
+                Err(StorageError::io("check", &self.url, source).into())
             }
             None => Ok(opened),
         }
@@ -338,9 +402,9 @@ impl<'a> Prune<'a> {
     }
 }
 
-impl<'a> IntoFuture for Prune<'a> {
+impl IntoFuture for Prune {
     type Output = Result<PruneReport, PruneError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
@@ -357,6 +421,42 @@ async fn place(asked: &Arc<dyn Store>) -> Result<(Arc<dyn Store>, PlaceKind), St
     match asked.of_kind(PlaceKind::File).filter(|_| is_no_folder(&e)) {
         Some(file) if !file.top().await?.is_empty() => Ok((file, PlaceKind::File)),
         _ => Err(e),
+    }
+}
+
+/// The versions in a place that keeps them side by side.
+#[derive(Debug, Default)]
+struct Versions {
+    /// The folders of attempts in the place.
+    folders: BTreeSet<String>,
+    /// When something in them changed last.
+    changed: BTreeSet<SystemTime>,
+    /// The folders of the version that the commit record names.
+    live: BTreeSet<String>,
+}
+
+impl Versions {
+    /// Those of the leftovers that are folders in the place.
+    fn among(leftovers: &[Leftover], files: &[Entry]) -> Self {
+        let inside: BTreeSet<&str> = files.iter().filter_map(|f| folder_of(&f.name)).collect();
+        let all = || leftovers.iter().filter(|l| inside.contains(&*l.attempt));
+        Self {
+            folders: all().map(|l| l.attempt.clone()).collect(),
+            changed: all().filter_map(|l| l.modified).collect(),
+            live: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a file lies in one of their folders.
+    fn have(&self, file: &Name) -> bool {
+        folder_of(file).is_some_and(|folder| self.folders.contains(folder))
+    }
+
+    /// When the version after this one was written. A reader may have opened this one until then.
+    fn next(&self, left: &Leftover) -> Option<SystemTime> {
+        let modified = left.modified?;
+        let mut later = self.changed.range(modified..);
+        later.find(|changed| **changed > modified).copied()
     }
 }
 
@@ -418,13 +518,22 @@ fn remains(left: &Leftover) -> Remains {
     } else {
         RemainsKind::Unfinished
     };
-    let age = left
-        .modified
-        .and_then(|m| SystemTime::now().duration_since(m).ok());
+    remains_of(left, kind)
+}
+
+fn remains_of(left: &Leftover, kind: RemainsKind) -> Remains {
     Remains {
-        path: left.path.clone(),
-        kind,
         bytes: left.bytes,
+        ..remains_at(left.path.clone(), kind, left.modified)
+    }
+}
+
+fn remains_at(path: String, kind: RemainsKind, since: Option<SystemTime>) -> Remains {
+    let age = since.and_then(|m| SystemTime::now().duration_since(m).ok());
+    Remains {
+        path,
+        kind,
+        bytes: 0,
         age,
     }
 }
@@ -435,6 +544,8 @@ struct Plan {
     older_than: Duration,
     /// When the checkpoint was committed.
     committed: Option<SystemTime>,
+    /// When the attempts that wrote outside of their folders did that last.
+    last: BTreeMap<String, Option<SystemTime>>,
     removals: Vec<(Remains, Removal)>,
     report: PruneReport,
 }
@@ -443,6 +554,7 @@ enum Removal {
     File(Name, Option<SystemTime>),
     Unfinished(Leftover),
     Replaced(Leftover, Vec<Name>),
+    Upload(UnfinishedUpload),
 }
 
 impl Plan {
@@ -452,6 +564,7 @@ impl Plan {
             now,
             older_than,
             committed: None,
+            last: BTreeMap::new(),
             removals: Vec::new(),
             report,
         }
@@ -485,16 +598,19 @@ impl Plan {
     async fn files(
         &mut self,
         store: &Arc<dyn Store>,
-        roles: Vec<(Entry, FileRole)>,
+        opened: &Opened,
+        versions: &Versions,
         formats: &Formats,
     ) -> Result<(), StrategyError> {
-        let noted = Sidecar::read(store, formats)
-            .await
-            .0
-            .map_or_else(Vec::new, |s| s.names());
+        let (sidecar, _) = opened.sidecar().await;
+        let noted = sidecar.map_or_else(Vec::new, |s| s.names());
         let (mut left, mut disputed) = (Vec::new(), false);
         let mut records = Vec::new();
-        for (file, role) in roles {
+        for (file, role) in opened.roles().await? {
+            // A version goes or stays as a whole.
+            if versions.have(&file.name) {
+                continue;
+            }
             match role {
                 FileRole::Part if is_record(&file.name, &noted, formats) => {
                     records.push(store.modified(&file.name).await?);
@@ -532,9 +648,90 @@ impl Plan {
         Ok(())
     }
 
+    /// What was uploaded to the place and not finished. If the service does not let anybody look, the report says so.
+    async fn unfinished_uploads(
+        &mut self,
+        place: &Arc<dyn Store>,
+    ) -> Result<Vec<UnfinishedUpload>, StrategyError> {
+        match place.unfinished_uploads().await {
+            Err(e) if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
+                let what = remains_at(place.url(), RemainsKind::Upload, None);
+                self.keep(what, Kept::Stuck(e.to_string()));
+                Ok(Vec::new())
+            }
+            listed => Ok(listed?),
+        }
+    }
+
+    fn upload(&mut self, upload: UnfinishedUpload) {
+        let settled = self.is_old(upload.began);
+        let what = remains_at(upload.path.clone(), RemainsKind::Upload, upload.began);
+        self.remove_or_keep(what, Removal::Upload(upload), settled);
+    }
+
+    /// What killed attempts have left in a place that has no checkpoint, which is what `e` says. All of it goes, or what is
+    /// young stays.
+    ///
+    /// # Errors
+    /// `e`, unless the attempts have noted all that lies there: otherwise it may be a checkpoint that this program does not know.
+    async fn killed(
+        &mut self,
+        store: &Arc<dyn Store>,
+        (files, leftovers): (&[Entry], &[Leftover]),
+        versions: &Versions,
+        e: StrategyError,
+    ) -> Result<(), StrategyError> {
+        if e.kind() != ErrorKind::NotFound || leftovers.is_empty() {
+            return Err(e);
+        }
+        let Some(mut noted) = of_killed(store, files, &versions.folders).await? else {
+            return Err(e);
+        };
+        let (mut old, mut young) = (BTreeMap::new(), BTreeSet::new());
+        for left in leftovers {
+            let outside = noted.remove(&left.attempt).unwrap_or_default();
+            let names = outside.iter().map(|file| file.name.clone());
+            let times = stream::iter(names.collect::<Vec<_>>());
+            let times = times.map(|name| async move { store.modified(&name).await });
+            let times = times.buffered(store.hints().concurrency.max(1));
+            let times: Vec<Option<SystemTime>> = times.try_collect().await?;
+            // It is as young as the last file that it wrote, wherever that lies.
+            let last = match times.contains(&None) {
+                true => Some(self.now),
+                false => times.iter().copied().max().flatten().max(left.modified),
+            };
+            let is_old = self.is_old(last);
+            self.last.insert(left.attempt.clone(), last);
+            for (file, modified) in outside.into_iter().zip(times) {
+                match is_old {
+                    true => drop(old.insert(file.name.clone(), (file, modified))),
+                    false => drop(young.insert(file.name)),
+                }
+            }
+        }
+        old.retain(|name, _| !young.contains(name));
+        for (name, (file, modified)) in old {
+            let what = Remains {
+                path: name.to_string(),
+                kind: RemainsKind::Unfinished,
+                bytes: file.bytes,
+                age: self.age(modified),
+            };
+            self.removals.push((what, Removal::File(name, modified)));
+        }
+        Ok(())
+    }
+
     fn unfinished(&mut self, left: Leftover) {
         let settled = self.is_old(left.modified);
         self.remove_or_keep(remains(&left), Removal::Unfinished(left), settled);
+    }
+
+    fn version(&mut self, left: Leftover, next: Option<SystemTime>) {
+        let last = self.last.get(&left.attempt).copied().flatten();
+        let settled = self.is_old(left.modified.max(next).max(last));
+        let what = remains_of(&left, RemainsKind::Version);
+        self.remove_or_keep(what, Removal::Unfinished(left), settled);
     }
 
     fn replaced(&mut self, left: Leftover, files: Vec<Name>, modified: Option<SystemTime>) {
@@ -591,6 +788,7 @@ async fn remove(
         Removal::Replaced(left, files) if now.contains(&left) => {
             place.finish_replacing(&left, &files).await?;
         }
+        Removal::Upload(upload) => place.abort_upload(&upload).await?,
         _ => return Ok(false),
     }
     Ok(true)

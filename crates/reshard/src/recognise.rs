@@ -8,13 +8,29 @@ use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Stor
 use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
 use std::{collections::VecDeque, io, sync::Arc};
 
+/// A format that was recognised.
+#[derive(Debug)]
+pub(crate) struct Recognised {
+    pub(crate) format: BackendVersion,
+    /// Whether it may be older than `metadata.json`: it has common state, and its format does not name the file that is written last. Then
+    /// it is a checkpoint only if it is whole.
+    pub(crate) older: bool,
+}
+
+impl From<BackendVersion> for Recognised {
+    fn from(format: BackendVersion) -> Self {
+        let older = false;
+        Self { format, older }
+    }
+}
+
 /// The format that `reshard.json` names, or else the one that the linked formats recognise. First only a few names are
 /// looked for, because thousands of ranks open a checkpoint at once, and each would list thousands of files. The place is
 /// listed only if these names do not decide.
 ///
 /// # Errors
 /// [`StrategyError::NotACheckpoint`] if no format recognises it; [`StrategyError::Ambiguous`] if two do.
-pub(crate) async fn recognise(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+pub(crate) async fn recognise(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised> {
     detect(store, &formats.of_kind(PlaceKind::Folder)).await
 }
 
@@ -30,7 +46,7 @@ pub(crate) async fn noted_other(
     note.belongs(store, formats).await.then_some(noted)
 }
 
-async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised> {
     let probed = formats.that(Detection::Yes, &probe(store, formats).await?);
     let one = if let [format] = &*probed {
         Some(format.key())
@@ -39,6 +55,10 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
     if let Some(note) = Sidecar::any(store).await {
+        if let Some(why) = note.unfinished(store).await? {
+            let url = store.url();
+            return Err(StrategyError::NotACheckpoint { url, why });
+        }
         // With a `common.pt`, a note counts only if it names its format, because such a note is for PyTorch's dialect.
         let noted = match unfinished {
             true => note.strategy.clone(),
@@ -51,34 +71,61 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
         {
             return match later(store, formats, &note).await? {
                 Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
-                _ => Ok(noted),
+                _ => Ok(noted.into()),
             };
         }
     }
     // If it were opened in PyTorch's dialect, its common state would be lost.
     if unfinished {
-        let mut why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished".to_owned();
-        let older = deeper(store, formats, &store.top().await?).await?;
-        if let Some(format) = one_of(formats, &older, store)? {
-            why = format!("{why}; if it is older than metadata.json, choose the format {format}");
-        }
-        return Err(StrategyError::NotACheckpoint {
-            url: store.url(),
-            why,
-        });
+        let inside = deeper(store, formats, &store.top().await?).await?;
+        return match one_of(formats, &inside, store)? {
+            // Files directly in the place tell nothing else.
+            Some(format) if one.as_ref().is_none_or(|one| *one == format) => {
+                let older = true;
+                Ok(Recognised { format, older })
+            }
+            _ => Err(StrategyError::NotACheckpoint {
+                url: store.url(),
+                why: UNFINISHED.into(),
+            }),
+        };
     }
     if let Some(format) = one {
-        return Ok(format);
+        return Ok(format.into());
     }
     let listed = store.top().await?;
     let found = match one_of(formats, &listed, store)? {
         None => one_of(formats, &deeper(store, formats, &listed).await?, store)?,
         found => found,
     };
-    found.ok_or_else(|| StrategyError::NotACheckpoint {
+    if let Some(format) = found {
+        return Ok(format.into());
+    }
+    let why = match listed.is_empty() {
+        // A store that can pin has nothing to pin. Others have no empty places.
+        true if store.pinned().await?.is_none() => "nothing is there".into(),
+        true => "it is empty".into(),
+        false => unknown(formats),
+    };
+    let url = store.url();
+    Err(StrategyError::NotACheckpoint { url, why })
+}
+
+const UNFINISHED: &str =
+    "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
+
+/// The error for a place that may be older than `metadata.json`, but is not whole.
+pub(crate) fn unfinished(
+    store: &Arc<dyn Store>,
+    format: &BackendVersion,
+    why: &str,
+) -> StrategyError {
+    StrategyError::NotACheckpoint {
         url: store.url(),
-        why: unknown(formats, &listed),
-    })
+        why: format!(
+            "{UNFINISHED} ({why}); if it is older than metadata.json, choose the format {format}"
+        ),
+    }
 }
 
 /// The one format that answers `Yes` to these files, or else the one that answers `Likely`.
@@ -144,6 +191,11 @@ fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> 
     }
 }
 
+/// Whether nobody can list the place, and a listing was needed to find a format.
+pub(crate) fn is_unlisted(e: &StrategyError) -> bool {
+    matches!(e, StrategyError::Storage(StorageError::Unsupported { .. }))
+}
+
 /// Whether a place may be something else than a folder: no format recognises anything below its URL.
 pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
     match e {
@@ -189,14 +241,7 @@ pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> S
 
 /// The well-known files that exist.
 async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
-    let mut files = Vec::new();
-    for name in formats.probes() {
-        let name = Name::new(name)?;
-        if let Some(bytes) = store.len(&name).await? {
-            files.push(Entry { name, bytes });
-        }
-    }
-    Ok(Listing::of(files))
+    Ok(Listing::of(store.present(formats.probes()?).await?))
 }
 
 /// So many folders are looked into. A place may be anything, such as a home directory.
@@ -222,10 +267,7 @@ async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Res
 }
 
 /// Why a place is no checkpoint.
-fn unknown(formats: &Formats, top: &Listing) -> String {
-    if top.is_empty() {
-        return "it is empty".into();
-    }
+fn unknown(formats: &Formats) -> String {
     let known = formats.0.iter().map(|f| match f.probes() {
         [] => f.key().to_string(),
         names => {
@@ -325,7 +367,7 @@ mod tests {
 
     fn told(names: &[&str]) -> Result<String> {
         let store: Arc<dyn Store> = Arc::new(place(names));
-        block_on(detect(&store, &formats())).map(|key| key.to_string())
+        block_on(detect(&store, &formats())).map(|found| found.format.to_string())
     }
 
     #[test]
@@ -357,6 +399,7 @@ mod tests {
             StrategyError::NotACheckpoint { why, .. } => why,
             e => panic!("{e}"),
         };
+        // This store has empty places.
         assert_eq!(why(&[]), "it is empty");
         let known = why(&["README.md"]);
         assert!(

@@ -1,23 +1,27 @@
 //! Removes tensors and objects from a checkpoint: a new version beside the old one, and one step.
 
 use crate::{
-    Error, Result,
+    Checkpoint, Error, Result,
     attempt::attempt,
     integrity,
     opened::{self, HowToOpen, Opened},
     replace::{Replaced, replace_opened},
+    report::some,
     sidecar::{SIDECAR, Sidecar},
 };
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
 use reshard_model::Dialect;
-use reshard_storage::{Durability, Entry, FileBody, Name, Progress, Store, Stores, Transaction};
+use reshard_storage::{
+    Durability, Entry, FileBody, Name, Progress, StorageError, Store, Stores, Transaction,
+};
 use reshard_strategy::{
     BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError,
 };
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeSet,
+    fmt,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -54,9 +58,12 @@ const ACT: &str = "removing sharded tensors from";
 /// There is no checkpoint, or a damaged one; its format can't do it; the prefix is empty; it is that of common state; I/O. After an error
 /// the old checkpoint is there, except after [`NotDurable`](reshard_storage::StorageError::NotDurable) and
 /// [`NotCarried`](reshard_storage::StorageError::NotCarried): then it is the new one.
-pub fn remove_sharded_tensors<'a>(url: &'a str, prefix: &'a str) -> RemoveShardedTensors<'a> {
+pub fn remove_sharded_tensors(
+    place: impl AsRef<std::path::Path>,
+    prefix: &str,
+) -> RemoveShardedTensors<'_> {
     RemoveShardedTensors {
-        url,
+        url: crate::place::place_text(place),
         prefix,
         durability: Durability::default(),
         dry_run: false,
@@ -64,11 +71,22 @@ pub fn remove_sharded_tensors<'a>(url: &'a str, prefix: &'a str) -> RemoveSharde
     }
 }
 
+impl Checkpoint {
+    /// [`remove_sharded_tensors`] at the URL of this checkpoint, with the stores, strategies and limits with which it was opened. It removes them
+    /// from the version that is there when it runs. This handle goes on reading the version that it has opened.
+    pub fn remove_sharded_tensors<'a>(&'a self, prefix: &'a str) -> RemoveShardedTensors<'a> {
+        RemoveShardedTensors {
+            how: HowToOpen::clone(&self.how),
+            ..remove_sharded_tensors(self.url(), prefix)
+        }
+    }
+}
+
 /// A removal with its options; made by [`remove_sharded_tensors`].
 #[derive(Debug)]
 #[must_use = "nothing is removed until this is awaited"]
 pub struct RemoveShardedTensors<'a> {
-    url: &'a str,
+    url: String,
     prefix: &'a str,
     durability: Durability,
     dry_run: bool,
@@ -87,6 +105,15 @@ pub struct Removed {
     pub kept: Vec<Entry>,
 }
 
+/// One line: `removed 12 keys and 2 files`.
+impl fmt::Display for Removed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = some(self.keys.len() as u64, "key");
+        let files = some(self.files.len() as u64, "file");
+        write!(f, "removed {keys} and {files}")
+    }
+}
+
 impl RemoveShardedTensors<'_> {
     opened::options!();
 
@@ -103,7 +130,7 @@ impl RemoveShardedTensors<'_> {
     }
 
     async fn run(self) -> Result<Removed, StrategyError> {
-        let store = self.how.store(self.url)?;
+        let store = self.how.store(&self.url)?;
         let store = store.resolved().await?.unwrap_or(store);
         let opened = self.how.open_store(Arc::clone(&store)).await?;
         self.refuse(&opened)?;
@@ -127,7 +154,16 @@ impl RemoveShardedTensors<'_> {
             return Ok(next.removed);
         }
         let transaction = store.begin(&attempt(), replaced.if_exists).await?;
-        let written = next.commit(&opened, &*transaction, self.durability).await;
+        let written = match transaction.folder() {
+            None => next.commit(&opened, &*transaction, self.durability).await,
+            Some(_) => Err(StorageError::Unsupported {
+                what: "removing keys".into(),
+                why: "this place keeps versions side by side, and a new version would need copies of all data files; convert what is to \
+                      stay to another place"
+                    .into(),
+            }
+            .into()),
+        };
         if written.is_err()
             && let Err(e) = transaction.rollback().await
         {
@@ -277,7 +313,7 @@ impl<'a> IntoFuture for RemoveShardedTensors<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let url = self.url;
-        Box::pin(async move { self.run().await.map_err(|e| Error::new(ACT, url, e)) })
+        let url = self.url.clone();
+        Box::pin(async move { self.run().await.map_err(|e| Error::new(ACT, &url, e)) })
     }
 }

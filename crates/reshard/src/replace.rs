@@ -1,8 +1,10 @@
 //! Decides what an overwriting save replaces: the files of the old checkpoint, and nothing else.
 
 use crate::{
+    attempt::{folder_of, in_folder},
     formats::Formats,
     opened::HowToOpen,
+    outside::is_note,
     sidecar::{Sidecar, is_sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
@@ -89,6 +91,8 @@ async fn files_to_replace(
     let files = store.files().await?;
     let below = files
         .iter()
+        // Folders of attempts are no other checkpoints.
+        .filter(|f| folder_of(&f.name).is_none())
         .filter_map(|f| f.name.as_str().rsplit_once('/'));
     if below.into_iter().any(|(_, name)| formats.own(name)) {
         return Err(refused("other checkpoints lie in it"));
@@ -194,13 +198,17 @@ async fn owned(
             || (json == Whose::Megatrons
                 && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };
-    let known = |name: &Name| of_one.own(name.as_str()) || added(name);
+    let known = |name: &Name| match in_folder(name.as_str()) {
+        Some(inside) => of_one.own(inside) || is_sidecar(inside) || is_note(inside),
+        None => of_one.own(name.as_str()) || added(name),
+    };
+    let by_names = |files: Vec<Entry>| Owned {
+        files: in_order_of_removal(files.into_iter().map(|f| (f, None)).collect(), formats),
+        stays: Vec::new(),
+    };
     // Usually the names decide everything, and nothing has to be opened.
     if of_one.0.len() == 1 && files.iter().all(|f| known(&f.name)) {
-        return Ok(Owned {
-            files: files.into_iter().map(|f| f.name).collect(),
-            stays: Vec::new(),
-        });
+        return Ok(by_names(files));
     }
     match how.open_store(Arc::clone(store)).await {
         Ok(opened) => {
@@ -209,10 +217,13 @@ async fn owned(
                 .await?
                 .into_iter()
                 .filter(|(_, r)| *r != FileRole::Foreign);
-            let (files, stays) = roles
-                .map(|(f, _)| f.name)
-                .partition(|name| opened.owns(name));
-            Ok(Owned { files, stays })
+            let (files, stays): (Vec<_>, Vec<_>) = roles
+                .map(|(f, role)| (f, Some(role)))
+                .partition(|(file, _)| opened.owns(&file.name));
+            Ok(Owned {
+                files: in_order_of_removal(files, formats),
+                stays: stays.into_iter().map(|(file, _)| file.name).collect(),
+            })
         }
         Err(
             e @ (StrategyError::Unknown { .. }
@@ -220,12 +231,47 @@ async fn owned(
             | StrategyError::Storage(StorageError::Io { .. })),
         ) => Err(e),
         // The checkpoint is damaged or unfinished, so only names can decide.
-        Err(_) => {
-            let files = files.into_iter().map(|f| f.name).filter(known).collect();
-            Ok(Owned {
-                files,
-                stays: Vec::new(),
-            })
-        }
+        Err(_) => Ok(by_names(
+            files.into_iter().filter(|f| known(&f.name)).collect(),
+        )),
     }
+}
+
+/// The names of files in an order in which they can be removed: before the last of them is gone, those that are left can be told from
+/// files of others. A name alone tells it of some files. Of others the record tells it, or the description of their array; so these go
+/// after what they describe.
+fn in_order_of_removal(files: Vec<(Entry, Option<FileRole>)>, formats: &Formats) -> Vec<Name> {
+    let describes = formats.probes_in_folders();
+    let place = |file: &Entry, role: Option<FileRole>| {
+        let name = file.name.as_str();
+        let Some((_, last)) = name.rsplit_once('/') else {
+            return match name {
+                METADATA_JSON => 5,
+                _ if is_sidecar(name) || formats.of_record(name).is_some() => 4,
+                _ if describes.contains(name) => 3,
+                _ if matches!(role, Some(FileRole::Items | FileRole::Leftover)) => 0,
+                _ => 3,
+            };
+        };
+        match role {
+            // Chunks that are not stored count as items in it.
+            _ if describes.contains(last) => 2,
+            Some(FileRole::Part) => 1,
+            _ => 0,
+        }
+    };
+    let mut all: Vec<(usize, usize, Name)> = files
+        .into_iter()
+        .map(|(file, role)| {
+            let place = place(&file, role);
+            // A group is told by the arrays in it, so its description goes before theirs.
+            let depth = match place {
+                2 => file.name.as_str().matches('/').count(),
+                _ => 0,
+            };
+            (place, depth, file.name)
+        })
+        .collect();
+    all.sort();
+    all.into_iter().map(|(_, _, name)| name).collect()
 }

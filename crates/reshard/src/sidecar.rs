@@ -7,7 +7,7 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, PlaceKind, Store, StoreExt};
-use reshard_strategy::{BackendVersion, read_small};
+use reshard_strategy::{BackendVersion, Result, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -56,6 +56,9 @@ pub struct Sidecar {
     /// The description of the sharding policy that decided on files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    /// Whether the files after this one were shown as they were written. Then there is no checkpoint before its format record is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shown: bool,
 }
 
 /// A file and its digest.
@@ -96,6 +99,7 @@ impl Sidecar {
             strategy: None,
             empty_dicts: Vec::new(),
             policy: None,
+            shown: false,
         };
         mine.is_bound().then_some(mine)
     }
@@ -136,14 +140,29 @@ impl Sidecar {
         serde_json::from_slice(&bytes(store).await?).ok()
     }
 
-    /// The sidecar of a checkpoint, and the reason if it was ignored.
+    /// The sidecar of a checkpoint whose data files lie in this folder, and the reason if it was ignored. It lies with them, or directly in
+    /// the place.
     pub(crate) async fn read(
         store: &Arc<dyn Store>,
         formats: &Formats,
+        folder: Option<&Name>,
     ) -> (Option<Self>, Option<String>) {
-        let Some(bytes) = bytes(store).await else {
-            return (None, None);
-        };
+        if let Some(bytes) = in_folder(store, folder).await
+            && let (Some(me), _) = Self::parsed(bytes, store, formats).await
+        {
+            return (Some(me), None);
+        }
+        match bytes(store).await {
+            Some(bytes) => Self::parsed(bytes, store, formats).await,
+            None => (None, None),
+        }
+    }
+
+    async fn parsed(
+        bytes: Bytes,
+        store: &Arc<dyn Store>,
+        formats: &Formats,
+    ) -> (Option<Self>, Option<String>) {
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
             return (
                 None,
@@ -164,6 +183,23 @@ impl Sidecar {
                 )
             }
         }
+    }
+
+    /// Why there is no checkpoint, if its save showed its files as it wrote them, and was not finished.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub(crate) async fn unfinished(&self, store: &Arc<dyn Store>) -> Result<Option<String>> {
+        let Some(record) = self.commit.as_ref().filter(|_| self.shown) else {
+            return Ok(None);
+        };
+        let is_there = store.exists(&Name::new(&*record.file)?).await?;
+        Ok((!is_there).then(|| {
+            format!(
+                "{SIDECAR} says that {} is written last, and it is not there, so its save was never finished",
+                record.file
+            )
+        }))
     }
 
     /// Whether all files that it belongs to are there, unchanged. This hashes all of them.
@@ -191,6 +227,11 @@ impl Sidecar {
         }
         true
     }
+}
+
+async fn in_folder(store: &Arc<dyn Store>, folder: Option<&Name>) -> Option<Bytes> {
+    let name = folder?.join(&Name::new(SIDECAR).ok()?);
+    read_small(store, &name).await.ok()?
 }
 
 async fn bytes(store: &Arc<dyn Store>) -> Option<Bytes> {

@@ -1,33 +1,44 @@
 //! Records what ranks write in a save, so that the commit can check that all of it is there.
 
+use crate::{attempt::in_folder, outside};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_storage::{
-    Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Traffic,
+    Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Store, Traffic,
     Transaction, Written,
 };
 use reshard_strategy::{StrategyError, cause};
 use serde::{Deserialize, Serialize};
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// A transaction that remembers all files that were written through it: those of the strategy, the common state and the
-/// records.
+/// records. Where versions lie side by side, it also [notes](outside) what is written outside of the folder of the attempt.
 #[derive(Debug)]
 pub(crate) struct Tally {
     inner: Arc<dyn Transaction>,
+    place: Arc<dyn Store>,
+    rank: u32,
+    /// How many notes there are.
+    notes: AtomicU64,
     /// The coordinator removes what a failed save has written.
     is_coordinator: bool,
     files: Mutex<Vec<Entry>>,
 }
 
 impl Tally {
-    pub(crate) fn new(inner: Arc<dyn Transaction>, comm: &Comm<'_>) -> Self {
+    pub(crate) fn new(inner: Arc<dyn Transaction>, place: Arc<dyn Store>, comm: &Comm<'_>) -> Self {
         Self {
             inner,
+            place,
+            rank: comm.rank().0,
+            notes: AtomicU64::new(0),
             is_coordinator: comm.is_coordinator(),
             files: Mutex::default(),
         }
@@ -46,14 +57,49 @@ impl Tally {
     /// What this rank has written so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = files.iter().map(|file| file.bytes);
-        Traffic::read(bytes.fold(0, u64::saturating_add), files.len() as u64)
+        let bytes = files.iter().filter(|file| !is_note(file)).map(|f| f.bytes);
+        let files = bytes.clone().count() as u64;
+        Traffic::read(bytes.fold(0, u64::saturating_add), files)
     }
 
     /// Takes the list of files that this rank has written.
     pub(crate) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// Notes what of these files lies outside of the folder of the attempt, before any of them is there.
+    async fn note(&self, names: Vec<Name>, durability: Durability) -> Result<()> {
+        let Some(folder) = self.inner.folder() else {
+            return Ok(());
+        };
+        let number = self.notes.fetch_add(1, Ordering::Relaxed);
+        let Some((name, note)) = outside::note(&folder, (self.rank, number), &names)? else {
+            return Ok(());
+        };
+        let bytes = note.len() as u64;
+        let body = FileBody::from_bytes(name.clone(), note);
+        self.inner
+            .write(vec![body], durability, Progress::none())
+            .await?;
+        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        own.push(Entry { name, bytes });
+        Ok(())
+    }
+
+    /// Removes the notes: what they name is part of a checkpoint now.
+    async fn forget_notes(&self, files: &[Entry]) {
+        let notes = files.iter().filter(|file| is_note(file));
+        let notes: Vec<Name> = notes.map(|file| file.name.clone()).collect();
+        if !notes.is_empty()
+            && let Err(e) = self.place.remove(&notes).await
+        {
+            tracing::warn!(error = %e, url = self.place.url(), "notes of a save were not removed; `reshard prune` does it");
+        }
+    }
+}
+
+fn is_note(file: &Entry) -> bool {
+    in_folder(file.name.as_str()).is_some_and(outside::is_note)
 }
 
 #[async_trait]
@@ -76,6 +122,8 @@ impl Transaction for Tally {
                 || StorageError::invalid(format!("{}: its length does not fit 64 bits", file.name));
             asked.push((file.name.clone(), file.length().ok_or_else(too_long)?));
         }
+        let names = asked.iter().map(|(name, _)| name.clone()).collect();
+        self.note(names, durability).await?;
         let written = self.inner.write(files, durability, progress).await?;
         let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         for (i, (name, length)) in asked.into_iter().enumerate() {
@@ -98,13 +146,19 @@ impl Transaction for Tally {
         self.inner.place()
     }
 
+    fn folder(&self) -> Option<Name> {
+        self.inner.folder()
+    }
+
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
         files: &[Entry],
         durability: Durability,
     ) -> Result<()> {
-        self.inner.commit(record, files, durability).await
+        self.inner.commit(record, files, durability).await?;
+        self.forget_notes(files).await;
+        Ok(())
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {

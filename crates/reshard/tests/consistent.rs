@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+use futures::executor::block_on;
 use reshard::{
     Dialect, LocalGroup, ProcessGroup, Save, SaveReport, StateDict, Tensor, Value, blocking,
     model::Tree,
 };
 use reshard_comm::testkit::{FaultGroup, on_ranks};
-use std::sync::Arc;
+use reshard_model::testkit::Events;
+use std::{future::IntoFuture, sync::Arc};
 
 /// The common state of four ranks, of which rank 2 has another learning rate, and rank 3 more and less.
 fn state(rank: u32) -> StateDict {
@@ -42,12 +44,12 @@ fn save(
         async move {
             let rank = group.rank().0;
             let state = state(rank);
-            set(rank, reshard::save(&state, &url).group(&*group)).await
+            set(rank, reshard::save(&state, &*url).group(&*group)).await
         }
     });
     let saved = saved.into_iter().map(|saved| saved.unwrap()).collect();
     // The coordinator's is saved.
-    let common = blocking::load_common(&url).unwrap();
+    let common = blocking::load_common(&*url).unwrap();
     assert!(common.get("rank").is_none() && common.get("args").is_some());
     (saved, groups[1].sent())
 }
@@ -66,6 +68,36 @@ fn each_rank_is_told_its_own_difference() {
     let (saved, _) = save(|_, s| s.dialect(Dialect::Megatron));
     let want = [None, None, Some(RANK_2.into()), Some(RANK_3.into())];
     assert_eq!(told(&saved), want);
+}
+
+/// A warning where it runs: nobody has to look into the report.
+#[test]
+fn each_rank_warns_of_its_own_difference() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let warned: Vec<String> = std::thread::scope(|scope| {
+        let rank = |group: LocalGroup| {
+            let url = &url;
+            scope.spawn(move || {
+                let state = state(group.rank().0);
+                let save = reshard::save(&state, url)
+                    .group(&group)
+                    .dialect(Dialect::Megatron);
+                let (saved, warned) =
+                    Events::only(tracing::Level::WARN).of(|| block_on(save.into_future()));
+                saved.unwrap();
+                warned
+            })
+        };
+        let ranks: Vec<_> = LocalGroup::new(4).into_iter().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(warned[0].is_empty() && warned[1].is_empty(), "{warned:?}");
+    for (rank, want) in [(2, RANK_2), (3, RANK_3)] {
+        let warned = &warned[rank];
+        assert!(warned.contains(want), "{warned}");
+        assert!(warned.contains(&format!("rank={rank}")), "{warned}");
+    }
 }
 
 #[test]

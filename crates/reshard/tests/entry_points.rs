@@ -149,7 +149,8 @@ fn what_is_no_checkpoint_is_told_in_three_ways() {
     let dir = tempfile::tempdir().unwrap();
     let url = |name: &str| dir.path().join(name).display().to_string();
     let open = |name: &str| block_on(Checkpoint::open(&url(name))).unwrap_err();
-    let said = |e: &reshard::Error| e.to_string();
+    let here = dir.path().display().to_string();
+    let said = |e: &reshard::Error| e.to_string().replace(&here, "HOME");
     fs::create_dir(dir.path().join("empty")).unwrap();
     fs::create_dir(dir.path().join("broken")).unwrap();
     fs::write(
@@ -159,17 +160,22 @@ fn what_is_no_checkpoint_is_told_in_three_ways() {
     .unwrap();
     let (missing, empty, broken) = (open("missing"), open("empty"), open("broken"));
     let kinds = [&missing, &empty, &broken].map(|e| e.kind());
-    assert_eq!(kinds[2], ErrorKind::Corrupt);
-    assert!(
-        said(&missing) != said(&empty).replace("empty", "missing"),
-        "{}",
-        said(&missing)
+    assert_eq!(
+        kinds,
+        [ErrorKind::NotFound, ErrorKind::NotFound, ErrorKind::Corrupt]
     );
-    assert!(said(&broken).contains("metadata.json"), "{}", said(&broken));
+    assert_eq!(
+        [said(&missing), said(&empty), said(&broken)],
+        [
+            "opening HOME/missing: it is not a checkpoint: nothing is there",
+            "opening HOME/empty: it is not a checkpoint: it is empty",
+            "opening HOME/broken: metadata.json: it is not a JSON object with sharded_backend and sharded_backend_version",
+        ]
+    );
 
-    assert!(!blocking::is_distributed_checkpoint(&url("missing")).unwrap());
-    assert!(!blocking::is_distributed_checkpoint(&url("empty")).unwrap());
-    assert!(blocking::is_distributed_checkpoint(&url("broken")).is_err());
+    assert!(!blocking::is_distributed_checkpoint(url("missing")).unwrap());
+    assert!(!blocking::is_distributed_checkpoint(url("empty")).unwrap());
+    assert!(blocking::is_distributed_checkpoint(url("broken")).is_err());
     let megatrons = save(&dir.path().join("m"), |s| s);
     assert!(blocking::is_distributed_checkpoint(&megatrons).unwrap());
 }
@@ -336,4 +342,43 @@ fn settings_of_megatron_core_that_can_not_be_are_refused_before_anything_is_writ
         assert!(e.to_string().contains(said), "{e}");
         assert!(!Path::new(&url).exists());
     }
+}
+
+/// The store is of the handle alone: there is nothing at its URL.
+#[test]
+fn an_open_checkpoint_has_the_entry_points_too_and_removes_where_it_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = Value::Dict(vec![("kind".into(), Value::Int(3))]);
+    let url = save(dir.path(), |s| {
+        s.content_metadata(Value::Dict(vec![("kind".into(), Value::Int(3))]))
+    });
+    let store = reshard::storage::Stores::linked()
+        .unwrap()
+        .open(&url)
+        .unwrap();
+    let named = dir.path().join("nothing").display().to_string();
+    let options = reshard::OpenOptions::new().store(store);
+    let opened = blocking::Checkpoint::open_with(options, &named).unwrap();
+
+    assert!(opened.is_distributed_checkpoint().unwrap());
+    assert_eq!(opened.load_content_metadata().unwrap(), Some(content));
+    let all = opened.load_sharded_metadata().unwrap();
+    assert!(all.get("opt.m").is_some() && all.get("opt.rng/shard_1_2").is_some());
+    let tensors = opened.load_tensors_metadata().unwrap();
+    assert!(tensors.get("opt.m").is_some() && tensors.get("opt.rng/shard_1_2").is_none());
+    assert_eq!(opened.load_plain_tensors().unwrap().len(), 4);
+    let with = opened.load_plain_tensors_and_common().unwrap();
+    assert!(with.get("step").is_some() && with.get("opt.m").is_some());
+
+    let removed = blocking::run(opened.remove_sharded_tensors("opt.")).unwrap();
+    assert_eq!(removed.keys.len(), 4, "{removed:?}");
+    assert_eq!(
+        keys(&url),
+        ["model.flat", "model.w", "rng/shard_0_2", "rng/shard_1_2"]
+    );
+    sound(&url);
+
+    let dcp = save(&dir.path().join("dcp"), |s| s.dialect(Dialect::Dcp));
+    let opened = blocking::Checkpoint::open(&dcp).unwrap();
+    assert!(!opened.is_distributed_checkpoint().unwrap());
 }

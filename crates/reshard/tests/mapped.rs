@@ -85,9 +85,9 @@ fn a_mapped_checkpoint_has_the_other_keys_shapes_and_elements() {
     let part = run(k.read(Region::new([0, 1, 1], [2, 1, 2]))).unwrap();
     assert_eq!(numbers(&part), [19., 20., 119., 120.]);
 
-    let whole = run(mapped.plain_tensors()).unwrap();
+    let whole = run(mapped.load_plain_tensors()).unwrap();
     assert_eq!(numbers(&whole["h.0.v"]), [9., 10., 11., 21., 22., 23.]);
-    assert!(mapped.tensors_metadata().get("h.k").is_some());
+    assert!(mapped.load_tensors_metadata().get("h.k").is_some());
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_mapped_tensor_is_saved_in_blocks_without_being_loaded() {
     let url = dir.path().join("other").display().to_string();
     blocking::save(&state, &url).unwrap();
     let other = blocking::load_plain_tensors(&url).unwrap();
-    assert_eq!(other, run(mapped.plain_tensors()).unwrap());
+    assert_eq!(other, run(mapped.load_plain_tensors()).unwrap());
 }
 
 #[test]

@@ -57,11 +57,12 @@ const PRELUDE: [&str; 25] = [
 ];
 
 /// Modules: the crates, and two of its own.
-const MODULES: [&str; 14] = [
+const MODULES: [&str; 15] = [
     "comm",
     "map",
     "megatron",
     "model",
+    "object_store",
     "plan",
     "policy",
     "prelude",
@@ -75,7 +76,7 @@ const MODULES: [&str; 14] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 52] = [
+const FACADE: [&str; 54] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -108,6 +109,7 @@ const FACADE: [&str; 52] = [
     "Removed",
     "Result",
     "SIDECAR",
+    "Sample",
     "Save",
     "SaveHandle",
     "SaveReport",
@@ -126,6 +128,7 @@ const FACADE: [&str; 52] = [
     "load_plain_tensors_and_common",
     "load_sharded_metadata",
     "load_tensors_metadata",
+    "place_text",
     "prune",
     "remove_sharded_tensors",
 ];

@@ -115,8 +115,8 @@ fn paths_go_with_keys_that_a_planner_renames() {
     state.insert_tree("numbered", numbered);
     let home = tempfile::tempdir().unwrap();
     let url = |name: &str| home.path().join(name).display().to_string();
-    blocking::run(reshard::save(&state, &url("as it is")).dialect(Dialect::Dcp)).unwrap();
-    let expected = Checkpoint::open(&url("as it is")).unwrap().state().unwrap();
+    blocking::run(reshard::save(&state, url("as it is")).dialect(Dialect::Dcp)).unwrap();
+    let expected = Checkpoint::open(url("as it is")).unwrap().state().unwrap();
     for planner in [Renames::Items, Renames::Leaves] {
         let url = url(&format!("{planner:?}"));
         blocking::run(

@@ -28,7 +28,7 @@ fn save_as(dir: &Path, dialect: Dialect) -> SaveReport {
         ShardedTensor::full("w", Tensor::from_vec(&[3], vec![1f32, 2.0, 3.0]).unwrap()),
     );
     blocking::run(
-        reshard::save(&state, &url(dir))
+        reshard::save(&state, url(dir))
             .overwrite(true)
             .dialect(dialect),
     )
@@ -74,7 +74,7 @@ fn put(file: &Path) {
 }
 
 fn is_whole(dir: &Path) {
-    let report = blocking::Checkpoint::open(&url(dir))
+    let report = blocking::Checkpoint::open(url(dir))
         .unwrap()
         .verify(true, reshard::storage::Progress::none());
     assert!(report.unwrap().damage.is_empty());
@@ -219,8 +219,8 @@ fn what_may_be_of_an_unfinished_save_of_megatron_or_of_others_is_not_replaced() 
         let (_home, dir) = place();
         fs::write(dir.join(name), bytes).unwrap();
         let before = fs::read(dir.join(".metadata")).unwrap();
-        let e = blocking::run(reshard::save(&StateDict::new(), &url(&dir)).overwrite(true))
-            .unwrap_err();
+        let e =
+            blocking::run(reshard::save(&StateDict::new(), url(&dir)).overwrite(true)).unwrap_err();
         assert!(
             e.kind() == ErrorKind::Unsupported && e.to_string().contains(&format!("its {name} ")),
             "{e}"
@@ -285,7 +285,7 @@ fn age(dir: &Path) {
 }
 
 fn prune(dir: &Path) -> reshard::PruneReport {
-    blocking::run(reshard::prune(&url(dir)).older_than(Duration::ZERO)).unwrap()
+    blocking::run(reshard::prune(url(dir)).older_than(Duration::ZERO)).unwrap()
 }
 
 /// Renames a directory as a save does with what it has replaced, of which the name tells the number.
@@ -371,7 +371,7 @@ fn a_sidecar_that_names_terabytes_of_nothing_is_ignored_at_once() {
         let json = r#"{"schema": 1, "writer": "x", "commit": {"file": "NAME", "sha256": "00"}}"#;
         fs::write(dir.join("reshard.json"), json.replace("NAME", name)).unwrap();
         // Were it read, none of these would end today.
-        let checkpoint = blocking::Checkpoint::open(&url(&dir)).unwrap();
+        let checkpoint = blocking::Checkpoint::open(url(&dir)).unwrap();
         let (sidecar, note) = checkpoint.sidecar();
         assert!(sidecar.is_none() && note.unwrap().contains("is ignored"));
         checkpoint.roles().unwrap();

@@ -32,13 +32,13 @@ fn url(dir: &Path) -> String {
 }
 
 fn prune(dir: &Path) -> reshard::Result<PruneReport> {
-    Ok(blocking::run(reshard::prune(&url(dir)))?)
+    Ok(blocking::run(reshard::prune(url(dir)))?)
 }
 
 /// Also what may be in use.
 fn prune_all(dir: &Path) -> reshard::Result<PruneReport> {
     Ok(blocking::run(
-        reshard::prune(&url(dir)).older_than(Duration::ZERO),
+        reshard::prune(url(dir)).older_than(Duration::ZERO),
     )?)
 }
 
@@ -121,11 +121,11 @@ fn state(step: i64) -> StateDict {
 }
 
 fn save(dir: &Path, step: i64) {
-    blocking::run(reshard::save(&state(step), &url(dir)).overwrite(true)).unwrap();
+    blocking::run(reshard::save(&state(step), url(dir)).overwrite(true)).unwrap();
 }
 
 fn step(dir: &Path) -> i64 {
-    let common = blocking::load_common(&url(dir)).unwrap();
+    let common = blocking::load_common(url(dir)).unwrap();
     common.get("step").and_then(|v| v.leaf()?.as_int()).unwrap()
 }
 
@@ -133,14 +133,14 @@ fn step(dir: &Path) -> i64 {
 fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     let (_home, dir) = fixture("dcp/stale_files");
     let verify = || {
-        Checkpoint::open(&url(&dir))
+        Checkpoint::open(url(&dir))
             .unwrap()
             .verify(true, Progress::none())
             .unwrap()
     };
     let (sound, state) = (
         verify(),
-        Checkpoint::open(&url(&dir)).unwrap().state().unwrap(),
+        Checkpoint::open(url(&dir)).unwrap().state().unwrap(),
     );
     assert!(sound.damage.is_empty() && sound.items > 0);
     fs::write(dir.join("README.md"), "read me").unwrap();
@@ -148,7 +148,7 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     fs::write(dir.join("logs/__0_9.distcp"), "below is not in it").unwrap();
     let before = files(&dir);
 
-    let dry = blocking::run(reshard::prune(&url(&dir)).dry_run(true)).unwrap();
+    let dry = blocking::run(reshard::prune(url(&dir)).dry_run(true)).unwrap();
     assert_eq!(files(&dir), before, "a dry run changes nothing");
     let report = prune(&dir).unwrap();
     assert_eq!(
@@ -173,10 +173,7 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     left.remove(&dir.join("__0_2.distcp"));
     assert_eq!(files(&dir), left);
     assert_eq!(verify(), sound);
-    assert_eq!(
-        Checkpoint::open(&url(&dir)).unwrap().state().unwrap(),
-        state
-    );
+    assert_eq!(Checkpoint::open(url(&dir)).unwrap().state().unwrap(), state);
     let again = prune(&dir).unwrap();
     assert!(again.removed.is_empty() && again.kept.is_empty());
 }
@@ -622,7 +619,7 @@ fn nothing_is_removed_when_somebody_saves_meanwhile() {
         .register(StoreScheme::new("busy", "this test", "0.0.0", open))
         .unwrap();
     let e =
-        blocking::run(reshard::prune(&format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
+        blocking::run(reshard::prune(format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     assert!(e.to_string().contains("meanwhile"), "{e}");
     assert!(dir.join("__0_1.distcp").exists() && dir.join("__0_2.distcp").exists());

@@ -6,7 +6,7 @@ use std::path::Path;
 fn save(dir: &Path) -> Result<(), reshard::Error> {
     let mut state = StateDict::new();
     state.insert("step", 1);
-    blocking::run(reshard::save(&state, &dir.display().to_string()).overwrite(true)).map(drop)
+    blocking::run(reshard::save(&state, dir.display().to_string()).overwrite(true)).map(drop)
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_folder_of_checkpoints_is_not_replaced() {
     let e = save(home.path()).unwrap_err();
     assert!(e.to_string().contains("other checkpoints lie in it"), "{e}");
     for step in ["step-1", "step-2"] {
-        assert!(blocking::Checkpoint::open(&home.path().join(step).display().to_string()).is_ok());
+        assert!(blocking::Checkpoint::open(home.path().join(step).display().to_string()).is_ok());
     }
 }
 
@@ -43,9 +43,7 @@ fn a_folder_of_folders_is_not_replaced() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         assert!(e.to_string().contains("is not a checkpoint"), "{e}");
     }
-    assert!(
-        blocking::Checkpoint::open(&home.path().join("a/step-1").display().to_string()).is_ok()
-    );
+    assert!(blocking::Checkpoint::open(home.path().join("a/step-1").display().to_string()).is_ok());
 }
 
 #[test]
@@ -66,7 +64,7 @@ fn what_an_unfinished_save_left_is_replaced() {
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("__0_0.distcp"), "half").unwrap();
     save(&dir).unwrap();
-    assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+    assert!(blocking::Checkpoint::open(dir.display().to_string()).is_ok());
 }
 
 #[test]
@@ -132,7 +130,7 @@ fn of_a_damaged_checkpoint_too_only_its_own_files_go() {
     std::fs::write(dir.join(".metadata"), "no pickle").unwrap();
     std::fs::write(dir.join("README.md"), "read me").unwrap();
     save(&dir).unwrap();
-    assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+    assert!(blocking::Checkpoint::open(dir.display().to_string()).is_ok());
     assert_eq!(std::fs::read(dir.join("README.md")).unwrap(), b"read me");
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
 }

@@ -8,8 +8,12 @@ use reshard::{
     Tensor, ValueTree,
     model::FlatStateDict,
     plan::{DefaultLoadPlanner, Destination, LoadContext, LoadPlan, LoadPlanner, ReadItem},
+    storage::LocalStore,
 };
+use reshard_model::testkit::Events;
+use reshard_storage::testkit::{Fault, FaultStore, Op};
 use std::{
+    future::IntoFuture as _,
     sync::{Arc, Mutex},
     thread::sleep,
     time::{Duration, Instant},
@@ -181,4 +185,135 @@ fn a_rank_whose_state_does_not_fit_the_common_state_fails_the_load_of_all() {
         let (_, template) = error.into_parts();
         assert!(template.get("w").or_else(|| template.get("step")).is_some());
     }
+}
+
+/// Of an event: the act, the phase, the rank, and the error if it has one.
+type Told = (String, String, u32, Option<String>);
+
+/// What ranks told of the phases of what `f` does, sorted by rank.
+fn told<T>(f: impl FnOnce() -> T) -> (T, Vec<Told>) {
+    let (out, text) = Events::only(tracing::Level::INFO).of(f);
+    let of = |event: &str| {
+        let field = |name: &str| {
+            let (_, rest) = event.split_once(&format!("{name}="))?;
+            Some(rest.trim_start_matches('"').split('"').next()?.to_owned())
+        };
+        let rank = field("rank")?.split(' ').next()?.parse().ok()?;
+        let act = event.split('"').next()?.to_owned();
+        // It is the last field, and may have quotes.
+        let error = event
+            .split_once("error=")
+            .map(|(_, error)| error.to_owned());
+        Some((act, field("phase")?, rank, error))
+    };
+    let mut all: Vec<Told> = text.split("act=\"").filter_map(of).collect();
+    all.sort_by_key(|(_, _, rank, _)| *rank);
+    (out, all)
+}
+
+/// Whether an event is of this act, phase and rank, with an error that says so, or without one.
+fn is(event: &Told, (act, phase, rank): (&str, &str, u32), error: Option<&str>) -> bool {
+    let same = match (&event.3, error) {
+        (Some(found), Some(error)) => found.contains(error),
+        (found, error) => found.is_none() && error.is_none(),
+    };
+    (&*event.0, &*event.1, event.2) == (act, phase, rank) && same
+}
+
+/// These events and no others; each has a phase, and the error of it.
+fn are(told: &[Told], act: &str, phases: [&[(&str, Option<&str>)]; 2]) {
+    let all = (0..).zip(phases).flat_map(|(rank, phases)| {
+        phases
+            .iter()
+            .map(move |(phase, error)| (rank, *phase, *error))
+    });
+    let all: Vec<_> = all.collect();
+    assert_eq!(told.len(), all.len(), "{told:#?}");
+    for (event, (rank, phase, error)) in told.iter().zip(all) {
+        assert!(is(event, (act, phase, rank), error), "{event:?}: {told:#?}");
+    }
+}
+
+/// Two ranks save into a place of which some calls of one rank fail.
+fn save_with(op: Op, rank: usize) -> Vec<Told> {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let states = [0, 1].map(|rank: u64| {
+        let rows = Tensor::from_vec(&[4, 2], vec![rank as f32; 8]).unwrap();
+        let leaf = ShardedTensor::from_rank_offsets("w", rows, &[(0, rank, 2)]).unwrap();
+        let mut state = StateDict::new();
+        state.insert("w", leaf);
+        state
+    });
+    let stores = [0, 1].map(|_| FaultStore::new(Arc::new(LocalStore::open(&url).unwrap())));
+    stores[rank].fail(op, 0, Fault::Before);
+    let groups = LocalGroup::new(2);
+    let (saved, told) = told(|| {
+        let saves = groups.iter().zip(&states).zip(stores);
+        block_on(join_all(saves.map(|((group, state), store)| {
+            let save = reshard::save(state, &url).group(group);
+            save.store(Arc::new(store)).into_future()
+        })))
+    });
+    assert!(saved.iter().all(Result::is_err), "{saved:?}");
+    told
+}
+
+#[test]
+fn each_rank_tells_in_which_phase_a_save_failed_and_why() {
+    let failed = Some("write to");
+    let heard = Some("rank 1");
+    are(
+        &save_with(Op::Write, 1),
+        "save",
+        [
+            &[("plan", None), ("write", None), ("commit", heard)],
+            &[("plan", None), ("write", failed), ("commit", failed)],
+        ],
+    );
+    let (failed, heard) = (Some("commit"), Some("rank 0"));
+    are(
+        &save_with(Op::Commit, 0),
+        "save",
+        [
+            &[("plan", None), ("write", None), ("commit", failed)],
+            &[("plan", None), ("write", None), ("commit", heard)],
+        ],
+    );
+    let failed = Some("begin");
+    are(
+        &save_with(Op::Begin, 0),
+        "save",
+        [&[("plan", failed)], &[("plan", failed)]],
+    );
+}
+
+#[test]
+fn each_rank_tells_in_which_phase_a_load_failed_and_why() {
+    let (dir, url) = saved();
+    let mut missing = rows(0, 4);
+    missing.insert(
+        "x",
+        ShardedTensor::template("nowhere", DType::Float32, &[2]),
+    );
+    let (_, events) = told(|| load(&url, vec![rows(0, 4), missing]));
+    let plan: &[_] = &[("plan", Some("nowhere"))];
+    are(&events, "load", [plan, plan]);
+
+    // The second rank reads what is damaged.
+    let file = dir.path().join("ckpt/__1_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let (loaded, events) = told(|| load(&url, vec![rows(0, 4), rows(512, 512)]));
+    assert!(loaded.iter().all(Result::is_err));
+    let read: &[_] = &[("plan", None), ("read", Some("rank 1"))];
+    are(&events, "load", [read, read]);
+
+    let mut clash = StateDict::new();
+    clash.insert_tree("step", rows(0, 4));
+    let (_, events) = told(|| load(&url, vec![rows(0, 4), clash]));
+    let finish: &[_] = &[("plan", None), ("read", None), ("finish", Some("rank 1"))];
+    are(&events, "load", [finish, finish]);
 }

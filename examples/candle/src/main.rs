@@ -29,9 +29,7 @@ fn to_reshard(tensor: &Tensor) -> Result<reshard::Tensor, BoxError> {
 
 fn from_reshard(tensor: &reshard::Tensor) -> Result<Tensor, BoxError> {
     let shape: Vec<usize> = tensor.shape().iter().map(|n| *n as usize).collect();
-    let values = tensor
-        .to_vec::<f32>()
-        .ok_or("this model has 32-bit floats only")?;
+    let values = tensor.to_vec::<f32>()?;
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 

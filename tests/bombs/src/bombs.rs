@@ -5,11 +5,15 @@ mod built;
 mod chunks;
 mod faults;
 mod files;
+mod flat;
 mod keys;
 mod many;
+mod maps;
 mod metadata;
 mod packed;
+mod safetensors;
 mod spread;
+mod tensor_bundle;
 mod tensors;
 mod values;
 mod zarr;
@@ -26,11 +30,15 @@ pub use archives::archives;
 pub use chunks::chunks;
 pub use faults::faults;
 pub use files::files;
+pub use flat::flat;
 pub use keys::keys;
 pub use many::many;
+pub use maps::maps;
 pub use metadata::metadata;
 pub use packed::packed;
+pub use safetensors::safetensors;
 pub use spread::spread;
+pub use tensor_bundle::tensor_bundle;
 pub use tensors::tensors;
 pub use zarr::zarr;
 
@@ -44,6 +52,8 @@ pub struct Bomb {
     pub make: Make,
     /// Commands that are tried besides the usual ones.
     pub commands: Vec<Vec<String>>,
+    /// Whether the usual ones are tried. If what is hostile is no part of the checkpoint, they say nothing.
+    pub usual: bool,
 }
 
 impl fmt::Debug for Bomb {
@@ -60,6 +70,7 @@ impl Bomb {
             name: name.into(),
             make: Box::new(make),
             commands: Vec::new(),
+            usual: true,
         }
     }
 

@@ -89,3 +89,23 @@ fn every_command_ends_on_conversions_that_are_spread_thin() {
 fn every_command_ends_on_folders_of_zarr_arrays() {
     every_command_ends_on(bombs::zarr());
 }
+
+#[test]
+fn every_command_ends_on_flattened_tensors() {
+    every_command_ends_on(bombs::flat());
+}
+
+#[test]
+fn every_command_ends_on_mapping_files() {
+    every_command_ends_on(bombs::maps());
+}
+
+#[test]
+fn every_command_ends_on_files_of_safetensors() {
+    every_command_ends_on(bombs::safetensors());
+}
+
+#[test]
+fn every_command_ends_on_checkpoints_of_tensorflow() {
+    every_command_ends_on(bombs::tensor_bundle());
+}

@@ -4,10 +4,16 @@
 mod acts;
 mod form;
 mod job;
+mod proxy;
+mod remote;
+mod shared;
 
 pub use acts::{ACTS, Act};
 pub use form::Form;
 pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
+pub use proxy::{FAULTS, Fault, Proxy, Seen};
+pub use remote::{load_from, look_at, save_to, saved_to, small_parts};
+pub use shared::{MOST_CACHED, Shared};
 
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
@@ -25,10 +31,15 @@ fn key(i: u64) -> String {
     format!("layers.{i}.weight")
 }
 
-/// Every element and the common step say which save they are of.
+/// The part of one of four ranks.
 fn state(step: u64, rank: u64) -> Result<StateDict> {
+    part(step, rank, RANKS.into())
+}
+
+/// Every element and the common step say which save they are of.
+fn part(step: u64, rank: u64, ranks: u64) -> Result<StateDict> {
     let mut out = StateDict::new();
-    let rows = ROWS / u64::from(RANKS);
+    let rows = ROWS / ranks;
     for i in 0..TENSORS {
         let data = Tensor::from_vec(
             &[rows, COLUMNS],
@@ -36,7 +47,7 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
         )?;
         out.insert(
             key(i),
-            ShardedTensor::from_rank_offsets(&key(i), data, &[(0, rank, RANKS.into())])?,
+            ShardedTensor::from_rank_offsets(&key(i), data, &[(0, rank, ranks)])?,
         );
     }
     out.insert("step", i64::try_from(step)?);
@@ -128,12 +139,7 @@ fn step_of(loaded: &ValueTree) -> Result<u64> {
         .context("no step")?;
     let step = u64::try_from(step)?;
     for i in 0..TENSORS {
-        let leaf = loaded
-            .get(&key(i))
-            .and_then(ValueTree::leaf)
-            .and_then(Value::as_tensor)
-            .context("no tensor")?;
-        let elements = leaf.to_vec::<f32>().context("another element type")?;
+        let elements = loaded.tensor(&key(i))?.to_vec::<f32>()?;
         if elements.iter().any(|e| *e != (step * 100 + i) as f32) {
             bail!("{} is not of step {step}, as the common state is", key(i));
         }

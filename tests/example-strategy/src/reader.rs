@@ -10,9 +10,9 @@ use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx, ReadLimits, ReadObject,
-    ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    BackendVersion, CheckedItems, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -361,9 +361,17 @@ impl StorageReader for ExampleReader {
         Ok(out)
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
-        for place in self.chunks.iter().chain(&self.objects) {
+        let chunks = (0..).map(ChunkId).zip(&self.chunks);
+        let chunks = chunks.map(|(id, place)| (items.has_chunk(id), place));
+        let objects = (0..).map(ObjectId).zip(&self.objects);
+        let objects = objects.map(|(id, place)| (items.has_object(id), place));
+        for (is_read, place) in chunks.chain(objects) {
             report.items += 1;
             let there = self.store.len(&place.file).await?.unwrap_or(0);
             let found = match split(place) {
@@ -372,7 +380,7 @@ impl StorageReader for ExampleReader {
                     Some(place.offset),
                     "the file is cut",
                 )),
-                Ok(_) if full => self.check(place).await,
+                Ok(_) if is_read => self.check(place).await,
                 Ok(_) => Ok(0),
                 Err(e) => Err(e),
             };

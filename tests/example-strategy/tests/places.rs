@@ -99,7 +99,7 @@ fn template() -> StateDict {
 }
 
 fn open(options: OpenOptions, at: &Path) -> reshard::Result<Checkpoint> {
-    Checkpoint::open_with(options.registry(registry()), &at.display().to_string())
+    Checkpoint::open_with(options.registry(registry()), at.display().to_string())
 }
 
 fn said(e: &reshard::Error) -> String {
@@ -129,7 +129,7 @@ fn files_with_a_prefix_are_a_checkpoint_of_a_format_that_has_such() {
         [1, 2, 3]
     );
     assert_eq!(*found.backend(), BackendVersion::new("example", 1));
-    let loaded = blocking::load(template(), &at("step-1.").display().to_string()).unwrap();
+    let loaded = blocking::load(template(), at("step-1.").display().to_string()).unwrap();
     assert_eq!(
         loaded
             .get("w")
@@ -150,7 +150,7 @@ fn files_with_a_prefix_are_a_checkpoint_of_a_format_that_has_such() {
     // A format whose checkpoints are folders is not asked: these would be names of its files.
     let dcp = at("dcp");
     blocking::run(
-        reshard::save(&template_of_zeros(), &dcp.display().to_string()).dialect(Dialect::Dcp),
+        reshard::save(&template_of_zeros(), dcp.display().to_string()).dialect(Dialect::Dcp),
     )
     .unwrap();
     fs::copy(dcp.join(".metadata"), at("x.metadata")).unwrap();

@@ -10,8 +10,8 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat, Planned,
-    PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
+    BackendVersion, CheckedItems, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat,
+    Planned, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
     SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport,
     WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
@@ -160,8 +160,12 @@ impl StorageReader for TalkingReader {
         self.inner.read_objects(reads, cx).await
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        self.inner.verify(full, progress).await
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        self.inner.verify_items(items, progress).await
     }
 }
 

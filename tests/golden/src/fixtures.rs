@@ -1,4 +1,5 @@
 use crate::Expected;
+use reshard_model::testkit::fixtures as root;
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
@@ -51,21 +52,6 @@ impl fmt::Display for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
-}
-
-/// The folder that fixtures are taken from. A relative path in `RESHARD_FIXTURES` starts at the root of the repository, because
-/// cargo runs tests in the folder of their package.
-pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    match std::env::var_os("RESHARD_FIXTURES") {
-        None => here.join("../fixtures"),
-        Some(folder) => here.join("../..").join(folder),
-    }
-}
-
-/// Whether the fixtures are this repository's: then their names and what is wrong with them are known.
-pub fn ours() -> bool {
-    std::env::var_os("RESHARD_FIXTURES").is_none()
 }
 
 /// All fixtures in torch_dist and zarr, by name; safetensors is a format of its own.

@@ -8,7 +8,8 @@
 //! - [`compare`] holds a checkpoint that reshard opened against that;
 //! - [`python`] compares values with Python's `repr`, and with the lossless form that Megatron's fixtures have;
 //! - [`Scratch`] makes copies to damage;
-//! - [`cases`] are those of TensorFlow's goldens.
+//! - [`cases`] are those of TensorFlow's goldens;
+//! - [`serve`] puts them behind a web server.
 
 mod compare;
 mod expected;
@@ -18,11 +19,14 @@ pub mod python;
 mod safetensors;
 mod scratch;
 mod tensorflow;
+mod web;
 
 pub use compare::{Depth, chain, compare, compare_facts, compare_tensor};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
-pub use fixtures::{Family, Fixture, fixtures, ours, root};
+pub use fixtures::{Family, Fixture, fixtures};
 pub use hash::sha256;
+pub use reshard_model::testkit::{fixtures as root, ours};
 pub use safetensors::{OfSafetensors, of_safetensors};
 pub use scratch::Scratch;
 pub use tensorflow::cases;
+pub use web::{Requests, serve, serve_and_tell};

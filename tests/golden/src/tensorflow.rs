@@ -1,6 +1,6 @@
 #![expect(clippy::unwrap_used, reason = "what is missing fails the test")]
 
-use crate::fixtures::root;
+use crate::root;
 use serde_json::Value;
 use std::{fs, io, path::Path};
 

@@ -176,7 +176,7 @@ fn a_bit_that_is_flipped_around_a_large_tensor_gives_an_error_or_the_right_part(
         }
     }
     println!("{copies} damaged copies read in part");
-    assert!(copies > 0 || !ours(), "nothing was damaged");
+    assert!(copies > 0, "nothing was damaged");
     assert!(
         wrong.is_empty(),
         "{} findings:\n{}",
@@ -462,7 +462,7 @@ impl Subject {
     fn load_one(&self, key: &str, facts: &TensorFacts) -> Option<String> {
         let mut template = StateDict::new();
         template.insert("t", ShardedTensor::template(key, facts.dtype, &facts.shape));
-        let loaded = block_on(async { reshard::load(template, &self.scratch.url()).await }).ok()?;
+        let loaded = block_on(async { reshard::load(template, self.scratch.url()).await }).ok()?;
         let t = loaded.get("t")?.leaf()?.as_tensor()?;
         compare_tensor(facts, t).map(|w| format!("wrong data loaded for {key}: {w}"))
     }
@@ -485,7 +485,7 @@ impl Subject {
                 _ => template.insert(key.as_str(), ShardedObject::item(key, Payload::None)),
             };
         }
-        let Ok(state) = block_on(async { reshard::load(template, &self.scratch.url()).await })
+        let Ok(state) = block_on(async { reshard::load(template, self.scratch.url()).await })
         else {
             return Vec::new();
         };

@@ -5,10 +5,13 @@ use futures::executor::block_on;
 use reshard::{
     DType, Dialect, LocalGroup, Region, ShardedTensor, StateDict, Tensor, Value,
     blocking::Checkpoint,
-    policy::{AllInOne, ByItem, MaxShardSize, SliceSpec},
+    policy::{
+        AllInOne, ByItem, MaxShardSize, Piece, ShardByTask, ShardingPolicy, Shards, SliceSpec,
+    },
     storage::Progress,
     tensor_bundle::TensorBundleConfig,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 use std::{fs, path::Path, process::Command};
@@ -47,6 +50,15 @@ impl Case {
         match self.name {
             "in_folder" => config.with_in_folder("ckpt").with_checkpoint_state(true),
             _ => config,
+        }
+    }
+
+    /// How many data files its policy makes, where that is its very purpose.
+    fn files(self) -> Option<usize> {
+        match self.name {
+            "tasks" => Some(self.ranks as usize),
+            "custom" => Some(2 * self.ranks as usize),
+            _ => None,
         }
     }
 
@@ -118,6 +130,39 @@ fn state(case: Case, rank: u32) -> StateDict {
     state
 }
 
+/// A policy of somebody else: the rows of each piece in two halves, and all first halves of a task in one file, all second halves in another.
+#[derive(Debug, Serialize, Deserialize)]
+struct Halves {}
+
+#[typetag::serde(name = "halves")]
+impl ShardingPolicy for Halves {
+    fn description(&self) -> String {
+        "halves of rows".into()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
+        let mut tasks: Vec<u32> = pieces.iter().map(|piece| piece.task).collect();
+        tasks.dedup();
+        for (task, second) in tasks.into_iter().flat_map(|t| [(t, false), (t, true)]) {
+            out.start();
+            for (n, piece) in pieces.iter().enumerate().filter(|(_, p)| p.task == task) {
+                let mut region = piece.region.clone();
+                match region.lengths.first().copied().filter(|rows| *rows > 1) {
+                    Some(rows) if second => {
+                        region.offsets[0] += rows / 2;
+                        region.lengths[0] = rows - rows / 2;
+                    }
+                    Some(rows) => region.lengths[0] = rows / 2,
+                    None if second => continue,
+                    None => {}
+                }
+                out.push(n, region)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 fn save(folder: &Path, case: Case) {
     let url = folder.join(case.name).display().to_string();
     let groups = LocalGroup::new(case.ranks).into_iter().enumerate();
@@ -138,12 +183,24 @@ fn save(folder: &Path, case: Case) {
                     "as_tensorflow_cuts" => save.policy(MaxShardSize::tensorflow(512)),
                     "gathered" => save.policy(AllInOne::new().gather()),
                     "items" => save.policy(ByItem::new()),
+                    "tasks" => save.policy(ShardByTask::new()),
+                    "custom" => save.policy(Halves {}),
                     _ => save,
                 };
                 block_on(save.into_future()).unwrap();
             });
         }
     });
+}
+
+fn data_files(folder: &Path, prefix: &str) -> usize {
+    let names = fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name());
+    let begins = format!("{prefix}.data-");
+    names
+        .filter(|name| name.to_str().is_some_and(|name| name.starts_with(&begins)))
+        .count()
 }
 
 /// What TensorFlow has to find.
@@ -187,12 +244,17 @@ fn needs_python_tensorflow_reads_what_reshard_wrote_and_the_other_way_round() {
         "as_tensorflow_cuts",
         "gathered",
         "items",
+        "tasks",
+        "custom",
         "in_folder",
         "objects",
         "objects_in_pieces",
     ] {
         let case = Case::new(name);
         save(folder, case);
+        if let Some(files) = case.files() {
+            assert_eq!(data_files(folder, name), files, "{name}");
+        }
         let prefix = match name {
             "in_folder" => "in_folder/ckpt",
             name => name,
@@ -228,7 +290,7 @@ fn needs_python_tensorflow_reads_what_reshard_wrote_and_the_other_way_round() {
     let all: Map<String, Json> = serde_json::from_str(&text).unwrap();
     assert_eq!(all.len(), 4);
     for (name, tensors) in all {
-        let found = Checkpoint::open(&theirs.join(&name).display().to_string()).unwrap();
+        let found = Checkpoint::open(theirs.join(&name).display().to_string()).unwrap();
         let report = found.verify(true, Progress::none()).unwrap();
         assert!(report.damage.is_empty(), "{name}: {:?}", report.damage);
         for (key, of) in tensors.as_object().unwrap() {

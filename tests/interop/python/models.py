@@ -3,7 +3,7 @@
     models.py megatron-save MODEL DIR    a checkpoint of megatron-core, and its logits beside it
     models.py megatron-load MODEL DIR    loads a mapped checkpoint into megatron-core, and compares logits
     models.py hf-save MODEL DIR          a checkpoint of transformers' state dict by torch DCP, and its logits beside it
-    models.py hf-load MODEL DIR          loads a mapped checkpoint into transformers, strictly, and compares logits
+    models.py hf-load MODEL DIR          puts config.json beside mapped weights, has transformers load the folder, strictly, and compares logits
 
 MODEL is hf-llama, hf-mixtral or hf-gpt-neox. The logits lie in DIR.logits.npy; --logits FILE names those to compare with.
 Needs torch, transformers, safetensors and megatron-core 0.16, whose GPT runs without Transformer Engine. It ends with exit code 0 and one line.
@@ -11,7 +11,6 @@ Needs torch, transformers, safetensors and megatron-core 0.16, whose GPT runs wi
 
 import argparse
 import contextlib
-import json
 import os
 
 import numpy as np
@@ -150,26 +149,6 @@ def randomise(model):
             p.copy_(1 + 0.1 * noise if "norm" in _ and _.endswith("weight") else 0.15 * noise)
 
 
-def read_dcp(directory):
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    state = {}
-    reader = FileSystemReader(directory)
-    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    return state
-
-
-def add_megatrons_files(directory):
-    """A checkpoint of PyTorch's dialect lacks two files without which Megatron Core does not load it."""
-    backends = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
-    backends |= {"common_backend": "torch", "common_backend_version": 1}
-    with open(f"{directory}/metadata.json", "w") as file:
-        json.dump(backends, file)
-    torch.save({}, f"{directory}/common.pt")
-
-
 def compare(got, args, what):
     want = np.load(args.logits)
     worst = float(np.abs(got - want).max())
@@ -199,7 +178,6 @@ def main():
         np.save(args.dir + ".logits.npy", logits_of_megatron(model))
         print("saved")
     elif args.what == "megatron-load":
-        add_megatrons_files(args.dir)
         # Extra states are Transformer Engine's; a checkpoint of transformers has none.
         wanted = {k: v for k, v in model.sharded_state_dict().items() if "_extra_state" not in k}
         loaded = dist_checkpointing.load(wanted, args.dir)
@@ -217,15 +195,8 @@ def main():
         np.save(args.dir + ".logits.npy", logits_of_hf(model))
         print("saved")
     else:
-        import tempfile
-
-        from safetensors.torch import save_file
-
-        state = {k: v for k, v in read_dcp(args.dir).items() if isinstance(v, torch.Tensor)}
-        with tempfile.TemporaryDirectory() as folder:
-            save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
-            config.save_pretrained(folder)
-            loaded, told = type(model).from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+        config.save_pretrained(args.dir)
+        loaded, told = type(model).from_pretrained(args.dir, output_loading_info=True, attn_implementation="eager")
         faults = {k: v for k, v in told.items() if v and k != "conversion_errors"}
         assert not faults, faults
         compare(logits_of_hf(loaded.eval()), args, "transformers")

@@ -10,8 +10,8 @@ use clap::Parser;
 use futures::executor::block_on;
 use planners::{Loading, Saving};
 use reshard::{
-    AsyncCallsQueue, AsyncSaver, Dialect, LocalGroup, ProcessGroup, StateDict, Value, ValueTree,
-    blocking, strategy::SaveShardedConfig,
+    AsyncCallsQueue, AsyncSaver, CommonForm, Dialect, LocalGroup, ProcessGroup, StateDict, Value,
+    ValueTree, blocking, strategy::SaveShardedConfig,
 };
 use reshard_comm_tcp::TcpGroup;
 use reshard_parallel as _;
@@ -51,6 +51,9 @@ struct Write {
     /// For which versions of PyTorch to write: universal, 2.3, 2.4 or 2.15.
     #[arg(long, default_value = "universal")]
     flavour: String,
+    /// How common state is stored.
+    #[arg(long, default_value = "file")]
+    common: Common,
     /// Each rank writes metadata of its own.
     #[arg(long)]
     rank_local: bool,
@@ -66,6 +69,15 @@ struct Write {
     /// In the background, several times; the last one counts.
     #[arg(long)]
     background: Option<Background>,
+}
+
+/// Where common state goes, in Megatron's dialect.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Common {
+    /// Into `common.pt`.
+    File,
+    /// Into an object among the sharded ones, as Megatron Core 0.19 stores it.
+    Object,
 }
 
 /// Who finishes a save in the background.
@@ -122,6 +134,7 @@ fn write(
         args,
         format,
         flavour,
+        common,
         rank_local,
         planner,
         max_shard_size,
@@ -148,7 +161,10 @@ fn write(
             .group(group)
             .dialect(spec.dialect)
             .boxed_strategy(config);
-        let save = save.rank_local(*rank_local);
+        let save = save.rank_local(*rank_local).common_form(match common {
+            Common::File => CommonForm::File,
+            Common::Object => CommonForm::Object,
+        });
         let save = match planner {
             None => save,
             Some(Saving::Rename) => save.planner(planners::RenamePlanner),

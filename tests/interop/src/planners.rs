@@ -6,7 +6,7 @@ use reshard::{
     model::{FlatStateDict, Sharded},
     plan::{
         DefaultSavePlanner, LoadContext, LoadPlanner, Metadata, PlannerData, Result, SaveContext,
-        SavePlan, SavePlanner, WriteData, WriteItem, WriteKind, cast,
+        SavePlan, SavePlanner, WriteData, WriteItem, WriteKind,
     },
 };
 
@@ -80,9 +80,7 @@ impl SavePlanner for FP16Planner {
 
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
         Ok(match self.base().transform_object(item, data)? {
-            WriteData::Tensor(Data::Host(t)) => {
-                WriteData::Tensor(cast::tensor(&t, DType::Float16)?.into())
-            }
+            WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(t.cast(DType::Float16)?.into()),
             other => other,
         })
     }

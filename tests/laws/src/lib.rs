@@ -16,10 +16,8 @@ pub mod zarrs;
 
 /// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
 pub fn cases(default: u32) -> proptest::test_runner::Config {
-    let asked = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    let mut config = proptest::test_runner::Config::with_cases(asked.unwrap_or(default));
+    let cases = reshard_model::testkit::cases(default);
+    let mut config = proptest::test_runner::Config::with_cases(cases);
     // A case is a whole save and load on threads: shrinking it for long would say little more.
     config.max_shrink_iters = 200;
     config.failure_persistence = None;

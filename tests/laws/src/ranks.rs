@@ -48,7 +48,7 @@ pub fn try_save(
             async move {
                 set(
                     group.rank(),
-                    reshard::save(&state, &url).group(&*group).stores(stores()),
+                    reshard::save(&state, &*url).group(&*group).stores(stores()),
                 )
                 .await
             }
@@ -80,7 +80,7 @@ pub fn try_load(
         move |(group, template)| {
             let (url, set) = (Arc::clone(&url), Arc::clone(&set));
             async move {
-                let load = reshard::load(template, &url)
+                let load = reshard::load(template, &*url)
                     .group(&*group)
                     .stores(stores());
                 set(group.rank(), load).with_report().await

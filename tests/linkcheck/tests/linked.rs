@@ -3,8 +3,8 @@
 #[test]
 fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
     let mut linked = reshard_linkcheck::linked().unwrap();
-    // Tests of other crates, built together with this one, switch on the store of reshard-storage's testkit.
-    linked.retain(|name| name != "memory://");
+    // Tests of other crates, built together with this one, switch on the store of reshard-storage's testkit, and places in clouds.
+    linked.retain(|name| !name.ends_with("://") || name == "file://");
     assert_eq!(
         linked,
         [

@@ -17,6 +17,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-storage", 1),
     ("reshard-comm", 1),
     ("reshard-strategy", 2),
+    ("reshard-object-store", 2),
     ("reshard-comm-tcp", 2),
     ("reshard-comm-mpi", 2),
     ("reshard-torch-dist", 3),

@@ -35,6 +35,8 @@ pub(super) struct Facts {
     pub(super) foreign: Vec<String>,
     /// What a quick check found.
     pub(super) problems: Vec<String>,
+    /// Whether it found damage.
+    pub(super) is_damaged: bool,
     /// What is not known to be wrong, and can't be read.
     pub(super) not_understood: Vec<String>,
     pub(super) not_read: Vec<String>,
@@ -115,6 +117,7 @@ impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
         // No element is read: the structure, the coverage and the sizes are checked.
         let quick = checkpoint.verify(false, reshard::storage::Progress::default())?;
+        let is_damaged = !quick.damage.is_empty();
         let problems = quick
             .damage
             .iter()
@@ -162,6 +165,7 @@ impl Facts {
             leftovers,
             foreign,
             problems,
+            is_damaged,
             not_understood,
             not_read,
             not_listed,

@@ -22,7 +22,8 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         "format",
         format!("{}, dialect {}", c.backend(), c.dialect()),
     )?;
-    if !producer.written_by.is_empty() {
+    // What the bytes tell is a guess, where their writer says who it was.
+    if f.sidecar.is_none() && !producer.written_by.is_empty() {
         fact(out, "written by", producer.written_by.join("; "))?;
     }
     if let Some(s) = &f.sidecar {
@@ -146,9 +147,9 @@ fn few_of(out: &mut dyn Write, name: &str, all: &[String], more: u64) -> Result<
 /// The tensors and objects that were chosen; if all are, common state and files too.
 pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
-    let tensors: Vec<TensorHandle> = c.tensors().filter(|t| keys.has(t.key())).collect();
-    let objects: Vec<&str> = c.objects().filter(|k| keys.has(k)).collect();
-    if !tensors.is_empty() {
+    let tensors = || c.tensors().filter(|t| keys.has(t.key()));
+    let objects = || c.objects().filter(|k| keys.has(k));
+    if tensors().next().is_some() {
         writeln!(out)?;
         let row = |t: &TensorHandle| {
             let (shape, chunks) = (t.shape().to_string(), t.chunks().len() as u64);
@@ -162,31 +163,31 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
         };
         if f.owners.is_empty() {
             let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"];
-            table::rows(out, head, tensors.iter().map(row))?;
+            table::rows(out, head, || tensors().map(|t| row(&t)))?;
         } else {
             let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", "OWNER"];
-            let owned = |t: &TensorHandle| {
-                let [key, dtype, shape, size, chunks] = row(t);
+            let owned = |t: TensorHandle| {
+                let [key, dtype, shape, size, chunks] = row(&t);
                 let owner = f.owners.get(t.key()).cloned().unwrap_or_default();
                 [key, dtype, shape, size, chunks, owner]
             };
-            table::rows(out, head, tensors.iter().map(owned))?;
+            table::rows(out, head, || tensors().map(owned))?;
         }
     }
-    if !objects.is_empty() {
+    if objects().next().is_some() {
         writeln!(out)?;
-        let row = |key: &&str| match &*c.object_parts(key) {
-            [] => [(*key).into(), "?".into(), "nowhere".into()],
+        let row = |key: &str| match &*c.object_parts(key) {
+            [] => [key.into(), "?".into(), "nowhere".into()],
             parts @ [first, ..] => {
                 let bytes = parts
                     .iter()
                     .map(StorageInfo::length)
                     .fold(0, u64::saturating_add);
                 let file = brief(first.file.as_str());
-                [(*key).into(), units::bytes(bytes), file]
+                [key.into(), units::bytes(bytes), file]
             }
         };
-        table::rows(out, ["OBJECT", ">SIZE", "FILE"], objects.iter().map(row))?;
+        table::rows(out, ["OBJECT", ">SIZE", "FILE"], || objects().map(row))?;
     }
     if !keys.all() {
         return Ok(());
@@ -196,7 +197,7 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     {
         writeln!(out)?;
         let row = |(k, v): &(Value, Value)| [short(k), v.type_name(), short(v)];
-        table::rows(out, ["COMMON", "TYPE", "VALUE"], common.iter().map(row))?;
+        table::rows(out, ["COMMON", "TYPE", "VALUE"], || common.iter().map(row))?;
     }
     writeln!(out)?;
     let row = |f: &File| {
@@ -222,11 +223,9 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
         };
         [f.name.clone(), units::bytes(f.bytes), items, note]
     };
-    table::rows(
-        out,
-        ["FILE", ">SIZE", ">ITEMS", ""],
-        f.files.iter().map(row),
-    )?;
+    table::rows(out, ["FILE", ">SIZE", ">ITEMS", ""], || {
+        f.files.iter().map(row)
+    })?;
     Ok(())
 }
 

@@ -161,7 +161,8 @@ fn files_that_no_item_owns_are_leftovers_or_of_others() {
 fn a_checkpoint_with_lost_common_state_can_still_be_inspected() {
     let saved = states::megatron();
     std::fs::remove_file(saved.path("common.pt")).unwrap();
-    let j = run(&["inspect", &saved.url, "--json"]).json();
+    let j: Value =
+        serde_json::from_str(&run(&["inspect", &saved.url, "--json"]).damaged()).unwrap();
     assert_eq!(
         (&j["common"], j["tensors"].as_array().unwrap().len()),
         (&Value::Null, 4)

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod analysis;
+mod common;
 mod convert;
+mod cost;
 mod digest;
 mod findings;
 mod handmade;
@@ -17,14 +19,21 @@ mod mapping;
 mod memory;
 mod optimizer;
 mod parts;
+mod places;
 mod prune;
 mod ranks;
 mod remove;
+mod resume;
 mod safetensors;
+mod sample;
+mod show;
 mod states;
+mod torch_save;
 mod trace;
 mod understood;
 mod verify;
+#[cfg(feature = "http")]
+mod web;
 mod whereabouts;
 mod zarr;
 mod zarr3;
@@ -52,7 +61,13 @@ impl Ran {
         self.out
     }
 
-    /// The JSON of such a run.
+    /// The output of a run that went well, and has found damage.
+    pub(crate) fn damaged(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (1, ""), "{}", self.out);
+        self.out
+    }
+
+    /// The JSON of a run that went well.
     pub(crate) fn json(self) -> serde_json::Value {
         serde_json::from_str(&self.ok()).unwrap()
     }

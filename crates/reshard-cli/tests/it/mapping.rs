@@ -75,6 +75,49 @@ fn a_model_of_megatron_becomes_one_of_transformers_and_again_the_same() {
     assert_eq!(run(&["diff", &saved.url, &back]).code, 1);
 }
 
+/// Megatron Core loads no checkpoint without them.
+#[test]
+fn the_inverse_of_a_map_can_write_the_files_that_megatron_core_needs() {
+    let saved = saved(true);
+    let (hf, back) = (saved.beside("hf"), saved.beside("back"));
+    let to = ["--to", "safetensors", "--drop-objects"];
+    let args = ["convert", &saved.url, &hf, "--map", "hf-llama"];
+    assert_eq!(run(&[&args[..], &to].concat()).code, 0);
+    let args = ["convert", &hf, &back, "--map", "hf-llama", "--inverse"];
+    let args = [&args[..], &["--dialect", "megatron"]].concat();
+    let set = [
+        "layers=1",
+        "hidden=4",
+        "heads=4",
+        "query_groups=2",
+        "padded_vocab=8",
+        "vocab=7",
+    ];
+    let set = set.iter().flat_map(|s| ["--set", s]);
+    let ran = run(&args.into_iter().chain(set).collect::<Vec<_>>());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    for file in ["metadata.json", "common.pt"] {
+        assert!(std::path::Path::new(&back).join(file).is_file(), "{file}");
+    }
+    let listed = run(&["inspect", &back]).out;
+    assert!(listed.contains("decoder.layers.mlp.linear_fc1"), "{listed}");
+}
+
+#[test]
+fn a_dialect_for_which_a_format_has_no_place_is_refused() {
+    let (saved, to) = (saved(true), ["--to", "safetensors", "--drop-objects"]);
+    let dst = saved.beside("dst");
+    let args = ["convert", &saved.url, &dst, "--dialect", "megatron"];
+    let ran = run(&[&args[..], &to].concat());
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(
+        ran.err.contains("as Megatron Core writes checkpoints")
+            && ran.err.contains("leave --dialect out"),
+        "{}",
+        ran.err
+    );
+}
+
 #[test]
 fn parameters_that_are_nowhere_are_asked_for() {
     let saved = saved(false);
@@ -164,6 +207,12 @@ fn python(python: &str, args: &[&str]) {
     assert!(out.status.success(), "{args:?}: {text}");
 }
 
+/// Runs a conversion by a map, which succeeds.
+fn mapped(from: &str, to: &str, map: &str, more: &[&str]) {
+    let ran = run(&[&["convert", from, to, "--map", map], more].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+}
+
 #[test]
 #[ignore = "needs a Python with torch, transformers and megatron-core, which RESHARD_MODELS_PYTHON names"]
 fn needs_python_megatron_and_transformers_compute_the_same_with_mapped_weights() {
@@ -172,37 +221,35 @@ fn needs_python_megatron_and_transformers_compute_the_same_with_mapped_weights()
         let dir = tempfile::tempdir().unwrap();
         let path = |what: &str| dir.path().join(what).display().to_string();
         let logits = |what: &str| format!("{}.logits.npy", path(what));
-
-        // Parameters come from `args` in common state.
-        python(&with, &["megatron-save", name, &path("megatron")]);
-        let ran = run(&["convert", &path("megatron"), &path("to-hf"), "--map", name]);
-        assert_eq!(ran.code, 0, "{}", ran.err);
-        let args = [
-            "hf-load",
-            name,
-            &path("to-hf"),
-            "--logits",
-            &logits("megatron"),
-        ];
-        python(&with, &args);
-
-        // And here from `config.json`.
-        python(&with, &["hf-save", name, &path("hf")]);
-        let mut args = vec!["convert".to_owned(), path("hf"), path("to-megatron")];
-        args.extend(["--map", name, "--inverse", "--set", "padded_vocab=64"].map(String::from));
+        let load = |what: &str, from: &str, of: &str| {
+            python(&with, &[what, name, from, "--logits", &logits(of)]);
+        };
+        let mut back = vec!["--inverse", "--dialect", "megatron"];
+        back.extend(["--set", "padded_vocab=64"]);
         if name == "hf-mixtral" {
-            args.extend(["--set", "local_layers=1"].map(String::from));
+            back.extend(["--set", "local_layers=1"]);
         }
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let ran = run(&args);
-        assert_eq!(ran.code, 0, "{}", ran.err);
-        let args = [
-            "megatron-load",
-            name,
-            &path("to-megatron"),
-            "--logits",
-            &logits("hf"),
-        ];
-        python(&with, &args);
+
+        // Parameters come from `args` in common state. Several files with an index are what transformers loads of larger models.
+        python(&with, &["megatron-save", name, &path("megatron")]);
+        let files = ["--to", "safetensors", "--max-shard-size", "20kB"];
+        let to_hf = [&files[..], &["--drop-objects"]].concat();
+        mapped(&path("megatron"), &path("to-hf"), name, &to_hf);
+        let written = std::fs::read_dir(path("to-hf")).unwrap();
+        let names = written.map(|f| f.unwrap().file_name().into_string().unwrap());
+        let (indexes, weights): (Vec<String>, Vec<String>) = names
+            .filter(|name| name.starts_with("model"))
+            .partition(|name| name == "model.safetensors.index.json");
+        assert!(indexes.len() == 1 && weights.len() > 2, "{weights:?}");
+        load("hf-load", &path("to-hf"), "megatron");
+
+        // Back from that folder. Parameters come from `config.json`, which transformers has put there.
+        mapped(&path("to-hf"), &path("again"), name, &back);
+        load("megatron-load", &path("again"), "megatron");
+
+        // And from a checkpoint of transformers' state dict by DCP.
+        python(&with, &["hf-save", name, &path("hf")]);
+        mapped(&path("hf"), &path("to-megatron"), name, &back);
+        load("megatron-load", &path("to-megatron"), "hf");
     }
 }

@@ -28,7 +28,7 @@ impl TensorSource for Rows {
     }
 }
 
-fn large() -> states::Saved {
+fn large(dtype: DType) -> states::Saved {
     let rank = |rank: u64| {
         // Not where blocks end.
         let (from, to) = if rank == 0 {
@@ -37,12 +37,46 @@ fn large() -> states::Saved {
             (30_001, ROWS)
         };
         let region = Region::new([from, 0], [to - from, COLUMNS]);
-        let leaf = ShardedTensor::region_of("w", DType::Int32, &[ROWS, COLUMNS], region);
+        let leaf = ShardedTensor::region_of("w", dtype, &[ROWS, COLUMNS], region);
         let mut state = StateDict::new();
         state.insert("w", leaf.with_data(Data::Lazy(Arc::new(Rows(from)))));
         state
     };
     states::save(&[rank(0), rank(1)], reshard::Dialect::Dcp)
+}
+
+/// The same tensor, stored flattened: each rank has half of the rows, in two ranges of the flattened chunk.
+fn flattened() -> states::Saved {
+    let rank = |rank: u64| {
+        let mut state = StateDict::new();
+        let (elements, cut) = (ROWS / 2 * COLUMNS, 12_345_678);
+        for (name, range) in [("front", 0..cut), ("back", cut..elements)] {
+            let half = [ROWS / 2, COLUMNS];
+            let leaf = ShardedTensor::declare("w", DType::Int32, &half, &[(0, rank, 2)], 0);
+            let source = Elements(rank * elements + range.start);
+            let leaf = ShardedTensor {
+                flattened_range: Some(range),
+                data: Data::Lazy(Arc::new(source)),
+                ..leaf.unwrap()
+            };
+            state.insert(name, leaf);
+        }
+        state
+    };
+    states::save(&[rank(0), rank(1)], reshard::Dialect::Megatron)
+}
+
+/// Elements of a range of the tensor that begins there.
+struct Elements(u64);
+
+impl TensorSource for Elements {
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let from = self.0 + region.offsets.last().unwrap();
+        for (at, out) in (from..).zip(out.chunks_mut(4)) {
+            out.copy_from_slice(&((at / COLUMNS) as u32).to_le_bytes());
+        }
+        Ok(())
+    }
 }
 
 fn peak_of(args: &[&str]) -> u64 {
@@ -89,10 +123,11 @@ fn a_child_runs_a_command() {
 #[test]
 #[cfg(target_os = "linux")]
 fn commands_that_read_a_large_tensor_stay_far_below_its_size() {
-    let saved = large();
+    let saved = large(DType::Int32);
     let to = saved.beside("to");
-    let [zarr, zarr3] = ["zarr", "zarr3"].map(|to| saved.beside(to));
-    let commands: [&[&str]; 8] = [
+    let [zarr, zarr3, plain] = ["zarr", "zarr3", "plain"].map(|to| saved.beside(to));
+    let flat = flattened();
+    let commands: [&[&str]; 9] = [
         &["digest", &saved.url],
         &["verify", &saved.url],
         &["convert", &saved.url, &to, "--ranks", "3"],
@@ -101,6 +136,7 @@ fn commands_that_read_a_large_tensor_stay_far_below_its_size() {
         &["convert", &zarr, &zarr3, "--to", "zarr3", "--ranks", "2"],
         &["diff", &to, &zarr3],
         &["stats", &to],
+        &["convert", &flat.url, &plain, "--unflatten", "--ranks", "3"],
     ];
     for args in commands {
         let peak = peak_of(args) << 10;
@@ -109,8 +145,76 @@ fn commands_that_read_a_large_tensor_stay_far_below_its_size() {
             "{args:?} took {peak} bytes for a tensor of {BYTES}"
         );
     }
-    assert_eq!(
-        run(&["digest", &saved.url]).ok(),
-        run(&["digest", &to]).ok()
-    );
+    for other in [&to, &plain] {
+        assert_eq!(
+            run(&["digest", &saved.url]).ok(),
+            run(&["digest", other]).ok()
+        );
+    }
+}
+
+/// Formats that nobody cuts into small chunks: a tensor lies in one piece of 256 MiB.
+#[test]
+#[cfg(target_os = "linux")]
+fn conversions_between_the_neighbours_formats_and_by_a_map_stay_far_below_a_tensor_s_size() {
+    // Very small numbers.
+    let saved = large(DType::Float32);
+    let [safetensors, pt, bundle, mapped] =
+        ["safetensors", "model.pt", "bundle", "mapped"].map(|to| saved.beside(to));
+    let map = saved.beside("map.toml");
+    let rules = "[[rule]]\ntranspose = 'w'\naxes = [1, 0]\n\
+                 [[rule]]\nsplit = 'w'\nto = ['model.a', 'model.b']\nsizes = [300, 724]\n";
+    std::fs::write(&map, rules).unwrap();
+    let half = saved.beside("half");
+    let conversions: [&[&str]; 7] = [
+        &[
+            &saved.url,
+            &safetensors,
+            "--to",
+            "safetensors",
+            "--ranks",
+            "2",
+        ],
+        &[
+            &safetensors,
+            &bundle,
+            "--to",
+            "tensor_bundle",
+            "--ranks",
+            "2",
+        ],
+        // One rank writes the file, and the others give it what they have.
+        &[&bundle, &pt, "--ranks", "2"],
+        &[&pt, &saved.beside("from-pt")],
+        &[&pt, &half, "--dtype", "bf16"],
+        &[&bundle, &saved.beside("from-bundle"), "--ranks", "2"],
+        &[&safetensors, &mapped, "--map", &map, "--ranks", "2"],
+    ];
+    for args in conversions {
+        let peak = peak_of(&[&["convert"], args].concat()) << 10;
+        assert!(
+            peak < BYTES / 2,
+            "{args:?} took {peak} bytes for a tensor of {BYTES}"
+        );
+    }
+    let reads: [&[&str]; 5] = [
+        &["stats", &safetensors],
+        &["verify", &safetensors],
+        &["diff", &safetensors, &bundle],
+        &["digest", &bundle],
+        &["stats", &half],
+    ];
+    for args in reads {
+        let peak = peak_of(args) << 10;
+        assert!(
+            peak < BYTES / 2,
+            "{args:?} took {peak} bytes for a tensor of {BYTES}"
+        );
+    }
+    let digest = |url: &str| run(&["digest", url]).ok();
+    for to in [&pt, &saved.beside("from-pt"), &saved.beside("from-bundle")] {
+        assert_eq!(digest(to), digest(&saved.url));
+    }
+    let ran = run(&["diff", &saved.url, &mapped, "--map", &map]);
+    assert_eq!(ran.code, 0, "{}", ran.out);
 }

@@ -87,7 +87,7 @@ fn what_ranks_say_differently_of_a_key_is_damage_of_this_key_alone() {
     for first in [matrix, vector] {
         let dir = ranks(&[vec![first], vec![sound("w", 4, false)]]);
         let checkpoint =
-            reshard::blocking::Checkpoint::open(&dir.path().display().to_string()).unwrap();
+            reshard::blocking::Checkpoint::open(dir.path().display().to_string()).unwrap();
         let mut template = reshard::StateDict::new();
         let leaf = ShardedTensor::template("w", DType::Float32, &[4]);
         template.insert("w", leaf);
@@ -101,8 +101,7 @@ fn what_ranks_say_differently_of_a_key_is_damage_of_this_key_alone() {
     }
     // An object that a later rank says is a tensor.
     let dir = ranks(&[vec![none("w"), none("o")], vec![sound("w", 4, false)]]);
-    let checkpoint =
-        reshard::blocking::Checkpoint::open(&dir.path().display().to_string()).unwrap();
+    let checkpoint = reshard::blocking::Checkpoint::open(dir.path().display().to_string()).unwrap();
     let e = checkpoint.object("w").unwrap_err();
     assert_eq!(e.kind(), reshard::ErrorKind::Corrupt);
     assert!(

@@ -32,33 +32,39 @@ fn a_conversion_for_two_ranks_is_traced() {
     let args = ["convert", &saved.url, &to, "--ranks", "2", "--trace", &file];
     assert_eq!(run(&args).code, 0);
     let size = |name: &str| std::fs::metadata(format!("{to}/{name}")).unwrap().len();
-    // Elements are checked while they are read.
-    let checked = json!(0);
     let process = |pid: u64, name: &str| json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}});
-    let phase = |name: &str,
-                 cat: &str,
-                 (pid, url): (u64, &str),
-                 rank: u64,
-                 bytes: Json,
-                 files: u64| {
+    let phase = |name: &str, cat: &str, (pid, url): (u64, &str), rank: u64, read: [u64; 3]| {
+        let [items, bytes, files] = read;
         json!({
             "name": name, "cat": cat, "ph": "X", "ts": "masked", "dur": "masked", "pid": pid, "tid": rank,
-            "args": {"checkpoint": url, "rank": rank, "bytes": bytes, "files": files},
+            "args": {"checkpoint": url, "rank": rank, "items": items, "bytes": bytes, "files": files},
         })
+    };
+    // Common state and what the format notes are counted as bytes of rank 0, but not as its items.
+    let uneven = |mut event: Json| {
+        let of_ranks = [size("__0_0.distcp"), size("__1_0.distcp")];
+        let most = *of_ranks.iter().max().unwrap() as f64;
+        event["args"]["imbalance"] = json!(most * 2. / of_ranks.iter().sum::<u64>() as f64);
+        event
     };
     let (src, dst) = ((1, "SRC"), (2, "DST"));
     let first = size("__0_0.distcp") + size("common.pt");
+    // Two random states and common state are read before, as they are stored. Elements are checked while they are read.
+    let of_objects = run(&["inspect", &saved.url, "--json"]).json()["objects"].clone();
+    let of_objects = of_objects.as_array().unwrap().iter();
+    let objects: u64 = of_objects.map(|o| o["bytes"].as_u64().unwrap()).sum();
+    let common = std::fs::metadata(saved.path("common.pt")).unwrap().len();
     let want = [
         process(1, "convert SRC"),
-        phase("check", "convert", src, 0, checked, 0),
-        phase("read", "convert", src, 0, json!(0), 0),
+        phase("check", "convert", src, 0, [6, 0, 0]),
+        phase("read", "convert", src, 0, [3, objects + common, 3]),
         process(2, "save DST"),
-        phase("plan", "save", dst, 0, json!(0), 0),
-        phase("write", "save", dst, 0, json!(first), 2),
-        phase("commit", "save", dst, 0, json!(0), 0),
-        phase("plan", "save", dst, 1, json!(0), 0),
-        phase("write", "save", dst, 1, json!(size("__1_0.distcp")), 1),
-        phase("commit", "save", dst, 1, json!(0), 0),
+        phase("plan", "save", dst, 0, [0, 0, 0]),
+        phase("write", "save", dst, 0, [3, first, 2]),
+        uneven(phase("commit", "save", dst, 0, [0, 0, 0])),
+        phase("plan", "save", dst, 1, [0, 0, 0]),
+        phase("write", "save", dst, 1, [4, size("__1_0.distcp"), 1]),
+        uneven(phase("commit", "save", dst, 1, [0, 0, 0])),
     ];
     assert_eq!(masked(&file, &[(&to, "DST"), (&saved.url, "SRC")]), want);
 }
@@ -108,6 +114,23 @@ fn ranks_that_are_threads_are_traced_when_they_save_and_load() {
     }
     let read = events.iter().find(|e| e["name"] == "read").unwrap();
     assert!(read["args"]["bytes"].as_u64().unwrap() > 0);
+}
+
+/// What a save of two ranks leaves in a trace, to the byte but for times and the place.
+#[test]
+fn the_trace_of_a_save_on_two_ranks_is_the_golden_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (url, file) = (path("demo"), path("trace.json"));
+    let args = [
+        "demo", "--ranks", "2", "--size", "1MB", "--dir", &url, "--trace", &file,
+    ];
+    assert_eq!(run(&args).code, 0);
+    let mut events = masked(&file, &[(&url, "DEMO")]);
+    let is_save = |e: &Json| e["cat"] == "save" || e["args"]["name"] == "save DEMO";
+    events.retain(is_save);
+    let golden: Json = serde_json::from_str(include_str!("save_on_two_ranks.json")).unwrap();
+    assert_eq!(Json::Array(events), golden);
 }
 
 #[test]

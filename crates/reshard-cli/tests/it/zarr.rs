@@ -285,19 +285,78 @@ fn directories_from_before_metadata_json_are_recognised() {
     assert_eq!(opened.tensors().count(), 2);
 
     fs::write(saved.path("common.pt"), common).unwrap();
-    let e = Checkpoint::open(&saved.url).unwrap_err().to_string();
+    let opened = Checkpoint::open(&saved.url).unwrap();
+    assert_eq!(format(&opened), ("zarr/1".into(), Dialect::Megatron));
+    let shown = run(&["inspect", &saved.url]);
     assert!(
-        e.contains("never finished") && e.contains("choose the format zarr/1"),
-        "{e}"
+        shown
+            .out
+            .contains("nothing records that its save was finished"),
+        "{}",
+        shown.out
     );
-    let chosen = reshard::OpenOptions::new().format(BackendVersion::new("zarr", 1));
-    let opened = block_on(chosen.open(&saved.url)).unwrap();
-    assert_eq!(opened.dialect(), Dialect::Megatron);
-    let iteration = block_on(opened.common()).unwrap();
+    let iteration = opened.common().unwrap();
     assert_eq!(
         iteration.get("iteration").and_then(|v| v.leaf()?.as_int()),
         Some(1000)
     );
     assert_eq!(opened.objects().count(), 2);
-    assert_eq!(run(&["verify", &saved.url, "--format", "zarr"]).code, 0);
+    assert_eq!(run(&["verify", &saved.url]).code, 0);
+    let home = tempfile::tempdir().unwrap();
+    let other = home.path().join("other").display().to_string();
+    let copy = run(&["convert", &saved.url, &other]);
+    assert_eq!(copy.code, 0, "{}", copy.err);
+    assert!(
+        copy.err
+            .contains("nothing records that its save was finished"),
+        "{}",
+        copy.err
+    );
+}
+
+#[test]
+fn a_save_that_was_killed_is_not_taken_for_a_directory_from_before_metadata_json() {
+    let killed = |damage: &dyn Fn(&Saved), why: &str| {
+        let saved = saved();
+        for name in ["metadata.json", "reshard.json", "reshard-zarr.json"] {
+            fs::remove_file(saved.path(name)).unwrap();
+        }
+        Checkpoint::open(&saved.url).unwrap();
+        damage(&saved);
+        let e = Checkpoint::open(&saved.url).unwrap_err().to_string();
+        for part in ["never finished", why, "choose the format zarr/1"] {
+            assert!(e.contains(part), "{part}: {e}");
+        }
+        // Whoever knows better says so.
+        let chosen = reshard::OpenOptions::new().format(BackendVersion::new("zarr", 1));
+        let opened = block_on(chosen.open(&saved.url)).unwrap();
+        assert_eq!(opened.dialect(), Dialect::Megatron);
+    };
+    // It has written some of its chunks.
+    let missing = |saved: &Saved| fs::remove_file(saved.path("layer.weight/1.0")).unwrap();
+    killed(
+        &missing,
+        "a chunk of layer.weight is missing: layer.weight/1.0",
+    );
+    // A chunk is there in part.
+    let short = |saved: &Saved| fs::write(saved.path("layer.weight/1.0"), [0; 7]).unwrap();
+    killed(&short, "it has 7 bytes");
+    // Some of the ranks that share a chunk may have written their parts.
+    let locked = |saved: &Saved| {
+        fs::create_dir(saved.path("optimizer/step.sync")).unwrap();
+        fs::write(saved.path("optimizer/step.sync/0.0"), "").unwrap();
+    };
+    killed(
+        &locked,
+        "several ranks wrote parts of the chunks of optimizer/step",
+    );
+    // An array of which there is only a beginning.
+    let begun = |saved: &Saved| fs::write(saved.path("layer.weight/.zarray"), "{").unwrap();
+    killed(&begun, "array layer.weight can't be read");
+    // What reshard saved has a record beside it.
+    let record = |saved: &Saved| {
+        let empty = r#"{"schema":1,"arrays":{}}"#;
+        fs::write(saved.path("reshard-zarr.json"), empty).unwrap();
+    };
+    killed(&record, "reshard saved it");
 }

@@ -7,8 +7,8 @@ use reshard::{
     storage::{run_blocking, wait},
 };
 
-/// Read at once at most, in bytes.
-const BLOCK: u64 = 4 << 20;
+/// `diff` and `stats` read tensors in blocks of at most so many bytes.
+pub const BLOCK: u64 = 4 << 20;
 
 /// Neighbours that are smaller go into one task, up to so many bytes and so many of them.
 const SMALL: u64 = 1 << 20;

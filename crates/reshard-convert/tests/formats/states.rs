@@ -3,7 +3,8 @@
 use futures::{executor::block_on, future::join_all};
 use reshard::{
     BackendVersion, Checkpoint, DType, Dialect, LocalGroup, OpenOptions, Region, Registry,
-    ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::Leaf,
     strategy::{Capabilities, Make, SaveShardedStrategy},
 };
 use std::{collections::BTreeMap, future::IntoFuture, sync::Arc};
@@ -69,6 +70,14 @@ fn tensors(name: &'static str, of: &[Of<'_>]) -> Case {
     }
 }
 
+/// A tensor of each of these types, all cut unevenly between the ranks.
+pub(crate) fn all_of(dtypes: &[DType]) -> Case {
+    let of = dtypes
+        .iter()
+        .map(|d| (d.name(), *d, &[5, 3][..], Some((0, 2))));
+    tensors("all types", &of.collect::<Vec<_>>())
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     use DType as D;
     let plain: &[Of<'_>] = &[
@@ -104,6 +113,9 @@ pub(crate) fn cases() -> Vec<Case> {
         let rng = ShardedObject::new("rng_state", rng, &[2], &[rank], 0);
         state.insert("rng", rng.unwrap());
         state.insert("iteration", 1000);
+        let betas = Value::List(vec![0.9.into(), 0.95.into()]);
+        let args = vec![("betas".into(), betas), ("name".into(), "adam".into())];
+        state.insert("args", Value::Dict(args));
     }
     vec![
         tensors("plain", plain),
@@ -150,6 +162,28 @@ pub(crate) fn cases() -> Vec<Case> {
         strings,
         megatron,
     ]
+}
+
+/// A key, a type, a shape, and along which axis the tensor is cut, where.
+pub(crate) type Random = (String, DType, Vec<u64>, Option<(usize, u64)>);
+
+/// These tensors in PyTorch's dialect, and these values on both ranks.
+pub(crate) fn random(of: &[Random], values: Vec<Value>) -> Case {
+    let of: Vec<Of<'_>> = of
+        .iter()
+        .map(|(key, d, shape, cut)| (&**key, *d, &**shape, *cut))
+        .collect();
+    let mut case = tensors("random", &of);
+    case.objects = !values.is_empty();
+    for (n, value) in values.into_iter().enumerate() {
+        for state in &mut case.ranks {
+            state.insert_tree(
+                format!("value{n}"),
+                ValueTree::from(value.clone()).map(&mut Leaf::Value),
+            );
+        }
+    }
+    case
 }
 
 /// All linked formats that can both save and load.
@@ -223,4 +257,35 @@ pub(crate) fn contents(c: &Checkpoint) -> Contents {
         (t.key().to_owned(), (t.dtype(), t.shape().to_vec(), bytes))
     };
     c.tensors().map(of).collect()
+}
+
+/// Every value that is no tensor of its own, by the path to it: in objects, below their keys, and in common state. Common state becomes items where
+/// there is none, so these paths are the same in any dialect.
+pub(crate) fn leaves(c: &Checkpoint) -> BTreeMap<String, Value> {
+    let mut out = BTreeMap::new();
+    let mut add = |prefix: Option<&str>, tree: &ValueTree| {
+        tree.visit(&mut |path, value| {
+            let steps = path.iter().map(ToString::to_string);
+            let steps: Vec<String> = prefix.map(String::from).into_iter().chain(steps).collect();
+            assert!(out.insert(steps.join("."), value.clone()).is_none());
+        });
+    };
+    for key in c.objects() {
+        let value = unwrapped(c, key, block_on(c.object(key)).unwrap());
+        add(Some(key), &ValueTree::from(value));
+    }
+    add(None, &block_on(c.common()).unwrap());
+    out
+}
+
+/// Some formats put a list around the value of a cell of an array of objects, which Megatron Core's dialect has.
+pub(crate) fn unwrapped(c: &Checkpoint, key: &str, value: Value) -> Value {
+    let is_cell = ShardedObject::empty_from_unique_key(key).is_ok();
+    if c.dialect() != Dialect::Megatron || !c.object_lists() || !is_cell {
+        return value;
+    }
+    match value {
+        Value::List(mut all) if all.len() == 1 => all.remove(0),
+        value => unreachable!("{key} is no list of one: {value:?}"),
+    }
 }

@@ -8,11 +8,11 @@ use reshard::{
 use reshard_convert::{convert, stored_optimizers};
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece, ShardingType};
 
-fn fixture(name: &str) -> String {
-    format!(
-        "{}/../../tests/fixtures/megatron/{name}/ckpt",
-        env!("CARGO_MANIFEST_DIR")
-    )
+/// `None` if the fixtures are of another folder, which lacks it.
+fn fixture(name: &str) -> Option<Checkpoint> {
+    let folder = reshard_model::testkit::fixture(&format!("megatron/{name}"))?;
+    let url = folder.join("ckpt").display().to_string();
+    Some(Checkpoint::open(&url).unwrap())
 }
 
 fn found(source: &Checkpoint) -> (ShardingType, Vec<u64>) {
@@ -29,7 +29,9 @@ fn found(source: &Checkpoint) -> (ShardingType, Vec<u64>) {
 
 #[test]
 fn flattened_state_by_parameter_is_unflattened_and_renamed() {
-    let source = Checkpoint::open(&fixture("mc012_dist_opt_model_space_w4")).unwrap();
+    let Some(source) = fixture("mc012_dist_opt_model_space_w4") else {
+        return;
+    };
     assert_eq!(
         found(&source),
         (ShardingType::FullyShardedModelSpace, vec![])
@@ -94,7 +96,9 @@ fn parameters(splits: &[(u64, u64, &str)]) -> BucketLayout {
 
 #[test]
 fn state_by_bucket_is_cut_where_the_layout_says() {
-    let source = Checkpoint::open(&fixture("mc016_dp_reshardable_w2")).unwrap();
+    let Some(source) = fixture("mc016_dp_reshardable_w2") else {
+        return;
+    };
     assert_eq!(found(&source), (ShardingType::DpReshardable, vec![0]));
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("to").display().to_string();
@@ -140,7 +144,9 @@ fn state_by_bucket_is_cut_where_the_layout_says() {
 
 #[test]
 fn a_layout_that_does_not_fit_the_stored_parts_is_refused() {
-    let source = Checkpoint::open(&fixture("mc016_dp_reshardable_w2")).unwrap();
+    let Some(source) = fixture("mc016_dp_reshardable_w2") else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("to").display().to_string();
     for (splits, what) in [

@@ -120,7 +120,7 @@ fn a_checkpoint_without_a_distributed_optimizer_is_refused() {
 #[test]
 fn keys_can_not_be_chosen_at_the_same_time() {
     let from = Saved::new(ShardingType::FullyShardedModelSpace, |_| ());
-    let source = Checkpoint::open(&from.url()).unwrap();
+    let source = Checkpoint::open(from.url()).unwrap();
     let conversion = convert(&source, "unused")
         .canonical_optimizer(true)
         .keys(|_| true);

@@ -40,6 +40,10 @@ impl Memory {
         map.apply(self.listing(), [], Limits::default())
     }
 
+    pub(crate) fn limited(&self, rules: &str, limits: Limits) -> reshard_map::Result<Mapping> {
+        map(rules).apply(self.listing(), [], limits)
+    }
+
     /// All that a mapping of it makes.
     pub(crate) fn mapped(&self, mapping: &Mapping) -> Self {
         let mut out = Self::default();

@@ -219,6 +219,147 @@ fn limits_hold_before_memory_is_taken() {
     assert!(error.to_string().contains("Limits::pieces"), "{error}");
 }
 
+#[test]
+fn names_that_grow_with_each_rule_are_refused_before_they_are_made() {
+    // Each rule makes the name sixteen times as long: 16^12 bytes in all.
+    let rule = format!("[[rule]]\nrename = '{{x*}}'\nto = '{}'\n", "{x}".repeat(16));
+    let error = applied(&[("abcdef", &[1])], &rule.repeat(12));
+    assert!(
+        error.contains("rule 4 (rename)") && error.contains("at most 65536 are allowed"),
+        "{error}"
+    );
+    let rule = format!("[[rule]]\nadd_prefix = '{}'\n", "x".repeat(60_000));
+    let error = applied(&[("w", &[1])], &rule.repeat(2));
+    assert!(
+        error.contains("rule 2 (add_prefix)") && error.contains("120001 bytes"),
+        "{error}"
+    );
+    assert!(error.len() < 1000, "{}", error.len());
+
+    let long = "k".repeat(65_537);
+    let error = applied(&[(&long, &[1])], "[[rule]]\ncanonical = true");
+    assert!(
+        error.contains("its name has 65537 bytes") && error.len() < 1000,
+        "{error}"
+    );
+
+    let limits = Limits {
+        name_bytes: 100,
+        ..Limits::default()
+    };
+    let error = Memory::numbered(&[("a", &[1]), ("b", &[1])])
+        .limited(
+            "[[rule]]\nadd_prefix = '0123456789012345678901234567890123456789012345678'",
+            limits,
+        )
+        .unwrap();
+    assert_eq!(error.tensors().len(), 2);
+    let error = Memory::numbered(&[("a", &[1]), ("b", &[1])])
+        .limited(
+            "[[rule]]\nadd_prefix = '01234567890123456789012345678901234567890123456789'",
+            limits,
+        )
+        .unwrap_err();
+    assert!(error.to_string().contains("Limits::name_bytes"), "{error}");
+}
+
+#[test]
+fn rules_stop_after_so_many_steps() {
+    let limits = Limits {
+        steps: 60_000,
+        ..Limits::default()
+    };
+    let shapes: &[(&str, &[u64])] = &[("aaaaaaaaaaaaaaaaaaaa", &[40])];
+    for (rules, ends) in [
+        // Patterns.
+        (
+            "[[rule]]\ndrop = '{x*}b{y*}'\noptional = true\n".repeat(600),
+            true,
+        ),
+        (
+            "[[rule]]\ndrop = '{x*}b{y*}'\noptional = true\n".repeat(1200),
+            false,
+        ),
+        // Keys that change.
+        ("[[rule]]\ncanonical = true\n".repeat(150), true),
+        ("[[rule]]\ncanonical = true\n".repeat(250), false),
+        ("[[rule]]\nrename = '{x*}'\nto = '{x}'\n".repeat(60), true),
+        ("[[rule]]\nrename = '{x*}'\nto = '{x}'\n".repeat(100), false),
+        // Pieces that are cut: 40 pieces in 40 parts.
+        (cut_in_rows(1), true),
+        (cut_in_rows(10), false),
+    ] {
+        let error = Memory::numbered(shapes).limited(&rules, limits).err();
+        assert_eq!(error.is_none(), ends, "{error:?}");
+        assert!(ends || error.unwrap().to_string().contains("Limits::steps"));
+    }
+}
+
+/// Rules that cut a tensor of 40 elements into 40 parts and join them again, so that it is made of 40 pieces.
+fn cut_in_rows(times: usize) -> String {
+    let cut = "[[rule]]\nunstack = '{x}'\nto = '{i}.{x}'\nindex = 'i'\n";
+    let join = "[[rule]]\nstack = '{i#}.{x}'\nto = '{x}'\nindex = 'i'\n";
+    (cut.to_owned() + join).repeat(times)
+}
+
+#[test]
+fn pieces_of_all_tensors_together_are_bounded_while_a_rule_runs() {
+    let limits = Limits {
+        pieces: 5000,
+        ..Limits::default()
+    };
+    // Each tensor makes 1000 pieces or two thousand, and no tensor alone makes too many.
+    let keys: Vec<String> = (0..50).map(|n| format!("t{n:02}")).collect();
+    let shapes: Vec<(&str, &[u64])> = keys.iter().map(|k| (&**k, &[997, 1000][..])).collect();
+    let rules =
+        "[[rule]]\ntranspose = '{x}'\naxes = [1, 0]\n[[rule]]\nreshape = '{x}'\nto = [997, 1000]\n";
+    let sources = shapes
+        .iter()
+        .map(|(k, s)| Source::new(k, DType::Float32, *s));
+    let error = map(rules).apply(sources, [], limits).unwrap_err();
+    assert!(error.to_string().contains("Limits::pieces"), "{error}");
+}
+
+#[test]
+fn a_tensor_is_cast_so_often_and_no_more() {
+    let rules = "[[rule]]\ncast = 'w'\nto = 'float64'\n[[rule]]\ncast = 'w'\nto = 'float32'\n";
+    assert!(
+        Memory::numbered(&[("w", &[1])])
+            .apply(&map(&rules.repeat(32)))
+            .is_ok()
+    );
+    let error = applied(&[("w", &[1])], &rules.repeat(33));
+    assert!(
+        error.contains("rule 65 (cast): w") && error.contains("64 times"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_join_of_many_parts_takes_no_memory_for_parts_that_are_not_there() {
+    let from: Vec<String> = (0..4096).map(|n| format!("'{{x}}.{n}'")).collect();
+    let rule = format!("[[rule]]\nconcat = [{}]\nto = '{{x}}'", from.join(", "));
+    let keys: Vec<String> = (0..20_000).map(|n| format!("{n}.0")).collect();
+    let sources = keys.iter().map(|k| Source::new(k, DType::Float32, [1]));
+    let error = map(&rule)
+        .apply(sources, [], Limits::default())
+        .unwrap_err();
+    assert!(error.to_string().contains("0.1: it is missing"), "{error}");
+}
+
+#[test]
+fn parameters_and_expressions_are_bounded() {
+    let parameters: String = (0..257).map(|n| format!("[parameters.p{n}]\n")).collect();
+    let error = syntax(&format!("{parameters}[[rule]]\ndrop = 'w'"));
+    assert!(error.contains("more than 256 parameters"), "{error}");
+    let long = "1+".repeat(512) + "1";
+    let error = syntax(&format!("[[rule]]\npad = 'w'\nto = '{long}'"));
+    assert!(
+        error.contains("rule 1 (pad)") && error.contains("1025 bytes"),
+        "{error}"
+    );
+}
+
 proptest! {
     #[test]
     fn no_text_of_a_map_makes_it_panic(text in "(?s).{0,80}") {
@@ -248,7 +389,7 @@ proptest! {
         let Ok(file) = MapFile::parse(&text) else { return Ok(()) };
         let map = file.bind(&BTreeMap::new()).unwrap();
         let stored = [Source::new("w", DType::Float32, &shape[..]), Source::new("0", DType::Float32, &shape[..])];
-        let limits = Limits { pieces: 1000, names: 1000 };
+        let limits = Limits { pieces: 1000, names: 1000, ..Limits::default() };
         if let Ok(mapping) = map.apply(stored, [], limits) {
             drop(mapping.inverse());
             if let Ok(inverse) = map.inverse() {

@@ -45,6 +45,13 @@ pub trait TensorSource: Send + Sync {
     fn block(&self) -> Option<u64> {
         None
     }
+
+    /// Which elements these are, if other sources may have the same ones: two sources of one save that say the same have the same elements in
+    /// the same row-major order. A format that can store elements once for several tensors does so then, and reads only one of the sources. By
+    /// default nobody knows.
+    fn identity(&self) -> Option<String> {
+        None
+    }
 }
 
 impl From<Tensor> for Data {

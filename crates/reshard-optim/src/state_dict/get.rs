@@ -49,7 +49,10 @@ pub async fn get_model_state_dict(
     finished(model_state_dict(model, options), options).await
 }
 
-fn model_state_dict(model: &dyn ModelState, options: &StateDictOptions<'_>) -> Result<StateDict> {
+pub(super) fn model_state_dict(
+    model: &dyn ModelState,
+    options: &StateDictOptions<'_>,
+) -> Result<StateDict> {
     let named = Named::all(model, options)?.into_iter();
     let chosen = named.filter(|n| !(options.ignore_frozen_params && n.is_frozen()));
     Ok(Tree::Dict(

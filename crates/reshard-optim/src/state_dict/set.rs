@@ -52,7 +52,16 @@ pub async fn set_model_state_dict(
 ) -> Result<IncompatibleKeys> {
     let named = Named::all(model, options);
     let state = received(state, &named, options).await?;
-    let named = named?;
+    load_model(model, named?, state, options)
+}
+
+/// What [`set_model_state_dict`] does once this rank has the state.
+pub(super) fn load_model(
+    model: &mut dyn ModelState,
+    named: Vec<Named>,
+    state: ValueTree,
+    options: &StateDictOptions<'_>,
+) -> Result<IncompatibleKeys> {
     let Tree::Dict(mut state) = state else {
         return Err(OptimError::structure(
             &[],

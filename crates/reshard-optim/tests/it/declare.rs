@@ -544,8 +544,8 @@ fn state_of_a_gated_linear_unit_is_saved_on_two_ranks_and_loaded_on_one_and_four
                     .as_tensor()
                     .unwrap();
                 assert_eq!(
-                    got.to_vec::<f32>(),
-                    gated(rank, of).to_vec(),
+                    got.to_vec::<f32>().unwrap(),
+                    gated(rank, of).to_vec::<f32>().unwrap(),
                     "{form:?}: {rank} of {of}"
                 );
             }

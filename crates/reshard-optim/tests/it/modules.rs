@@ -124,7 +124,7 @@ fn replicated_bias(mut state: StateDict) -> StateDict {
 }
 
 /// A template that the load allocates, because the model keeps its handles.
-fn owned(mut state: StateDict) -> StateDict {
+pub(crate) fn owned(mut state: StateDict) -> StateDict {
     state.visit_mut(&mut |_, leaf| {
         if let Leaf::Tensor(t) = leaf {
             *t = t.without_data();

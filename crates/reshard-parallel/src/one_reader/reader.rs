@@ -5,8 +5,8 @@ use reshard_model::{Dialect, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::Progress;
 use reshard_strategy::{
-    BackendVersion, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
+    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ impl StorageReader for Unread {
         Err(not_here())
     }
 
-    async fn verify(&self, _: bool, _: &Progress) -> Result<VerifyReport> {
+    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
         Err(not_here())
     }
 }
@@ -165,7 +165,7 @@ impl StorageReader for FromTemplate {
         }
     }
 
-    async fn verify(&self, _: bool, _: &Progress) -> Result<VerifyReport> {
+    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
         Err(not_here())
     }
 }

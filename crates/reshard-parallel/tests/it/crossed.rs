@@ -66,7 +66,7 @@ fn save(settings: &Json, url: &str) {
         async move {
             let config: Box<dyn SaveShardedConfig> = serde_json::from_value(settings).unwrap();
             let state = state(group.rank().0.into(), true);
-            let save = reshard::save(&state, &url).group(&*group);
+            let save = reshard::save(&state, &*url).group(&*group);
             save.boxed_strategy(config).await
         }
     });
@@ -81,7 +81,7 @@ fn load(settings: &Json, url: &str) -> Vec<Result<ValueTree, LoadError>> {
         async move {
             let config: Box<dyn LoadShardedConfig> = serde_json::from_value(settings).unwrap();
             let template = state(u64::from(3 - group.rank().0), false);
-            let load = reshard::load(template, &url).group(&*group);
+            let load = reshard::load(template, &*url).group(&*group);
             load.boxed_strategy(config).await
         }
     })

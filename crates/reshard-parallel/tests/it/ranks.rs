@@ -44,7 +44,7 @@ pub(crate) fn save(savers: Vec<Saver>, url: &str) -> Vec<Result<SaveReport>> {
                 state,
                 settings,
             } = saver;
-            let mut save = reshard::save(&state, &url)
+            let mut save = reshard::save(&state, &*url)
                 .group(&*group)
                 .overwrite(true)
                 .strategy(settings);
@@ -109,7 +109,7 @@ pub(crate) fn load(loaders: Vec<Loader>, url: &str) -> Loads {
     on_ranks(loaders, move |loader| {
         let url = Arc::clone(&url);
         async move {
-            let mut load = reshard::load(loader.template, &url)
+            let mut load = reshard::load(loader.template, &*url)
                 .group(&*loader.group)
                 .exchange_memory(loader.memory)
                 .planner(Recorder(

@@ -78,21 +78,25 @@ const STORED_AND_ODD: [&str; 7] = [
 
 /// Gives a tensor an element type that nobody knows.
 fn spoil(backend: &str, url: &str) {
-    let (file, known, unknown) = match backend {
-        "torch_dist" => (".metadata", "int64", "int66"),
-        _ => ("TenOdd/.zarray", "<i8", "<U8"),
+    let (files, known, unknown): (&[&str], _, _) = match backend {
+        "torch_dist" => (&[".metadata"], "int64", "int66"),
+        "zarr" => (&["TenOdd/.zarray"], "<i8", "<U8"),
+        // What describes all arrays has a copy.
+        _ => (&["TenOdd/zarr.json", "zarr.json"], "int64", "int66"),
     };
     let dir = std::path::Path::new(url);
-    if backend == "zarr" {
-        // It tells what was changed since. Megatron Core writes none.
-        std::fs::remove_file(dir.join("reshard-zarr.json")).unwrap();
+    if backend != "torch_dist" {
+        // It tells what was changed since. Other programs write none.
+        std::fs::remove_file(dir.join(format!("reshard-{backend}.json"))).unwrap();
     }
-    let path = dir.join(file);
-    let mut bytes = std::fs::read(&path).unwrap();
-    let known = known.as_bytes();
-    let at = bytes.windows(known.len()).position(|w| w == known).unwrap();
-    bytes[at..at + known.len()].copy_from_slice(unknown.as_bytes());
-    std::fs::write(path, bytes).unwrap();
+    for file in files {
+        let path = dir.join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let known = known.as_bytes();
+        let at = bytes.windows(known.len()).position(|w| w == known).unwrap();
+        bytes[at..at + known.len()].copy_from_slice(unknown.as_bytes());
+        std::fs::write(path, bytes).unwrap();
+    }
 }
 
 fn save(backend: &str, url: &str, keys: &'static [&'static str]) {
@@ -103,7 +107,7 @@ fn save(backend: &str, url: &str, keys: &'static [&'static str]) {
             let settings: Box<dyn SaveShardedConfig> =
                 serde_json::from_value(json!({ "type": &*backend })).unwrap();
             let state = state(group.rank().0, keys, true);
-            let save = reshard::save(&state, &url).group(&*group);
+            let save = reshard::save(&state, &*url).group(&*group);
             save.boxed_strategy(settings).await
         }
     });
@@ -126,7 +130,7 @@ fn load(
                 serde_json::from_value((*way).clone()).unwrap();
             let rank = group.rank().0;
             let template = state(rank, keys[rank as usize], false);
-            let load = reshard::load(template, &url).group(&*group).strict(strict);
+            let load = reshard::load(template, &*url).group(&*group).strict(strict);
             load.boxed_strategy(settings).with_report().await
         }
     })
@@ -304,7 +308,7 @@ fn requested_keys_that_are_not_stored_are_told_to_the_rank_that_asks() {
 /// What is stored and not understood counts as stored: it is told if no rank asks for it, and whoever asks for it is told why not.
 #[test]
 fn keys_that_are_stored_and_not_understood_count() {
-    for backend in ["torch_dist", "zarr"] {
+    for backend in BACKENDS {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
         save(backend, &url, &STORED_AND_ODD);

@@ -196,3 +196,101 @@ fn hostile_numbers_of_cells_end_at_once() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     assert!(e.to_string().contains("of its cells"), "{e}");
 }
+
+/// A template of whole tensors.
+fn whole(tensors: &[(&str, &[u64])]) -> reshard_model::FlatStateDict {
+    let mut template = reshard_model::FlatStateDict::new();
+    for (key, shape) in tensors {
+        let tensor = ShardedTensor::template(key, DType::Float32, shape);
+        template.insert(
+            reshard_model::Path(vec![(*key).into()]),
+            reshard_model::Sharded::Tensor(tensor),
+        );
+    }
+    template
+}
+
+#[test]
+fn a_read_meets_so_many_cells_of_all_chunks_together() {
+    // Three chunks, each of which alone has few enough cells.
+    let cells = 1u64 << 15;
+    let chunks: Vec<Region> = (0..3)
+        .map(|n| Region::new([n * cells, 0], [cells, 16]))
+        .collect();
+    let n = 3 * cells * 16;
+    let stored = metadata(&[n], &[n / 16, 16], &chunks);
+    let e = load(DefaultLoadPlanner::DEFAULT, &whole(&[("w", &[n])]), &stored).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(
+        e.to_string()
+            .contains("a read may meet 65536; read smaller regions"),
+        "{e}"
+    );
+    let two = ShardedTensor::region_of(
+        "w",
+        DType::Float32,
+        &[n],
+        Region::new([0], [2 * cells * 16]),
+    );
+    let plan = load(DefaultLoadPlanner::DEFAULT, &flat([two]), &stored).unwrap();
+    assert_eq!(plan.items.len(), 1 << 16);
+
+    // Tiny cells cost more than their elements are worth.
+    let all = [Region::whole(&[2000, 15])];
+    let stored = metadata(&[30_000], &[2000, 15], &all);
+    let e = load(
+        DefaultLoadPlanner::DEFAULT,
+        &whole(&[("w", &[30_000])]),
+        &stored,
+    )
+    .unwrap_err();
+    assert!(e.to_string().contains("a read may meet 1024;"), "{e}");
+}
+
+#[test]
+fn the_boxes_of_a_plan_are_bounded_however_many_tensors_have_them() {
+    // Each read meets few enough cells. All tensors together would take gigabytes.
+    let n = 1u64 << 16;
+    let shape = [16 * n];
+    let mut b = Metadata::builder();
+    let keys: Vec<String> = (0..100).map(|i| format!("w{i}")).collect();
+    for key in &keys {
+        let w = b
+            .add_tensor(key, DType::Float32, &[n, 16], Default::default())
+            .unwrap();
+        b.set_original_shape(w, Dims::from(&shape[..]));
+        b.add_chunk(w, &Region::whole(&[n, 16])).unwrap();
+    }
+    let stored = b.finish(None).unwrap();
+    let tensors: Vec<(&str, &[u64])> = keys.iter().map(|k| (&**k, &shape[..])).collect();
+    let e = load(DefaultLoadPlanner::DEFAULT, &whole(&tensors), &stored).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.to_string().contains("numbers; read fewer tensors"), "{e}");
+    assert!(load(DefaultLoadPlanner::DEFAULT, &whole(&tensors[..3]), &stored).is_ok());
+}
+
+#[test]
+fn ranges_of_cells_of_many_axes_are_bounded_too() {
+    // A range of a cell of 60 axes is more than a hundred boxes of 60 axes.
+    let (axes, chunks) = (60, 10_000u64);
+    let mut shape = vec![2u64; axes];
+    shape[0] = 2 * chunks;
+    let mut stored = vec![1u64; axes];
+    stored[0] = chunks;
+    stored.push(1 << axes);
+    let mut all = Vec::new();
+    for n in 0..chunks {
+        let (mut offsets, mut lengths) = (vec![0u64; axes + 1], vec![1u64; axes + 1]);
+        (offsets[0], offsets[axes], lengths[axes]) = (n, 1, (1 << axes) - 2);
+        all.push(Region::new(offsets, lengths));
+    }
+    let stored = metadata(&shape, &stored, &all);
+    let e = load(
+        DefaultLoadPlanner::DEFAULT,
+        &whole(&[("w", &shape)]),
+        &stored,
+    )
+    .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert!(e.to_string().contains("numbers; read fewer tensors"), "{e}");
+}

@@ -20,7 +20,7 @@ fn a_header_is_read_as_it_is_written() {
     let entries = [new("b\"", &[2, 3]), new("a", &[]), new("é", &[0, 7])];
     let metadata = BTreeMap::from([("format", "pt".to_owned())]);
     let text = text(&metadata, &entries).unwrap();
-    assert_eq!(text.len() % 8, 0);
+    assert_eq!(text.len() % 64, 0);
     let file = text.len() as u64 + 28;
     let length = length(&text, file).unwrap();
     assert_eq!(LENGTH + length, text.len() as u64);
@@ -166,4 +166,42 @@ fn unknown_types_are_kept_by_name_and_unknown_fields_are_passed_over() {
     let axes = vec!["1"; 256].join(",");
     let text = format!(r#"{{"w":{{"dtype":"U8","shape":[{axes}],"data_offsets":[0,1]}}}}"#);
     assert!(wrong(&text, 1).contains("256 axes"));
+}
+
+#[test]
+fn a_key_that_is_longer_than_any_name_is_refused() {
+    let of = |len: usize| {
+        let key = "k".repeat(len);
+        let text = format!(r#"{{"{key}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}"#);
+        parse_of(&text, 0)
+    };
+    assert_eq!(of(LONGEST_KEY).unwrap().entries.len(), 1);
+    let fault = of(LONGEST_KEY + 1).unwrap_err();
+    assert!(
+        fault
+            .what
+            .contains("kkk\"… has 65537 bytes, and at most 65536 are allowed"),
+        "{}",
+        fault.what
+    );
+    assert!(fault.what.len() < 1_000);
+
+    let long = "k".repeat(LONGEST_KEY - 4);
+    let all = (0..520)
+        .map(|n| format!(r#""{n}{long}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#));
+    let all: Vec<String> = all.collect();
+    let what = wrong(&format!("{{{}}}", all.join(",")), 0);
+    assert!(
+        what.contains("its keys have more than 33554432 bytes together"),
+        "{what}"
+    );
+
+    let entry = NewEntry {
+        key: "k".repeat(LONGEST_KEY + 1).into(),
+        dtype: Spelled::of("U8").unwrap(),
+        shape: vec![0],
+        bytes: 0,
+    };
+    let fault = text(&BTreeMap::new(), &[entry]).unwrap_err();
+    assert!(fault.what.contains("has 65537 bytes"), "{}", fault.what);
 }

@@ -6,7 +6,8 @@ use crate::{
     names::{self, INDEX, MODEL, Named},
     record::Record,
 };
-use reshard_storage::{Depth, Listing, Name, StoreExt};
+use bytes::Bytes;
+use reshard_storage::{Entry, Listing, Name, StoreExt};
 use reshard_strategy::{OpenCx, Result, StrategyError};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,14 +24,10 @@ pub(super) struct Found {
 
 impl Found {
     pub(super) async fn look(cx: &OpenCx) -> Result<Self> {
-        let top = cx.store.list(None, Depth::One).await?;
-        let record = match cx.limits.read(&cx.store, &Name::new(RECORD)?).await? {
-            Some(bytes) => Some(Record::parse(&bytes).map_err(|e| {
-                let what = format!("what reshard noted can't be parsed: {e}");
-                StrategyError::corrupt(RECORD, None, what)
-            })?),
-            None => None,
-        };
+        let known = [INDEX, MODEL, OBJECTS].map(Name::new);
+        let known = known.into_iter().collect::<Result<_, _>>()?;
+        let top = cx.store.top_or(|| known).await?;
+        let record = note(cx, &Name::new(RECORD)?).await?;
         let mut found = Self {
             record,
             objects: top
@@ -44,15 +41,19 @@ impl Found {
             Some(record) => record.files.keys().cloned().collect(),
             None => found.without_record(cx, &top).await?,
         };
-        let listed: BTreeMap<&Name, u64> = top.files.iter().map(|e| (&e.name, e.bytes)).collect();
-        for name in names {
-            let bytes = match listed.get(&name) {
-                Some(bytes) => Some(*bytes),
-                None if name.as_str().contains('/') => cx.store.len(&name).await?,
-                None => None,
-            };
-            found.files.push((name, bytes));
+        if found.record.is_none() {
+            found.record = note_of_folder(cx, &names).await?;
         }
+        let lengths = |files: Vec<Entry>| files.into_iter().map(|e| (e.name, e.bytes));
+        let mut there: BTreeMap<Name, u64> = lengths(top.files).collect();
+        let mut others = names.clone();
+        others.retain(|name| !there.contains_key(name));
+        there.extend(lengths(cx.store.present(others).await?));
+        let files = names.into_iter().map(|name| {
+            let bytes = there.get(&name).copied();
+            (name, bytes)
+        });
+        found.files = files.collect();
         Ok(found)
     }
 
@@ -102,6 +103,35 @@ impl Found {
         }
         Ok(all)
     }
+}
+
+/// What reshard noted in a file, if it is there.
+async fn note(cx: &OpenCx, name: &Name) -> Result<Option<Record>> {
+    let parse = |bytes: Bytes| {
+        Record::parse(&bytes).map_err(|e| {
+            let what = format!("what reshard noted can't be parsed: {e}");
+            StrategyError::corrupt(name, None, what)
+        })
+    };
+    let bytes = cx.limits.read(&cx.store, name).await?;
+    bytes.map(parse).transpose()
+}
+
+/// What reshard noted of these files, if they lie in one folder, as they do in a place that keeps versions side by side.
+async fn note_of_folder(cx: &OpenCx, files: &BTreeSet<Name>) -> Result<Option<Record>> {
+    let folder = files.first().and_then(names::folder_of);
+    let Some(folder) = folder else {
+        return Ok(None);
+    };
+    if files
+        .iter()
+        .any(|file| names::folder_of(file).as_ref() != Some(&folder))
+    {
+        return Ok(None);
+    }
+    // A note of other files belongs to another index.
+    let noted = note(cx, &folder.join(&Name::new(RECORD)?)).await?;
+    Ok(noted.filter(|noted| noted.files.keys().eq(files)))
 }
 
 /// Files that other names tell of: where there is `model-00002-of-00003`, there are three. The files of ranks tell nothing, because a

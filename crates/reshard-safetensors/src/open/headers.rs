@@ -2,8 +2,8 @@
 
 use super::files::Found;
 use crate::{
+    fault::Fault,
     header::{self, Header, LENGTH},
-    json::Fault,
 };
 use bytes::Bytes;
 use reshard_storage::Name;

@@ -1,9 +1,7 @@
 //! Where the pieces of a file lie in their tensors, as PyTorch DCP says it.
 
-use crate::{
-    header::Header,
-    json::{Fault, Unique},
-};
+use crate::{fault::Fault, header::Header};
+use reshard_strategy::UniqueMap;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -22,7 +20,7 @@ pub(super) fn offsets(header: &Header) -> Result<Option<Offsets>, Fault> {
     let Some(text) = header.metadata.get(SHARDING) else {
         return Ok(None);
     };
-    let saved: Unique<Saved> = serde_json::from_str(text)
+    let saved: UniqueMap<Saved> = serde_json::from_str(text)
         .map_err(|e| Fault::new(format!("its {SHARDING} can't be parsed: {e}")))?;
     let offsets = saved.0.into_iter();
     Ok(Some(

@@ -4,8 +4,8 @@ use super::{files::Found, headers::Read, sharding};
 use crate::{
     OBJECTS, RECORD,
     dtype::Spelled,
+    fault::Fault,
     header::{Entry, Header},
-    json::Fault,
     reader::{Chunk, Object, Refused},
     record::TensorRecord,
 };
@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 
 /// So many notes are made.
 const NOTES: usize = 100;
+/// So many keys can be refused, each with its reason. A checkpoint with more of them is refused as a whole.
+const REFUSED: usize = 100_000;
 
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -46,6 +48,8 @@ struct Parts {
     refused: BTreeMap<Box<str>, Refused>,
     notes: Vec<String>,
     more_notes: u64,
+    /// Keys that were refused without a reason that is kept.
+    more_refused: u64,
     is_sharded: bool,
 }
 
@@ -65,6 +69,7 @@ impl Tables {
             }
         }
         parts.missing(found);
+        parts.bounded(found)?;
         parts.tables(found)
     }
 }
@@ -82,7 +87,32 @@ fn changed(found: &Found, name: &Name, crc: u32) -> Option<String> {
 impl Parts {
     fn refuse(&mut self, key: &str, why: Refused) {
         self.of.remove(key);
-        self.refused.entry(key.into()).or_insert(why);
+        match self.refused.len() {
+            ..REFUSED => drop(self.refused.entry(key.into()).or_insert(why)),
+            _ => self.more_refused += 1,
+        }
+    }
+
+    /// # Errors
+    /// More keys were refused than can be told.
+    fn bounded(&self, found: &Found) -> Result<()> {
+        let Some((key, why)) = self
+            .refused
+            .first_key_value()
+            .filter(|_| self.more_refused > 0)
+        else {
+            return Ok(());
+        };
+        let all = REFUSED as u64 + self.more_refused;
+        let what = format!(
+            "{all} keys can't be read, and at most {REFUSED} may be; the first is {key}: {}",
+            why.what
+        );
+        let name = found
+            .index_name()
+            .cloned()
+            .map_or_else(|| Name::new(RECORD), Ok)?;
+        Err(StrategyError::corrupt(&name, None, what))
     }
 
     fn note(&mut self, note: String) {
@@ -116,7 +146,11 @@ impl Parts {
             };
             match part {
                 _ if self.refused.contains_key(&key) => {}
-                Ok(part) => self.of.entry(key).or_default().push(part),
+                Ok(part) => {
+                    // Nearly all tensors have one part.
+                    let parts = self.of.entry(key).or_insert_with(|| Vec::with_capacity(1));
+                    parts.push(part);
+                }
                 Err(why) => self.refuse(&key, why.in_file(&found.files, file)),
             }
         }
@@ -159,17 +193,16 @@ impl Parts {
                 files.map(|file| (&**key, *file, RECORD))
             })
         });
-        let missing: Vec<(Box<str>, u32, String)> = of_index
+        let missing: Vec<(&str, u32, &str)> = of_index
             .chain(of_record)
             .filter(|(key, file, _)| {
                 let parts = self.of.get(*key);
                 !parts.is_some_and(|parts| parts.iter().any(|part| part.file == *file))
             })
-            .map(|(key, file, by)| (key.into(), file, by.to_owned()))
             .collect();
         for (key, file, by) in missing {
             let why = Refused::damaged(format!("it does not have {key}, but {by} says so"));
-            self.refuse(&key, why.in_file(&found.files, file));
+            self.refuse(key, why.in_file(&found.files, file));
         }
     }
 

@@ -10,10 +10,13 @@ use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Te
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
-    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// So many elements are in memory as float32 at a time.
 const ELEMENTS: u64 = 1 << 20;
@@ -240,9 +243,7 @@ fn halves(region: &Region) -> Option<(usize, Region, Region)> {
 }
 
 fn float32(tensor: &Tensor) -> Result<Vec<f32>> {
-    let tensor = cast::tensor(tensor, DType::Float32)?;
-    let none = || StrategyError::Internal("a cast to float32 gives another type".into());
-    tensor.to_vec::<f32>().ok_or_else(none)
+    Ok(tensor.cast(DType::Float32)?.to_vec()?)
 }
 
 impl ReaderHooks for Dequantized {
@@ -341,7 +342,28 @@ impl StorageReader for Dequantized {
         self.stored.read_objects(reads, cx).await
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        self.stored.verify(full, progress).await
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        // What is chosen of it is chosen by its own numbers, not by those of what is stored.
+        let items = match items {
+            CheckedItems::Some { chunks, objects } => {
+                let mut stored = BTreeSet::new();
+                for chunk in chunks {
+                    match self.source(*chunk)? {
+                        Source::AsStored(id) => drop(stored.insert(*id)),
+                        Source::Quantised(of) => stored.extend([of.elements, of.scales]),
+                    }
+                }
+                &CheckedItems::Some {
+                    chunks: stored,
+                    objects: objects.clone(),
+                }
+            }
+            items => items,
+        };
+        self.stored.verify_items(items, progress).await
     }
 }

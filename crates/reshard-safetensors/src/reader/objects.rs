@@ -6,8 +6,8 @@ use reshard_model::Payload;
 use reshard_plan::ObjectId;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
-    Damage, ReadObject, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
-    crc32_differs, decode_object, torch::is_beyond_us,
+    CheckedItems, Damage, ReadObject, Result, StorageInfo, StorageReader, StrategyError,
+    VerifyReport, crc32_differs, decode_object, torch::is_beyond_us,
 };
 use reshard_torch_format::TorchSave;
 
@@ -59,16 +59,16 @@ pub(super) async fn read(
     Ok(out)
 }
 
-/// Whether each object has its checksum and can be decoded. Without `full` no object is read.
+/// Whether each object has its checksum and can be decoded. Only these items are read.
 pub(super) async fn verify(
     reader: &SafetensorsReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
     report: &mut VerifyReport,
 ) {
     for (id, key) in reader.metadata.objects() {
         report.items += 1;
-        if !full {
+        if !items.has_object(id) {
             continue;
         }
         match check(reader, id, key).await {

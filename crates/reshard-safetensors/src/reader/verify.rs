@@ -4,14 +4,16 @@ use super::{SafetensorsReader, Stored, objects, tensor};
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
-use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, crc32_differs};
+use reshard_strategy::{
+    CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps, crc32_differs,
+};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 
 pub(super) async fn verify(
     reader: &SafetensorsReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
@@ -38,7 +40,7 @@ pub(super) async fn verify(
         for (id, _) in t.chunks() {
             report.items += 1;
             let stored = reader.stored(id)?;
-            if !full {
+            if !items.has_chunk(id) {
                 continue;
             }
             match check(reader, &stored, t.dtype(), progress).await {
@@ -50,7 +52,7 @@ pub(super) async fn verify(
             }
         }
     }
-    objects::verify(reader, full, progress, &mut report).await;
+    objects::verify(reader, items, progress, &mut report).await;
     Ok(report)
 }
 
@@ -78,12 +80,10 @@ async fn check(
     progress: &Progress,
 ) -> Result<()> {
     let mut crc = crc32fast::Hasher::new();
-    let mut at = stored.bytes.start;
-    while at < stored.bytes.end {
-        let to = stored.bytes.end.min(at + STEP);
-        let part = reader.store.read(stored.file, at..to).await?;
+    for at in check_steps(&*reader.store, stored.bytes.clone(), STEP) {
+        let part = reader.store.read(stored.file, at.clone()).await?;
         crc.update(&part);
-        progress.add(to - at);
+        progress.add(at.end - at.start);
         // Without checksums, this at least is known of bools.
         if dtype == DType::Bool
             && stored.crc.is_none()
@@ -92,11 +92,10 @@ async fn check(
             let what = format!("tensor {}: a bool is neither 0 nor 1", stored.key);
             return Err(StrategyError::corrupt(
                 stored.file,
-                Some(at + n as u64),
+                Some(at.start + n as u64),
                 what,
             ));
         }
-        at = to;
     }
     match (crc.finalize(), stored.crc) {
         (found, Some(written)) if found != written => {

@@ -115,13 +115,23 @@ pub(super) fn records(
             },
         );
     }
-    if record.files.len() > 1 && !settings.sharded {
+    // All files of a version lie in one folder, or directly in the place.
+    let folder = first.as_ref().and_then(names::folder_of);
+    if (record.files.len() > 1 || folder.is_some()) && !settings.sharded {
         let text = Index::text(&weight_map, total).map_err(json)?;
         let name = Name::new(names::index(&settings.name))?;
         records.files.push((name, text));
     }
-    let bytes = record.to_bytes().map_err(json)?;
-    records.commit = Some((Name::new(names::RECORD)?, bytes));
+    let note = (Name::new(names::RECORD)?, record.to_bytes().map_err(json)?);
+    records.commit = match folder {
+        None => Some(note),
+        // In a folder the files are found by the index. So what reshard notes lies with them, and the index comes last.
+        Some(folder) => {
+            let index = records.files.pop();
+            records.files.push((folder.join(&note.0), note.1));
+            index
+        }
+    };
     Ok(records)
 }
 

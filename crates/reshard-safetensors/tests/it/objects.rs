@@ -10,8 +10,7 @@ use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_safetensors::{OBJECTS, RECORD, SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::{Entry, IfExists, Name, Progress, Store};
 use reshard_strategy::{
-    FileRole, LoadFailure, LoadShardedConfig, Loaded, Result, SaveShardedConfig, Saved,
-    VerifyReport,
+    FileRole, LoadShardedConfig, Loaded, Result, SaveShardedConfig, Saved, VerifyReport,
     testkit::{Rank, load_on_ranks, save_on_ranks},
 };
 use serde_json::{Value as Json, json};
@@ -65,13 +64,14 @@ fn saved(config: &SafetensorsConfig, states: Vec<FlatStateDict>) -> Files {
     files(&store)
 }
 
-fn load(files: &Files, leaves: Vec<Sharded>) -> Result<Loaded, LoadFailure> {
+fn load(files: &Files, leaves: Vec<Sharded>) -> Result<Loaded> {
     let rank = Rank {
         strategy: SafetensorsLoadConfig::default().build().unwrap(),
         planner: Arc::new(DefaultLoadPlanner::DEFAULT) as _,
         flat: flat(leaves),
     };
-    load_on_ranks(&place(files), vec![rank]).remove(0)
+    let loaded = load_on_ranks(&place(files), vec![rank]).remove(0);
+    loaded.map_err(|failed| failed.error)
 }
 
 fn wanted(key: &str) -> Sharded {
@@ -86,7 +86,7 @@ fn wanted(key: &str) -> Sharded {
 
 fn loaded(files: &Files, key: &str) -> Value {
     let loaded = load(files, vec![wanted(key)]);
-    let state = loaded.map_err(|f| f.error).unwrap().state;
+    let state = loaded.unwrap().state;
     match state.into_values().next().unwrap() {
         Sharded::Object(ShardedObject {
             data: Payload::Value(value),
@@ -136,7 +136,7 @@ fn objects_lie_beside_the_tensors_and_come_back_with_them() {
         let shape = Region::whole(&[3, 2]);
         let w = ShardedTensor::template("w", reshard_model::DType::Int32, &[3, 2]);
         let all = load(&found, vec![wanted("step"), Sharded::Tensor(w)]);
-        let all = all.map_err(|f| f.error).unwrap().state;
+        let all = all.unwrap().state;
         let Some(Sharded::Tensor(w)) = all.into_values().nth(1) else {
             unreachable!()
         };
@@ -184,7 +184,7 @@ fn object_alone(files: &Files, key: &str, said: &str) {
     let found: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
     let named = |f: &String| f.starts_with(&format!("{key}: ")) && f.contains(said);
     assert!(found.iter().any(named), "{found:?}");
-    let e = load(files, vec![wanted(key)]).map(drop).unwrap_err().error;
+    let e = load(files, vec![wanted(key)]).map(drop).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
     assert!(e.to_string().contains(key), "{e}");
     let w = ShardedTensor::template("w", reshard_model::DType::Int32, &[3, 2]);

@@ -15,9 +15,8 @@ use super::{
     write,
 };
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-    PartStore, PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, Traffic,
-    Transaction, Written,
+    Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind,
+    Progress, Recovery, Result, StorageError, Transaction, UnfinishedUpload, Written,
     action_log::{Action, note},
     failpoint, pool,
 };
@@ -29,8 +28,6 @@ use rustix::{
 };
 use std::{
     ffi::{OsStr, OsString},
-    fs::File,
-    ops::Range,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
@@ -39,74 +36,66 @@ use std::{
     },
 };
 
-/// One file or files with a prefix, by the path that names them.
+/// Writes one file or files with a prefix, by the path that names them.
 #[derive(Clone, Debug)]
-pub(super) struct LocalPart {
+struct LocalPart {
     path: PathBuf,
-    reads: PartStore,
+    kind: PlaceKind,
     /// What the place really is, once that was found out for good, and which file lies there.
     resolved: Option<Arc<ResolvedPlace>>,
 }
 
-impl LocalPart {
-    /// `None` when the path ends in no name that a file can have.
-    pub(super) fn new(path: &Path, kind: PlaceKind) -> Option<Self> {
-        let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
-        let folder = Arc::new(LocalStore {
-            root: Root::new(parent.to_path_buf()),
-            resolved: None,
-        });
-        let reads = match kind {
-            PlaceKind::Folder => return None,
-            PlaceKind::File => PartStore::file(url(path), folder, name),
-            PlaceKind::Prefix => PartStore::prefix(url(path), folder, name.as_str()),
-        };
-        Some(Self {
-            path: path.to_path_buf(),
-            reads,
-            resolved: None,
-        })
-    }
+/// One file or files with a prefix as a place. `None` when the path ends in no name that a file can have.
+pub(super) fn place(path: &Path, kind: PlaceKind) -> Option<PartStore> {
+    let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
+    let folder = Arc::new(LocalStore {
+        root: Root::new(parent.to_path_buf()),
+        resolved: None,
+    });
+    let part = match kind {
+        PlaceKind::Folder => return None,
+        PlaceKind::File => PartStore::file(url(path), folder, name),
+        PlaceKind::Prefix => PartStore::prefix(url(path), folder, name.as_str()),
+    };
+    Some(part.with_writer(LocalPart {
+        path: path.to_path_buf(),
+        kind,
+        resolved: None,
+    }))
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Store for LocalPart {
-    fn url(&self) -> String {
-        self.reads.url()
+impl PartWriter for LocalPart {
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let (me, attempt) = (self.clone(), attempt.to_owned());
+        let begin = move || {
+            let found;
+            let resolved = match &me.resolved {
+                Some(resolved) => resolved,
+                None => {
+                    found = ResolvedPlace::find(&me.path)?;
+                    &found
+                }
+            };
+            PartTransaction::begin(resolved, &attempt, me.kind, &if_exists)
+        };
+        Ok(Arc::new(pool::run_one(begin).await?))
     }
 
-    fn hints(&self) -> Hints {
-        self.reads.hints()
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        let (mine, kind, attempt) = (self.path.clone(), self.kind, attempt.to_owned());
+        let told = place.map(str::to_owned);
+        let join = move || {
+            let (version, built) = begun::join(&mine, &attempt, told.as_deref())?;
+            Ok(PartTransaction::new(version, built, kind, None))
+        };
+        Ok(Arc::new(pool::run_one(join).await?))
     }
 
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.reads.read(name, range).await
-    }
-
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
-        self.reads.read_ranges(reads).await
-    }
-
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
-        self.reads.read_into(reads, progress).await
-    }
-
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.reads.list(below, depth).await
-    }
-
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.reads.head(name).await
-    }
-
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.reads.remove(names).await
-    }
-
-    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+    async fn pinned(&self, part: &PartStore) -> Result<Option<PartStore>> {
         // What has a prefix is never replaced.
-        if self.reads.kind() != PlaceKind::File {
+        if self.kind != PlaceKind::File {
             return Ok(None);
         }
         let path = self.path.clone();
@@ -125,13 +114,10 @@ impl Store for LocalPart {
             root,
             resolved: None,
         });
-        Ok(Some(Arc::new(Self {
-            reads: self.reads.of(folder),
-            ..self.clone()
-        })))
+        Ok(Some(part.of(folder)))
     }
 
-    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+    async fn resolved(&self, part: &PartStore) -> Result<Option<PartStore>> {
         let place = self.path.clone();
         let resolved = pool::run_one(move || {
             let mut resolved = ResolvedPlace::find(&place)?;
@@ -143,48 +129,10 @@ impl Store for LocalPart {
             resolved.known = Some(found);
             Ok(resolved)
         });
-        Ok(Some(Arc::new(Self {
+        Ok(Some(part.clone().with_writer(Self {
             resolved: Some(Arc::new(resolved.await?)),
             ..self.clone()
         })))
-    }
-
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        (kind == self.reads.kind()).then(|| Arc::new(self.clone()) as _)
-    }
-
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.reads.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.reads.links().await
-    }
-
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let (me, attempt) = (self.clone(), attempt.to_owned());
-        let begin = move || {
-            let found;
-            let resolved = match &me.resolved {
-                Some(resolved) => resolved,
-                None => {
-                    found = ResolvedPlace::find(&me.path)?;
-                    &found
-                }
-            };
-            PartTransaction::begin(resolved, &attempt, me.reads.kind(), &if_exists)
-        };
-        Ok(Arc::new(pool::run_one(begin).await?))
-    }
-
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        let (mine, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
-        let told = place.map(str::to_owned);
-        let join = move || {
-            let (version, built) = begun::join(&mine, &attempt, told.as_deref())?;
-            Ok(PartTransaction::new(version, built, kind, None))
-        };
-        Ok(Arc::new(pool::run_one(join).await?))
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {
@@ -196,7 +144,7 @@ impl Store for LocalPart {
 #[deny(clippy::missing_trait_methods)]
 impl Recovery for LocalPart {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        let (place, kind) = (self.path.clone(), self.reads.kind());
+        let (place, kind) = (self.path.clone(), self.kind);
         let find = move || {
             let mut found = leftover::leftovers(&place)?;
             // The exchange puts the replaced file there, which may be old. Whether the attempt still runs, its directory tells.
@@ -209,7 +157,7 @@ impl Recovery for LocalPart {
     }
 
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
-        let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), left.attempt.clone());
+        let (place, kind, attempt) = (self.path.clone(), self.kind, left.attempt.clone());
         pool::run_one(move || {
             let Some(version) = ResolvedPlace::find(&place)?.version(&attempt)? else {
                 return Ok(());
@@ -227,6 +175,14 @@ impl Recovery for LocalPart {
     async fn finish_replacing(&self, left: &Leftover, _: &[Name]) -> Result<()> {
         // What was exchanged lies in the attempt's directory, and goes with it.
         sibling::check_attempt(&left.attempt)
+    }
+
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
+        Ok(Vec::new())
+    }
+
+    async fn abort_upload(&self, _: &UnfinishedUpload) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -322,8 +278,8 @@ impl PartTransaction {
             }
             (_, IfExists::Replace(files)) if !files.is_empty() => {
                 return Err(version.unsupported(
-                    "files with a common prefix can't be replaced in one step, so a crash could leave neither the old nor the \
-                     new checkpoint; save to another prefix and remove the old files yourself",
+                    "files with a common prefix can't be replaced in one step: new files have the names of old ones, so a crash could \
+                     leave neither checkpoint; save to another prefix and remove the old files yourself, or save to a folder",
                 ));
             }
             _ => {}

@@ -29,11 +29,11 @@ const SMALL: u64 = 16 << 10;
 /// What one task reads at least, when there are more records.
 const TASK: u64 = 4 << 20;
 /// And when there is little to read.
-const SHORT: u64 = 64 << 10;
+pub(super) const SHORT: u64 = 64 << 10;
 /// What a read or a record costs beside its bytes, in bytes.
 const EACH: u64 = 4 << 10;
-/// Records up to this size are not cut.
-const PIECE: u64 = 64 << 20;
+/// Records up to this size are not cut. One large tensor that is read alone is cut, so that every thread has a part of it.
+const PIECE: u64 = 16 << 20;
 /// Tasks from here on go first, so that the last one to run is a short one.
 const LARGE: u64 = 16 << 20;
 
@@ -51,6 +51,11 @@ fn with_block<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
 /// Half of what each thread has to do: two tasks each leave room for one that takes longer.
 fn share(total: u64, threads: usize) -> u64 {
     total / (2 * threads as u64)
+}
+
+/// What a record may have before it is cut: one that is most of the work is read by several threads.
+fn piece(total: u64, threads: usize) -> u64 {
+    PIECE.max(share(total, threads))
 }
 
 /// Cuts sorted work into tasks of at least `TASK` bytes, each within one file.
@@ -87,7 +92,9 @@ pub(super) async fn read_ranges(
     let n = reads.len();
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
-    let done = pool::run(move |batch| {
+    let bytes = |(_, r): &(Name, Range<u64>)| r.end.saturating_sub(r.start).saturating_add(EACH);
+    let total = all.iter().map(bytes).fold(0, u64::saturating_add);
+    let done = pool::run_if_long(total <= 2 * SHORT, move |batch| {
         let joined = join(&all, GAP, BLOCK as u64)?;
         let same = |a: &Joined, b: &Joined| a.name == b.name;
         for (_, group) in tasks(joined, same, |j| j.bytes().saturating_add(EACH)) {
@@ -130,11 +137,10 @@ pub(super) async fn read_into(
     progress: Progress,
 ) -> Result<Traffic> {
     let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
-    // A record that is most of the work is read by several threads.
     let Split {
         reads: mut all,
         cut,
-    } = split_large(reads, PIECE.max(share(total, pool::width())))?;
+    } = split_large(reads, piece(total, pool::width()))?;
     let stats = pool::run(move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
@@ -468,6 +474,16 @@ mod tests {
     #[test]
     fn a_share_is_half_of_what_a_thread_has_to_do() {
         assert_eq!((share(0, 3), share(6000, 3), share(5, 3)), (0, 1000, 0));
+    }
+
+    #[test]
+    fn a_tensor_of_a_few_dozen_megabytes_is_cut_for_all_threads() {
+        const MIB: u64 = 1 << 20;
+        // Alone, it is worth two pieces for each of two threads.
+        assert_eq!(piece(64 * MIB, 2), 16 * MIB);
+        assert_eq!(piece(43 * MIB, 2), 16 * MIB);
+        // Among many others it stays whole, because the others keep the threads busy.
+        assert_eq!(piece(4096 * MIB, 2), 1024 * MIB);
     }
 
     #[test]

@@ -20,17 +20,26 @@ use std::{
     vec,
 };
 
-/// Moves all that is not among `files` from the old version, at `aside`, to the new one, at the place; then removes `files`.
-/// In this order: while something of others is with the old version, that is whole, and can be told from it.
+/// How far somebody else has come with an old version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Retired {
+    /// Nobody has begun.
+    Not,
+    /// Whoever began may have been killed when some of its files were removed already.
+    InPart,
+}
+
+/// Moves all that is not among `files` from the old version, at `aside`, to the new one, at the place; then removes `files` in
+/// their order. While something of others is with the old version, that is whole, and can be told from it.
 ///
 /// Both are the directories that are open, whatever their names mean by now.
 pub(super) fn retire(
     version: &NewVersion,
     aside: &Aside,
-    old: &OwnedFd,
-    new: &OwnedFd,
+    (old, new): (&OwnedFd, &OwnedFd),
     files: &[Name],
     durability: Durability,
+    before: Retired,
 ) -> Result<()> {
     let mut carry = Carry {
         files: files.iter().map(Name::as_str).collect(),
@@ -39,6 +48,7 @@ pub(super) fn retire(
             .map(|f| f.as_str().len())
             .max()
             .unwrap_or_default(),
+        before,
         moved: false,
         stuck: Vec::new(),
     };
@@ -50,17 +60,7 @@ pub(super) fn retire(
     }
     failpoint::hit("commit.carried");
     let files = if mounted { &[] } else { files };
-    let removed = files
-        .iter()
-        .try_for_each(|name| unlink(old, name))
-        .and_then(|()| {
-            let parents = files
-                .iter()
-                .flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
-            // Longer ones first: a directory is removed after those in it.
-            let parents: BTreeSet<&Path> = parents.filter(|p| !p.as_os_str().is_empty()).collect();
-            parents.into_iter().rev().try_for_each(|p| rmdir(old, p))
-        });
+    let removed = remove_all(old, files);
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
             path: version.place.display().to_string(),
@@ -80,6 +80,51 @@ pub(super) fn retire(
             }
         })
         .map_err(|e| StorageError::io("remove", &aside.path, e))
+}
+
+/// Removes files in their order, and the directories that become empty. A process that is killed meanwhile leaves the last of the
+/// files, and at most one chain of empty directories.
+fn remove_all(old: &OwnedFd, files: &[Name]) -> Result<(), Errno> {
+    for (at, name) in files.iter().enumerate() {
+        failpoint::hit("commit.removing");
+        unlink(old, name)?;
+        let folder = |name: &Name| Some(name.as_str().rsplit_once('/')?.0.to_owned());
+        let here = folder(name);
+        if here != files.get(at + 1).and_then(folder) {
+            failpoint::hit("commit.removing");
+            here.map_or(Ok(()), |here| remove_empty(old, Path::new(&here)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a directory if it is empty, and then those above it.
+fn remove_empty(old: &OwnedFd, folder: &Path) -> Result<(), Errno> {
+    let above = folder.ancestors().filter(|p| !p.as_os_str().is_empty());
+    above.into_iter().try_for_each(|p| rmdir(old, p))
+}
+
+/// So many directories of a chain are looked at. No checkpoint has deeper ones.
+const DEEPEST_CHAIN: usize = 256;
+
+/// A directory with nothing in it but one directory, and so on down to an empty one: all of them, from the outermost on. This is
+/// what is left of directories whose files are removed. `None` if there is something else in it.
+fn empty_chain(old: &OwnedFd, name: &CStr) -> Result<Option<Vec<PathBuf>>, Errno> {
+    let mut path = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
+    let (mut here, mut chain) = (open(old, name)?, vec![path.clone()]);
+    while chain.len() <= DEEPEST_CHAIN {
+        let within = names(&here)?;
+        let [only] = &within[..] else {
+            return Ok(within.is_empty().then_some(chain));
+        };
+        here = match open(&here, only.as_c_str()) {
+            Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        path.push(OsStr::from_bytes(only.to_bytes()));
+        chain.push(path.clone());
+    }
+    Ok(None)
 }
 
 /// So many pairs of directories stay open above the one that is at work. What lies deeper is found again by `..`, so that
@@ -138,6 +183,7 @@ struct Carry<'a> {
     files: BTreeSet<&'a str>,
     /// Bytes of the longest name of them.
     longest: usize,
+    before: Retired,
     moved: bool,
     stuck: Vec<(PathBuf, Errno)>,
 }
@@ -233,6 +279,14 @@ impl Carry<'_> {
         if is_dir && text.is_some_and(|t| self.holds_files(t)) {
             return merged(pair, name, stat.st_mode).map(Some);
         }
+        if is_dir
+            && self.before == Retired::InPart
+            && let Some(chain) = empty_chain(old, name)?
+        {
+            // Its files are gone. Of an empty directory nobody misses anything.
+            chain.iter().rev().try_for_each(|p| rmdir(old, p))?;
+            return Ok(None);
+        }
         match rustix::fs::renameat_with(old, name, new, name, RenameFlags::NOREPLACE) {
             Ok(()) => {
                 self.moved = true;
@@ -312,10 +366,10 @@ mod tests {
         retire(
             &version,
             &aside,
-            &old,
-            &new,
+            (&old, &new),
             &[Name::new("d/d/own").unwrap()],
             Durability::Process,
+            Retired::Not,
         )
         .unwrap();
         assert!(!aside.path.exists());
@@ -337,6 +391,53 @@ mod tests {
         crate::local::remove::remove_tree(&version.up, &version.name, &version.place).unwrap();
     }
 
+    #[test]
+    fn empty_directories_are_carried_unless_a_removal_may_have_made_them() {
+        for before in [Retired::Not, Retired::InPart] {
+            let (_home, version, aside, [old, new]) = old_and_new();
+            for dir in ["own/c", "gone/c/0", "empty", "theirs/deep"] {
+                fs::create_dir_all(aside.path.join(dir)).unwrap();
+            }
+            for file in ["own/c/0", "theirs/deep/file"] {
+                fs::write(aside.path.join(file), "").unwrap();
+            }
+            let files = [Name::new("own/c/0").unwrap()];
+            retire(
+                &version,
+                &aside,
+                (&old, &new),
+                &files,
+                Durability::Process,
+                before,
+            )
+            .unwrap();
+            assert!(!aside.path.exists());
+            assert!(version.place.join("theirs/deep/file").exists());
+            assert!(!version.place.join("own").exists());
+            for dir in ["gone", "empty"] {
+                let carried = version.place.join(dir).exists();
+                assert_eq!(carried, before == Retired::Not, "{dir}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_removed_in_their_order_and_folders_with_the_last_of_them() {
+        let (_home, version, aside, [old, new]) = old_and_new();
+        fs::create_dir_all(aside.path.join("b/c")).unwrap();
+        let files = ["b/c/1", "b/c/0", "b/d", "a"].map(|f| Name::new(f).unwrap());
+        for file in &files {
+            fs::write(aside.path.join(file.as_str()), "").unwrap();
+        }
+        // What can't be removed as a file ends the removal, so that what follows is still there.
+        fs::remove_file(aside.path.join("b/d")).unwrap();
+        fs::create_dir(aside.path.join("b/d")).unwrap();
+        fs::write(aside.path.join("b/d/theirs"), "").unwrap();
+        assert!(remove_all(&old, &files).is_err());
+        assert!(!aside.path.join("b/c").exists() && aside.path.join("a").exists());
+        drop((version, new));
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn no_file_is_removed_through_a_mount_in_the_old_version() {
@@ -349,8 +450,15 @@ mod tests {
                 fs::write(aside.path.join("own"), "").unwrap();
                 bind(&home.join("from"), &aside.path.join("m"));
                 let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
-                let e =
-                    retire(&version, &aside, &old, &new, &files, Durability::Process).unwrap_err();
+                let e = retire(
+                    &version,
+                    &aside,
+                    (&old, &new),
+                    &files,
+                    Durability::Process,
+                    Retired::Not,
+                )
+                .unwrap_err();
                 assert!(
                     matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"),
                     "{e}"
@@ -392,10 +500,10 @@ mod tests {
         retire(
             &version,
             &aside,
-            &old,
-            &new,
+            (&old, &new),
             &[Name::new("data").unwrap()],
             Durability::Process,
+            Retired::Not,
         )
         .unwrap();
         assert!(park.join("mine").exists());

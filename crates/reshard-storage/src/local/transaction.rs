@@ -4,7 +4,7 @@ use super::{
     begun,
     dir::{self, Dir, Identity},
     leftover, remove,
-    retire::retire,
+    retire::{Retired, retire},
     root::Root,
     sibling::{Aside, State},
     version::{NewVersion, ResolvedPlace},
@@ -72,7 +72,14 @@ pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) ->
         .map_err(|e| StorageError::io("open", &version.place, e))?;
     // What is mounted there, or in a directory of others, is not moved over without anybody knowing.
     remove::check_mounts(&version.up, &old, &aside.path)?;
-    retire(&version, &aside, &old, &new, files, Durability::Machine)
+    retire(
+        &version,
+        &aside,
+        (&old, &new),
+        files,
+        Durability::Machine,
+        Retired::InPart,
+    )
 }
 
 impl LocalTransaction {
@@ -246,7 +253,8 @@ impl NewVersion {
             return durable;
         };
         // What is of others goes over to the new version, whatever else fails.
-        match retire(self, &aside, &old, built.fd(), &files, durability) {
+        let both = (&*old, built.fd());
+        match retire(self, &aside, both, &files, durability, Retired::Not) {
             Err(e @ StorageError::NotCarried { .. }) => return Err(e),
             // The new version is there, whatever becomes of the old one, which shows among the leftovers.
             Err(e) => {
@@ -494,6 +502,7 @@ mod tests {
                 let (place, old) = (&case.place, &case.aside.path);
                 fs::create_dir_all(old.join("logs/deep")).unwrap();
                 fs::write(old.join("a"), "").unwrap();
+                fs::write(old.join("logs/deep/b"), "").unwrap();
                 // A directory in one of others, and a file of the checkpoint.
                 for (from, to) in [("from", "logs/deep"), ("from/gold", "owner")] {
                     bind(&home.join(from), &old.join(to));
@@ -511,7 +520,7 @@ mod tests {
                     unbind(&old.join(to));
                 }
                 assert_eq!(prune(place), [true]);
-                assert!(place.join("a").exists() && place.join("logs/deep").exists());
+                assert!(place.join("a").exists() && place.join("logs/deep/b").exists());
             },
         );
     }

@@ -141,6 +141,11 @@ impl Prepared {
             .unwrap_or(u64::MAX)
     }
 
+    /// Whether all that is read is one block, which has to be fed at once.
+    pub(crate) fn is_single(&self) -> bool {
+        self.single
+    }
+
     /// The range of the file that is read at most.
     pub(crate) fn span(&self) -> Range<u64> {
         self.record.start + self.hull.start..self.record.start + self.hull.end

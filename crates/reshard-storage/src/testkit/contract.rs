@@ -1,7 +1,9 @@
-//! The rules of stores. `reads` has those of reading, `writes` those of files; here are those of places and versions.
+//! The rules of stores. `reads` has those of reading, `writes` those of files, `versions` those of places that keep versions side by
+//! side; here are those of other places and versions.
 
 mod reads;
 mod sample;
+mod versions;
 mod writes;
 
 use crate::{
@@ -31,9 +33,9 @@ use std::sync::{
 /// When a rule is broken.
 pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_place_that_does_not_exist_is_empty(make()).await;
-    what_is_written_is_seen_only_when_committed(make()).await;
     a_folder_is_listed_alone(make()).await;
     reads::ranges_are_exact_or_an_error(make()).await;
+    reads::a_file_is_read_whole_if_it_is_there(make()).await;
     reads::wanted_elements_land_and_nothing_else_changes(make()).await;
     reads::a_failed_check_names_the_record(make()).await;
     reads::parts_that_do_not_fit_are_refused(make()).await;
@@ -41,17 +43,36 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     writes::receipts_come_back_in_order(make()).await;
     writes::a_file_of_unknown_length_is_as_long_as_what_was_given(make()).await;
     writes::a_copy_is_the_file_it_is_of(make(), make()).await;
-    writes::a_version_may_have_no_record(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
-    a_version_replaces_the_named_files_of_the_old_one(make()).await;
-    a_version_that_others_joined_replaces_them_too(make()).await;
     nobody_joins_what_nobody_began(make()).await;
-    a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
+    removed_files_are_gone(make()).await;
+    match versions::are_side_by_side(make()).await {
+        true => side_by_side(make).await,
+        false => one_at_a_time(make).await,
+    }
+}
+
+/// The rules of places that have one version at a time. A new one is built where nobody sees it.
+async fn one_at_a_time(make: impl Fn() -> Arc<dyn Store>) {
+    what_is_written_is_seen_only_when_committed(make()).await;
+    writes::a_version_may_have_no_record(make()).await;
+    a_version_replaces_the_named_files_of_the_old_one(make()).await;
+    a_version_that_others_joined_replaces_them_too(make()).await;
+    a_pinned_version_never_mixes_with_the_next(make()).await;
     a_version_that_lacks_a_file_is_not_committed(make()).await;
     what_was_not_committed_shows_and_can_be_removed(make()).await;
-    removed_files_are_gone(make()).await;
+}
+
+/// The rules of places that keep versions side by side, by what [`Transaction::folder`] says.
+async fn side_by_side(make: impl Fn() -> Arc<dyn Store>) {
+    versions::all_ranks_write_into_the_folder_of_the_attempt(make()).await;
+    versions::only_the_commit_record_is_replaced(make()).await;
+    versions::of_two_versions_that_replace_one_the_first_stays(make()).await;
+    versions::a_name_outside_of_the_folder_is_created_once(make()).await;
+    versions::a_version_without_its_files_or_its_record_is_not_committed(make()).await;
+    versions::what_a_killed_attempt_left_is_in_nobodys_way(make()).await;
 }
 
 async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {

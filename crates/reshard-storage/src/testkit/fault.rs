@@ -1,16 +1,17 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-    PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt,
-    Traffic, Transaction, Written, WrittenExtent, record_read::reads,
+    PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Tags,
+    Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use std::{
+    cmp::Ordering as CallOrder,
     fs::File,
     io,
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -35,6 +36,8 @@ pub enum Op {
     Leftovers,
     RemoveLeftover,
     FinishReplacing,
+    UnfinishedUploads,
+    AbortUpload,
     Write,
     Commit,
     Rollback,
@@ -42,7 +45,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Read,
         Self::ReadRanges,
         Self::ReadInto,
@@ -55,6 +58,8 @@ impl Op {
         Self::Leftovers,
         Self::RemoveLeftover,
         Self::FinishReplacing,
+        Self::UnfinishedUploads,
+        Self::AbortUpload,
         Self::Write,
         Self::Commit,
         Self::Rollback,
@@ -74,6 +79,8 @@ impl Op {
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
             Self::FinishReplacing => "finish replacing",
+            Self::UnfinishedUploads => "list the uploads of",
+            Self::AbortUpload => "abort an upload of",
             Self::Write => "write to",
             Self::Commit => "commit",
             Self::Rollback => "rollback",
@@ -107,11 +114,34 @@ struct Planned {
     fault: Fault,
 }
 
+/// When the process dies, as far as the store sees it.
+#[derive(Debug, Default)]
+struct Death {
+    /// Calls so far, of any kind.
+    calls: u64,
+    at: Option<(u64, Fault)>,
+}
+
+impl Death {
+    /// What happens to the next call.
+    fn next(&mut self) -> Option<Fault> {
+        let call = self.calls;
+        self.calls += 1;
+        let (at, fault) = self.at?;
+        match call.cmp(&at) {
+            CallOrder::Less => None,
+            CallOrder::Equal => Some(fault),
+            CallOrder::Greater => Some(Fault::Before),
+        }
+    }
+}
+
 /// Fails chosen calls; all others go through.
 #[derive(Clone, Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
     plan: Arc<Mutex<Vec<Planned>>>,
+    death: Arc<Mutex<Death>>,
     flip: Arc<AtomicBool>,
 }
 
@@ -121,6 +151,7 @@ impl FaultStore {
         Self {
             inner,
             plan: Arc::default(),
+            death: Arc::default(),
             flip: Arc::default(),
         }
     }
@@ -137,7 +168,25 @@ impl FaultStore {
             });
     }
 
+    /// Fails the `nth` call of any kind, 0 is the first one of all, and all calls after it, as if the process had been killed there. Each
+    /// file of a write is a call of its own then.
+    pub fn die(&self, nth: u64, fault: Fault) {
+        self.lock_death().at = Some((nth, fault));
+    }
+
+    /// How many calls there were, of any kind.
+    pub fn calls(&self) -> u64 {
+        self.lock_death().calls
+    }
+
+    fn lock_death(&self) -> MutexGuard<'_, Death> {
+        self.death.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn due(&self, op: Op) -> Option<Fault> {
+        if let Some(fault) = self.lock_death().next() {
+            return Some(fault);
+        }
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let mut due = None;
         plan.retain_mut(|p| {
@@ -208,6 +257,10 @@ impl Store for FaultStore {
         self.inner.url()
     }
 
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
     fn hints(&self) -> Hints {
         self.inner.hints()
     }
@@ -226,6 +279,20 @@ impl Store for FaultStore {
             return Err(self.error(Op::Read));
         }
         Ok(if flip { flipped(&bytes) } else { bytes })
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        // It fails as its two parts do.
+        let path = || format!("{}/{name}", self.inner.url());
+        match self.head(name).await?.map(|head| head.bytes) {
+            None => Ok(None),
+            Some(size) if size > max => Err(StorageError::Longer {
+                path: path(),
+                size,
+                max,
+            }),
+            Some(size) => self.read(name, 0..size).await.map(Some),
+        }
     }
 
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
@@ -322,6 +389,10 @@ impl Store for FaultStore {
         })
     }
 
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        self.inner.tags(name).await
+    }
+
     async fn local_file(&self, _: &Name) -> Result<Option<File>> {
         // What is linked would not be read through here.
         Ok(None)
@@ -364,6 +435,16 @@ impl Recovery for FaultStore {
             self.inner.finish_replacing(left, files),
         )
         .await
+    }
+
+    async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
+        self.with(Op::UnfinishedUploads, self.inner.unfinished_uploads())
+            .await
+    }
+
+    async fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
+        self.with(Op::AbortUpload, self.inner.abort_upload(upload))
+            .await
     }
 }
 
@@ -439,6 +520,13 @@ impl Transaction for FaultTransaction {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
+        if self.store.lock_death().at.is_some() && files.len() > 1 {
+            let mut written = Vec::new();
+            for file in files {
+                written.extend(self.write(vec![file], durability, progress.clone()).await?);
+            }
+            return Ok(written);
+        }
         match self.store.due(Op::Write) {
             Some(fault @ (Fault::Lost | Fault::Cut)) => {
                 self.damaged(fault, files, durability, progress).await
@@ -452,6 +540,10 @@ impl Transaction for FaultTransaction {
 
     fn place(&self) -> Option<String> {
         self.inner.place()
+    }
+
+    fn folder(&self) -> Option<Name> {
+        self.inner.folder()
     }
 
     async fn commit(

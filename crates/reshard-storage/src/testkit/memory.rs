@@ -115,6 +115,18 @@ impl Store for MemoryStore {
         Ok(bytes.slice(range.start as usize..range.end as usize))
     }
 
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        let found = lock(&self.place).files.get(name).cloned();
+        match found {
+            Some(bytes) if bytes.len() as u64 > max => Err(StorageError::Longer {
+                path: format!("{}/{name}", self.url()),
+                size: bytes.len() as u64,
+                max,
+            }),
+            found => Ok(found),
+        }
+    }
+
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let place = lock(&self.place);
         let all = place.files.iter().map(|(n, b)| Entry {
@@ -201,6 +213,48 @@ impl Recovery for MemoryStore {
     }
 }
 
+/// A file whose extents have been pulled.
+pub(super) struct Pulled {
+    pub(super) name: Name,
+    pub(super) bytes: Bytes,
+    pub(super) extents: Vec<WrittenExtent>,
+}
+
+/// Pulls all extents of a file. The same faults are refused as in a local store, so that tests with memory find them.
+pub(super) async fn pull(body: FileBody) -> Result<Pulled> {
+    let (name, source) = body.into_extents().await?;
+    let (mut bytes, mut extents) = (BytesMut::new(), Vec::new());
+    for mut extent in source {
+        let (offset, want) = (bytes.len() as u64, extent.length());
+        while let Some(block) = extent.next_block() {
+            let at = bytes.len() as u64;
+            bytes.extend_from_slice(&block.map_err(|source| StorageError::Source {
+                name: name.clone(),
+                offset: at,
+                source,
+            })?);
+        }
+        let end = bytes.len() as u64;
+        if !want.allows(end - offset) {
+            return Err(StorageError::ExtentLength {
+                name,
+                offset,
+                want,
+                got: end - offset,
+            });
+        }
+        extents.push(WrittenExtent {
+            range: offset..end,
+            receipt: extent.receipt(),
+        });
+    }
+    Ok(Pulled {
+        name,
+        bytes: bytes.freeze(),
+        extents,
+    })
+}
+
 #[derive(Debug)]
 struct MemoryTransaction {
     store: MemoryStore,
@@ -242,37 +296,13 @@ impl Transaction for MemoryTransaction {
     ) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for body in files {
-            let (name, extents) = body.into_extents().await?;
-            let (mut bytes, mut parts) = (BytesMut::new(), Vec::new());
-            for mut extent in extents {
-                let (offset, want) = (bytes.len() as u64, extent.length());
-                while let Some(block) = extent.next_block() {
-                    let at = bytes.len() as u64;
-                    bytes.extend_from_slice(&block.map_err(|source| StorageError::Source {
-                        name: name.clone(),
-                        offset: at,
-                        source,
-                    })?);
-                }
-
-                // The same faults are refused as in a local store, so that tests with this one find them.
-                let end = bytes.len() as u64;
-                if !want.allows(end - offset) {
-                    return Err(StorageError::ExtentLength {
-                        name,
-                        offset,
-                        want,
-                        got: end - offset,
-                    });
-                }
-                parts.push(WrittenExtent {
-                    range: offset..end,
-                    receipt: extent.receipt(),
-                });
-            }
+            let Pulled {
+                name,
+                bytes,
+                extents,
+            } = pull(body).await?;
 
             // The lock is taken only here, because extents are foreign code and may wait.
-            let bytes = bytes.freeze();
             let len = bytes.len() as u64;
             let mut place = lock(&self.store.place);
             let begun = place
@@ -287,7 +317,7 @@ impl Transaction for MemoryTransaction {
             out.push(Written {
                 name,
                 bytes: len,
-                extents: parts,
+                extents,
             });
         }
         Ok(out)

@@ -1,9 +1,9 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure,
-    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
-    agree,
+    BackendVersion, CheckedItems, Damage, Detection, ElementChecksum, FileRole, LoadCommonStrategy,
+    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx,
+    ReadObject, ReadTensor, ReaderHooks, Removal, Result, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, agree,
     pipeline::{judge, load_planned},
 };
 use async_trait::async_trait;
@@ -67,10 +67,7 @@ impl WithObjects {
         };
         match agree(&cx.comm, "plan", asked).await {
             Ok(()) => Ok(Loaded::new(objects)),
-            Err(error) => Err(Box::new(LoadFailure {
-                error,
-                template: objects,
-            })),
+            Err(error) => Err(Box::new(LoadFailure::of_plan(error, objects))),
         }
     }
 }
@@ -136,10 +133,13 @@ impl LoadShardedStrategy for WithObjects {
         let objects = match self.objects(objects, &from, cx).await {
             Ok(loaded) => loaded,
             Err(failure) => {
-                let LoadFailure { error, template } = *failure;
-                let template = join(&paths, template, tensors);
-                let error = self.of_both(error, &template, &*from, cx).await;
-                return Err(Box::new(LoadFailure { error, template }));
+                let template = join(&paths, failure.template, tensors);
+                let error = self.of_both(failure.error, &template, &*from, cx).await;
+                return Err(Box::new(LoadFailure {
+                    error,
+                    template,
+                    decided: failure.decided,
+                }));
             }
         };
         let any: &dyn Any = &*from;
@@ -153,6 +153,7 @@ impl LoadShardedStrategy for WithObjects {
             Err(failure) => Err(Box::new(LoadFailure {
                 error: failure.error,
                 template: join(&paths, objects.state, failure.template),
+                decided: failure.decided.map(|decided| decided + objects.decided),
             })),
         }
     }
@@ -198,19 +199,23 @@ impl LoadShardedStrategy for WithObjects {
             .remove_sharded_tensors(&reader.base, prefix)
             .await?;
         // Each object has a file of its own, which is kept or not.
-        let keys = reader.objects.iter().map(ShardedObject::unique_key);
-        let gone: BTreeSet<String> = keys.filter(|key| key.starts_with(prefix)).collect();
+        let gone = (reader.objects.iter()).filter(|o| o.unique_key().starts_with(prefix));
+        let gone: Vec<&ShardedObject> = gone.collect();
+        let files: BTreeSet<String> = (gone.iter())
+            .flat_map(|object| reader.common.names_of_object(object))
+            .collect();
         for file in reader.cx.store.files().await? {
             if !reader.common.owns_object(&file.name) {
                 continue;
             }
-            let key = file.name.as_str().rsplit_once('.').map(|(key, _)| key);
-            match key.is_some_and(|key| gone.contains(key)) {
+            let name = file.name.as_str().rsplit_once('.').map(|(name, _)| name);
+            match name.is_some_and(|name| files.contains(name)) {
                 true => removal.goes.push(file.name),
                 false => removal.keeps.push(file.name),
             }
         }
-        removal.keys.extend(gone);
+        let keys: BTreeSet<String> = gone.iter().map(|object| object.unique_key()).collect();
+        removal.keys.extend(keys);
         Ok(removal)
     }
 }
@@ -330,12 +335,20 @@ impl StorageReader for Reader {
         }
     }
 
+    fn is_whole(&self) -> Result<(), String> {
+        self.base.is_whole()
+    }
+
     fn reads_columns_together(&self) -> bool {
         self.base.reads_columns_together()
     }
 
-    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
         self.base.element_checksums(chunks).await
+    }
+
+    fn shared_elements(&self, chunk: ChunkId) -> Option<String> {
+        self.base.shared_elements(chunk)
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
@@ -372,10 +385,19 @@ impl StorageReader for Reader {
         Ok(reads.iter().filter_map(next).collect())
     }
 
-    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
-        let mut report = self.base.verify(full, progress).await?;
-        for object in &self.objects {
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        let mut report = self.base.verify_items(items, progress).await?;
+        // Without a checksum of their own, all of them are read in any case unless a sample leaves them out.
+        let first = self.base.metadata().object_count() as u32;
+        for (id, object) in (first..).map(ObjectId).zip(&self.objects) {
             report.items += 1;
+            if matches!(items, CheckedItems::Some { .. }) && !items.has_object(id) {
+                continue;
+            }
             if let Err(e) = self.read(vec![object.clone()]).await {
                 report.add(e.kind(), Damage::of(Some(&object.unique_key()), &e));
             }

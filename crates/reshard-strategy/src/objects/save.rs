@@ -5,9 +5,9 @@ use crate::{
     StrategyError, WriteData, WriterHooks, agree, cause, pipeline::Planned,
 };
 use async_trait::async_trait;
-use reshard_comm::Comm;
+use reshard_comm::{Comm, CommError};
 use reshard_model::{Data, FlatStateDict, Payload, Sharded, ShardedObject};
-use reshard_plan::SavePlan;
+use reshard_plan::{Declaration, SavePlan};
 use reshard_storage::{FileBody, Source};
 use std::sync::Arc;
 
@@ -61,6 +61,56 @@ impl WithObjects {
     }
 }
 
+impl WithObjects {
+    /// The error of a save whose objects can't be planned. All ranks have it. It says what is wrong with tensors, too: they are planned now,
+    /// with what ranks declare of objects.
+    async fn of_both(
+        &self,
+        error: StrategyError,
+        tensors: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> StrategyError {
+        let planned = match &error {
+            StrategyError::Comm(e) => matches!(e, CommError::Ranks { step: "plan", .. }),
+            StrategyError::Plan(_) => cx.comm.size() == 1,
+            _ => false,
+        };
+        if !planned || !cx.validates() {
+            return error;
+        }
+        let cx = SaveCx {
+            kept_plan: None,
+            ..cx.clone()
+        };
+        let of_tensors = self.sharded.prepare(tensors, &cx).await.err();
+        match (error, of_tensors) {
+            (error, None) => error,
+            // The rank that validates tells both here. Others may have failed at objects alone.
+            (
+                StrategyError::Comm(CommError::Ranks { mut causes, .. }),
+                Some(StrategyError::Comm(CommError::Ranks { step, causes: more })),
+            ) => {
+                causes.extend(more);
+                CommError::Ranks { step, causes }.into()
+            }
+            (_, Some(of_tensors)) => of_tensors,
+        }
+    }
+}
+
+/// The context of the tensors: their planner is told of objects too, so that it finds keys that are both.
+fn with_objects<'a>(objects: &FlatStateDict, cx: &SaveCx<'a>) -> SaveCx<'a> {
+    if objects.is_empty() {
+        return cx.clone();
+    }
+    let mut declares = (*cx.declares).clone();
+    (declares.elsewhere).extend(objects.values().map(Declaration::of));
+    SaveCx {
+        declares: Arc::new(declares),
+        ..cx.clone()
+    }
+}
+
 #[async_trait]
 impl SaveShardedStrategy for WithObjects {
     fn key(&self) -> BackendVersion {
@@ -80,6 +130,7 @@ impl SaveShardedStrategy for WithObjects {
         let (objects, tensors) = part(state);
         let writer = agree(&cx.comm, "plan", self.writer(&objects)).await;
         guard.done();
+        let of_tensors = with_objects(&objects, cx);
         let objects = match writer? {
             Some(writer) => {
                 let cx = SaveCx {
@@ -88,11 +139,14 @@ impl SaveShardedStrategy for WithObjects {
                     kept_plan: cx.kept_plan.as_ref().map(|kept| kept.of_objects()),
                     ..cx.clone()
                 };
-                Some(Planned::new(writer).prepare(objects, &cx).await?)
+                match Planned::new(writer).prepare(objects, &cx).await {
+                    Ok(objects) => Some(objects),
+                    Err(error) => return Err(self.of_both(error, tensors, &of_tensors).await),
+                }
             }
             None => None,
         };
-        let tensors = self.sharded.prepare(tensors, cx).await?;
+        let tensors = self.sharded.prepare(tensors, &of_tensors).await?;
         match objects {
             Some(objects) => Ok(Box::new(Prepared {
                 objects,
@@ -267,6 +321,7 @@ async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved
     for (rank, objects) in saved.ranks.iter_mut().zip(&objects.ranks) {
         *rank += *objects;
     }
+    saved.items += objects.items;
     let ranks = &saved.ranks;
     let told = merged.as_ref().map(|_| ()).map_err(cause);
     let totals = comm

@@ -170,7 +170,7 @@ pub(crate) async fn load_planned(
         Ok(planned) => planned,
         Err(error) => {
             guard.done();
-            return Err(Box::new(LoadFailure { error, template }));
+            return Err(Box::new(LoadFailure::of_plan(error, template)));
         }
     };
     // Then the local part. Its outcome is not returned yet, because the other ranks wait for it in the step `read`.
@@ -189,15 +189,22 @@ pub(crate) async fn load_planned(
     let moves = moves.and_then(|moves| heard.map_or(Ok(moves), |e| Err(e.into())));
     guard.done();
     match moves {
-        Ok((totals, exchange)) => Ok(Loaded {
-            notes: notes(plan, &template, from),
-            totals,
-            state: template,
-            decided: planned,
-            moved,
-            exchange,
-        }),
-        Err(error) => Err(Box::new(LoadFailure { error, template })),
+        Ok((mut totals, exchange)) => {
+            totals.items += plan.items.len() as u64;
+            Ok(Loaded {
+                notes: notes(plan, &template, from),
+                totals,
+                state: template,
+                decided: planned,
+                moved,
+                exchange,
+            })
+        }
+        Err(error) => Err(Box::new(LoadFailure {
+            error,
+            template,
+            decided: Some(planned),
+        })),
     }
 }
 
@@ -336,7 +343,7 @@ async fn fill(
             let read = read.and_then(|read| loan.devices().check().map(|()| read));
             (Ok(loan), read)
         }
-        Err(failure) => (Err(failure.template), Err(failure.error)),
+        Err(failure) => (Err(failure.1), Err(failure.0)),
     };
     // Then the exchange, in which a failed rank tells its peers.
     let read = match peers {

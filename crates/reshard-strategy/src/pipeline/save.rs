@@ -141,6 +141,8 @@ impl<W: StorageWriter> Planned<W> {
             None => None,
             Some(group) => Apart::of(group, comm, cx.exchange_memory).await?,
         };
+        let takes_folder = self.writer.capabilities().takes_folder();
+        let folder = takes_folder.then(|| cx.transaction.folder()).flatten();
         Ok(Prepared {
             writer: Arc::clone(&self.writer),
             planner: Arc::clone(&cx.planner),
@@ -148,6 +150,7 @@ impl<W: StorageWriter> Planned<W> {
                 transaction: Arc::clone(&cx.transaction),
                 durability: cx.durability,
                 progress: cx.progress.clone(),
+                folder,
             },
             rank: comm.rank().0,
             rank_local: cx.rank_local,

@@ -1,8 +1,11 @@
 //! All on which the plan of a rank depends, in a form that is quickly made and compared.
 
+use crate::{Declares, Result, declaration_digest};
 use reshard_comm::Comm;
-use reshard_model::{Data, Dims, FlatStateDict, Path, PathOfKey, Payload, Sharded, Step};
-use reshard_plan::PlannerData;
+use reshard_model::{
+    Data, Dims, FlatStateDict, Path, PathOfKey, Payload, ReplicaId, Sharded, Step,
+};
+use reshard_plan::{Declared, PlannerData};
 use std::{
     any::TypeId,
     hash::{Hash, Hasher},
@@ -94,6 +97,20 @@ impl Structure {
         }
     }
 
+    /// What is declared otherwise than the leaves show.
+    pub(super) fn declares(&mut self, declares: &Declares) -> Result<()> {
+        self.number(declares.replicas.len() as u64);
+        for (path, replica) in &declares.replicas {
+            self.path(path);
+            self.replica(replica);
+        }
+        self.number(declares.elsewhere.len() as u64);
+        let mut elsewhere = Declared::default();
+        elsewhere.leaves.clone_from(&declares.elsewhere);
+        self.0.extend_from_slice(&declaration_digest(&elsewhere)?);
+        Ok(())
+    }
+
     pub(super) fn identity(&mut self, id: TypeId) {
         let at = self.0.len();
         self.number(0);
@@ -144,6 +161,10 @@ impl Structure {
         };
         self.text(key);
         self.option(tag.as_deref());
+        self.replica(replica);
+    }
+
+    fn replica(&mut self, replica: &ReplicaId) {
         self.number(replica.0.len() as u64);
         for r in &replica.0 {
             self.0.extend_from_slice(&r.to_le_bytes());

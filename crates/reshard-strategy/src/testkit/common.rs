@@ -2,8 +2,8 @@
 
 use super::{left::files, phases::spoil};
 use crate::{
-    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks,
-    Result, SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Result, SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -79,7 +79,7 @@ impl StorageReader for NoItems {
         Ok(Vec::new())
     }
 
-    async fn verify(&self, _: bool, _: &Progress) -> Result<VerifyReport> {
+    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
         Ok(VerifyReport::default())
     }
 }

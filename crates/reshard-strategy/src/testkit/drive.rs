@@ -242,10 +242,7 @@ pub(super) fn load_on_seats(
         let reader = match agree(&comm, "open", opened).await {
             Ok(reader) => reader,
             Err(error) => {
-                return Err(LoadFailure {
-                    error,
-                    template: rank.flat,
-                });
+                return Err(LoadFailure::of_plan(error, rank.flat));
             }
         };
         let cx =

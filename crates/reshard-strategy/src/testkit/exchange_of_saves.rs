@@ -24,7 +24,7 @@ use reshard_model::{
 };
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, Metadata, Offered, PlanError, SavePlan, SavePlanner,
-    WriteData, WriteItem, WriteKind, cast, share_writes,
+    WriteData, WriteItem, WriteKind, share_writes,
 };
 use reshard_storage::{
     IfExists, Name, Store,
@@ -209,7 +209,7 @@ impl SavePlanner for Wider {
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData, PlanError> {
         Ok(match self.base().transform_object(item, data)? {
             WriteData::Tensor(Data::Host(t)) if t.dtype() == DType::Float32 => {
-                WriteData::Tensor(cast::tensor(&t, DType::Float64)?.into())
+                WriteData::Tensor(t.cast(DType::Float64)?.into())
             }
             other => other,
         })

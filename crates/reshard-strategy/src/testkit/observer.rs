@@ -1,8 +1,8 @@
 use crate::{
-    BackendVersion, Capabilities, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
-    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Removal, Resolve, Result, StorageInfo, StorageReader, StorageWriter,
-    Traffic, VerifyReport, WriteData, WriterHooks,
+    BackendVersion, Capabilities, CheckedItems, Detection, ElementChecksum, FileLayout, FileRole,
+    FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx,
+    ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, StorageInfo,
+    StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -453,6 +453,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.producer()
     }
 
+    fn is_whole(&self) -> Result<(), String> {
+        self.inner.is_whole()
+    }
+
     fn reads_columns_together(&self) -> bool {
         self.inner.reads_columns_together()
     }
@@ -467,12 +471,24 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.read_objects(reads, cx).await
     }
 
-    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<u32>>> {
+    async fn element_checksums(&self, chunks: &[ChunkId]) -> Result<Vec<Option<ElementChecksum>>> {
         self.inner.element_checksums(chunks).await
+    }
+
+    fn shared_elements(&self, chunk: ChunkId) -> Option<String> {
+        self.inner.shared_elements(chunk)
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         self.inner.verify(full, progress).await
+    }
+
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        self.inner.verify_items(items, progress).await
     }
 }
 

@@ -408,8 +408,13 @@ impl Pair<'_> {
         let before: Vec<_> = templates.iter().map(addresses).collect();
         let mut errors = Vec::new();
         for (outcome, before) in self.load_flats(&store, templates).into_iter().zip(before) {
-            let LoadFailure { error, template } = outcome.map(drop).unwrap_err();
+            let LoadFailure {
+                error,
+                template,
+                decided,
+            } = outcome.map(drop).unwrap_err();
             assert_eq!(addresses(&template), before);
+            assert_eq!(decided, None);
             errors.push(Err::<(), _>(error));
         }
         let e = failed(errors);

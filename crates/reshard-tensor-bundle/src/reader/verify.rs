@@ -5,7 +5,7 @@ use crate::index::Place;
 use reshard_model::ErrorKind;
 use reshard_plan::ObjectId;
 use reshard_storage::Progress;
-use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
+use reshard_strategy::{CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps};
 use std::collections::BTreeMap;
 
 /// So many bytes are read at a time.
@@ -13,7 +13,7 @@ const STEP: u64 = 1 << 20;
 
 pub(super) async fn verify(
     reader: &BundleReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
@@ -45,7 +45,7 @@ pub(super) async fn verify(
             if is_lost(reader, place) {
                 continue;
             }
-            match entry(reader, t.key(), place, full, progress).await {
+            match entry(reader, t.key(), place, items.has_chunk(id), progress).await {
                 Ok(bytes) => report.bytes += bytes,
                 Err(e) => report.add(e.kind(), Damage::of(Some(t.key()), &e)),
             }
@@ -61,7 +61,7 @@ pub(super) async fn verify(
         {
             continue;
         }
-        match object(reader, key, id, full, progress).await {
+        match object(reader, key, id, items.has_object(id), progress).await {
             Ok(bytes) => report.bytes += bytes,
             Err(e) => report.add(e.kind(), Damage::of(Some(key), &e)),
         }
@@ -159,14 +159,11 @@ async fn entry(
     if !full {
         return Ok(0);
     }
-    let (mut crc, range) = (0, place.range());
-    let mut at = range.start;
-    while at < range.end {
-        let to = range.end.min(at + STEP);
-        let part = reader.store.read(&name, at..to).await?;
+    let mut crc = 0;
+    for at in check_steps(&*reader.store, place.range(), STEP) {
+        let part = reader.store.read(&name, at.clone()).await?;
         crc = crc32c::crc32c_append(crc, &part);
-        progress.add(to - at);
-        at = to;
+        progress.add(at.end - at.start);
     }
     match crc == place.crc {
         true => Ok(place.size),

@@ -45,7 +45,15 @@ impl Fault {
     }
 }
 
-/// How many bytes of keys and of unpacked blocks may come out of a table. Keys share bytes, so a short table may have long ones.
+/// What an entry takes in memory at least when it is parsed, with its tensor, its chunk and its place. The shortest one has three
+/// bytes in the table.
+const ENTRY: u64 = 300;
+
+/// What each byte of a value may take when it is parsed: a slice that says nothing has two bytes, and is a list.
+const OF_VALUE: u64 = 24;
+
+/// How much memory the parsed form of a table may take: its keys, its unpacked blocks and its entries. Keys share bytes, so a short
+/// table may have long ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget(pub(crate) u64);
 
@@ -251,7 +259,8 @@ fn for_each(block: &[u8], at: usize, budget: &mut Budget, visit: &mut InBlock<'_
         left = tail;
         key.truncate(shared);
         key.extend(rest);
-        budget.take(key.len() as u64)?;
+        let takes = (value.len() as u64).saturating_mul(OF_VALUE) + ENTRY;
+        budget.take(takes.saturating_add(key.len() as u64))?;
         visit(&key, value, first)?;
         first = false;
     }
@@ -310,6 +319,30 @@ mod tests {
         assert!(said(&of_block(b"\0\0\0\x01", 0)).contains("restarts"));
         assert!(said(&of_block(b"\x01\0\0\0\0\0\0\x01\0\0\0", 0)).contains("shares more"));
         assert!(said(&of_block(b"\0\x09\0\0\0\0\0\x01\0\0\0", 0)).contains("beyond its block"));
+    }
+
+    #[test]
+    fn tiny_entries_cost_what_they_take_when_they_are_parsed() {
+        // Three bytes each in the table.
+        let many = |n: u32| {
+            let keys: Vec<_> = (0..n).map(|n| n.to_be_bytes()).collect();
+            let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+            table(&keys)
+        };
+        assert_eq!(keys(&many(3_000)).unwrap().len(), 3_000);
+        let e = keys(&many(4_000)).unwrap_err();
+        assert!(matches!(e.kind, FaultKind::Limit(_)), "{e:?}");
+        // Values of empty slices.
+        let value = |bytes: usize| {
+            let mut builder = TableBuilder::default();
+            builder.add(b"k", &b"\x3a\0".repeat(bytes / 2));
+            keys(&builder.finish())
+        };
+        assert!(value(40_000).is_ok());
+        assert!(matches!(
+            value(50_000).unwrap_err().kind,
+            FaultKind::Limit(_)
+        ));
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The suites that every strategy has to pass.
 
-use super::{files, flat, piece, save, store};
+use super::{files, piece, save, store};
 use reshard_model::Region;
 use reshard_parallel::FullyParallelSave;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_storage::IfExists;
 use reshard_strategy::{
     SaveShardedConfig,
-    testkit::{self, Rank, save_on_ranks},
+    testkit::{self, Rank, numbered::flat, save_on_ranks},
 };
 use reshard_tensor_bundle::{TensorBundleConfig, TensorBundleLoadConfig};
 use std::sync::Arc;

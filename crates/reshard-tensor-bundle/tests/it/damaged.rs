@@ -86,26 +86,14 @@ fn without(name: &str) -> Files {
     files
 }
 
-/// Each of these has this in its verdict, which is short.
-fn check(cases: &[(Files, &str)]) {
-    assert!(cases.len() >= 18);
-    for (n, (files, told)) in cases.iter().enumerate() {
-        let verdict = verdict(files);
-        assert!(verdict.contains(told), "case {n}, {told:?}: {verdict:?}");
-        assert!(verdict.lines().count() <= 4, "case {n}: {verdict}");
-    }
-}
-
-#[test]
-fn damage_of_files_and_tables_has_a_clear_verdict() {
-    assert_eq!(verdict(&sound()), "");
+fn damaged_files_and_tables() -> Vec<(Files, &'static str)> {
     let bomb = |packed: u8, block: &[u8]| {
         let mut files = sound();
         files.insert(INDEX.into(), testkit::table_of(block, packed));
         files
     };
     let half = |files: &mut Vec<u8>| files.truncate(files.len() / 2);
-    let cases: Vec<(Files, &str)> = vec![
+    vec![
         (
             without(DATA[0]),
             ".data-00000-of-00002: it is missing; 2 entries lie in it",
@@ -158,6 +146,15 @@ fn damage_of_files_and_tables_has_a_clear_verdict() {
             with_header(2, 0, (9, 2)),
             "version 1 of the format can't read it (it needs 2)",
         ),
+        // `bad_consumers`, packed and one by one.
+        (
+            with_entries(|e| e[0].1 = vec![0x08, 2, 0x1a, 6, 0x08, 1, 0x1a, 2, 3, 1]),
+            "version 1 of the format must not read it",
+        ),
+        (
+            with_entries(|e| e[0].1 = vec![0x08, 2, 0x1a, 6, 0x08, 1, 0x18, 3, 0x18, 1]),
+            "version 1 of the format must not read it",
+        ),
         (with_entries(|e| drop(e.remove(0))), "it has no header"),
         (with_entries(|e| e.swap(1, 2)), "is not in order"),
         (
@@ -176,13 +173,20 @@ fn damage_of_files_and_tables_has_a_clear_verdict() {
             with_entries(|e| e[1].1 = vec![0xff]),
             "the entry of a slice of \"w\" is no such message",
         ),
-    ];
-    check(&cases);
+        (
+            with_file(INDEX, |b| {
+                // Where the index of blocks lies, in the last 48 bytes.
+                let at = b.len() - 48;
+                b[at..at + 8].copy_from_slice(&[0, 0, 0xff, 0xff, 0xff, 0xff, 0x7f, 1]);
+            }),
+            ".index at byte 34359738367: a block of 1 bytes would lie outside of the file",
+        ),
+        (with_file(INDEX, Vec::clear), "too short to be a table"),
+    ]
 }
 
-#[test]
-fn damage_of_entries_has_a_clear_verdict() {
-    let cases: Vec<(Files, &str)> = vec![
+fn damaged_entries() -> Vec<(Files, &'static str)> {
+    vec![
         (
             with_entry("v", |e| e.shard_id = 2),
             "v: .index: it lies in data file 2, and the header says that there are 2",
@@ -244,8 +248,62 @@ fn damage_of_entries_has_a_clear_verdict() {
             with_entry("w@0", |e| e.shape = vec![3, 2]),
             "its entry says that it has the shape [3, 2]",
         ),
-    ];
-    check(&cases);
+    ]
+}
+
+/// In a folder, with a file `checkpoint` of this text.
+fn with_state_file(text: &str) -> Files {
+    let named = sound()
+        .into_iter()
+        .map(|(name, bytes)| (format!("model{name}"), bytes));
+    named.chain([("checkpoint".into(), text.into())]).collect()
+}
+
+fn damaged_state_files() -> Vec<(Files, &'static str)> {
+    assert_eq!(
+        verdict(&with_state_file("model_checkpoint_path: \"model\"\n")),
+        ""
+    );
+    vec![
+        (
+            with_state_file("model_checkpoint_path: \"../secret/model\"\n"),
+            "checkpoint: its latest checkpoint \"../secret/model\" does not lie in this folder (\"../secret/model.index\" can't name a file of a checkpoint: it leads out of the checkpoint's directory); open it by its prefix",
+        ),
+        (
+            with_state_file("model_checkpoint_path: \"/elsewhere/other\"\n"),
+            "checkpoint: it says that \"other\" is the latest checkpoint, but there is no other.index; open another one by its prefix",
+        ),
+        (
+            with_state_file("model_checkpoint_path: \"mod"),
+            "checkpoint: it does not name the latest checkpoint; open one by its prefix",
+        ),
+        (
+            with_state_file(""),
+            "checkpoint: it does not name the latest checkpoint; open one by its prefix",
+        ),
+    ]
+}
+
+#[test]
+fn each_damaged_checkpoint_has_a_clear_verdict() {
+    let sound = sound();
+    assert_eq!(verdict(&sound), "");
+    let cases = [
+        damaged_files_and_tables(),
+        damaged_entries(),
+        damaged_state_files(),
+    ]
+    .concat();
+    assert_eq!(cases.len(), 49);
+    for (n, (files, told)) in cases.iter().enumerate() {
+        assert!(
+            *files != sound && cases[..n].iter().all(|c| c.0 != *files),
+            "{told:?}: it is there twice"
+        );
+        let verdict = verdict(files);
+        assert!(verdict.contains(told), "case {n}, {told:?}: {verdict:?}");
+        assert!(verdict.lines().count() <= 4, "case {n}: {verdict}");
+    }
 }
 
 #[test]

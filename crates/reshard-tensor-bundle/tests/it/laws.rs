@@ -6,47 +6,17 @@ use proptest::prelude::*;
 use reshard_model::{Payload, Region, Value};
 use reshard_plan::ObjectId;
 use reshard_storage::Progress;
-use reshard_strategy::{ReadCx, ReadObject};
+use reshard_strategy::{
+    ReadCx, ReadObject,
+    testkit::numbered::{Cut, boxes, deal},
+};
 use reshard_tensor_bundle::{
     OBJECT_GRAPH, ObjectGraph, TensorBundleConfig,
     testkit::{self, EntryFields},
 };
 use std::collections::BTreeMap;
 
-/// Disjoint boxes that make up a shape: each step cuts one of them in two.
-fn boxes(shape: &[u64], cuts: &[(usize, usize, u64)]) -> Vec<Region> {
-    let mut boxes = vec![Region::whole(shape)];
-    for (which, axis, at) in cuts {
-        if shape.is_empty() {
-            break;
-        }
-        let (n, axis) = (which % boxes.len(), axis % shape.len());
-        let length = boxes[n].lengths[axis];
-        if length < 2 {
-            continue;
-        }
-        let at = 1 + at % (length - 1);
-        let mut rest = boxes[n].clone();
-        rest.offsets[axis] += at;
-        rest.lengths[axis] -= at;
-        boxes[n].lengths[axis] = at;
-        boxes.push(rest);
-    }
-    boxes
-}
-
-/// Each box goes to a rank.
-fn deal<T>(boxes: Vec<T>, ranks: usize, seed: usize) -> Vec<Vec<T>> {
-    let mut out: Vec<Vec<T>> = (0..ranks).map(|_| Vec::new()).collect();
-    for (n, b) in boxes.into_iter().enumerate() {
-        out[(n * 7 + seed * (n + 1)) % ranks].push(b);
-    }
-    out
-}
-
-type Cuts = Vec<(usize, usize, u64)>;
-
-fn cuts() -> impl Strategy<Value = Cuts> {
+fn cuts() -> impl Strategy<Value = Vec<Cut>> {
     proptest::collection::vec((0usize..16, 0usize..4, 0u64..16), 0..9)
 }
 

@@ -134,7 +134,10 @@ pub(crate) struct RawStorage {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawMeta {
     pub(crate) checkpoint_id: Option<u32>,
-    pub(crate) save_id: bool,
+    pub(crate) save_id: Option<u32>,
+    pub(crate) load_id: Option<u32>,
+    /// The list of them.
+    pub(crate) modules: Option<u32>,
 }
 
 /// `Metadata`, by handles.
@@ -370,8 +373,8 @@ impl Columns {
     #[inline(always)]
     fn set_field(&mut self, object: V, name: u32, value: V) -> Built<()> {
         use Field::{
-            CheckpointId, Chunks, Fqn, Index, Length, Offset, Offsets, Properties, RelativePath,
-            SaveId, Size, Sizes, TransformDescriptors,
+            CheckpointId, Chunks, Fqn, Index, Length, LoadId, Modules, Offset, Offsets, Properties,
+            RelativePath, SaveId, Size, Sizes, TransformDescriptors,
         };
         // An unknown field is no error. Versions to come may have more fields, but a damaged pickle must not pass for one of
         // these, so its name must be possible.
@@ -458,7 +461,9 @@ impl Columns {
             (V::Meta(i), CheckpointId, V::Str(s) | V::Path(s)) => {
                 self.metas[i as usize].checkpoint_id = Some(s);
             }
-            (V::Meta(i), SaveId, V::Str(_)) => self.metas[i as usize].save_id = true,
+            (V::Meta(i), SaveId, V::Str(s)) => self.metas[i as usize].save_id = Some(s),
+            (V::Meta(i), LoadId, V::Str(s)) => self.metas[i as usize].load_id = Some(s),
+            (V::Meta(i), Modules, V::List(l)) => self.metas[i as usize].modules = Some(l),
             (V::Root(i), field, value) => self.roots[i as usize].set(field, value),
             _ => {}
         }

@@ -23,10 +23,12 @@ pub(crate) enum Field {
     TransformDescriptors,
     CheckpointId,
     SaveId,
+    LoadId,
+    Modules,
 }
 
 /// All of them, in the order of their numbers. Those of `Metadata` come first.
-pub(crate) const FIELDS: [(Field, &str); 20] = [
+pub(crate) const FIELDS: [(Field, &str); 22] = [
     (Field::StateDictMetadata, "state_dict_metadata"),
     (Field::PlannerData, "planner_data"),
     (Field::StorageData, "storage_data"),
@@ -47,6 +49,8 @@ pub(crate) const FIELDS: [(Field, &str); 20] = [
     (Field::TransformDescriptors, "transform_descriptors"),
     (Field::CheckpointId, "checkpoint_id"),
     (Field::SaveId, "save_id"),
+    (Field::LoadId, "load_id"),
+    (Field::Modules, "modules"),
 ];
 
 /// How many of them `Metadata` has.

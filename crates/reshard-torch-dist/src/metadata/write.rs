@@ -14,12 +14,33 @@ use std::{borrow::Cow, collections::BTreeMap};
 /// As PyTorch does: dicts and lists are filled in batches of this many, which bounds a reader's stack.
 const BATCH: usize = 1000;
 
-/// Writes `.metadata` for items that lie at `results`, in order of ranks and of writing.
+/// `storage_meta`: what PyTorch's storage says of a save.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StorageMeta {
+    pub(crate) checkpoint_id: Option<String>,
+    pub(crate) save_id: Option<String>,
+    pub(crate) load_id: Option<String>,
+    pub(crate) modules: Vec<String>,
+}
+
+impl StorageMeta {
+    /// That of a save to a URL. PyTorch puts a random id into `save_id`; nothing reads it, and equal saves shall give equal bytes.
+    pub(crate) fn of_save(url: &str) -> Self {
+        Self {
+            checkpoint_id: Some(url.into()),
+            ..Self::default()
+        }
+    }
+}
+
+/// Writes `.metadata` for items that lie at `results`, in order of ranks and of writing. `mcore_data` is there if a tensor is stored flattened,
+/// or if it is asked for.
 pub(crate) fn write(
     metadata: &Metadata,
     results: &[Vec<WriteResult>],
     flavour: Flavour,
-    checkpoint_id: &str,
+    meta: &StorageMeta,
+    mcore_data: bool,
 ) -> Result<Vec<u8>> {
     let mut w = Writer {
         e: Emitter::new(4),
@@ -27,7 +48,12 @@ pub(crate) fn write(
         constants: BTreeMap::new(),
         keys: BTreeMap::new(),
     };
-    w.metadata(metadata, results, checkpoint_id)?;
+    w.metadata(metadata, results, meta)?;
+    if mcore_data || metadata.tensors().any(|t| t.original_shape().is_some()) {
+        w.mcore_data(metadata);
+    }
+    w.e.op(Op::SetItems);
+    w.e.op(Op::Build);
     Ok(w.e.finish())
 }
 
@@ -49,11 +75,12 @@ struct Writer<'m> {
 }
 
 impl<'m> Writer<'m> {
+    /// The object, up to the last of PyTorch's fields.
     fn metadata(
         &mut self,
         metadata: &'m Metadata,
         results: &'m [Vec<WriteResult>],
-        checkpoint_id: &str,
+        meta: &StorageMeta,
     ) -> Result<()> {
         self.new_object(MD, "Metadata");
         self.e.op(Op::EmptyDict);
@@ -66,13 +93,10 @@ impl<'m> Writer<'m> {
         self.storage_data(metadata, results)?;
         if self.flavour.has_storage_meta() {
             self.text("storage_meta");
-            self.storage_meta(checkpoint_id);
+            self.storage_meta(meta);
             self.text("version");
             self.e.str("1.0.0");
         }
-        self.mcore_data(metadata);
-        self.e.op(Op::SetItems);
-        self.e.op(Op::Build);
         Ok(())
     }
 
@@ -259,12 +283,9 @@ impl<'m> Writer<'m> {
         }
     }
 
-    /// What Megatron Core 0.8 to 0.15 need to read tensors that are stored flattened: the original shape of each, and an empty dict for
-    /// each other tensor.
+    /// What Megatron Core 0.8 to 0.15 look up when they load a flattened leaf: the original shape of each tensor that is stored flattened, and
+    /// an empty dict for each other tensor.
     fn mcore_data(&mut self, metadata: &'m Metadata) {
-        if metadata.tensors().all(|t| t.original_shape().is_none()) {
-            return;
-        }
         self.text("mcore_data");
         self.e.op(Op::EmptyDict);
         let tensors = metadata.entries().filter_map(|entry| match entry {
@@ -283,21 +304,30 @@ impl<'m> Writer<'m> {
         });
     }
 
-    fn storage_meta(&mut self, checkpoint_id: &str) {
+    fn storage_meta(&mut self, meta: &StorageMeta) {
         self.new_object(MD, "StorageMeta");
         self.e.op(Op::EmptyDict);
         self.e.op(Op::Mark);
         self.text("checkpoint_id");
-        self.plain_text(checkpoint_id);
-        // PyTorch puts a random id here; nothing reads it, and equal saves shall give equal bytes.
+        self.optional(meta.checkpoint_id.as_deref());
         self.text("save_id");
-        self.e.none();
+        self.optional(meta.save_id.as_deref());
         self.text("load_id");
-        self.e.none();
+        self.optional(meta.load_id.as_deref());
         self.text("modules");
         self.e.op(Op::EmptyList);
+        self.batches(meta.modules.iter(), Op::Appends, |w, module| {
+            w.plain_text(module);
+        });
         self.e.op(Op::SetItems);
         self.e.op(Op::Build);
+    }
+
+    fn optional(&mut self, text: Option<&str>) {
+        match text {
+            Some(text) => self.plain_text(text),
+            None => self.e.none(),
+        }
     }
 
     fn size(&mut self, dims: &[u64]) {

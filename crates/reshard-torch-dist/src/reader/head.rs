@@ -14,13 +14,20 @@ use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
     archive::{Archive, ByteOrder, Directory, Form, Method, Record, Tail, Verify},
 };
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    ops::Range,
+    sync::Arc,
+};
 
 /// The number of bytes to read at each end. PyTorch puts 704 bytes before a tensor's elements and about 850 after them.
 const END: u64 = 1 << 10;
 
 /// An archive up to this size is read whole.
 pub(crate) const SMALL: u64 = 4 << 10;
+
+/// The same at most, where requests are dear.
+const SMALL_IF_DEAR: u64 = 1 << 20;
 
 /// Where the tensor of a chunk was found.
 #[derive(Debug)]
@@ -51,7 +58,8 @@ pub(crate) struct Stored {
     pub(crate) record: Range<u64>,
     /// Elements in the record.
     pub(crate) layout: Layout,
-    pub(crate) crc32: u32,
+    /// The checksum of the record. `None` if the end of the archive, where it stands, was not read.
+    pub(crate) crc32: Option<u32>,
 }
 
 /// The forms of recently parsed archives. Most chunks of a checkpoint have one of a few forms.
@@ -67,6 +75,11 @@ impl RecentForms {
             self.0.pop_front();
         }
         self.0.push_back((form, tensor, layout));
+    }
+
+    /// The form of an archive of which only the beginning was read.
+    fn that_begins(&self, len: u64, first: &[u8]) -> Option<&(Form, TensorRef, Layout)> {
+        self.0.iter().find(|seen| seen.0.begins(len, first))
     }
 
     fn find(
@@ -91,7 +104,7 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// Its elements lie in these bytes of its archive.
-    fn stored(&self, data: &Range<u64>, layout: Layout, crc32: u32) -> Stored {
+    fn stored(&self, data: &Range<u64>, layout: Layout, crc32: Option<u32>) -> Stored {
         let record = self.range.start + data.start..self.range.start + data.end;
         Stored {
             file: self.file.clone(),
@@ -147,22 +160,93 @@ impl TorchDistReader {
         name_of(&self.table.metadata, chunk)
     }
 
-    /// Reads the ends of many archives in one call. Also returns the numbers of bytes and requests.
+    /// Up to which size an archive is read whole. Where a request costs more than to read the elements along, this is cheaper than to
+    /// read the ends first.
+    pub(crate) fn small_size(&self) -> u64 {
+        let hints = self.store.hints();
+        match hints.requests_are_dear() {
+            true => hints.coalesce_gap.min(SMALL_IF_DEAR),
+            false => SMALL,
+        }
+    }
+
+    /// Finds the tensors of many archives. Also returns the numbers of bytes and requests. `checked` says of each archive whether the
+    /// checksum of its record is needed; if it says nothing, it is.
     pub(crate) async fn heads(
         &self,
         wanted: &[Wanted],
+        checked: &[bool],
         verify: bool,
         forms: &mut RecentForms,
     ) -> Result<(Vec<Head>, u64, u64)> {
+        let (mut found, mut traffic): (Vec<Option<Head>>, _) = (Vec::new(), (0, 0));
+        found.resize_with(wanted.len(), || None);
+        // Where requests are dear, one archive of each form is read at both ends. Of one that is like it the beginning is enough, unless
+        // somebody needs its checksum.
+        let (whole, alike): (Vec<usize>, Vec<usize>) = match self.store.hints().requests_are_dear()
+        {
+            true => self.by_form(wanted, checked),
+            false => ((0..wanted.len()).collect(), Vec::new()),
+        };
+        self.both_ends(
+            wanted,
+            &whole,
+            verify,
+            forms,
+            (found.as_mut_slice(), &mut traffic),
+        )
+        .await?;
+        let others = self
+            .beginnings(wanted, alike, forms, (found.as_mut_slice(), &mut traffic))
+            .await?;
+        self.both_ends(
+            wanted,
+            &others,
+            verify,
+            forms,
+            (found.as_mut_slice(), &mut traffic),
+        )
+        .await?;
+        let lost = || StrategyError::Internal("a chunk was not looked for".into());
+        let heads = found.into_iter().map(|head| head.ok_or_else(lost));
+        Ok((heads.collect::<Result<_>>()?, traffic.0, traffic.1))
+    }
+
+    /// One archive of each length and shape, and all that need more than their beginning; and those that are like one of the first.
+    fn by_form(&self, wanted: &[Wanted], checked: &[bool]) -> (Vec<usize>, Vec<usize>) {
+        let (mut seen, small) = (BTreeSet::new(), self.small_size());
+        (0..wanted.len()).partition(|i| {
+            let w = &wanted[*i];
+            let len = w.range.end - w.range.start;
+            let described = self.table.metadata.chunk(w.chunk);
+            let form = described.map(|(t, region)| (len, t.dtype(), region.lengths));
+            let is_first = seen.insert(form);
+            let is_checked = checked.get(*i).copied().unwrap_or(true);
+            is_first || len <= small || is_checked || self.table.is_transformed(w.place)
+        })
+    }
+
+    /// Finds tensors by both ends of their archives.
+    async fn both_ends(
+        &self,
+        wanted: &[Wanted],
+        which: &[usize],
+        verify: bool,
+        forms: &mut RecentForms,
+        (found, traffic): (&mut [Option<Head>], &mut (u64, u64)),
+    ) -> Result<()> {
+        if which.is_empty() {
+            return Ok(());
+        }
         // One call for the ends of all archives, because the store reads neighbouring ranges together. A transformed archive has no
         // readable ends.
-        let mut ranges = Vec::with_capacity(wanted.len() * 2);
-        for w in wanted {
+        let (mut ranges, small) = (Vec::with_capacity(which.len() * 2), self.small_size());
+        for w in which.iter().map(|i| &wanted[*i]) {
             let Range { start, end } = w.range;
             if self.table.is_transformed(w.place) {
                 continue;
             }
-            if end - start <= SMALL {
+            if end - start <= small {
                 ranges.push((w.file.clone(), w.range.clone()));
             } else {
                 ranges.push((w.file.clone(), start..start + END));
@@ -170,30 +254,60 @@ impl TorchDistReader {
             }
         }
         // In the same order, each archive takes its ranges: one if it is small, else two.
-        let mut requests = ranges.len() as u64;
+        traffic.1 += ranges.len() as u64;
         let (got, stats) = self.read_ranges(ranges, wanted).await?;
-        let (mut got, mut bytes) = (got.into_iter(), stats.bytes + stats.beside);
-        let mut heads = Vec::with_capacity(wanted.len());
-        for w in wanted {
+        traffic.0 += stats.bytes + stats.beside;
+        let mut got = got.into_iter();
+        for &i in which {
+            let w = &wanted[i];
             if self.table.is_transformed(w.place) {
-                heads.push(Head::Packed);
+                found[i] = Some(Head::Packed);
                 continue;
             }
             let first = got.next().unwrap_or_default();
-            if w.range.end - w.range.start <= SMALL {
-                heads.push(self.small(w, first, verify)?);
+            if w.range.end - w.range.start <= small {
+                found[i] = Some(self.small(w, first, verify)?);
                 continue;
             }
             let tail = got.next().unwrap_or_default();
             if let Some(head) = self.same_form(w, &first, &tail, forms)? {
-                heads.push(head);
+                found[i] = Some(head);
                 continue;
             }
             let (head, more) = self.head(w, first, tail, forms).await?;
-            (bytes, requests) = (bytes + more.0, requests + more.1);
-            heads.push(head);
+            *traffic = (traffic.0 + more.0, traffic.1 + more.1);
+            found[i] = Some(head);
         }
-        Ok((heads, bytes, requests))
+        Ok(())
+    }
+
+    /// Finds tensors by the beginnings of their archives alone. Returns those that have another form than all archives before them.
+    async fn beginnings(
+        &self,
+        wanted: &[Wanted],
+        which: Vec<usize>,
+        forms: &RecentForms,
+        (found, traffic): (&mut [Option<Head>], &mut (u64, u64)),
+    ) -> Result<Vec<usize>> {
+        if which.is_empty() {
+            return Ok(which);
+        }
+        let beginning = |i: &usize| {
+            let w = &wanted[*i];
+            (w.file.clone(), w.range.start..w.range.start + END)
+        };
+        let ranges: Vec<_> = which.iter().map(beginning).collect();
+        traffic.1 += ranges.len() as u64;
+        let (got, stats) = self.read_ranges(ranges, wanted).await?;
+        traffic.0 += stats.bytes + stats.beside;
+        let mut others = Vec::new();
+        for (i, first) in which.into_iter().zip(got) {
+            match self.same_beginning(&wanted[i], &first, forms)? {
+                Some(head) => found[i] = Some(head),
+                None => others.push(i),
+            }
+        }
+        Ok(others)
     }
 
     async fn read_ranges(
@@ -226,8 +340,24 @@ impl TorchDistReader {
         Ok(Some(Head::Stored(w.stored(
             form.storage(),
             layout.clone(),
-            crc32,
+            Some(crc32),
         ))))
+    }
+
+    /// The same for an archive of which only the beginning was read. It has no checksum.
+    fn same_beginning(
+        &self,
+        w: &Wanted,
+        first: &[u8],
+        forms: &RecentForms,
+    ) -> Result<Option<Head>> {
+        let found = forms.that_begins(w.range.end - w.range.start, first);
+        let Some((form, tensor, layout)) = found else {
+            return Ok(None);
+        };
+        self.check_described(w, tensor)?;
+        let stored = w.stored(form.storage(), layout.clone(), None);
+        Ok(Some(Head::Stored(stored)))
     }
 
     async fn head(
@@ -283,7 +413,7 @@ impl TorchDistReader {
             ));
         }
         // The form is kept: the next archive of this form need not be parsed.
-        let stored = w.stored(&data, layout.clone(), record.crc32);
+        let stored = w.stored(&data, layout.clone(), Some(record.crc32));
         let ends = (&*known.first, &*known.tail);
         if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
             forms.add(form, tensor, layout);

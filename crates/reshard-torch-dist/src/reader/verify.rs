@@ -13,8 +13,8 @@ use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::{ObjectId, TensorRef};
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
-    Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
-    torch::is_beyond_us,
+    CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
+    check_steps, decode_object, item_files, torch::is_beyond_us,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -24,17 +24,12 @@ use std::collections::BTreeMap;
 
 pub(super) async fn verify(
     r: &TorchDistReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
 ) -> Result<VerifyReport> {
     // The sizes are listed once, so that a place outside its file is found without opening the file.
-    let sizes: BTreeMap<Name, u64> = r
-        .store
-        .files()
-        .await?
-        .into_iter()
-        .map(|e| (e.name, e.bytes))
-        .collect();
+    let files = r.store.files_or(|| item_files(r)).await?.into_iter();
+    let sizes: BTreeMap<Name, u64> = files.map(|e| (e.name, e.bytes)).collect();
     let mut v = Verifier {
         r,
         sizes,
@@ -45,17 +40,21 @@ pub(super) async fn verify(
     };
 
     for tensor in r.table.metadata.tensors() {
-        v.tensor(&tensor, full).await;
+        v.tensor(&tensor, items).await;
     }
 
     for (id, key) in r.table.metadata.objects() {
         v.report.items += 1;
-        v.object(id, key, full).await;
+        v.object(id, key, items.has_object(id)).await;
     }
 
     // Copies of other ranks are never loaded, but they can be damaged, too. Each is checked by itself.
     for &(item, place) in &r.table.copies {
         v.report.items += 1;
+        let full = match item {
+            Item::Chunk(chunk) => items.has_chunk(chunk),
+            Item::Object(object) => items.has_object(object),
+        };
         v.copy(item, place, full).await;
     }
     for (item, file) in &r.table.lost {
@@ -140,7 +139,7 @@ impl<'r> Verifier<'r> {
     }
 
     /// The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
-    async fn tensor(&mut self, tensor: &TensorRef<'r>, full: bool) {
+    async fn tensor(&mut self, tensor: &TensorRef<'r>, items: &CheckedItems) {
         let r = self.r;
         let key = tensor.key();
         // Of a tensor of which ranks say different things it is not known what its chunks must cover.
@@ -152,7 +151,7 @@ impl<'r> Verifier<'r> {
         }
         let is_affordable = r.affords(key).is_ok();
         // Data that are refused for their waste are not unpacked here either.
-        let full = full && !r.waste.contains_key(key);
+        let is_wasteful = r.waste.contains_key(key);
         for (chunk, region) in tensor.chunks() {
             self.report.items += 1;
 
@@ -163,7 +162,10 @@ impl<'r> Verifier<'r> {
             match r.wanted(chunk) {
                 Err(e) => self.damaged(key, &e),
                 Ok(w) => {
-                    if self.in_file(key, &w.file, &w.range).await && full {
+                    if self.in_file(key, &w.file, &w.range).await
+                        && items.has_chunk(chunk)
+                        && !is_wasteful
+                    {
                         let checked = self.chunk(&w).await;
                         let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
                         if is_affordable || !checked.as_ref().is_err_and(is_told) {
@@ -389,11 +391,8 @@ impl<'r> Verifier<'r> {
                 .map_err(corrupt);
         }
         let mut hasher = crc32fast::Hasher::new();
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min(at + IN_MEMORY);
-            hasher.update(&self.read(w, at..end).await?);
-            at = end;
+        for at in check_steps(&*self.r.store, range, IN_MEMORY) {
+            hasher.update(&self.read(w, at).await?);
         }
         let found = hasher.finalize();
         if found != record.crc32 {
@@ -561,5 +560,5 @@ struct Near {
 /// So many bytes are read at least where little is wanted.
 const NEAR: u64 = 16 << 10;
 
-/// The most bytes that are read at a time.
+/// The most bytes that are read at a time, where requests are not dear.
 const IN_MEMORY: u64 = 4 << 20;

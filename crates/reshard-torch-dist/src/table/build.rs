@@ -7,6 +7,7 @@ use super::{
 };
 use crate::limits::not_understood;
 use crate::metadata::{
+    StorageMeta,
     build::{Columns, MOST_AXES, Props, RawDict, RawTensor, V},
     fields::Field,
     worth::{Beyond, MEMORY, STEPS, Worth},
@@ -210,13 +211,7 @@ impl TableBuilder {
         self.signs.all_local_plans |= root.field(Field::AllLocalPlans).is_some();
         self.signs.mcore_data |= root.field(Field::McoreData).is_some();
         if let Some(V::Meta(m)) = root.field(Field::StorageMeta) {
-            let m = &columns.metas[m as usize];
-            self.signs.storage_meta = true;
-            self.signs.save_id = m.save_id;
-            self.signs.checkpoint_id = m
-                .checkpoint_id
-                .and_then(|id| columns.text_at(id))
-                .map(Into::into);
+            self.storage_meta(columns, m).map_err(|b| beyond(file, b))?;
         }
         if let Some(V::Str(v)) = root.field(Field::Version) {
             self.signs.version = columns.text_at(v).map(Into::into);
@@ -469,6 +464,31 @@ impl TableBuilder {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Copies what `storage_meta` says, so that it can be written again.
+    fn storage_meta(&mut self, columns: &Columns, meta: u32) -> std::result::Result<(), Beyond> {
+        let raw = &columns.metas[meta as usize];
+        let mut text = |number: u32| -> std::result::Result<String, Beyond> {
+            let text = columns.text_at(number).unwrap_or_default();
+            self.worth.take(text.len().saturating_add(ENTRY))?;
+            Ok(text.into())
+        };
+        let mut meta = StorageMeta {
+            checkpoint_id: raw.checkpoint_id.map(&mut text).transpose()?,
+            save_id: raw.save_id.map(&mut text).transpose()?,
+            load_id: raw.load_id.map(&mut text).transpose()?,
+            modules: Vec::new(),
+        };
+        let modules = raw.modules.map_or(&[][..], |l| &columns.list(l).items);
+        for module in modules {
+            if let V::Str(module) = module {
+                meta.modules.push(text(*module)?);
+            }
+        }
+        self.signs.storage_meta = true;
+        self.signs.meta = meta;
         Ok(())
     }
 

@@ -173,7 +173,11 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flavour, METADATA, metadata::write, table::TableBuilder};
+    use crate::{
+        Flavour, METADATA,
+        metadata::{StorageMeta, write},
+        table::TableBuilder,
+    };
     use reshard_plan::{Metadata, PieceId};
     use reshard_storage::Name;
     use reshard_strategy::{StorageInfo, WriteResult};
@@ -209,7 +213,8 @@ mod tests {
             parts: vec![StorageInfo::new(Name::new(file).unwrap(), range)],
         });
         let results = [results.into_iter().collect()];
-        write(&b.finish(None).unwrap(), &results, Flavour::Universal, "").unwrap()
+        let (metadata, meta) = (b.finish(None).unwrap(), StorageMeta::default());
+        write(&metadata, &results, Flavour::Universal, &meta, false).unwrap()
     }
 
     fn merged(files: &[Vec<u8>]) -> Table {

@@ -85,9 +85,15 @@ impl Form {
         &self.storage
     }
 
+    /// Whether an archive of this length that begins so has this form, as far as its beginning tells: the same description of a tensor, before
+    /// as many elements.
+    pub fn begins(&self, len: u64, first: &[u8]) -> bool {
+        len == self.len && first.starts_with(&self.front)
+    }
+
     /// Returns the checksum of the storage, if an archive with these ends has this form.
     pub fn matches(&self, len: u64, first: &[u8], last: &[u8]) -> Option<u32> {
-        if len != self.len || !first.starts_with(&self.front) {
+        if !self.begins(len, first) {
             return None;
         }
         let directory = last.get(last.len().checked_sub(self.directory.len())?..)?;

@@ -2,6 +2,7 @@
 
 use crate::python::{repr, sha256, typed};
 use bytes::Bytes;
+use reshard_model::testkit::fixtures;
 use reshard_torch_format::{
     Limits, TensorRef,
     archive::{Archive, ArchiveOptions, Era, Verify, write_archive},
@@ -10,13 +11,10 @@ use reshard_torch_format::{
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
-/// `(folder, expected.json)` of every sound checkpoint of one kind. A relative path starts at the root of the repository.
+/// `(folder, expected.json)` of every sound checkpoint of one kind.
 fn checkpoints(kind: &str) -> Vec<(PathBuf, Json)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder =
-        root.join(std::env::var_os("RESHARD_FIXTURES").unwrap_or_else(|| "tests/fixtures".into()));
     let mut out: Vec<(PathBuf, Json)> = Vec::new();
-    let mut folders = vec![folder.join(kind)];
+    let mut folders = vec![fixtures().join(kind)];
     while let Some(folder) = folders.pop() {
         let entries =
             std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));

@@ -170,6 +170,11 @@ impl Zip {
         places.ok_or_else(|| StrategyError::Internal("a record has no place".into()))
     }
 
+    /// Where the data of a record lie, if its header was read.
+    pub(crate) fn known_place(&self, record: &Record) -> Option<Range<u64>> {
+        self.known().get(&record.name).cloned()
+    }
+
     fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Box<str>, Range<u64>>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }

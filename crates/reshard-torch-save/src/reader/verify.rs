@@ -10,20 +10,24 @@ use reshard_model::ErrorKind;
 use reshard_plan::ObjectId;
 use reshard_storage::Progress;
 use reshard_strategy::{
-    Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
+    CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
+    check_steps,
 };
 use reshard_torch_format::{
     LegacyStorage,
     archive::{Inflate, Method, Record},
 };
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 
 pub(super) async fn verify(
     reader: &TorchSaveReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport {
@@ -54,25 +58,61 @@ pub(super) async fn verify(
             report.add(e.kind(), Damage::of(Some(key), &e));
         }
     }
-    for file in reader.files.iter().flatten() {
+    let storages = storages(reader, items);
+    for (number, file) in (0u32..).zip(&reader.files) {
+        let Some(file) = file else { continue };
+        let is_read = |storage: &str| match &storages {
+            None => items.is_all(),
+            Some(these) => these.contains(&(number, storage)),
+        };
         match &file.container {
-            Container::Zip(zip) => archive(reader, file, zip, full, progress, &mut report).await,
-            Container::Legacy(all) => legacy(reader, file, all, full, &mut report).await,
+            Container::Zip(zip) => {
+                archive(reader, (file, zip), &is_read, progress, &mut report).await;
+            }
+            Container::Legacy(all) => legacy(reader, file, all, &is_read, &mut report).await,
             Container::Pickle => {}
         }
     }
-    if full {
-        objects(reader, progress, &mut report).await;
+    if *items != CheckedItems::None {
+        objects(reader, items, progress, &mut report).await;
     }
     Ok(report)
 }
 
+/// The storages of chosen tensors, with the numbers of their files; `None` if nothing is chosen by itself.
+fn storages<'r>(
+    reader: &'r TorchSaveReader,
+    items: &CheckedItems,
+) -> Option<BTreeSet<(u32, &'r str)>> {
+    let CheckedItems::Some { chunks, .. } = items else {
+        return None;
+    };
+    let tensors = chunks
+        .iter()
+        .filter_map(|c| reader.table.tensors.get(c.0 as usize));
+    Some(tensors.map(|(file, t)| (*file, &*t.storage.key)).collect())
+}
+
+/// The storage that a record is.
+fn storage<'r>(zip: &Zip, record: &'r Record) -> Option<&'r str> {
+    let name = record.name.strip_prefix(zip.directory.prefix())?;
+    name.strip_prefix("/data/")
+}
+
 /// All objects can be decoded.
-async fn objects(reader: &TorchSaveReader, progress: &Progress, report: &mut VerifyReport) {
+async fn objects(
+    reader: &TorchSaveReader,
+    items: &CheckedItems,
+    progress: &Progress,
+    report: &mut VerifyReport,
+) {
     let cx = ReadCx::new(false, progress);
     for (object, key) in reader.metadata.objects() {
         let object: ObjectId = object;
         report.items += 1;
+        if !items.has_object(object) {
+            continue;
+        }
         if let Err(e) = reader.read_objects(&[ReadObject { object }], &cx).await {
             report.add(e.kind(), Damage::of(Some(key), &e));
         }
@@ -82,13 +122,16 @@ async fn objects(reader: &TorchSaveReader, progress: &Progress, report: &mut Ver
 /// All records are where the directory says, and have their checksums.
 async fn archive(
     reader: &TorchSaveReader,
-    file: &TorchFile,
-    zip: &Zip,
-    full: bool,
+    (file, zip): (&TorchFile, &Zip),
+    is_read: &(dyn Fn(&str) -> bool + Sync),
     progress: &Progress,
     report: &mut VerifyReport,
 ) {
-    for record in zip.directory.records() {
+    // All headers in one call. If one is damaged, each record is asked for by itself.
+    let all: Vec<&Record> = zip.directory.records().collect();
+    drop(zip.places(&reader.store, &file.name, &all).await);
+    for record in all {
+        let full = is_read(storage(zip, record).unwrap_or_default());
         match check(reader, file, zip, record, full, progress).await {
             Ok(bytes) => report.bytes += bytes,
             Err(e) => {
@@ -101,8 +144,7 @@ async fn archive(
 
 /// The key of a tensor in a record.
 fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String> {
-    let name = record.name.strip_prefix(zip.directory.prefix())?;
-    let storage = name.strip_prefix("/data/")?;
+    let storage = storage(zip, record)?;
     let mut all = (0u32..).zip(&reader.table.tensors);
     let (chunk, _) = all.find(|(_, (_, tensor))| *tensor.storage.key == *storage)?;
     let (tensor, _) = reader.metadata.chunk(reshard_plan::ChunkId(chunk))?;
@@ -152,13 +194,11 @@ async fn crc(
     at: Range<u64>,
     progress: &Progress,
 ) -> Result<u32> {
-    let (mut crc, mut from) = (crc32fast::Hasher::new(), at.start);
-    while from < at.end {
-        let to = at.end.min(from.saturating_add(STEP));
-        let part = reader.store.read(&file.name, from..to).await;
+    let mut crc = crc32fast::Hasher::new();
+    for at in check_steps(&*reader.store, at, STEP) {
+        let part = reader.store.read(&file.name, at.clone()).await;
         crc.update(&part.map_err(|e| lost(e, file.name.as_str()))?);
-        progress.add(to - from);
-        from = to;
+        progress.add(at.end - at.start);
     }
     Ok(crc.finalize())
 }
@@ -168,7 +208,7 @@ async fn legacy(
     reader: &TorchSaveReader,
     file: &TorchFile,
     all: &BTreeMap<Box<str>, LegacyStorage>,
-    full: bool,
+    is_read: &(dyn Fn(&str) -> bool + Sync),
     report: &mut VerifyReport,
 ) {
     let ranges = all
@@ -193,7 +233,7 @@ async fn legacy(
             let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
             report.add(e.kind(), Damage::of(None, &e));
         }
-        if full {
+        if is_read(key) {
             report.bytes += length(&storage.data);
         }
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Saves with a policy that makes several files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct InFiles(u64);
+pub(crate) struct InFiles(pub(crate) u64);
 
 #[derive(Debug)]
 struct InFilesSave {

@@ -84,8 +84,11 @@ fn legacy() -> Vec<u8> {
     fs::read(data.join("torch-2.15.0/legacy.pt")).unwrap()
 }
 
+/// What is wrong with something, the thing, and what is said of it.
+type Damaged<T> = Vec<(&'static str, T, &'static str)>;
+
 /// What is wrong with an archive, the archive, and what is said of it.
-fn damaged_zips(sound: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static str)> {
+fn damaged_zips(sound: &[u8]) -> Damaged<Vec<u8>> {
     let element = find(sound, &[7, 0, 0, 0, 8, 0, 0, 0]);
     let end = sound.len();
     let storage = |from: usize| last(&sound[..from], b"PK\x03\x04");
@@ -135,6 +138,36 @@ fn damaged_zips(sound: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static str)> {
             "is damaged: its CRC-32 is",
         ),
         (
+            "a directory beyond the file",
+            changed(end - 6, &[0xff, 0xff, 0xff, 0x7f]),
+            "Corrupt: model.pt: the archive can't be read",
+        ),
+        (
+            "two records of one name",
+            {
+                let mut bytes = changed(last(sound, b"archive/data/1") + 13, b"0");
+                let header = find(&bytes, b"archive/data/1");
+                bytes[header + 13] = b'0';
+                bytes
+            },
+            "record \"archive/data/0\" occurs twice",
+        ),
+        (
+            "a version from the future",
+            {
+                let at = find(sound, b"archive/version");
+                let at = at + find(&sound[at..], b"3\n");
+                changed(at, b"9")
+            },
+            "is damaged: its CRC-32",
+        ),
+    ]
+}
+
+/// The same of the pickle of an archive.
+fn damaged_pickles() -> Damaged<Vec<u8>> {
+    vec![
+        (
             "the pickle cut off",
             with_pickle(|p| p.truncate(p.len() / 2)),
             "Corrupt: model.pt: the pickle can't be read",
@@ -168,20 +201,11 @@ fn damaged_zips(sound: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static str)> {
             }),
             "Corrupt: b: model.pt: b can't be read: the archive has no record \"data/5\"",
         ),
-        (
-            "a version from the future",
-            {
-                let at = find(sound, b"archive/version");
-                let at = at + find(&sound[at..], b"3\n");
-                changed(at, b"9")
-            },
-            "is damaged: its CRC-32",
-        ),
     ]
 }
 
 /// What is wrong with a file that is no zip archive, the file, and what is said of it.
-fn damaged_old() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+fn damaged_old() -> Damaged<Vec<u8>> {
     vec![
         (
             "old, cut in its pickles",
@@ -225,74 +249,114 @@ fn damaged_old() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     ]
 }
 
-#[test]
-fn each_damaged_file_gets_a_clear_verdict() {
-    let cases: Vec<_> = damaged_zips(&sound())
-        .into_iter()
-        .chain(damaged_old())
-        .collect();
-    assert!(cases.len() >= 20);
-    for (name, bytes, want) in cases {
-        let told = said(&file(bytes));
-        assert!(told.contains(want), "{name}: {told:?} lacks {want:?}");
-    }
-    assert_eq!(said(&file(sound())), "");
-    assert_eq!(said(&file(legacy())), "");
-}
-
-#[test]
-fn an_index_that_contradicts_its_files_is_told_and_the_rest_is_read() {
-    let map = |pairs: &[(&str, &str)]| {
-        let map: serde_json::Map<_, _> = pairs
-            .iter()
-            .map(|(k, f)| ((*k).into(), (*f).into()))
-            .collect();
-        serde_json::json!({ "metadata": {}, "weight_map": map })
-            .to_string()
-            .into_bytes()
+/// What is wrong with a folder, the folder, and what is said of it. `a` lies in `x.bin` and is sound in the first of these lists.
+fn damaged_folders() -> [Damaged<Arc<dyn Store>>; 2] {
+    let with = |index: &str| {
+        let alone = |key: &str, value| save(&Value::Dict(vec![(key.into(), value)])).unwrap();
+        place([
+            (INDEX, index.as_bytes().to_vec()),
+            ("x.bin", alone("a", tensor(3, 0))),
+            ("y.bin", alone("b", tensor(4, 9))),
+        ])
     };
-    let only = |value: Value| save(&Value::Dict(vec![("b".into(), value)])).unwrap();
-    let with = |index: Vec<u8>| {
-        let x = save(&Value::Dict(vec![("a".into(), tensor(3, 0))])).unwrap();
-        place([(INDEX, index), ("x.bin", x), ("y.bin", only(tensor(4, 9)))])
-    };
-    let whole = with(map(&[("a", "x.bin"), ("b", "y.bin")]));
-    assert_eq!(said(&whole), "");
-    for (index, want) in [
+    let map = |map: &str| with(&format!("{{\"metadata\":{{}},\"weight_map\":{map}}}"));
+    assert_eq!(said(&map(r#"{"a":"x.bin","b":"y.bin"}"#)), "");
+    let of_b = vec![
         (
-            map(&[("a", "x.bin"), ("b", "gone.bin")]),
+            "a file that is missing",
+            map(r#"{"a":"x.bin","b":"gone.bin"}"#),
             "b: gone.bin: pytorch_model.bin.index.json names this file, but it is not there",
         ),
         (
-            map(&[("a", "x.bin"), ("b", "x.bin")]),
+            "a key that lies elsewhere",
+            map(r#"{"a":"x.bin","b":"x.bin"}"#),
             "b: x.bin: b: pytorch_model.bin.index.json says that it lies here",
         ),
         (
-            map(&[("a", "x.bin"), ("c", "y.bin")]),
+            "a key that no index names",
+            map(r#"{"a":"x.bin","c":"y.bin"}"#),
             "b: y.bin: the file holds it, but pytorch_model.bin.index.json does not name it",
         ),
-    ] {
-        let store = with(index);
-        let told = said(&store);
-        assert!(told.contains(want), "{told}");
+    ];
+    let indexes = vec![
+        (
+            "a file outside of the folder",
+            map(r#"{"a":"../x.bin"}"#),
+            "a: \"../x.bin\" can't name a file of a checkpoint: it leads out of the checkpoint's directory",
+        ),
+        (
+            "an absolute path",
+            map(r#"{"a":"/etc/x.bin"}"#),
+            "a: \"/etc/x.bin\" can't name a file of a checkpoint: it is absolute",
+        ),
+        (
+            "a file in a folder",
+            map(r#"{"a":"sub/x.bin"}"#),
+            "sub/x.bin: pytorch_model.bin.index.json names this file, but it is not there",
+        ),
+        (
+            "a key twice",
+            map(r#"{"a":"x.bin","a":"y.bin"}"#),
+            "it is no index: the key \"a\" comes twice",
+        ),
+        (
+            "no map",
+            with("{}"),
+            "it is no index: missing field `weight_map`",
+        ),
+        (
+            "a list",
+            with("[]"),
+            "it is no index: invalid length 1, expected an object",
+        ),
+        (
+            "an index that is cut",
+            with("{\"weight_map\":"),
+            "it is no index: EOF",
+        ),
+        ("an empty index", with(""), "it is no index: EOF"),
+        (
+            "the first file is missing",
+            {
+                let alone =
+                    |key: &str| save(&Value::Dict(vec![(key.into(), tensor(3, 0))])).unwrap();
+                let names = [1, 2].map(|n| format!("pytorch_model-0000{n}-of-00002.bin"));
+                let index = serde_json::json!({ "weight_map": { "a": names[0], "b": names[1] } });
+                place([
+                    (INDEX, index.to_string().into_bytes()),
+                    (&names[1], alone("b")),
+                ])
+            },
+            "a: pytorch_model-00001-of-00002.bin: pytorch_model.bin.index.json names this file, but it is not there",
+        ),
+    ];
+    [of_b, indexes]
+}
+
+#[test]
+fn each_damaged_checkpoint_gets_a_clear_verdict_and_the_rest_is_read() {
+    let sound = sound();
+    let files = [damaged_zips(&sound), damaged_pickles(), damaged_old()].concat();
+    let [of_b, indexes] = damaged_folders();
+    assert_eq!((files.len(), of_b.len(), indexes.len()), (23, 3, 9));
+    for (name, bytes, want) in files {
+        assert_ne!(bytes, sound, "{name}");
+        let told = said(&file(bytes));
+        assert!(told.contains(want), "{name}: {told:?} lacks {want:?}");
+    }
+    for (name, store, want) in of_b.iter().chain(&indexes) {
+        let told = said(store);
+        assert!(
+            told.starts_with("Corrupt: ") && told.contains(want),
+            "{name}: {told:?} lacks {want:?}"
+        );
+    }
+    for (name, store, _) in of_b {
         let a = read(&open(&store), "a", Region::whole(&[3]));
-        assert_eq!(a.to_vec::<i32>().unwrap(), [0, 1, 2]);
+        assert_eq!(a.to_vec::<i32>().unwrap(), [0, 1, 2], "{name}");
     }
-    for (index, want) in [
-        (
-            map(&[("a", "../x.bin")]),
-            "it leads out of the checkpoint's directory",
-        ),
-        (
-            map(&[("a", "sub/x.bin")]),
-            "files of an index lie beside it",
-        ),
-        (b"{}".to_vec(), "it is no index"),
-        (b"[1, 2".to_vec(), "it is no index"),
-    ] {
-        let told = said(&with(index));
-        assert!(told.starts_with("Corrupt") && told.contains(want), "{told}");
-    }
+    assert_eq!(said(&file(sound)), "");
+    assert_eq!(said(&file(legacy())), "");
 }
 
 #[test]

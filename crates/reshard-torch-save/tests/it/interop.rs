@@ -1,8 +1,8 @@
 //! `torch.load(weights_only=True)` loads what was written, and what torch wrote of it, in both layouts, is read. `cargo xtask interop` runs it.
 
-use super::{files, fixtures, open, place, save, store};
+use super::{contracts::InFiles, files, fixtures, open, place, save, save_as, store};
 use reshard_model::{DType, Region, ShardedTensor, StateDict, Tensor, Tree, Value};
-use reshard_strategy::StorageReader;
+use reshard_strategy::{StorageReader, testkit::numbered};
 use serde_json::{Map, json};
 use sha2::{Digest, Sha256};
 use std::{fs, path::Path, process::Command, sync::Arc};
@@ -149,4 +149,58 @@ fn torch_loads_what_was_written_and_what_it_writes_is_read() {
         let bytes = fs::read(at(file)).unwrap();
         check(&open(&place([(file, bytes)])), &expected, file);
     }
+}
+
+/// Saves tensors alone as a folder of several files. Each of them is a file of `torch.save`.
+#[test]
+#[ignore = "needs a Python with torch in RESHARD_TORCH_PYTHON"]
+fn torch_loads_each_file_of_a_folder_and_the_folder_that_it_writes_is_read() {
+    let python = std::env::var("RESHARD_TORCH_PYTHON").unwrap();
+    let all: Vec<DType> = DType::ALL
+        .iter()
+        .copied()
+        .filter(|d| is_torchs(*d))
+        .collect();
+    let old = std::env::var_os("RESHARD_TORCH_OLD").is_some();
+    let (mut ranks, mut expected) = states(if old { &OLD } else { &all }, false);
+    for state in &mut ranks {
+        if let Tree::Dict(dict) = state {
+            dict.retain(|_, node| !matches!(node, Tree::Leaf(_)));
+        }
+    }
+    expected.retain(|_, told| told.get("value").is_none());
+    let written = store();
+    save_as(&InFiles(700), &written, ranks);
+    check(&open(&written), &expected, "reshard's");
+
+    let home = tempfile::tempdir().unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| home.path().join(name));
+    for folder in [&ours, &theirs] {
+        fs::create_dir(folder).unwrap();
+    }
+    let written = files(&written);
+    let weights = written.keys().filter(|name| name.ends_with(".bin")).count();
+    assert!(weights > 3, "{:?}", written.keys());
+    for (name, bytes) in written {
+        fs::write(ours.join(name), bytes).unwrap();
+    }
+    let told = home.path().join("expected.json");
+    fs::write(&told, json!(expected).to_string()).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/torch_load.py");
+    let status = Command::new(python)
+        .arg(script)
+        .args([ours, told, theirs.clone()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let read = fs::read_dir(theirs).unwrap().map(|file| {
+        let file = file.unwrap();
+        let name = file.file_name().into_string().unwrap();
+        (name, fs::read(file.path()).unwrap())
+    });
+    check(
+        &open(&numbered::place(&read.collect())),
+        &expected,
+        "torch's",
+    );
 }

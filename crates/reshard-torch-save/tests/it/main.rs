@@ -5,6 +5,7 @@ mod contracts;
 mod damaged;
 mod fixtures;
 mod interop;
+mod laws;
 mod saved;
 
 use futures::executor::block_on;
@@ -74,10 +75,14 @@ impl reshard_plan::SavePlanner for WithPaths {
 
 /// Saves the states of ranks, in PyTorch's dialect.
 fn save(store: &Arc<dyn Store>, ranks: Vec<StateDict>) {
+    save_as(&TorchSaveConfig::default(), store, ranks);
+}
+
+fn save_as(config: &dyn SaveShardedConfig, store: &Arc<dyn Store>, ranks: Vec<StateDict>) {
     let rank = |state| {
         let (flat, paths) = leaves(state);
         Rank {
-            strategy: TorchSaveConfig::default().build().unwrap(),
+            strategy: config.build().unwrap(),
             planner: Arc::new(WithPaths(paths)) as _,
             flat,
         }

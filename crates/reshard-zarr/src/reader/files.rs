@@ -4,7 +4,7 @@ use super::{array::Refused, opened::ZarrReader};
 use crate::{
     RECORD,
     array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
-    names::{InArray, in_array, locked, parse_chunk_key},
+    names::{InArray, SYNC, in_array, locked, parse_chunk_key},
     zarr3,
 };
 use reshard_model::{Dialect, ErrorKind};
@@ -113,6 +113,47 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     })
 }
 
+/// Whether a save of Megatron Core wrote all that it had to. It makes all arrays first, then each rank writes its chunks, also those that are zero. A chunk is
+/// put into place as a whole. So a save that was killed lacks chunks, unless several ranks wrote parts of one chunk: then there are lock files.
+pub(super) fn is_whole(reader: &ZarrReader) -> Result<(), String> {
+    if *reader.key.backend == *zarr3::NAME {
+        return Err("Megatron Core never wrote Zarr v3".into());
+    }
+    if reader.has_record {
+        return Err(format!(
+            "{RECORD} is there, so reshard saved it, and then it had a metadata.json"
+        ));
+    }
+    if let Some((key, why)) = reader.refused.first_key_value() {
+        return Err(format!("array {key} can't be read: {}", why.what));
+    }
+    if let Some(key) = locks(reader).next() {
+        return Err(format!(
+            "several ranks wrote parts of the chunks of {key}, because there are lock files, and nobody can tell whether all of them did"
+        ));
+    }
+    for array in &reader.arrays {
+        for number in 0..array.count {
+            let file = array.file(number).map_err(|e| e.to_string())?;
+            match array.stored(number, &reader.files) {
+                Ok(Some(_)) => {}
+                Ok(None) => return Err(format!("a chunk of {} is missing: {file}", array.key)),
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The arrays of the lock files, each as often as it has some.
+fn locks(reader: &ZarrReader) -> impl Iterator<Item = &str> {
+    let locks = reader
+        .files
+        .keys()
+        .filter_map(|name| in_array(name)?.0.strip_suffix(SYNC));
+    locks.filter(move |of| reader.metadata.tensor(of).is_some())
+}
+
 /// So many arrays are named of which chunks are not stored.
 const NOTES: usize = 100;
 
@@ -147,13 +188,7 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
             "{others} more arrays have chunks that are not stored"
         ));
     }
-    let locks = reader
-        .files
-        .keys()
-        .filter_map(|name| in_array(name)?.0.strip_suffix(crate::names::SYNC));
-    let locks = locks
-        .filter(|of| reader.metadata.tensor(of).is_some())
-        .count();
+    let locks = locks(reader).count();
     if locks > 0 {
         notes.push(format!(
             "{locks} lock files of Megatron Core lie beside arrays"

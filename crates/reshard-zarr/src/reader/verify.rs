@@ -7,14 +7,16 @@ use super::{
 use crate::array::meta::Codec;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Progress;
-use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, crc32_differs};
+use reshard_strategy::{
+    CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps, crc32_differs,
+};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 
 pub(super) async fn verify(
     reader: &ZarrReader,
-    full: bool,
+    items: &CheckedItems,
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
@@ -37,6 +39,7 @@ pub(super) async fn verify(
                 continue;
             }
             let chunk = Chunk { array, number };
+            let full = items.has_chunk(chunk.id());
             match check(reader, &chunk, full, progress).await {
                 Ok(read) => {
                     report.bytes += read;
@@ -107,13 +110,10 @@ async fn check(
         return Ok(at.end - at.start);
     }
     let mut crc = crc32fast::Hasher::new();
-    let mut from = at.start;
-    while from < at.end {
-        let to = at.end.min(from + STEP);
-        let part = reader.store.read(&file, from..to).await?;
+    for step in check_steps(&*reader.store, at.clone(), STEP) {
+        let part = reader.store.read(&file, step.clone()).await?;
         crc.update(&part);
-        progress.add(to - from);
-        from = to;
+        progress.add(step.end - step.start);
     }
     match (crc.finalize(), array.checksum(*number)) {
         (found, Some(written)) if found != written => {

@@ -3,7 +3,7 @@
 use super::{files, load, open, piece, place, save, store, try_load, wanted};
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor};
+use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor, testkit::cases};
 use reshard_storage::{Entry, Name, Progress, Store};
 use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, sync::Arc};
@@ -110,6 +110,22 @@ fn fill_values_stand_for_chunks_that_are_not_stored() {
     let loaded = load(&place(&files), vec![vec![part, w()]]);
     assert_eq!(loaded[0][0].to_vec::<i32>().unwrap(), [-7; 4]);
     assert_eq!(loaded[0][1].to_vec::<i32>().unwrap(), [-7; 12]);
+
+    // Megatron Core writes every chunk, so those that are not there are damage. Other programs leave out what is the fill value.
+    let report = verified(&files, Dialect::Megatron);
+    let told: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
+    assert!(
+        told.len() == 2
+            && told[0].starts_with("w: w/0.0: it is missing")
+            && told[1].starts_with("w: w/1.0: it is missing"),
+        "{told:?}"
+    );
+    assert!(verified(&files, Dialect::Dcp).damage.is_empty());
+    let notes = open(&place(&files), Dialect::Dcp).producer().notes;
+    assert_eq!(
+        notes,
+        ["w: 2 of 2 chunks are not stored; their elements are the fill value"]
+    );
 }
 
 #[test]
@@ -327,7 +343,7 @@ fn role(reader: &dyn reshard_strategy::StorageReader, name: &str) -> FileRole {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(64), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Any bytes of a description, a record and a chunk.
     #[test]

@@ -2,47 +2,15 @@
 
 use super::{as_others_read, files, load, numbers, piece, save, store, wanted};
 use proptest::prelude::*;
-use reshard_model::{DType, Region, ShardedTensor, Tensor};
+use reshard_model::{DType, Region, ShardedTensor, Tensor, testkit::cases};
+use reshard_strategy::testkit::numbered::{Cut, boxes, deal};
 
-/// Disjoint boxes that make up a shape: each step cuts one of them in two.
-fn boxes(shape: &[u64], cuts: &[(usize, usize, u64)]) -> Vec<Region> {
-    let mut boxes = vec![Region::whole(shape)];
-    for (which, axis, at) in cuts {
-        if shape.is_empty() {
-            break;
-        }
-        let (n, axis) = (which % boxes.len(), axis % shape.len());
-        let length = boxes[n].lengths[axis];
-        if length < 2 {
-            continue;
-        }
-        let at = 1 + at % (length - 1);
-        let mut rest = boxes[n].clone();
-        rest.offsets[axis] += at;
-        rest.lengths[axis] -= at;
-        boxes[n].lengths[axis] = at;
-        boxes.push(rest);
-    }
-    boxes
-}
-
-/// Each box goes to a rank.
-fn deal<T>(boxes: Vec<T>, ranks: usize, seed: usize) -> Vec<Vec<T>> {
-    let mut out: Vec<Vec<T>> = (0..ranks).map(|_| Vec::new()).collect();
-    for (n, b) in boxes.into_iter().enumerate() {
-        out[(n * 7 + seed * (n + 1)) % ranks].push(b);
-    }
-    out
-}
-
-type Cuts = Vec<(usize, usize, u64)>;
-
-fn cuts() -> impl Strategy<Value = Cuts> {
+fn cuts() -> impl Strategy<Value = Vec<Cut>> {
     proptest::collection::vec((0usize..16, 0usize..4, 0u64..16), 0..9)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(48), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_pieces_of_any_ranks_are_loaded_by_any_ranks_and_read_by_others(
@@ -131,7 +99,7 @@ proptest! {
             let want = leaves(&ends, true);
             let got = load(&place, vec![leaves(&ends, false)]).remove(0);
             for (want, got) in want.iter().zip(got) {
-                prop_assert_eq!(got.to_vec::<i32>(), want.data.host().unwrap().to_vec::<i32>());
+                prop_assert_eq!(&got, want.data.host().unwrap());
             }
         }
     }

@@ -135,7 +135,7 @@ impl AsyncSaver {
     pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
         let planning = Arc::clone(&self.planning);
         let guard = Comm::new(&*planning).guard("starting a save");
-        let waited = self.wait_for_room(save.url).await;
+        let waited = self.wait_for_room(&save.url).await;
 
         let (mut save, stager) = save.in_background(&*planning, &self.stager);
         save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
@@ -287,7 +287,7 @@ impl<'a> Save<'a> {
     /// As [`AsyncSaver::start`].
     pub async fn start(self) -> Result<SaveHandle> {
         let saver = AsyncSaver::over(self.ranks.comm()).await;
-        let mut saver = saver.map_err(|e| Error::new(crate::save::ACT, self.url, e))?;
+        let mut saver = saver.map_err(|e| Error::new(crate::save::ACT, &self.url, e))?;
         let mut handle = saver.start(self).await?;
         handle.saver = Some(saver);
         Ok(handle)

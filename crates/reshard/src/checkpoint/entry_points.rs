@@ -1,13 +1,13 @@
 //! Megatron Core's entry points: what a checkpoint holds, as a template that loads it.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, error::Context, opened::HowToOpen};
+use crate::{Result, error::Context, opened::HowToOpen, place};
 use reshard_megatron::MetadataJson;
 use reshard_model::{
     Data, FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor, StateDict, Tensor,
     Value, ValueTree,
 };
-use reshard_plan::Entry;
+use reshard_plan::{Cast, Entry};
 use reshard_strategy::StrategyError;
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A part of the metadata is not understood.
-    pub fn tensors_metadata(&self) -> Result<StateDict> {
+    pub fn load_tensors_metadata(&self) -> Result<StateDict> {
         self.is_understood().during(ACT, &self.url)?;
         let mut out = StateDict::new();
         for t in self.metadata().tensors() {
@@ -30,13 +30,13 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// As [`tensors_metadata`](Self::tensors_metadata), and a leaf without data for each object, under its unique key. The object in which
+    /// As [`load_tensors_metadata`](Self::load_tensors_metadata), and a leaf without data for each object, under its unique key. The object in which
     /// common state is stored is not among them.
     ///
     /// # Errors
     /// A part of the metadata is not understood.
-    pub fn sharded_metadata(&self) -> Result<StateDict> {
-        let mut out = self.tensors_metadata()?;
+    pub fn load_sharded_metadata(&self) -> Result<StateDict> {
+        let mut out = self.load_tensors_metadata()?;
         for entry in self.metadata().entries() {
             if let Entry::Object(_, key) = entry
                 && !self.is_common(key)
@@ -51,14 +51,17 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Damage, an item whose description is not understood, or no memory.
-    pub async fn plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+    pub async fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
         self.is_understood().during(ACT, &self.url)?;
         let mut template = FlatStateDict::new();
         for t in self.metadata().tensors() {
             let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.global_shape());
             template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
         }
-        let state = self.fill(template).await.during(ACT, &self.url)?;
+        let state = self
+            .fill(template, Cast::Never)
+            .await
+            .during(ACT, &self.url)?;
         let tensor = |leaf| match leaf {
             Sharded::Tensor(ShardedTensor {
                 key,
@@ -70,13 +73,39 @@ impl Checkpoint {
         Ok(state.into_values().filter_map(tensor).collect())
     }
 
+    /// Loads every tensor as a whole, by key, on top of the common state, as Megatron Core's `load_plain_tensors` does.
+    ///
+    /// # Errors
+    /// As [`load_plain_tensors`](Self::load_plain_tensors) and [`common`](Self::common); a tensor has the key of a leaf of common state.
+    pub async fn load_plain_tensors_and_common(&self) -> Result<ValueTree> {
+        let mut out = self.common().await?;
+        for (key, tensor) in self.load_plain_tensors().await? {
+            if out.get(&key).is_some() {
+                let what =
+                    format!("{key} is a tensor, and a leaf of common state; load one of them");
+                return Err(StrategyError::Invalid(what)).during(ACT, &self.url);
+            }
+            out.insert(key.as_str(), tensor);
+        }
+        Ok(out)
+    }
+
     /// Megatron Core's description of what the checkpoint holds. `None` if it has none; an empty dict is something.
     ///
     /// # Errors
     /// As [`common`](Self::common).
-    pub async fn content_metadata(&self) -> Result<Option<Value>> {
+    pub async fn load_content_metadata(&self) -> Result<Option<Value>> {
         let content = self.common().await?.remove(CONTENT_METADATA);
         Ok(content.map(Value::from))
+    }
+
+    /// Whether it is a checkpoint of Megatron Core: one with a `metadata.json` with its fields.
+    ///
+    /// # Errors
+    /// The `metadata.json` is damaged since it was opened; what the store says.
+    pub async fn is_distributed_checkpoint(&self) -> Result<bool> {
+        let json = MetadataJson::of(self.store()).await;
+        json.map(|json| json.is_some()).during(ACT, &self.url)
     }
 
     fn is_common(&self, key: &str) -> bool {
@@ -91,7 +120,7 @@ fn cell(key: &str) -> ShardedObject {
         .unwrap_or_else(|| ShardedObject::item(key, Payload::None))
 }
 
-/// [`Checkpoint::tensors_metadata`] of the checkpoint at a URL.
+/// [`Checkpoint::load_tensors_metadata`] of the checkpoint at a path or URL.
 ///
 /// ```
 /// # use reshard::{ShardedTensor, StateDict, Tensor};
@@ -108,50 +137,46 @@ fn cell(key: &str) -> ShardedObject {
 /// ```
 ///
 /// # Errors
-/// As [`Checkpoint::open`] and [`Checkpoint::tensors_metadata`].
-pub async fn load_tensors_metadata(url: &str) -> Result<StateDict> {
-    Checkpoint::open(url).await?.tensors_metadata()
+/// As [`Checkpoint::open`] and [`Checkpoint::load_tensors_metadata`].
+pub async fn load_tensors_metadata(place: impl AsRef<std::path::Path>) -> Result<StateDict> {
+    Checkpoint::open(place).await?.load_tensors_metadata()
 }
 
-/// [`Checkpoint::sharded_metadata`] of the checkpoint at a URL.
+/// [`Checkpoint::load_sharded_metadata`] of the checkpoint at a path or URL.
 ///
 /// # Errors
-/// As [`Checkpoint::open`] and [`Checkpoint::sharded_metadata`].
-pub async fn load_sharded_metadata(url: &str) -> Result<StateDict> {
-    Checkpoint::open(url).await?.sharded_metadata()
+/// As [`Checkpoint::open`] and [`Checkpoint::load_sharded_metadata`].
+pub async fn load_sharded_metadata(place: impl AsRef<std::path::Path>) -> Result<StateDict> {
+    Checkpoint::open(place).await?.load_sharded_metadata()
 }
 
 /// Loads every tensor as a whole, by key. It loads no objects and no common state.
 ///
 /// # Errors
 /// As [`Checkpoint::open`]; damage, an item whose description is not understood, or no memory.
-pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
-    Checkpoint::open(url).await?.plain_tensors().await
+pub async fn load_plain_tensors(
+    place: impl AsRef<std::path::Path>,
+) -> Result<BTreeMap<String, Tensor>> {
+    Checkpoint::open(place).await?.load_plain_tensors().await
 }
 
-/// Loads every tensor as a whole, by key, on top of the common state, as Megatron Core's `load_plain_tensors` does.
+/// [`Checkpoint::load_plain_tensors_and_common`] of the checkpoint at a path or URL.
 ///
 /// # Errors
-/// As [`load_plain_tensors`] and [`load_common`](crate::load_common); a tensor has the key of a leaf of common state.
-pub async fn load_plain_tensors_and_common(url: &str) -> Result<ValueTree> {
-    let checkpoint = Checkpoint::open(url).await?;
-    let mut out = checkpoint.common().await?;
-    for (key, tensor) in checkpoint.plain_tensors().await? {
-        if out.get(&key).is_some() {
-            let what = format!("{key} is a tensor, and a leaf of common state; load one of them");
-            return Err(StrategyError::Invalid(what)).during(ACT, url);
-        }
-        out.insert(key.as_str(), tensor);
-    }
-    Ok(out)
+/// As [`Checkpoint::open`] and [`Checkpoint::load_plain_tensors_and_common`].
+pub async fn load_plain_tensors_and_common(
+    place: impl AsRef<std::path::Path>,
+) -> Result<ValueTree> {
+    let checkpoint = Checkpoint::open(place).await?;
+    checkpoint.load_plain_tensors_and_common().await
 }
 
-/// [`Checkpoint::content_metadata`] of the checkpoint at a URL.
+/// [`Checkpoint::load_content_metadata`] of the checkpoint at a path or URL.
 ///
 /// # Errors
 /// As [`Checkpoint::open`] and [`Checkpoint::common`].
-pub async fn load_content_metadata(url: &str) -> Result<Option<Value>> {
-    Checkpoint::open(url).await?.content_metadata().await
+pub async fn load_content_metadata(place: impl AsRef<std::path::Path>) -> Result<Option<Value>> {
+    Checkpoint::open(place).await?.load_content_metadata().await
 }
 
 /// Whether there is a checkpoint of Megatron Core: a `metadata.json` with its fields. PyTorch's checkpoints have none; [`Checkpoint::open`]
@@ -159,11 +184,12 @@ pub async fn load_content_metadata(url: &str) -> Result<Option<Value>> {
 ///
 /// # Errors
 /// The `metadata.json` is no JSON, or lacks some of the fields; what the store says.
-pub async fn is_distributed_checkpoint(url: &str) -> Result<bool> {
-    let store = HowToOpen::default().store(url);
+pub async fn is_distributed_checkpoint(place: impl AsRef<std::path::Path>) -> Result<bool> {
+    let url = place::place_text(place);
+    let store = HowToOpen::default().store(&url);
     let json = match store {
         Ok(store) => MetadataJson::of(&store).await,
         Err(e) => Err(e),
     };
-    json.map(|json| json.is_some()).during(ACT, url)
+    json.map(|json| json.is_some()).during(ACT, &url)
 }

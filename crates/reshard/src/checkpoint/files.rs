@@ -4,16 +4,17 @@ use super::handle::{ACT, Checkpoint};
 use crate::{Result, attempt::is_of_a_save, error::Context, integrity};
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Leftover, Link, Name, Progress, StoreExt};
-use reshard_strategy::{FileRole, StrategyError, VerifyReport, with_sources};
+use reshard_strategy::{CheckedItems, FileRole, StrategyError, VerifyReport, with_sources};
 use std::collections::BTreeSet;
 
 impl Checkpoint {
-    /// All files of its directory.
+    /// All files of its directory. A web server can't list its files, so of a checkpoint there it has only those that its metadata and its format
+    /// name.
     ///
     /// # Errors
     /// What the store says.
     pub async fn files(&self) -> Result<Vec<Entry>> {
-        self.opened.store.files().await.during(ACT, &self.url)
+        self.opened.files().await.during(ACT, &self.url)
     }
 
     /// Links in its directory. A link to a file, wherever this file lies, is also one of the [`files`](Self::files). A
@@ -44,7 +45,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// All files of its directory, each with its role. [`prune`](crate::prune()) removes the leftovers.
+    /// All its [`files`](Self::files), each with its role. [`prune`](crate::prune()) removes the leftovers.
     ///
     /// # Errors
     /// What the store says.
@@ -53,12 +54,12 @@ impl Checkpoint {
     }
 
     /// Files directly in its directory that Megatron Core's `integrity.json` does not list: they came later, or belong to others. Empty if
-    /// there is no such file. They are no damage.
+    /// there is no such file. They are no damage. If nobody can list the place, only those are found that the metadata and their format name.
     ///
     /// # Errors
     /// What the store says.
     pub async fn beside_integrity(&self) -> Result<Vec<Name>> {
-        integrity::unlisted(&self.opened.store)
+        integrity::unlisted(&self.opened)
             .await
             .during(ACT, &self.url)
     }
@@ -69,10 +70,24 @@ impl Checkpoint {
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the returned report.
     pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
+        self.verify_items(&full.into(), progress).await
+    }
+
+    /// The same, but only these items are read, to check their checksums; [`sample`](Self::sample) chooses some. Unless they are all items, files of
+    /// `integrity.json` must only be there.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: Progress,
+    ) -> Result<VerifyReport> {
+        let full = items.is_all();
         let mut report = self
             .opened
             .reader
-            .verify(full, &progress)
+            .verify_items(items, &progress)
             .await
             .during("verifying", &self.url)?;
         if self.dialect() == Dialect::Megatron {

@@ -1,9 +1,12 @@
 //! The handle of an open checkpoint, and what is known without further reads.
 
-use crate::{Sidecar, opened::Opened};
+use crate::{
+    Sidecar,
+    opened::{HowToOpen, Opened},
+};
 use reshard_comm::Comm;
 use reshard_model::{Dialect, FlatStateDict};
-use reshard_plan::{DefaultLoadPlanner, Metadata};
+use reshard_plan::{Cast, DefaultLoadPlanner, Metadata};
 use reshard_storage::Store;
 use reshard_strategy::{BackendVersion, LoadCx, Producer, StrategyError};
 use std::{collections::BTreeMap, sync::Arc};
@@ -17,6 +20,8 @@ pub struct Checkpoint {
     pub(super) url: Arc<str>,
     pub(super) opened: Arc<Opened>,
     pub(super) verify: bool,
+    /// How it was opened.
+    pub(crate) how: Arc<HowToOpen>,
 }
 
 impl Checkpoint {
@@ -52,7 +57,19 @@ impl Checkpoint {
 
     /// Which programs wrote it, as far as its bytes tell, and which programs can load it.
     pub fn producer(&self) -> Producer {
-        self.opened.reader.producer()
+        let mut producer = self.opened.reader.producer();
+        if let Some(note) = self.unrecorded() {
+            producer.notes.insert(0, note.into());
+        }
+        producer
+    }
+
+    /// A warning, if it is older than Megatron Core's `metadata.json`: then nothing records that its save was finished. It was recognised because all that its
+    /// descriptions speak of is there, or it was opened because you have chosen its format.
+    pub fn unrecorded(&self) -> Option<&'static str> {
+        self.opened.unrecorded.then_some(
+            "it has no metadata.json, so nothing records that its save was finished, or that it is a whole copy",
+        )
     }
 
     /// The contents of its `reshard.json`, and the reason why they are ignored, if they are.
@@ -96,9 +113,10 @@ impl Checkpoint {
     pub(super) async fn fill(
         &self,
         template: FlatStateDict,
+        cast: Cast,
     ) -> Result<FlatStateDict, StrategyError> {
         let groups = BTreeMap::new();
-        let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
+        let planner = Arc::new(DefaultLoadPlanner::DEFAULT.cast(cast));
         let mut cx = LoadCx::new(
             Comm::single(),
             &groups,

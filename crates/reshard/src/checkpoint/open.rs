@@ -5,10 +5,11 @@ use crate::{
     Result,
     error::Context,
     opened::{self, HowToOpen},
+    place,
 };
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 /// Options for opening a checkpoint.
 #[derive(Debug, Default)]
@@ -34,7 +35,7 @@ impl OpenOptions {
 
     /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.config = Some(Box::new(config));
+        self.how.config = Some(Arc::new(config));
         self
     }
 
@@ -50,7 +51,7 @@ impl OpenOptions {
     /// # }
     /// ```
     pub fn settings(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.settings = Some(Box::new(config));
+        self.how.settings = Some(Arc::new(config));
         self
     }
 
@@ -60,26 +61,28 @@ impl OpenOptions {
         self
     }
 
-    /// Opens the checkpoint at a URL.
+    /// Opens the checkpoint at a path or URL.
     ///
     /// # Errors
     /// There is no checkpoint, it is damaged, or its strategy is not linked.
-    pub async fn open(self, url: &str) -> Result<Checkpoint> {
-        let opened = self.how.open(url).await.during("opening", url)?;
+    pub async fn open(self, place: impl AsRef<Path>) -> Result<Checkpoint> {
+        let url = place::place_text(place);
+        let opened = self.how.open(&url).await.during("opening", &url)?;
         Ok(Checkpoint {
             url: url.into(),
             opened: Arc::new(opened),
             verify: !self.skip_verify,
+            how: Arc::new(self.how),
         })
     }
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint at a URL, with default options.
+    /// Opens the checkpoint at a path or URL, with default options.
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
-    pub async fn open(url: &str) -> Result<Self> {
-        OpenOptions::new().open(url).await
+    pub async fn open(place: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::new().open(place).await
     }
 }

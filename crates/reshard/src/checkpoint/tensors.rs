@@ -4,11 +4,11 @@ use super::handle::{ACT, Checkpoint, not_stored};
 use crate::{Error, Result, error::Context};
 use bytes::Bytes;
 use reshard_model::{
-    BoxError, DType, Data, Dims, FlatStateDict, Path, Region, Select, Sharded, ShardedTensor,
-    SourceError, Tensor, TensorSource,
+    BoxError, DType, Data, Dims, Element, FlatStateDict, Path, Region, Select, Sharded,
+    ShardedTensor, SourceError, Tensor, TensorSource,
 };
-use reshard_plan::TensorRef;
-use reshard_strategy::{StorageInfo, StrategyError};
+use reshard_plan::{Cast, TensorRef};
+use reshard_strategy::{ElementChecksum, StorageInfo, StrategyError};
 use std::sync::Arc;
 
 /// A stored chunk of a tensor.
@@ -48,12 +48,15 @@ impl Checkpoint {
         self.metadata().tensors().map(|t| self.handle(&t))
     }
 
-    /// The chunks of a tensor, each with the CRC-32 of its elements in row-major order, as the checkpoint says. `None` if it does not say that
+    /// The chunks of a tensor, each with the checksum of its elements in row-major order, as the checkpoint says. `None` if it does not say that
     /// of all of them. A tool that reads every element once checks by it what it reads.
     ///
     /// # Errors
     /// There is no tensor of that key, or it is damaged.
-    pub async fn element_checksums(&self, key: &str) -> Result<Option<Vec<(Region, u32)>>> {
+    pub async fn element_checksums(
+        &self,
+        key: &str,
+    ) -> Result<Option<Vec<(Region, ElementChecksum)>>> {
         let tensor = self.tensor(key)?;
         let found = self.metadata().tensor(tensor.key());
         let chunks: Vec<_> = found.iter().flat_map(|t| t.chunks()).collect();
@@ -137,12 +140,45 @@ impl TensorHandle {
     /// # Errors
     /// A region outside the shape, a hole, damage, no memory.
     pub async fn read(&self, what: impl Select) -> Result<Tensor> {
+        self.read_with(what, self.dtype).await
+    }
+
+    /// Reads the elements of a region as numbers of this type, in row-major order, whatever the stored type: bfloat16 as `f32`, for example.
+    /// They are converted as [`Tensor::cast`] does.
+    ///
+    /// ```
+    /// # use reshard::{DType, ShardedTensor, StateDict, Tensor, blocking};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let mut state = StateDict::new();
+    /// # let weight = Tensor::from_vec(&[2, 2], vec![1f32, 2., 3., 4.])?.cast(DType::BFloat16)?;
+    /// # state.insert_piece(ShardedTensor::full("weight", weight));
+    /// # blocking::save(&state, dir.path().join("a"))?;
+    /// let checkpoint = blocking::Checkpoint::open(dir.path().join("a"))?;
+    /// let row = checkpoint.tensor("weight")?.read_as::<f32>(reshard::Region::rows(1..2))?;
+    /// assert_eq!(row, [3., 4.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); also for a float4, which can't be converted.
+    pub async fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
+        let read = self.read_with(what, T::DTYPE).await?;
+        match read.into_vec() {
+            Ok(all) => Ok(all),
+            Err(tensor) => tensor.to_vec().during(ACT, &self.checkpoint.url),
+        }
+    }
+
+    async fn read_with(&self, what: impl Select, dtype: DType) -> Result<Tensor> {
         let url = &self.checkpoint.url;
         let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
         let mut template = FlatStateDict::new();
-        let leaf = ShardedTensor::region_of(&self.key, self.dtype, &self.shape, region);
+        let leaf = ShardedTensor::region_of(&self.key, dtype, &self.shape, region);
         template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
-        let state = self.checkpoint.fill(template).await.during(ACT, url)?;
+        let state = self.checkpoint.fill(template, Cast::Any).await;
+        let state = state.during(ACT, url)?;
         match state.into_values().next() {
             Some(Sharded::Tensor(ShardedTensor {
                 data: Data::Host(t),
@@ -177,7 +213,7 @@ impl TensorHandle {
             .during(ACT, &self.checkpoint.url)?;
         Ok(Arc::new(Lazy {
             tensor: self.clone(),
-            offsets: region.offsets,
+            region,
         }))
     }
 }
@@ -188,15 +224,34 @@ const BYTES_PER_CHUNK: u64 = 512;
 /// Part of a stored tensor.
 struct Lazy {
     tensor: TensorHandle,
-    offsets: Dims,
+    region: Region,
 }
 
 impl TensorSource for Lazy {
-    /// A block may have a part of each chunk, as with chunks of columns. So the more chunks there are, the larger it is.
+    /// A block may have a part of each chunk, as with chunks of columns. So the more chunks there are, the larger it is. Where a request is dear, it is as
+    /// much as fits into one.
     fn block(&self) -> Option<u64> {
         let metadata = self.tensor.checkpoint.metadata();
         let tensor = metadata.tensor(&self.tensor.key)?;
-        Some((tensor.chunk_count() as u64).saturating_mul(BYTES_PER_CHUNK))
+        let bytes = (tensor.chunk_count() as u64).saturating_mul(BYTES_PER_CHUNK);
+        let hints = self.tensor.checkpoint.store().hints();
+        Some(match hints.requests_are_dear() {
+            true => bytes.max(hints.part_size),
+            false => bytes,
+        })
+    }
+
+    /// Of a tensor that is one chunk.
+    fn identity(&self) -> Option<String> {
+        let checkpoint = &self.tensor.checkpoint;
+        let tensor = checkpoint.metadata().tensor(&self.tensor.key)?;
+        let mut chunks = tensor.chunks();
+        let (Some((chunk, _)), None) = (chunks.next(), chunks.next()) else {
+            return None;
+        };
+        let elements = checkpoint.opened.reader.shared_elements(chunk)?;
+        let all = self.region == Region::whole(&self.tensor.shape);
+        all.then(|| format!("{}: {elements}", checkpoint.url))
     }
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
@@ -204,7 +259,7 @@ impl TensorSource for Lazy {
         region
             .offsets
             .iter_mut()
-            .zip(&self.offsets)
+            .zip(&self.region.offsets)
             .for_each(|(o, by)| *o += by);
         // On an I/O thread, local reads run on this same thread, so blocking here can't deadlock.
         let got: Bytes = reshard_storage::wait(self.tensor.read(region))

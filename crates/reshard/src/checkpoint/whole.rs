@@ -69,14 +69,14 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
 ///
 /// # Errors
 /// As [`Checkpoint::open`] and [`Checkpoint::common`].
-pub async fn load_common(url: &str) -> Result<ValueTree> {
-    Checkpoint::open(url).await?.common().await
+pub async fn load_common(place: impl AsRef<std::path::Path>) -> Result<ValueTree> {
+    Checkpoint::open(place).await?.common().await
 }
 
 /// Reads the metadata of a checkpoint: what it holds.
 ///
 /// # Errors
 /// As [`Checkpoint::open`].
-pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
-    Ok(Arc::clone(Checkpoint::open(url).await?.metadata()))
+pub async fn load_metadata(place: impl AsRef<std::path::Path>) -> Result<Arc<Metadata>> {
+    Ok(Arc::clone(Checkpoint::open(place).await?.metadata()))
 }

@@ -6,10 +6,13 @@ use crate::{
     alike::{self, Compared, Mine, Rule},
     attempt::attempt,
     consistent,
+    formats::Formats,
     replace::{Replaced, no_checkpoint, replace},
+    replicas,
+    side_by_side::{self, Old, Settings, SideBySide},
 };
 use reshard_comm::Comm;
-use reshard_storage::{Name, StorageError, Store, StoreExt, Transaction};
+use reshard_storage::{IfExists, Name, StorageError, Store, StoreExt, Transaction};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::Arc;
 
@@ -18,6 +21,16 @@ pub(super) struct Begun {
     pub(super) transaction: Arc<dyn Transaction>,
     /// Files that the replaced checkpoint names as its own, but that stay. Only on the coordinator.
     pub(super) stays: Vec<Name>,
+    /// If the place keeps versions side by side.
+    pub(super) side_by_side: Option<SideBySide>,
+}
+
+/// How a version is begun.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    pub(super) overwrite: bool,
+    pub(super) rule: Rule,
+    pub(super) settings: Settings,
 }
 
 /// What a rank knows when the version has begun.
@@ -31,7 +44,8 @@ pub(super) struct Agreed {
 
 impl SetUp {
     /// Begins a new version. The place is resolved here, once for all ranks.
-    async fn begin(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
+    async fn begin(&self, attempt: &str, how: How) -> Result<Begun, StrategyError> {
+        let overwrite = how.overwrite;
         let store = match &self.resolved {
             Some(resolved) => Arc::clone(resolved),
             // Why it can't be resolved is told here.
@@ -45,8 +59,12 @@ impl SetUp {
         } else {
             Replaced::default()
         };
+        let old = match &if_exists {
+            IfExists::Refuse => Old::default(),
+            IfExists::Replace(files) => Old::of(files, &Formats::of(&self.registry)?),
+        };
         match store.begin(attempt, if_exists).await {
-            Ok(transaction) => Ok(Begun { transaction, stays }),
+            Ok(transaction) => self.checked(&store, transaction, stays, (old, how)).await,
             Err(e) => {
                 // The version may exist all the same, if only the answer was lost. A refusal leaves nothing, and the directory that
                 // has the attempt's name by now may be somebody else's.
@@ -65,15 +83,42 @@ impl SetUp {
         }
     }
 
+    /// What was begun, unless it could not replace the old version in one step.
+    async fn checked(
+        &self,
+        store: &Arc<dyn Store>,
+        transaction: Arc<dyn Transaction>,
+        stays: Vec<Name>,
+        (old, how): (Old, How),
+    ) -> Result<Begun, StrategyError> {
+        let (sharded, common) = (&*self.sharded, self.common.key());
+        let terms = (&old, self.kind, how.settings);
+        if let Err(e) = side_by_side::check(store, &*transaction, sharded, &common, terms).await {
+            if let Err(e) = transaction.rollback().await {
+                tracing::debug!(error = %e, "what a refused save may have left could not be removed");
+            }
+            return Err(e);
+        }
+        let side_by_side = SideBySide::of(&*transaction, sharded, self.kind, old);
+        Ok(Begun {
+            transaction,
+            stays,
+            side_by_side,
+        })
+    }
+
     /// Joins the version that the coordinator has begun.
     async fn join(
         &self,
         (attempt, place): (String, Option<String>),
     ) -> Result<Begun, StrategyError> {
         let transaction = self.store.join(&attempt, place.as_deref()).await?;
+        let old = Old::default();
+        let side_by_side = SideBySide::of(&*transaction, &*self.sharded, self.kind, old);
         Ok(Begun {
             transaction,
             stays: Vec::new(),
+            side_by_side,
         })
     }
 }
@@ -106,8 +151,7 @@ pub(super) async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
     url: &str,
-    overwrite: bool,
-    rule: Rule,
+    how: How,
 ) -> Result<Agreed, StrategyError> {
     // Only the coordinator begins. What it has begun stays here, because others get just the name and the place.
     let mut mine = None;
@@ -116,7 +160,7 @@ pub(super) async fn begin(
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            Some(match setup.begin(&attempt, overwrite).await {
+            Some(match setup.begin(&attempt, how).await {
                 Ok(begun) => {
                     let place = begun.transaction.place();
                     mine = Some(begun);
@@ -151,7 +195,17 @@ pub(super) async fn begin(
                 plain: &setup.plain,
                 common: setup.values.as_ref().map(|values| values.digest),
             };
-            match alike::agree(comm, "begin", begun, mine, rule, name).await {
+            let agreed = alike::agree(comm, "begin", begun, mine, how.rule, name).await;
+            let checked = match agreed {
+                Ok(agreed) if how.rule.check_replicas => {
+                    let checked =
+                        replicas::check(comm, &setup.parts.flat, &setup.plain, how.rule.dialect)
+                            .await;
+                    checked.map(|()| agreed)
+                }
+                agreed => agreed,
+            };
+            match checked {
                 Ok((begun, compared)) => with_difference(comm, begun, compared, setup).await,
                 Err(e) => Err(e),
             }

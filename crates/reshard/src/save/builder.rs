@@ -3,6 +3,7 @@
 use crate::{
     CommonForm, Stateful, StoredCommon,
     consistent::Preprocess,
+    place,
     ranks::{self, Ranks},
 };
 use reshard_comm::{ProcessGroup, Rank};
@@ -11,11 +12,11 @@ use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
-    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
+    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging, StrategyError,
 };
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
-/// Saves a state dict to a directory or URL. Await the result, or set options on it first.
+/// Saves a state dict to a directory, given by its path, or to the place of a URL. Await the result, or set options on it first.
 ///
 /// # Collective
 /// Every rank of the group must await it, in the same order as other collectives. If a rank fails before the commit, all
@@ -35,10 +36,10 @@ use std::{fmt, sync::Arc, time::Duration};
 /// - The pieces of the ranks do not make up their tensors.
 /// - Plain tensors differ between ranks ([`Save::coordinators_plain_tensors`]).
 /// - I/O.
-pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
+pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Save<'a> {
     Save {
         state,
-        url,
+        url: place::place_text(place),
         ranks: Ranks::default(),
         dialect: Dialect::default(),
         dialect_is_chosen: false,
@@ -56,9 +57,11 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         rank_local: false,
         coordinators_plain_tensors: false,
         progress: Progress::default(),
+        last_check: None,
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         kept_plan: None,
         validate_access_integrity: true,
+        check_replicas: false,
         flatten: Flatten::default(),
         compare_common: true,
         integrity: false,
@@ -72,11 +75,16 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
     }
 }
 
+type Checked = Pin<Box<dyn Future<Output = Result<(), StrategyError>> + Send>>;
+
+/// What is checked before the commit.
+pub(super) type LastCheck = Box<dyn FnOnce() -> Checked + Send + Sync>;
+
 /// A save that is being set up; made by [`save`].
 #[must_use = "a save does nothing until it is awaited"]
 pub struct Save<'a> {
     pub(super) state: &'a StateDict,
-    pub(crate) url: &'a str,
+    pub(crate) url: String,
     pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
     pub(super) dialect_is_chosen: bool,
@@ -94,9 +102,11 @@ pub struct Save<'a> {
     pub(super) rank_local: bool,
     pub(super) coordinators_plain_tensors: bool,
     pub(super) progress: Progress,
+    pub(super) last_check: Option<LastCheck>,
     pub(super) exchange_memory: u64,
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
     pub(super) validate_access_integrity: bool,
+    pub(super) check_replicas: bool,
     pub(super) flatten: Flatten,
     pub(super) compare_common: bool,
     pub(super) integrity: bool,
@@ -315,6 +325,16 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// Sets a last check. It runs on this rank when all ranks have written what they planned, and before anything is committed: what was read to
+    /// be written is known then. If it fails, all ranks get an error, and nothing is committed.
+    pub fn before_commit<F>(mut self, check: impl FnOnce() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), StrategyError>> + Send + 'static,
+    {
+        self.last_check = Some(Box::new(move || Box::pin(check())));
+        self
+    }
+
     /// How many bytes this rank may hold while it writes pieces of other ranks, or gives its own to them, because a planner
     /// or a policy that gathers says so. If ranks set different values, the smallest one is used. The default is
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
@@ -355,6 +375,39 @@ impl<'a> Save<'a> {
     /// checked, but not that replicas agree, nor that each key has a main replica. Set it to the same value on every rank.
     pub fn validate_access_integrity(mut self, validate: bool) -> Self {
         self.validate_access_integrity = validate;
+        self
+    }
+
+    /// Whether all replicas of a piece are compared by a CRC-32 of their elements, before all but one are dropped. A difference is an error
+    /// that names keys, regions and ranks: the ranks of the job have diverged. Each rank reads all its pieces once for that, before
+    /// this call goes on, also if the save is asynchronous. Pieces of [`Data::Lazy`](reshard_model::Data::Lazy) and objects are not compared, nor
+    /// are replicas that ranks cut differently. The default is not to compare. Set it to the same value on every rank.
+    ///
+    /// ```
+    /// use reshard::{LocalGroup, ShardedTensor, StateDict, Tensor, blocking};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let place = dir.path().join("step-1");
+    /// let saves = std::thread::scope(|scope| {
+    ///     let ranks = LocalGroup::new(2).into_iter().zip([0u32, 1]).map(|(group, rank)| {
+    ///         let place = &place;
+    ///         scope.spawn(move || {
+    ///             // On rank 1 a bit has flipped.
+    ///             let weight = Tensor::from_vec(&[2], vec![1f32, 2. + rank as f32]).unwrap();
+    ///             let mut state = StateDict::new();
+    ///             state.insert_piece(ShardedTensor::replicated("weight", weight, rank));
+    ///             blocking::run(reshard::save(&state, place).group(&group).check_replicas(true))
+    ///         })
+    ///     });
+    ///     let ranks: Vec<_> = ranks.collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    /// });
+    /// let error = saves[0].as_ref().unwrap_err().to_string();
+    /// assert!(error.contains("weight [0:2]: rank 1 differs from rank 0"), "{error}");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn check_replicas(mut self, check: bool) -> Self {
+        self.check_replicas = check;
         self
     }
 

@@ -1,5 +1,6 @@
 //! A planned save: it is still to be written and committed.
 
+use super::builder::LastCheck;
 use crate::{
     CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
     error::Context,
@@ -7,12 +8,13 @@ use crate::{
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
+    side_by_side::{Settings, SideBySide, metadata_json},
     sidecar::{self, Sidecar},
     tally::{Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_megatron::{INTEGRITY, METADATA_JSON, MetadataJson};
+use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
 use reshard_storage::{Durability, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
@@ -29,6 +31,7 @@ pub(crate) struct PendingSave {
     pub(super) version: Version,
     pub(super) common_file: CommonFile,
     pub(super) prepared: Box<dyn PreparedSave>,
+    pub(super) last_check: Option<LastCheck>,
     /// How staging or writing ended; `None` before that.
     pub(super) written: Option<Result<(), StrategyError>>,
     pub(super) clock: Clock,
@@ -43,15 +46,14 @@ pub(super) struct Version {
     /// The name of the sharded strategy.
     pub(super) backend: BackendVersion,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
-    pub(super) common_form: CommonForm,
-    pub(super) dialect: Dialect,
+    pub(super) settings: Settings,
+    /// If the place keeps versions side by side.
+    pub(super) side_by_side: Option<SideBySide>,
     /// What kind of place it is.
     pub(super) kind: PlaceKind,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
-    /// Whether `integrity.json` is written.
-    pub(super) integrity: bool,
     pub(super) durability: Durability,
     pub(super) progress: Progress,
 }
@@ -178,6 +180,7 @@ impl PendingSave {
         let Self {
             version,
             prepared,
+            last_check,
             written,
             mut clock,
             ..
@@ -187,11 +190,21 @@ impl PendingSave {
             .finish(written.unwrap_or_else(unwritten), comm)
             .await
         {
-            Ok(saved) => version.commit(&saved, comm).await.map(|()| saved),
+            Ok(saved) => {
+                let checked = match last_check {
+                    Some(check) => check().await,
+                    None => Ok(()),
+                };
+                version.commit(&saved, checked, comm).await.map(|()| saved)
+            }
             Err(e) => Err(e),
         };
         match &saved {
-            Ok(_) => clock.done(Phase::Commit),
+            Ok(saved) => {
+                clock.wrote(saved.items);
+                clock.done(Phase::Commit);
+                clock.uneven(saved.totals.imbalance());
+            }
             Err(e) => {
                 clock.failed(Phase::Commit, e);
                 version.transaction.clear(&version.url).await;
@@ -232,9 +245,19 @@ impl Version {
         Ok(())
     }
 
-    async fn commit(&self, saved: &Saved, comm: &Comm<'_>) -> Result<(), StrategyError> {
+    /// `checked` says what this rank's last check has found.
+    async fn commit(
+        &self,
+        saved: &Saved,
+        checked: Result<(), StrategyError>,
+        comm: &Comm<'_>,
+    ) -> Result<(), StrategyError> {
         // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
-        let (last, written) = match self.write_records(saved, comm.is_coordinator()).await {
+        let records = match checked {
+            Ok(()) => self.write_records(saved, comm.is_coordinator()).await,
+            Err(e) => Err(e),
+        };
+        let (last, written) = match records {
             Ok(last) => (last, self.written().await),
             Err(e) => (None, Err(e)),
         };
@@ -250,7 +273,7 @@ impl Version {
     /// What this rank has written.
     async fn written(&self) -> Result<Files, StrategyError> {
         let entries = self.transaction.take();
-        let digests = match self.integrity {
+        let digests = match self.settings.integrity {
             true => integrity::of_written(&*self.transaction, &entries).await?,
             false => Vec::new(),
         };
@@ -267,7 +290,7 @@ impl Version {
             mut entries,
             digests,
         } = files;
-        if self.integrity {
+        if self.settings.integrity {
             let names = entries.iter().map(|entry| &entry.name).zip(digests);
             let bytes = integrity::manifest(names, last.as_ref()).to_bytes();
             let file = FileBody::from_bytes(Name::new(INTEGRITY)?, bytes);
@@ -289,30 +312,31 @@ impl Version {
             mut commit,
             ..
         } = saved.records.clone();
+        let mut first = Vec::new();
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
-        if is_coordinator
-            && let Some(name) = sidecar::name(self.kind)
-            && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files)
-        {
-            let named = self.dialect == Dialect::Megatron || self.backend == default_format();
-            sidecar.empty_dicts.clone_from(&self.empty_dicts);
-            sidecar.strategy = (!named).then(|| self.backend.clone());
-            sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            files.insert(0, (Name::new(name)?, sidecar.to_bytes()));
+        if is_coordinator && let Some((name, sidecar)) = self.sidecar(saved)? {
+            let file = FileBody::from_bytes(name, sidecar.to_bytes());
+            match sidecar.shown {
+                // Nobody takes the files after it for a checkpoint.
+                true => self.write(vec![file], Progress::default()).await?,
+                false => first.push(file),
+            }
         }
 
-        // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file
-        // before it.
-        if is_coordinator && self.dialect == Dialect::Megatron {
-            let json = MetadataJson::new(&self.backend, &self.common.key());
-            let bytes = if self.common_form == CommonForm::File {
-                json.to_bytes()
-            } else {
-                json.to_short_bytes()
-            };
-            files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
+        // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file before it. If versions
+        // lie side by side and only the format's record may change, that one completes it.
+        let json = metadata_json(&self.backend, &self.common.key(), self.settings);
+        if is_coordinator && let Some(bytes) = json {
+            let json = (Name::new(METADATA_JSON)?, bytes);
+            match self.side_by_side.is_some() && self.settings.common_form == CommonForm::Object {
+                true => files.push(json),
+                false => files.extend(commit.replace(json)),
+            }
+        }
+        if is_coordinator && let Some(side_by_side) = &self.side_by_side {
+            side_by_side.permits(commit.as_ref(), &self.backend)?;
         }
 
         // Only the coordinator commits. Records of other ranks are plain files.
@@ -322,7 +346,33 @@ impl Version {
         let files = files
             .into_iter()
             .map(|(name, bytes)| FileBody::from_bytes(name, bytes));
-        self.write(files.collect(), Progress::default()).await?;
+        first.extend(files);
+        self.write(first, Progress::default()).await?;
         Ok(commit)
+    }
+
+    /// What reshard adds, and its name. It lies with the data of its version, where no other version can replace it. `None` in a place
+    /// without room for it.
+    fn sidecar(&self, saved: &Saved) -> Result<Option<(Name, Sidecar)>, StrategyError> {
+        let Records { files, commit, .. } = &saved.records;
+        let (Some(name), Some(mut sidecar)) = (
+            sidecar::name(self.kind),
+            Sidecar::of(commit.as_ref(), files),
+        ) else {
+            return Ok(None);
+        };
+        let megatrons = self.settings.dialect == Dialect::Megatron;
+        let named = megatrons || self.backend == default_format();
+        sidecar.empty_dicts.clone_from(&self.empty_dicts);
+        sidecar.strategy = (!named).then(|| self.backend.clone());
+        sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
+        let mut name = Name::new(name)?;
+        if let Some(side_by_side) = &self.side_by_side {
+            match &side_by_side.folder {
+                Some(folder) => name = folder.join(&name),
+                None => sidecar.shown = self.kind == PlaceKind::Folder && commit.is_some(),
+            }
+        }
+        Ok(Some((name, sidecar)))
     }
 }

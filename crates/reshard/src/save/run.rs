@@ -1,7 +1,7 @@
 //! A save from its beginning to its commit.
 
 use super::{
-    begin::{Agreed, Begun, begin},
+    begin::{Agreed, Begun, How, begin},
     builder::Save,
     pending::{ACT, CommonFile, PendingSave, Version},
     set_up::SetUp,
@@ -10,6 +10,7 @@ use crate::{
     CommonForm, Result, SaveReport, alike,
     error::{Context, Error},
     report::{Clock, Phase},
+    side_by_side::Settings,
     tally::Tally,
 };
 use reshard_comm::Comm;
@@ -52,15 +53,27 @@ impl Save<'_> {
     /// # Collective
     /// If a rank fails, all ranks get an error, and nothing is left of the new version.
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
-        let url = self.url;
+        let url = self.url.clone();
+        let url = &*url;
         let mut clock = Clock::start("save", comm.rank(), url);
         let set_up = match self.set_up() {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
         };
-        let begun = begin(comm, &set_up, url, self.overwrite, self.rule()).await;
+        // Setting up may choose another dialect.
+        let how = How {
+            overwrite: self.overwrite,
+            rule: self.rule(),
+            settings: self.settings(),
+        };
+        let begun = begin(comm, &set_up, url, how).await;
         let Agreed {
-            begun: Begun { transaction, stays },
+            begun:
+                Begun {
+                    transaction,
+                    stays,
+                    side_by_side,
+                },
             left,
             common_differs,
         } = match begun {
@@ -75,7 +88,8 @@ impl Save<'_> {
         if !comm.is_coordinator() {
             alike::leave_to_coordinator(&left, &set_up.plain, &mut set_up.parts.flat);
         }
-        let transaction = Arc::new(Tally::new(transaction, comm));
+        let place = Arc::clone(set_up.place());
+        let transaction = Arc::new(Tally::new(transaction, place, comm));
         let prepared = self.prepare(comm, &mut set_up, &transaction).await;
         let prepared = match prepared {
             Ok(prepared) => prepared,
@@ -93,23 +107,34 @@ impl Save<'_> {
             _in_flight: set_up.in_flight,
             backend: set_up.sharded.key(),
             common: set_up.common,
-            common_form: self.common_form,
-            dialect: self.dialect,
+            settings: self.settings(),
+            side_by_side,
             kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
             stays,
             common_differs,
-            integrity: self.integrity,
             durability: self.durability,
             progress: self.progress,
         };
+        let last_check = self.last_check;
         Ok(PendingSave {
             version,
             common_file,
             prepared,
+            last_check,
             written: None,
             clock,
         })
+    }
+
+    /// The settings on which the records depend.
+    fn settings(&self) -> Settings {
+        Settings {
+            dialect: self.dialect,
+            common_form: self.common_form,
+            rank_local: self.rank_local,
+            integrity: self.integrity,
+        }
     }
 
     /// Plans the sharded leaves.
@@ -127,7 +152,7 @@ impl Save<'_> {
             *comm,
             &groups,
             Arc::<Tally>::clone(transaction),
-            self.url,
+            &self.url,
             planner,
         );
         (cx.durability, cx.dialect, cx.rank_local) =

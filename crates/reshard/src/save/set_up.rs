@@ -112,7 +112,7 @@ impl Save<'_> {
                 what,
             });
         }
-        let (store, kind) = place(stores.open(self.url)?, &can, &sharded.key())?;
+        let (store, kind) = place(stores.open(&self.url)?, &can, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
@@ -186,6 +186,7 @@ impl Save<'_> {
         Rule {
             dialect: self.dialect,
             coordinators: self.coordinators_plain_tensors,
+            check_replicas: self.check_replicas,
         }
     }
 

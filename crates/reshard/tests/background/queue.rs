@@ -203,7 +203,7 @@ fn a_function_that_fails_is_told_to_all_ranks_and_the_checkpoint_stays() {
             assert!(queue.close(false).await.unwrap().is_empty());
         }
     });
-    blocking::Checkpoint::open(&home.url("ckpt")).unwrap();
+    blocking::Checkpoint::open(home.url("ckpt")).unwrap();
 }
 
 #[test]

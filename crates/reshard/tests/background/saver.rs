@@ -171,7 +171,7 @@ fn saves_that_ranks_start_in_another_order_are_an_error_on_all_ranks() {
 #[test]
 fn a_worker_that_panics_fails_the_save_on_all_ranks_and_the_old_checkpoint_stays() {
     let home = Arc::new(Folder::new());
-    blocking::save(&one(1.), &home.url("ckpt")).unwrap();
+    blocking::save(&one(1.), home.url("ckpt")).unwrap();
     let before = home.files("ckpt");
     let of_ranks = Arc::clone(&home);
     let ended = on_ranks(3, move |group| {
@@ -257,7 +257,7 @@ fn a_save_alone_goes_on_in_the_background_and_the_group_is_free() {
         }
     });
     assert_eq!(ended, [Ok(()), Ok(())]);
-    blocking::Checkpoint::open(&home.url("ckpt")).unwrap();
+    blocking::Checkpoint::open(home.url("ckpt")).unwrap();
 }
 
 #[test]

@@ -20,11 +20,16 @@ use std::{
 /// Items of each file, in their order: key, and offset of a chunk.
 type Files = BTreeMap<String, Vec<(String, Option<Dims>)>>;
 
-fn fixture(name: &str) -> Fixture {
+/// `None` if the fixtures are of another folder, which lacks it.
+fn fixture(name: &str) -> Option<Fixture> {
     let found = fixtures()
         .into_iter()
         .find(|f| f.to_string().ends_with(name));
-    found.ok_or(format!("there is no fixture {name}")).unwrap()
+    assert!(
+        found.is_some() || !reshard_golden::ours(),
+        "there is no fixture {name}"
+    );
+    found
 }
 
 fn json(f: &Fixture) -> Json {
@@ -107,7 +112,9 @@ fn items_are_spread_over_files_as_megatron_core_spreads_them() {
             ("threads4_w2", None),
             ("separation_hint_w2", Some("optimizer.")),
         ] {
-            let f = fixture(&format!("{version}_{name}"));
+            let Some(f) = fixture(&format!("{version}_{name}")) else {
+                continue;
+            };
             let json = json(&f);
             let mut config = TorchDistConfig::new().with_thread_count(4);
             if let Some(hint) = hint {
@@ -139,10 +146,22 @@ fn elements(url: &str) -> BTreeMap<String, Tensor> {
     block_on(reshard::load_plain_tensors(url)).unwrap()
 }
 
+/// The id that PyTorch gave the save: 36 characters in `storage_meta`, after the name of the field and the marks of both texts.
+fn save_id(metadata: &[u8]) -> String {
+    let name = b"save_id";
+    let at = metadata.windows(name.len()).position(|w| w == name);
+    let from = at.unwrap() + name.len() + 3;
+    let id = String::from_utf8(metadata[from..from + 36].to_vec()).unwrap();
+    assert_eq!(id.matches('-').count(), 4, "{id}");
+    id
+}
+
 #[test]
 fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
     for version in ["mc012", "mc016"] {
-        let f = fixture(&format!("{version}_separation_hint_w2"));
+        let Some(f) = fixture(&format!("{version}_separation_hint_w2")) else {
+            continue;
+        };
         let scratch = Scratch::of(&f.checkpoint()).unwrap();
         let url = scratch.url();
         let old = block_on(Checkpoint::open(&url)).unwrap();
@@ -150,6 +169,7 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
         let inode = |name: &str| fs::metadata(scratch.file(name)).unwrap().ino();
         let inodes = ["__0_0.distcp", "__1_1.distcp", "common.pt"].map(inode);
         let json = fs::read(scratch.file("metadata.json")).unwrap();
+        let id = save_id(&fs::read(scratch.file(".metadata")).unwrap());
         let removed = block_on(async { reshard::remove_sharded_tensors(&url, "optimizer.").await })
             .unwrap_or_else(|e| panic!("{f}: {}", chain(&e)));
 
@@ -180,6 +200,7 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
             "{f}"
         );
         assert_eq!(fs::read(scratch.file("metadata.json")).unwrap(), json);
+        assert_eq!(save_id(&fs::read(scratch.file(".metadata")).unwrap()), id);
         let after = elements(&url);
         assert!(after.len() == before.len() - 4 && after.keys().all(|key| !is_gone(key)));
         for (key, t) in &after {
@@ -212,7 +233,10 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
 
 #[test]
 fn one_flipped_byte_is_found_in_the_file_that_has_it() {
-    let f = fixture("mc020_integrity_w2");
+    let all = ["mc020_integrity_w2", "mc016_objects_w4"].map(fixture);
+    let [Some(f), Some(other)] = all else {
+        return;
+    };
     let text = fs::read(f.checkpoint().join(INTEGRITY)).unwrap();
     let integrity = Integrity::parse(&text).unwrap();
     assert_eq!(
@@ -274,7 +298,7 @@ fn one_flipped_byte_is_found_in_the_file_that_has_it() {
         }
     }
     // Elsewhere there is nothing to verify by.
-    let e = load(&fixture("mc016_objects_w4").url()).unwrap_err();
+    let e = load(&other.url()).unwrap_err();
     assert!(
         e.kind() == ErrorKind::NotFound && chain(&e).contains(INTEGRITY),
         "{}",

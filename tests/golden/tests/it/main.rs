@@ -20,10 +20,20 @@ mod templates;
 mod torch_save;
 
 use futures::executor::block_on;
-use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree};
+use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree, strategy::LoadShardedConfig};
 
 /// Loads on as many ranks as there are templates, each a thread.
 fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<ValueTree, LoadError>> {
+    load_by(None, templates, url, cast)
+}
+
+/// The same by a strategy with these settings, if there are some.
+fn load_by(
+    settings: Option<&serde_json::Value>,
+    templates: Vec<StateDict>,
+    url: &str,
+    cast: Cast,
+) -> Vec<Result<ValueTree, LoadError>> {
     let groups = LocalGroup::new(templates.len() as u32);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = groups
@@ -31,7 +41,17 @@ fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<ValueTre
             .zip(templates)
             .map(|(group, template)| {
                 scope.spawn(move || {
-                    block_on(async { reshard::load(template, url).group(&group).cast(cast).await })
+                    block_on(async {
+                        let load = reshard::load(template, url).group(&group).cast(cast);
+                        match settings {
+                            None => load.await,
+                            Some(settings) => {
+                                let config: Box<dyn LoadShardedConfig> =
+                                    serde_json::from_value(settings.clone()).unwrap();
+                                load.boxed_strategy(config).await
+                            }
+                        }
+                    })
                 })
             })
             .collect();

@@ -3,7 +3,7 @@
 use futures::executor::block_on;
 use reshard::{Checkpoint, Value, storage::Progress, strategy::Damage};
 use reshard_golden::{
-    Depth, Expected, Family, Says, chain, compare, compare_tensor, fixtures, python,
+    Depth, Expected, Family, Says, chain, compare, compare_tensor, fixtures, ours, python,
 };
 
 #[test]
@@ -145,6 +145,30 @@ fn loads_what_it_lists(url: &str, expected: &Expected) -> Result<(), String> {
         Some(lost) => Err(format!("object {lost} is not listed")),
         None => Ok(()),
     }
+}
+
+#[test]
+fn the_description_of_the_content_is_loaded_as_megatron_core_saved_it() {
+    let mut described = 0;
+    for f in fixtures().iter().filter(|f| f.expected.sound) {
+        let Some(Says::Typed(common)) = &f.expected.common else {
+            continue;
+        };
+        let items = common["items"].as_array().into_iter().flatten();
+        let mut want = items.filter(|item| item[0]["v"] == "content_metadata");
+        let got = block_on(reshard::load_content_metadata(&f.url())).unwrap();
+        match (want.next(), got) {
+            (None, None) => {}
+            (Some(want), Some(got)) => {
+                described += 1;
+                let what = python::same(&want[1], &got).err();
+                assert_eq!(what, None, "{f}");
+            }
+            (want, got) => panic!("{f}: {want:?}, {got:?}"),
+        }
+    }
+    // Megatron Core 0.16 in common.pt, and 0.20 in an object.
+    assert!(described == 2 || !ours(), "{described}");
 }
 
 /// The PyTorch that wrote a checkpoint loads it, so `inspect` must not ask for a later one, whatever element types are in it.

@@ -46,7 +46,7 @@ fn write(dir: &Path) {
         state.insert(key(i), ShardedTensor::full(&key(i), tensor));
     }
     block_on(async {
-        reshard::save(&state, &dir.display().to_string())
+        reshard::save(&state, dir.display().to_string())
             .durability(Durability::Process)
             .await
     })
@@ -67,7 +67,7 @@ fn read(
         template.insert(key(i), leaf);
     }
     let loaded = block_on(async {
-        reshard::load(template, &dir.display().to_string())
+        reshard::load(template, dir.display().to_string())
             .verify(verify)
             .await
     });

@@ -60,7 +60,7 @@ proptest! {
         on_ranks(ranks, move |(group, state)| {
             let url = Arc::clone(&url);
             async move {
-                let save = how.set(reshard::save(&state, &url).stores(stores()));
+                let save = how.set(reshard::save(&state, &*url).stores(stores()));
                 if queue {
                     let mut queue = AsyncCallsQueue::new(&*group).await.unwrap();
                     let request = queue.request(save).await.unwrap();

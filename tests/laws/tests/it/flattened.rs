@@ -11,7 +11,7 @@ use reshard_laws::{
     ranks::{group, load, save},
     zarrs::{Zarr, zarrs},
 };
-use reshard_storage::{CountingStore, testkit::MemoryStore};
+use reshard_storage::{CountingStore, Name, testkit::MemoryStore};
 use std::{ops::Range, sync::Arc};
 
 /// A regular grid over a tensor.
@@ -237,12 +237,22 @@ fn two_halves(gap: u64) -> (Global, Vec<StateDict>) {
     (g, states)
 }
 
+/// Of arrays, too: inner chunks of a shard are a row here.
 #[test]
 fn only_the_wanted_elements_are_read() {
+    for format in [None, Some(Zarr::V2), Some(Zarr::V3(16 << 10))] {
+        reads_only_what_is_wanted(format);
+    }
+}
+
+fn reads_only_what_is_wanted(format: Option<Zarr>) {
     let (g, states) = two_halves(0);
     let counts = CountingStore::new(Arc::new(MemoryStore::new()));
     let place = Place::of(counts.clone());
-    for outcome in save(group(2), states, place.url(), |_, s| s) {
+    for outcome in save(group(2), states, place.url(), move |_, s| match format {
+        None => s,
+        Some(zarr) => s.boxed_strategy(zarr.config()),
+    }) {
         outcome.unwrap();
     }
     counts.take();
@@ -263,19 +273,116 @@ fn only_the_wanted_elements_are_read() {
     let read = report.totals.bytes;
     assert!(
         read >= bytes && read < bytes + (32 << 10),
-        "{read} for {bytes}"
+        "{format:?}: {read} for {bytes}"
     );
+}
+
+/// Until Megatron Core 0.10 a flattened tensor of one axis was stored as if it were not: a chunk for each range, in the global tensor.
+/// `mcore_data` has an empty dict for it.
+#[test]
+fn ranges_of_one_axis_in_the_form_of_megatron_core_0_10_are_loaded_by_flattened_leaves() {
+    let place = Place::new();
+    let numbers = |range: Range<u64>| {
+        let numbers = range.clone().map(|i| i as f32).collect();
+        Tensor::from_vec(&[range.end - range.start], numbers).unwrap()
+    };
+    let rank = |ranges: [Range<u64>; 2]| {
+        let mut state = StateDict::new();
+        for (i, range) in ranges.into_iter().enumerate() {
+            let region = Region::new([range.start], [range.end - range.start]);
+            let leaf = ShardedTensor::region_of("bucket", DType::Float32, &[40], region);
+            let leaf = ShardedTensor {
+                axis_fragmentations: None,
+                ..leaf
+            };
+            state.insert(i.to_string(), leaf.with_data(numbers(range)));
+        }
+        state
+    };
+    let states = vec![rank([0..7, 7..20]), rank([20..33, 33..40])];
+    for outcome in save(group(2), states, place.url(), |_, s| s) {
+        outcome.unwrap();
+    }
+    let name = Name::new(".metadata").unwrap();
+    let metadata = &place.files()[&name];
+    assert!(metadata.windows(10).any(|w| w == b"mcore_data"));
+    for (cells, range) in [(2, 5..15), (4, 0..10), (1, 3..39), (5, 2..2)] {
+        let of_cell = 40 / cells;
+        let templates = (0..cells).map(|cell| {
+            let cut = [(0, cell, cells)];
+            let leaf = ShardedTensor::declare("bucket", DType::Float32, &[of_cell], &cut, 0);
+            let mut template = StateDict::new();
+            let leaf = ShardedTensor {
+                flattened_range: Some(range.clone()),
+                ..leaf.unwrap()
+            };
+            template.insert("t", leaf);
+            template
+        });
+        let loaded = load(
+            group(cells as u32),
+            templates.collect(),
+            place.url(),
+            |_, l| l,
+        );
+        for (cell, loaded) in (0..).zip(loaded) {
+            let (loaded, _) = loaded.unwrap();
+            let want = numbers(cell * of_cell + range.start..cell * of_cell + range.end);
+            assert_eq!(leaf(&loaded, "t").to_bytes(), want.to_bytes(), "{cells}");
+        }
+    }
+}
+
+/// As a program leaves them that has lost elements, or has written some twice: the first of two ranges, 0:5 and 5:12, is another one.
+#[test]
+fn stored_ranges_that_leave_a_hole_or_overlap_are_found() {
+    for (end, said) in [
+        (4, "no chunk covers [0:1, 0:1, 4:5]"),
+        (6, "[0:1, 0:1, 0:6] and [0:1, 0:1, 5:12] overlap"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in of_another_shape(true, None).files() {
+            let mut bytes = bytes.to_vec();
+            if name.as_str() == ".metadata" {
+                // The lengths of the chunk, (1, 1, 5): three ints, and the end of a tuple of three.
+                let lengths = [b'K', 1, b'K', 1, b'K', 5, 0x87];
+                let at = bytes.windows(7).position(|w| w == lengths).unwrap();
+                bytes[at + 5] = end;
+            }
+            std::fs::write(dir.path().join(name.as_str()), bytes).unwrap();
+        }
+        let url = dir.path().display().to_string();
+        let opened = futures::executor::block_on(OpenOptions::new().open(&url)).unwrap();
+        let report = futures::executor::block_on(opened.verify(true, Default::default())).unwrap();
+        let found: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
+        let found = found.join("; ");
+        assert!(found.contains("w: ") && found.contains(said), "{found}");
+
+        // A load of the elements in question fails, too.
+        let leaf = asks([3, 4], 0..3, Some(0..12));
+        let mut template = StateDict::new();
+        template.insert("w", leaf);
+        let loaded = load(group(1), vec![template], &url, |_, l| l).remove(0);
+        assert_eq!(loaded.map(drop).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
 }
 
 #[test]
 fn ranges_that_do_not_cover_their_cell_fail_the_save() {
-    let (_, states) = two_halves(5);
-    let place = Place::new();
-    for outcome in save(group(2), states, place.url(), |_, s| s) {
-        let e = outcome.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Invalid);
-        let said = format!("{e:?}");
-        assert!(said.contains("w") && said.contains("32768:32773"), "{said}");
+    for format in [None, Some(Zarr::V2), Some(Zarr::V3(16 << 10))] {
+        let (_, states) = two_halves(5);
+        let place = Place::new();
+        for outcome in save(group(2), states, place.url(), move |_, s| match format {
+            None => s,
+            Some(zarr) => s.boxed_strategy(zarr.config()),
+        }) {
+            let e = outcome.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Invalid, "{format:?}");
+            let said = format!("{e:?}");
+            let what = "w: the flattened ranges of chunk [32:48, 0:4096] leave out its elements 32768:32773";
+            assert!(said.contains(what), "{format:?}: {said}");
+        }
+        assert!(place.files().is_empty(), "{format:?}");
     }
 }
 

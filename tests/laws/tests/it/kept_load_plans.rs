@@ -166,7 +166,7 @@ fn holds(loaded: &[ValueTree], rows: u64, salt: f32) {
                 panic!("layer {i} is gone");
             };
             let want = vec![salt + i as f32; (rows * 2) as usize];
-            assert_eq!(t.to_vec::<f32>(), Some(want));
+            assert_eq!(t.to_vec::<f32>().unwrap(), want);
         }
     }
 }

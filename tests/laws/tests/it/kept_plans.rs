@@ -122,7 +122,7 @@ proptest! {
                 on_ranks(ranks, move |(group, state)| {
                     let (url, kept) = (Arc::clone(&url), Arc::clone(&kept[group.rank().0 as usize]));
                     async move {
-                        let save = how.set(reshard::save(&state, &url).stores(stores())).overwrite(true);
+                        let save = how.set(reshard::save(&state, &*url).stores(stores())).overwrite(true);
                         let mut saver = AsyncSaver::new(&*group).await.unwrap();
                         let handle = saver.start(save.kept_plan(&kept)).await.unwrap();
                         drop(state);
@@ -574,7 +574,7 @@ fn savers_and_queues_keep_plans_themselves() {
                 let mut calls = AsyncCallsQueue::new(&*group).await.unwrap();
                 for elements in [4, 4, 4, 6, 6] {
                     let state = state(group.rank().0, elements);
-                    let save = reshard::save(&state, &url)
+                    let save = reshard::save(&state, &*url)
                         .stores(stores())
                         .overwrite(true)
                         .strategy(TappedSave::new(observer.clone(), true));

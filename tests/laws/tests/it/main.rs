@@ -2,13 +2,16 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod access;
 mod alike;
 mod background;
+mod buckets;
 mod bytes;
 mod contracts;
 mod declarations;
 mod exchanges;
 mod flattened;
+mod flattened_tables;
 mod groups;
 mod hooks;
 mod kept_load_plans;
@@ -19,6 +22,7 @@ mod plain;
 mod policies;
 mod protocol;
 mod ranks_that_leave;
+mod replicas;
 mod repointed;
 mod round_trip;
 mod runtime;

@@ -8,6 +8,7 @@ use reshard::{
 use reshard_laws::{
     place::Place,
     ranks::{group, load, save},
+    zarrs::Zarr,
 };
 
 /// Lengths of the pieces of a tensor of one axis, which lie one behind the other: by rank, several to a rank.
@@ -159,6 +160,74 @@ fn any_split_is_loaded_as_any_other_of_as_many_elements() {
     for from in &of_24 {
         for to in &of_24 {
             moves(from, to);
+        }
+    }
+}
+
+/// Megatron Core's test: a tensor of shape (2, 32), which 8 ranks save, loaded as (2, 28) and as (2, 36) on 4.
+#[test]
+fn a_narrower_or_wider_tensor_is_loaded_if_shapes_may_differ_and_refused_otherwise() {
+    let stored = |row: u64, column: u64| match column < 32 {
+        true => (1 + row * 32 + column) as i32,
+        false => 0,
+    };
+    let part = |columns: std::ops::Range<u64>| -> Vec<i32> {
+        let row = |row| columns.clone().map(move |column| stored(row, column));
+        (0..2).flat_map(row).collect()
+    };
+    for format in [None, Some(Zarr::V2), Some(Zarr::V3(4 << 10))] {
+        let place = Place::new();
+        let states = (0..8).map(|rank| {
+            let data = Tensor::from_vec(&[2, 4], part(4 * rank..4 * rank + 4)).unwrap();
+            let mut state = StateDict::new();
+            let leaf = ShardedTensor::from_rank_offsets("keyA", data, &[(1, rank, 8)]);
+            state.insert("a", leaf.unwrap());
+            state
+        });
+        let saved = save(
+            group(8),
+            states.collect(),
+            place.url(),
+            move |_, s| match format {
+                None => s.dialect(Dialect::Megatron),
+                Some(zarr) => s.boxed_strategy(zarr.config()),
+            },
+        );
+        saved.into_iter().for_each(|saved| drop(saved.unwrap()));
+        for width in [7, 9] {
+            let templates = |flexible: bool| -> Vec<StateDict> {
+                let template = |rank| {
+                    let cut = [(1, rank, 4)];
+                    let leaf =
+                        ShardedTensor::declare("keyA", DType::Int32, &[2, width], &cut, 0).unwrap();
+                    let mut state = StateDict::new();
+                    state.insert(
+                        "a",
+                        match flexible {
+                            true => leaf.with_shape_mismatch_allowed(),
+                            false => leaf,
+                        },
+                    );
+                    state
+                };
+                (0..4).map(template).collect()
+            };
+            for loaded in load(group(4), templates(false), place.url(), |_, l| l) {
+                let e = loaded.map(drop).unwrap_err();
+                assert_eq!(e.kind(), ErrorKind::Invalid, "{format:?}");
+                let (said, asked) = (chain(&e), 4 * width);
+                let both = format!(
+                    "keyA has shape [2, 32] in the checkpoint, in [1, 8] fragments, but [2, {asked}] was asked for in [1, 4] fragments; axis 1 differs"
+                );
+                assert!(said.contains(&both), "{format:?}: {said}");
+            }
+            let loaded = load(group(4), templates(true), place.url(), |_, l| l);
+            for (rank, loaded) in (0..).zip(loaded) {
+                let (state, _) = loaded.unwrap_or_else(|e| panic!("{format:?}: {e}"));
+                let got = state.get("a").and_then(|t| t.leaf()?.as_tensor()).unwrap();
+                let want = part(width * rank..width * (rank + 1));
+                assert_eq!(got.to_vec::<i32>().unwrap(), want, "{format:?}, {width}");
+            }
         }
     }
 }

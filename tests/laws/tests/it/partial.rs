@@ -2,10 +2,16 @@
 
 use proptest::prelude::*;
 use reshard::storage::{LocalStore, Store};
-use reshard::{DType, OpenOptions, Region, ShardedTensor, StateDict};
+use reshard::{
+    DType, Dialect, OpenOptions, Region, ShardedTensor, StateDict, Tensor,
+    safetensors::{SafetensorsConfig, SafetensorsLoadConfig},
+    strategy::SaveShardedConfig,
+    tensor_bundle::TensorBundleConfig,
+    torch_save::TorchSaveConfig,
+};
 use reshard_laws::{
     cases,
-    contents::{Contents, Global, choices},
+    contents::{Choices, Contents, Global, choices},
     place::{Place, stores},
     ranks::{group, load, save},
 };
@@ -146,5 +152,101 @@ proptest! {
         let whole = 128 * columns * 4;
         prop_assert!(report.totals.bytes <= whole, "{} of {whole} bytes", report.totals.bytes);
         prop_assert!(counts.take().records.bytes <= whole);
+    }
+}
+
+/// Saves rows of a tensor on two ranks in a format, and counts what is read of it. These formats have their tables in memory once they are
+/// open, so not one byte more is read than is wanted.
+fn counts_exactly(config: impl SaveShardedConfig + Clone + 'static) {
+    let name = format!("{config:?}");
+    let (rows, columns) = (301, 70);
+    let (counts, place) = counting(None);
+    let contents = contents(vec![
+        matrix("w", DType::BFloat16, rows, columns),
+        matrix("v", DType::Float32, 9, columns),
+    ]);
+    let mut choices = Choices::of([0]);
+    let states = contents.states(&contents.rows(2), &mut choices);
+    for outcome in save(group(2), states, place.url(), move |_, s| {
+        s.dialect(Dialect::Dcp).strategy(config.clone())
+    }) {
+        outcome.unwrap();
+    }
+    let opened = OpenOptions::new().stores(stores()).open(place.url());
+    let opened = futures::executor::block_on(opened).unwrap();
+    let mut tensors = opened.tensors();
+    let tensor = tensors.find(|t| t.dtype() == DType::BFloat16).unwrap();
+    // In an archive the header before a storage says where it begins. It is read once.
+    futures::executor::block_on(tensor.read(Region::rows(0..1))).unwrap();
+    for (from, len) in [(0, 1), (10, 57), (140, 20), (300, 1), (0, rows)] {
+        counts.take();
+        let wanted = Region::new([from, 0], [len, columns]);
+        let got = futures::executor::block_on(tensor.read(&wanted)).unwrap();
+        assert!(got.to_bytes() == contents.tensors[0].part(&wanted));
+        assert_eq!(counts.take().read(), len * columns * 2, "{name}: {wanted}");
+    }
+    // Short columns lie so close to each other that they are read with what lies between. Nothing outside is read.
+    counts.take();
+    let wanted = Region::new([20, 7], [3, 5]);
+    let got = futures::executor::block_on(tensor.read(&wanted)).unwrap();
+    assert!(got.to_bytes() == contents.tensors[0].part(&wanted));
+    let counted = counts.take();
+    assert_eq!(counted.records.needed, 3 * 5 * 2, "{name}");
+    assert!(
+        counted.read() <= (2 * columns + 5) * 2,
+        "{name}: {counted:?}"
+    );
+}
+
+#[test]
+fn the_neighbours_formats_read_the_bytes_of_a_region_and_no_others() {
+    counts_exactly(SafetensorsConfig::default());
+    counts_exactly(SafetensorsConfig::default().with_sharded(true));
+    counts_exactly(TorchSaveConfig::default());
+    counts_exactly(TensorBundleConfig::default().with_in_folder("ckpt"));
+}
+
+#[test]
+fn a_region_of_a_quantised_tensor_costs_its_elements_and_the_scales_of_its_blocks() {
+    let (counts, place) = counting(None);
+    let tensor = |dtype: DType, shape: &[u64]| {
+        let bytes = shape.iter().product::<u64>() * dtype.size();
+        Tensor::new(dtype, shape, vec![0x38; bytes as usize]).unwrap()
+    };
+    let mut state = StateDict::new();
+    for (key, dtype, shape) in [
+        ("w.weight", DType::Float8E4M3Fn, &[300, 400][..]),
+        ("w.weight_scale_inv", DType::Float32, &[3, 4]),
+        ("e_blocks", DType::UInt8, &[6, 10, 16]),
+        ("e_scales", DType::UInt8, &[6, 10]),
+    ] {
+        state.insert(key, ShardedTensor::full(key, tensor(dtype, shape)));
+    }
+    for outcome in save(group(1), vec![state], place.url(), |_, s| {
+        s.dialect(Dialect::TensorsOnly)
+            .strategy(SafetensorsConfig::default())
+    }) {
+        outcome.unwrap();
+    }
+    let dequantize = SafetensorsLoadConfig::default().with_dequantize(DType::BFloat16);
+    let opened = OpenOptions::new().stores(stores()).strategy(dequantize);
+    let opened = futures::executor::block_on(opened.open(place.url())).unwrap();
+    for (key, region, bytes) in [
+        // Rows in one row of blocks, and in two.
+        ("w.weight", Region::new([130, 0], [3, 400]), 3 * 400 + 4 * 4),
+        (
+            "w.weight",
+            Region::new([120, 0], [20, 400]),
+            20 * 400 + 2 * 4 * 4,
+        ),
+        // Groups of 16 bytes, 32 numbers each.
+        ("e_blocks", Region::new([2, 0], [1, 320]), 160 + 10),
+        ("e_blocks", Region::new([2, 40], [1, 30]), 2 * 16 + 2),
+    ] {
+        counts.take();
+        let tensor = opened.tensor(key).unwrap();
+        assert_eq!(tensor.dtype(), DType::BFloat16);
+        futures::executor::block_on(tensor.read(&region)).unwrap();
+        assert_eq!(counts.take().read(), bytes, "{key}: {region}");
     }
 }

@@ -80,7 +80,7 @@ fn stored(place: &Place, d: Dialect) -> Option<Vec<f32>> {
         .unwrap()
         .unwrap()
         .0;
-    loaded.get("w")?.leaf()?.as_tensor()?.to_vec()
+    loaded.tensor("w").ok()?.to_vec().ok()
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
                 let url = Arc::clone(&url);
                 async move {
                     let rank = group.rank().0;
-                    let mut save = reshard::save(&state, &url)
+                    let mut save = reshard::save(&state, &*url)
                         .group(&*group)
                         .stores(stores())
                         .into_future();
@@ -239,7 +239,7 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
                 let url = Arc::clone(&url);
                 async move {
                     let rank = group.rank().0;
-                    let load = reshard::load(template, &url)
+                    let load = reshard::load(template, &*url)
                         .group(&*group)
                         .stores(stores());
                     let mut load = Box::pin(load.with_report());

@@ -81,7 +81,7 @@ fn all_ranks_write_where_the_link_led_when_the_version_was_begun() {
         s.dialect(Dialect::Dcp)
     });
     saved.into_iter().for_each(|s| drop(s.unwrap()));
-    let checkpoint = Checkpoint::open(&one.display().to_string()).unwrap();
+    let checkpoint = Checkpoint::open(one.display().to_string()).unwrap();
     assert_eq!(
         checkpoint
             .tensor("w")

@@ -19,9 +19,9 @@ use std::{
     thread,
 };
 
-const RANKS: u32 = 3;
+pub(crate) const RANKS: u32 = 3;
 
-fn contents() -> Contents {
+pub(crate) fn contents() -> Contents {
     let tensor = |key: &str, rows| Global {
         key: key.into(),
         dtype: DType::Float32,
@@ -36,11 +36,11 @@ fn contents() -> Contents {
     }
 }
 
-fn states(contents: &Contents) -> Vec<StateDict> {
+pub(crate) fn states(contents: &Contents) -> Vec<StateDict> {
     contents.states(&contents.rows(RANKS), &mut Choices::of([0, 1, 3, 2]))
 }
 
-fn templates(contents: &Contents) -> (Vec<StateDict>, Vec<Watch>) {
+pub(crate) fn templates(contents: &Contents) -> (Vec<StateDict>, Vec<Watch>) {
     let cut = contents.columns(RANKS);
     (0..RANKS)
         .map(|r| {

@@ -1,12 +1,11 @@
 //! What each option does, and what is refused.
 
-use super::toy::{Held, ToyModel, ToyOptimizer};
-use futures::{executor::block_on, future::join_all};
+use super::toy::{Held, ToyModel, ToyOptimizer, on_ranks};
+use futures::executor::block_on;
 use reshard::{
-    DType, LocalGroup, Tensor, Value, ValueTree,
+    DType, Tensor, Value, ValueTree,
     model::{Leaf, StateDict, Tree},
 };
-use reshard_comm::Comm;
 use reshard_optim::{
     IncompatibleKeys, OptimError, StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
     get_state_dict, set_model_state_dict, set_optimizer_state_dict,
@@ -40,14 +39,6 @@ fn floats(state: &StateDict, name: &str) -> Vec<f32> {
         Some(Leaf::Value(Value::Tensor(t))) => t.to_vec().unwrap(),
         other => panic!("{name}: {other:?}"),
     }
-}
-
-fn on_ranks<T>(ranks: u32, each: impl AsyncFn(u64, Comm<'_>) -> T) -> Vec<T> {
-    let groups = LocalGroup::new(ranks);
-    let each = &each;
-    block_on(join_all(groups.iter().enumerate().map(
-        |(rank, group)| async move { each(rank as u64, Comm::new(group)).await },
-    )))
 }
 
 #[test]

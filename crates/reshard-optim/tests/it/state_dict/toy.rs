@@ -1,6 +1,8 @@
 //! A model and an optimizer that keep what they are given.
 
-use reshard::{DType, Region, ShardedTensor, Tensor, Value, model::Leaf};
+use futures::{executor::block_on, future::join_all};
+use reshard::{DType, LocalGroup, Region, ShardedTensor, Tensor, Value, model::Leaf};
+use reshard_comm::Comm;
 use reshard_optim::{ModelState, OptimizerState, ParamGroup, ParamId, Parameter};
 use std::collections::BTreeMap;
 
@@ -160,4 +162,13 @@ impl OptimizerState for ToyOptimizer {
         self.state.insert(param.0, state);
         Ok(())
     }
+}
+
+/// What each of some ranks makes of its number and the way to the others.
+pub(super) fn on_ranks<T>(ranks: u32, each: impl AsyncFn(u64, Comm<'_>) -> T) -> Vec<T> {
+    let groups = LocalGroup::new(ranks);
+    let each = &each;
+    block_on(join_all(groups.iter().enumerate().map(
+        |(rank, group)| async move { each(rank as u64, Comm::new(group)).await },
+    )))
 }

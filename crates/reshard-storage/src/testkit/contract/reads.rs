@@ -82,6 +82,36 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     );
 }
 
+pub(super) async fn a_file_is_read_whole_if_it_is_there(store: Arc<dyn Store>) {
+    let bytes = pattern(1_000, 6);
+    let files = [("a", bytes.clone()), ("d/empty", Bytes::new())];
+    committed(&store, "one", IfExists::Refuse, &files).await;
+    let read = |file: &'static str, max| {
+        let store = Arc::clone(&store);
+        async move { store.read_all(&name(file), max).await }
+    };
+    for max in [1_000, 1_001, u64::MAX] {
+        assert_eq!(read("a", max).await.unwrap().unwrap(), bytes);
+    }
+    assert_eq!(read("d/empty", 0).await.unwrap().unwrap(), Bytes::new());
+    for missing in ["b", "d/b", "e/f"] {
+        assert_eq!(read(missing, 10).await.unwrap(), None);
+    }
+    for max in [0, 999] {
+        let e = read("a", max).await.unwrap_err();
+        let StorageError::Longer {
+            path,
+            size,
+            max: most,
+        } = &e
+        else {
+            panic!("{e}")
+        };
+        assert_eq!((*size, *most), (1_000, max));
+        assert!(path.ends_with("/a"), "{e}");
+    }
+}
+
 /// Compares with bytes that are known.
 struct Equals {
     want: Bytes,

@@ -1,7 +1,7 @@
 //! The template's buffers on loan: they are taken, cut into the places of a plan, and given back whatever happens.
 
 use super::device::Devices;
-use crate::{LoadCx, LoadFailure, Result, StrategyError};
+use crate::{LoadCx, Result, StrategyError};
 use futures_timer::Delay;
 use indexmap::IndexMap;
 use reshard_model::{
@@ -103,12 +103,12 @@ impl Loan {
     /// devices.
     ///
     /// # Errors
-    /// The failure contains the template.
+    /// The error comes with the template.
     pub(super) fn take(
         template: FlatStateDict,
         plan: &LoadPlan,
         copy_ahead: u64,
-    ) -> Result<Self, Box<LoadFailure>> {
+    ) -> Result<Self, Box<(StrategyError, FlatStateDict)>> {
         let mut loan = Self {
             template,
             buffers: Vec::new(),
@@ -116,10 +116,7 @@ impl Loan {
         };
         match loan.allocate(plan).and_then(|()| loan.lend(&filled(plan))) {
             Ok(()) => Ok(loan),
-            Err(error) => Err(Box::new(LoadFailure {
-                error,
-                template: loan.give_back().0,
-            })),
+            Err(error) => Err(Box::new((error, loan.give_back().0))),
         }
     }
 

@@ -8,6 +8,7 @@ use crate::{
     pipeline::placement::Offer,
 };
 use reshard_model::{FlatStateDict, Value};
+use reshard_plan::Declared;
 use reshard_policy::ShardingPolicy;
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -30,12 +31,18 @@ impl<W: StorageWriter> Local<'_, W> {
         kept.known(self.structure.as_ref()?)
     }
 
+    /// What it declares of its leaves.
+    pub(super) fn declared(&self) -> Declared {
+        self.cx.declares.of(self.state)
+    }
+
     /// What it offers, and the digest of its declarations. If `kept`, declarations that were sent before are not sent again.
     pub(super) fn offer(&mut self, kept: Option<&KeptPlan>) -> Result<(Offer, Option<Digest>)> {
         let meta = self.storage_meta.as_ref();
         let plan = local_plan(self.writer, self.state, meta, self.cx)?;
         let declarations = kept.map(|kept| &kept.declarations);
-        let (told, digest) = Told::of(self.cx.validates(), self.state, declarations)?;
+        let declared = || self.declared();
+        let (told, digest) = Told::of(self.cx.validates(), declared, declarations)?;
         if holds_a_piece_twice(self.state) {
             self.structure = None;
         }

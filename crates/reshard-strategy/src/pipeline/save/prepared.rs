@@ -180,7 +180,10 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         }
         // The coordinator checks all results before the format makes its records of them. It keeps records and totals in
         // `saved`; the other ranks only get the sums.
-        let mut saved = Saved::default();
+        let mut saved = Saved {
+            items: results.len() as u64,
+            ..Saved::default()
+        };
         let (writer, metadata, url, dialect) = (&me.writer, &me.metadata, &*me.url, me.dialect);
         let part = match (&written, &me.heard) {
             (Ok(()), _) => Ok(Part::Written(results)),
@@ -224,6 +227,7 @@ impl<W: StorageWriter> Prepared<W> {
                 let records = self.writer.finish(&cx).map_err(|e| cause(&e))?;
                 Ok((records, totals(results)))
             });
+        let items = written.as_ref().map_or(0, |results| results.len() as u64);
         let (records, mine) = match records {
             Ok((records, totals)) => (records, Ok(totals)),
             Err(cause) => (Records::default(), Err(cause)),
@@ -238,6 +242,7 @@ impl<W: StorageWriter> Prepared<W> {
         Ok(Saved {
             records,
             metadata,
+            items,
             ranks,
             totals,
             policy: self.policy,

@@ -135,7 +135,7 @@ impl<W: StorageWriter> Of<'_, W> {
             Some(answer) => (answer, rank.ok_or_else(lost)?),
         };
         if matches!(answer, Answer::Declare) {
-            let again = (!whole).then(|| Declared::of(rank.state));
+            let again = (!whole).then(|| rank.declared());
             let declared = decide(comm, "plan", Ok(again), |again: Vec<Option<Declared>>| {
                 let (offers, heard) = waiting.take().ok_or_else(lost)?;
                 self.decide(offers, heard.and(again))

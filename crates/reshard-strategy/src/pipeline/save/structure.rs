@@ -35,6 +35,7 @@ pub(super) fn structure<W: StorageWriter>(
     ));
     out.ranks(&cx.comm);
     out.planner_data(cx.planner_data.as_ref());
+    out.declares(&cx.declares)?;
     Ok(Some(out.done()))
 }
 

@@ -16,10 +16,18 @@ pub(super) struct Target {
     pub(super) transaction: Arc<dyn Transaction>,
     pub(super) durability: Durability,
     pub(super) progress: Progress,
+    /// The folder for data files, if the place keeps versions side by side and the format can have one.
+    pub(super) folder: Option<Name>,
 }
 
 impl Target {
-    pub(super) async fn write(&self, files: Vec<FileBody>) -> Result<Vec<Written>> {
+    /// A kept plan knows nothing of the folder, so it is added here, where a plan has become files.
+    pub(super) async fn write(&self, mut files: Vec<FileBody>) -> Result<Vec<Written>> {
+        if let Some(folder) = &self.folder {
+            for file in &mut files {
+                file.name = folder.join(&file.name);
+            }
+        }
         let planned: Vec<(Name, Option<Length>)> =
             files.iter().map(|f| (f.name.clone(), f.length())).collect();
         let written = self

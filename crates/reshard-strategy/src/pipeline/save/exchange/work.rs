@@ -93,12 +93,24 @@ fn fed(plan: &SavePlan, items: &[(PieceId, Vec<crate::ExtentId>)]) -> BTreeSet<u
         .items
         .iter()
         .filter(|item| item.taken().is_some() && item.tensor().is_some());
-    let taken: BTreeSet<PieceId> = taken.map(WriteItem::id).collect();
-    let extents = items
-        .iter()
-        .filter(|(id, _)| taken.contains(id))
-        .flat_map(|(_, extents)| extents);
-    extents.map(|(file, _)| *file as usize).collect()
+    files_of(&taken.map(WriteItem::id).collect(), items)
+}
+
+/// The files of some items. What lies in the extent of another item follows that item.
+fn files_of(
+    wanted: &BTreeSet<PieceId>,
+    items: &[(PieceId, Vec<crate::ExtentId>)],
+) -> BTreeSet<usize> {
+    let (mut out, mut before) = (BTreeSet::new(), None);
+    for (id, extents) in items {
+        let files = extents.iter().map(|(file, _)| *file as usize);
+        before = files.clone().next_back().or(before);
+        if wanted.contains(id) {
+            out.extend(files);
+            out.extend(before);
+        }
+    }
+    out
 }
 
 /// Writes files that wait for other ranks on this thread alone, so that no I/O thread waits for a rank. Writes the others as usual.
@@ -149,4 +161,33 @@ fn numbered(
     }
     let (numbers, files): (Vec<usize>, Vec<FileBody>) = files.into_iter().unzip();
     Ok(numbers.into_iter().zip(write(files)?).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_in_the_extent_of_another_lies_in_the_file_of_that() {
+        let id = |key: &str| PieceId {
+            key: key.into(),
+            offset: None,
+        };
+        // All of file 0 is one extent. In file 1 each item has its own.
+        let items = [
+            (id("a"), vec![(0, 0)]),
+            (id("b"), Vec::new()),
+            (id("c"), vec![(1, 0), (1, 2)]),
+            (id("d"), vec![(1, 1)]),
+            (id("e"), vec![(2, 0)]),
+        ];
+        let files = |wanted: &[&str]| {
+            let wanted = wanted.iter().map(|key| id(key)).collect();
+            files_of(&wanted, &items).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(files(&["b"]), [0]);
+        assert_eq!(files(&["a", "d"]), [0, 1]);
+        assert_eq!(files(&["e", "b"]), [0, 2]);
+        assert_eq!(files(&[]), [0; 0]);
+    }
 }

@@ -1,7 +1,9 @@
 //! What makes a structure another one.
 
 use super::*;
-use crate::{BackendVersion, FileLayout, FinishCx, Records, Resolve, StrategyError, WriterHooks};
+use crate::{
+    BackendVersion, Declares, FileLayout, FinishCx, Records, Resolve, StrategyError, WriterHooks,
+};
 use futures::executor::block_on;
 use reshard_comm::Comm;
 use reshard_model::{
@@ -10,7 +12,7 @@ use reshard_model::{
 };
 use reshard_model::{Data, Path, Payload, Step};
 use reshard_plan::PlannerData;
-use reshard_plan::{DefaultSavePlanner, SavePlan, SavePlanner};
+use reshard_plan::{Declaration, DefaultSavePlanner, SavePlan, SavePlanner};
 use reshard_policy::{ByFiles, ShardByTask};
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};
 use std::{collections::BTreeMap, sync::Arc};
@@ -224,6 +226,13 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
             cx.planner_data = data
         })
     };
+    let declares = |change: fn(&mut Declares)| {
+        let mut declares = Declares::default();
+        change(&mut declares);
+        of_with(base, &Format(Some("")), None, move |cx| {
+            cx.declares = Arc::new(declares);
+        })
+    };
     let all = [
         plain(|_| {}),
         of_with(base, &Format(Some("x")), None, |_| {}),
@@ -243,6 +252,11 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
         with_data(paths("w", "b")),
         with_data(paths("v", "a")),
         with_data(Some(PlannerData::Str("w".into()))),
+        declares(|d| drop(d.replicas.insert(path("a"), 1.into()))),
+        declares(|d| drop(d.replicas.insert(path("a"), 2.into()))),
+        declares(|d| drop(d.replicas.insert(path("b"), 1.into()))),
+        declares(|d| d.elsewhere.push(Declaration::of(&object().into()))),
+        declares(|d| d.elsewhere.push(Declaration::of(&tensor().into()))),
     ];
     let different: BTreeSet<Vec<u8>> = all.iter().flatten().cloned().collect();
     assert_eq!(different.len(), all.len());

@@ -1,0 +1,389 @@
+//! What it costs to read a checkpoint: bytes and requests, from its metadata alone.
+
+use crate::{
+    error::{OK, Result},
+    glob::Keys,
+    io::Io,
+    json, units,
+};
+use reshard::{
+    Region,
+    blocking::{Checkpoint, TensorHandle},
+    megatron::INTEGRITY,
+    model::Layout,
+    storage::{Hints, Name, StoreExt as _, joined_reads, wait},
+    strategy::{CheckedItems, StorageInfo},
+    torch_dist,
+};
+use serde_json::json;
+
+/// What is read, and with how many requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    pub(crate) bytes: u64,
+    pub(crate) requests: u64,
+}
+
+impl Cost {
+    fn new(bytes: u64, requests: u64) -> Self {
+        Self { bytes, requests }
+    }
+
+    fn times(self, n: u64) -> Self {
+        Self::new(
+            self.bytes.saturating_mul(n),
+            self.requests.saturating_mul(n),
+        )
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            requests: self.requests.saturating_add(other.requests),
+        }
+    }
+}
+
+/// Less than this is not worth a note.
+const BYTES: u64 = 256 << 20;
+const REQUESTS: u64 = 1_000;
+
+/// The cost of a command, from how its checkpoint is read.
+type Computed<'f> = &'f dyn Fn(&Reads<'_>) -> Cost;
+
+/// Tells what it costs to read checkpoints, before anything is read: on stdout if nothing else is to be done, or else in a note, if it is much and requests are
+/// dear. Where it is not told it is not computed either. Returns the exit code if that is all.
+pub(crate) fn tell(
+    costs: &[(&Checkpoint, Computed<'_>)],
+    (dry_run, as_json): (bool, bool),
+    io: &mut Io<'_>,
+) -> Result<Option<u8>> {
+    let text = |c: &Checkpoint, cost: Cost| {
+        let requests = units::some(cost.requests, "request");
+        format!(
+            "{} with about {requests} from {}",
+            units::bytes(cost.bytes),
+            c.url()
+        )
+    };
+    let is_told = |c: &Checkpoint| dry_run || c.store().hints().requests_are_dear();
+    let told = costs.iter().filter(|(c, _)| is_told(c));
+    let costs: Vec<(&Checkpoint, Cost)> = told.map(|(c, cost)| (*c, cost(&Reads::of(c)))).collect();
+    if !dry_run {
+        for (c, cost) in costs {
+            if cost.bytes >= BYTES || cost.requests >= REQUESTS {
+                io.note(format!("reads {}", text(c, cost)));
+            }
+        }
+        return Ok(None);
+    }
+    if as_json {
+        let reads: Vec<_> = costs
+            .iter()
+            .map(|(c, cost)| json!({ "url": c.url(), "bytes": cost.bytes, "requests": cost.requests }))
+            .collect();
+        json::write(
+            io.out,
+            &json!({ "schema": 1, "dry_run": true, "reads": reads }),
+        )?;
+    } else {
+        for (c, cost) in costs {
+            writeln!(
+                io.out,
+                "would read  {}",
+                crate::table::shown(&text(c, cost))
+            )?;
+        }
+    }
+    Ok(Some(OK))
+}
+
+/// So many pairs of blocks and chunks of a tensor are looked at. Of more the sum is estimated.
+const PAIRS: u64 = 1_000_000;
+
+/// Archives of torch_dist: what is read at each end, what is read whole at most where requests are dear, and where they are not.
+const END: u64 = 1 << 10;
+const SMALL_IF_DEAR: u64 = 1 << 20;
+const SMALL: u64 = 4 << 10;
+/// A check reads archives up to this size with one request. Of larger ones it reads the directory and the small records apart.
+const WHOLE: u64 = 4 << 20;
+const APART: Cost = Cost {
+    bytes: 17 << 10,
+    requests: 10,
+};
+
+/// For each record of a file of `torch_save` its header is read, once. A check reads all headers of a file together, with what lies between
+/// records that are small. So many records are no tensors.
+const HEADER: Cost = Cost {
+    bytes: 64,
+    requests: 2,
+};
+const HEADERS: Cost = Cost {
+    bytes: 44 << 10,
+    requests: 3,
+};
+const NO_TENSORS: u64 = 4;
+
+/// A conversion reads blocks of so many bytes for each chunk of a tensor, but no fewer and no more than these.
+const PER_CHUNK: u64 = 512;
+const LEAST_BLOCK: u64 = 1 << 20;
+const LARGEST_BLOCK: u64 = 16 << 20;
+
+/// When a conversion checks the elements of its source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Checks {
+    Not,
+    /// While they are read, if that is possible.
+    OnTheWay,
+    Before,
+}
+
+/// How the readers of a checkpoint ask for what they read.
+pub(crate) struct Reads<'c> {
+    checkpoint: &'c Checkpoint,
+    hints: Hints,
+    /// Each item is an archive.
+    archives: bool,
+    /// Each file is an archive.
+    zips: bool,
+}
+
+impl<'c> Reads<'c> {
+    pub(crate) fn of(checkpoint: &'c Checkpoint) -> Self {
+        Self {
+            checkpoint,
+            hints: checkpoint.store().hints(),
+            archives: *checkpoint.backend().backend == *torch_dist::NAME,
+            zips: &*checkpoint.backend().backend == "torch_save",
+        }
+    }
+
+    /// A check of these items.
+    pub(crate) fn check(&self, items: &CheckedItems) -> Cost {
+        let metadata = self.checkpoint.metadata();
+        let mut cost = Cost::default();
+        if self.zips {
+            let files = self.checkpoint.item_files().len() as u64;
+            let records = if items.is_all() { NO_TENSORS } else { 0 };
+            cost = HEADERS.and(Cost::new(0, records)).times(files);
+        }
+        if *items == CheckedItems::None {
+            return cost;
+        }
+        for (t, handle) in metadata.tensors().zip(self.checkpoint.tensors()) {
+            for ((id, _), chunk) in t.chunks().zip(handle.chunks()) {
+                if items.has_chunk(id) {
+                    cost = chunk
+                        .parts
+                        .iter()
+                        .map(|p| self.checked(p))
+                        .fold(cost, Cost::and);
+                }
+            }
+        }
+        for (id, key) in metadata.objects() {
+            if items.has_object(id) {
+                let parts = self.checkpoint.object_parts(key);
+                let objects = parts.iter().map(|p| Cost::new(p.length(), 1));
+                cost = objects.fold(cost, Cost::and);
+            }
+        }
+        // Its files are read once more.
+        if items.is_all() && self.has_integrity() {
+            let bytes = cost.bytes;
+            cost = cost.and(Cost::new(bytes, bytes.div_ceil(WHOLE)));
+        }
+        cost
+    }
+
+    fn has_integrity(&self) -> bool {
+        let name = Name::new(INTEGRITY);
+        name.is_ok_and(|name| wait(self.checkpoint.store().exists(&name)).unwrap_or(false))
+    }
+
+    fn checked(&self, part: &StorageInfo) -> Cost {
+        let len = part.length();
+        let step = match self.hints.requests_are_dear() {
+            true => self.hints.part_size.max(1),
+            false if self.archives => WHOLE,
+            false => 1 << 20,
+        };
+        let read = Cost::new(len, len.div_ceil(step));
+        match self.archives {
+            true if len <= WHOLE => Cost::new(len, 1),
+            true => read.and(APART),
+            false => read,
+        }
+    }
+
+    /// Tensors that are read in blocks of so many bytes, of a checkpoint that was only opened.
+    pub(crate) fn blocks(&self, keys: Keys<'_>, block: impl Fn(&TensorHandle) -> u64) -> Cost {
+        let cost = self.blocks_after_check(keys, block);
+        if !self.zips {
+            return cost;
+        }
+        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let headers = chosen.map(|t| t.chunks().len() as u64).sum();
+        cost.and(HEADER.times(headers))
+    }
+
+    /// The same after a [check](Self::check), which has read the headers.
+    pub(crate) fn blocks_after_check(
+        &self,
+        keys: Keys<'_>,
+        block: impl Fn(&TensorHandle) -> u64,
+    ) -> Cost {
+        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let costs = chosen.map(|t| self.tensor(&t, block(&t)));
+        costs.fold(Cost::default(), Cost::and)
+    }
+
+    /// Objects that are read one by one.
+    pub(crate) fn objects(&self, keys: Keys<'_>) -> Cost {
+        let chosen = self.checkpoint.objects().filter(|key| keys.has(key));
+        let parts = chosen.flat_map(|key| self.checkpoint.object_parts(key));
+        parts
+            .map(|p| Cost::new(p.length(), 1))
+            .fold(Cost::default(), Cost::and)
+    }
+
+    /// A conversion of these keys.
+    pub(crate) fn conversion(&self, keys: Keys<'_>, checks: Checks) -> Cost {
+        let dear = self.hints.requests_are_dear();
+        let block = |t: &TensorHandle| {
+            let bytes = (t.chunks().len() as u64).saturating_mul(PER_CHUNK);
+            let part = if dear { self.hints.part_size } else { 0 };
+            bytes.max(part).clamp(LEAST_BLOCK, LARGEST_BLOCK)
+        };
+        let check = match checks {
+            Checks::Not => return self.blocks(keys, block).and(self.objects(keys)),
+            Checks::OnTheWay if self.checks_on_the_way(keys) => {
+                self.ends(keys).and(self.check(&CheckedItems::None))
+            }
+            _ => self.check(&CheckedItems::All),
+        };
+        let cost = self.blocks_after_check(keys, block);
+        cost.and(self.objects(keys)).and(check)
+    }
+
+    fn checks_on_the_way(&self, keys: Keys<'_>) -> bool {
+        let mut chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        if self.has_integrity() {
+            return false;
+        }
+        // Other formats have the checksums in memory, if they have any.
+        self.archives
+            || chosen.next().is_none_or(|t| {
+                let sums = wait(self.checkpoint.element_checksums(t.key()));
+                matches!(sums, Ok(Some(_)))
+            })
+    }
+
+    /// The ends of archives, with the checksums.
+    fn ends(&self, keys: Keys<'_>) -> Cost {
+        if !self.archives {
+            return Cost::default();
+        }
+        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let costs = chosen.map(|t| {
+            let chunks = t.chunks();
+            let ends =
+                chunks
+                    .iter()
+                    .flat_map(|c| match self.ranges(c, &c.region, t.dtype().size()) {
+                        Wanted::Ends(ends) | Wanted::Data(ends, _) => ends,
+                        Wanted::Packed(_) => Vec::new(),
+                    });
+            let joined = joined_reads(ends.collect(), &self.hints);
+            Cost::new(joined.bytes + joined.beside, joined.requests)
+        });
+        costs.fold(Cost::default(), Cost::and)
+    }
+
+    fn tensor(&self, t: &TensorHandle, block: u64) -> Cost {
+        let chunks = t.chunks();
+        let count = chunks.len() as u64;
+        if count == 0 {
+            return Cost::default();
+        }
+        let blocks = t.nbytes().div_ceil(block.max(1)).max(1);
+        let simple = t.flattened_shape().is_none() && count.saturating_mul(blocks) <= PAIRS;
+        if !simple {
+            let parts = chunks.iter().flat_map(|c| &c.parts);
+            let bytes = parts.map(StorageInfo::length).fold(0, u64::saturating_add);
+            let each = if self.archives { 3 } else { 1 };
+            return Cost::new(bytes, (count + blocks).saturating_mul(each));
+        }
+        let mut unpacked = vec![false; chunks.len()];
+        let mut cost = Cost::default();
+        for region in t.blocks(block) {
+            let (mut ends, mut data) = (Vec::new(), Vec::new());
+            for (chunk, unpacked) in chunks.iter().zip(&mut unpacked) {
+                let Some(wanted) = chunk.region.intersect(&region).filter(|r| !r.is_empty()) else {
+                    continue;
+                };
+                let size = t.dtype().size();
+                match self.ranges(chunk, &wanted, size) {
+                    Wanted::Ends(both) => ends.extend(both),
+                    Wanted::Data(both, range) => {
+                        ends.extend(both);
+                        data.push(range);
+                    }
+                    // It stays in memory for the next block.
+                    Wanted::Packed(_) if *unpacked => {}
+                    Wanted::Packed(all) => {
+                        *unpacked = true;
+                        data.extend(all.iter().map(StorageInfo::length));
+                    }
+                }
+            }
+            let joined = joined_reads(ends, &self.hints);
+            cost = cost.and(Cost::new(joined.bytes + joined.beside, joined.requests));
+            let part = self.hints.part_size.max(1);
+            let reads = data.iter().map(|len| Cost::new(*len, len.div_ceil(part)));
+            cost = reads.fold(cost, Cost::and);
+        }
+        cost
+    }
+
+    /// What is read of a chunk for a region of it.
+    fn ranges<'a>(
+        &self,
+        chunk: &'a reshard::StoredChunk,
+        wanted: &Region,
+        size: u64,
+    ) -> Wanted<'a> {
+        let [part] = &chunk.parts[..] else {
+            return Wanted::Packed(&chunk.parts);
+        };
+        let (start, end) = (part.range.start, part.range.end);
+        let at = |from: u64, to: u64| (part.file.clone(), from..to);
+        let small = match self.hints.requests_are_dear() {
+            true => self.hints.coalesce_gap.min(SMALL_IF_DEAR),
+            false => SMALL,
+        };
+        if self.archives && part.length() <= small {
+            return Wanted::Ends(vec![at(start, end)]);
+        }
+        let layout = Layout::contiguous(size, &chunk.region.lengths);
+        let Some(layout) = layout.filter(|l| l.bytes() <= part.length()) else {
+            return Wanted::Packed(&chunk.parts);
+        };
+        let hull = layout.narrow(&wanted.within(&chunk.region)).hull();
+        let ends = match self.archives {
+            true => vec![at(start, start + END), at(end.saturating_sub(END), end)],
+            false => Vec::new(),
+        };
+        Wanted::Data(ends, hull.end - hull.start)
+    }
+}
+
+/// What is read of a chunk.
+enum Wanted<'a> {
+    /// The ends of an archive, or all of it.
+    Ends(Vec<(Name, std::ops::Range<u64>)>),
+    /// The ends of an archive, and so many bytes of it.
+    Data(Vec<(Name, std::ops::Range<u64>)>, u64),
+    /// All of it, once.
+    Packed(&'a [StorageInfo]),
+}

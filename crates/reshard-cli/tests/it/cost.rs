@@ -1,0 +1,210 @@
+//! What reading costs, before and after.
+
+use crate::{Ran, run, run_with, states};
+use reshard::{
+    Dialect, Region, ShardedTensor, StateDict, Stores, Tensor,
+    storage::{CountingStore, Counts},
+};
+use reshard_object_store::ObjectStorePlace;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+/// Places `bucket://NAME` in memory, whose requests are counted together.
+#[derive(Clone, Default)]
+pub(crate) struct Buckets(Arc<Mutex<BTreeMap<String, CountingStore>>>);
+
+impl Buckets {
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
+        let places = self.clone();
+        let stores = Stores::linked().unwrap().with("bucket", move |url: &str| {
+            let mut places = places.0.lock().unwrap();
+            let place = places.entry(url.to_owned());
+            let new = || CountingStore::new(Arc::new(ObjectStorePlace::in_memory()));
+            let place: Arc<dyn reshard::storage::Store> =
+                Arc::new(place.or_insert_with(new).clone());
+            Ok(place)
+        });
+        run_with(stores, args)
+    }
+
+    /// What was asked of a place since the last call.
+    pub(crate) fn take(&self, url: &str) -> Counts {
+        self.0.lock().unwrap()[url].take()
+    }
+}
+
+/// Large and small tensors, whole and in pieces by rows and by columns, of two ranks.
+fn saved() -> states::Saved {
+    let of_rank = |rank: u64| {
+        let mut state = StateDict::new();
+        let numbers = |n: u64| (0..n).map(|i| (i * (rank + 1)) as f32).collect::<Vec<_>>();
+        let rows = ShardedTensor::region_of(
+            "rows",
+            reshard::DType::Float32,
+            &[5_000, 800],
+            Region::new([2_500 * rank, 0], [2_500, 800]),
+        );
+        state.insert(
+            "rows",
+            rows.with_data(Tensor::from_vec(&[2_500, 800], numbers(2_000_000)).unwrap()),
+        );
+        let columns = ShardedTensor::region_of(
+            "columns",
+            reshard::DType::Float32,
+            &[1_000, 800],
+            Region::new([0, 400 * rank], [1_000, 400]),
+        );
+        state.insert(
+            "columns",
+            columns.with_data(Tensor::from_vec(&[1_000, 400], numbers(400_000)).unwrap()),
+        );
+        if rank == 0 {
+            state.insert(
+                "whole",
+                Tensor::from_vec(&[3_000_000], numbers(3_000_000)).unwrap(),
+            );
+            for n in 0..50 {
+                state.insert(
+                    format!("small.{n}"),
+                    Tensor::from_vec(&[500], numbers(500)).unwrap(),
+                );
+            }
+        }
+        state
+    };
+    states::save(&[of_rank(0), of_rank(1)], Dialect::Dcp)
+}
+
+#[test]
+fn what_a_dry_run_says_is_what_the_command_then_costs() {
+    let (buckets, saved) = (Buckets::default(), saved());
+    let mut told = String::new();
+    for format in ["torch_dist", "safetensors", "zarr3", "torch_save"] {
+        let url = &*format!("bucket://{format}");
+        let args = ["convert", &saved.url, url, "--to", format, "--ranks", "2"];
+        let shards: &[&str] = match format {
+            "torch_save" => &["--max-shard-size", "8MB"],
+            _ => &[],
+        };
+        let ran = buckets.run(&[&args[..], shards].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let out = saved.beside(format);
+        for command in [
+            &["verify"][..],
+            &["verify", "--sample", "10%", "--seed", "1"],
+            &["digest"],
+            &["digest", "--key", "small.*"],
+            &["stats"],
+            &["convert", &out],
+            &["convert", &out, "--resume"],
+        ] {
+            let mut args = vec![command[0], url];
+            args.extend(&command[1..]);
+            buckets.take(url);
+            let dry = buckets
+                .run(&[&args[..], &["--dry-run", "--json"]].concat())
+                .json();
+            let opening = buckets.take(url);
+            assert_eq!(opening.records.bytes, 0);
+            let ran = buckets.run(&args);
+            assert_eq!(ran.code, 0, "{}", ran.err);
+            let counts = buckets.take(url);
+            std::fs::remove_dir_all(&out).unwrap_or(());
+
+            let [bytes, requests] =
+                ["bytes", "requests"].map(|n| dry["reads"][0][n].as_u64().unwrap());
+            let [read, asked] = [
+                counts.read() - opening.read(),
+                counts.requests - opening.requests,
+            ];
+            let line =
+                format!("{args:?}: {bytes} bytes, {requests} requests; really {read}, {asked}\n");
+            told += &line;
+            let near = |a: u64, b: u64, times: f64, more: u64| {
+                a as f64 <= b as f64 * times + more as f64
+                    && b as f64 <= a as f64 * times + more as f64
+            };
+            told += match near(bytes, read, 1.05, 64 << 10) && near(requests, asked, 1.5, 10) {
+                true => "",
+                false => "    WRONG\n",
+            };
+        }
+    }
+    assert!(!told.contains("WRONG"), "{told}");
+    println!("{told}");
+}
+
+#[test]
+fn a_dry_run_reads_no_data_and_writes_nothing_also_on_a_local_disk() {
+    let saved = states::dcp();
+    let other = saved.beside("other");
+    for args in [
+        &["digest", &saved.url][..],
+        &["verify", &saved.url],
+        &["stats", &saved.url],
+        &["diff", &saved.url, &saved.url],
+        &["convert", &saved.url, &other],
+    ] {
+        let text = run(&[args, &["--dry-run"]].concat()).ok();
+        assert!(
+            text.starts_with("would read  ") && text.contains("request"),
+            "{text}"
+        );
+        let lines = if args[0] == "diff" { 2 } else { 1 };
+        assert_eq!(text.lines().count(), lines, "{text}");
+    }
+    assert!(!std::path::Path::new(&other).exists());
+    let quick = run(&["verify", &saved.url, "--quick", "--dry-run", "--json"]).json();
+    assert_eq!(quick["reads"][0]["bytes"], 0);
+}
+
+#[test]
+fn only_a_read_that_costs_much_of_a_place_where_requests_are_dear_is_announced() {
+    let mut state = StateDict::new();
+    for n in 0..1_050u32 {
+        state.insert(format!("t.{n}"), Tensor::from_vec(&[1], vec![n]).unwrap());
+    }
+    let saved = states::save(&[state], Dialect::Dcp);
+    let buckets = Buckets::default();
+    buckets.run(&["convert", &saved.url, "bucket://many"]).ok();
+    let ran = buckets.run(&["digest", "bucket://many"]);
+    assert_eq!(ran.code, 0);
+    assert!(
+        ran.err.contains("note: reads ") && ran.err.contains("about 1,050 requests"),
+        "{}",
+        ran.err
+    );
+    buckets
+        .run(&["digest", "bucket://many", "--key", "t.1?"])
+        .ok();
+    run(&["digest", &saved.url]).ok();
+}
+
+#[test]
+fn a_destination_in_a_bucket_that_exists_is_noticed_before_the_source_is_read() {
+    let saved = states::dcp();
+    let buckets = Buckets::default();
+    for to in ["bucket://source", "bucket://taken"] {
+        buckets.run(&["convert", &saved.url, to]).ok();
+    }
+    buckets.take("bucket://source");
+    let (opened, read) = (
+        buckets.run(&["ls", "bucket://source"]),
+        buckets.take("bucket://source"),
+    );
+    assert_eq!(opened.code, 0);
+    buckets.take("bucket://taken");
+    let convert = ["convert", "bucket://source", "bucket://taken"];
+    let refused = buckets.run(&convert);
+    assert_eq!(refused.code, 2);
+    assert!(refused.err.contains("--overwrite"), "{}", refused.err);
+    assert_eq!(
+        buckets.take("bucket://source").read(),
+        read.read(),
+        "no more than to open it"
+    );
+    assert_eq!(buckets.take("bucket://taken").requests, 1);
+    buckets.run(&[&convert[..], &["--overwrite"]].concat()).ok();
+}

@@ -1,0 +1,760 @@
+//! A conversion that goes on where an interrupted one has ended.
+//!
+//! While a conversion writes, it keeps a journal of the files that are finished, among the files of its attempt. The next conversion of the same source with
+//! the same options takes these files over: on a local disk it links them, in an object store it goes on in the folder of that attempt.
+
+mod identity;
+mod journal;
+#[cfg(test)]
+mod tests;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use identity::{digest, source_digest};
+use journal::{CLAIM, Files, Finished, Identity, MOST, MOST_OF_ALL, PREFIX, from_json, to_json};
+use reshard::{
+    Checkpoint, ErrorKind, OpenOptions,
+    storage::{
+        Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
+        PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, StoreExt as _,
+        Stores, Tags, Traffic, Transaction, Written, is_attempt,
+    },
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// Files are written in groups of so many bytes, after each of which the journal may be continued.
+const GROUP: u64 = 64 << 20;
+
+/// What was found finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// The number of files that an interrupted conversion had finished, and that were not written again.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Whether a conversion keeps a journal, and goes on where another one has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Journal {
+    /// All options that change what is written.
+    pub(crate) options: String,
+    pub(crate) looks: bool,
+    pub(crate) every: u64,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            options: String::new(),
+            looks: false,
+            every: GROUP,
+        }
+    }
+}
+
+/// The destination, with a journal of what is finished in it. `None` if nobody could ever go on: nothing tells whether the source is still the same.
+pub(crate) async fn place(
+    source: &Checkpoint,
+    dst: &str,
+    stores: &Stores,
+    journal: &Journal,
+) -> Result<Option<ResumableStore>> {
+    let refused = |why: String| StorageError::Unsupported {
+        what: format!("resuming the conversion to {dst}"),
+        why,
+    };
+    if journal.looks && journal.options.is_empty() {
+        return Err(refused(
+            "nothing tells its options from those of another one; give them to `Convert::journal`"
+                .into(),
+        ));
+    }
+    let Some(digest_of_source) = source_digest(source).await? else {
+        let why = format!(
+            "{} gives neither tags nor times of its files, so nobody can tell whether they have changed since; convert without resuming",
+            source.url()
+        );
+        return match journal.looks {
+            true => Err(refused(why)),
+            false => Ok(None),
+        };
+    };
+    let resume = Resume {
+        identity: Identity {
+            source: digest_of_source,
+            options: digest(&journal.options),
+        },
+        live: match journal.looks {
+            true => Some(Live::of(dst, stores).await),
+            false => None,
+        },
+        every: journal.every,
+    };
+    Ok(Some(ResumableStore::new(
+        stores.open(dst)?,
+        stores.clone(),
+        resume,
+    )))
+}
+
+/// How a conversion is resumed.
+#[derive(Clone, Debug)]
+struct Resume {
+    identity: Identity,
+    /// What must not be continued; `None` if nobody looks for what an interrupted conversion has left.
+    live: Option<Live>,
+    /// The journal is continued when so many bytes are finished.
+    every: u64,
+}
+
+/// The folders of the version that readers see now. Nobody else may write into them.
+#[derive(Clone, Debug)]
+enum Live {
+    Folders(BTreeSet<String>),
+    /// Something is there, and nobody knows what it needs.
+    Unknown,
+}
+
+impl Live {
+    async fn of(dst: &str, stores: &Stores) -> Self {
+        let options = OpenOptions::new().stores(stores.clone());
+        match options.open(dst).await {
+            Ok(live) => {
+                let files = live.item_files();
+                let folders = files.iter().filter_map(|f| f.split_once('/'));
+                Self::Folders(folders.map(|(folder, _)| folder.to_owned()).collect())
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => Self::Folders(BTreeSet::new()),
+            Err(_) => Self::Unknown,
+        }
+    }
+
+    fn may_have(&self, attempt: &str) -> bool {
+        match self {
+            Self::Folders(folders) => folders.contains(attempt),
+            Self::Unknown => true,
+        }
+    }
+}
+
+/// What an interrupted attempt has left.
+#[derive(Debug)]
+struct Found {
+    left: Leftover,
+    files: Files,
+    /// Where its files can be read, and linked, if it is not continued in its own folder.
+    place: Option<Arc<dyn Store>>,
+}
+
+/// What all ranks share.
+#[derive(Debug)]
+struct State {
+    resume: Resume,
+    stores: Stores,
+    found: OnceLock<Option<Found>>,
+    /// Finished files that no journal names yet.
+    pending: Mutex<Files>,
+    /// Names of journals, within the place.
+    journals: Mutex<BTreeSet<Name>>,
+    count: AtomicU64,
+    resumed: Mutex<Resumed>,
+    /// Where the files of the attempt can be removed; `None` if they can't be found, and then there is no journal.
+    kept_in: OnceLock<Option<Arc<dyn Store>>>,
+}
+
+/// A place whose next version may be what an interrupted conversion has begun.
+#[derive(Clone, Debug)]
+pub(crate) struct ResumableStore {
+    inner: Arc<dyn Store>,
+    state: Arc<State>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ResumableStore {
+    fn new(inner: Arc<dyn Store>, stores: Stores, resume: Resume) -> Self {
+        Self {
+            inner,
+            state: Arc::new(State {
+                resume,
+                stores,
+                found: OnceLock::new(),
+                pending: Mutex::default(),
+                journals: Mutex::default(),
+                count: AtomicU64::new(1),
+                resumed: Mutex::default(),
+                kept_in: OnceLock::new(),
+            }),
+        }
+    }
+
+    /// What was not written again.
+    pub(crate) fn resumed(&self) -> Resumed {
+        *lock(&self.state.resumed)
+    }
+
+    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Self {
+            inner,
+            state: Arc::clone(&self.state),
+        })
+    }
+
+    fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
+        Arc::new(ResumableTransaction {
+            inner,
+            store: self.clone(),
+        })
+    }
+
+    /// The interrupted attempt that is continued. Its journals must be of this conversion.
+    async fn look(&self) -> Result<Option<Found>> {
+        let Some(live) = &self.state.resume.live else {
+            return Ok(None);
+        };
+        let mut others = None;
+        let mut best: Option<Found> = None;
+        for left in self.inner.leftovers().await? {
+            if left.replaced || !is_attempt(&left.attempt) {
+                continue;
+            }
+            let beside = left.path != format!("{}/{}", self.inner.url(), left.attempt);
+            let place = beside
+                .then(|| self.state.stores.open(&left.path))
+                .transpose()?;
+            if !beside && live.may_have(&left.attempt) {
+                continue;
+            }
+            // One place that stands for all URLs.
+            if place.as_ref().is_some_and(|p| p.url() == self.inner.url()) {
+                continue;
+            }
+            let (files, wrong) = self.read(&left, place.as_ref()).await?;
+            others = others.or(wrong);
+            let bytes = |files: &Files| files.values().map(|f| f.bytes).sum::<u64>();
+            if files.is_empty()
+                || best
+                    .as_ref()
+                    .is_some_and(|b| bytes(&b.files) >= bytes(&files))
+            {
+                continue;
+            }
+            best = Some(Found { left, files, place });
+        }
+        match (best, others) {
+            (None, Some(why)) => Err(StorageError::Unsupported {
+                what: format!("resuming the conversion to {}", self.inner.url()),
+                why: format!(
+                    "{why}; convert without resuming, and `reshard prune` removes what was left"
+                ),
+            }),
+            (found, _) => Ok(found),
+        }
+    }
+
+    /// The finished files of an attempt that are there with their lengths, and why those of its journals can't be used.
+    async fn read(
+        &self,
+        left: &Leftover,
+        place: Option<&Arc<dyn Store>>,
+    ) -> Result<(Files, Option<String>)> {
+        let folder = Name::new(&*left.attempt)?;
+        let (store, below) = match place {
+            Some(place) => (place, None),
+            None => (&self.inner, Some(&folder)),
+        };
+        let there = store.list(below, Depth::All).await?.files;
+        let bare = |name: &Name| inside(name, below).to_owned();
+        let mine = &self.state.resume.identity;
+        let (mut files, mut wrong, mut room) = (Files::new(), None, MOST_OF_ALL);
+        for entry in &there {
+            if !bare(&entry.name).starts_with(PREFIX) {
+                continue;
+            }
+            // One that is cut, is too long or was not written by this program says nothing.
+            let bytes = match store.read_all(&entry.name, MOST.min(room)).await {
+                Err(StorageError::Longer { .. }) => None,
+                read => read?,
+            };
+            room -= bytes
+                .as_ref()
+                .map_or(0, |bytes| bytes.len() as u64)
+                .min(room);
+            match bytes.and_then(|bytes| from_json(&bytes)) {
+                None => {}
+                Some((theirs, named)) if theirs == *mine => files.extend(named),
+                Some((theirs, _)) if theirs.options == mine.options => {
+                    wrong = Some(format!("the source has changed since {} began", left.path));
+                }
+                Some(_) => {
+                    wrong = Some(format!(
+                        "{} is of a conversion with other options",
+                        left.path
+                    ));
+                }
+            }
+        }
+        let lengths: BTreeMap<String, u64> =
+            there.iter().map(|e| (bare(&e.name), e.bytes)).collect();
+        files.retain(|name, finished| lengths.get(name) == Some(&finished.bytes));
+        Ok((files, wrong))
+    }
+
+    /// The place from which the journals of an attempt are removed, as long as it is not committed.
+    async fn kept_in(
+        &self,
+        begun: &dyn Transaction,
+        attempt: &str,
+    ) -> Result<Option<Arc<dyn Store>>> {
+        if begun.folder().is_some() {
+            return Ok(Some(Arc::clone(&self.inner)));
+        }
+        let mine = |left: &Leftover| left.attempt == attempt && !left.replaced;
+        let Some(left) = self.inner.leftovers().await?.into_iter().find(mine) else {
+            return Ok(None);
+        };
+        let place = self.state.stores.open(&left.path)?;
+        // One place that stands for all URLs.
+        Ok((place.url() != self.inner.url()).then_some(place))
+    }
+
+    /// Removes the files of an attempt that no journal names, so that they can be written again, and tells whoever began it that it is continued.
+    async fn claim(&self, found: &Found, transaction: &dyn Transaction) -> Result<()> {
+        let folder = Name::new(&*found.left.attempt)?;
+        let there = self.inner.list(Some(&folder), Depth::All).await?.files;
+        let claim = Name::new(format!("{folder}/{CLAIM}"))?;
+        let is_claimed = there.iter().any(|e| e.name == claim);
+        let mut unfinished = Vec::new();
+        for entry in there {
+            let bare = inside(&entry.name, Some(&folder));
+            if entry.name == claim {
+                continue;
+            } else if bare.starts_with(PREFIX) {
+                // Its number is not given to another one.
+                let number = bare.strip_prefix(PREFIX).and_then(|n| n.parse().ok());
+                let next = number.map_or(1, |n: u64| n.saturating_add(1));
+                self.state.count.fetch_max(next, Ordering::Relaxed);
+                lock(&self.state.journals).insert(entry.name);
+            } else if !found.files.contains_key(bare) {
+                unfinished.push(entry.name);
+            }
+        }
+        self.inner.remove(&unfinished).await?;
+        if !is_claimed {
+            let body = FileBody::from_bytes(claim, Bytes::from_static(b"claimed"));
+            transaction
+                .write(vec![body], Durability::Process, Progress::none())
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// A name without the folder of its attempt.
+fn inside<'n>(name: &'n Name, folder: Option<&Name>) -> &'n str {
+    let text = name.as_str();
+    let rest = folder.and_then(|f| text.strip_prefix(f.as_str())?.strip_prefix('/'));
+    rest.unwrap_or(text)
+}
+
+#[async_trait]
+impl Store for ResumableStore {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    fn hints(&self) -> Hints {
+        self.inner.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.inner.read(name, range).await
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        self.inner.read_all(name, max).await
+    }
+
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
+        self.inner.read_ranges(reads).await
+    }
+
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
+        self.inner.read_into(reads, progress).await
+    }
+
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.inner.list(below, depth).await
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.inner.head(name).await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.inner.remove(names).await
+    }
+
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
+    }
+
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        // A version of one file has nothing that is finished before the rest.
+        self.inner.of_kind(kind)
+    }
+
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        self.inner.tags(name).await
+    }
+
+    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
+        self.inner.local_file(name).await
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        self.inner.links().await
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let found = self.look().await?;
+        let adopted = found.as_ref().filter(|f| f.place.is_none());
+        let attempt = adopted.map_or(attempt, |f| &f.left.attempt).to_owned();
+        let inner = self.inner.begin(&attempt, if_exists).await?;
+        if let Some(found) = adopted {
+            self.claim(found, &*inner).await?;
+        }
+        let kept_in = self.kept_in(&*inner, &attempt).await?;
+        // A version is begun once.
+        drop(self.state.kept_in.set(kept_in));
+        drop(self.state.found.set(found));
+        Ok(self.transaction(inner))
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        let found = self.state.found.get().and_then(Option::as_ref);
+        let adopted = found.filter(|f| f.place.is_none());
+        let attempt = adopted.map_or(attempt, |f| &f.left.attempt);
+        let inner = self.inner.join(attempt, place).await?;
+        Ok(self.transaction(inner))
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        self.inner.recovery()
+    }
+}
+
+#[derive(Debug)]
+struct ResumableTransaction {
+    inner: Arc<dyn Transaction>,
+    store: ResumableStore,
+}
+
+/// What becomes of a file that is to be written.
+enum Job {
+    /// It is there, also under its name.
+    Done(Written),
+    /// It is linked, and then it has these extents.
+    Link(FileBody, Written),
+    Write(FileBody),
+}
+
+impl ResumableTransaction {
+    fn state(&self) -> &State {
+        &self.store.state
+    }
+
+    fn found(&self) -> Option<&Found> {
+        self.state().found.get().and_then(Option::as_ref)
+    }
+
+    fn job(&self, body: FileBody) -> Result<Job> {
+        let folder = self.inner.folder();
+        let bare = inside(&body.name, folder.as_ref());
+        let finished = self.found().and_then(|f| Some((f, f.files.get(bare)?)));
+        let Some((found, finished)) = finished.filter(|(_, file)| is_alike(&body, file)) else {
+            return Ok(Job::Write(body));
+        };
+        let written = Written {
+            name: body.name.clone(),
+            bytes: finished.bytes,
+            extents: finished.extents.clone(),
+        };
+        {
+            let mut resumed = lock(&self.state().resumed);
+            resumed.files += 1;
+            resumed.bytes = resumed.bytes.saturating_add(finished.bytes);
+        }
+        Ok(match &found.place {
+            None => Job::Done(written),
+            Some(place) => {
+                let there = Name::new(bare)?;
+                let link = FileBody::copy_of(written.name.clone(), Arc::clone(place), there);
+                Job::Link(link, written)
+            }
+        })
+    }
+
+    /// Writes a group, unless another one has failed: nobody needs it any more.
+    async fn unless_stopped(
+        &self,
+        stop: &AtomicBool,
+        jobs: Vec<Job>,
+        (durability, progress): (Durability, Progress),
+    ) -> Result<Vec<Written>> {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(Vec::new());
+        }
+        let written = self.group(jobs, durability, progress).await;
+        if written.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        written
+    }
+
+    /// Writes some files, and notes them.
+    async fn group(
+        &self,
+        jobs: Vec<Job>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        let (mut bodies, mut out) = (Vec::new(), Vec::new());
+        for job in jobs {
+            match job {
+                Job::Done(written) => {
+                    progress.add(written.bytes);
+                    out.push(Some(written));
+                }
+                Job::Link(body, written) => {
+                    bodies.push(body);
+                    out.push(Some(written));
+                }
+                Job::Write(body) => {
+                    bodies.push(body);
+                    out.push(None);
+                }
+            }
+        }
+        let mut written = Vec::new();
+        if !bodies.is_empty() {
+            written = self.inner.write(bodies, durability, progress).await?;
+        }
+        let mut written = written.into_iter().peekable();
+        let folder = self.inner.folder();
+        let mut all = Vec::with_capacity(out.len());
+        for known in out {
+            let new = match &known {
+                // It was not written.
+                Some(w) => written.next_if(|new| new.name == w.name),
+                None => written.next(),
+            };
+            let lost = || StorageError::Internal {
+                what: "a file was written without an outcome".into(),
+            };
+            let file = match known {
+                Some(known) => known,
+                None => new.ok_or_else(lost)?,
+            };
+            let bare = inside(&file.name, folder.as_ref());
+            if bare != reshard::SIDECAR {
+                let finished = Finished {
+                    bytes: file.bytes,
+                    extents: file.extents.clone(),
+                };
+                lock(&self.state().pending).insert(bare.to_owned(), finished);
+            }
+            all.push(file);
+        }
+        self.note(self.state().resume.every).await?;
+        Ok(all)
+    }
+
+    /// Continues the journal, if so many bytes are finished that it does not name.
+    async fn note(&self, every: u64) -> Result<()> {
+        if !matches!(self.state().kept_in.get(), Some(Some(_))) {
+            return Ok(());
+        }
+        let files = {
+            let mut pending = lock(&self.state().pending);
+            let bytes = pending.values().map(|f| f.bytes);
+            if pending.is_empty() || bytes.fold(0, u64::saturating_add) < every {
+                return Ok(());
+            }
+            std::mem::take(&mut *pending)
+        };
+        let number = self.state().count.fetch_add(1, Ordering::Relaxed);
+        let name = match self.inner.folder() {
+            Some(folder) => format!("{folder}/{PREFIX}{number}"),
+            None => format!("{PREFIX}{number}"),
+        };
+        let name = Name::new(name)?;
+        let journal = to_json(&self.state().resume.identity, &files);
+        let journal = journal.map_err(|e| StorageError::Internal {
+            what: format!("a journal can't be written: {e}"),
+        })?;
+        lock(&self.state().journals).insert(name.clone());
+        let body = FileBody::from_bytes(name, journal.into());
+        self.inner
+            .write(vec![body], Durability::Process, Progress::none())
+            .await?;
+        Ok(())
+    }
+
+    /// Removes the journals, because they are no part of the version.
+    async fn forget(&self) -> Result<()> {
+        let names: Vec<Name> = lock(&self.state().journals).iter().cloned().collect();
+        match self.state().kept_in.get() {
+            Some(Some(kept_in)) if !names.is_empty() => kept_in.remove(&names).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether another process has taken over the folder of this attempt.
+    async fn is_claimed(&self) -> Result<bool> {
+        let Some(folder) = self.inner.folder() else {
+            return Ok(false);
+        };
+        self.store
+            .inner
+            .exists(&Name::new(format!("{folder}/{CLAIM}"))?)
+            .await
+    }
+}
+
+/// Whether a file that was finished may be the one that is to be written.
+fn is_alike(body: &FileBody, finished: &Finished) -> bool {
+    let extents = match &body.source {
+        reshard::storage::Source::Extents(extents) => extents,
+        reshard::storage::Source::CopyOf { .. } => return false,
+    };
+    extents.len() == finished.extents.len()
+        && extents
+            .iter()
+            .zip(&finished.extents)
+            .all(|(extent, done)| extent.length().allows(done.range.end - done.range.start))
+}
+
+#[async_trait]
+impl Transaction for ResumableTransaction {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        let mut groups: Vec<Vec<Job>> = Vec::new();
+        let mut room = 0u64;
+        for body in files {
+            let bytes = body.length().map_or(u64::MAX, |length| length.at_most());
+            if bytes > room || groups.is_empty() {
+                groups.push(Vec::new());
+                room = GROUP.min(self.state().resume.every);
+            }
+            room = room.saturating_sub(bytes);
+            let job = self.job(body)?;
+            if let Some(group) = groups.last_mut() {
+                group.push(job);
+            }
+        }
+        // Those that have begun end before this does, also after an error.
+        let many = self.hints_of_writes();
+        let stop = &AtomicBool::new(false);
+        let outcomes: Vec<Result<Vec<Written>>> = stream::iter(groups)
+            .map(|group| self.unless_stopped(stop, group, (durability, progress.clone())))
+            .buffered(many)
+            .collect()
+            .await;
+        let mut all = Vec::new();
+        for outcome in outcomes {
+            all.extend(outcome?);
+        }
+        self.note(0).await?;
+        Ok(all)
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.inner.read(name, range).await
+    }
+
+    fn place(&self) -> Option<String> {
+        self.inner.place()
+    }
+
+    fn folder(&self) -> Option<Name> {
+        self.inner.folder()
+    }
+
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        // In a folder of its own nobody sees them, so they stay until they are needed no more.
+        let is_hidden = self.inner.folder().is_some();
+        if !is_hidden {
+            self.forget().await?;
+        }
+        self.inner.commit(record, files, durability).await?;
+        if is_hidden && let Err(e) = self.forget().await {
+            tracing::warn!(error = %e, "the journal of the conversion was not removed");
+        }
+        // What was linked is not needed any more.
+        if let Some(Found {
+            left,
+            place: Some(_),
+            ..
+        }) = self.found()
+            && let Err(e) = self.store.inner.remove_leftover(left).await
+        {
+            tracing::warn!(path = %left.path, error = %e, "what an interrupted conversion left was not removed");
+        }
+        Ok(())
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        let folder = self.inner.folder();
+        let mut all = self.inner.written().await?;
+        all.retain(|e| {
+            let bare = inside(&e.name, folder.as_ref());
+            !bare.starts_with(PREFIX) && bare != CLAIM
+        });
+        Ok(all)
+    }
+
+    /// What was taken over stays for the next conversion that resumes.
+    async fn rollback(&self) -> Result<()> {
+        match self.is_claimed().await? {
+            true => Ok(()),
+            false => self.inner.rollback().await,
+        }
+    }
+}
+
+impl ResumableTransaction {
+    fn hints_of_writes(&self) -> usize {
+        self.store.inner.hints().concurrency.max(1)
+    }
+}

@@ -1,0 +1,165 @@
+//! Makes the clients of services in the network. Settings of the environment come first, so that options go before them.
+
+use crate::{client::Bucket, fault::Budget, pause::Connector};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use reshard_storage::{Result, ServiceFault, StorageError};
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+/// A part of 8 MiB must get through on a slow line beside 31 others.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// A service that is silent for so long is asked again.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What the caller has set.
+pub(crate) struct Settings<'s> {
+    pub(crate) options: &'s [(String, String)],
+    pub(crate) budget: &'s Budget,
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new()
+        .with_timeout(TIMEOUT)
+        .with_read_timeout(SILENCE)
+}
+
+fn retries(budget: &Budget) -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: budget.retries,
+        retry_timeout: budget.time,
+    }
+}
+
+/// The options whose keys this client knows.
+fn options<K: FromStr>(settings: &Settings<'_>) -> impl Iterator<Item = (K, String)> {
+    settings.options.iter().filter_map(|(key, value)| {
+        let key = key.to_ascii_lowercase().parse().ok()?;
+        Some((key, value.clone()))
+    })
+}
+
+/// A client could not be made: a setting is wrong.
+fn setting(url: &str, hint: &str, e: object_store::Error) -> StorageError {
+    StorageError::Service {
+        action: "open",
+        url: url.into(),
+        fault: ServiceFault::Unauthenticated,
+        hint: hint.into(),
+        source: Box::new(e),
+    }
+}
+
+/// What settings say of the place where a bucket is.
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+fn site<const N: usize>(settings: [Option<String>; N]) -> String {
+    let said = settings.map(|value| value.map_or_else(|| "the usual".into(), |v| format!("{v:?}")));
+    said.join(", ")
+}
+
+/// A bucket whose unfinished uploads nobody lists.
+#[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
+fn bucket(store: impl ObjectStore, site: String) -> Bucket {
+    Bucket {
+        store: Arc::new(store),
+        site,
+        uploads: None,
+    }
+}
+
+#[cfg(feature = "aws")]
+pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+    use crate::unfinished::{Uploads, s3::S3Uploads};
+    use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, S3CopyIfNotExists};
+    let connector = Connector::new(settings.budget);
+    let mut builder = AmazonS3Builder::from_env()
+        .with_url(url)
+        .with_client_options(client_options())
+        // Large files outside of the folder of their version are created by a copy on the server.
+        .with_copy_if_not_exists(S3CopyIfNotExists::Multipart)
+        .with_http_connector(connector.clone())
+        .with_retry(retries(settings.budget));
+    for (key, value) in from_env("AWS_").chain(options(settings)) {
+        builder = builder.with_config(key, value);
+    }
+    let of = |key| builder.get_config_value(&key);
+    let site = site([of(Key::S3Endpoint).or(of(Key::Endpoint)), of(Key::Region)]);
+    // Without a signature nobody may list uploads. The keys of a bucket of the other kind are not those that sign URLs.
+    let is_off = |key| of(key).is_none_or(|value| value == "false");
+    let can_list = is_off(Key::SkipSignature) && is_off(Key::S3Express);
+    let hint = "Check the variables AWS_*";
+    let s3 = builder.build().map_err(|e| setting(url, hint, e))?;
+    let http = connector.last().filter(|_| can_list);
+    let uploads = http.map(|http| {
+        let (s3, budget) = (s3.clone(), settings.budget.clone());
+        Arc::new(S3Uploads { s3, http, budget }) as Arc<dyn Uploads>
+    });
+    Ok(Bucket {
+        store: Arc::new(s3) as Arc<dyn ObjectStore>,
+        site,
+        uploads,
+    })
+}
+
+#[cfg(feature = "gcp")]
+pub(crate) fn google(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+    use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_url(url)
+        .with_client_options(client_options())
+        .with_http_connector(Connector::new(settings.budget))
+        .with_retry(retries(settings.budget));
+    for (key, value) in from_env("GOOGLE_").chain(options(settings)) {
+        builder = builder.with_config(key, value);
+    }
+    let site = site([builder.get_config_value(&Key::BaseUrl)]);
+    let hint = "Check the variables GOOGLE_*";
+    let store = builder.build().map_err(|e| setting(url, hint, e))?;
+    Ok(bucket(store, site))
+}
+
+#[cfg(feature = "azure")]
+pub(crate) fn azure(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+    use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_url(url)
+        .with_client_options(client_options())
+        .with_http_connector(Connector::new(settings.budget))
+        .with_retry(retries(settings.budget));
+    for (key, value) in from_env("AZURE_").chain(options(settings)) {
+        builder = builder.with_config(key, value);
+    }
+    let keys = [Key::AccountName, Key::Endpoint, Key::UseEmulator];
+    let site = site(keys.map(|key| builder.get_config_value(&key)));
+    let hint = "Set AZURE_STORAGE_ACCOUNT_NAME, and check the other variables AZURE_*";
+    let store = builder.build().map_err(|e| setting(url, hint, e))?;
+    Ok(bucket(store, site))
+}
+
+/// Settings of the environment once more: options for the client as a whole would otherwise be those of this crate.
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+fn from_env<K: FromStr>(prefix: &'static str) -> impl Iterator<Item = (K, String)> {
+    std::env::vars_os().filter_map(move |(key, value)| {
+        let key = key.to_str().filter(|key| key.starts_with(prefix))?;
+        let key = key.to_ascii_lowercase().parse().ok()?;
+        Some((key, value.into_string().ok()?))
+    })
+}
+
+#[cfg(feature = "http")]
+pub(crate) fn http(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+    use object_store::http::HttpBuilder;
+    // Whoever writes `http://` asks for it.
+    let options_of_client = client_options().with_allow_http(url.starts_with("http://"));
+    let mut builder = HttpBuilder::new()
+        .with_url(url)
+        .with_client_options(options_of_client)
+        .with_http_connector(Connector::new(settings.budget))
+        .with_retry(retries(settings.budget));
+    for (key, value) in options(settings) {
+        builder = builder.with_config(key, value);
+    }
+    let hint = "Check the URL";
+    let store = builder.build().map_err(|e| setting(url, hint, e))?;
+    // The URL says all.
+    Ok(bucket(store, String::new()))
+}

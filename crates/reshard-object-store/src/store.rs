@@ -1,0 +1,239 @@
+//! What a store does, in a bucket.
+
+use crate::{
+    pin::{Pins, is_strong},
+    place::ObjectStorePlace,
+    scheme::{self, Parsed, Service},
+    single::SingleObject,
+    transaction::{Begun, ObjectTransaction},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use object_store::{ObjectMeta, path::Path};
+use reshard_storage::{
+    Among, Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, Progress, ReadPieces,
+    RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, TakePiece, Traffic,
+    Transaction, read_pieces_into,
+};
+use std::{
+    ops::Range,
+    sync::{Arc, LazyLock},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// What no other process is called, or was.
+static PROCESS: LazyLock<String> = LazyLock::new(|| {
+    let began = SystemTime::now().duration_since(UNIX_EPOCH);
+    let began = began.map_or(0, |time| time.as_nanos());
+    format!("{}-{began}", std::process::id())
+});
+
+/// So many objects come with the first answer to a listing.
+const PAGE: usize = 1_000;
+
+#[async_trait]
+impl Store for ObjectStorePlace {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn identity(&self) -> String {
+        match &*self.client.bucket.site {
+            "" => self.url.clone(),
+            site => format!("{} at {site}", self.url),
+        }
+    }
+
+    fn hints(&self) -> Hints {
+        self.client.hints
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.object(name)?.range(range).await
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        self.object(name)?.whole(max).await
+    }
+
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
+        read_pieces_into(self, &self.client.hints, reads, progress).await
+    }
+
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.can("listing")?;
+        let folder = self.folder(below)?;
+        let error = |e| self.client.error("list", &self.url, e);
+        let (objects, folders) = match depth {
+            Depth::One => {
+                let found = self.client.list_one(folder).await?.map_err(error)?;
+                (found.objects, found.common_prefixes)
+            }
+            Depth::All => (
+                self.client.list_all(folder).await?.map_err(error)?,
+                Vec::new(),
+            ),
+        };
+        let files = objects.iter().filter_map(|meta| self.entry(meta));
+        let folders = folders.iter().filter_map(|path| self.name_of(path));
+        Ok(Listing::new(files.collect(), folders.collect()))
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        let found = self.meta(name).await?;
+        Ok(found.map(|meta| Head::new(meta.size, Some(meta.last_modified.into()))))
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.can("removing files from")?;
+        let paths: Result<Vec<Path>> = names.iter().map(|name| self.path(name)).collect();
+        let removed = self.client.delete(paths?).await?;
+        removed.map_err(|e| self.client.error("remove files from", &self.url, e))
+    }
+
+    /// A store that asks for each object with the tag that it had when it was read first. It makes no request. The data files of a
+    /// version have names that no other version has, so the version is the one whose commit record is read first.
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(Some(Arc::new(Self {
+            pins: Some(Pins::default()),
+            ..self.clone()
+        })))
+    }
+
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        let Some(pins) = &self.pins else {
+            return Ok(None);
+        };
+        let error = |e| self.client.error("list", &self.url, e);
+        let (found, among) = match self.client.service {
+            Service::Http => (Vec::from_iter(self.meta(name).await?), Among::File),
+            _ => {
+                let all = self.client.list_few(self.folder(None)?, PAGE).await?;
+                match all.map_err(error)? {
+                    Some(all) => (all, Among::Place),
+                    None => {
+                        let folder = name.as_str().rsplit_once('/');
+                        let folder = folder.map(|(folder, _)| Name::new(folder)).transpose()?;
+                        let path = self.folder(folder.as_ref())?;
+                        let found = self.client.list_one(path).await?.map_err(error)?;
+                        (found.objects, Among::Folder)
+                    }
+                }
+            }
+        };
+        let mut files = Vec::new();
+        for meta in found {
+            let Some(name) = self.name_of(&meta.location) else {
+                continue;
+            };
+            // A weak tag stands for other bytes, too, so nothing may be kept by it.
+            let Some(tag) = meta.e_tag.filter(|tag| is_strong(tag)) else {
+                return Ok(None);
+            };
+            let tag = match self.client.service {
+                // It leaves out the quotes in a listing, and wants them in a condition.
+                Service::Azure if !tag.ends_with('"') => format!("\"{tag}\""),
+                _ => tag,
+            };
+            // What was replaced since it was read is gone for this reader.
+            if pins.agree(&meta.location, Some(&tag)) {
+                let head = Head::new(meta.size, Some(meta.last_modified.into()));
+                let tag = tag.trim_matches('"');
+                files.push(match self.client.service {
+                    // Its tags are numbers that begin anew in each process.
+                    Service::Memory => Tagged::new(name, head, format!("{tag} of {}", *PROCESS)),
+                    _ => Tagged::new(name, head, tag),
+                });
+            }
+        }
+        Ok(Some(Tags::new(files, among)))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        // The same folder one level up, and the last part of the path in it.
+        let (above, last) = match self.folder.rsplit_once('/') {
+            Some((above, last)) => (above, last),
+            None => ("", &*self.folder),
+        };
+        let Ok(Parsed { root, .. }) = scheme::parse(&self.url) else {
+            return None;
+        };
+        let url = match above {
+            "" => root.to_owned(),
+            above => format!("{root}/{above}"),
+        };
+        let folder = Arc::new(Self {
+            folder: above.into(),
+            url,
+            // A reader of one file reads one version of it.
+            pins: self.pins.clone().or_else(|| Some(Pins::default())),
+            ..self.clone()
+        });
+        match kind {
+            PlaceKind::File => {
+                let name = Name::new(last).ok()?;
+                let part = PartStore::file(self.url.clone(), folder, name);
+                Some(Arc::new(part.with_writer(SingleObject::new(self.clone()))))
+            }
+            PlaceKind::Prefix if !last.is_empty() => {
+                Some(Arc::new(PartStore::prefix(self.url.clone(), folder, last)))
+            }
+            _ => None,
+        }
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        self.can("writing to")?;
+        let begun = Begun::look(self, if_exists).await?;
+        let transaction = ObjectTransaction::new(self, attempt, Some(begun))?;
+        Ok(Arc::new(transaction))
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        self.can("writing to")?;
+        // Nothing shows that a version has begun until its first file is there. So the ranks compare their places.
+        if place != Some(&*self.url) {
+            return Err(StorageError::NotJoined {
+                path: self.url.clone(),
+                attempt: attempt.into(),
+            });
+        }
+        Ok(Arc::new(ObjectTransaction::new(self, attempt, None)?))
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        match self.client.service {
+            Service::Http => None,
+            _ => Some(self),
+        }
+    }
+}
+
+#[async_trait]
+impl ReadPieces for ObjectStorePlace {
+    async fn read_pieces(
+        &self,
+        name: &Name,
+        range: Range<u64>,
+        take: &mut TakePiece<'_>,
+    ) -> Result<()> {
+        self.object(name)?.pieces(range, take).await
+    }
+}
+
+impl ObjectStorePlace {
+    /// What is known of an object, if it is the version that was seen first.
+    async fn meta(&self, name: &Name) -> Result<Option<ObjectMeta>> {
+        let path = self.path(name)?;
+        let tag = self.pins.as_ref().and_then(|pins| pins.of(&path));
+        let found = match self.client.head(path.clone(), tag).await? {
+            Ok(found) => found,
+            Err(object_store::Error::Precondition { .. }) => None,
+            Err(e) => return Err(self.client.error("look at", self.url_of(name), e)),
+        };
+        Ok(found.filter(|meta| {
+            let pins = self.pins.as_ref();
+            pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref()))
+        }))
+    }
+}

@@ -1,0 +1,24 @@
+//! The names of attempts to save.
+
+/// Whether this is a name that a save of reshard gives its attempt: three numbers, the second of which is a time. Stores use it for their
+/// hidden names and folders. Anything with another form of name belongs to others, even if it looks similar.
+///
+/// ```
+/// assert!(reshard_storage::is_attempt("1-1a2b3c4d5e6f7081-3"));
+/// assert!(!reshard_storage::is_attempt("step-100-1"));
+/// ```
+pub fn is_attempt(name: &str) -> bool {
+    // Exactly as it is written: without a sign and without leading zeros.
+    let number = |s: &str| {
+        u64::from_str_radix(s, 16)
+            .ok()
+            .filter(|n| format!("{n:x}") == s)
+    };
+    let mut parts = name.split('-').map(number);
+    let three = (parts.next(), parts.next(), parts.next(), parts.next());
+    // No ordinary name is a time after this crate was started.
+    matches!(three, (Some(Some(_)), Some(Some(nanos)), Some(Some(_)), None) if nanos >= BEGUN)
+}
+
+/// Nanoseconds from 1970 to 2025.
+const BEGUN: u64 = 1_735_689_600_000_000_000;

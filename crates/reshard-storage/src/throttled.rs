@@ -1,0 +1,246 @@
+use crate::{
+    Bandwidth, Depth, Durability, Entry, Extent, FileBody, Head, Hints, IfExists, Length, Link,
+    Listing, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store,
+    Tags, Traffic, Transaction, Written, record_read::reads,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::{fs::File, io, ops::Range, sync::Arc};
+
+/// A store that reads and writes no more bytes per second than it may.
+#[derive(Clone, Debug)]
+pub struct ThrottledStore {
+    inner: Arc<dyn Store>,
+    reads: Bandwidth,
+    writes: Bandwidth,
+}
+
+impl ThrottledStore {
+    /// Wraps another store. Several stores may share a limit. Copies that a file system or a service makes by itself are not limited.
+    pub fn new(inner: Arc<dyn Store>, reads: Bandwidth, writes: Bandwidth) -> Self {
+        Self {
+            inner,
+            reads,
+            writes,
+        }
+    }
+
+    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Self {
+            inner,
+            ..self.clone()
+        })
+    }
+
+    fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
+        Arc::new(ThrottledTransaction {
+            inner,
+            reads: self.reads.clone(),
+            writes: self.writes.clone(),
+        })
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for ThrottledStore {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    fn hints(&self) -> Hints {
+        self.inner.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        // What is longer than a part is read in parts, so that a limit holds within it, too.
+        let part = self.hints().part_size.max(1);
+        if range.end.saturating_sub(range.start) <= part {
+            self.reads.wait(range.end.saturating_sub(range.start)).await;
+            return self.inner.read(name, range).await;
+        }
+        let mut all = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at.saturating_add(part));
+            self.reads.wait(end - at).await;
+            // A file that ends before is known by its last byte, before memory is taken for the whole.
+            if at == range.start {
+                let last = self.inner.read(name, range.end - 1..range.end).await;
+                last.map_err(|e| of_all(e, &range))?;
+            }
+            all.extend_from_slice(&self.inner.read(name, at..end).await?);
+            at = end;
+        }
+        Ok(all.into())
+    }
+
+    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
+        let found = self.inner.read_all(name, max).await?;
+        if let Some(bytes) = &found {
+            // Its length is known only now. The next read waits for it.
+            self.reads.wait(bytes.len() as u64).await;
+        }
+        Ok(found)
+    }
+
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
+        reads::read_ranges(self, reads).await
+    }
+
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
+        reads::read_into(self, reads, progress).await
+    }
+
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.inner.list(below, depth).await
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.inner.head(name).await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.inner.remove(names).await
+    }
+
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
+    }
+
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        self.inner.of_kind(kind).map(|inner| self.around(inner))
+    }
+
+    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
+        self.inner.tags(name).await
+    }
+
+    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
+        self.inner.local_file(name).await
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        self.inner.links().await
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let begun = self.inner.begin(attempt, if_exists).await?;
+        Ok(self.transaction(begun))
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        let joined = self.inner.join(attempt, place).await?;
+        Ok(self.transaction(joined))
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        self.inner.recovery()
+    }
+}
+
+/// The error of a part, which names all of the range.
+fn of_all(e: StorageError, all: &Range<u64>) -> StorageError {
+    match e {
+        StorageError::Short { path, size, .. } => StorageError::Short {
+            path,
+            range: all.clone(),
+            size,
+        },
+        e => e,
+    }
+}
+
+#[derive(Debug)]
+struct ThrottledTransaction {
+    inner: Arc<dyn Transaction>,
+    reads: Bandwidth,
+    writes: Bandwidth,
+}
+
+/// Waits with each block until it may be written.
+struct ThrottledExtent {
+    inner: Box<dyn Extent>,
+    writes: Bandwidth,
+}
+
+impl Extent for ThrottledExtent {
+    fn length(&self) -> Length {
+        self.inner.length()
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let block = self.inner.next_block();
+        if let Some(Ok(bytes)) = &block {
+            self.writes.block(bytes.len() as u64);
+        }
+        block
+    }
+
+    fn receipt(&mut self) -> Bytes {
+        self.inner.receipt()
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Transaction for ThrottledTransaction {
+    async fn write(
+        &self,
+        mut files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        for file in &mut files {
+            if let Source::Extents(extents) = &mut file.source {
+                let limited = |inner| {
+                    let writes = self.writes.clone();
+                    Box::new(ThrottledExtent { inner, writes }) as Box<dyn Extent>
+                };
+                *extents = std::mem::take(extents).into_iter().map(limited).collect();
+            }
+        }
+        self.inner.write(files, durability, progress).await
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.reads.wait(range.end.saturating_sub(range.start)).await;
+        self.inner.read(name, range).await
+    }
+
+    fn place(&self) -> Option<String> {
+        self.inner.place()
+    }
+
+    fn folder(&self) -> Option<Name> {
+        self.inner.folder()
+    }
+
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        if let Some((_, bytes)) = &record {
+            self.writes.wait(bytes.len() as u64).await;
+        }
+        self.inner.commit(record, files, durability).await
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        self.inner.written().await
+    }
+
+    async fn rollback(&self) -> Result<()> {
+        self.inner.rollback().await
+    }
+}

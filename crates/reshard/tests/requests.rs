@@ -1,0 +1,181 @@
+//! How many requests a place gets where each of them is dear. The numbers are pinned: a change that needs more has to say so here.
+
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use futures::{
+    executor::block_on,
+    future::{BoxFuture, join_all},
+};
+use reshard::{
+    Checkpoint, CommonForm, DType, Dialect, LocalGroup, OpenOptions, Region, ShardedTensor,
+    StateDict, Tensor,
+    storage::{
+        CountingStore, Counts, Hints, Store,
+        testkit::{MemoryStore, VersionedStore},
+    },
+    torch_dist::TorchDistConfig,
+};
+use std::sync::Arc;
+
+const URL: &str = "memory://requests";
+
+/// Those of an object store.
+fn dear() -> Hints {
+    Hints::default()
+        .with_coalesce_gap(1 << 20)
+        .with_part_size(8 << 20)
+        .with_concurrency(32)
+}
+
+/// Two ranks save so many tensors, each of which has so many rows of `columns` elements on each rank.
+fn save(store: &Arc<dyn Store>, (tensors, rows, columns): (u64, u64, u64), how: How) {
+    let groups = LocalGroup::new(2);
+    let states = [0, 1].map(|rank| {
+        let mut state = StateDict::new();
+        // They share their elements, because only requests are counted.
+        let elements = usize::try_from(rows * columns).unwrap();
+        let shared = Tensor::from_vec(&[rows, columns], vec![1f32; elements]).unwrap();
+        for t in 0..tensors {
+            let (key, data) = (format!("w{t:05}"), shared.clone());
+            let region = Region::new([rank * rows, 0], [rows, columns]);
+            let leaf = ShardedTensor::region_of(&key, DType::Float32, &[2 * rows, columns], region);
+            state.insert(key, leaf.with_data(data));
+        }
+        state.insert("step", 7);
+        state
+    });
+    let saves = groups.iter().zip(&states).map(|(group, state)| {
+        let config = TorchDistConfig::new().with_file_per_item(how.many_files);
+        let save = reshard::save(state, URL)
+            .group(group)
+            .store(Arc::clone(store))
+            .dialect(how.dialect)
+            .common_form(how.common)
+            .strategy(config);
+        let save: BoxFuture<'_, _> = Box::pin(async { save.await.map(drop) });
+        save
+    });
+    for saved in block_on(join_all(saves)) {
+        saved.unwrap();
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct How {
+    dialect: Dialect,
+    common: CommonForm,
+    many_files: bool,
+}
+
+const DCP: How = How {
+    dialect: Dialect::Dcp,
+    common: CommonForm::File,
+    many_files: false,
+};
+
+fn open(store: &Arc<dyn Store>) -> (Checkpoint, CountingStore) {
+    let counting = CountingStore::new(Arc::clone(store));
+    let options = OpenOptions::new().store(Arc::new(counting.clone()));
+    let checkpoint = block_on(options.open(URL)).unwrap();
+    (checkpoint, counting)
+}
+
+#[test]
+fn a_checkpoint_of_many_files_is_open_after_few_requests() {
+    let dcp = How {
+        many_files: true,
+        ..DCP
+    };
+    let megatron = How {
+        dialect: Dialect::Megatron,
+        ..dcp
+    };
+    let object = How {
+        common: CommonForm::Object,
+        ..megatron
+    };
+    // Opening, and then common state. In Megatron's dialect it is in a file, or in an object, which needs no request but its own.
+    for (how, opening, common) in [(dcp, 4, 0), (megatron, 4, 1), (object, 4, 2)] {
+        for side_by_side in [false, true] {
+            let store: Arc<dyn Store> = match side_by_side {
+                false => Arc::new(MemoryStore::new().with_hints(dear())),
+                true => Arc::new(VersionedStore::new().with_hints(dear())),
+            };
+            save(&store, (500, 1, 4), how);
+            let (checkpoint, counting) = open(&store);
+            let Counts {
+                requests, lists, ..
+            } = counting.take();
+            assert_eq!((requests, lists), (opening, 0), "{how:?} {side_by_side}");
+            block_on(checkpoint.common()).unwrap();
+            let counts = counting.take();
+            assert_eq!((counts.requests, counts.lists), (common, 0), "{how:?}");
+            assert_eq!(checkpoint.metadata().tensor_count(), 500);
+        }
+    }
+}
+
+#[test]
+fn many_small_tensors_are_read_together() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new().with_hints(dear()));
+    // 8,192 chunks of 64 KiB in two files.
+    save(&store, (4096, 128, 128), DCP);
+    let counting = CountingStore::new(Arc::clone(&store));
+    let mut template = StateDict::new();
+    for t in 0..4096 {
+        let key = format!("w{t:05}");
+        let leaf = ShardedTensor::region_of(
+            &key,
+            DType::Float32,
+            &[256, 128],
+            Region::whole(&[256, 128]),
+        );
+        template.insert(key, leaf);
+    }
+    let load = reshard::load(template, URL).store(Arc::new(counting.clone()));
+    let loaded = block_on(async { load.await }).unwrap();
+    drop(loaded);
+    let counts = counting.take();
+    assert!(counts.requests <= 200, "{} requests", counts.requests);
+    let elements = 8192 * (64 << 10);
+    assert!(
+        counts.read() <= elements + elements / 20,
+        "{}",
+        counts.read()
+    );
+}
+
+#[test]
+fn rows_of_large_chunks_take_two_requests_a_chunk_and_few_bytes_beside() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new().with_hints(dear()));
+    // 24 chunks of 4 MiB on each rank. Every other one is wanted, so that no two of them are neighbours.
+    save(&store, (24, 1024, 1024), DCP);
+    for step in [1, 2] {
+        let counting = CountingStore::new(Arc::clone(&store));
+        let mut template = StateDict::new();
+        for t in (0..24).step_by(step) {
+            let key = format!("w{t:05}");
+            let rows = Region::new([256, 0], [256, 1024]);
+            let leaf = ShardedTensor::region_of(&key, DType::Float32, &[2048, 1024], rows);
+            template.insert(key, leaf);
+        }
+        let chunks = 24 / step as u64;
+        let load = reshard::load(template, URL).store(Arc::new(counting.clone()));
+        block_on(async { load.await }).unwrap();
+        let counts = counting.take();
+        let opening = 4;
+        // The first archive of a form is read at both ends.
+        assert!(
+            counts.requests <= opening + 2 * chunks + 1,
+            "{} requests for {chunks} chunks",
+            counts.requests
+        );
+        let wanted = chunks << 20;
+        let data = counts.records.bytes + counts.records.beside;
+        let heads = counts.range_bytes;
+        assert!(
+            data <= wanted + wanted / 50 && heads <= 64 << 10,
+            "{data} {heads}"
+        );
+    }
+}
