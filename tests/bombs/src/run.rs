@@ -164,9 +164,10 @@ impl Ended {
             }
         }
         let failed = self.status.code().is_some_and(|code| code != 0);
-        // What differs is a result, and no error.
+        // What differs, and what `inspect` finds damaged, is a result on standard output.
         let json = command.contains(&"--json");
-        let told = json || command.first() == Some(&"diff");
+        let result = matches!(command.first(), Some(&("diff" | "inspect")));
+        let told = json || (result && !self.out.is_empty());
         if failed && self.err.is_empty() && !told {
             found.push("failed without a word".into());
         }
