@@ -28,6 +28,14 @@ pub(crate) fn zarr(gb: &str, place: &str, base: &Path) -> Vec<Row> {
         Peer::reshard(OURS, &all).checks(WRITES)
     };
     let save_theirs = || theirs(&["save", "zarr", gb, their_zarr, RUNS]);
+    let load = |more: &[&str]| {
+        let all = [&["load", "llama", gb, zarr, RUNS], more].concat();
+        Peer::reshard(OURS, &all)
+    };
+    let load_theirs = || {
+        let load = theirs(&["load", "zarr", gb, their_zarr, RUNS]);
+        load.best_of(&LOADS).checks(NOTHING)
+    };
     let five = || vec![Target::Ratio(MEGATRON, 5.0)];
     vec![
         Row::new(
@@ -43,10 +51,19 @@ pub(crate) fn zarr(gb: &str, place: &str, base: &Path) -> Vec<Row> {
         Row::new(
             format!("load zarr, same split, {place}"),
             vec![
-                Peer::reshard(OURS, &["load", "llama", gb, zarr, RUNS]).checks(VERIFIED),
-                theirs(&["load", "zarr", gb, their_zarr, RUNS])
-                    .best_of(&LOADS)
-                    .checks(NOTHING),
+                load(&[]).checks(VERIFIED),
+                load_theirs(),
+                bare_read(&[zarr]),
+            ],
+            five(),
+        )
+        .needs(zarr, save())
+        .needs(their_zarr, save_theirs()),
+        Row::new(
+            format!("load zarr, same split, unverified, {place}"),
+            vec![
+                load(&["--no-verify"]).checks(NOTHING),
+                load_theirs(),
                 bare_read(&[zarr]),
             ],
             five(),
@@ -159,6 +176,6 @@ pub(crate) fn unflatten(place: &str, base: &Path) -> Row {
         vec![Target::Ratio(COPY, 0.6), Target::Memory(128 << 20)],
     )
     .needs(flat, Peer::reshard(OURS, &make))
-    .turns(1)
+    .turns(3)
     .removes(flat)
 }

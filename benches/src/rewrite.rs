@@ -40,7 +40,7 @@ pub(crate) fn into_format(
     Ok(measured)
 }
 
-/// As `reshard convert --ranks 2 --unflatten` does it: all checksums are checked first. What grows is the memory of the process.
+/// As `reshard convert --ranks 2 --unflatten` does it: all checksums are checked first. What grows is the memory of the process. All values are checked off the clock.
 pub(crate) fn unflatten(src: &Path, dst: &Path, iterations: usize) -> Result<Measured> {
     let (src, url) = (src.display().to_string(), dst.display().to_string());
     let before = peak();
@@ -51,12 +51,13 @@ pub(crate) fn unflatten(src: &Path, dst: &Path, iterations: usize) -> Result<Mea
     })?;
     measured.peak = peak();
     measured.grown = measured.peak - before;
-    check(&url)?;
+    is_plain(&url)?;
+    ones(dst)?;
     Ok(measured)
 }
 
 /// No tensor is flattened any more.
-fn check(url: &str) -> Result<()> {
+fn is_plain(url: &str) -> Result<()> {
     let written = Checkpoint::open(url)?;
     let flattened = written.tensors().find(|t| t.flattened_shape().is_some());
     flattened.map_or(Ok(()), |t| Err(anyhow!("{} is still flattened", t.key())))

@@ -4,17 +4,19 @@
 //! `tests/interop/python` and the program `reshard-interop` make the same state from it, each on its own.
 
 mod flattened;
+mod guests;
 mod optimizers;
+mod removal;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
+use guests::{Case, FLAT, GUESTS, Guest, MCORE_ZARR};
+
 use crate::shell::{Program, cargo, programs, root, say, target_dir};
-use crate::venv::{
-    MCORE_012, MCORE_019, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
-};
+use crate::venv::{TENSORFLOW, TORCH_113, TORCH_215, Venv, ZARR};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -25,198 +27,6 @@ pub(crate) struct Options {
     /// Remove each Python when it has served: one at a time needs a third of the disk.
     pub(crate) frugal: bool,
 }
-
-/// What one program is asked to do with one spec.
-struct Case {
-    /// The program's name, as people and folders call it.
-    who: &'static str,
-    spec: &'static str,
-    /// Whether PyTorch's own converter has to manage as well.
-    converts: bool,
-}
-
-/// What is asked of the programs of one Python; its needs are met one after the other, so that no more than one is needed at a time.
-struct Guest {
-    venv: &'static Venv,
-    cases: &'static [Case],
-    /// The flavours besides the default that its PyTorch loads, and on how many ranks.
-    flavours: &'static [(&'static str, u32)],
-    /// Whether it loads what a sharding policy cut and spread over files.
-    policies: bool,
-    /// The program that saves a distributed optimizer, and in which forms.
-    optimizers: (&'static str, &'static [&'static str]),
-    /// Whether its optimizer loads what all optimizers so far were rewritten as.
-    canonical: bool,
-    /// Whether it loads common state that is stored as an object.
-    common_in_object: bool,
-    /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
-    newest: bool,
-}
-
-/// Newer versions of Megatron Core come after older ones, whose optimizers they load.
-const GUESTS: &[Guest] = &[
-    Guest {
-        venv: &MCORE_012,
-        cases: &[
-            Case {
-                who: "mcore-0.12",
-                spec: "megatron",
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.12",
-                spec: FLAT,
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.12",
-                spec: MCORE_ZARR,
-                converts: false,
-            },
-        ],
-        flavours: &[],
-        policies: false,
-        optimizers: (
-            "mcore-0.12",
-            &[
-                "fully_sharded_model_space",
-                "fully_sharded_bucket_space",
-                "dp_zero_gather_scatter",
-            ],
-        ),
-        canonical: false,
-        common_in_object: false,
-        newest: false,
-    },
-    Guest {
-        venv: &TORCH_215,
-        cases: &[
-            Case {
-                who: "torch-2.15",
-                spec: "dcp",
-                converts: true,
-            },
-            Case {
-                who: "torch-2.15",
-                spec: "dcp-2.4",
-                converts: true,
-            },
-            Case {
-                who: "torch-2.15",
-                spec: "dcp-new",
-                converts: true,
-            },
-            Case {
-                who: "torch-2.15",
-                spec: "surrogates",
-                converts: true,
-            },
-            Case {
-                who: "mcore-0.16",
-                spec: "megatron",
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.16",
-                spec: "megatron-new",
-                converts: false,
-            },
-        ],
-        flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
-        policies: true,
-        optimizers: (
-            "mcore-0.16",
-            &[
-                "dp_reshardable",
-                "dp_zero_gather_scatter",
-                "fully_reshardable",
-            ],
-        ),
-        canonical: true,
-        common_in_object: false,
-        newest: true,
-    },
-    Guest {
-        venv: &MCORE_019,
-        cases: &[
-            Case {
-                who: "mcore-0.19",
-                spec: "megatron",
-                converts: false,
-            },
-            Case {
-                who: "mcore-0.19",
-                spec: "megatron-new",
-                converts: false,
-            },
-        ],
-        flavours: &[],
-        policies: false,
-        optimizers: ("mcore-0.19", &["dp_reshardable"]),
-        canonical: true,
-        common_in_object: true,
-        newest: false,
-    },
-    Guest {
-        venv: &TORCH_24,
-        cases: &[
-            Case {
-                who: "torch-2.4",
-                spec: "dcp",
-                converts: true,
-            },
-            Case {
-                who: "torch-2.4",
-                spec: "dcp-2.4",
-                converts: true,
-            },
-            Case {
-                who: "torch-2.4",
-                spec: "surrogates",
-                converts: true,
-            },
-        ],
-        flavours: &[("2.3", 1), ("2.4", 3)],
-        policies: true,
-        optimizers: ("", &[]),
-        canonical: false,
-        common_in_object: false,
-        newest: false,
-    },
-    Guest {
-        venv: &TORCH_21,
-        cases: &[
-            Case {
-                who: "torch-2.1",
-                spec: "dcp",
-                converts: false,
-            },
-            Case {
-                who: "torch-2.1",
-                spec: "surrogates",
-                converts: false,
-            },
-        ],
-        flavours: &[],
-        policies: true,
-        optimizers: ("", &[]),
-        canonical: false,
-        common_in_object: false,
-        newest: false,
-    },
-];
-
-/// What is removed from checkpoints of a spec: the keys with this prefix.
-const REMOVED: &[(&str, &str)] = &[
-    ("dcp", "dtypes."),
-    ("megatron", "dtypes."),
-    (FLAT, "optimizer.state.exp_avg"),
-    (MCORE_ZARR, "dtypes."),
-];
-/// Flattened ranges.
-const FLAT: &str = "megatron-flat";
-/// Another format, with flattened ranges too.
-const MCORE_ZARR: &str = "megatron-zarr";
 
 const SPECS: &[&str] = &[
     "dcp",
@@ -355,9 +165,7 @@ impl Run {
             if ["dcp", "megatron"].contains(&case.spec) {
                 self.ways(&program, case, &python);
             }
-            if let Some((_, prefix)) = REMOVED.iter().find(|(spec, _)| *spec == case.spec) {
-                self.removed(case, &python, prefix);
-            }
+            self.removed(&program, case, &python);
         }
         let (who, forms) = guest.optimizers;
         self.optimizers(who, forms, &python);
@@ -365,8 +173,9 @@ impl Run {
             self.canonical(who, &python);
             self.unflattened(who, &python);
         }
-        if guest.common_in_object {
+        if guest.newest_megatron {
             self.common_in_object(who, &program, &python);
+            self.integrity(who, &program, &python);
         }
         if guest.newest {
             self.unflattened_whole(&python);
@@ -486,6 +295,24 @@ impl Run {
             let what = format!("{who} loads {dir} on {ranks} rank(s)");
             self.driver(python, "mcore_load.py", "megatron", dir, Some(ranks), &what);
         }
+    }
+
+    /// Each side checks the `integrity.json` of the other.
+    fn integrity(&mut self, who: &str, program: &Path, python: &Path) {
+        let dir = "megatron-with-integrity";
+        let write = ["write", "--ranks", "4", "--integrity"];
+        let write = Program::new(program).args(write);
+        self.check(&format!("reshard saves {dir}"), write, "megatron", dir);
+        let load = torch(python, "mcore_load.py").args(["--ranks", "2", "--integrity"]);
+        let what = format!("{who} checks integrity.json of {dir}");
+        self.check(&what, load, "megatron", dir);
+
+        let dir = format!("{dir}-by-{who}");
+        let save = torch(python, "mcore_save.py").args(["--integrity"]);
+        self.check(&format!("{who} saves {dir}"), save, "megatron", &dir);
+        let check = Program::new(program).args(["check", "--integrity"]);
+        let what = format!("reshard checks integrity.json of {dir}");
+        self.check(&what, check, "megatron", &dir);
     }
 
     /// What ranks saved for each other, and what was saved in the background. Then what the other program saved, read by ranks for each other.
@@ -714,28 +541,6 @@ impl Run {
                 "planners",
                 &dir,
             );
-        }
-    }
-
-    /// What is left after a removal: of what this program saved, and of what reshard saved.
-    fn removed(&mut self, case: &Case, python: &Path, prefix: &str) {
-        let Case { who, spec, .. } = *case;
-        let (load, ranks) = match spec {
-            "dcp" => ("dcp_load.py", 3),
-            _ => ("mcore_load.py", 2),
-        };
-        let ours = format!("{spec}-by-reshard-{}", RESHARD_RANKS[1]);
-        for source in [ours, format!("{spec}-by-{who}")] {
-            let dir = format!("{source}-removed-for-{who}");
-            let [from, to] = [&source, &dir].map(|dir| self.place.join(dir));
-            let copy = Program::new("cp").args(["-r".as_ref(), from.as_os_str(), to.as_os_str()]);
-            self.timed(&format!("{source} is copied"), copy);
-            let remove = Program::new(&self.command).args(["remove".as_ref(), to.as_os_str()]);
-            let what = format!("reshard removes {prefix} from {dir}");
-            self.timed(&what, remove.args([prefix]));
-            let load = torch(python, load).args(["--ranks", &ranks.to_string()]);
-            let what = format!("{who} loads {dir} on {ranks} ranks");
-            self.check(&what, load.args(["--without", prefix]), spec, &dir);
         }
     }
 

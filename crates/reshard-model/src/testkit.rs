@@ -4,7 +4,7 @@ mod counting;
 mod fixtures;
 
 pub use counting::CountingAllocator;
-pub use fixtures::{fixture, fixtures, ours};
+pub use fixtures::{fixture, fixture_text, fixtures, ours};
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -1,10 +1,11 @@
-//! Golden calls of Megatron Core 0.12.3's pure functions, made by Megatron itself (`data/vectors_012.json`).
+//! Golden calls of Megatron Core 0.12.3's pure functions, made by Megatron itself (`megatron/vectors_012.json` of `tests/fixtures`).
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
     reason = "helpers of tests fail as tests do"
 )]
 
+use reshard_model::testkit::{fixture_text, ours};
 use reshard_model::{
     AxisCoordinates, DType, Dims, Leaf, Path, ReplicaId, ShardedObject, ShardedTensor, StateDict,
     Step, Tensor, Tree, Value, ValueTree, apply_prefix_mapping, diff,
@@ -19,7 +20,10 @@ struct Vector {
 }
 
 fn vectors(function: &str, count: usize) -> Vec<Vector> {
-    let file: Json = serde_json::from_str(include_str!("data/vectors_012.json")).unwrap();
+    let Some(file) = fixture_text("megatron/vectors_012.json") else {
+        return Vec::new();
+    };
+    let file: Json = serde_json::from_str(&file).unwrap();
     let of_function = |v: &&Json| v["fn"] == function;
     let all: Vec<Vector> = file["vectors"]
         .as_array()
@@ -34,7 +38,11 @@ fn vectors(function: &str, count: usize) -> Vec<Vector> {
             }
         })
         .collect();
-    assert_eq!(all.len(), count, "vectors of {function}");
+    assert!(
+        all.len() == count || !ours(),
+        "{} vectors of {function}",
+        all.len()
+    );
     all
 }
 

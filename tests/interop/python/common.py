@@ -138,6 +138,8 @@ def arguments(description, ranks):
     parser.add_argument("--dir", required=True)
     parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
     parser.add_argument("--backend", help="of Megatron, if it is not its default")
+    parser.add_argument("--integrity", action="store_true", help="Megatron writes `integrity.json`, or checks it")
+    parser.add_argument("--separation-hint", metavar="PREFIX", help="Megatron saves keys that begin so in files of their own")
     parser.add_argument("--unflattened", action="store_true", help="ask for whole tensors where the spec has flattened ranges")
     parser.add_argument("--without", metavar="PREFIX", help="keys that were removed are neither asked for nor there")
     parser.add_argument("--planner", help="the planner that reshard saved with, or will load with")
@@ -156,7 +158,7 @@ def arguments(description, ranks):
         for entry in spec["tensors"]:
             if isinstance(entry["read"], dict):
                 entry["read"] = "replicate"
-    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend}
+    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend, "separation_hint": parsed.separation_hint, "integrity": parsed.integrity}
 
 
 def rank_main(rank, work, spec, directory, ranks, meeting):

@@ -7,7 +7,10 @@ import mcore_state
 
 
 def work(spec, directory, rank, ranks):
-    state = dist_checkpointing.load(mcore_state.state_dict(spec, "read", rank, ranks, filled=False), directory)
+    # Older versions don't have the argument.
+    checks = {"verify_integrity": True} if spec["integrity"] else {}
+    template = mcore_state.state_dict(spec, "read", rank, ranks, filled=False)
+    state = dist_checkpointing.load(template, directory, **checks)
     mcore_state.check(spec, state, rank, ranks)
 
 

@@ -6,6 +6,7 @@ def main():
     import os
 
     from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
     import common
     import mcore_state
@@ -13,8 +14,13 @@ def main():
     def work(spec, directory, rank, ranks):
         os.makedirs(directory, exist_ok=True)
         state = mcore_state.state_dict(spec, "write", rank, ranks, filled=True)
-        backend = spec["backend"]
-        dist_checkpointing.save(state, directory, (backend, 1) if backend else None)
+        backend, hint = spec["backend"], spec["separation_hint"]
+        strategy = (backend, 1) if backend else None
+        if hint:
+            strategy = TorchDistSaveShardedStrategy("torch_dist", 1, separation_hint=hint)
+        # Older versions don't have the argument.
+        checks = {"verify_integrity": True} if spec["integrity"] else {}
+        dist_checkpointing.save(state, directory, strategy, **checks)
 
     common.run(work, __doc__, ranks=2)
 

@@ -66,6 +66,9 @@ struct Write {
     /// Replicas share the work.
     #[arg(long)]
     fully_parallel: bool,
+    /// Write `integrity.json`.
+    #[arg(long)]
+    integrity: bool,
     /// In the background, several times; the last one counts.
     #[arg(long)]
     background: Option<Background>,
@@ -99,6 +102,9 @@ struct Check {
     /// With these settings, in JSON.
     #[arg(long)]
     settings: Option<String>,
+    /// Check the files by `integrity.json`, which has to be there.
+    #[arg(long)]
+    integrity: bool,
 }
 
 fn main() -> Result<()> {
@@ -139,6 +145,7 @@ fn write(
         planner,
         max_shard_size,
         fully_parallel,
+        integrity,
         background,
     }: &Write,
 ) -> Result<()> {
@@ -160,6 +167,7 @@ fn write(
         let save = reshard::save(&state, &url)
             .group(group)
             .dialect(spec.dialect)
+            .integrity(*integrity)
             .boxed_strategy(config);
         let save = save.rank_local(*rank_local).common_form(match common {
             Common::File => CommonForm::File,
@@ -226,6 +234,7 @@ fn check(
         args,
         planner,
         settings,
+        integrity,
     }: &Check,
 ) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
@@ -234,6 +243,7 @@ fn check(
         let bare = *planner == Some(Loading::Materialize);
         let template: StateDict = state::to_load(&spec, rank, world, bare)?;
         let load = reshard::load(template, &url).group(group);
+        let load = load.verify_integrity(*integrity);
         let load = match settings {
             None => load,
             Some(settings) => load.boxed_strategy(serde_json::from_str(settings)?),

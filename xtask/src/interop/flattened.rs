@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{FLAT, MCORE_ZARR, RESHARD_RANKS, Run, torch};
+use super::guests::{FLAT, MCORE_ZARR};
+use super::{RESHARD_RANKS, Run, torch};
 
 impl Run {
     /// Rewritten for a Megatron Core that knows neither flattened ranges nor zarr.

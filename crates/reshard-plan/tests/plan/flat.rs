@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use crate::cuts::*;
+use reshard_model::testkit::{fixture_text, ours};
 use reshard_model::{DType, Dims, ErrorKind, Region, ShardedTensor};
 use reshard_plan::*;
 
@@ -59,14 +60,16 @@ fn a_region_takes_from_each_cell_what_each_range_has_of_it() {
     assert_eq!(found, expected);
 }
 
-/// Megatron Core's own calls (`data/vectors_012.json` of reshard-model): which stored cells a cell of another grid meets.
+/// Megatron Core's own calls (`megatron/vectors_012.json`): which stored cells a cell of another grid meets.
 #[test]
 fn a_cell_meets_the_cells_of_another_grid_that_megatron_finds() {
-    let file = include_str!("../../../reshard-model/tests/data/vectors_012.json");
-    let file: serde_json::Value = serde_json::from_str(file).unwrap();
+    let Some(file) = fixture_text("megatron/vectors_012.json") else {
+        return;
+    };
+    let file: serde_json::Value = serde_json::from_str(&file).unwrap();
     let all = file["vectors"].as_array().unwrap().iter();
     let all: Vec<_> = all.filter(|v| v["fn"] == "reformulate").collect();
-    assert_eq!(all.len(), 80);
+    assert!(all.len() == 80 || !ours(), "{} vectors", all.len());
     for v in all {
         let dims = |name: &str| numbers(&v["in"][name]);
         let (shape, cells) = (dims("global_shape"), dims("ckpt_fragmentation"));

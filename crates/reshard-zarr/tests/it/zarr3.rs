@@ -252,6 +252,18 @@ proptest! {
             of_ranks[n % ranks].push(piece("w", &shape, region));
         }
         let files = saved(inner, of_ranks);
+        // A file is as long as the longest piece on each axis, so a regular grid has a file for each piece.
+        let longest: Vec<u64> = saved_cuts.iter().filter_map(|parts| parts.iter().copied().max()).collect();
+        let grid = json_of(&files, "w/zarr.json")["chunk_grid"].clone();
+        prop_assert_eq!(&grid["configuration"]["chunk_shape"], &json!(longest));
+        let is_regular = saved_cuts.iter().all(|parts| {
+            let (last, others) = parts.split_last().unwrap();
+            others.iter().all(|n| n == others.first().unwrap() && n >= last)
+        });
+        let stored = files.keys().filter(|name| name.starts_with("w/c")).count();
+        if is_regular {
+            prop_assert_eq!(stored, boxes(&saved_cuts).len());
+        }
         let report = verified(&files);
         prop_assert!(report.damage.is_empty(), "{:?}", report.damage);
         let regions = boxes(&loaded_cuts);

@@ -440,6 +440,29 @@ fn asks(shape: [u64; 2], rows: Range<u64>, range: Option<Range<u64>>) -> Sharded
     t.with_data(nines)
 }
 
+/// Also where shapes may differ, the number of axes may not.
+#[test]
+fn with_allow_shape_mismatch_another_number_of_axes_is_refused() {
+    let formats = [None, Some(Zarr::V2), Some(Zarr::V3(16))];
+    for (flat, format) in formats.into_iter().flat_map(|f| [(true, f), (false, f)]) {
+        let place = of_another_shape(flat, format);
+        for shape in [&[12][..], &[3, 4, 1]] {
+            let whole = ShardedTensor::region_of("w", DType::Float32, shape, Region::whole(shape));
+            let nines = Tensor::from_vec(shape, vec![9f32; 12]).unwrap();
+            let mut template = StateDict::new();
+            template.insert("w", whole.with_data(nines).with_shape_mismatch_allowed());
+            let loaded = load(group(1), vec![template], place.url(), |_, l| l).remove(0);
+            let said = loaded.map(drop).unwrap_err().to_string();
+            let told = [
+                "w has shape [3, 4] in the checkpoint",
+                &format!("but {shape:?} was asked for"),
+                "the number of axes differs",
+            ];
+            assert!(told.iter().all(|part| said.contains(part)), "{said}");
+        }
+    }
+}
+
 /// For any overlap, and for none; flattened or not on either side; in torch_dist, zarr and zarr3. Megatron Core leaves memory of a flattened
 /// leaf as it was.
 #[test]
