@@ -7,7 +7,7 @@ use crate::{
     fault,
     place::ObjectStorePlace,
     transaction::{Begun, ObjectTransaction, TRIES},
-    upload::{is_same, no_condition},
+    upload::{self, is_same, no_condition},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -127,6 +127,45 @@ impl SingleTransaction {
         ))
     }
 
+    /// Copies a new file to its place where the service has no conditions. It is whole, so nothing mixes; but of two that are copied in the same moment
+    /// only one stays. The outer error leaves open what came of it.
+    async fn put_unconditionally(&self, staged: &Path, bytes: u64) -> Result<Result<()>> {
+        let (place, client) = (&self.place, &self.place.below.client);
+        let url = place.below.url_text();
+        let path = place.path()?;
+        let mut tries = TRIES;
+        // Whether an earlier try may still be carried out.
+        let mut open = false;
+        loop {
+            match place.now().await {
+                Ok(Some(_)) if !open => {
+                    return Ok(Err(StorageError::Exists { path: url.into() }));
+                }
+                Err(e) if !open => return Ok(Err(e)),
+                Ok(_) | Err(_) => {}
+            }
+            tries -= 1;
+            let mode = CopyMode::Overwrite;
+            let copied = client.copy(staged.clone(), path.clone(), mode).await?;
+            let done = copied.is_ok() || is_same(client, staged, &path, bytes).await? == Some(true);
+            let e = match copied {
+                Err(e) if !done => e,
+                _ => {
+                    tracing::warn!(url, "{}", upload::IS_UNCONDITIONAL);
+                    return Ok(Ok(()));
+                }
+            };
+            open |= !fault::is_certain(&e);
+            if !open {
+                return Ok(Err(client.error("write", url, e)));
+            }
+            if tries == 0 {
+                let action = "learn whether the version is committed by the copy to";
+                return Err(client.error(action, url, e));
+            }
+        }
+    }
+
     /// Copies the new version to its place, in one step, until it is known what came of it. The outer error leaves that open.
     async fn put(&self, old: Option<&ObjectMeta>, staged: &Path, bytes: u64) -> Result<Result<()>> {
         let (place, client) = (&self.place, &self.place.below.client);
@@ -171,6 +210,9 @@ impl SingleTransaction {
             match is_same(client, staged, &path, bytes).await? {
                 Some(true) => return Ok(Ok(())),
                 Some(false) if fault::is_refused(&e) => return Ok(Err(conflict())),
+                _ if !open && old.is_none() && fault::is_unsupported(&e) => {
+                    return self.put_unconditionally(staged, bytes).await;
+                }
                 _ if !open && fault::is_unsupported(&e) => return Ok(Err(no_condition(url, &e))),
                 _ if !open && fault::is_certain(&e) => {
                     return Ok(Err(client.error("write", url, e)));

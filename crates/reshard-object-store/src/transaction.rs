@@ -5,7 +5,7 @@ use crate::{
     part_source::PartSource,
     pin::same_tag,
     place::ObjectStorePlace,
-    upload::{Job, Target, Uploaded, no_condition},
+    upload::{self, Job, Target, Uploaded, no_condition},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -309,6 +309,43 @@ impl ObjectTransaction {
         ended
     }
 
+    /// Puts the record of a new place where the service has no conditions. All files of a version are in its own folder, so two saves never mix; but of
+    /// two that commit in the same moment only one stays. The outer error leaves open what came of it.
+    async fn put_unconditionally(
+        &self,
+        begun: &Begun,
+        (path, url): (Path, String),
+        bytes: &Bytes,
+    ) -> Result<Result<()>> {
+        let client = &self.place.client;
+        let mut tries = TRIES;
+        // Whether an earlier try may still be carried out.
+        let mut open = false;
+        loop {
+            tries -= 1;
+            let put = client.put(path.clone(), bytes.clone().into(), PutMode::Overwrite);
+            let put = put.await?;
+            open |= put.as_ref().is_err_and(|e| !fault::is_certain(e));
+            match (client.get(path.clone()).await?, put) {
+                (Ok(Some(there)), _) if there == *bytes => {
+                    tracing::warn!(url, "{}", upload::IS_UNCONDITIONAL);
+                    return Ok(Ok(()));
+                }
+                (Ok(Some(_)), Ok(_)) => return Ok(Err(self.conflict(begun))),
+                (_, Err(e)) if !open => {
+                    return Ok(Err(client.error("write the commit record", &url, e)));
+                }
+                (_, Err(e)) if tries == 0 => {
+                    let action = "learn whether the version is committed by the record";
+                    return Err(client.error(action, &url, e));
+                }
+                // The service has said that it was put.
+                (_, Ok(_)) if tries == 0 => return Ok(Ok(())),
+                _ => {}
+            }
+        }
+    }
+
     /// Puts the record until it is known what came of it. The outer error leaves that open.
     async fn decide(
         &self,
@@ -336,6 +373,11 @@ impl ObjectTransaction {
                 // A new record is refused and not there, if two saves ask for it in the same moment.
                 Ok(None) if fault::is_refused(&e) && matches!(mode, PutMode::Create) => {}
                 Ok(_) if fault::is_refused(&e) => return Ok(Err(self.conflict(begun))),
+                Ok(None)
+                    if !open && fault::is_unsupported(&e) && matches!(mode, PutMode::Create) =>
+                {
+                    return self.put_unconditionally(begun, (path, url), bytes).await;
+                }
                 _ if !open && fault::is_unsupported(&e) => {
                     return Ok(Err(no_condition(&url, &e)));
                 }

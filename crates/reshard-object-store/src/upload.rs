@@ -295,12 +295,16 @@ fn taken(url: &str) -> StorageError {
     }
 }
 
-/// The service does not put on a condition.
+/// What is told of a save to a new place where the service does not put on a condition.
+pub(crate) const IS_UNCONDITIONAL: &str = "the service has no conditional put: if another save was committed here in the same moment, it is lost";
+
+/// The service does not put on a condition, and without one versions could mix, or the old one be lost.
 pub(crate) fn no_condition(url: &str, e: &object_store::Error) -> StorageError {
     StorageError::Unsupported {
         what: format!("writing {url} only if nothing else has changed it"),
         why: format!(
-            "the service has no conditional put, without which two saves could mix their versions ({e}); save to a service that has it"
+            "the service has no conditional put, without which two saves could mix their versions ({e}). Only new checkpoints whose files all lie in a folder of \
+             their version can be saved there, such as torch_dist in PyTorch's dialect, and single files; save so, to a new place, or to a service that has it"
         ),
     }
 }
