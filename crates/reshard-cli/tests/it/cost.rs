@@ -183,6 +183,27 @@ fn only_a_read_that_costs_much_of_a_place_where_requests_are_dear_is_announced()
 }
 
 #[test]
+fn what_is_read_through_a_cache_is_read_from_a_bucket_once() {
+    let saved = saved();
+    let buckets = Buckets::default();
+    let url = "bucket://cached";
+    let cache = format!("{}:1GB", saved.beside("cache"));
+    buckets.run(&["convert", &saved.url, url]).ok();
+    for args in [&["inspect"][..], &["digest", "--json"], &["show", "whole"]] {
+        let args = [&args[..1], &[url], &args[1..], &["--cache", &cache]].concat();
+        buckets.take(url);
+        let first = buckets.run(&args);
+        assert_eq!(first.code, 0, "{}", first.err);
+        let read = buckets.take(url).read();
+        // What an earlier command has read is there, too.
+        assert!(read > 0 || args[0] == "show", "{args:?}");
+        let second = buckets.run(&args);
+        assert_eq!(second.out, first.out);
+        assert_eq!(buckets.take(url).read(), 0, "{args:?}");
+    }
+}
+
+#[test]
 fn a_destination_in_a_bucket_that_exists_is_noticed_before_the_source_is_read() {
     let saved = states::dcp();
     let buckets = Buckets::default();

@@ -68,6 +68,27 @@ fn every_command_that_reads_takes_a_url_of_an_object_store() {
     }
     assert_eq!(remote(&["diff", url, &saved.url]).code, 0);
     assert_eq!(remote(&["stats", url]).code, 0);
+    // Values, of each key.
+    let keys = remote(&["ls", url, "--json"]).json();
+    let keys = keys["keys"].as_array().unwrap();
+    assert!(keys.len() > 3);
+    for key in keys.iter().map(|key| key.as_str().unwrap()) {
+        let shown = |url: &str| remote(&["show", url, key]).ok();
+        assert_eq!(shown(url), shown(&saved.url), "{key}");
+    }
+}
+
+#[test]
+fn items_are_not_removed_from_an_object_store() {
+    let saved = states::dcp();
+    let url = "bucket://removal";
+    remote(&["convert", &saved.url, url]).ok();
+    let before = digest(url);
+    let refused = remote(&["remove", url, "opt."]);
+    assert_eq!(refused.code, 2, "{}", refused.out);
+    let reason = "a new version would need copies of all data files";
+    assert!(refused.err.contains(reason), "{}", refused.err);
+    assert_eq!(digest(url), before);
 }
 
 #[test]

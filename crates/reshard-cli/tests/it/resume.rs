@@ -7,7 +7,14 @@ use reshard::{
 };
 use reshard_object_store::ObjectStorePlace;
 use reshard_storage::testkit::{Fault, FaultStore};
-use std::sync::Arc;
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Runs a command that knows the place `bucket://`, and says what it has written there.
 fn with(place: &Arc<dyn Store>, dies: Option<u64>, args: &[&str]) -> (Ran, Counts, u64) {
@@ -166,4 +173,48 @@ fn what_a_killed_conversion_left_in_an_object_store_is_pruned_and_the_next_one_b
         }
         assert!(pruned > 2, "{format}: {pruned} of {calls}");
     }
+}
+
+/// Files in what an attempt at this place has begun.
+fn begun(to: &str) -> usize {
+    let (to, mut count) = (Path::new(to), 0);
+    let hidden = format!(".{}.", to.file_name().unwrap().to_str().unwrap());
+    for entry in fs::read_dir(to.parent().unwrap()).unwrap().flatten() {
+        if entry.file_name().to_str().unwrap().starts_with(&hidden) {
+            count += fs::read_dir(entry.path()).into_iter().flatten().count();
+        }
+    }
+    count
+}
+
+#[test]
+fn a_conversion_that_ctrl_c_has_ended_goes_on() {
+    let saved = sample::many();
+    let to = saved.beside("interrupted");
+    let convert = ["convert", &saved.url, &to, "--max-shard-size", "100kB"];
+    // Slow enough to be in the middle.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_reshard"))
+        .args(convert)
+        .args(["--bandwidth", "1MB/s"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while begun(&to) < 12 {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended too soon");
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(child.wait().unwrap().signal(), Some(2));
+    assert!(!Path::new(&to).exists());
+
+    let ran = run(&[&convert[..], &["--resume", "--json"]].concat()).json();
+    let took = ran["resumed"]["files"].as_u64().unwrap();
+    assert!(took > 3, "{ran}");
+    let digest = |of: &str| run(&["digest", of, "--json"]).ok();
+    assert_eq!(digest(&to), digest(&saved.url));
+    assert_eq!(begun(&to), 0);
 }

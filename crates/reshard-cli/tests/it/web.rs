@@ -2,7 +2,7 @@
 
 use crate::{run, states};
 use reshard_golden::{root, serve, serve_and_tell};
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, process::Command};
 
 /// The URL of a local checkpoint behind a server.
 fn served(local: &str) -> String {
@@ -25,6 +25,11 @@ fn commands_do_the_same_with_a_checkpoint_behind_a_web_server() {
         let tensors = |of: &str| run(&["inspect", of, "--json"]).json()["tensors"].clone();
         assert_eq!(tensors(&url), tensors(&saved.url));
         assert_eq!(run(&["stats", &url]).code, 0);
+        let keys = run(&["ls", &url, "--json"]).json();
+        for key in keys["keys"].as_array().unwrap() {
+            let shown = |of: &str| run(&["show", of, key.as_str().unwrap()]).ok();
+            assert_eq!(shown(&url), shown(&saved.url), "{key}");
+        }
         assert_eq!(run(&["diff", &url, &saved.url]).code, 0);
         let to = saved.beside("copy");
         run(&["convert", &url, &to, "--ranks", "2"]).ok();
@@ -42,6 +47,7 @@ fn what_can_not_be_done_behind_a_web_server_is_told() {
     for args in [
         &["convert", &saved.url, &format!("{url}-new")][..],
         &["prune", &url],
+        &["remove", &url, "opt."],
     ] {
         let ran = run(args);
         assert_eq!(ran.code, 2, "{args:?}: {}", ran.out);
@@ -73,6 +79,30 @@ fn the_second_inspect_through_a_cache_reads_nothing() {
         files.len() == asked.len() && !files.is_empty(),
         "{asked:#?}"
     );
+}
+
+#[test]
+fn the_environment_may_name_the_cache() {
+    let saved = states::dcp();
+    let local = Path::new(&saved.url);
+    let (server, requests) = serve_and_tell(local.parent().unwrap()).unwrap();
+    let url = format!("{server}/{}", local.file_name().unwrap().to_str().unwrap());
+    let cache = saved.beside("cache");
+    let inspect = || {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_reshard"));
+        let ran = program
+            .args(["inspect", &url])
+            .env("RESHARD_CACHE", format!("{cache}:1GB"))
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+        ran.stdout
+    };
+    let first = inspect();
+    assert!(requests.take().iter().any(|r| r.starts_with("GET ")));
+    assert_eq!(inspect(), first);
+    assert!(!requests.take().iter().any(|r| r.starts_with("GET ")));
+    assert!(Path::new(&cache).is_dir());
 }
 
 #[test]

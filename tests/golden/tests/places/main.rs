@@ -7,6 +7,7 @@
 
 mod formats;
 mod known;
+mod unsound;
 
 use futures::executor::block_on;
 use reshard::storage::{Durability, FileBody, IfExists, Name, Progress, Store};

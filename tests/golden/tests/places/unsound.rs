@@ -1,0 +1,100 @@
+//! Damaged checkpoints are told in each place as they are on a local disk.
+
+use crate::files;
+use futures::executor::block_on;
+use reshard::{Checkpoint, OpenOptions, storage::Progress};
+use reshard_golden::{Fixture, chain, fixtures};
+use reshard_object_store::{
+    ObjectStorePlace,
+    object_store::{ObjectStore, ObjectStoreExt as _, memory::InMemory, path::Path},
+};
+use std::sync::Arc;
+
+/// Puts the files of a fixture below a path of a bucket, as they are: no record completes them.
+fn put(fixture: &Fixture, bucket: &dyn ObjectStore, folder: &str) {
+    let mut bodies = Vec::new();
+    files(&fixture.checkpoint(), "", &mut bodies);
+    for body in bodies {
+        let path = fixture.checkpoint().join(body.name.as_str());
+        let to = Path::parse(format!("{folder}/{}", body.name)).unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        block_on(bucket.put(&to, bytes.into())).unwrap();
+    }
+}
+
+/// All that opening and verifying say. Places are left out.
+fn said(opened: reshard::Result<Checkpoint>, url: &str) -> String {
+    let checkpoint = match opened {
+        Ok(checkpoint) => checkpoint,
+        Err(e) => return format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
+    };
+    match block_on(checkpoint.verify(true, Progress::default())) {
+        Ok(report) => format!("{report:?}").replace(url, "URL"),
+        Err(e) => format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
+    }
+}
+
+/// Compares all damaged checkpoints; `open` says where it has put one, and opens it.
+fn all_are_told_alike(open: impl Fn(&Fixture) -> (String, reshard::Result<Checkpoint>)) {
+    let (mut count, mut wrong) = (0, Vec::new());
+    for f in fixtures().iter().filter(|f| !f.expected.sound) {
+        count += 1;
+        let (url, opened) = open(f);
+        let there = said(opened, &url);
+        let local = said(block_on(Checkpoint::open(&f.url())), &f.url());
+        if there != local {
+            wrong.push(format!("{f}:\n  {there}\n  instead of\n  {local}"));
+        }
+    }
+    println!("{count} damaged checkpoints are told alike");
+    assert!(count > 0, "no damaged checkpoint was read");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn in_a_bucket(bucket: Arc<dyn ObjectStore>, home: &str) {
+    all_are_told_alike(|f| {
+        let folder = format!("{home}/{}", f.name);
+        put(f, &*bucket, &folder);
+        let url = format!("s3://reshard/{folder}");
+        let place = ObjectStorePlace::new(Arc::clone(&bucket), &*url, &folder).unwrap();
+        let open = OpenOptions::new().store(Arc::new(place));
+        (url.clone(), block_on(open.open(&url)))
+    });
+}
+
+#[test]
+fn damaged_checkpoints_are_told_alike_in_an_object_store() {
+    in_a_bucket(Arc::new(InMemory::new()), "damaged");
+}
+
+#[cfg(feature = "clouds")]
+mod clouds {
+    use super::*;
+    use reshard_golden::{root, serve};
+    use reshard_object_store::object_store::aws::AmazonS3Builder;
+
+    #[test]
+    fn damaged_checkpoints_are_told_alike_behind_a_web_server() {
+        let url = serve(&root()).unwrap();
+        all_are_told_alike(|f| {
+            let url = format!("{url}/{}/ckpt", f.name);
+            let opened = block_on(Checkpoint::open(&url));
+            (url, opened)
+        });
+    }
+
+    #[test]
+    #[ignore = "needs RESHARD_MOTO; cargo xtask clouds runs it"]
+    fn needs_clouds_damaged_checkpoints_are_told_alike_in_a_bucket() {
+        let bucket = AmazonS3Builder::new()
+            .with_endpoint(std::env::var("RESHARD_MOTO").unwrap())
+            .with_allow_http(true)
+            .with_region("us-east-1")
+            .with_bucket_name("reshard")
+            .with_access_key_id("reshard")
+            .with_secret_access_key("not-secret")
+            .build()
+            .unwrap();
+        in_a_bucket(Arc::new(bucket), &format!("damaged {}", std::process::id()));
+    }
+}
