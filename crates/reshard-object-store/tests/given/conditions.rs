@@ -93,12 +93,17 @@ fn is_refused(e: &StorageError) {
 
 async fn written(
     begun: &dyn Transaction,
-    file: &str,
-    bytes: &Bytes,
+    file: String,
+    bytes: impl Into<Bytes>,
 ) -> Result<Entry, StorageError> {
-    let body = FileBody::from_bytes(name(file), bytes.clone());
+    let body = FileBody::from_bytes(name(&file), bytes.into());
     let written = begun.write(vec![body], Durability::Machine, Progress::none());
     Ok(written.await?[0].entry())
+}
+
+async fn names(store: &impl Store) -> Vec<String> {
+    let files = store.files().await.unwrap().into_iter();
+    files.map(|file| file.name.into()).collect()
 }
 
 fn record() -> Option<(Name, Bytes)> {
@@ -113,14 +118,14 @@ fn a_new_version_is_committed_and_told() {
         let save = async || {
             let begun = store.begin(ATTEMPT, IfExists::Refuse).await.unwrap();
             // The names of an attempt are its own, so they need no condition.
-            let entry = written(&*begun, &format!("{ATTEMPT}/{file}"), &bytes).await;
+            let entry = written(&*begun, format!("{ATTEMPT}/{file}"), bytes.clone()).await;
             let entries = [entry.unwrap()];
             begun.commit(record(), &entries, Durability::Machine).await
         };
         let (ended, told) = Events::only(tracing::Level::WARN).of(|| block_on(save()));
         ended.unwrap();
         assert!(told.contains("no conditional put"), "{told}");
-        let files = block_on(store.files()).unwrap();
+        let files = block_on(names(&store));
         assert_eq!(files, [format!("{ATTEMPT}/{file}"), "record".into()]);
 
         let again = block_on(store.begin(ATTEMPT, IfExists::Refuse)).err();
@@ -138,7 +143,11 @@ fn a_file_outside_of_the_folder_is_refused() {
         let bytes = Bytes::from(vec![7; len]);
         block_on(async {
             let begun = store.begin(ATTEMPT, IfExists::Refuse).await.unwrap();
-            is_refused(&written(&*begun, "common.pt", &bytes).await.unwrap_err());
+            is_refused(
+                &written(&*begun, "common.pt".into(), bytes.clone())
+                    .await
+                    .unwrap_err(),
+            );
             begun.rollback().await.unwrap();
             assert!(store.files().await.unwrap().is_empty(), "{len}");
         });
@@ -150,11 +159,7 @@ fn nothing_is_replaced() {
     let store = place();
     block_on(async {
         let begun = store.begin(ATTEMPT, IfExists::Refuse).await.unwrap();
-        let entry = written(
-            &*begun,
-            &format!("{ATTEMPT}/file"),
-            &Bytes::from_static(b"old"),
-        );
+        let entry = written(&*begun, format!("{ATTEMPT}/file"), &b"old"[..]);
         let entries = [entry.await.unwrap()];
         begun
             .commit(record(), &entries, Durability::Machine)
@@ -164,17 +169,13 @@ fn nothing_is_replaced() {
         const SECOND: &str = "2-1a2b3c4d5e6f7081-9";
         let replace = IfExists::Replace(["record"].map(name).into());
         let begun = store.begin(SECOND, replace).await.unwrap();
-        let entry = written(
-            &*begun,
-            &format!("{SECOND}/file"),
-            &Bytes::from_static(b"new"),
-        );
+        let entry = written(&*begun, format!("{SECOND}/file"), &b"new"[..]);
         let entries = [entry.await.unwrap()];
         let new = Some((name("record"), Bytes::from_static(b"new")));
         let e = begun.commit(new, &entries, Durability::Machine).await;
         is_refused(&e.unwrap_err());
         begun.rollback().await.unwrap();
-        let there = store.files().await.unwrap();
+        let there = names(&store).await;
         assert_eq!(there, [format!("{ATTEMPT}/file"), "record".into()]);
     });
 }
@@ -186,11 +187,7 @@ fn a_record_that_another_save_has_put_meanwhile_is_a_conflict() {
     let store = store.open_place("s3://bucket/place").unwrap();
     block_on(async {
         let begun = store.begin(ATTEMPT, IfExists::Refuse).await.unwrap();
-        let entry = written(
-            &*begun,
-            &format!("{ATTEMPT}/file"),
-            &Bytes::from_static(b"1"),
-        );
+        let entry = written(&*begun, format!("{ATTEMPT}/file"), &b"1"[..]);
         let entries = [entry.await.unwrap()];
         let ended = begun.commit(record(), &entries, Durability::Machine).await;
         assert!(
@@ -207,7 +204,7 @@ fn a_new_single_file_is_committed_and_told() {
     let store = store.of_kind(PlaceKind::File).unwrap();
     let save = async || {
         let begun = store.begin(ATTEMPT, IfExists::Refuse).await?;
-        let entries = [written(&*begun, "one.bin", &Bytes::from_static(b"whole")).await?];
+        let entries = [written(&*begun, "one.bin".into(), &b"whole"[..]).await?];
         begun.commit(None, &entries, Durability::Machine).await
     };
     let (ended, told) = Events::only(tracing::Level::WARN).of(|| block_on(save()));
