@@ -183,6 +183,7 @@ impl Run {
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
+            self.not_flattened(&program, &python);
             self.planners(&program, &python);
         }
         Ok(())
@@ -282,6 +283,22 @@ impl Run {
         self.reshard("check", "dcp", 3, dir);
         let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
+    }
+
+    /// Dicts that are kept whole.
+    fn not_flattened(&mut self, program: &Path, python: &Path) {
+        let (ours, theirs) = ("nested-by-reshard", "nested-by-torch-2.15");
+        let write = ["write", "--ranks", "2", "--no-flatten"];
+        let write = Program::new(program).args(write);
+        self.check(&format!("reshard saves {ours}"), write, "nested", ours);
+        let save = torch(python, "dcp_save.py").args(["--ranks", "2", "--no-flatten"]);
+        let what = format!("torch-2.15 saves {theirs}");
+        self.check(&what, save, "nested", theirs);
+        for dir in [ours, theirs] {
+            self.reshard("check", "nested", 3, dir);
+            let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--no-flatten"]);
+            self.check(&format!("torch-2.15 loads {dir}"), load, "nested", dir);
+        }
     }
 
     /// Common state as newer versions of Megatron Core store it: without `common.pt`.

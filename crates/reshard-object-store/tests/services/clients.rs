@@ -4,7 +4,7 @@ use crate::server::{Answer, Server};
 use futures::executor::block_on;
 use reshard_object_store::ObjectStores;
 use reshard_storage::{
-    Durability, FileBody, IfExists, Name, Progress, ServiceFault, StorageError, Store,
+    Durability, FileBody, Hints, IfExists, Name, Progress, ServiceFault, StorageError, Store,
 };
 use std::{
     collections::BTreeMap,
