@@ -33,7 +33,7 @@ impl TensorSource for Rows {
     }
 }
 
-fn large(dtype: DType) -> states::Saved {
+pub(crate) fn large(dtype: DType) -> states::Saved {
     let rank = |rank: u64| {
         // Not where blocks end.
         let (from, to) = if rank == 0 {
