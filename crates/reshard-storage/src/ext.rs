@@ -92,6 +92,26 @@ pub trait StoreExt: Store {
         }
     }
 
+    /// [`Recovery::remove_version`](crate::Recovery::remove_version).
+    ///
+    /// # Errors
+    /// As there, and [`Unsupported`](StorageError::Unsupported) if the store has no `Recovery`.
+    fn remove_version(
+        &self,
+        attempt: &str,
+        files: &[Name],
+    ) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            match self.recovery() {
+                Some(recovery) => recovery.remove_version(attempt, files).await,
+                None => Err(StorageError::Unsupported {
+                    what: format!("removing {}", self.url()),
+                    why: "this store has no way to do it in one step".into(),
+                }),
+            }
+        }
+    }
+
     /// [`Recovery::unfinished_uploads`](crate::Recovery::unfinished_uploads). Empty if the store has no `Recovery`.
     fn unfinished_uploads(&self) -> impl Future<Output = Result<Vec<UnfinishedUpload>>> + Send {
         async {

@@ -230,6 +230,40 @@ impl HowToOpen {
         })
     }
 
+    /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata, except of what may be older than
+    /// Megatron Core's `metadata.json`.
+    pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
+        let linked;
+        let registry = match &self.registry {
+            Some(registry) => registry,
+            None => {
+                linked = Registry::linked()?;
+                &linked
+            }
+        };
+        let formats = Formats::of(registry)?;
+        if self.is_free() {
+            let Some(json) = MetadataJson::of(store).await? else {
+                let found = recognise(store, &formats).await?;
+                if found.older {
+                    self.open_folder(Arc::clone(store), registry, &formats).await?;
+                }
+                return Ok(found.format);
+            };
+            let named = json.sharded();
+            let format = formats.0.iter().find(|f| f.key() == named);
+            let probes = format.map_or(&[] as &[_], |f| f.probes());
+            let probes = probes.iter().copied().map(Name::new);
+            let probes: BTreeSet<Name> = probes.collect::<Result<_, _>>()?;
+            // Where no file tells the format, only whoever opens it knows what it needs. If no such format is linked, nobody does.
+            if format.is_none() || !store.present(probes).await?.is_empty() {
+                return Ok(named);
+            }
+        }
+        let opened = self.open_folder(Arc::clone(store), registry, &formats);
+        Ok(opened.await?.name)
+    }
+
     /// Whether the format is to be recognised.
     fn is_free(&self) -> bool {
         self.config.is_none() && self.format.is_none()

@@ -177,6 +177,17 @@ impl Recovery for LocalPart {
         sibling::check_attempt(&left.attempt)
     }
 
+    fn removes_versions(&self) -> bool {
+        false
+    }
+
+    async fn remove_version(&self, _: &str, _: &[Name]) -> Result<()> {
+        Err(StorageError::Unsupported {
+            what: format!("removing {}", self.path.display()),
+            why: "only a folder is taken away in one step; remove the files yourself".into(),
+        })
+    }
+
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
         Ok(Vec::new())
     }

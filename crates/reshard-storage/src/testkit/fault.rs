@@ -36,6 +36,7 @@ pub enum Op {
     Leftovers,
     RemoveLeftover,
     FinishReplacing,
+    RemoveVersion,
     UnfinishedUploads,
     AbortUpload,
     Write,
@@ -45,7 +46,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Read,
         Self::ReadRanges,
         Self::ReadInto,
@@ -58,6 +59,7 @@ impl Op {
         Self::Leftovers,
         Self::RemoveLeftover,
         Self::FinishReplacing,
+        Self::RemoveVersion,
         Self::UnfinishedUploads,
         Self::AbortUpload,
         Self::Write,
@@ -79,6 +81,7 @@ impl Op {
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
             Self::FinishReplacing => "finish replacing",
+            Self::RemoveVersion => "remove the version of",
             Self::UnfinishedUploads => "list the uploads of",
             Self::AbortUpload => "abort an upload of",
             Self::Write => "write to",
@@ -153,6 +156,14 @@ impl FaultStore {
             plan: Arc::default(),
             death: Arc::default(),
             flip: Arc::default(),
+        }
+    }
+
+    /// Around another store, with the same faults: a call of either counts for both.
+    pub fn around(&self, inner: Arc<dyn Store>) -> Self {
+        Self {
+            inner,
+            ..self.clone()
         }
     }
 
@@ -433,6 +444,18 @@ impl Recovery for FaultStore {
         self.with(
             Op::FinishReplacing,
             self.inner.finish_replacing(left, files),
+        )
+        .await
+    }
+
+    fn removes_versions(&self) -> bool {
+        self.inner.recovery().is_some_and(Recovery::removes_versions)
+    }
+
+    async fn remove_version(&self, attempt: &str, files: &[Name]) -> Result<()> {
+        self.with(
+            Op::RemoveVersion,
+            self.inner.remove_version(attempt, files),
         )
         .await
     }
