@@ -3,9 +3,7 @@
 //! If several ranks run in one process, each must call it from its own thread.
 
 use crate::{Result, Saved, Verify};
-use reshard::{
-    ProcessGroup, Registry, Save, StateDict, Step, StepPattern, Stores, storage::wait,
-};
+use reshard::{ProcessGroup, Registry, Save, StateDict, Step, StepPattern, Stores, storage::wait};
 use std::path::Path;
 
 /// [`crate::Saver`].

@@ -58,8 +58,8 @@ mod tests {
         assert_eq!(removed(Some(1), None, &own, 400), [100, 200, 300]);
         // Also if it is not listed.
         assert_eq!(removed(Some(2), None, &own, 500), [100, 200, 300]);
-        assert_eq!(removed(Some(9), None, &own, 400), []);
-        assert_eq!(removed(None, None, &own, 400), []);
+        assert_eq!(removed(Some(9), None, &own, 400), [0; 0]);
+        assert_eq!(removed(None, None, &own, 400), [0; 0]);
     }
 
     #[test]

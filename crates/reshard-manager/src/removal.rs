@@ -52,13 +52,17 @@ pub(crate) async fn retain(settings: &Settings, new: u64, damaged: &Damaged) -> 
         Ok(report) if !is_sound(&report) => {
             let url = settings.url(new);
             let found = told(&report);
-            out.warn(format!("older checkpoints stay, because {url} could not be verified as a whole: {found}"));
+            out.warn(format!(
+                "older checkpoints stay, because {url} could not be verified as a whole: {found}"
+            ));
             return out;
         }
         Ok(_) => {}
         Err(e) => {
             let e = text(&e);
-            out.warn(format!("older checkpoints stay, because the new one could not be verified: {e}"));
+            out.warn(format!(
+                "older checkpoints stay, because the new one could not be verified: {e}"
+            ));
             return out;
         }
     }
@@ -84,7 +88,12 @@ async fn verify(settings: &Settings, new: u64) -> Result<VerifyReport, reshard::
 
 /// Whether everything could be checked, and nothing is wrong.
 fn is_sound(report: &VerifyReport) -> bool {
-    let lists = [&report.damage, &report.unchecked, &report.not_understood, &report.not_read];
+    let lists = [
+        &report.damage,
+        &report.unchecked,
+        &report.not_understood,
+        &report.not_read,
+    ];
     lists.into_iter().all(Vec::is_empty)
 }
 
@@ -105,13 +114,17 @@ async fn finish(settings: &Settings, out: &mut Outcome) {
         Ok(unfinished) => unfinished,
         Err(e) => {
             let e = text(&e);
-            return out.warn(format!("what killed removals have left could not be looked for: {e}"));
+            return out.warn(format!(
+                "what killed removals have left could not be looked for: {e}"
+            ));
         }
     };
     for step in unfinished {
         if let Err(e) = settings.remove(step).only_unfinished(true).await {
             let e = text(&e);
-            out.warn(format!("what a killed removal has left of step {step} stays: {e}"));
+            out.warn(format!(
+                "what a killed removal has left of step {step} stays: {e}"
+            ));
         }
     }
 }
@@ -122,15 +135,22 @@ async fn remove(settings: &Settings, new: u64, damaged: &Damaged, out: &mut Outc
         Ok(steps) => steps,
         Err(e) => {
             let e = text(&e);
-            return out.warn(format!("older checkpoints stay, because they could not be listed: {e}"));
+            return out.warn(format!(
+                "older checkpoints stay, because they could not be listed: {e}"
+            ));
         }
     };
     // Whatever the settings say, nothing goes before the new one is found as a program that resumes finds it.
     if !steps.iter().any(|step| step.number == new) {
         let url = settings.url(new);
-        return out.warn(format!("older checkpoints stay, because {url} is not found among the complete ones"));
+        return out.warn(format!(
+            "older checkpoints stay, because {url} is not found among the complete ones"
+        ));
     }
-    let own = steps.iter().filter(|step| settings.own(step)).map(|step| step.number);
+    let own = steps
+        .iter()
+        .filter(|step| settings.own(step))
+        .map(|step| step.number);
     let to_remove = settings.keep.to_remove(own, new, &damaged.lock());
     for step in to_remove {
         match settings.remove(step).await {

@@ -43,7 +43,9 @@ impl Settings {
             ("keep_every", self.keep.every),
         ];
         if let Some((name, _)) = zero.into_iter().find(|(_, value)| *value == Some(0)) {
-            return Err(Error::Invalid(format!("`{name}` is 0; it must be 1 or more")));
+            return Err(Error::Invalid(format!(
+                "`{name}` is 0; it must be 1 or more"
+            )));
         }
         if self.keep.every.is_some() && self.keep.newest.is_none() {
             let what = "`keep_every` has no effect without `keep`, because all checkpoints stay; set `keep`, or leave `keep_every` out";
@@ -62,7 +64,9 @@ impl Settings {
             None => Stores::linked().map_err(|e| Error::Invalid(e.to_string()))?,
         };
         let url = self.url(0);
-        let store = stores.open(&url).map_err(|e| Error::Invalid(e.to_string()))?;
+        let store = stores
+            .open(&url)
+            .map_err(|e| Error::Invalid(e.to_string()))?;
         if store.recovery().is_some_and(Recovery::removes_versions) {
             return Ok(());
         }

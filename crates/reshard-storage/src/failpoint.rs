@@ -66,7 +66,10 @@ mod armed {
             }
         });
         static MET: AtomicUsize = AtomicUsize::new(0);
-        debug_assert!(STEPS.contains(&step) || REMOVING.contains(&step), "{step} is not in STEPS");
+        debug_assert!(
+            STEPS.contains(&step) || REMOVING.contains(&step),
+            "{step} is not in STEPS"
+        );
         if let Some((_, nth)) = AT.as_ref().filter(|(at, _)| at == step)
             && MET.fetch_add(1, Ordering::Relaxed) + 1 == *nth
         {

@@ -246,7 +246,8 @@ impl HowToOpen {
             let Some(json) = MetadataJson::of(store).await? else {
                 let found = recognise(store, &formats).await?;
                 if found.older {
-                    self.open_folder(Arc::clone(store), registry, &formats).await?;
+                    self.open_folder(Arc::clone(store), registry, &formats)
+                        .await?;
                 }
                 return Ok(found.format);
             };

@@ -207,14 +207,17 @@ impl RemoveCheckpoint {
             return Ok(());
         }
         let refused = |why: &str| {
-            let why = format!("{why}, so nobody can tell whether it may be removed; remove it yourself");
+            let why =
+                format!("{why}, so nobody can tell whether it may be removed; remove it yourself");
             Err(unsupported(&self.url, &why))
         };
         match Sidecar::any(held).await {
-            None => refused(&format!("it has no {SIDECAR} with the note that it should have")),
-            Some(sidecar) if !sidecar.has(&self.notes) => {
-                refused(&format!("its {SIDECAR} does not have the note that it should have"))
-            }
+            None => refused(&format!(
+                "it has no {SIDECAR} with the note that it should have"
+            )),
+            Some(sidecar) if !sidecar.has(&self.notes) => refused(&format!(
+                "its {SIDECAR} does not have the note that it should have"
+            )),
             Some(sidecar) if !sidecar.belongs(held, formats).await => {
                 refused(&format!("its {SIDECAR} belongs to another version"))
             }
@@ -242,8 +245,9 @@ fn unsupported(url: &str, why: &str) -> StrategyError {
 
 /// The same files, and at the end the one that says whose they are.
 fn sidecar_last(files: Vec<Name>) -> Vec<Name> {
-    let (last, mut first): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|name| is_sidecar(name.as_str()));
+    let (last, mut first): (Vec<_>, Vec<_>) = files
+        .into_iter()
+        .partition(|name| is_sidecar(name.as_str()));
     first.extend(last);
     first
 }

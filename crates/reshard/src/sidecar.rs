@@ -110,7 +110,9 @@ impl Sidecar {
 
     /// Whether it has all these notes.
     pub(crate) fn has(&self, notes: &BTreeMap<String, String>) -> bool {
-        notes.iter().all(|(key, value)| self.notes.get(key) == Some(value))
+        notes
+            .iter()
+            .all(|(key, value)| self.notes.get(key) == Some(value))
     }
 
     /// Whether it says plainly whose it is: one format record, or some files, each once.

@@ -100,7 +100,9 @@ fn parse(pattern: &str) -> Result<StepPattern, &'static str> {
         return Err("begins with a dot, as the names of unfinished saves do");
     }
     // A name would say two numbers.
-    if before.ends_with(|c: char| c.is_ascii_digit()) || after.starts_with(|c: char| c.is_ascii_digit()) {
+    if before.ends_with(|c: char| c.is_ascii_digit())
+        || after.starts_with(|c: char| c.is_ascii_digit())
+    {
         return Err("has a digit beside the number");
     }
     Ok(StepPattern {
@@ -134,15 +136,36 @@ mod tests {
 
     #[test]
     fn a_name_and_a_number_belong_together_in_one_way_only() {
-        for text in ["step-{n}", "iter_{n:07}", "{n}", "a.{n:020}-b.c=1", "{n:03}x"] {
+        for text in [
+            "step-{n}",
+            "iter_{n:07}",
+            "{n}",
+            "a.{n:020}-b.c=1",
+            "{n:03}x",
+        ] {
             let pattern = StepPattern::new(text).unwrap();
             assert_eq!(pattern.to_string(), text);
             for number in [0, 7, 999, 1000, 12_345_678, u64::MAX] {
-                assert_eq!(pattern.number(&pattern.name(number)), Some(number), "{text}");
+                assert_eq!(
+                    pattern.number(&pattern.name(number)),
+                    Some(number),
+                    "{text}"
+                );
             }
         }
         let [plain, padded] = ["step-{n}", "s{n:03}"].map(|p| StepPattern::new(p).unwrap());
-        for odd in ["step-", "step-+1", "step--1", "step-01", "step-1 ", "xstep-1", "step-1.tmp", "step-99999999999999999999", "Step-1", ".step-1"] {
+        for odd in [
+            "step-",
+            "step-+1",
+            "step--1",
+            "step-01",
+            "step-1 ",
+            "xstep-1",
+            "step-1.tmp",
+            "step-99999999999999999999",
+            "Step-1",
+            ".step-1",
+        ] {
             assert_eq!(plain.number(odd), None, "{odd}");
         }
         for odd in ["s1", "s01", "s0001", "s", "s+01"] {

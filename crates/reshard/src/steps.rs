@@ -9,8 +9,8 @@ use crate::{
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
-use reshard_storage::{StorageError, Store, StoreExt, removed_place};
-use reshard_strategy::{BackendVersion, StrategyError};
+use reshard_storage::{StorageError, Store, StoreExt, Stores, removed_place};
+use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -154,8 +154,13 @@ impl Steps {
             Err(e) => Err(e),
         };
         let listed = listed.during(ACT, &self.url)?;
-        let places = listed.folders.iter().filter_map(|name| removed_place(name.as_str()));
-        let numbers: BTreeSet<u64> = places.filter_map(|name| self.pattern.number(name)).collect();
+        let places = listed
+            .folders
+            .iter()
+            .filter_map(|name| removed_place(name.as_str()));
+        let numbers: BTreeSet<u64> = places
+            .filter_map(|name| self.pattern.number(name))
+            .collect();
         Ok(numbers.into_iter().collect())
     }
 

@@ -58,7 +58,9 @@ fn train_on_rank(
         let state = part(step, group.rank().0.into(), run.ranks.into())?;
         // A killed process leaves the page cache as it is; fsync would only make the test slow.
         let saved = saver.save(step, &state, |save| {
-            run.form.of(save.group(group)).durability(Durability::Process)
+            run.form
+                .of(save.group(group))
+                .durability(Durability::Process)
         })?;
         if let Some(warning) = saved.warnings.first() {
             return Err(anyhow!("{warning}"));

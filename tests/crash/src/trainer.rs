@@ -17,6 +17,8 @@ fn main() -> Result<()> {
     train(&dir, steps, run, |line| {
         // Whoever has closed the pipe does not want to know.
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{line}").and_then(|()| out.flush()).unwrap_or(());
+        writeln!(out, "{line}")
+            .and_then(|()| out.flush())
+            .unwrap_or(());
     })
 }

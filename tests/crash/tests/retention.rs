@@ -57,7 +57,9 @@ fn said(text: &str, word: &str) -> Vec<u64> {
 fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
     let [begun, saved, noted] = ["begin", "saved", "noted"].map(|word| said(text, word));
     let newest = blocking::latest(dir).unwrap();
-    let newest = newest.unwrap_or_else(|| panic!("{how}: nothing is there")).number;
+    let newest = newest
+        .unwrap_or_else(|| panic!("{how}: nothing is there"))
+        .number;
     let last = saved.last().copied().unwrap_or(3);
     assert!(
         newest >= last && newest <= begun.last().copied().unwrap_or(last),
@@ -80,13 +82,24 @@ fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
     let steps = blocking::steps(dir).unwrap();
     let steps: Vec<u64> = steps.iter().map(|step| step.number).collect();
     let own: Vec<u64> = steps.iter().copied().filter(|step| *step != 3).collect();
-    assert!(own.len() as u64 <= run.keep && own.ends_with(&[20]), "{how}: {steps:?}");
+    assert!(
+        own.len() as u64 <= run.keep && own.ends_with(&[20]),
+        "{how}: {steps:?}"
+    );
     for step in own {
-        assert_eq!(look(&dir.join(format!("step-{step}"))).unwrap(), Some(step), "{how}");
+        assert_eq!(
+            look(&dir.join(format!("step-{step}"))).unwrap(),
+            Some(step),
+            "{how}"
+        );
     }
     for entry in fs::read_dir(dir).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        assert_eq!(removed_place(&name), None, "{how}: {name} was not cleared away");
+        assert_eq!(
+            removed_place(&name),
+            None,
+            "{how}: {name} was not cleared away"
+        );
     }
     for step in noted {
         let text = fs::read_to_string(dir.join(format!("step-{step}/README")));
@@ -97,14 +110,23 @@ fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
 
 fn text_of(child: &mut Child) -> String {
     let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     text
 }
 
 #[test]
 fn a_run_killed_at_any_named_step_leaves_the_newest_good_checkpoint() {
     // A save meets those, too, that only a replacement meets elsewhere.
-    let steps: BTreeSet<&str> = failpoint::STEPS.iter().chain(failpoint::REMOVING).copied().collect();
+    let steps: BTreeSet<&str> = failpoint::STEPS
+        .iter()
+        .chain(failpoint::REMOVING)
+        .copied()
+        .collect();
     let never = ["commit.ready", "commit.exchanged", "commit.old_removed"];
     for form in Form::ALL {
         for at in &steps {
@@ -112,7 +134,11 @@ fn a_run_killed_at_any_named_step_leaves_the_newest_good_checkpoint() {
             for nth in [1, 2, 5] {
                 let home = tempfile::tempdir().unwrap();
                 put_others(home.path());
-                let run = Run { ranks: 2, form, keep: 1 };
+                let run = Run {
+                    ranks: 2,
+                    form,
+                    keep: 1,
+                };
                 let how = format!("killed at {at} {nth}, {form:?}");
                 let mut child = trainer(home.path(), run, Some(&format!("{at} {nth}")));
                 let text = text_of(&mut child);

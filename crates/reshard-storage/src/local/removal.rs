@@ -104,7 +104,7 @@ pub(super) fn finish(
 
 #[cfg(test)]
 mod tests {
-    use crate::{Leftover, LocalStore, Name, Recovery, Result, Store, StoreExt};
+    use crate::{Leftover, LocalStore, Name, Result, Store, StoreExt};
     use futures_executor::block_on;
     use std::{
         fs,
@@ -131,8 +131,7 @@ mod tests {
     const FILES: [&str; 2] = ["w/0", "record"];
 
     fn remove(store: &dyn Store, files: &[&str]) -> Result<()> {
-        let recovery = store.recovery().unwrap();
-        block_on(recovery.remove_version(ATTEMPT, &names(files)))
+        block_on(store.remove_version(ATTEMPT, &names(files)))
     }
 
     fn count(dir: &Path) -> usize {

@@ -29,7 +29,12 @@ impl Aside {
         attempt: &str,
         [new, old]: [Identity; 2],
     ) -> Self {
-        Self::called(parent, place, attempt, [&hex(new.number()), &hex(old.number())])
+        Self::called(
+            parent,
+            place,
+            attempt,
+            [&hex(new.number()), &hex(old.number())],
+        )
     }
 
     /// Where a version lies that is removed, and that no new version replaces.
@@ -312,7 +317,7 @@ mod tests {
         let (root, said) = (
             one("/"),
             Said::Aside {
-                new: "0",
+                new: "1f",
                 old: &hex(one("/").number()),
             },
         );

@@ -26,7 +26,8 @@ use std::{
 };
 
 /// Why a version is not removed.
-pub(super) const OTHER: &str = "somebody has put another directory there meanwhile; nothing is removed; try again";
+pub(super) const OTHER: &str =
+    "somebody has put another directory there meanwhile; nothing is removed; try again";
 
 const MOUNT: &str =
     "it is the root of a mounted file system, which can't be renamed; choose a directory in it";

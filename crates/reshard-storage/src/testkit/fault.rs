@@ -449,15 +449,14 @@ impl Recovery for FaultStore {
     }
 
     fn removes_versions(&self) -> bool {
-        self.inner.recovery().is_some_and(Recovery::removes_versions)
+        self.inner
+            .recovery()
+            .is_some_and(Recovery::removes_versions)
     }
 
     async fn remove_version(&self, attempt: &str, files: &[Name]) -> Result<()> {
-        self.with(
-            Op::RemoveVersion,
-            self.inner.remove_version(attempt, files),
-        )
-        .await
+        self.with(Op::RemoveVersion, self.inner.remove_version(attempt, files))
+            .await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {

@@ -1,0 +1,7 @@
+//! The saver, with real saves.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod faults;
+mod groups;
+mod saver;
+mod states;
