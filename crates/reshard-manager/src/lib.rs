@@ -46,6 +46,8 @@ pub mod blocking;
 
 mod error;
 mod keep;
+#[cfg(doctest)]
+mod page;
 mod removal;
 mod report;
 mod saver;
