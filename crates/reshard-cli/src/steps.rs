@@ -8,7 +8,7 @@ use crate::{
     program::Program,
     table::{rows, shown},
     units,
-    whereabouts::HOLDS_SOME,
+    whereabouts::{HOLDS_SOME, LATEST},
 };
 use reshard::{
     Step, StepPattern, Steps,
@@ -75,6 +75,13 @@ impl Row {
     }
 }
 
+/// A checkpoint that does not open.
+#[derive(Serialize)]
+struct LeftOut {
+    name: String,
+    why: String,
+}
+
 /// Prints the complete checkpoints in a folder. `None` if it has none.
 pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Option<u8>> {
     let patterns = match &args.steps {
@@ -101,22 +108,22 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     for step in found {
         match program.open(&step.url, args.reading.options()) {
             Ok(checkpoint) => all.push(Row::of(step, &checkpoint)),
-            Err(e) => closed.push((step.name, e)),
+            Err(e) => closed.push(LeftOut {
+                name: step.name,
+                why: e.message(),
+            }),
         }
     }
     if args.json {
-        json::write(io.out, &serde_json::json!({ "schema": 1, "steps": all }))?;
+        let listed = serde_json::json!({ "schema": 1, "steps": all, "left_out": closed });
+        json::write(io.out, &listed)?;
     } else {
         let titles = [">STEP", "NAME", "FORMAT", ">TENSORS", ">SIZE", "SAVED BY"];
         rows(io.out, titles, || all.iter().map(Row::cells))?;
     }
     io.out.flush()?;
-    for (name, e) in closed {
-        io.note(format!(
-            "left out: {} does not open: {}",
-            shown(&name),
-            e.message()
-        ));
+    for LeftOut { name, why } in closed {
+        io.note(format!("left out: {} does not open: {why}", shown(&name)));
     }
     Ok(Some(OK))
 }
@@ -147,20 +154,19 @@ pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError
     let Some(Step { name, url, .. }) = newest else {
         return e;
     };
-    let (name, all) = (
-        shown(&name),
-        format!("`reshard ls {}` lists them", shown(dir)),
-    );
-    match e {
-        CliError::Told { what, hint, code } if what.contains(HOLDS_SOME) => CliError::Told {
-            what: format!("{what}; the newest complete one is {name}"),
-            hint: format!("{hint}; {all}"),
-            code,
-        },
-        _ => CliError::Told {
-            what: format!("{dir} {HOLDS_SOME}; the newest complete one is {name}"),
-            hint: format!("inspect it, as in  reshard inspect {}; {all}", shown(&url)),
-            code: NO_CHECKPOINT,
-        },
+    let name = shown(&name);
+    let what = match &e {
+        CliError::Told { what, .. } if what.contains(HOLDS_SOME) => what.clone(),
+        _ => format!("{dir} {HOLDS_SOME}"),
+    };
+    // Megatron's file names the one with which Megatron goes on.
+    let hint = match e {
+        CliError::Told { hint, .. } if what.contains(LATEST) => hint,
+        _ => format!("inspect it, as in  reshard inspect {}", shown(&url)),
+    };
+    CliError::Told {
+        what: format!("{what}; the newest complete one is {name}"),
+        hint: format!("{hint}; `reshard ls {}` lists them", shown(dir)),
+        code: NO_CHECKPOINT,
     }
 }

@@ -230,7 +230,7 @@ impl HowToOpen {
         })
     }
 
-    /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata, except of what may be older than
+    /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata if a file tells the format, except of what may be older than
     /// Megatron Core's `metadata.json`.
     pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
         let linked;
@@ -243,24 +243,24 @@ impl HowToOpen {
         };
         let formats = Formats::of(registry)?;
         if self.is_free() {
-            let Some(json) = MetadataJson::of(store).await? else {
-                let found = recognise(store, &formats).await?;
-                if found.older {
-                    self.open_folder(Arc::clone(store), registry, &formats)
-                        .await?;
+            let (named, is_older) = match MetadataJson::of(store).await? {
+                Some(json) => (json.sharded(), false),
+                None => {
+                    let found = recognise(store, &formats).await?;
+                    (found.format, found.older)
                 }
-                return Ok(found.format);
             };
-            let named = json.sharded();
-            let format = formats.0.iter().find(|f| f.key() == named);
-            let probes = format.map_or(&[] as &[_], |f| f.probes());
-            let probes = probes.iter().copied().map(Name::new);
-            let probes: BTreeSet<Name> = probes.collect::<Result<_, _>>()?;
-            // Where no file tells the format, only whoever opens it knows what it needs. If no such format is linked, nobody does.
-            if format.is_none() || !store.present(probes).await?.is_empty() {
+            let Some(format) = formats.0.iter().find(|f| f.key() == named) else {
+                // Nobody knows what else it needs.
+                return Ok(named);
+            };
+            let probes = format.probes().iter().copied().map(Name::new);
+            let probes = probes.collect::<Result<_, _>>()?;
+            if !is_older && !store.present(probes).await?.is_empty() {
                 return Ok(named);
             }
         }
+        // Where no one file tells the format, only whoever opens it knows what it needs.
         let opened = self.open_folder(Arc::clone(store), registry, &formats);
         Ok(opened.await?.name)
     }
