@@ -12,6 +12,11 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
+    /// Whether a checkpoint stays, however many newer ones there are.
+    pub(crate) fn stays_for_good(self, step: u64) -> bool {
+        self.every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
     /// Which steps to remove when `new` was saved, the oldest first. `own` are the steps of complete checkpoints that the saver wrote, and `damaged` those
     /// of them in which damage was found: they take no place of a good one.
     pub(crate) fn to_remove(
@@ -23,13 +28,12 @@ impl Keep {
         let Some(newest) = self.newest else {
             return Vec::new();
         };
-        let stays_for_good = |step: u64| self.every.is_some_and(|every| step.is_multiple_of(every));
         // What is newer than the new one is not this saver's to judge.
         let counted: BTreeSet<u64> = own
             .into_iter()
-            .filter(|step| *step < new && !stays_for_good(*step))
+            .filter(|step| *step < new && !self.stays_for_good(*step))
             .collect();
-        let mut left = newest.saturating_sub(u64::from(!stays_for_good(new)));
+        let mut left = newest.saturating_sub(u64::from(!self.stays_for_good(new)));
         let mut out = Vec::new();
         for step in counted.into_iter().rev() {
             match left.checked_sub(1).filter(|_| !damaged.contains(&step)) {

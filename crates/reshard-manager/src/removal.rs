@@ -2,7 +2,7 @@
 
 use crate::settings::{Settings, Verify};
 use reshard::{
-    storage::Progress,
+    storage::{Progress, Removal},
     strategy::{VerifyReport, with_sources},
 };
 use serde::{Deserialize, Serialize};
@@ -69,8 +69,13 @@ pub(crate) async fn retain(settings: &Settings, new: u64, damaged: &Damaged) -> 
     // It may be saved again over a damaged one.
     damaged.lock().remove(&new);
     if settings.keep.newest.is_some() {
-        finish(settings, &mut out).await;
-        remove(settings, new, damaged, &mut out).await;
+        match settings.removal() {
+            Ok(removal) => {
+                finish(settings, new, &mut out).await;
+                remove(settings, (new, removal), damaged, &mut out).await;
+            }
+            Err(e) => out.warn(format!("older checkpoints stay: {e}")),
+        }
     }
     out
 }
@@ -109,7 +114,7 @@ fn told(report: &VerifyReport) -> String {
 }
 
 /// Finishes removals that were killed.
-async fn finish(settings: &Settings, out: &mut Outcome) {
+async fn finish(settings: &Settings, new: u64, out: &mut Outcome) {
     let unfinished = match settings.steps().unfinished_removals().await {
         Ok(unfinished) => unfinished,
         Err(e) => {
@@ -119,7 +124,7 @@ async fn finish(settings: &Settings, out: &mut Outcome) {
             ));
         }
     };
-    for step in unfinished {
+    for step in unfinished.into_iter().filter(|step| *step != new) {
         if let Err(e) = settings.remove(step).only_unfinished(true).await {
             let e = text(&e);
             out.warn(format!(
@@ -130,7 +135,12 @@ async fn finish(settings: &Settings, out: &mut Outcome) {
 }
 
 /// Removes the checkpoints that are not to be kept.
-async fn remove(settings: &Settings, new: u64, damaged: &Damaged, out: &mut Outcome) {
+async fn remove(
+    settings: &Settings,
+    (new, removal): (u64, Removal),
+    damaged: &Damaged,
+    out: &mut Outcome,
+) {
     let steps = match settings.steps().await {
         Ok(steps) => steps,
         Err(e) => {
@@ -147,10 +157,14 @@ async fn remove(settings: &Settings, new: u64, damaged: &Damaged, out: &mut Outc
             "older checkpoints stay, because {url} is not found among the complete ones"
         ));
     }
-    let own = steps
-        .iter()
-        .filter(|step| settings.own(step))
-        .map(|step| step.number);
+    let mut own = Vec::new();
+    for step in &steps {
+        // Those that stay for good may be very many.
+        let is_asked = step.number < new && !settings.keep.stays_for_good(step.number);
+        if is_asked && settings.own(step, removal).await {
+            own.push(step.number);
+        }
+    }
     let to_remove = settings.keep.to_remove(own, new, &damaged.lock());
     for step in to_remove {
         match settings.remove(step).await {

@@ -3,8 +3,9 @@
 use crate::{Error, Result, keep::Keep};
 use reshard::{
     OpenOptions, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
-    storage::Recovery,
+    storage::{Removal, StoreExt as _},
 };
+use std::collections::BTreeMap;
 
 /// The keys of the notes that a saver writes.
 const OWNER: &str = "saver";
@@ -54,11 +55,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether checkpoints can be removed where they lie. Otherwise they would pile up, with a warning after each save.
-    pub(crate) fn check_removal(&self) -> Result<()> {
-        if self.keep.newest.is_none() {
-            return Ok(());
-        }
+    /// How checkpoints are removed where they lie.
+    pub(crate) fn removal(&self) -> Result<Removal> {
         let stores = match &self.stores {
             Some(stores) => stores.clone(),
             None => Stores::linked().map_err(|e| Error::Invalid(e.to_string()))?,
@@ -67,7 +65,12 @@ impl Settings {
         let store = stores
             .open(&url)
             .map_err(|e| Error::Invalid(e.to_string()))?;
-        if store.recovery().is_some_and(Recovery::removes_versions) {
+        Ok(store.removal())
+    }
+
+    /// Whether checkpoints can be removed where they lie. Otherwise they would pile up, with a warning after each save.
+    pub(crate) fn check_removal(&self) -> Result<()> {
+        if self.keep.newest.is_none() || self.removal()? != Removal::No {
             return Ok(());
         }
         let dir = &self.dir;
@@ -95,9 +98,20 @@ impl Settings {
     }
 
     /// Whether a checkpoint is noted as this saver's, under the name that it has. A copy under another name is not.
-    pub(crate) fn own(&self, step: &Step) -> bool {
-        step.notes.get(OWNER) == Some(&self.owner)
-            && step.notes.get(STEP) == Some(&step.number.to_string())
+    pub(crate) async fn own(&self, step: &Step, removal: Removal) -> bool {
+        let own = |notes: &BTreeMap<String, String>| {
+            notes.get(OWNER) == Some(&self.owner)
+                && notes.get(STEP) == Some(&step.number.to_string())
+        };
+        // In an object store the notes lie with the data, and the metadata say where that is.
+        if removal != Removal::Record || !step.notes.is_empty() {
+            return own(&step.notes);
+        }
+        let Ok(checkpoint) = self.open().open(step).await else {
+            return false;
+        };
+        let (sidecar, _) = checkpoint.sidecar().await;
+        sidecar.is_some_and(|sidecar| own(&sidecar.notes))
     }
 
     pub(crate) fn steps(&self) -> Steps {

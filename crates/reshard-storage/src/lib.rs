@@ -71,7 +71,7 @@ pub use record_read::{
     Checksum, Part, RecordRead,
     reads::{ReadPieces, TakePiece, joined_reads, read_pieces_into},
 };
-pub use recovery::{Leftover, Recovery, UnfinishedUpload};
+pub use recovery::{Leftover, Recovery, Removal, UnfinishedUpload, remove_by_record};
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};

@@ -19,7 +19,7 @@ mod write;
 
 use crate::{
     Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead,
-    Recovery, Result, StorageError, Store, Traffic, Transaction, pool,
+    Recovery, Removal, Result, StorageError, Store, Traffic, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -235,11 +235,11 @@ impl Recovery for LocalStore {
         pool::run_one(move || transaction::finish_replacing(&place, &left, &files)).await
     }
 
-    fn removes_versions(&self) -> bool {
-        true
+    fn removal(&self) -> Removal {
+        Removal::Rename
     }
 
-    async fn remove_version(&self, attempt: &str, files: &[Name]) -> Result<()> {
+    async fn remove_version(&self, attempt: &str, _: Option<&Name>, files: &[Name]) -> Result<()> {
         let (place, resolved) = (self.path().to_path_buf(), self.resolved.clone());
         let (attempt, files) = (attempt.to_owned(), files.to_vec());
         pool::run_one(move || match resolved {

@@ -1,6 +1,6 @@
 //! What a crash leaves beside a place, and how to clean it up.
 
-use crate::{Name, Result, StorageError};
+use crate::{Name, Result, StorageError, Store};
 use async_trait::async_trait;
 use std::time::SystemTime;
 
@@ -94,6 +94,43 @@ impl UnfinishedUpload {
     }
 }
 
+/// [`Recovery::remove_version`] for stores that remove the commit record first.
+///
+/// # Errors
+/// [`Unsupported`](StorageError::Unsupported) if there is no record; what [`Store::remove`] says.
+pub async fn remove_by_record(
+    store: &(impl Store + ?Sized),
+    record: Option<&Name>,
+    files: &[Name],
+) -> Result<()> {
+    let Some(record) = record else {
+        return Err(StorageError::Unsupported {
+            what: format!("removing {}", store.url()),
+            why: "no one file completes a checkpoint of its format, and nothing can be renamed there, so a crash could leave a part that looks whole; \
+                  remove its files yourself"
+                .into(),
+        });
+    };
+    store.remove(std::slice::from_ref(record)).await?;
+    let Some((last, others)) = files.split_last() else {
+        return Ok(());
+    };
+    store.remove(others).await?;
+    store.remove(std::slice::from_ref(last)).await
+}
+
+/// How a store removes a version, so that nobody takes what is left of it for a whole one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Removal {
+    /// It can't.
+    No,
+    /// It renames the version, and then removes its files.
+    Rename,
+    /// It removes the commit record, and then the other files.
+    Record,
+}
+
 /// Repairs a place after attempts have died, and removes a version. It is for stores that build a version before it replaces another one.
 #[async_trait]
 pub trait Recovery: Send + Sync {
@@ -120,20 +157,28 @@ pub trait Recovery: Send + Sync {
         Ok(())
     }
 
-    /// Whether [`remove_version`](Self::remove_version) can do its work here.
-    fn removes_versions(&self) -> bool {
-        false
+    /// How [`remove_version`](Self::remove_version) does its work here.
+    fn removal(&self) -> Removal {
+        Removal::No
     }
 
     /// Removes the version at the place: in one step nobody finds it there any more. Then these files of it are removed, in this order. So
     /// put last what tells whose they are: then what a killed process leaves among the [`leftovers`](Self::leftovers) can be told.
     /// All other files stay at the place. `Ok` if nothing lies there. The `attempt` is as in [`Store::begin`](crate::Store::begin).
     ///
+    /// `record` is the commit record, without which nobody finds the version, if its format has one. A store that [can't rename](Removal::Record) needs
+    /// it, and removes it before all others. Of the others only the last one has its place in the order there.
+    ///
     /// # Errors
-    /// Before anything changes: [`Unsupported`](crate::StorageError::Unsupported), if the store can't do it in one step (the default), if
+    /// Before anything changes: [`Unsupported`](crate::StorageError::Unsupported), if the store can't do it in one step (the default), if it needs a record and there is none, if
     /// another version has come to the place since it was resolved, or if a file system is mounted in it. Otherwise as
     /// [`finish_replacing`](Self::finish_replacing): nobody finds the version at the place any more.
-    async fn remove_version(&self, _attempt: &str, _files: &[Name]) -> Result<()> {
+    async fn remove_version(
+        &self,
+        _attempt: &str,
+        _record: Option<&Name>,
+        _files: &[Name],
+    ) -> Result<()> {
         Err(StorageError::Unsupported {
             what: "removing a checkpoint".into(),
             why: "this store can't take all its files away in one step, so that a crash could leave a part of it".into(),

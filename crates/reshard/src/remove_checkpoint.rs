@@ -2,7 +2,7 @@
 
 use crate::{
     Result,
-    attempt::{attempt, is_of_a_save},
+    attempt::{attempt, in_folder, is_of_a_save},
     error::Context,
     formats::Formats,
     opened::{self, HowToOpen},
@@ -11,10 +11,12 @@ use crate::{
     report::some,
     sidecar::{SIDECAR, Sidecar, is_sidecar},
 };
+use reshard_megatron::{COMMON, METADATA_JSON};
+use reshard_model::ErrorKind;
 use reshard_storage::{
-    IfExists, Leftover, Name, PlaceKind, Recovery, StorageError, Store, StoreExt as _, Stores,
+    IfExists, Leftover, Name, PlaceKind, Removal, StorageError, Store, StoreExt as _, Stores,
 };
-use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
+use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError, read_small};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -31,6 +33,10 @@ const ACT: &str = "removing";
 /// In one step nobody finds the checkpoint at its place any more; then its files go. A process that is killed in between leaves a
 /// hidden folder beside the place, and another call, or [`prune`](crate::prune()) after a day, does the rest. Only files whose names the
 /// checkpoint's format gives are removed; all others stay at the place, as when a checkpoint is [replaced](crate::Save::overwrite).
+///
+/// In a place where nothing can be renamed, such as an object store, the commit record goes first. Formats without one, such as `zarr`, are refused there. What
+/// a killed process leaves is finished only by a call with the [notes](RemoveCheckpoint::noted) of the checkpoint, because without them it looks like what a save
+/// is writing.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -94,6 +100,23 @@ impl fmt::Display for RemovedCheckpoint {
     }
 }
 
+impl RemovedCheckpoint {
+    /// Counts those of these files that are there.
+    async fn count(&mut self, store: &Arc<dyn Store>, files: &[Name]) -> Result<(), StrategyError> {
+        let own: BTreeSet<&Name> = files.iter().collect();
+        for file in store.files().await? {
+            if own.contains(&file.name) {
+                self.files += 1;
+                self.bytes = self.bytes.saturating_add(file.bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What to do if nothing proves whose a checkpoint is.
+const UNCLEAR: &str = ", so nobody can tell whether it may be removed; remove it yourself";
+
 impl RemoveCheckpoint {
     opened::options!();
 
@@ -131,9 +154,17 @@ impl RemoveCheckpoint {
         if self.only_unfinished {
             return Ok(report);
         }
-        if !place.recovery().is_some_and(Recovery::removes_versions) {
-            let why = "this store can't take all its files away in one step, so a crash could leave a part of it; remove it yourself";
-            return Err(unsupported(&self.url, why));
+        match place.removal() {
+            Removal::Rename => {}
+            Removal::Record => {
+                return self
+                    .remove_by_record(&place, report, &registry, &formats)
+                    .await;
+            }
+            _ => {
+                let why = "this store can't take all its files away in one step, so a crash could leave a part of it; remove it yourself";
+                return Err(unsupported(&self.url, why));
+            }
         }
 
         // It is found in the folder that is removed, even if another one takes its place.
@@ -148,16 +179,56 @@ impl RemoveCheckpoint {
             let (url, why) = (place.url(), "it has no files".into());
             return Err(StrategyError::NotACheckpoint { url, why });
         };
-        let own: BTreeSet<&Name> = files.iter().collect();
-        for file in held.files().await? {
-            if own.contains(&file.name) {
-                report.files += 1;
-                report.bytes = report.bytes.saturating_add(file.bytes);
-            }
-        }
+        report.count(&held, &files).await?;
         report.stays = replaced.stays;
         let files = sidecar_last(files.to_vec());
-        place.remove_version(&attempt(), &files).await?;
+        place.remove_version(&attempt(), None, &files).await?;
+        Ok(report)
+    }
+
+    /// Removes a checkpoint where nothing can be renamed.
+    async fn remove_by_record(
+        &self,
+        place: &Arc<dyn Store>,
+        mut report: RemovedCheckpoint,
+        registry: &Registry,
+        formats: &Formats,
+    ) -> Result<RemovedCheckpoint, StrategyError> {
+        let opened = self.how.open_store(Arc::clone(place)).await?;
+        let (sidecar, why) = opened.sidecar().await;
+        let has_notes = sidecar.as_ref().is_some_and(|s| s.has(&self.notes));
+        if !has_notes && !self.notes.is_empty() {
+            let lacks = || format!("its {SIDECAR} does not have the note that it should have");
+            let why = why.unwrap_or_else(lacks);
+            return Err(unsupported(&self.url, &format!("{why}{UNCLEAR}")));
+        }
+
+        // Common state in a file belongs to a checkpoint that `metadata.json` completes. A format that is told by files in folders, as arrays
+        // are, is told by them when a record is gone, too.
+        let by_folders = formats
+            .0
+            .iter()
+            .any(|format| format.key() == opened.name && !format.probes_in_folders().is_empty());
+        let common = place.exists(&Name::new(COMMON)?).await?;
+        let of_format = sidecar.and_then(|sidecar| sidecar.commit);
+        let of_format = of_format.filter(|_| !by_folders);
+        let record = match of_format {
+            Some(_) if common => Some(Name::new(METADATA_JSON)?),
+            of_format => of_format.map(|record| Name::new(record.file)).transpose()?,
+        };
+        let replaced = replace(place, registry, PlaceKind::Folder).await;
+        let replaced = replaced.map_err(|e| self.not_removed(e))?;
+        let IfExists::Replace(files) = replaced.if_exists else {
+            let (url, why) = (place.url(), "it has no files".into());
+            return Err(StrategyError::NotACheckpoint { url, why });
+        };
+        report.count(place, &files).await?;
+        report.stays = replaced.stays;
+        let others = files.iter().filter(|name| Some(*name) != record.as_ref());
+        let others = sidecar_last(others.cloned().collect());
+        place
+            .remove_version(&attempt(), record.as_ref(), &others)
+            .await?;
         Ok(report)
     }
 
@@ -167,6 +238,9 @@ impl RemoveCheckpoint {
         place: &Arc<dyn Store>,
         formats: &Formats,
     ) -> Result<u64, StrategyError> {
+        if place.removal() == Removal::Record {
+            return self.finish_by_record(place).await;
+        }
         let mut finished = 0;
         for left in place.leftovers().await? {
             if !left.removed || !is_of_a_save(&left) {
@@ -176,6 +250,44 @@ impl RemoveCheckpoint {
                 place.finish_replacing(&left, &files).await?;
                 finished += 1;
             }
+        }
+        Ok(finished)
+    }
+
+    /// The same where nothing can be renamed: what lies in the folders of attempts that have the notes, if there is no checkpoint.
+    async fn finish_by_record(&self, place: &Arc<dyn Store>) -> Result<u64, StrategyError> {
+        if self.notes.is_empty() {
+            return Ok(0);
+        }
+        match self.how.format_of(place).await {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {}
+            found => return found.map(|_| 0),
+        }
+        let sidecar_name = Name::new(SIDECAR)?;
+        let mut finished = 0;
+        for left in place.leftovers().await? {
+            let folder = Name::new(&*left.attempt)?;
+            let bytes = read_small(place, &folder.join(&sidecar_name)).await?;
+            let sidecar = bytes.and_then(|b| serde_json::from_slice::<Sidecar>(&b).ok());
+            let Some(sidecar) = sidecar.filter(|sidecar| sidecar.has(&self.notes)) else {
+                continue;
+            };
+            // What lies outside of the folder has one of these names, and goes before that which says whose it is.
+            let record = sidecar.commit.map(|record| record.file);
+            let outside = [COMMON, METADATA_JSON].into_iter().chain(record.as_deref());
+            let outside: BTreeSet<&str> = outside.collect();
+            let inside = format!("{folder}/");
+            let is_left = |name: &Name| {
+                let name = name.as_str();
+                name.starts_with(&inside) || outside.contains(name)
+            };
+            let all = place.files().await?.into_iter().map(|file| file.name);
+            let files = sidecar_last(all.filter(is_left).collect());
+            if let Some((last, others)) = files.split_last() {
+                place.remove(others).await?;
+                place.remove(std::slice::from_ref(last)).await?;
+            }
+            finished += 1;
         }
         Ok(finished)
     }
@@ -206,11 +318,7 @@ impl RemoveCheckpoint {
         if self.notes.is_empty() {
             return Ok(());
         }
-        let refused = |why: &str| {
-            let why =
-                format!("{why}, so nobody can tell whether it may be removed; remove it yourself");
-            Err(unsupported(&self.url, &why))
-        };
+        let refused = |why: &str| Err(unsupported(&self.url, &format!("{why}{UNCLEAR}")));
         match Sidecar::any(held).await {
             None => refused(&format!(
                 "it has no {SIDECAR} with the note that it should have"
@@ -245,9 +353,11 @@ fn unsupported(url: &str, why: &str) -> StrategyError {
 
 /// The same files, and at the end the one that says whose they are.
 fn sidecar_last(files: Vec<Name>) -> Vec<Name> {
-    let (last, mut first): (Vec<_>, Vec<_>) = files
-        .into_iter()
-        .partition(|name| is_sidecar(name.as_str()));
+    let is_last = |name: &Name| {
+        let name = name.as_str();
+        is_sidecar(in_folder(name).unwrap_or(name))
+    };
+    let (last, mut first): (Vec<_>, Vec<_>) = files.into_iter().partition(is_last);
     first.extend(last);
     first
 }

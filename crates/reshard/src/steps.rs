@@ -9,7 +9,7 @@ use crate::{
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
-use reshard_storage::{StorageError, Store, StoreExt, Stores, removed_place};
+use reshard_storage::{Removal, StorageError, Store, StoreExt, Stores, removed_place};
 use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -98,7 +98,7 @@ pub struct Step {
     pub url: String,
     /// Its format.
     pub format: BackendVersion,
-    /// What [`Save::note`](crate::Save::note) noted of it, if `reshard.json` lies directly in its folder. Whether that file belongs to this version
+    /// What [`Save::note`](crate::Save::note) noted of it, if `reshard.json` lies directly in its folder, as in local directories. Whether that file belongs to this version
     /// is not checked: [`Checkpoint::sidecar`] does it.
     pub notes: BTreeMap<String, String>,
 }
@@ -144,7 +144,8 @@ impl Steps {
     }
 
     /// The numbers of checkpoints whose [removal](crate::remove_checkpoint) was begun and not finished, in their order. They are not among the
-    /// [`steps`].
+    /// [`steps`]. Where nothing can be renamed, such as in an object store, these are all folders of steps without a complete checkpoint: a save may be writing one
+    /// of them.
     ///
     /// # Errors
     /// The directory can't be listed. One that does not exist has none.
@@ -154,6 +155,15 @@ impl Steps {
             Err(e) => Err(e),
         };
         let listed = listed.during(ACT, &self.url)?;
+        let removal = self.how.store(&self.url).map(|store| store.removal());
+        if removal.during(ACT, &self.url)? == Removal::Record {
+            let numbers = self.numbers().await.during(ACT, &self.url)?;
+            let mut left: BTreeSet<u64> = numbers.into_iter().collect();
+            for step in self.run().await? {
+                left.remove(&step.number);
+            }
+            return Ok(left.into_iter().collect());
+        }
         let places = listed
             .folders
             .iter()

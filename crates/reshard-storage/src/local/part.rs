@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind,
-    Progress, Recovery, Result, StorageError, Transaction, UnfinishedUpload, Written,
+    Progress, Recovery, Removal, Result, StorageError, Transaction, UnfinishedUpload, Written,
     action_log::{Action, note},
     failpoint, pool,
 };
@@ -177,11 +177,11 @@ impl Recovery for LocalPart {
         sibling::check_attempt(&left.attempt)
     }
 
-    fn removes_versions(&self) -> bool {
-        false
+    fn removal(&self) -> Removal {
+        Removal::No
     }
 
-    async fn remove_version(&self, _: &str, _: &[Name]) -> Result<()> {
+    async fn remove_version(&self, _: &str, _: Option<&Name>, _: &[Name]) -> Result<()> {
         Err(StorageError::Unsupported {
             what: format!("removing {}", self.path.display()),
             why: "only a folder is taken away in one step; remove the files yourself".into(),

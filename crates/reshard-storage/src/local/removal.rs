@@ -131,7 +131,7 @@ mod tests {
     const FILES: [&str; 2] = ["w/0", "record"];
 
     fn remove(store: &dyn Store, files: &[&str]) -> Result<()> {
-        block_on(store.remove_version(ATTEMPT, &names(files)))
+        block_on(store.remove_version(ATTEMPT, None, &names(files)))
     }
 
     fn count(dir: &Path) -> usize {

@@ -1,7 +1,8 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-    PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Tags,
-    Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads,
+    PlaceKind, Progress, RecordRead, Recovery, Removal, Result, Source, StorageError, Store,
+    StoreExt, Tags, Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent,
+    record_read::reads, remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -448,15 +449,22 @@ impl Recovery for FaultStore {
         .await
     }
 
-    fn removes_versions(&self) -> bool {
-        self.inner
-            .recovery()
-            .is_some_and(Recovery::removes_versions)
+    fn removal(&self) -> Removal {
+        self.inner.recovery().map_or(Removal::No, Recovery::removal)
     }
 
-    async fn remove_version(&self, attempt: &str, files: &[Name]) -> Result<()> {
-        self.with(Op::RemoveVersion, self.inner.remove_version(attempt, files))
-            .await
+    async fn remove_version(
+        &self,
+        attempt: &str,
+        record: Option<&Name>,
+        files: &[Name],
+    ) -> Result<()> {
+        // Each of its steps may fail.
+        if Recovery::removal(self) == Removal::Record {
+            return remove_by_record(self, record, files).await;
+        }
+        let work = self.inner.remove_version(attempt, record, files);
+        self.with(Op::RemoveVersion, work).await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
