@@ -37,6 +37,7 @@ mod remove;
 mod run;
 mod show;
 mod stats;
+mod steps;
 mod table;
 mod trace;
 mod units;

@@ -47,6 +47,7 @@ impl<'a> Row<'a> {
             RemainsKind::File => "file",
             RemainsKind::Unfinished => "unfinished",
             RemainsKind::Replaced => "replaced",
+            RemainsKind::Removed => "removed",
             RemainsKind::Version => "version",
             RemainsKind::Upload => "upload",
             _ => "other",
@@ -187,6 +188,7 @@ fn from(r: &Remains) -> String {
         RemainsKind::Replaced => {
             "left by a replaced checkpoint; files of other programs in it are moved back"
         }
+        RemainsKind::Removed => "its removal was begun and not finished",
         RemainsKind::Version => "a version that was replaced, or never finished",
         RemainsKind::Upload => {
             return format!("an upload that was begun {} and never finished", ago(r));

@@ -22,6 +22,12 @@ const NAMED: usize = 5;
 /// How deep checkpoints are looked for: `runs/one/checkpoints/iter_0000010`.
 const DEPTH: usize = 4;
 
+/// How it is told that a folder of checkpoints was named.
+pub(crate) const HOLDS_SOME: &str = "is not a checkpoint, but holds some";
+
+/// What is said of the one that Megatron calls so.
+pub(crate) const LATEST: &str = " (the latest)";
+
 /// What lies at a path that is no checkpoint, and what to do. `None` when there is no more to say than the error did.
 pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     let told = |what: String, hint: String| {
@@ -76,10 +82,7 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     // People often name the folder of a run in place of a checkpoint in it.
     let below = Checkpoints::below(path, DEPTH);
     if let Some(first) = below.found.first() {
-        let what = format!(
-            "{named} is not a checkpoint, but holds some: {}",
-            below.names()
-        );
+        let what = format!("{named} {HOLDS_SOME}: {}", below.names());
         return told(what, example(first));
     }
     let (what, whose) = others(path)?;
@@ -255,7 +258,7 @@ impl Checkpoints {
             .map(|n| shown(n).into_owned())
             .collect();
         if let (true, Some(first)) = (self.latest, names.first_mut()) {
-            first.push_str(" (the latest)");
+            first.push_str(LATEST);
         }
         let more = self.names.len().saturating_sub(NAMED);
         names.join(", ")

@@ -69,6 +69,7 @@ mod ranks;
 mod readme;
 mod recognise;
 mod remove;
+mod remove_checkpoint;
 mod replace;
 mod replicas;
 mod report;
@@ -76,7 +77,10 @@ mod save;
 mod side_by_side;
 mod sidecar;
 mod stateful;
+mod step_pattern;
+mod steps;
 mod tally;
+mod versions;
 
 pub mod blocking;
 pub mod prelude;
@@ -99,10 +103,13 @@ pub use mapped::{MappedCheckpoint, MappedTensorHandle};
 pub use place::place_text;
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
+pub use remove_checkpoint::{RemoveCheckpoint, RemovedCheckpoint, remove_checkpoint};
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
+pub use step_pattern::StepPattern;
+pub use steps::{Step, Steps, latest, steps};
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// Mapping files; feature `map`.

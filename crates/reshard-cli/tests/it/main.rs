@@ -28,6 +28,7 @@ mod safetensors;
 mod sample;
 mod show;
 mod states;
+mod steps;
 mod torch_save;
 mod trace;
 mod understood;

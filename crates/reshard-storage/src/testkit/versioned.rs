@@ -1,7 +1,8 @@
 use super::memory::{Pulled, pull};
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
-    Recovery, Result, StorageError, Store, Transaction, UnfinishedUpload, Written,
+    Recovery, Removal, Result, StorageError, Store, Transaction, UnfinishedUpload, Written,
+    remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -254,6 +255,14 @@ impl Recovery for VersionedStore {
                 .retain(|name, _| !name.as_str().starts_with(&inside));
         }
         Ok(())
+    }
+
+    fn removal(&self) -> Removal {
+        Removal::Record
+    }
+
+    async fn remove_version(&self, _: &str, record: Option<&Name>, files: &[Name]) -> Result<()> {
+        remove_by_record(self, record, files).await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {

@@ -21,6 +21,11 @@ pub struct OpenOptions {
 impl OpenOptions {
     opened::options!();
 
+    /// Opens in this way.
+    pub(crate) fn set(&mut self, how: HowToOpen) {
+        self.how = how;
+    }
+
     /// The defaults: linked strategies and stores, checksums verified.
     pub fn new() -> Self {
         Self::default()

@@ -111,6 +111,7 @@ impl Save<'_> {
             side_by_side,
             kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
+            notes: std::mem::take(&mut self.notes),
             stays,
             common_differs,
             durability: self.durability,
