@@ -29,6 +29,7 @@ mod io;
 mod json;
 mod list;
 mod mapping;
+mod not_covered;
 mod plugins;
 mod program;
 mod prune;
@@ -42,7 +43,6 @@ mod trace;
 mod units;
 mod usage;
 mod verify;
-mod whereabouts;
 
 pub use io::Io;
 pub use program::Program;

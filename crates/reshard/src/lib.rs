@@ -43,6 +43,7 @@
 //! This crate only combines the parts: formats are strategies ([`Registry`]), places are stores ([`Stores`]), and
 //! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
 
+mod advice;
 mod alike;
 mod attempt;
 mod background;
@@ -50,6 +51,7 @@ mod checkpoint;
 mod common;
 mod consistent;
 mod control;
+mod covered;
 mod crc;
 mod error;
 mod events;
@@ -77,6 +79,7 @@ mod side_by_side;
 mod sidecar;
 mod stateful;
 mod tally;
+mod whereabouts;
 
 pub mod blocking;
 pub mod prelude;
@@ -103,6 +106,7 @@ pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
+pub use whereabouts::Whereabouts;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// Mapping files; feature `map`.

@@ -12,6 +12,7 @@ use crate::{
     replace::files_of,
     report::some,
     sidecar::Sidecar,
+    whereabouts::explained,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_megatron::METADATA_JSON;
@@ -140,6 +141,11 @@ impl PruneError {
         self.error.kind()
     }
 
+    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
+    pub fn is_no_checkpoint(&self) -> bool {
+        self.error.is_no_checkpoint()
+    }
+
     /// What was removed, and what stays. It does not contain leftovers that were not tried.
     pub fn report(&self) -> &PruneReport {
         &self.report
@@ -234,7 +240,7 @@ impl Prune {
     }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
-        let url = self.url.clone();
+        let (url, how) = (self.url.clone(), self.how.clone());
         let (report, outcome) = self
             .prune()
             .await
@@ -242,7 +248,7 @@ impl Prune {
         match outcome.during(ACT, &url) {
             Ok(()) => Ok(report),
             Err(error) => Err(PruneError {
-                error,
+                error: explained(&how, &url, error).await,
                 report: Box::new(report),
             }),
         }

@@ -157,6 +157,37 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
     })
 }
 
+/// Checks what a reader does not need: the block of meta data, which is empty, and the padding of the footer. Returns how many bytes lie in no
+/// block and not in the footer.
+pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
+    let at = table.len().saturating_sub(FOOTER);
+    let damaged = |what: &str| Fault::damaged(at, what);
+    let mut footer = table
+        .get(at..table.len().saturating_sub(MAGIC.len()))
+        .ok_or_else(|| damaged("there is no footer"))?;
+    let meta = Handle::take(&mut footer);
+    let handles = meta.and_then(|meta| Some((meta, Handle::take(&mut footer)?)));
+    let (meta, index) =
+        handles.ok_or_else(|| damaged("the footer does not say where blocks lie"))?;
+    if footer.iter().any(|byte| *byte != 0) {
+        return Err(damaged("the padding of the footer is not zero"));
+    }
+    drop(block(table, meta, &mut budget)?);
+    let index_at = usize::try_from(index.offset).unwrap_or(usize::MAX);
+    let mut blocks: Vec<Range<usize>> = [meta, index]
+        .into_iter()
+        .filter_map(|handle| handle.range(table))
+        .collect();
+    let index = block(table, index, &mut budget)?;
+    for_each(&index, index_at, &mut budget, &mut |_, mut value, _| {
+        blocks.extend(Handle::take(&mut value).and_then(|handle| handle.range(table)));
+        Ok(())
+    })?;
+    blocks.sort_unstable_by_key(|range| range.start);
+    let blocks = blocks.into_iter().map(|r| r.start as u64..r.end as u64);
+    Ok(reshard_strategy::unclaimed(at as u64, blocks))
+}
+
 fn unsorted(at: usize, key: &[u8], last: Option<&[u8]>) -> Fault {
     let shown = String::from_utf8_lossy(&key[..key.len().min(200)]);
     let what = match last == Some(key) {
