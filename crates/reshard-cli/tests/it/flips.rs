@@ -7,11 +7,14 @@ use reshard::{
 };
 use std::{fs, path::Path};
 
-fn state() -> StateDict {
+/// One tensor, or two.
+fn state(more: bool) -> StateDict {
     let tensor = |n: u64| Tensor::from_vec(&[n], (0..n).map(|i| i as f32).collect()).unwrap();
     let mut state = StateDict::new();
     state.insert("w", ShardedTensor::replicated("w", tensor(5), 0));
-    state.insert("b", ShardedTensor::replicated("b", tensor(3), 0));
+    if more {
+        state.insert("b", ShardedTensor::replicated("b", tensor(3), 0));
+    }
     state
 }
 
@@ -90,26 +93,32 @@ fn every_byte(saved: &Saved, listed: &str) {
 
 #[test]
 fn every_changed_byte_of_a_checkpoint_in_pytorchs_dialect_is_found_or_listed() {
-    let mut state = state();
+    let mut state = state(false);
     state.insert("lr", 0.5);
-    every_byte(&saved(&state, Dialect::Dcp, None), "");
+    every_byte(
+        &saved(&state, Dialect::Dcp, None),
+        "143 B without a checksum (reshard.json)",
+    );
 }
 
 #[test]
 fn every_changed_byte_of_a_checkpoint_in_megatrons_dialect_is_found_or_listed() {
-    let mut state = state();
+    let mut state = state(false);
     let rng = ShardedObject::new("rng", Value::Int(7), &[1], &[0], 0);
     state.insert("rng", rng.unwrap());
     state.insert("iteration", 1000);
-    every_byte(&saved(&state, Dialect::Megatron, None), "");
+    every_byte(
+        &saved(&state, Dialect::Megatron, None),
+        "262 B without a checksum (metadata.json, reshard.json)",
+    );
 }
 
 #[test]
 fn every_changed_byte_of_a_folder_of_safetensors_is_found_or_listed() {
     let config = reshard::safetensors::SafetensorsConfig::default();
     every_byte(
-        &saved(&state(), Dialect::TensorsOnly, Some(Box::new(config))),
-        "",
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "207 B without a checksum (reshard.json)",
     );
 }
 
@@ -117,8 +126,8 @@ fn every_changed_byte_of_a_folder_of_safetensors_is_found_or_listed() {
 fn every_changed_byte_of_zarr_arrays_is_found_or_listed() {
     let config = reshard::zarr::Zarr3Config::default();
     every_byte(
-        &saved(&state(), Dialect::TensorsOnly, Some(Box::new(config))),
-        "",
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "1.38 kB without a checksum (reshard.json, zarr.json)",
     );
 }
 
@@ -126,16 +135,18 @@ fn every_changed_byte_of_zarr_arrays_is_found_or_listed() {
 fn every_changed_byte_of_a_tensorflow_checkpoint_is_found_or_listed() {
     let config = reshard::tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
     every_byte(
-        &saved(&state(), Dialect::TensorsOnly, Some(Box::new(config))),
-        "",
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "195 B without a checksum (reshard.json)",
     );
 }
 
 #[test]
 fn every_changed_byte_of_a_file_of_torch_save_is_found() {
-    let saved = Saved::made(|url| {
-        let save = reshard::save(&state(), &format!("{url}.pt")).dialect(Dialect::Dcp);
-        drop(blocking::run(save).unwrap());
-    });
+    let mut saved = Saved::made(|_| {});
+    saved.url += ".pt";
+    let state = state(true);
+    let config = reshard::torch_save::TorchSaveConfig::default();
+    let save = reshard::save(&state, &saved.url).dialect(Dialect::Dcp);
+    drop(blocking::run(save.strategy(config)).unwrap());
     every_byte(&saved, "");
 }

@@ -162,15 +162,23 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
 pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
     let at = table.len().saturating_sub(FOOTER);
     let damaged = |what: &str| Fault::damaged(at, what);
-    let mut footer = table
+    let footer = table
         .get(at..table.len().saturating_sub(MAGIC.len()))
         .ok_or_else(|| damaged("there is no footer"))?;
-    let meta = Handle::take(&mut footer);
-    let handles = meta.and_then(|meta| Some((meta, Handle::take(&mut footer)?)));
+    let mut handles = footer;
+    let meta = Handle::take(&mut handles);
+    let handles = meta.and_then(|meta| Some((meta, Handle::take(&mut handles)?)));
     let (meta, index) =
         handles.ok_or_else(|| damaged("the footer does not say where blocks lie"))?;
-    if footer.iter().any(|byte| *byte != 0) {
-        return Err(damaged("the padding of the footer is not zero"));
+    // A number may have another byte more than it needs, and mean the same.
+    let mut written = Vec::with_capacity(footer.len());
+    for number in [meta.offset, meta.size, index.offset, index.size] {
+        varint::put(&mut written, number);
+    }
+    written.resize(footer.len(), 0);
+    if footer != written {
+        let what = "the footer is not what TensorFlow writes: a byte of it has changed";
+        return Err(damaged(what));
     }
     drop(block(table, meta, &mut budget)?);
     let index_at = usize::try_from(index.offset).unwrap_or(usize::MAX);
@@ -350,6 +358,36 @@ mod tests {
         assert!(said(&of_block(b"\0\0\0\x01", 0)).contains("restarts"));
         assert!(said(&of_block(b"\x01\0\0\0\0\0\0\x01\0\0\0", 0)).contains("shares more"));
         assert!(said(&of_block(b"\0\x09\0\0\0\0\0\x01\0\0\0", 0)).contains("beyond its block"));
+    }
+
+    #[test]
+    fn every_changed_byte_of_a_table_is_found() {
+        let good = table(&[b"a", b"b"]);
+        let checked = |table: &[u8]| {
+            keys(table)?;
+            unclaimed(table, Budget(1 << 20))
+        };
+        assert_eq!(checked(&good), Ok(0));
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut table = good.clone();
+                table[at] ^= 1 << bit;
+                assert!(checked(&table).is_err(), "byte {at}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_in_no_block_are_counted() {
+        // They lie behind the last block.
+        let good = table(&[b"a"]);
+        let more = [
+            &good[..good.len() - FOOTER],
+            &[7; 9],
+            &good[good.len() - FOOTER..],
+        ]
+        .concat();
+        assert_eq!(unclaimed(&more, Budget(1 << 20)), Ok(9));
     }
 
     #[test]

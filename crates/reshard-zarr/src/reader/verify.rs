@@ -4,7 +4,10 @@ use super::{
     array::Array,
     opened::{Chunk, ZarrReader},
 };
-use crate::array::meta::{Codec, Encoding};
+use crate::array::{
+    meta::{Codec, Encoding, Sharding},
+    shard::Shard,
+};
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
@@ -56,15 +59,16 @@ pub(super) async fn verify(
                 Err(e) => report.add(e.kind(), Damage::of(Some(&array.key), &e)),
             }
         }
-        if items.is_all() && matches!(array.meta.encoding, Encoding::Sharded(_)) {
-            between(reader, array, &mut report);
+        if let (true, Encoding::Sharded(sharding)) = (items.is_all(), &array.meta.encoding) {
+            between(reader, (array, sharding), &mut report);
         }
     }
     Ok(report)
 }
 
-/// Counts the bytes of shards that no inner chunk has: their indexes, and whatever lies between chunks.
-fn between(reader: &ZarrReader, array: &Array, report: &mut VerifyReport) {
+/// Counts the bytes of shards that no inner chunk has, except those of an index with a checksum.
+fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), report: &mut VerifyReport) {
+    let shard = Shard::of(&array.meta, sharding);
     let mut claimed: BTreeMap<Name, Vec<Range<u64>>> = BTreeMap::new();
     for number in 0..array.count {
         if let Ok(Some((file, at))) = array.stored(number, &reader.files) {
@@ -72,8 +76,9 @@ fn between(reader: &ZarrReader, array: &Array, report: &mut VerifyReport) {
         }
     }
     for (file, mut ranges) in claimed {
-        ranges.sort_unstable_by_key(|range| range.start);
         let size = reader.files.get(&file).copied().unwrap_or(0);
+        ranges.extend(shard.index(size).ok().filter(|_| sharding.index_crc));
+        ranges.sort_unstable_by_key(|range| range.start);
         let free = unclaimed(size, ranges);
         let covered = &mut report.not_covered;
         covered.add(file.as_str(), Uncovered::Between, free);
