@@ -43,6 +43,7 @@ mod trace;
 mod units;
 mod usage;
 mod verify;
+mod waiting;
 
 pub use io::Io;
 pub use program::Program;

@@ -34,10 +34,10 @@ struct Report {
     not_read: Vec<Damage>,
     not_listed: NotListed,
     without_checksum: u64,
-    /// Bytes that nobody can confirm.
-    not_covered: NotCovered,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
+    /// Bytes that nobody can confirm.
+    not_covered: NotCovered,
 }
 
 /// What was chosen of all items.
