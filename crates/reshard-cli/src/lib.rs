@@ -29,6 +29,7 @@ mod io;
 mod json;
 mod list;
 mod mapping;
+mod not_covered;
 mod plugins;
 mod program;
 mod prune;
@@ -43,7 +44,7 @@ mod trace;
 mod units;
 mod usage;
 mod verify;
-mod whereabouts;
+mod waiting;
 
 pub use io::Io;
 pub use program::Program;

@@ -110,7 +110,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Ok(report) => (report, Ok(OK)),
         Err(e) => {
             let (e, report) = e.into_parts();
-            (report, Err(program.explained(&args.dir, e)))
+            (report, Err(e.into()))
         }
     };
     // A failure comes after what was done before it.

@@ -8,13 +8,18 @@ use crate::{
     program::Program,
     table::{rows, shown},
     units,
-    whereabouts::{HOLDS_SOME, LATEST},
 };
 use reshard::{
     Step, StepPattern, Steps,
     blocking::{Checkpoint, run},
 };
 use serde::Serialize;
+
+/// How the library says that a folder of checkpoints was named.
+const HOLDS_SOME: &str = "is not a checkpoint, but holds some";
+
+/// How it marks the one with which Megatron goes on.
+const LATEST: &str = " (the latest)";
 
 /// How folders of steps are called if nobody says it: as reshard and Megatron call them.
 const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
@@ -93,7 +98,7 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         found = match run(steps(program, &args.dir, pattern)) {
             // Whoever gave no pattern gets the error of what was named.
             Err(_) if args.steps.is_none() => return Ok(None),
-            Err(e) => return Err(program.explained(&args.dir, e)),
+            Err(e) => return Err(e.into()),
             Ok(found) => found,
         };
         if !found.is_empty() {

@@ -43,6 +43,7 @@
 //! This crate only combines the parts: formats are strategies ([`Registry`]), places are stores ([`Stores`]), and
 //! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
 
+mod advice;
 mod alike;
 mod attempt;
 mod background;
@@ -50,6 +51,7 @@ mod checkpoint;
 mod common;
 mod consistent;
 mod control;
+mod covered;
 mod crc;
 mod error;
 mod events;
@@ -81,6 +83,7 @@ mod step_pattern;
 mod steps;
 mod tally;
 mod versions;
+mod whereabouts;
 
 pub mod blocking;
 pub mod prelude;
@@ -110,6 +113,7 @@ pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
 pub use step_pattern::StepPattern;
 pub use steps::{Step, Steps, latest, steps};
+pub use whereabouts::Whereabouts;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// Mapping files; feature `map`.

@@ -467,8 +467,13 @@ impl Opened {
 
     /// The role of each file in its directory.
     pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
-        let items = self.item_files();
         let noted = self.sidecar().await.0.map_or_else(Vec::new, |s| s.names());
+        self.roles_by(&noted).await
+    }
+
+    /// The same, with the names of the files to which the sidecar belongs.
+    pub(crate) async fn roles_by(&self, noted: &[String]) -> Result<Vec<(Entry, FileRole)>> {
+        let items = self.item_files();
         let folder = self.folder();
         let role = |file: &Entry| {
             if items.contains(&file.name) {

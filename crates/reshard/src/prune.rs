@@ -13,6 +13,7 @@ use crate::{
     report::some,
     sidecar::Sidecar,
     versions::Versions,
+    whereabouts::explained,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_megatron::METADATA_JSON;
@@ -141,6 +142,11 @@ impl PruneError {
         self.error.kind()
     }
 
+    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
+    pub fn is_no_checkpoint(&self) -> bool {
+        self.error.is_no_checkpoint()
+    }
+
     /// What was removed, and what stays. It does not contain leftovers that were not tried.
     pub fn report(&self) -> &PruneReport {
         &self.report
@@ -237,7 +243,7 @@ impl Prune {
     }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
-        let url = self.url.clone();
+        let (url, how) = (self.url.clone(), self.how.clone());
         let (report, outcome) = self
             .prune()
             .await
@@ -245,7 +251,7 @@ impl Prune {
         match outcome.during(ACT, &url) {
             Ok(()) => Ok(report),
             Err(error) => Err(PruneError {
-                error,
+                error: explained(&how, &url, error).await,
                 report: Box::new(report),
             }),
         }

@@ -8,6 +8,7 @@ mod convert;
 mod cost;
 mod digest;
 mod findings;
+mod flips;
 mod handmade;
 mod help;
 mod hostile;

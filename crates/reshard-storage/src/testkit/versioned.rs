@@ -1,4 +1,3 @@
-use super::memory::{Pulled, pull};
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
     Recovery, Removal, Result, StorageError, Store, Transaction, UnfinishedUpload, Written,
@@ -343,19 +342,10 @@ impl Transaction for VersionedTransaction {
     ) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for body in files {
-            let Pulled {
-                name,
-                bytes,
-                extents,
-            } = pull(body).await?;
-            let len = bytes.len() as u64;
-            self.create(&name, bytes)?;
-            progress.add(len);
-            out.push(Written {
-                name,
-                bytes: len,
-                extents,
-            });
+            let (written, bytes) = body.into_bytes().await?;
+            self.create(&written.name, bytes)?;
+            progress.add(written.bytes);
+            out.push(written);
         }
         Ok(out)
     }
