@@ -1,2 +1,0 @@
-//! The examples of the guide, so that they compile and run as tests.
-#![doc = include_str!("../../../docs/planners.md")]
