@@ -1,4 +1,5 @@
-//! The examples of the front page, of the first steps, of asynchronous saves and of planners, so that they compile and run as tests.
+//! The examples of the front page, of the first steps, of asynchronous saves, and of the guides to planners and stores, so that they compile and
+//! run as tests.
 
 #[doc = include_str!("../../../README.md")]
 struct FrontPage;
@@ -11,3 +12,6 @@ struct AsyncSaves;
 
 #[doc = include_str!("../../../docs/planners.md")]
 struct Planners;
+
+#[doc = include_str!("../../../docs/stores.md")]
+struct Stores;

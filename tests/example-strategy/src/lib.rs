@@ -39,11 +39,6 @@ pub use writer::ExampleWriter;
 #[doc = include_str!("../../../docs/strategies.md")]
 struct Guide;
 
-/// The guide to stores, with a whole store.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/stores.md")]
-struct GuideToStores;
-
 /// A program with this crate in it.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/cli.md")]
