@@ -4,7 +4,7 @@ use crate::{
     BoxError, Variables,
     variables::{leaf, set},
 };
-use candle_core::{Result, Var, backprop::GradStore};
+use candle_core::{Var, backprop::GradStore};
 use candle_nn::{Optimizer, ParamsAdamW};
 use reshard::{DType, ShardedTensor, Tensor, Value, model::Leaf};
 use reshard_optim::{OptimizerState, ParamGroup, ParamId};
@@ -18,7 +18,7 @@ pub struct AdamW {
     vars: Vec<Slot>,
     params: ParamsAdamW,
     /// Whether leaves have data: a template has none.
-    pub(crate) with_data: bool,
+    with_data: bool,
 }
 
 /// What is kept for a variable.
@@ -32,7 +32,7 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(id: ParamId, var: Var) -> Result<Self> {
+    fn new(id: ParamId, var: Var) -> candle_core::Result<Self> {
         let zeros = || Var::zeros(var.shape(), var.dtype(), var.device());
         Ok(Self { id, exp_avg: zeros()?, exp_avg_sq: zeros()?, step: 0, var })
     }
@@ -43,16 +43,21 @@ impl AdamW {
     ///
     /// # Errors
     /// There is no memory for the moments.
-    pub fn of(model: &Variables, params: ParamsAdamW) -> Result<Self> {
+    pub fn of(model: &Variables, params: ParamsAdamW) -> candle_core::Result<Self> {
         let all = (0..).map(ParamId).zip(model.by_name().into_values());
         let floats = all.filter(|(_, var)| var.dtype().is_float());
-        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<Result<_>>()?;
+        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<candle_core::Result<_>>()?;
         Ok(Self { vars, params, with_data: true })
     }
 
     /// Its settings.
     pub fn params(&self) -> &ParamsAdamW {
         &self.params
+    }
+
+    /// The same state, declared without its data.
+    pub(crate) fn without_data(&self) -> Self {
+        Self { with_data: false, ..self.clone() }
     }
 
     /// Where the state of a parameter is. Ids are in order.
@@ -65,13 +70,13 @@ impl Optimizer for AdamW {
     type Config = ParamsAdamW;
 
     /// The ids of the variables are their positions. To save a model with it, use [`AdamW::of`].
-    fn new(vars: Vec<Var>, params: ParamsAdamW) -> Result<Self> {
+    fn new(vars: Vec<Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
         let floats = (0..).map(ParamId).zip(vars).filter(|(_, var)| var.dtype().is_float());
-        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<Result<_>>()?;
+        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<candle_core::Result<_>>()?;
         Ok(Self { vars, params, with_data: true })
     }
 
-    fn step(&mut self, grads: &GradStore) -> Result<()> {
+    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
         let ParamsAdamW { lr, beta1, beta2, eps, weight_decay } = self.params;
         for slot in &mut self.vars {
             let Some(grad) = grads.get(&slot.var) else { continue };

@@ -20,9 +20,7 @@ pub fn state(model: &Variables, optimizer: &AdamW) -> Result<StateDict, BoxError
 /// # Errors
 /// As [`state`].
 pub fn template(model: &Variables, optimizer: &AdamW) -> Result<StateDict, BoxError> {
-    let model = Variables { with_data: false, ..model.clone() };
-    let optimizer = AdamW { with_data: false, ..optimizer.clone() };
-    state(&model, &optimizer)
+    state(&model.without_data(), &optimizer.without_data())
 }
 
 /// Puts what was loaded into the variables and the optimizer. What else the job saved, such as the number of its batch, stays with the caller.

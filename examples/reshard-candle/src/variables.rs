@@ -22,7 +22,7 @@ use std::{
 pub struct Variables {
     map: VarMap,
     /// Whether leaves have data: a template has none.
-    pub(crate) with_data: bool,
+    with_data: bool,
 }
 
 impl Variables {
@@ -38,6 +38,11 @@ impl Variables {
             }
         }
         Ok(all)
+    }
+
+    /// The same variables, declared without their data.
+    pub(crate) fn without_data(&self) -> Self {
+        Self { with_data: false, ..self.clone() }
     }
 
     /// All variables, sorted by name. A `VarMap` has no order, and ids must be the same on all ranks.
