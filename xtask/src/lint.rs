@@ -67,6 +67,11 @@ pub(crate) fn run() -> Result<()> {
             .args(frameworks)
             .run()?;
     }
+    let crates = ["-p", "reshard-candle", "-p", "reshard-burn"];
+    cargo(&["test", "--locked"])
+        .args(crates)
+        .args(frameworks)
+        .run()?;
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.
     cargo(&[
         "doc",

@@ -29,6 +29,8 @@
 //! }
 //! ```
 
+#[cfg(doctest)]
+mod book;
 mod cause;
 mod comm;
 mod error;

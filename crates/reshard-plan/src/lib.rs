@@ -76,8 +76,6 @@
 //! To change one thing, implement one hook; [`base`](SavePlanner::base) does the rest. To stack planners, return the inner planner from
 //! `base`. [`SavePlanner`] and [`LoadPlanner`] have examples. `docs/planners.md` compares the hooks with PyTorch's.
 
-#[cfg(doctest)]
-mod book;
 mod error;
 mod exchange;
 mod flat;

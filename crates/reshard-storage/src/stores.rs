@@ -209,7 +209,7 @@ impl fmt::Debug for Stores {
 
 /// What would add a scheme, as things stand.
 fn hint(scheme: &str) -> String {
-    const OWN: &str = "link a crate that registers it (`use that_crate as _;`; docs/strategies.md says how to write one) or call \
+    const OWN: &str = "link a crate that registers it (`use that_crate as _;`; docs/stores.md says how to write one) or call \
                        `Stores::with`";
     match scheme {
         "memory" => {
@@ -269,7 +269,7 @@ mod tests {
             format!(
                 "no store is linked for `s3` (of s3://bucket/ckpt); linked: {}. The feature `aws` of reshard, reshard-cli and \
                  reshard-object-store adds it; otherwise use a directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
-                 docs/strategies.md says how to write one) or call `Stores::with`",
+                 docs/stores.md says how to write one) or call `Stores::with`",
                 linked.join(", ")
             )
         );

@@ -1,4 +1,5 @@
-//! The examples of the front page, of the first steps and of asynchronous saves, so that they compile and run as tests.
+//! The examples of the front page, of the first steps, of asynchronous saves, and of the guides to planners and stores, so that they compile and
+//! run as tests.
 
 #[doc = include_str!("../../../README.md")]
 struct FrontPage;
@@ -8,3 +9,9 @@ struct FirstSteps;
 
 #[doc = include_str!("../../../docs/async-saves.md")]
 struct AsyncSaves;
+
+#[doc = include_str!("../../../docs/planners.md")]
+struct Planners;
+
+#[doc = include_str!("../../../docs/stores.md")]
+struct Stores;

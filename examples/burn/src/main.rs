@@ -1,107 +1,23 @@
-//! Saves the parameters of a module of burn, and loads them into another one of the same shape.
+//! Trains a small module with burn, with a checkpoint after step 10 of 20. A second job, with other random weights, resumes from that checkpoint.
+//! Its parameters and moments after step 20 are those of the job that was never stopped, bit for bit.
+//!
+//! `cargo run -p reshard-example-burn`
 
 use burn::{
-    backend::NdArray,
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    backend::{Autodiff, NdArray},
+    module::Module,
     nn::{Linear, LinearConfig},
-    tensor::{Tensor, TensorData, backend::Backend},
+    optim::{AdamW, AdamWConfig, GradientsParams, Optimizer},
+    tensor::{Tensor, TensorData, activation::tanh, backend::Backend},
 };
-use futures::executor::block_on;
-use reshard::{StateDict, Value, blocking, model::Leaf};
-use reshard_optim::{
-    ModelState, ParamId, Parameter, StateDictOptions, get_model_state_dict, set_model_state_dict,
-};
-use std::{collections::BTreeMap, error::Error};
+use reshard::{model::Leaf, prelude::*};
+use reshard_burn::{AdaptiveOptimizer, BoxError, restore, state, template};
+use std::path::Path;
 
-type BoxError = Box<dyn Error + Send + Sync>;
+type B = Autodiff<NdArray>;
 
-/// A module of burn whose parameters are 32-bit floats. `None` only while it is rebuilt.
-struct Named<M>(Option<M>);
-
-/// Lists parameters with their names: the path of fields.
-#[derive(Default)]
-struct Lister {
-    path: Vec<String>,
-    found: Vec<(String, u64, reshard::Tensor)>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for Lister {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let data = param.val().to_data();
-        let shape: Vec<u64> = data.shape.iter().map(|n| *n as u64).collect();
-        let values = data
-            .to_vec::<f32>()
-            .expect("this module has 32-bit floats only");
-        let tensor = reshard::Tensor::from_vec(&shape, values).expect("burn's shape fits its data");
-        self.found
-            .push((self.path.join("."), param.id.val(), tensor));
-    }
-}
-
-/// Puts loaded values in place of those that a module has.
-struct Loader<'a> {
-    path: Vec<String>,
-    values: &'a BTreeMap<String, reshard::Tensor>,
-}
-
-impl<B: Backend> ModuleMapper<B> for Loader<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(loaded) = self.values.get(&self.path.join(".")) else {
-            return param;
-        };
-        let shape: Vec<usize> = loaded.shape().iter().map(|n| *n as usize).collect();
-        let values = loaded.to_vec::<f32>().expect("its type was checked");
-        param.map(|old| Tensor::from_data(TensorData::new(values, shape), &old.device()))
-    }
-}
-
-impl<M: Module<NdArray>> ModelState for Named<M> {
-    fn parameters(&self) -> Vec<Parameter> {
-        let mut lister = Lister::default();
-        if let Some(module) = &self.0 {
-            module.visit(&mut lister);
-        }
-        let param = |(name, id, data): (String, u64, reshard::Tensor)| Parameter {
-            name,
-            id: ParamId(id),
-            requires_grad: true,
-            data: Leaf::Value(data.into()),
-        };
-        lister.found.into_iter().map(param).collect()
-    }
-
-    fn load(&mut self, name: &str, value: Value) -> Result<(), BoxError> {
-        let tensor = value.into_tensor().ok_or("a parameter is a tensor")?;
-        if tensor.dtype() != reshard::DType::Float32 {
-            return Err(
-                format!("this module has 32-bit floats, and not {}", tensor.dtype()).into(),
-            );
-        }
-        let values = BTreeMap::from([(name.to_owned(), tensor)]);
-        let mut loader = Loader {
-            path: Vec::new(),
-            values: &values,
-        };
-        self.0 = self.0.take().map(|module| module.map(&mut loader));
-        Ok(())
-    }
-}
+const STEPS: u32 = 20;
+const SAVED: u32 = 10;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -109,40 +25,101 @@ struct Net<B: Backend> {
     fc2: Linear<B>,
 }
 
-/// Two layers with random weights.
-fn model() -> Named<Net<NdArray>> {
-    let device = Default::default();
-    Named(Some(Net {
-        fc1: LinearConfig::new(4, 8).init(&device),
-        fc2: LinearConfig::new(8, 2).init(&device),
-    }))
+/// What a process holds of a training job.
+struct Job {
+    model: Net<B>,
+    optimizer: AdaptiveOptimizer<AdamW, Net<B>, B>,
+    /// How many steps it has made. It decides which batch comes next.
+    step: u32,
 }
 
-fn state(model: &dyn ModelState) -> Result<StateDict, BoxError> {
-    Ok(block_on(get_model_state_dict(
-        model,
-        &StateDictOptions::default(),
-    ))?)
+impl Job {
+    /// A module with random weights.
+    fn new() -> Self {
+        let device = Default::default();
+        let model = Net {
+            fc1: LinearConfig::new(4, 8).init(&device),
+            fc2: LinearConfig::new(8, 2).init(&device),
+        };
+        Self { model, optimizer: AdamWConfig::new().init(), step: 0 }
+    }
+
+    /// Goes on to the last step, and saves a checkpoint on its way.
+    fn train(mut self, place: &Path) -> Result<Self, BoxError> {
+        while self.step < STEPS {
+            let (input, target) = batch(self.step);
+            let hidden = tanh(self.model.fc1.forward(input));
+            let loss = (self.model.fc2.forward(hidden) - target).powi_scalar(2).mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+            self.model = self.optimizer.step(0.05, self.model, grads);
+            self.step += 1;
+            println!("step {:2}: loss {:.5}", self.step, loss.into_scalar());
+            if self.step == SAVED && !place.exists() {
+                self.save(place)?;
+            }
+        }
+        Ok(self)
+    }
+
+    fn save(&self, place: &Path) -> Result<(), BoxError> {
+        let mut all = state(&self.model, &self.optimizer)?;
+        all.insert("step", i64::from(self.step));
+        // In PyTorch's dialect, so `dcp.load` reads it, too.
+        let saved = blocking::run(save(&all, place).dialect(Dialect::Dcp))?;
+        println!("{saved}");
+        Ok(())
+    }
+
+    /// A job that goes on where a checkpoint was saved.
+    fn resume(place: &Path) -> Result<Self, BoxError> {
+        let fresh = Self::new();
+        let mut wanted = template(&fresh.model)?;
+        wanted.insert("step", 0);
+        let loaded = blocking::load(wanted, place)?;
+        let step = u32::try_from(loaded.int("step")?)?;
+        let (model, optimizer) = restore(fresh.model, fresh.optimizer, loaded)?;
+        Ok(Self { model, optimizer, step })
+    }
+
+    /// All tensors that the next step depends on.
+    fn tensors(&self) -> Result<Vec<(String, reshard::Tensor)>, BoxError> {
+        let mut all = Vec::new();
+        state(&self.model, &self.optimizer)?.visit(&mut |path, leaf| {
+            if let Leaf::Value(Value::Tensor(tensor)) = leaf {
+                all.push((reshard::model::Path::from(path).to_string(), tensor.clone()));
+            }
+        });
+        Ok(all)
+    }
+}
+
+/// The data of a step. A job that reads data saves its position, as this one saves its step.
+fn batch(step: u32) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let numbers = |n: u32| (0..n).map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.).collect::<Vec<_>>();
+    let device = Default::default();
+    let tensor = |rows, columns| {
+        let data = TensorData::new(numbers(rows * columns), [rows as usize, columns as usize]);
+        Tensor::from_data(data, &device)
+    };
+    (tensor(3, 4), tensor(3, 2))
 }
 
 fn main() -> Result<(), BoxError> {
     let dir = tempfile::tempdir()?;
-    let url = dir.path().join("checkpoint").display().to_string();
-    let (trained, mut fresh) = (model(), model());
-    blocking::save(&state(&trained)?, &url)?;
+    let place = dir.path().join("step-10");
+    let whole = Job::new().train(&place)?;
 
-    // The state of the fresh module says which tensors are wanted.
-    let loaded = blocking::load(state(&fresh)?, &url)?;
-    let options = StateDictOptions::default();
-    block_on(set_model_state_dict(&mut fresh, loaded, &options))?;
+    // The process is gone. Another one begins with other random weights.
+    let resumed = Job::resume(&place)?;
+    assert_eq!(resumed.step, SAVED);
+    let resumed = resumed.train(&place)?;
 
-    for (was, is) in trained.parameters().iter().zip(fresh.parameters()) {
-        let same = match (&was.data, &is.data) {
-            (Leaf::Value(a), Leaf::Value(b)) => a == b,
-            _ => false,
-        };
-        println!("{}: {}", was.name, if same { "equal" } else { "different" });
-        assert!(same, "{} differs", was.name);
+    let (want, got) = (whole.tensors()?, resumed.tensors()?);
+    assert_eq!(want.len(), 4 + 3 * 4, "4 parameters, and a step and two moments of each");
+    for ((name, want), (also, got)) in want.iter().zip(&got) {
+        assert_eq!(name, also);
+        assert_eq!(want.to_bytes(), got.to_bytes(), "{name} differs after a resume");
     }
+    println!("{} tensors are equal, bit for bit", want.len());
     Ok(())
 }

@@ -1,95 +1,109 @@
-//! Saves the variables of candle, and loads them into another model of the same shape.
+//! Trains a small model with candle, with a checkpoint after step 10 of 20. A second job, with other random weights, resumes from that checkpoint.
+//! Its variables and moments after step 20 are those of the job that was never stopped, bit for bit.
+//!
+//! `cargo run -p reshard-example-candle`
 
-use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap, linear};
-use futures::executor::block_on;
-use reshard::{StateDict, Value, blocking, model::Leaf};
-use reshard_optim::{
-    ModelState, ParamId, Parameter, StateDictOptions, get_model_state_dict, set_model_state_dict,
-};
-use std::{collections::HashMap, error::Error, sync::MutexGuard};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Linear, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear, loss};
+use reshard::{model::Leaf, prelude::*};
+use reshard_candle::{AdamW, BoxError, Variables, restore, state, template};
+use std::path::Path;
 
-type BoxError = Box<dyn Error + Send + Sync>;
+const STEPS: u32 = 20;
+const SAVED: u32 = 10;
 
-/// The variables of a model of candle, in 32-bit floats.
-struct Variables(VarMap);
+/// What a process holds of a training job.
+struct Job {
+    layers: (Linear, Linear),
+    model: Variables,
+    optimizer: AdamW,
+    /// How many steps it has made. It decides which batch comes next.
+    step: u32,
+}
 
-impl Variables {
-    fn named(&self) -> MutexGuard<'_, HashMap<String, Var>> {
-        // A poisoned lock means that another thread panicked while it changed the map.
-        self.0.data().lock().unwrap_or_else(|e| e.into_inner())
+impl Job {
+    /// A model with random weights.
+    fn new() -> Result<Self, BoxError> {
+        let map = VarMap::new();
+        let build = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+        let layers = (linear(4, 8, build.pp("fc1"))?, linear(8, 2, build.pp("fc2"))?);
+        let model = Variables::new(map)?;
+        let optimizer = AdamW::of(&model, ParamsAdamW { lr: 0.05, ..Default::default() })?;
+        Ok(Self { layers, model, optimizer, step: 0 })
+    }
+
+    /// Goes on to this step, and saves a checkpoint on its way.
+    fn train(&mut self, place: &Path) -> Result<(), BoxError> {
+        while self.step < STEPS {
+            let (input, target) = batch(self.step)?;
+            let hidden = self.layers.0.forward(&input)?.tanh()?;
+            let loss = loss::mse(&self.layers.1.forward(&hidden)?, &target)?;
+            self.optimizer.backward_step(&loss)?;
+            self.step += 1;
+            println!("step {:2}: loss {:.5}", self.step, loss.to_scalar::<f32>()?);
+            if self.step == SAVED && !place.exists() {
+                self.save(place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, place: &Path) -> Result<(), BoxError> {
+        let mut all = state(&self.model, &self.optimizer)?;
+        all.insert("step", i64::from(self.step));
+        // In PyTorch's dialect, so `dcp.load` reads it, too.
+        let saved = blocking::run(save(&all, place).dialect(Dialect::Dcp))?;
+        println!("{saved}");
+        Ok(())
+    }
+
+    /// A job that goes on where a checkpoint was saved.
+    fn resume(place: &Path) -> Result<Self, BoxError> {
+        let mut job = Self::new()?;
+        let mut wanted = template(&job.model, &job.optimizer)?;
+        wanted.insert("step", 0);
+        let loaded = blocking::load(wanted, place)?;
+        job.step = u32::try_from(loaded.int("step")?)?;
+        restore(&mut job.model, &mut job.optimizer, loaded)?;
+        Ok(job)
+    }
+
+    /// All tensors that the next step depends on.
+    fn tensors(&self) -> Result<Vec<(String, reshard::Tensor)>, BoxError> {
+        let mut all = Vec::new();
+        state(&self.model, &self.optimizer)?.visit(&mut |path, leaf| {
+            if let Leaf::Value(Value::Tensor(tensor)) = leaf {
+                all.push((reshard::model::Path::from(path).to_string(), tensor.clone()));
+            }
+        });
+        Ok(all)
     }
 }
 
-fn to_reshard(tensor: &Tensor) -> Result<reshard::Tensor, BoxError> {
-    let shape: Vec<u64> = tensor.dims().iter().map(|n| *n as u64).collect();
-    let values = tensor.flatten_all()?.to_vec1::<f32>()?;
-    Ok(reshard::Tensor::from_vec(&shape, values)?)
-}
-
-fn from_reshard(tensor: &reshard::Tensor) -> Result<Tensor, BoxError> {
-    let shape: Vec<usize> = tensor.shape().iter().map(|n| *n as usize).collect();
-    let values = tensor.to_vec::<f32>()?;
-    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
-}
-
-impl ModelState for Variables {
-    fn parameters(&self) -> Vec<Parameter> {
-        let vars = self.named();
-        let mut names: Vec<&String> = vars.keys().collect();
-        // A hash map has no order; ids must be the same on all ranks.
-        names.sort();
-        let param = |(id, name): (u64, &String)| {
-            let data = to_reshard(vars[name].as_tensor()).ok()?;
-            Some(Parameter {
-                name: name.clone(),
-                id: ParamId(id),
-                requires_grad: true,
-                data: Leaf::Value(data.into()),
-            })
-        };
-        (0..).zip(names).filter_map(param).collect()
-    }
-
-    fn load(&mut self, name: &str, value: Value) -> Result<(), BoxError> {
-        let tensor = value.into_tensor().ok_or("a variable is a tensor")?;
-        let vars = self.named();
-        let var = vars.get(name).ok_or("candle has no such variable")?;
-        Ok(var.set(&from_reshard(&tensor)?)?)
-    }
-}
-
-/// Two layers with random weights.
-fn model() -> Result<Variables, BoxError> {
-    let vars = VarMap::new();
-    let build = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    linear(4, 8, build.pp("fc1"))?;
-    linear(8, 2, build.pp("fc2"))?;
-    Ok(Variables(vars))
-}
-
-fn state(model: &Variables) -> Result<StateDict, BoxError> {
-    Ok(block_on(get_model_state_dict(
-        model,
-        &StateDictOptions::default(),
-    ))?)
+/// The data of a step. A job that reads data saves its position, as this one saves its step.
+fn batch(step: u32) -> Result<(Tensor, Tensor), BoxError> {
+    let numbers = |n: u32| (0..n).map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.).collect::<Vec<_>>();
+    let device = &Device::Cpu;
+    Ok((Tensor::from_vec(numbers(12), (3, 4), device)?, Tensor::from_vec(numbers(6), (3, 2), device)?))
 }
 
 fn main() -> Result<(), BoxError> {
     let dir = tempfile::tempdir()?;
-    let url = dir.path().join("checkpoint").display().to_string();
-    let (trained, mut fresh) = (model()?, model()?);
-    blocking::save(&state(&trained)?, &url)?;
+    let place = dir.path().join("step-10");
+    let mut whole = Job::new()?;
+    whole.train(&place)?;
 
-    // The state of the fresh model says which tensors are wanted.
-    let loaded = blocking::load(state(&fresh)?, &url)?;
-    let options = StateDictOptions::default();
-    block_on(set_model_state_dict(&mut fresh, loaded, &options))?;
+    // The process is gone. Another one begins with other random weights.
+    let mut resumed = Job::resume(&place)?;
+    assert_eq!(resumed.step, SAVED);
+    resumed.train(&place)?;
 
-    for (name, var) in trained.named().iter() {
-        let same = to_reshard(&fresh.named()[name])? == to_reshard(var)?;
-        println!("{name}: {}", if same { "equal" } else { "different" });
-        assert!(same, "{name} differs");
+    let (want, got) = (whole.tensors()?, resumed.tensors()?);
+    assert_eq!(want.len(), 4 + 3 * 4, "4 variables, and a step and two moments of each");
+    for ((name, want), (also, got)) in want.iter().zip(&got) {
+        assert_eq!(name, also);
+        assert_eq!(want.to_bytes(), got.to_bytes(), "{name} differs after a resume");
     }
+    println!("{} tensors are equal, bit for bit", want.len());
     Ok(())
 }

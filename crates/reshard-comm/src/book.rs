@@ -1,2 +1,2 @@
 //! The examples of the guide, so that they compile and run as tests.
-#![doc = include_str!("../../../docs/planners.md")]
+#![doc = include_str!("../../../docs/process-groups.md")]
