@@ -71,6 +71,14 @@ fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
         assert_eq!(found, Some(newest), "{how}");
     }
     others_are_there(dir);
+    // What a removal has begun with is not taken for a checkpoint.
+    for step in blocking::steps(dir).unwrap() {
+        if step.number != 3 {
+            let found = look(Path::new(&step.url));
+            let found = found.unwrap_or_else(|e| panic!("{how}: {}: {e:#}", step.name));
+            assert_eq!(found, Some(step.number), "{how}");
+        }
+    }
 
     // A later run begins with another number of ranks.
     let next = Run {

@@ -86,6 +86,16 @@ impl Bucket {
         steps.unwrap().iter().map(|step| step.number).collect()
     }
 
+    /// That what is listed is whole: a removal that was broken off leaves nothing that is taken for a checkpoint.
+    fn all_are_whole(&self, how: &str) {
+        for step in self.steps() {
+            let open = OpenOptions::new().stores(self.stores.clone());
+            let checkpoint = block_on(open.open(format!("{RUN}/step-{step}"))).unwrap();
+            let found = block_on(checkpoint.verify(true, Progress::default())).unwrap();
+            assert_eq!(found.damage, [], "{how}, step {step}");
+        }
+    }
+
     /// That the newest checkpoint is of this step, whole, and has the right values.
     fn newest_is(&self, want: u64) {
         let newest = block_on(reshard::steps(RUN).stores(self.stores.clone()).latest());
@@ -200,6 +210,7 @@ fn at_every_call(form: Form, fault: Fault) {
             Err(_) => failed += 1,
         }
         bucket.newest_is(newest);
+        bucket.all_are_whole(&how);
 
         // The network is well again.
         let (saver, _) = bucket.saver(Verify::Quick);

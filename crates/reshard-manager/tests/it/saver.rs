@@ -5,7 +5,7 @@ use reshard::{
     Dialect, ErrorKind, Stores, blocking, torch_save::TorchSaveConfig, zarr::ZarrConfig,
 };
 use reshard_manager::{Error, Verify, blocking::Saver};
-use reshard_storage::{Store, testkit::MemoryStore};
+use reshard_storage::{LocalStore, Store, testkit::MemoryStore};
 use std::{fs, path::Path, sync::Arc};
 
 fn save(saver: &Saver, step: u64) -> Vec<u64> {
@@ -277,4 +277,30 @@ fn a_report_says_what_was_done_in_one_line() {
         "{text}"
     );
     assert!(!text.contains('\n'));
+}
+
+#[test]
+fn nothing_is_removed_if_the_new_checkpoint_is_not_found_where_the_saver_looks() {
+    let home = tempfile::tempdir().unwrap();
+    let [run, elsewhere] = ["run", "elsewhere"].map(|name| home.path().join(name));
+    let saver = Saver::new(&run).keep(1);
+    save(&saver, 1);
+    let to = elsewhere.clone();
+    let stores = Stores::default().with("file", move |_: &str| {
+        LocalStore::at(&to).map(|store| Arc::new(store) as Arc<dyn Store>)
+    });
+    let saved = saver
+        .save(2, &state(2), |save| save.stores(stores))
+        .unwrap();
+    let [warning] = &*saved.warnings else {
+        panic!("{saved:?}")
+    };
+    assert!(
+        warning.contains("is not found among the complete ones"),
+        "{warning}"
+    );
+    assert_eq!(
+        (steps(&run), names(&elsewhere).is_empty()),
+        (vec![1], false)
+    );
 }
