@@ -207,7 +207,7 @@ async fn unconfirmed(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip) -> R
     let places = zip.places(store, name, &records).await?;
     let headers = records.iter().zip(&places);
     let headers = headers.map(|(record, data)| record.header..data.start);
-    let ranges = headers.chain([zip.directory.offset()..file.bytes]);
+    let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
     let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
     let (mut read, _) = read.await.map_err(|e| lost(e, name.as_str()))?;
     let tail = read.pop().unwrap_or_default();
