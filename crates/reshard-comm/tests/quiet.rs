@@ -1,5 +1,7 @@
 //! After some time without an answer a step names the ranks for which it waits.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use reshard_comm::{
     Comm, CommError, DEFAULT_QUIET, LocalGroup, ProcessGroup, WAITING_EVENTS, testkit::on_ranks,
 };

@@ -174,8 +174,8 @@ pub fn check_records(archive: &Bytes, limits: &ReadLimits) -> FormatResult<()> {
 ///
 /// # Errors
 /// What the parser says.
-pub fn check_frame(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Unconfirmed> {
-    Archive::open(archive.clone(), &parsing(limits))?.check_frame()
+pub fn check_framing(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Unconfirmed> {
+    Archive::open(archive.clone(), &parsing(limits))?.check_framing()
 }
 
 /// What can't be confirmed of an archive, in the words of a report.

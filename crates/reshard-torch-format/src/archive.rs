@@ -32,7 +32,7 @@
 
 mod directory;
 mod form;
-mod frame;
+mod framing;
 mod id;
 mod layout;
 mod read;
@@ -40,7 +40,7 @@ mod unpack;
 
 pub use directory::{Directory, Method, Record, Tail};
 pub use form::Form;
-pub use frame::{Frame, Unconfirmed};
+pub use framing::{Framing, Unconfirmed};
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_version};
 pub use unpack::{Inflate, check_crc, unpack};

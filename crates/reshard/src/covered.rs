@@ -60,10 +60,10 @@ pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) -> Result<
         if opened.reader.covers(&file.name) {
             continue;
         }
-        if let Some(common) = common_of(opened, &file.name) {
-            if of_common(opened, common, &file.name, report).await {
-                continue;
-            }
+        if let Some(common) = common_of(opened, &file.name)
+            && of_common(opened, common, &file.name, report).await
+        {
+            continue;
         }
         let why = match role {
             _ if digests.other.contains(name) => Uncovered::OtherVersion,

@@ -13,6 +13,7 @@ mod handmade;
 mod help;
 mod hostile;
 mod inspect;
+mod interrupt;
 mod layouts;
 mod limits;
 mod links;

@@ -136,7 +136,7 @@ fn it_is_shown_checked_and_converted() {
     }
     let sound = run(&["verify", &plain]).ok();
     assert!(
-        sound.ends_with("checked every checksum; 3 items without one\n"),
+        sound.contains("checked every checksum; 3 items without one\n"),
         "{sound}"
     );
 

@@ -490,7 +490,7 @@ impl TorchDistReader {
         tensor
             .resolve(&mut [], archive.byte_order().map_err(corrupt)?)
             .map_err(corrupt)?;
-        archive.check_frame().map_err(corrupt)
+        archive.check_framing().map_err(corrupt)
     }
 
     fn tensor_of(&self, w: &Wanted, archive: &Archive, verify: bool) -> Result<Tensor> {

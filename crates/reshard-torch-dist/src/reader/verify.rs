@@ -17,11 +17,11 @@ use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
     CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
     check_steps, decode_object, item_files,
-    torch::{add_uncovered, check_frame, is_beyond_us},
+    torch::{add_uncovered, check_framing, is_beyond_us},
 };
 use reshard_torch_format::{
     TorchSave,
-    archive::{Directory, Frame, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack},
+    archive::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack},
 };
 use std::collections::BTreeMap;
 
@@ -344,12 +344,12 @@ impl<'r> Verifier<'r> {
     }
 
     /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
-    async fn frame(&self, w: &Wanted, directory: &Directory, tail: &[u8]) -> Result<Frame> {
+    async fn frame(&self, w: &Wanted, directory: &Directory, tail: &[u8]) -> Result<Framing> {
         let (len, at) = (w.range.end - w.range.start, directory.offset());
         let known = at.checked_sub(len - tail.len() as u64);
         Ok(match known.and_then(|at| tail.get(at as usize..)) {
-            Some(tail) => Frame::new(directory, len, tail),
-            None => Frame::new(directory, len, &self.fetch(w, at..len).await?),
+            Some(tail) => Framing::new(directory, len, tail),
+            None => Framing::new(directory, len, &self.fetch(w, at..len).await?),
         })
     }
 
@@ -423,7 +423,7 @@ impl<'r> Verifier<'r> {
         w: &Wanted,
         record: &Record,
         near: &mut Near,
-        frame: &mut Frame,
+        frame: &mut Framing,
     ) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
         let range = self.data_range(w, record, near).await?;
@@ -541,7 +541,7 @@ impl<'r> Verifier<'r> {
         at: u64,
         archive: &bytes::Bytes,
     ) -> Result<Unconfirmed> {
-        check_frame(archive, &self.r.limits)
+        check_framing(archive, &self.r.limits)
             .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), at))
     }
 

@@ -15,7 +15,7 @@ use reshard_strategy::{
 };
 use reshard_torch_format::{
     LegacyStorage,
-    archive::{Frame, Inflate, Method, Record, Unconfirmed},
+    archive::{Framing, Inflate, Method, Record, Unconfirmed},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -207,11 +207,11 @@ async fn unconfirmed(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip) -> R
     let places = zip.places(store, name, &records).await?;
     let headers = records.iter().zip(&places);
     let headers = headers.map(|(record, data)| record.header..data.start);
-    let ranges = headers.chain([zip.directory.offset()..file.bytes]);
+    let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
     let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
     let (mut read, _) = read.await.map_err(|e| lost(e, name.as_str()))?;
     let tail = read.pop().unwrap_or_default();
-    let mut frame = Frame::new(&zip.directory, file.bytes, &tail);
+    let mut frame = Framing::new(&zip.directory, file.bytes, &tail);
     for (record, header) in records.iter().zip(&read) {
         frame.header(record, header);
     }

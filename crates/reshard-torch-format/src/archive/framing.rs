@@ -29,7 +29,7 @@ impl std::ops::AddAssign for Unconfirmed {
 /// If most parts of an archive are as `torch.save` writes them, another part is damaged. If not, another program has written the
 /// archive. Then what has no meaning for a reader is counted.
 #[derive(Debug)]
-pub struct Frame {
+pub struct Framing {
     /// Parts that are as torch writes them.
     like: u64,
     /// Other parts.
@@ -48,7 +48,7 @@ const MEANT: u64 = 4 + 2 + 4 + 8 + 6 + 2 + 4;
 /// Bytes of the end record.
 const END: u64 = 22;
 
-impl Frame {
+impl Framing {
     /// Begins with the directory and what is behind it. The archive has `len` bytes, and these are those from
     /// [`Directory::offset`] on.
     pub fn new(directory: &Directory, len: u64, tail: &[u8]) -> Self {
@@ -174,7 +174,7 @@ mod tests {
     fn checked(bytes: &[u8]) -> Result<Unconfirmed, Error> {
         let archive = Archive::open(bytes.to_vec().into(), &Limits::default())?;
         archive.check_records(|_| Ok(()))?;
-        archive.check_frame()
+        archive.check_framing()
     }
 
     #[test]

@@ -1,0 +1,36 @@
+//! Ctrl-C during the demo.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::process::ExitStatusExt,
+    process::{Command, Stdio},
+};
+
+#[test]
+fn ctrl_c_in_the_demo_says_what_is_left_and_how_to_remove_it() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step").display().to_string();
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_reshard"))
+        .args(["demo", "--size", "300MB", "--dir", &dir])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It listens before it says what it will do. Then it makes the state, which takes a while.
+    let mut out = BufReader::new(demo.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    let pid = demo.id().to_string();
+    let sent = Command::new("kill").args(["-INT", &pid]).status().unwrap();
+    assert!(sent.success());
+    let mut err = String::new();
+    let mut stderr = demo.stderr.take().unwrap();
+    stderr.read_to_string(&mut err).unwrap();
+    let status = demo.wait().unwrap();
+    assert_eq!(status.signal(), Some(2), "{status} {err}");
+    assert!(err.contains("interrupted:"), "{err}");
+    assert!(
+        err.contains(&format!("reshard prune --older-than 0s {dir}"))
+            || err.contains(&format!("rm -r {dir}")),
+        "{err}"
+    );
+}
