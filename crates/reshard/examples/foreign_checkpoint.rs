@@ -22,10 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Prints what there is. Returns the elements that it has read.
-pub(crate) fn show(
-    place: &str,
-    key: Option<&str>,
-) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+pub(crate) fn show(place: &str, key: Option<&str>) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
     // The format is recognised by the files. Nothing that is stored is executed.
     let checkpoint = blocking::Checkpoint::open(place)?;
     let producer = checkpoint.producer();
@@ -35,7 +32,7 @@ pub(crate) fn show(
     for tensor in checkpoint.tensors() {
         let chunks = tensor.chunks().len();
         println!(
-            "{} {} {} in {chunks} chunks",
+            "{} {} {}, chunks: {chunks}",
             tensor.key(),
             tensor.dtype(),
             tensor.shape()
@@ -51,10 +48,7 @@ pub(crate) fn show(
     };
     // At most two indexes of each axis. Only their bytes are read, from whichever files have them.
     let corner = tensor.shape().iter().map(|n| 2.min(*n));
-    let region = Region::new(
-        vec![0; tensor.shape().len()],
-        corner.collect::<Vec<u64>>(),
-    );
+    let region = Region::new(vec![0; tensor.shape().len()], corner.collect::<Vec<u64>>());
     let elements: Vec<f32> = tensor.read_as(region.clone())?;
     println!("{} {region}: {elements:?}", tensor.key());
     Ok(elements)
