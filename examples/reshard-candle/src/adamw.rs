@@ -226,11 +226,13 @@ impl OptimizerState for AdamW {
                         .to_vec::<f32>()?;
                     match step[..] {
                         // A whole number that a float32 holds.
-                        [step] if step >= 0. && step <= 16_777_216. && step.fract() == 0. => {
+                        [step] if (0. ..=16_777_216.).contains(&step) && step.fract() == 0. => {
                             slot.step = step as u32
                         }
                         _ => {
-                            return Err(format!("`step` is {step:?}, and no number of steps").into());
+                            return Err(
+                                format!("`step` is {step:?}, and no number of steps").into()
+                            );
                         }
                     }
                 }

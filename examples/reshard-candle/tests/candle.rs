@@ -160,3 +160,30 @@ fn a_template_holds_no_elements_and_names_what_a_state_names() {
         "{all:?}"
     );
 }
+
+#[test]
+fn what_is_missing_is_named() {
+    let mut model = Variables::new(map([("w".into(), numbers(DType::F32))])).unwrap();
+    let mut optimizer = AdamW::of(&model, ParamsAdamW::default()).unwrap();
+    let mut refused = |path: &str| {
+        let dict = state(&model, &optimizer).unwrap();
+        let mut loaded: ValueTree = dict.map(&mut |leaf| match leaf {
+            reshard::model::Leaf::Value(value) => value,
+            other => panic!("a state has values only: {other:?}"),
+        });
+        let mut part = loaded.remove(path).unwrap();
+        if path == "model" {
+            part.remove("w").unwrap();
+            loaded.insert_tree(path, part);
+        }
+        restore(&mut model, &mut optimizer, loaded)
+            .unwrap_err()
+            .to_string()
+    };
+    let (of_model, of_optimizer) = (refused("model"), refused("optim"));
+    assert!(
+        of_model.contains("missing") && of_model.contains('w'),
+        "{of_model}"
+    );
+    assert!(of_optimizer.contains("`optim`"), "{of_optimizer}");
+}
