@@ -16,7 +16,9 @@ use anyhow::{Context as _, Result, bail};
 use guests::{Case, FLAT, GUESTS, Guest, MCORE_ZARR};
 
 use crate::shell::{Program, cargo, programs, root, say, target_dir};
-use crate::venv::{TENSORFLOW, TORCH_113, TORCH_215, Venv, ZARR};
+use crate::venv::{
+    MCORE_012, OTHER_TORCHES, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
+};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -24,6 +26,8 @@ pub(crate) struct Options {
     pub(crate) keep: bool,
     /// Only the drivers among themselves: tells whether a failure is theirs.
     pub(crate) only_drivers: bool,
+    /// Only `torch.load`, of every version of torch since 1.13. Each is removed when it has served.
+    pub(crate) every_torch: bool,
     /// Remove each Python when it has served: one at a time needs a third of the disk.
     pub(crate) frugal: bool,
 }
@@ -63,6 +67,14 @@ const SAVERS: u32 = 2;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut run = Run::start(options.only_drivers)?;
+    if options.every_torch {
+        let known = [&TORCH_113, &TORCH_21, &TORCH_24, &MCORE_012, &TORCH_215];
+        for venv in OTHER_TORCHES.iter().chain(known) {
+            run.torch_save(venv, &venv.python()?);
+            venv.remove()?;
+        }
+        return run.finish(options.keep);
+    }
     if !options.only_drivers {
         for spec in SPECS {
             for ranks in RESHARD_RANKS {
@@ -183,6 +195,7 @@ impl Run {
             self.tcp_store(&python);
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
+            self.not_flattened(&program, &python);
             self.planners(&program, &python);
         }
         Ok(())
@@ -282,6 +295,22 @@ impl Run {
         self.reshard("check", "dcp", 3, dir);
         let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
+    }
+
+    /// Dicts that are kept whole.
+    fn not_flattened(&mut self, program: &Path, python: &Path) {
+        let (ours, theirs) = ("nested-by-reshard", "nested-by-torch-2.15");
+        let write = ["write", "--ranks", "2", "--no-flatten"];
+        let write = Program::new(program).args(write);
+        self.check(&format!("reshard saves {ours}"), write, "nested", ours);
+        let save = torch(python, "dcp_save.py").args(["--ranks", "2", "--no-flatten"]);
+        let what = format!("torch-2.15 saves {theirs}");
+        self.check(&what, save, "nested", theirs);
+        for dir in [ours, theirs] {
+            self.reshard("check", "nested", 3, dir);
+            let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--no-flatten"]);
+            self.check(&format!("torch-2.15 loads {dir}"), load, "nested", dir);
+        }
     }
 
     /// Common state as newer versions of Megatron Core store it: without `common.pt`.

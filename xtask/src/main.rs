@@ -32,6 +32,7 @@ Usage: cargo xtask COMMAND
   interop   PyTorch and Megatron read what reshard wrote, and the other way round
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
+            --torches only torch.load, of every version since 1.13: 17 of them, installed one after the other
             --frugal  removes each Python when it has served; 9 GB of disk are enough then
   bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
             --only TEXT   rows whose name holds this text
@@ -80,7 +81,7 @@ fn run(args: &[String]) -> Result<()> {
     let (flags, settings): (&[&str], &[&str]) = match command {
         "tidy" => (&["--bless"], &[]),
         "processes" => (&["--mpi"], &[]),
-        "interop" => (&["--keep", "--self", "--frugal"], &[]),
+        "interop" => (&["--keep", "--self", "--frugal", "--torches"], &[]),
         "clouds" => (&["--thorough"], &[]),
         "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
         "nightly" => (&["--share"], &["--fuzz", "--seed"]),
@@ -118,6 +119,7 @@ fn run(args: &[String]) -> Result<()> {
                 keep,
                 only_drivers,
                 frugal,
+                every_torch: has("--torches"),
             })
         }
         "processes" if has("--mpi") => processes::mpi::run(),
@@ -165,6 +167,7 @@ fn ci() -> Result<()> {
             keep: false,
             only_drivers: false,
             frugal: false,
+            every_torch: false,
         })
     };
     steps(&[

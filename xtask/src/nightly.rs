@@ -136,5 +136,6 @@ fn bombs() -> Result<()> {
         "--locked",
         "--no-fail-fast",
     ])
+    .env("RESHARD_THOROUGH", "1")
     .run()
 }

@@ -81,6 +81,30 @@ pub(crate) const MCORE_012: Venv = Venv {
     ],
 };
 
+/// The versions of torch that nothing else here needs.
+pub(crate) const OTHER_TORCHES: &[Venv] = &[
+    torch("torch-2.0", &[&["torch==2.0.1", "numpy<2"]]),
+    torch("torch-2.2", &[&["torch==2.2.2", "numpy<2"]]),
+    torch("torch-2.3", &[&["torch==2.3.1", "numpy<2"]]),
+    torch("torch-2.5", &[&["torch==2.5.1", "numpy<2"]]),
+    torch("torch-2.7", &[&["torch==2.7.1", "numpy"]]),
+    torch("torch-2.8", &[&["torch==2.8.0", "numpy"]]),
+    torch("torch-2.9", &[&["torch==2.9.1", "numpy"]]),
+    torch("torch-2.10", &[&["torch==2.10.0", "numpy"]]),
+    torch("torch-2.11", &[&["torch==2.11.0", "numpy"]]),
+    torch("torch-2.12", &[&["torch==2.12.1", "numpy"]]),
+    torch("torch-2.13", &[&["torch==2.13.0", "numpy"]]),
+    torch("torch-2.14", &[&["torch==2.14.1", "numpy"]]),
+];
+
+const fn torch(name: &'static str, installs: &'static [&'static [&'static str]]) -> Venv {
+    Venv {
+        name,
+        pythons: USUAL,
+        installs,
+    }
+}
+
 /// The programs that read and write arrays of Zarr, in both versions.
 pub(crate) const ZARR: Venv = Venv {
     name: "zarr-3.1",

@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
-    BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
+    BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits, StepPattern,
     policy::{ByteSize, ShardingPolicy},
     strategy::SaveShardedConfig,
 };
@@ -38,8 +38,11 @@ pub(crate) enum Command {
                             reshard inspect /ckpt/step-1000 --json | jq '.tensors[].key'"
     )]
     Inspect(Inspect),
-    /// Lists the keys of tensors and objects, one per line.
-    #[command(after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'")]
+    /// Lists the keys of tensors and objects, one per line. Of a folder of checkpoints, such as that of a run, it lists the complete ones.
+    #[command(
+        after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'\n\n\
+                            The checkpoints of a run:\n  reshard ls /ckpt\n  reshard ls /ckpt --steps 'epoch_{n:03}'"
+    )]
     Ls(Ls),
     /// Prints the elements of a tensor, or an object. Of a large tensor it reads and prints only the first and last ones along each axis.
     #[command(after_help = "Example:\n  \
@@ -303,10 +306,14 @@ pub(crate) struct Inspect {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
-    /// The checkpoint.
+    /// The checkpoint, or a folder of checkpoints.
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
+    /// List the checkpoints whose folders are called so: `{n}` is the number, `{n:07}` has zeros before it. By default `step-{n}`, and if there is
+    /// none, `iter_{n:07}` as in Megatron.
+    #[arg(long, value_name = "PATTERN", conflicts_with = "globs")]
+    pub(crate) steps: Option<StepPattern>,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,

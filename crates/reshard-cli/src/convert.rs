@@ -36,6 +36,7 @@ struct Report<'a> {
     objects: u64,
     files: u64,
     bytes: u64,
+    /// With what was checked before.
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'a PolicyMetrics>,
@@ -46,6 +47,8 @@ struct Report<'a> {
     casts: Vec<Cast<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     resumed: Option<Kept>,
+    /// What of `seconds` came before anything was written.
+    checking_seconds: f64,
 }
 
 /// What an interrupted conversion had finished.
@@ -134,6 +137,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         tensors,
         objects,
         took,
+        checking,
         saved,
         format,
         dropped,
@@ -151,6 +155,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         files: saved.files(),
         bytes: saved.bytes(),
         seconds: took.as_secs_f64(),
+        checking_seconds: checking.as_secs_f64(),
         policy: saved.policy.as_ref(),
         format: format.to_string(),
         dropped: dropped.iter().map(NotHeld::to_string).collect(),
@@ -444,11 +449,20 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
             saved.imbalance()
         ),
     )?;
+    // Looking at names and sizes takes a moment, and nobody asks about it.
+    let checking = Duration::from_secs_f64(report.checking_seconds);
+    let checking = match checking >= time / 10 {
+        true => format!(
+            ", {} of it for checks of the source",
+            units::seconds(checking)
+        ),
+        false => String::new(),
+    };
     fact(
         out,
         "took",
         format!(
-            "{}  {}",
+            "{}  {}{checking}",
             units::seconds(time),
             units::rate(report.bytes, time)
         ),

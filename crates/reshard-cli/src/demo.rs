@@ -1,6 +1,7 @@
 //! `reshard demo`.
 
 mod acts;
+mod interrupt;
 mod model;
 mod processes;
 
@@ -11,9 +12,10 @@ use crate::{
     program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
     trace::on_threads,
-    units,
+    units, waiting,
 };
 use acts::{Loaded, Saved, timed};
+use interrupt::{Listener, Place};
 use model::{Cut, Model};
 use reshard::{LocalGroup, OpenOptions, ValueTree};
 use std::{collections::BTreeSet, thread, time::Duration};
@@ -136,15 +138,17 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
 
     // The variable keeps the temporary directory until the end of the function.
     let temporary;
-    let url = match &args.dir {
-        Some(dir) => dir.clone(),
+    let (url, place) = match &args.dir {
+        Some(dir) => (dir.clone(), Place::Chosen(dir.clone())),
         None => {
             let made = tempfile::Builder::new().prefix("reshard-demo-").tempdir();
             temporary = made.map_err(|source| CliError::Io {
                 what: "a temporary directory can't be made",
                 source,
             })?;
-            temporary.path().join("step-1000").display().to_string()
+            let dir = temporary.path();
+            let url = dir.join("step-1000").display().to_string();
+            (url, Place::Temporary(dir.into()))
         }
     };
     let demo = Demo {
@@ -158,6 +162,8 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
     if let Some(act) = args.act {
         return demo.rank(act, io);
     }
+    // Without it, Ctrl-C ends the demo and says nothing.
+    let _listener = Listener::start(place).ok();
     writeln!(io.out, "{BOLD}{}{BOLD:#}", demo.model.describe())?;
     let of = if args.processes { " in processes" } else { "" };
     let plan = format!(
@@ -196,26 +202,31 @@ impl Demo<'_> {
     fn on_threads(&self, io: &mut Io<'_>, phases: &mut Phases) -> Result<u64> {
         let (n, m, model) = (self.savers, self.loaders, &self.model);
         // Making and checking the state are timed apart, so they don't count as saving and loading.
-        let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
+        let bar = io.bar("building", model.bytes_on(n));
+        let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n, &bar)));
+        bar.finish_and_clear();
         phases.build(model.bytes(), time, n);
         let states = states?;
         let (groups, bar) = (LocalGroup::new(n), io.bar("saving", acts::held_by(&states)));
         let save = |(group, state): (&LocalGroup, _)| {
             acts::save(self.program, group, state, &self.url, &bar)
         };
-        let saved = each(groups.iter().zip(&states), save);
+        let saved = waiting::told(&bar, || each(groups.iter().zip(&states), save));
         bar.finish_and_clear();
         phases.save(&saved?);
         drop((states, groups));
         self.verify(io, phases)?;
 
-        let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
+        let bar = io.bar("preparing", model.bytes_on(m));
+        let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m, &bar)));
+        bar.finish_and_clear();
         phases.prepare(model.bytes_on(m), time, m);
         let (groups, bar) = (LocalGroup::new(m), io.bar("loading", model.bytes_on(m)));
         let load = |(group, template): (&LocalGroup, _)| {
             acts::load(self.program, group, template, &self.url, &bar)
         };
-        let loaded = each(groups.iter().zip(templates?), load);
+        let templates = templates?;
+        let loaded = waiting::told(&bar, || each(groups.iter().zip(templates), load));
         bar.finish_and_clear();
         let (loaded, told): (Vec<ValueTree>, Vec<Loaded>) = loaded?.into_iter().unzip();
         phases.load(model.bytes_on(m), &told);

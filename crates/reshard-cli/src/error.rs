@@ -25,7 +25,7 @@ pub(crate) const NO_CHECKPOINT: u8 = 3;
 pub(crate) enum CliError {
     /// The library's.
     #[error(transparent)]
-    Reshard(#[from] reshard::Error),
+    Reshard(reshard::Error),
     /// The library's, of a registry or a store.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
@@ -66,9 +66,27 @@ impl From<serde_json::Error> for CliError {
     }
 }
 
+/// What lies where no checkpoint does is told in the words of a command line.
+impl From<reshard::Error> for CliError {
+    fn from(e: reshard::Error) -> Self {
+        let Some(found) = e.whereabouts() else {
+            return Self::Reshard(e);
+        };
+        let hint = match found.instead() {
+            Some(instead) => format!("{}, as in  reshard inspect {instead}", found.hint()),
+            None => found.hint().to_owned(),
+        };
+        Self::Told {
+            what: found.what().to_owned(),
+            hint,
+            code: NO_CHECKPOINT,
+        }
+    }
+}
+
 impl From<LoadError> for CliError {
     fn from(e: LoadError) -> Self {
-        Self::Reshard(e.into())
+        reshard::Error::from(e).into()
     }
 }
 

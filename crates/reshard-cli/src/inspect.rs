@@ -11,6 +11,7 @@ use crate::{
     io::Io,
     json::{self, Seq},
     program::Program,
+    steps,
 };
 use facts::Facts;
 use reshard::{
@@ -23,7 +24,8 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use std::{collections::BTreeMap, ops::Range};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    let opened = program.open(&args.dir, args.reading.options());
+    let checkpoint = opened.map_err(|e| steps::with_newest(program, &args.dir, e))?;
     let facts = Facts::of(checkpoint)?;
     let code = match facts.is_damaged {
         true => DAMAGED,

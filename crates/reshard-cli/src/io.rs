@@ -8,7 +8,7 @@ use crate::{
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::{fmt, io::Write};
+use std::{fmt, io::Write, time::Duration};
 
 /// Where a run writes to.
 pub struct Io<'a> {
@@ -75,21 +75,51 @@ impl Io<'_> {
 
     /// A bar of bytes.
     pub(crate) fn bar(&self, label: &'static str, total: u64) -> ProgressBar {
-        let target = if self.bars {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        bar(target, label, total)
+        self.shown(bar(self.target(), label, total))
+    }
+
+    /// A bar of things that are done.
+    pub(crate) fn count(&self, label: &'static str, total: u64) -> ProgressBar {
+        self.shown(styled(self.target(), label, total, COUNT))
+    }
+
+    fn target(&self) -> ProgressDrawTarget {
+        match self.bars {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        }
+    }
+
+    /// Shows it at once and again and again, so that it is seen before the first byte has moved.
+    fn shown(&self, bar: ProgressBar) -> ProgressBar {
+        if self.bars {
+            bar.enable_steady_tick(TICK);
+        }
+        bar
     }
 }
 
+/// How often a bar is drawn, if nothing moves.
+const TICK: Duration = Duration::from_millis(250);
+
+const BYTES: &str = "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}";
+const COUNT: &str = "{prefix:<10} {wide_bar:.cyan/blue} {pos:>4} of {len:<4} {elapsed:>4}";
+
 /// How many bytes of how many, at which rate, and how long the rest will take.
 fn bar(target: ProgressDrawTarget, label: &'static str, total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}",
-    )
-    .map_or_else(|_| ProgressStyle::default_bar(), |s| s.progress_chars("━╸─"));
+    styled(target, label, total, BYTES)
+}
+
+fn styled(
+    target: ProgressDrawTarget,
+    label: &'static str,
+    total: u64,
+    template: &str,
+) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).map_or_else(
+        |_| ProgressStyle::default_bar(),
+        |s| s.progress_chars("━╸─"),
+    );
     ProgressBar::with_draw_target(Some(total), target)
         .with_style(style)
         .with_prefix(label)

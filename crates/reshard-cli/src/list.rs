@@ -2,16 +2,26 @@
 
 use crate::{
     args::Ls,
-    error::{OK, Result},
+    error::{NO_CHECKPOINT, OK, Result},
     io::Io,
     json,
     program::Program,
+    steps,
     table::shown,
     units,
 };
 
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    // A pattern says that it is a folder of checkpoints.
+    if args.steps.is_some() {
+        return steps::list(program, args, io)?.ok_or_else(|| steps::none(args));
+    }
+    let checkpoint = match program.open(&args.dir, args.reading.options()) {
+        Err(e) if e.exit_code() == NO_CHECKPOINT => {
+            return steps::list(program, args, io)?.ok_or(e);
+        }
+        opened => opened?,
+    };
     let keys = args.select.keys();
     let entries = checkpoint.metadata().entries().map(|e| e.key());
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();

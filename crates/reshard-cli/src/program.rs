@@ -4,15 +4,14 @@ use crate::{
     args::Reading,
     error::{CliError, Result},
     units::{Cache, parse_cache},
-    whereabouts,
 };
 use reshard::{
     ErrorKind, OpenOptions, Registry, Stores,
     blocking::Checkpoint,
     policy::ByteSize,
-    storage::{Bandwidth, LocalStore, ThrottledStore, read_through},
+    storage::{Bandwidth, ThrottledStore, read_through},
 };
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 /// The program: the commands, over strategies and stores.
 #[derive(Clone, Debug)]
@@ -60,22 +59,8 @@ impl Program {
                     "restore that file from a copy, or save again; nothing can be read without it";
                 CliError::damaged(CliError::from(e).text(), hint)
             }
-            _ => self.explained(url, e),
+            _ => e.into(),
         })
-    }
-
-    /// An error of what is no checkpoint, with what lies there instead.
-    pub(crate) fn explained(&self, url: &str, e: reshard::Error) -> CliError {
-        let path = || local_path(self, url);
-        match e.kind() {
-            ErrorKind::NotFound => path().and_then(|p| whereabouts::explain(url, &p)),
-            // A file can't be opened as a directory.
-            ErrorKind::Unavailable => path()
-                .filter(|p| !p.is_dir())
-                .and_then(|p| whereabouts::explain(url, &p)),
-            _ => None,
-        }
-        .unwrap_or_else(|| e.into())
     }
 }
 
@@ -93,13 +78,4 @@ fn cache_of_all() -> Result<Option<Cache>> {
         }
         _ => Ok(None),
     }
-}
-
-/// Where a URL lies on this machine's file systems, if it does.
-fn local_path(program: &Program, url: &str) -> Option<PathBuf> {
-    let url = program.stores.open(url).ok()?.url();
-    let store = url
-        .starts_with("file://")
-        .then(|| LocalStore::open(&url).ok())??;
-    Some(store.path().to_path_buf())
 }

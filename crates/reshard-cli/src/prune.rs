@@ -47,6 +47,7 @@ impl<'a> Row<'a> {
             RemainsKind::File => "file",
             RemainsKind::Unfinished => "unfinished",
             RemainsKind::Replaced => "replaced",
+            RemainsKind::Removed => "removed",
             RemainsKind::Version => "version",
             RemainsKind::Upload => "upload",
             _ => "other",
@@ -109,7 +110,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Ok(report) => (report, Ok(OK)),
         Err(e) => {
             let (e, report) = e.into_parts();
-            (report, Err(program.explained(&args.dir, e)))
+            (report, Err(e.into()))
         }
     };
     // A failure comes after what was done before it.
@@ -187,6 +188,7 @@ fn from(r: &Remains) -> String {
         RemainsKind::Replaced => {
             "left by a replaced checkpoint; files of other programs in it are moved back"
         }
+        RemainsKind::Removed => "its removal was begun and not finished",
         RemainsKind::Version => "a version that was replaced, or never finished",
         RemainsKind::Upload => {
             return format!("an upload that was begun {} and never finished", ago(r));

@@ -34,7 +34,7 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
         Some(format) => removal.format(format.clone()),
         None => removal,
     };
-    let removed = blocking::run(removal).map_err(|e| program.explained(&args.dir, e))?;
+    let removed = blocking::run(removal).map_err(CliError::from)?;
     if removed.keys.is_empty() {
         return Err(CliError::told(
             format!("no key in {} starts with {}", args.dir, args.prefix),

@@ -6,7 +6,7 @@ use crate::{
     error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN, printed},
     findings::{check, lines, more_findings, stored_bytes},
     io::Io,
-    json,
+    json, not_covered,
     program::Program,
     table::{BAD, GOOD, styled},
     units,
@@ -14,7 +14,7 @@ use crate::{
 use reshard::{
     ErrorKind,
     blocking::Checkpoint,
-    strategy::{CheckedItems, Damage, Unlisted, VerifyReport},
+    strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
 };
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,6 +36,8 @@ struct Report {
     without_checksum: u64,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
+    /// Bytes that nobody can confirm.
+    not_covered: NotCovered,
 }
 
 /// What was chosen of all items.
@@ -93,6 +95,7 @@ impl Report {
             not_read: v.not_read,
             not_listed: NotListed::of(&v.unlisted),
             without_checksum: v.without_checksum,
+            not_covered: v.not_covered,
             beside_integrity: Vec::new(),
         }
     }
@@ -248,6 +251,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             };
             writeln!(io.err, "hint: {hint}")?;
         }
+    }
+    if let Some(line) = not_covered::line(&report.not_covered) {
+        io.err.flush()?;
+        writeln!(io.out, "not covered  {line}")?;
     }
     io.out.flush()?;
     Ok(())

@@ -1,7 +1,7 @@
 use crate::{
     Cause, CommError, Guard, ProcessGroup, Rank, Result, SingleProcess,
     group::joined,
-    step,
+    step::{self, Patience},
     wire::{self, Outcome},
 };
 use bytes::Bytes;
@@ -16,6 +16,9 @@ use std::{
 
 /// How long a step waits for the other ranks by default: 30 minutes. [`Comm::with_deadline`] changes it.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
+
+/// After how long a step warns of the ranks for which it waits, by default: 30 seconds. [`Comm::with_quiet`] changes it.
+pub const DEFAULT_QUIET: Duration = Duration::from_secs(30);
 
 /// reshard's protocol over a [`ProcessGroup`]: steps that all ranks take together, with one error protocol.
 ///
@@ -39,7 +42,7 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
 pub struct Comm<'g> {
     group: &'g dyn ProcessGroup,
     coordinator: Rank,
-    deadline: Duration,
+    patience: Patience,
 }
 
 impl Comm<'static> {
@@ -55,7 +58,10 @@ impl<'g> Comm<'g> {
         Self {
             group,
             coordinator: Rank(0),
-            deadline: DEFAULT_DEADLINE,
+            patience: Patience {
+                deadline: DEFAULT_DEADLINE,
+                quiet: DEFAULT_QUIET,
+            },
         }
     }
 
@@ -70,13 +76,27 @@ impl<'g> Comm<'g> {
 
     /// Sets how long each step waits for the other ranks, counted from this rank's call.
     #[must_use]
-    pub fn with_deadline(self, deadline: Duration) -> Self {
-        Self { deadline, ..self }
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.patience.deadline = deadline;
+        self
+    }
+
+    /// Sets after how long a step warns of the ranks for which it waits, as events of [`WAITING_EVENTS`](crate::WAITING_EVENTS). It warns again when it has
+    /// waited twice as long, and so on.
+    #[must_use]
+    pub fn with_quiet(mut self, quiet: Duration) -> Self {
+        self.patience.quiet = quiet;
+        self
     }
 
     /// How long each step waits: [`DEFAULT_DEADLINE`], or the value set by [`with_deadline`](Self::with_deadline).
     pub fn deadline(&self) -> Duration {
-        self.deadline
+        self.patience.deadline
+    }
+
+    /// After how long each step warns: [`DEFAULT_QUIET`], or the value set by [`with_quiet`](Self::with_quiet).
+    pub fn quiet(&self) -> Duration {
+        self.patience.quiet
     }
 
     /// The group underneath.
@@ -325,7 +345,7 @@ impl<'g> Comm<'g> {
         step: &'static str,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        step::run(self.group, step, self.deadline, work).await
+        step::run(self.group, step, self.patience, work).await
     }
 
     /// Hands in `part`. The coordinator looks at all parts and writes its `answer` for all ranks.

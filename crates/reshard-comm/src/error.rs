@@ -101,7 +101,7 @@ impl fmt::Display for Causes<'_> {
     }
 }
 
-struct Silent<'a>(&'a [Rank]);
+pub(crate) struct Silent<'a>(pub(crate) &'a [Rank]);
 
 impl fmt::Display for Silent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

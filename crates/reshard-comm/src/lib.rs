@@ -45,9 +45,9 @@ pub mod testkit;
 mod wire;
 
 pub use cause::Cause;
-pub use comm::{Comm, DEFAULT_DEADLINE};
+pub use comm::{Comm, DEFAULT_DEADLINE, DEFAULT_QUIET};
 pub use error::{CommError, Result};
 pub use group::{ProcessGroup, SingleProcess};
 pub use local::LocalGroup;
 pub use rank::Rank;
-pub use step::Guard;
+pub use step::{Guard, WAITING_EVENTS};

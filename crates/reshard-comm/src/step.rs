@@ -1,10 +1,10 @@
-use crate::{CommError, ProcessGroup, Result};
+use crate::{CommError, ProcessGroup, Result, error::Silent};
 use futures_timer::Delay;
 use futures_util::FutureExt;
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -48,6 +48,58 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// How long a step waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Until it fails.
+    pub(crate) deadline: Duration,
+    /// Until it warns of the ranks for which it waits.
+    pub(crate) quiet: Duration,
+}
+
+/// The target of the warnings that name ranks for which a step waits, as `tracing` calls it. Their fields are `step`, `rank`, `seconds` and `awaited`, the numbers of
+/// these ranks as text.
+pub const WAITING_EVENTS: &str = "reshard_comm::waiting";
+
+/// Warns of the ranks for which a step waits.
+struct Quiet {
+    timer: Delay,
+    /// How long the step will have waited then.
+    waited: Duration,
+}
+
+impl Quiet {
+    fn after(waited: Duration) -> Self {
+        Self {
+            timer: Delay::new(waited),
+            waited,
+        }
+    }
+
+    /// Warns if it is time. The next warning comes when the step has waited twice as long, so that a long step does not fill a log.
+    fn poll(&mut self, cx: &mut Context<'_>, tell: impl Fn(Duration)) {
+        while self.timer.poll_unpin(cx).is_ready() {
+            tell(self.waited);
+            self.timer = Delay::new(self.waited.max(Duration::from_millis(1)));
+            self.waited = self.waited.saturating_mul(2);
+        }
+    }
+}
+
+fn warn(group: &dyn ProcessGroup, step: &'static str, waited: Duration, deadline: Duration) {
+    let awaited = Silent(&group.silent()).to_string();
+    tracing::warn!(
+        target: WAITING_EVENTS,
+        rank = group.rank().0,
+        step,
+        seconds = waited.as_secs_f64(),
+        awaited,
+        "step `{step}` has waited {} s for {awaited}, and fails after {} s; they are still at work, or never came: every rank has to make this call, with its `.group(…)`",
+        waited.as_secs_f64(),
+        deadline.as_secs_f64(),
+    );
+}
+
 /// Runs one step of `Comm`, its sends and waits, within a deadline.
 ///
 /// The other ranks always learn how it ended: by its messages if it finished, by an abort if it failed, was too late,
@@ -55,18 +107,28 @@ impl Drop for Guard<'_> {
 pub(crate) async fn run<T>(
     group: &dyn ProcessGroup,
     step: &'static str,
-    deadline: Duration,
+    Patience { deadline, quiet }: Patience,
     work: impl Future<Output = Result<T>> + Send,
 ) -> Result<T> {
     let mut work = pin!(work);
     // Dropped before `work`, so that its cause, which names the step, comes before the transport's own.
     let guard = Guard::new(group, step);
     let span = tracing::debug_span!("comm", step, rank = group.rank().0);
-    let mut timer = None; // made when there is something to wait for
+    // Made when there is something to wait for.
+    let (mut timer, mut silence) = (None, None);
     let outcome = poll_fn(|cx| {
         let _in = span.enter();
         if let Poll::Ready(outcome) = work.as_mut().poll(cx) {
             return Poll::Ready(outcome);
+        }
+        if quiet < deadline {
+            silence
+                .get_or_insert_with(|| Quiet::after(quiet))
+                .poll(cx, |waited| {
+                    if waited < deadline {
+                        warn(group, step, waited, deadline);
+                    }
+                });
         }
         timer
             .get_or_insert_with(|| Delay::new(deadline))

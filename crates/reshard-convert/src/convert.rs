@@ -343,6 +343,7 @@ impl<'a> Convert<'a> {
     /// Any problem with the source, the destination or the options, except problems that only [`Conversion::run`] can
     /// find.
     pub async fn prepare(mut self) -> Result<Conversion<'a>> {
+        let start = Instant::now();
         // First the checks that read nothing, then those that only look at directories.
         if !(1..=MAX_RANKS).contains(&self.ranks) {
             return Err(ConvertError::Ranks(self.ranks));
@@ -437,6 +438,7 @@ impl<'a> Convert<'a> {
             source,
             planner,
             stores,
+            checking: start.elapsed(),
         })
     }
 
@@ -562,6 +564,7 @@ pub struct Conversion<'a> {
     source: Source,
     planner: Rewrite,
     stores: Stores,
+    checking: Duration,
 }
 
 impl Conversion<'_> {
@@ -609,6 +612,7 @@ impl Conversion<'_> {
             source,
             planner,
             stores,
+            checking,
         } = self;
         if let Some(max) = setup.max_shard_size {
             let least = source.bytes() / max.max(1);
@@ -630,7 +634,8 @@ impl Conversion<'_> {
             dropped,
             tensors: source.tensors(),
             objects: source.objects(),
-            took: start.elapsed(),
+            took: checking + start.elapsed(),
+            checking,
             saved,
             resumed,
         })
@@ -765,8 +770,10 @@ pub struct ConvertReport {
     pub tensors: u64,
     /// The number of objects that were carried over.
     pub objects: u64,
-    /// How long writing took, without the checks before it.
+    /// How long it took, from [`Convert::prepare`] on: with the checks of the source.
     pub took: Duration,
+    /// How long [`Convert::prepare`] took of it: the checks before anything was written. What is checked while it is read is not counted here.
+    pub checking: Duration,
     /// What an interrupted conversion had finished.
     pub resumed: Resumed,
     /// The report of the save: files, bytes, the balance between ranks, and files that stay at the destination.

@@ -228,3 +228,18 @@ fn elements_are_read_once_and_all_of_them_are_checked() {
         assert_eq!((report.tensors, seen.load(Ordering::Relaxed)), (1, 1 << 20));
     }
 }
+
+#[test]
+fn the_time_of_a_conversion_has_that_of_its_checks() {
+    let (_, source) = saved("timed");
+    let slow = std::time::Duration::from_millis(20);
+    let conversion =
+        convert(&source, "memory://timed-to").checked(move |_| std::thread::sleep(slow));
+    // Both items are read and checked before anything is written.
+    let conversion = conversion.journal("timed").resume(true);
+    let report = blocking::run(conversion).unwrap();
+    assert!(
+        report.checking >= slow && report.took >= report.checking,
+        "{report:?}"
+    );
+}

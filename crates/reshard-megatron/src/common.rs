@@ -7,8 +7,9 @@ use reshard_model::{BoxError, ObjectCodec, Payload, ShardedObject, Value, ValueT
 use reshard_storage::{FileBody, Name, Progress, StoreExt};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration,
-    Result, SaveCommonStrategy, StorageReader, StrategyError, decode_object, encode_object,
-    torch::{TorchObjects, check_records, is_beyond_us, no_damage},
+    Result, SaveCommonStrategy, StorageReader, StrategyError, Uncovered, decode_object,
+    encode_object,
+    torch::{TorchObjects, check_frame, check_records, is_beyond_us, no_damage, uncovered},
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::sync::Arc;
@@ -138,6 +139,27 @@ impl LoadCommonStrategy for TorchCommon {
             });
         }
         Ok(out)
+    }
+
+    async fn check_file(&self, file: &Name, cx: &OpenCx) -> Result<Option<Vec<(Uncovered, u64)>>> {
+        let Some(bytes) = cx.limits.read(&cx.store, file).await? else {
+            return Err(StrategyError::corrupt(file, None, "it is missing"));
+        };
+        let checked =
+            check_records(&bytes, &cx.limits).and_then(|()| check_frame(&bytes, &cx.limits));
+        let left = checked.map_err(|e| {
+            let told = |why| StrategyError::Unsupported {
+                strategy: "torch/1".into(),
+                what: format!("checking {file} ({why})"),
+            };
+            no_damage(&e, file, told).unwrap_or_else(|| StrategyError::Corrupt {
+                file: file.to_string(),
+                offset: None,
+                what: "it is damaged".into(),
+                source: Some(Box::new(e)),
+            })
+        })?;
+        Ok(Some(uncovered(left).into()))
     }
 
     async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {

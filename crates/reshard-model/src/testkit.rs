@@ -1,10 +1,12 @@
-//! For tests: devices that are none, what is told to `tracing`, an allocator that counts, and where fixtures lie.
+//! For tests: devices that are none, what is told to `tracing`, an allocator that counts, where fixtures lie, and rules of contracts.
 
 mod counting;
 mod fixtures;
+mod rule;
 
 pub use counting::CountingAllocator;
 pub use fixtures::{fixture, fixture_text, fixtures, ours};
+pub use rule::Rule;
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,8 @@ use crate::{fault, place::ObjectStorePlace, unfinished::Unfinished};
 use async_trait::async_trait;
 use object_store::path::Path;
 use reshard_storage::{
-    Leftover, Name, Recovery, Result, StorageError, UnfinishedUpload, is_attempt,
+    Leftover, Name, Recovery, Removal, Result, StorageError, UnfinishedUpload, is_attempt,
+    remove_by_record,
 };
 use std::{sync::Arc, time::SystemTime};
 
@@ -50,6 +51,17 @@ impl Recovery for ObjectStorePlace {
             .map(|meta| meta.location)
             .collect();
         self.client.delete(paths).await?.map_err(error)
+    }
+
+    fn removal(&self) -> Removal {
+        match self.can("removing files from") {
+            Ok(()) => Removal::Record,
+            Err(_) => Removal::No,
+        }
+    }
+
+    async fn remove_version(&self, _: &str, record: Option<&Name>, files: &[Name]) -> Result<()> {
+        remove_by_record(self, record, files).await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {

@@ -409,7 +409,7 @@ impl Problem {
             ),
             Self::Claimed { key, region, ranks } => write!(
                 f,
-                "{key}: {region} has {} main replicas, on {}; give all but one another replica_id",
+                "{key}: {region} has {} main replicas, on {}; give all but one another replica_id: `ShardedTensor::replicated(key, data, rank)` in place of `full` does it for what all ranks have",
                 ranks.len(),
                 named(ranks)
             ),

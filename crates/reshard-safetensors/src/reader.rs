@@ -261,6 +261,10 @@ impl StorageReader for SafetensorsReader {
         Ok(chunks.iter().map(sum).collect())
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        files::covers(self, file)
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

@@ -20,5 +20,21 @@ pub fn is_attempt(name: &str) -> bool {
     matches!(three, (Some(Some(_)), Some(Some(nanos)), Some(Some(_)), None) if nanos >= BEGUN)
 }
 
+/// The name of the place to which a folder beside it belongs, if the name of this folder says that a removal was not finished there
+/// ([`Leftover::removed`](crate::Leftover::removed)). So who lists the folder above many places finds those that need
+/// [`Recovery::leftovers`](crate::Recovery::leftovers).
+///
+/// ```
+/// use reshard_storage::removed_place;
+/// assert_eq!(removed_place(".step-100.1-1a2b3c4d5e6f7081-3.0-2f.old"), Some("step-100"));
+/// assert_eq!(removed_place(".step-100.1-1a2b3c4d5e6f7081-3.tmp"), None);
+/// ```
+pub fn removed_place(folder: &str) -> Option<&str> {
+    let mut parts = folder.strip_prefix('.')?.rsplitn(4, '.');
+    let (end, numbers, attempt) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_removed = numbers.starts_with("0-") && end == "old";
+    parts.next().filter(|_| is_removed && is_attempt(attempt))
+}
+
 /// Nanoseconds from 1970 to 2025.
 const BEGUN: u64 = 1_735_689_600_000_000_000;

@@ -1,5 +1,5 @@
 use crate::{Name, Result, StorageError, Store, StoreExt};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, ops::Range, sync::Arc};
 
@@ -158,6 +158,61 @@ impl FileBody {
             }
         };
         Ok((self.name, extents))
+    }
+
+    /// Its bytes, for stores that hand whole files to something else, and what [`Transaction::write`](crate::Transaction::write) has to return of it. The file is in
+    /// memory as a whole. If it is a copy, the original is read.
+    ///
+    /// ```
+    /// use reshard_storage::{FileBody, Name};
+    /// # fn main() -> Result<(), reshard_storage::StorageError> {
+    /// let body = FileBody::from_bytes(Name::new("a")?, (&b"abc"[..]).into());
+    /// let (written, bytes) = futures::executor::block_on(body.into_bytes())?;
+    /// assert_eq!((written.name.as_str(), written.bytes, &bytes[..]), ("a", 3, &b"abc"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ExtentLength`](StorageError::ExtentLength) if an extent has another length than it promised, [`Source`](StorageError::Source) if it fails; those of
+    /// reading.
+    pub async fn into_bytes(self) -> Result<(Written, Bytes)> {
+        let (name, source) = self.into_extents().await?;
+        let (mut all, mut extents) = (BytesMut::new(), Vec::new());
+        for mut extent in source {
+            let (offset, want) = (all.len() as u64, extent.length());
+            while let Some(block) = extent.next_block() {
+                let at = all.len() as u64;
+                all.extend_from_slice(&block.map_err(|source| StorageError::Source {
+                    name: name.clone(),
+                    offset: at,
+                    source,
+                })?);
+                // What gives more than it promised may never end.
+                if all.len() as u64 - offset > want.at_most() {
+                    break;
+                }
+            }
+            let end = all.len() as u64;
+            if !want.allows(end - offset) {
+                return Err(StorageError::ExtentLength {
+                    name,
+                    offset,
+                    want,
+                    got: end - offset,
+                });
+            }
+            extents.push(WrittenExtent {
+                range: offset..end,
+                receipt: extent.receipt(),
+            });
+        }
+        let written = Written {
+            name,
+            bytes: all.len() as u64,
+            extents,
+        };
+        Ok((written, all.freeze()))
     }
 }
 

@@ -1,4 +1,6 @@
-use crate::{Depth, Entry, Leftover, Listing, Name, Result, StorageError, Store, UnfinishedUpload};
+use crate::{
+    Depth, Entry, Leftover, Listing, Name, Removal, Result, StorageError, Store, UnfinishedUpload,
+};
 use futures_util::{StreamExt as _, TryStreamExt as _, future::ready, stream};
 use std::{collections::BTreeSet, time::SystemTime};
 
@@ -88,6 +90,33 @@ pub trait StoreExt: Store {
             match self.recovery() {
                 Some(recovery) => recovery.remove_leftover(left).await,
                 None => Ok(()),
+            }
+        }
+    }
+
+    /// [`Recovery::removal`](crate::Recovery::removal). [`Removal::No`] if the store has no `Recovery`.
+    fn removal(&self) -> Removal {
+        self.recovery()
+            .map_or(Removal::No, |recovery| recovery.removal())
+    }
+
+    /// [`Recovery::remove_version`](crate::Recovery::remove_version).
+    ///
+    /// # Errors
+    /// As there, and [`Unsupported`](StorageError::Unsupported) if the store has no `Recovery`.
+    fn remove_version(
+        &self,
+        attempt: &str,
+        record: Option<&Name>,
+        files: &[Name],
+    ) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            match self.recovery() {
+                Some(recovery) => recovery.remove_version(attempt, record, files).await,
+                None => Err(StorageError::Unsupported {
+                    what: format!("removing {}", self.url()),
+                    why: "this store has no way to do it in one step".into(),
+                }),
             }
         }
     }

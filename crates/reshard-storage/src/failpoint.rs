@@ -4,7 +4,7 @@
 //! `SIGKILL`: no destructor runs, nothing is flushed. Without the feature `hit` is all there is, and does nothing.
 
 #[cfg(feature = "testkit")]
-pub use armed::{REPLACING, STEPS, VARIABLE, hit};
+pub use armed::{REMOVING, REPLACING, STEPS, VARIABLE, hit};
 
 /// Nothing.
 #[cfg(not(feature = "testkit"))]
@@ -48,6 +48,14 @@ mod armed {
         "commit.old_removed",
     ];
 
+    /// The steps that the removal of a version meets. The last one comes once for each file and folder.
+    pub const REMOVING: &[&str] = &[
+        "remove.ready",
+        "remove.renamed",
+        "remove.synced",
+        "commit.removing",
+    ];
+
     /// Dies here if the environment says so.
     pub fn hit(step: &str) {
         static AT: LazyLock<Option<(String, usize)>> = LazyLock::new(|| {
@@ -58,7 +66,10 @@ mod armed {
             }
         });
         static MET: AtomicUsize = AtomicUsize::new(0);
-        debug_assert!(STEPS.contains(&step), "{step} is not in STEPS");
+        debug_assert!(
+            STEPS.contains(&step) || REMOVING.contains(&step),
+            "{step} is not in STEPS"
+        );
         if let Some((_, nth)) = AT.as_ref().filter(|(at, _)| at == step)
             && MET.fetch_add(1, Ordering::Relaxed) + 1 == *nth
         {

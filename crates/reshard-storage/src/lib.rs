@@ -53,7 +53,7 @@ mod throttled;
 mod traffic;
 mod wait;
 
-pub use attempt::is_attempt;
+pub use attempt::{is_attempt, removed_place};
 pub use bandwidth::{Bandwidth, Clock};
 pub use body::{
     Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,
@@ -71,7 +71,7 @@ pub use record_read::{
     Checksum, Part, RecordRead,
     reads::{ReadPieces, TakePiece, joined_reads, read_pieces_into},
 };
-pub use recovery::{Leftover, Recovery, UnfinishedUpload};
+pub use recovery::{Leftover, Recovery, Removal, UnfinishedUpload, remove_by_record};
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};

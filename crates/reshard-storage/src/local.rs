@@ -7,6 +7,7 @@ mod leftover;
 mod mount;
 mod part;
 mod read;
+mod removal;
 mod remove;
 mod retire;
 mod root;
@@ -18,7 +19,7 @@ mod write;
 
 use crate::{
     Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead,
-    Recovery, Result, StorageError, Store, Traffic, Transaction, pool,
+    Recovery, Removal, Result, StorageError, Store, Traffic, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -44,6 +45,9 @@ use version::ResolvedPlace;
 /// A save removes only directories that its own attempt has made. If the exchange took out another directory than the old
 /// version, this directory goes back. If somebody renames it in between, it stays as `.{name}.{attempt}.out`, and the error says
 /// where everything is.
+///
+/// A version that is removed gets the name `.{name}.{attempt}.0-{old}.old` by one rename. Then its files are removed, and files of
+/// others go back to the place. A crash in between leaves that directory, and `finish_replacing` does the rest.
 ///
 /// If the place is a symbolic link, the link stays and its target is written. A save resolves the target once and holds the
 /// directory above it open, so changes of links or directories meanwhile have no effect.
@@ -229,5 +233,19 @@ impl Recovery for LocalStore {
     async fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> Result<()> {
         let (place, left, files) = (self.path().to_path_buf(), left.clone(), files.to_vec());
         pool::run_one(move || transaction::finish_replacing(&place, &left, &files)).await
+    }
+
+    fn removal(&self) -> Removal {
+        Removal::Rename
+    }
+
+    async fn remove_version(&self, attempt: &str, _: Option<&Name>, files: &[Name]) -> Result<()> {
+        let (place, resolved) = (self.path().to_path_buf(), self.resolved.clone());
+        let (attempt, files) = (attempt.to_owned(), files.to_vec());
+        pool::run_one(move || match resolved {
+            Some(resolved) => removal::remove_version(&resolved, &attempt, &files),
+            None => removal::remove_version(&ResolvedPlace::find(&place)?, &attempt, &files),
+        })
+        .await
     }
 }

@@ -1,6 +1,6 @@
 //! What a crash leaves beside a place, and how to clean it up.
 
-use crate::{Name, Result};
+use crate::{Name, Result, StorageError, Store};
 use async_trait::async_trait;
 use std::time::SystemTime;
 
@@ -15,6 +15,9 @@ pub struct Leftover {
     /// Whether it is the version that the attempt replaced, which may contain files of other programs. Otherwise it contains only
     /// what the attempt wrote.
     pub replaced: bool,
+    /// Whether it is a version whose [removal](Recovery::remove_version) was not finished, and which no other version has replaced. Then it is also
+    /// [`replaced`](Self::replaced).
+    pub removed: bool,
     /// Bytes of its files.
     pub bytes: u64,
     /// When one of its files last changed; `None` when the store can't tell.
@@ -28,6 +31,7 @@ impl Leftover {
             attempt: attempt.into(),
             path: path.into(),
             replaced: false,
+            removed: false,
             bytes: 0,
             modified: None,
         }
@@ -47,6 +51,14 @@ impl Leftover {
         Self {
             replaced: true,
             ..self
+        }
+    }
+
+    /// Marks it as a version whose removal was not finished.
+    pub fn removed(self) -> Self {
+        Self {
+            removed: true,
+            ..self.replaced()
         }
     }
 }
@@ -82,7 +94,44 @@ impl UnfinishedUpload {
     }
 }
 
-/// Repairs a place after attempts have died. It is for stores that build a version before it replaces another one.
+/// [`Recovery::remove_version`] for stores that remove the commit record first.
+///
+/// # Errors
+/// [`Unsupported`](StorageError::Unsupported) if there is no record; what [`Store::remove`] says.
+pub async fn remove_by_record(
+    store: &(impl Store + ?Sized),
+    record: Option<&Name>,
+    files: &[Name],
+) -> Result<()> {
+    let Some(record) = record else {
+        return Err(StorageError::Unsupported {
+            what: format!("removing {}", store.url()),
+            why: "no one file completes a checkpoint of its format, and nothing can be renamed there, so a crash could leave a part that looks whole; \
+                  remove its files yourself"
+                .into(),
+        });
+    };
+    store.remove(std::slice::from_ref(record)).await?;
+    let Some((last, others)) = files.split_last() else {
+        return Ok(());
+    };
+    store.remove(others).await?;
+    store.remove(std::slice::from_ref(last)).await
+}
+
+/// How a store removes a version, so that nobody takes what is left of it for a whole one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Removal {
+    /// It can't.
+    No,
+    /// It renames the version, and then removes its files.
+    Rename,
+    /// It removes the commit record, and then the other files.
+    Record,
+}
+
+/// Repairs a place after attempts have died, and removes a version. It is for stores that build a version before it replaces another one.
 #[async_trait]
 pub trait Recovery: Send + Sync {
     /// What uncommitted attempts have left beside this place. This includes attempts that are still running. It does not include
@@ -96,7 +145,7 @@ pub trait Recovery: Send + Sync {
     /// Before anything is removed: [`Unsupported`](crate::StorageError::Unsupported), if a file system is mounted in it.
     async fn remove_leftover(&self, left: &Leftover) -> Result<()>;
 
-    /// Finishes the work of an attempt that replaced a version and died ([`Leftover::replaced`]). Moves all files of the old version but
+    /// Finishes the work of an attempt that replaced or removed a version and died ([`Leftover::replaced`]). Moves all files of the old version but
     /// these back to the place, then removes these in this order. Empty directories go too, because their files may have been
     /// removed. `Ok` if nothing is left, and also in stores that never leave anything.
     ///
@@ -106,6 +155,34 @@ pub trait Recovery: Send + Sync {
     /// system is mounted in it.
     async fn finish_replacing(&self, _left: &Leftover, _files: &[Name]) -> Result<()> {
         Ok(())
+    }
+
+    /// How [`remove_version`](Self::remove_version) does its work here.
+    fn removal(&self) -> Removal {
+        Removal::No
+    }
+
+    /// Removes the version at the place: in one step nobody finds it there any more. Then these files of it are removed, in this order. So
+    /// put last what tells whose they are: then what a killed process leaves among the [`leftovers`](Self::leftovers) can be told.
+    /// All other files stay at the place. `Ok` if nothing lies there. The `attempt` is as in [`Store::begin`](crate::Store::begin).
+    ///
+    /// `record` is the commit record, without which nobody finds the version, if its format has one. A store that [can't rename](Removal::Record) needs
+    /// it, and removes it before all others. Of the others only the last one has its place in the order there.
+    ///
+    /// # Errors
+    /// Before anything changes: [`Unsupported`](crate::StorageError::Unsupported), if the store can't do it in one step (the default), if it needs a record and there is none, if
+    /// another version has come to the place since it was resolved, or if a file system is mounted in it. Otherwise as
+    /// [`finish_replacing`](Self::finish_replacing): nobody finds the version at the place any more.
+    async fn remove_version(
+        &self,
+        _attempt: &str,
+        _record: Option<&Name>,
+        _files: &[Name],
+    ) -> Result<()> {
+        Err(StorageError::Unsupported {
+            what: "removing a checkpoint".into(),
+            why: "this store can't take all its files away in one step, so that a crash could leave a part of it".into(),
+        })
     }
 
     /// The uploads of files in this place, and in folders below it, that were begun and not finished, whichever program began them. This includes

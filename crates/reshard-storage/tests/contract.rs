@@ -2,13 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use futures::executor::block_on;
 use reshard_storage::{
-    CountingStore, Hints, LocalStore, Store, Stores,
+    CountingStore, Depth, Extent, FileBody, Head, Hints, IfExists, Length, Listing, LocalStore,
+    Name, Result, StorageError, Store, Stores, Transaction,
     testkit::{FaultStore, MemoryStore, VersionedStore, store_contract},
 };
 use std::{
     cell::RefCell,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -75,4 +79,89 @@ fn urls_open_stores_of_their_scheme() {
     }));
     let schemes: Vec<_> = stores.schemes().map(|s| s.scheme).collect();
     assert_eq!(schemes, ["file", "memory"]);
+}
+
+/// A store that takes a range that ends before it starts for a damaged file.
+#[derive(Debug)]
+struct Backwards(MemoryStore);
+
+#[async_trait]
+impl Store for Backwards {
+    fn url(&self) -> String {
+        self.0.url()
+    }
+    fn hints(&self) -> Hints {
+        self.0.hints()
+    }
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        if range.end < range.start {
+            return Err(StorageError::Short {
+                path: name.to_string(),
+                range,
+                size: 0,
+            });
+        }
+        self.0.read(name, range).await
+    }
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.0.list(below, depth).await
+    }
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.0.head(name).await
+    }
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.0.remove(names).await
+    }
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        self.0.begin(attempt, if_exists).await
+    }
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        self.0.join(attempt, place).await
+    }
+}
+
+#[test]
+fn a_broken_rule_is_named_with_the_place_where_it_is_written() {
+    let broken = std::panic::catch_unwind(|| {
+        block_on(store_contract(|| Arc::new(Backwards(MemoryStore::new()))));
+    });
+    let text = *broken.unwrap_err().downcast::<String>().unwrap();
+    let begins = "the store breaks the rule `reads.backwards_range_is_invalid`, which is written at `Store::read`: ";
+    assert!(text.starts_with(begins), "{text}");
+    assert!(
+        text.contains("a range that ends before it starts is no damage"),
+        "{text}"
+    );
+}
+
+/// Gives more than it promised, for ever.
+struct Endless;
+
+impl Extent for Endless {
+    fn length(&self) -> Length {
+        Length::Exact(10)
+    }
+    fn next_block(&mut self) -> Option<std::io::Result<Bytes>> {
+        Some(Ok(Bytes::from_static(&[7; 8])))
+    }
+}
+
+#[test]
+fn a_file_in_memory_has_its_receipts_and_the_length_that_was_promised() {
+    let name = || Name::new("a").unwrap();
+    let extents: Vec<Box<dyn Extent>> = vec![
+        Box::new(Bytes::from_static(b"abc")),
+        Box::new(Bytes::from_static(b"de")),
+    ];
+    let (written, bytes) = block_on(FileBody::new(name(), extents).into_bytes()).unwrap();
+    assert_eq!(bytes, "abcde");
+    let ranges: Vec<_> = written.extents.into_iter().map(|e| e.range).collect();
+    assert_eq!((written.bytes, ranges), (5, vec![0..3, 3..5]));
+
+    let body = FileBody::new(name(), vec![Box::new(Endless)]);
+    let e = block_on(body.into_bytes()).unwrap_err();
+    assert!(
+        matches!(e, StorageError::ExtentLength { got: 16, .. }),
+        "{e}"
+    );
 }

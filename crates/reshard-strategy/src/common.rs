@@ -1,4 +1,4 @@
-use crate::{BackendVersion, OpenCx, Result, StorageReader, StrategyError};
+use crate::{BackendVersion, OpenCx, Result, StorageReader, StrategyError, Uncovered};
 use async_trait::async_trait;
 use reshard_model::{ShardedObject, ValueTree};
 use reshard_storage::{FileBody, Name};
@@ -75,6 +75,18 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
         _cx: &OpenCx,
     ) -> Result<Vec<ShardedObject>> {
         Err(unsupported(&self.key(), "loading sharded objects"))
+    }
+    /// Checks every byte of a file of common state, or of the file of an object. Returns how many bytes of it can't be confirmed, and why.
+    /// `None`, the default, means that none of them are checked.
+    ///
+    /// # Errors
+    /// The file is missing or damaged.
+    async fn check_file(
+        &self,
+        _file: &Name,
+        _cx: &OpenCx,
+    ) -> Result<Option<Vec<(Uncovered, u64)>>> {
+        Ok(None)
     }
     /// The stored objects, without data.
     ///

@@ -1,7 +1,7 @@
 //! What a check of a checkpoint finds. A small file may be wrong in a million places, each of which has a long key. So what is listed has
 //! a bound, and the rest is counted.
 
-use crate::{StrategyError, with_sources};
+use crate::{NotCovered, StrategyError, with_sources};
 use reshard_model::ErrorKind;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fmt};
@@ -80,6 +80,9 @@ pub struct VerifyReport {
     /// counts them.
     #[serde(default)]
     pub without_checksum: u64,
+    /// Bytes that nobody can confirm. Only a full check looks for them.
+    #[serde(default)]
+    pub not_covered: NotCovered,
     /// Findings that are only counted.
     #[serde(default)]
     pub unlisted: Unlisted,
@@ -113,10 +116,13 @@ impl fmt::Display for VerifyReport {
             false => counts.join(", "),
         };
         write!(f, "{verdict}: {} items, {} bytes", self.items, self.bytes)?;
-        match self.without_checksum {
-            0 => Ok(()),
-            n => write!(f, ", {n} of them without a checksum"),
+        if self.without_checksum > 0 {
+            write!(f, ", {} of them without a checksum", self.without_checksum)?;
         }
+        for (why, (bytes, _)) in self.not_covered.by_reason() {
+            write!(f, "; not covered: {bytes} bytes {why}")?;
+        }
+        Ok(())
     }
 }
 
@@ -230,6 +236,12 @@ mod tests {
             ..VerifyReport::default()
         };
         assert_eq!(report.to_string(), "sound: 3 items, 40 bytes");
+        report.not_covered.add("f", crate::Uncovered::Between, 5);
+        assert_eq!(
+            report.to_string(),
+            "sound: 3 items, 40 bytes; not covered: 5 bytes between items"
+        );
+        report.not_covered = NotCovered::default();
         report.without_checksum = 2;
         report.add(ErrorKind::Corrupt, found("a", 1));
         report.add(ErrorKind::Limit, found("b", 2));

@@ -606,6 +606,11 @@ pub trait StorageReader: ReaderHooks {
     /// Only errors that stop the whole check. Damage is in the report.
     async fn verify_items(&self, items: &CheckedItems, progress: &Progress)
     -> Result<VerifyReport>;
+    /// Whether a check of all items looks at every byte of this file, but for those that its report lists in
+    /// [`VerifyReport::not_covered`]. The default is that it does not, so that the whole file is listed.
+    fn covers(&self, _file: &Name) -> bool {
+        false
+    }
     /// The same, and with `full` all items are read, otherwise none.
     ///
     /// # Errors

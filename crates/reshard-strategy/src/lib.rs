@@ -30,6 +30,7 @@ mod format;
 mod kept;
 mod limits;
 mod mosaic;
+mod not_covered;
 mod objects;
 mod pipeline;
 mod registry;
@@ -61,6 +62,7 @@ pub use format::{
 pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, check_steps, read_small, repeats};
 pub use mosaic::{Piece, mosaic, run_of};
+pub use not_covered::{NotCovered, Uncovered, unclaimed};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};

@@ -7,12 +7,12 @@ mod kept;
 pub use crc::Crc;
 pub use kept::{INFLATE, Kept, Stream, Unpacked};
 
-use crate::{LimitOption, ReadLimits, StrategyError};
+use crate::{LimitOption, NotCovered, ReadLimits, StrategyError, Uncovered};
 use bytes::Bytes;
 use reshard_model::{BoxError, Construct, ObjectCodec, Value};
 use reshard_torch_format::{
     Error as FormatError, Limits, LoadOptions, Result as FormatResult, TorchSave,
-    archive::{Archive, ArchiveOptions, Method},
+    archive::{Archive, ArchiveOptions, Method, Unconfirmed},
 };
 use std::fmt;
 
@@ -168,4 +168,27 @@ pub fn check_records(archive: &Bytes, limits: &ReadLimits) -> FormatResult<()> {
         }
         Ok(())
     })
+}
+
+/// Checks what no checksum of an archive covers, and counts what can't be confirmed.
+///
+/// # Errors
+/// What the parser says.
+pub fn check_frame(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Unconfirmed> {
+    Archive::open(archive.clone(), &parsing(limits))?.check_frame()
+}
+
+/// What can't be confirmed of an archive, in the words of a report.
+pub fn uncovered(of: Unconfirmed) -> [(Uncovered, u64); 2] {
+    [
+        (Uncovered::Framing, of.framing),
+        (Uncovered::Packed, of.packed),
+    ]
+}
+
+/// Adds what can't be confirmed of an archive in a file.
+pub fn add_uncovered(to: &mut NotCovered, file: &str, of: Unconfirmed) {
+    for (why, bytes) in uncovered(of) {
+        to.add(file, why, bytes);
+    }
 }

@@ -314,6 +314,10 @@ impl StorageReader for BundleReader {
         Ok(out)
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        file.as_str() == self.index_name() || self.files.contains_key(file)
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

@@ -1,5 +1,6 @@
 //! Reads regions of tensors, and objects, of an opened checkpoint.
 
+mod between;
 mod head;
 mod names;
 mod opened;
@@ -206,6 +207,10 @@ impl StorageReader for TorchDistReader {
             }));
         }
         Ok(out)
+    }
+
+    fn covers(&self, file: &Name) -> bool {
+        self.named.contains(file)
     }
 
     async fn verify_items(

@@ -32,6 +32,7 @@
 
 mod directory;
 mod form;
+mod frame;
 mod id;
 mod layout;
 mod read;
@@ -39,6 +40,7 @@ mod unpack;
 
 pub use directory::{Directory, Method, Record, Tail};
 pub use form::Form;
+pub use frame::{Frame, Unconfirmed};
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_version};
 pub use unpack::{Inflate, check_crc, unpack};

@@ -201,6 +201,12 @@ impl StorageReader for TorchSaveReader {
         ))
     }
 
+    /// The layout before zip archives has no checksums.
+    fn covers(&self, file: &Name) -> bool {
+        let mut files = self.files.iter().flatten();
+        files.any(|f| f.name == *file && matches!(f.container, Container::Zip(_)))
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

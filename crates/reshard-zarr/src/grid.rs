@@ -82,6 +82,12 @@ impl Grid {
         Region { offsets, lengths }
     }
 
+    /// Whether there is a chunk at a position.
+    pub(crate) fn contains(&self, at: &[u64]) -> bool {
+        let counts = self.positions().lengths;
+        at.len() == counts.len() && at.iter().zip(&*counts).all(|(i, n)| i < n)
+    }
+
     /// The position of chunk `number`, counted in row-major order.
     pub(crate) fn nth(&self, number: u64) -> Dims {
         let positions = self.positions();

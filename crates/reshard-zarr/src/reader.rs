@@ -158,6 +158,10 @@ impl StorageReader for ZarrReader {
         }
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        files::covers(self, file)
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

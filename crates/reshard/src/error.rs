@@ -1,3 +1,4 @@
+use crate::whereabouts::Whereabouts;
 use reshard_comm::CommError;
 use reshard_model::{ErrorKind, ModelError, StateDict};
 use reshard_plan::PlanError;
@@ -17,6 +18,8 @@ pub struct Error {
     doing: &'static str,
     url: String,
     source: StrategyError,
+    whereabouts: Option<Box<Whereabouts>>,
+    advice: Option<&'static str>,
 }
 
 impl fmt::Display for Error {
@@ -26,12 +29,23 @@ impl fmt::Display for Error {
         if !self.url.is_empty() {
             write!(f, " {}", self.url)?;
         }
+        if let Some(found) = &self.whereabouts {
+            write!(f, ": {}; {}", found.what(), found.hint())?;
+            return match found.instead() {
+                Some(instead) => write!(f, ", such as {instead}"),
+                None => Ok(()),
+            };
+        }
         match &self.source {
             // The inner message would only repeat the URL in another form.
             StrategyError::NotACheckpoint { why, .. } => {
                 write!(f, ": it is not a checkpoint: {why}")
             }
             e => write!(f, ": {e}"),
+        }?;
+        match self.advice {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
         }
     }
 }
@@ -49,12 +63,41 @@ impl Error {
             doing,
             url: url.into(),
             source: source.into(),
+            whereabouts: None,
+            advice: None,
         }
+    }
+
+    /// With what to do about it, in the words of this crate's options.
+    pub(crate) fn with_advice(self, advice: Option<&'static str>) -> Self {
+        Self { advice, ..self }
+    }
+
+    pub(crate) fn with_whereabouts(self, found: Option<Whereabouts>) -> Self {
+        Self {
+            whereabouts: found.map(Box::new),
+            ..self
+        }
+    }
+
+    /// If no checkpoint lies at the place: what lies there, and what to open instead. Only of places on this machine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let url = dir.path().join("step-1000").display().to_string();
+    /// let e = reshard::blocking::Checkpoint::open(&url).unwrap_err();
+    /// assert_eq!(e.whereabouts().unwrap().what(), format!("nothing lies at {url}"));
+    /// ```
+    pub fn whereabouts(&self) -> Option<&Whereabouts> {
+        self.whereabouts.as_deref()
     }
 
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
-        self.source.kind()
+        match self.whereabouts {
+            Some(_) => ErrorKind::NotFound,
+            None => self.source.kind(),
+        }
     }
 
     /// Whether there is no checkpoint at all, so that your program may start from scratch. Don't use
@@ -73,6 +116,9 @@ impl Error {
     /// }
     /// ```
     pub fn is_no_checkpoint(&self) -> bool {
+        if self.whereabouts.is_some() {
+            return true;
+        }
         match &self.source {
             StrategyError::NotACheckpoint { .. }
             | StrategyError::Storage(StorageError::NotFound { .. }) => true,
@@ -139,6 +185,11 @@ impl LoadError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         self.error.kind()
+    }
+
+    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
+    pub fn is_no_checkpoint(&self) -> bool {
+        self.error.is_no_checkpoint()
     }
 
     /// Returns the error, and the template with its buffers. The buffers are unchanged if the load failed before it moved

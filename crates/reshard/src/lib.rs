@@ -43,6 +43,7 @@
 //! This crate only combines the parts: formats are strategies ([`Registry`]), places are stores ([`Stores`]), and
 //! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
 
+mod advice;
 mod alike;
 mod attempt;
 mod background;
@@ -50,6 +51,7 @@ mod checkpoint;
 mod common;
 mod consistent;
 mod control;
+mod covered;
 mod crc;
 mod error;
 mod events;
@@ -69,6 +71,7 @@ mod ranks;
 mod readme;
 mod recognise;
 mod remove;
+mod remove_checkpoint;
 mod replace;
 mod replicas;
 mod report;
@@ -76,7 +79,11 @@ mod save;
 mod side_by_side;
 mod sidecar;
 mod stateful;
+mod step_pattern;
+mod steps;
 mod tally;
+mod versions;
+mod whereabouts;
 
 pub mod blocking;
 pub mod prelude;
@@ -99,10 +106,14 @@ pub use mapped::{MappedCheckpoint, MappedTensorHandle};
 pub use place::place_text;
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
+pub use remove_checkpoint::{RemoveCheckpoint, RemovedCheckpoint, remove_checkpoint};
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
+pub use step_pattern::StepPattern;
+pub use steps::{Step, Steps, latest, steps};
+pub use whereabouts::Whereabouts;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// Mapping files; feature `map`.

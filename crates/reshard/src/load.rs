@@ -7,6 +7,7 @@ use crate::{
     ranks::{self, Ranks},
     report::{Clock, Phase, imbalance},
     stateful,
+    whereabouts::explained,
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
@@ -210,6 +211,7 @@ impl<'a> Load<'a> {
         let mut template = std::mem::take(&mut self.template);
         let (added, stateful) = self.add_statefuls(&mut template);
         let begun = self.begin(&comm, template, stateful).await;
+        let is_open = begun.is_ok();
         let out = match begun {
             Err((e, template)) => {
                 clock.failed(Phase::Plan, &e);
@@ -221,13 +223,19 @@ impl<'a> Load<'a> {
             }
         };
         guard.done();
-        out.map_err(|(e, mut template)| {
-            // The caller gets back what it gave.
-            for key in added {
-                template.remove(key);
-            }
-            LoadError::new(Error::new(ACT, url, e), template)
-        })
+        let (e, mut template) = match out {
+            Ok(loaded) => return Ok(loaded),
+            Err(failed) => failed,
+        };
+        // The caller gets back what it gave.
+        for key in added {
+            template.remove(key);
+        }
+        let e = match (Error::new(ACT, url, e), is_open) {
+            (e, true) => e,
+            (e, false) => explained(&self.how, url, e).await,
+        };
+        Err(LoadError::new(e, template))
     }
 
     /// Adds what values say that they want. Also returns the keys that were added.

@@ -230,6 +230,41 @@ impl HowToOpen {
         })
     }
 
+    /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata if a file tells the format, except of what may be older than
+    /// Megatron Core's `metadata.json`.
+    pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
+        let linked;
+        let registry = match &self.registry {
+            Some(registry) => registry,
+            None => {
+                linked = Registry::linked()?;
+                &linked
+            }
+        };
+        let formats = Formats::of(registry)?;
+        if self.is_free() {
+            let (named, is_older) = match MetadataJson::of(store).await? {
+                Some(json) => (json.sharded(), false),
+                None => {
+                    let found = recognise(store, &formats).await?;
+                    (found.format, found.older)
+                }
+            };
+            let Some(format) = formats.0.iter().find(|f| f.key() == named) else {
+                // Nobody knows what else it needs.
+                return Ok(named);
+            };
+            let probes = format.probes().iter().copied().map(Name::new);
+            let probes = probes.collect::<Result<_, _>>()?;
+            if !is_older && !store.present(probes).await?.is_empty() {
+                return Ok(named);
+            }
+        }
+        // Where no one file tells the format, only whoever opens it knows what it needs.
+        let opened = self.open_folder(Arc::clone(store), registry, &formats);
+        Ok(opened.await?.name)
+    }
+
     /// Whether the format is to be recognised.
     fn is_free(&self) -> bool {
         self.config.is_none() && self.format.is_none()
@@ -432,8 +467,13 @@ impl Opened {
 
     /// The role of each file in its directory.
     pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
-        let items = self.item_files();
         let noted = self.sidecar().await.0.map_or_else(Vec::new, |s| s.names());
+        self.roles_by(&noted).await
+    }
+
+    /// The same, with the names of the files to which the sidecar belongs.
+    pub(crate) async fn roles_by(&self, noted: &[String]) -> Result<Vec<(Entry, FileRole)>> {
+        let items = self.item_files();
         let folder = self.folder();
         let role = |file: &Entry| {
             if items.contains(&file.name) {

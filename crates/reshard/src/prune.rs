@@ -12,6 +12,8 @@ use crate::{
     replace::files_of,
     report::some,
     sidecar::Sidecar,
+    versions::Versions,
+    whereabouts::explained,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_megatron::METADATA_JSON;
@@ -140,6 +142,11 @@ impl PruneError {
         self.error.kind()
     }
 
+    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
+    pub fn is_no_checkpoint(&self) -> bool {
+        self.error.is_no_checkpoint()
+    }
+
     /// What was removed, and what stays. It does not contain leftovers that were not tried.
     pub fn report(&self) -> &PruneReport {
         &self.report
@@ -196,6 +203,8 @@ pub enum RemainsKind {
     Unfinished,
     /// A version that a save replaced but did not remove.
     Replaced,
+    /// A version whose removal was begun and not finished. No other version has replaced it.
+    Removed,
     /// A version in a place that keeps versions side by side, which the commit record does not name: it was replaced, or never finished.
     Version,
     /// An upload that was begun and not finished. Its parts take space, and no service says how much.
@@ -234,7 +243,7 @@ impl Prune {
     }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
-        let url = self.url.clone();
+        let (url, how) = (self.url.clone(), self.how.clone());
         let (report, outcome) = self
             .prune()
             .await
@@ -242,7 +251,7 @@ impl Prune {
         match outcome.during(ACT, &url) {
             Ok(()) => Ok(report),
             Err(error) => Err(PruneError {
-                error,
+                error: explained(&how, &url, error).await,
                 report: Box::new(report),
             }),
         }
@@ -316,6 +325,10 @@ impl Prune {
                     plan.version(left, next);
                 }
                 false => plan.unfinished(left),
+                true if left.removed => match self.replaced(&left, &formats).await {
+                    Ok((files, _)) => plan.removed(left, files),
+                    Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
+                },
                 true if !is_there => plan.keep(remains(&left), Kept::Last),
                 true => match self.replaced(&left, &formats).await {
                     Ok((files, modified)) => plan.replaced(left, files, modified),
@@ -424,42 +437,6 @@ async fn place(asked: &Arc<dyn Store>) -> Result<(Arc<dyn Store>, PlaceKind), St
     }
 }
 
-/// The versions in a place that keeps them side by side.
-#[derive(Debug, Default)]
-struct Versions {
-    /// The folders of attempts in the place.
-    folders: BTreeSet<String>,
-    /// When something in them changed last.
-    changed: BTreeSet<SystemTime>,
-    /// The folders of the version that the commit record names.
-    live: BTreeSet<String>,
-}
-
-impl Versions {
-    /// Those of the leftovers that are folders in the place.
-    fn among(leftovers: &[Leftover], files: &[Entry]) -> Self {
-        let inside: BTreeSet<&str> = files.iter().filter_map(|f| folder_of(&f.name)).collect();
-        let all = || leftovers.iter().filter(|l| inside.contains(&*l.attempt));
-        Self {
-            folders: all().map(|l| l.attempt.clone()).collect(),
-            changed: all().filter_map(|l| l.modified).collect(),
-            live: BTreeSet::new(),
-        }
-    }
-
-    /// Whether a file lies in one of their folders.
-    fn have(&self, file: &Name) -> bool {
-        folder_of(file).is_some_and(|folder| self.folders.contains(folder))
-    }
-
-    /// When the version after this one was written. A reader may have opened this one until then.
-    fn next(&self, left: &Leftover) -> Option<SystemTime> {
-        let modified = left.modified?;
-        let mut later = self.changed.range(modified..);
-        later.find(|changed| **changed > modified).copied()
-    }
-}
-
 async fn left_by_saves(place: &Arc<dyn Store>) -> Result<Vec<Leftover>, StrategyError> {
     let mut all = place.leftovers().await?;
     all.retain(is_of_a_save);
@@ -513,10 +490,10 @@ fn is_record(name: &Name, noted: &[String], formats: &Formats) -> bool {
 }
 
 fn remains(left: &Leftover) -> Remains {
-    let kind = if left.replaced {
-        RemainsKind::Replaced
-    } else {
-        RemainsKind::Unfinished
+    let kind = match left {
+        Leftover { removed: true, .. } => RemainsKind::Removed,
+        Leftover { replaced: true, .. } => RemainsKind::Replaced,
+        _ => RemainsKind::Unfinished,
     };
     remains_of(left, kind)
 }
@@ -737,6 +714,12 @@ impl Plan {
     fn replaced(&mut self, left: Leftover, files: Vec<Name>, modified: Option<SystemTime>) {
         // It is older than the version that replaced it, unless somebody has changed it since.
         let settled = files.is_empty() || self.is_settled(modified);
+        self.remove_or_keep(remains(&left), Removal::Replaced(left, files), settled);
+    }
+
+    fn removed(&mut self, left: Leftover, files: Vec<Name>) {
+        // Whoever removes it may still be at work.
+        let settled = files.is_empty() || self.is_old(left.modified);
         self.remove_or_keep(remains(&left), Removal::Replaced(left, files), settled);
     }
 

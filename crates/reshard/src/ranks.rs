@@ -10,6 +10,7 @@ pub(crate) struct Ranks<'a> {
     pub(crate) groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
     pub(crate) coordinator: Rank,
     pub(crate) deadline: Option<Duration>,
+    pub(crate) quiet: Option<Duration>,
 }
 
 impl Default for Ranks<'_> {
@@ -19,6 +20,7 @@ impl Default for Ranks<'_> {
             groups: BTreeMap::new(),
             coordinator: Rank(0),
             deadline: None,
+            quiet: None,
         }
     }
 }
@@ -26,8 +28,12 @@ impl Default for Ranks<'_> {
 impl<'a> Ranks<'a> {
     pub(crate) fn comm(&self) -> Comm<'a> {
         let comm = Comm::new(self.group).with_coordinator(self.coordinator);
-        match self.deadline {
+        let comm = match self.deadline {
             Some(deadline) => comm.with_deadline(deadline),
+            None => comm,
+        };
+        match self.quiet {
+            Some(quiet) => comm.with_quiet(quiet),
             None => comm,
         }
     }
@@ -59,6 +65,13 @@ macro_rules! options {
         /// default is 30 minutes. Set more if the times that your ranks need differ by more than that.
         pub fn deadline(mut self, deadline: Duration) -> Self {
             self.ranks.deadline = Some(deadline);
+            self
+        }
+
+        /// After how long a step warns of the ranks for which it waits, in the log (`tracing`, target [`reshard_comm::WAITING_EVENTS`]). It warns
+        /// again when it has waited twice as long, and so on. The default is 30 seconds.
+        pub fn warn_after(mut self, quiet: Duration) -> Self {
+            self.ranks.quiet = Some(quiet);
             self
         }
     };

@@ -8,6 +8,7 @@ use crate::{
     replace::{Replaced, replace_opened},
     report::some,
     sidecar::{SIDECAR, Sidecar},
+    whereabouts::explained,
 };
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
@@ -129,7 +130,7 @@ impl RemoveShardedTensors<'_> {
         self
     }
 
-    async fn run(self) -> Result<Removed, StrategyError> {
+    async fn run(&self) -> Result<Removed, StrategyError> {
         let store = self.how.store(&self.url)?;
         let store = store.resolved().await?.unwrap_or(store);
         let opened = self.how.open_store(Arc::clone(&store)).await?;
@@ -313,7 +314,14 @@ impl<'a> IntoFuture for RemoveShardedTensors<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let url = self.url.clone();
-        Box::pin(async move { self.run().await.map_err(|e| Error::new(ACT, &url, e)) })
+        Box::pin(async move {
+            match self.run().await {
+                Ok(removed) => Ok(removed),
+                Err(e) => {
+                    let e = Error::new(ACT, &self.url, e);
+                    Err(explained(&self.how, &self.url, e).await)
+                }
+            }
+        })
     }
 }

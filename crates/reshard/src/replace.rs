@@ -143,11 +143,14 @@ async fn replace_file(
     }
 }
 
+/// What to do if a save can't replace what lies at its place.
+pub(crate) const ADVICE: &str = "; name another place, or empty this one";
+
 fn refused(why: &str) -> StrategyError {
     let what = "replacing what lies there".into();
     StorageError::Unsupported {
         what,
-        why: format!("{why}; name another place, or empty this one"),
+        why: format!("{why}{ADVICE}"),
     }
     .into()
 }

@@ -10,7 +10,7 @@ use reshard_storage::{Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Result, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Name of the file.
 pub const SIDECAR: &str = "reshard.json";
@@ -56,6 +56,9 @@ pub struct Sidecar {
     /// The description of the sharding policy that decided on files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    /// What the program that saved it noted with [`Save::note`](crate::Save::note).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
     /// Whether the files after this one were shown as they were written. Then there is no checkpoint before its format record is there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shown: bool,
@@ -99,9 +102,17 @@ impl Sidecar {
             strategy: None,
             empty_dicts: Vec::new(),
             policy: None,
+            notes: BTreeMap::new(),
             shown: false,
         };
         mine.is_bound().then_some(mine)
+    }
+
+    /// Whether it has all these notes.
+    pub(crate) fn has(&self, notes: &BTreeMap<String, String>) -> bool {
+        notes
+            .iter()
+            .all(|(key, value)| self.notes.get(key) == Some(value))
     }
 
     /// Whether it says plainly whose it is: one format record, or some files, each once.

@@ -167,7 +167,7 @@ fn what_is_no_checkpoint_is_told_in_three_ways() {
     assert_eq!(
         [said(&missing), said(&empty), said(&broken)],
         [
-            "opening HOME/missing: it is not a checkpoint: nothing is there",
+            "opening HOME/missing: nothing lies at HOME/missing; check the path",
             "opening HOME/empty: it is not a checkpoint: it is empty",
             "opening HOME/broken: metadata.json: it is not a JSON object with sharded_backend and sharded_backend_version",
         ]

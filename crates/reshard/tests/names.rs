@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 54] = [
+const FACADE: [&str; 55] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -120,6 +120,7 @@ const FACADE: [&str; 54] = [
     "StoredCommon",
     "Stores",
     "StrictHandling",
+    "Whereabouts",
     "is_distributed_checkpoint",
     "load_common",
     "load_content_metadata",

@@ -6,6 +6,7 @@ mod form;
 mod job;
 mod proxy;
 mod remote;
+mod run;
 mod shared;
 
 pub use acts::{ACTS, Act};
@@ -13,6 +14,7 @@ pub use form::Form;
 pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
 pub use proxy::{FAULTS, Fault, Proxy, Seen};
 pub use remote::{load_from, look_at, save_to, saved_to, small_parts};
+pub use run::{Run, train};
 pub use shared::{MOST_CACHED, Shared};
 
 use anyhow::{Context, Result, anyhow, bail};

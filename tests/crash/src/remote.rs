@@ -4,7 +4,7 @@ use crate::{part, step_of, template};
 use anyhow::{Context, Result, bail};
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    Dialect, ErrorKind, LocalGroup, OpenOptions, StateDict,
+    CommonForm, Dialect, ErrorKind, LocalGroup, OpenOptions, StateDict,
     storage::{Hints, Progress, Store},
 };
 use std::sync::Arc;
@@ -20,11 +20,20 @@ pub fn small_parts() -> Hints {
         .with_coalesce_gap(64 << 10)
 }
 
-/// Two ranks save step `step`. What each of them says.
+/// Two ranks save step `step` in a dialect; Megatron Core's has common state in an object, since three files can't change together. What each of them says.
 ///
 /// # Errors
 /// The state can't be made.
-pub fn save_to(store: &Arc<dyn Store>, step: u64, overwrite: bool) -> Result<[Result<()>; 2]> {
+pub fn save_to(
+    store: &Arc<dyn Store>,
+    step: u64,
+    overwrite: bool,
+    dialect: Dialect,
+) -> Result<[Result<()>; 2]> {
+    let form = match dialect {
+        Dialect::Megatron => CommonForm::Object,
+        _ => CommonForm::default(),
+    };
     let groups = LocalGroup::new(2);
     let states: Result<Vec<StateDict>> = (0..2).map(|rank| part(step, rank, 2)).collect();
     let states = states?;
@@ -32,7 +41,8 @@ pub fn save_to(store: &Arc<dyn Store>, step: u64, overwrite: bool) -> Result<[Re
         let save = reshard::save(state, URL)
             .group(group)
             .store(Arc::clone(store))
-            .dialect(Dialect::Dcp)
+            .dialect(dialect)
+            .common_form(form)
             .overwrite(overwrite);
         async move { Ok(save.await.map(drop)?) }
     });
@@ -44,8 +54,15 @@ pub fn save_to(store: &Arc<dyn Store>, step: u64, overwrite: bool) -> Result<[Re
 ///
 /// # Errors
 /// What the first rank says that does not.
-pub fn saved_to(store: &Arc<dyn Store>, step: u64, overwrite: bool) -> Result<()> {
-    save_to(store, step, overwrite)?.into_iter().collect()
+pub fn saved_to(
+    store: &Arc<dyn Store>,
+    step: u64,
+    overwrite: bool,
+    dialect: Dialect,
+) -> Result<()> {
+    save_to(store, step, overwrite, dialect)?
+        .into_iter()
+        .collect()
 }
 
 /// Which save a reader gets.

@@ -57,7 +57,8 @@ fn main() -> Result<()> {
     let overwrite = args.next().as_deref() == Some("overwrite");
     if let Some(url) = dir.to_str().filter(|dir| dir.contains("://")) {
         let stores = ObjectStores::new().with_hints(reshard_crash::small_parts());
-        return reshard_crash::saved_to(&stores.open(url)?, step, overwrite);
+        let dialect = args.next().context("FORM is missing")?.parse()?;
+        return reshard_crash::saved_to(&stores.open(url)?, step, overwrite, dialect);
     }
     let form: reshard_crash::Form = args.next().context("FORM is missing")?.parse()?;
     reshard_crash::save(&dir, step, overwrite, form)

@@ -6,7 +6,7 @@
     reason = "helpers of tests fail and speak as tests do"
 )]
 
-use reshard::{storage::Store, strategy::with_sources};
+use reshard::{Dialect, storage::Store, strategy::with_sources};
 use reshard_crash::{
     FAULTS, Fault, Proxy, load_from, look_at, save_to, saved_to, scattered, small_parts,
 };
@@ -37,6 +37,13 @@ enum Act {
 
 const ACTS: [Act; 3] = [Act::Save, Act::Overwrite, Act::Load];
 
+/// Each act in each dialect.
+fn kinds() -> impl Iterator<Item = (Act, Dialect)> + Clone {
+    let dialects = [Dialect::Dcp, Dialect::Megatron];
+    ACTS.into_iter()
+        .flat_map(move |act| dialects.map(|dialect| (act, dialect)))
+}
+
 /// What happens in one run.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
@@ -49,6 +56,7 @@ enum Harm {
 #[derive(Clone, Copy, Debug)]
 struct Run {
     act: Act,
+    dialect: Dialect,
     harm: Harm,
     retries: usize,
 }
@@ -94,15 +102,15 @@ impl Worker {
     }
 
     /// How many requests an act takes if nothing goes wrong.
-    fn clean(&self, act: Act) -> usize {
+    fn clean(&self, (act, dialect): (Act, Dialect)) -> usize {
         let [direct, through] = self.place(0);
         if act != Act::Save {
-            saved_to(&direct, 1, false).unwrap();
+            saved_to(&direct, 1, false, dialect).unwrap();
         }
         self.proxy.begin(|_| None);
         match act {
             Act::Load => assert_eq!(load_from(&through).unwrap(), 1),
-            _ => saved_to(&through, 2, act == Act::Overwrite).unwrap(),
+            _ => saved_to(&through, 2, act == Act::Overwrite, dialect).unwrap(),
         }
         self.proxy.end().requests.len()
     }
@@ -112,7 +120,7 @@ impl Worker {
         let [direct, through] = self.place(run.retries);
         let old = (run.act != Act::Save).then_some(1);
         if old.is_some() {
-            saved_to(&direct, 1, false).unwrap();
+            saved_to(&direct, 1, false, run.dialect).unwrap();
         }
         self.proxy.begin(move |number| match run.harm {
             Harm::At(at, fault) => (number == at).then_some(fault),
@@ -120,7 +128,7 @@ impl Worker {
         });
         let (outcome, said) = match run.act {
             Act::Load => said([load_from(&through).map(|step| assert_eq!(step, 1))]),
-            _ => said(save_to(&through, 2, old.is_some()).unwrap()),
+            _ => said(save_to(&through, 2, old.is_some(), run.dialect).unwrap()),
         };
         let seen = self.proxy.end();
         let law = |holds: bool, what: &str| match holds {
@@ -154,7 +162,7 @@ impl Worker {
         }
         // The next save finds its way.
         if run.act != Act::Load && now.is_some() {
-            saved_to(&direct, 3, true).unwrap();
+            saved_to(&direct, 3, true, run.dialect).unwrap();
             law(
                 look_at(&direct).is_ok_and(|now| now == Some(3)),
                 "the next save is not there",
@@ -196,25 +204,29 @@ fn said<const N: usize>(ranks: [anyhow::Result<()>; N]) -> (Outcome, Vec<String>
 }
 
 /// All runs: each fault at each request, and further ones at random. Without `RESHARD_THOROUGH` a share of them.
-fn runs(clean: &BTreeMap<Act, usize>) -> Vec<Run> {
+fn runs(clean: &BTreeMap<(Act, Dialect), usize>) -> Vec<Run> {
     let thorough = std::env::var_os("RESHARD_THOROUGH").is_some();
-    let (share, all) = if thorough { (1, 2_000) } else { (5, 300) };
+    let (share, all) = if thorough { (1, 2_000u64) } else { (5, 300) };
     let mut runs = Vec::new();
-    for act in ACTS {
+    for (act, dialect) in kinds() {
         for (i, fault) in FAULTS.iter().enumerate() {
-            let each = (0..clean[&act]).filter(|at| (at + i) % share == 0);
+            let each = (0..clean[&(act, dialect)]).filter(|at| (at + i) % share == 0);
             runs.extend(each.map(|at| Run {
                 act,
+                dialect,
                 harm: Harm::At(at, *fault),
                 retries: if (at / share + i) % 2 == 0 { 0 } else { 2 },
             }));
         }
     }
-    for seed in runs.len() as u64..all {
+    // At least a fifth of all is at random.
+    let at_random = all.saturating_sub(runs.len() as u64).max(all / 5);
+    for (seed, (act, dialect)) in (0..at_random).zip(kinds().cycle()) {
         runs.push(Run {
-            act: ACTS[seed as usize % 3],
+            act,
+            dialect,
             harm: Harm::Random(seed),
-            retries: if seed % 2 == 0 { 0 } else { 2 },
+            retries: if seed % 4 < 2 { 0 } else { 2 },
         });
     }
     runs
@@ -227,17 +239,15 @@ fn needs_clouds_whatever_the_network_does_the_old_version_or_the_new_one_is_ther
     // Others want parts of 5 MiB.
     let server = std::env::var("RESHARD_MOTO").unwrap();
     let first = Worker::new(&server);
-    let clean: BTreeMap<Act, usize> = ACTS
-        .into_iter()
-        .map(|act| (act, first.clean(act)))
-        .collect();
+    let clean: BTreeMap<(Act, Dialect), usize> =
+        kinds().map(|kind| (kind, first.clean(kind))).collect();
     let runs = runs(&clean);
     let next = AtomicU64::new(0);
     let work = || {
         let worker = Worker::new(&server);
         let (mut came, mut wrong) = (BTreeMap::new(), Vec::new());
         while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-            match worker.run(*run, clean[&run.act]) {
+            match worker.run(*run, clean[&(run.act, run.dialect)]) {
                 Ok(what) => *came.entry((run.act, what)).or_insert(0) += 1,
                 Err(e) => {
                     // At once, so that nobody has to wait for the end.

@@ -138,6 +138,7 @@ def arguments(description, ranks):
     parser.add_argument("--dir", required=True)
     parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
     parser.add_argument("--backend", help="of Megatron, if it is not its default")
+    parser.add_argument("--no-flatten", action="store_true", help="DCP keeps each dict below the top whole: flatten_state_dict=False")
     parser.add_argument("--integrity", action="store_true", help="Megatron writes `integrity.json`, or checks it")
     parser.add_argument("--separation-hint", metavar="PREFIX", help="Megatron saves keys that begin so in files of their own")
     parser.add_argument("--unflattened", action="store_true", help="ask for whole tensors where the spec has flattened ranges")
@@ -158,7 +159,7 @@ def arguments(description, ranks):
         for entry in spec["tensors"]:
             if isinstance(entry["read"], dict):
                 entry["read"] = "replicate"
-    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend, "separation_hint": parsed.separation_hint, "integrity": parsed.integrity}
+    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner, "backend": parsed.backend, "separation_hint": parsed.separation_hint, "integrity": parsed.integrity, "flatten": not parsed.no_flatten}
 
 
 def rank_main(rank, work, spec, directory, ranks, meeting):

@@ -12,7 +12,8 @@ def work(spec, directory, rank, ranks):
     state = dcp_state.state_dict(spec, spec["cut"], rank, ranks, filled=False)
     # Before 2.2 it had another name.
     load = getattr(dcp, "load", None) or dcp.load_state_dict
-    load(state, storage_reader=dcp.FileSystemReader(directory))
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=spec["flatten"])
+    load(state, storage_reader=dcp.FileSystemReader(directory), planner=planner)
     dcp_state.check(spec, state, rank, ranks)
     dcp_planners.check(spec, directory)
 

@@ -12,7 +12,8 @@ def work(spec, directory, rank, ranks):
     state = dcp_state.state_dict(spec, "write", rank, ranks, filled=True)
     # Before 2.2 it had another name.
     save = getattr(dcp, "save", None) or dcp.save_state_dict
-    save(state, storage_writer=dcp.FileSystemWriter(directory))
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=spec["flatten"])
+    save(state, storage_writer=dcp.FileSystemWriter(directory), planner=planner)
 
 
 if __name__ == "__main__":

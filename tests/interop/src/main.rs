@@ -57,6 +57,9 @@ struct Write {
     /// Each rank writes metadata of its own.
     #[arg(long)]
     rank_local: bool,
+    /// Each dict below the top is one object.
+    #[arg(long)]
+    no_flatten: bool,
     /// With a planner of PyTorch's page.
     #[arg(long)]
     planner: Option<Saving>,
@@ -142,6 +145,7 @@ fn write(
         flavour,
         common,
         rank_local,
+        no_flatten,
         planner,
         max_shard_size,
         fully_parallel,
@@ -168,6 +172,7 @@ fn write(
             .group(group)
             .dialect(spec.dialect)
             .integrity(*integrity)
+            .flatten(!no_flatten)
             .boxed_strategy(config);
         let save = save.rank_local(*rank_local).common_form(match common {
             Common::File => CommonForm::File,

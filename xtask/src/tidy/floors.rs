@@ -31,6 +31,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-optim", 3),
     ("reshard", 4),
     ("reshard-convert", 5),
+    ("reshard-manager", 5),
     ("reshard-cli", 6),
 ];
 

@@ -138,8 +138,14 @@ impl Model {
     }
 
     /// What a rank saves.
-    pub(super) fn state(&self, cut: Cut, rank: u32, ranks: u32) -> Result<StateDict> {
-        let mut state = self.tree(cut, rank, ranks, |part, shape, region| {
+    pub(super) fn state(
+        &self,
+        cut: Cut,
+        rank: u32,
+        ranks: u32,
+        bar: &ProgressBar,
+    ) -> Result<StateDict> {
+        let mut state = self.tree(cut, (rank, ranks), bar, |part, shape, region| {
             let mut bytes = vec![0; size(part, region)];
             runs(shape, region, part.dtype.size(), |at, out| {
                 fill(part.seed, at, &mut bytes[out])
@@ -154,8 +160,14 @@ impl Model {
     }
 
     /// What a rank loads into: memory that is there, with other bytes in it.
-    pub(super) fn template(&self, cut: Cut, rank: u32, ranks: u32) -> Result<StateDict> {
-        self.tree(cut, rank, ranks, |part, _, region| {
+    pub(super) fn template(
+        &self,
+        cut: Cut,
+        rank: u32,
+        ranks: u32,
+        bar: &ProgressBar,
+    ) -> Result<StateDict> {
+        self.tree(cut, (rank, ranks), bar, |part, _, region| {
             vec![STALE; size(part, region)]
         })
     }
@@ -163,8 +175,8 @@ impl Model {
     fn tree(
         &self,
         cut: Cut,
-        rank: u32,
-        ranks: u32,
+        (rank, ranks): (u32, u32),
+        bar: &ProgressBar,
         mut bytes: impl FnMut(&Part, &[u64], &Region) -> Vec<u8>,
     ) -> Result<StateDict> {
         let mut state = StateDict::new();
@@ -172,6 +184,7 @@ impl Model {
             let region = p.region(cut, rank, ranks);
             for part in p.parts() {
                 let data = bytes(&part, &p.shape, &region);
+                bar.inc(data.len() as u64);
                 let data = Tensor::new(part.dtype, &region.lengths, data).map_err(broken)?;
                 let leaf =
                     ShardedTensor::region_of(&part.key, part.dtype, &p.shape, region.clone())

@@ -10,16 +10,17 @@ use crate::{
     args::Act,
     error::{CliError, FAILED, OK, Result, worse},
     io::Io,
-    json, units,
+    json, units, waiting,
 };
 use indicatif::ProgressBar;
 use reshard::Rank;
 use reshard_comm_tcp::{StoreServer, TcpError, TcpGroup};
 use serde::{Deserialize, Serialize};
 use std::{
-    io,
+    io::{self, BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -118,9 +119,9 @@ impl Demo<'_> {
             .map(start)
             .collect::<io::Result<Vec<_>>>()
             .map_err(cannot)?;
-        let bar = io.bar(act.name(), ranks.into());
+        let bar = io.count(act.name(), ranks.into());
         let ended = each(children, |child| {
-            let output = child.wait_with_output().map_err(cannot)?;
+            let output = output_of(child, &bar).map_err(cannot)?;
             bar.inc(1);
             Ok(output)
         });
@@ -137,20 +138,24 @@ impl Demo<'_> {
         let settings = TcpGroup::builder_from_env().map_err(no_group)?;
         let (n, m) = (self.savers, self.loaders);
         let number = settings.number().unwrap_or(0);
+        let bar = ProgressBar::hidden();
         let (state, build) = timed(|| match act {
-            Act::Save => self.model.state(Cut::SAVED, number, n),
-            Act::Load => self.model.template(Cut::LOADED, number, m),
+            Act::Save => self.model.state(Cut::SAVED, number, n, &bar),
+            Act::Load => self.model.template(Cut::LOADED, number, m, &bar),
         });
         let state = state?;
         let (group, meet) = timed(|| settings.connect());
         let group = group.map_err(no_group)?;
 
-        let bar = ProgressBar::hidden();
         let (mut saved, mut loaded, mut check, mut checked) = (None, None, Duration::ZERO, 0);
         match act {
-            Act::Save => saved = Some(acts::save(self.program, &group, &state, &self.url, &bar)?),
+            Act::Save => {
+                let save = || acts::save(self.program, &group, &state, &self.url, &bar);
+                saved = Some(waiting::told(&bar, save)?);
+            }
             Act::Load => {
-                let (tree, told) = acts::load(self.program, &group, state, &self.url, &bar)?;
+                let load = || acts::load(self.program, &group, state, &self.url, &bar);
+                let (tree, told) = waiting::told(&bar, load)?;
                 loaded = Some(told);
                 let (compared, time) =
                     timed(|| self.model.check(Cut::LOADED, number, m, n, &tree, &bar));
@@ -171,6 +176,31 @@ impl Demo<'_> {
         json::write(io.out, &serde_json::to_value(told)?)?;
         Ok(OK)
     }
+}
+
+/// What a process prints. Its notes are shown at once, above the bar, and the rest when it has ended.
+fn output_of(mut child: Child, bar: &ProgressBar) -> io::Result<Output> {
+    let said = child.stderr.take();
+    thread::scope(|scope| {
+        let listener = scope.spawn(|| {
+            let mut rest = Vec::new();
+            for line in said
+                .map(BufReader::new)
+                .into_iter()
+                .flat_map(BufRead::lines)
+            {
+                match line.as_deref().map(|line| line.strip_prefix(waiting::NOTE)) {
+                    Ok(Some(note)) => waiting::show(bar, note),
+                    Ok(None) => rest.extend(line.iter().flat_map(|l| l.bytes().chain([b'\n']))),
+                    Err(_) => break,
+                }
+            }
+            rest
+        });
+        let output = child.wait_with_output()?;
+        let stderr = listener.join().unwrap_or_default();
+        Ok(Output { stderr, ..output })
+    })
 }
 
 impl Phases {

@@ -1,6 +1,6 @@
 //! What reading costs, before and after.
 
-use crate::{Ran, run, run_with, states};
+use crate::{Ran, run, run_with, sample, states};
 use reshard::{
     Dialect, Region, ShardedTensor, StateDict, Stores, Tensor,
     storage::{CountingStore, Counts},
@@ -228,4 +228,41 @@ fn a_destination_in_a_bucket_that_exists_is_noticed_before_the_source_is_read() 
     );
     assert_eq!(buckets.take("bucket://taken").requests, 1);
     buckets.run(&[&convert[..], &["--overwrite"]].concat()).ok();
+}
+
+/// The numbers are pinned: a change that needs more has to say so here.
+#[test]
+fn opening_takes_few_requests_in_each_format() {
+    let (buckets, saved) = (Buckets::default(), sample::many());
+    let mut told = String::new();
+    for (format, to, most) in [
+        ("torch_dist", "torch_dist", 4),
+        ("safetensors", "safetensors", 4),
+        ("torch_save", "torch_save", 4),
+        ("zarr", "zarr", 4),
+        ("zarr3", "zarr3", 4),
+        (
+            "tensor_bundle",
+            r#"{"type": "tensor_bundle", "in_folder": "ckpt"}"#,
+            4,
+        ),
+    ] {
+        let url = &*format!("bucket://open-{format}");
+        let args = ["convert", &saved.url, url, "--to", to, "--ranks", "3"];
+        let shards: &[&str] = match format {
+            "zarr" | "zarr3" => &[],
+            _ => &["--max-shard-size", "100kB"],
+        };
+        let ran = buckets.run(&[&args[..], shards].concat());
+        assert_eq!(ran.code, 0, "{format}: {}", ran.err);
+        let files = buckets.take(url).files;
+        assert_eq!(buckets.run(&["ls", url]).code, 0);
+        let opening = buckets.take(url);
+        let (requests, lists) = (opening.requests, opening.lists);
+        told += &format!("{format}, {files} files: {requests} requests, {lists} lists\n");
+        if requests > most || lists > 0 {
+            told += "    WRONG\n";
+        }
+    }
+    assert!(!told.contains("WRONG"), "{told}");
 }

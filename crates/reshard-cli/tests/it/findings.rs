@@ -33,7 +33,7 @@ fn findings_that_are_not_listed_count_for_every_command() {
     let ran = run(&["verify", &made.url]);
     assert_eq!(ran.code, 1);
     let said = format!("and {more} more that are not listed\n");
-    assert!(ran.out.ends_with(&said), "{}", ran.out.len());
+    assert!(ran.out.contains(&said), "{}", ran.out.len());
     assert!(ran.err.starts_with("101 problems in "), "{}", ran.err);
 
     // It is larger than a block, so nothing but the check tells that its elements are wrong.

@@ -459,7 +459,7 @@ fn what_is_not_understood_has_its_own_word_and_exits_with_2_unless_something_is_
         .collect();
     assert_eq!(
         words,
-        ["damaged", "not understood", "not understood"],
+        ["damaged", "not understood", "not understood", "not covered"],
         "the worst comes first"
     );
     assert_eq!(run(&["digest", &both.url]).code, 1);

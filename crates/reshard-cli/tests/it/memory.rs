@@ -5,7 +5,12 @@ use reshard::{
     DType, Data, Region, ShardedTensor, StateDict,
     model::{BoxError, TensorSource},
 };
-use std::{process::Command, sync::Arc};
+use serde_json::json;
+use std::{
+    io::{Seek as _, SeekFrom, Write as _},
+    process::Command,
+    sync::Arc,
+};
 
 /// The peak of a child process, in kilobytes: it runs this very test, with its arguments in the environment.
 const ARGS: &str = "RESHARD_TEST_ARGS";
@@ -28,7 +33,7 @@ impl TensorSource for Rows {
     }
 }
 
-fn large(dtype: DType) -> states::Saved {
+pub(crate) fn large(dtype: DType) -> states::Saved {
     let rank = |rank: u64| {
         // Not where blocks end.
         let (from, to) = if rank == 0 {
@@ -77,6 +82,47 @@ impl TensorSource for Elements {
         }
         Ok(())
     }
+}
+
+/// A file as torch wrote it before 1.6: the same tensor, all zeros but one element.
+fn legacy(path: &str) {
+    fn text(out: &mut Vec<u8>, text: &str) {
+        out.push(b'X');
+        out.extend((text.len() as u32).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+    fn number(out: &mut Vec<u8>, n: u64) {
+        out.push(b'J');
+        out.extend((n as u32).to_le_bytes());
+    }
+    // The magic number, the version of the protocol, what the machine is like.
+    let mut head =
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}(".to_vec();
+    text(&mut head, "little_endian");
+    head.extend(b"\x88u.\x80\x02}(");
+    text(&mut head, "w");
+    head.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+    text(&mut head, "storage");
+    head.extend(b"ctorch\nFloatStorage\n");
+    text(&mut head, "0");
+    text(&mut head, "cpu");
+    number(&mut head, ROWS * COLUMNS);
+    head.extend(b"NtQK\0(");
+    number(&mut head, ROWS);
+    number(&mut head, COLUMNS);
+    head.extend(b"t(");
+    number(&mut head, COLUMNS);
+    head.extend(b"K\x01t\x89ccollections\nOrderedDict\n)RtRu.");
+    // The storages that follow.
+    head.extend(b"\x80\x02]");
+    text(&mut head, "0");
+    head.extend(b"a.");
+    head.extend((ROWS * COLUMNS).to_le_bytes());
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(&head).unwrap();
+    file.set_len(head.len() as u64 + BYTES - 4).unwrap();
+    file.seek(SeekFrom::End(0)).unwrap();
+    file.write_all(&7f32.to_le_bytes()).unwrap();
 }
 
 fn peak_of(args: &[&str]) -> u64 {
@@ -166,7 +212,11 @@ fn conversions_between_the_neighbours_formats_and_by_a_map_stay_far_below_a_tens
                  [[rule]]\nsplit = 'w'\nto = ['model.a', 'model.b']\nsizes = [300, 724]\n";
     std::fs::write(&map, rules).unwrap();
     let half = saved.beside("half");
-    let conversions: [&[&str]; 7] = [
+    let [at_once, old] = ["at-once.pt", "old.pt"].map(|to| saved.beside(to));
+    legacy(&old);
+    let conversions: [&[&str]; 9] = [
+        &[&saved.url, &at_once],
+        &[&old, &saved.beside("from-old"), "--ranks", "2"],
         &[
             &saved.url,
             &safetensors,
@@ -212,9 +262,21 @@ fn conversions_between_the_neighbours_formats_and_by_a_map_stay_far_below_a_tens
         );
     }
     let digest = |url: &str| run(&["digest", url]).ok();
-    for to in [&pt, &saved.beside("from-pt"), &saved.beside("from-bundle")] {
+    for to in [
+        &pt,
+        &at_once,
+        &saved.beside("from-pt"),
+        &saved.beside("from-bundle"),
+    ] {
         assert_eq!(digest(to), digest(&saved.url));
     }
+    let old = run(&["stats", &saved.beside("from-old"), "--json"]).json();
+    let stats = &old["tensors"][0]["stats"];
+    assert_eq!(
+        (&stats["min"], &stats["max"]),
+        (&json!(0.0), &json!(7.0)),
+        "{old}"
+    );
     let ran = run(&["diff", &saved.url, &mapped, "--map", &map]);
     assert_eq!(ran.code, 0, "{}", ran.out);
 }

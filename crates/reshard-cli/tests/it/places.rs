@@ -84,7 +84,7 @@ fn items_are_not_removed_from_an_object_store() {
     let url = "bucket://removal";
     remote(&["convert", &saved.url, url]).ok();
     let before = digest(url);
-    let refused = remote(&["remove", url, "opt."]);
+    let refused = remote(&["remove", url, "model."]);
     assert_eq!(refused.code, 2, "{}", refused.out);
     let reason = "a new version would need copies of all data files";
     assert!(refused.err.contains(reason), "{}", refused.err);

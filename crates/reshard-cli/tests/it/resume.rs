@@ -1,8 +1,8 @@
 //! Conversions into an object store that are killed, and go on.
 
-use crate::{Ran, run, run_with, sample, states};
+use crate::{Ran, memory, run, run_with, sample, states};
 use reshard::{
-    Stores,
+    DType, Stores,
     storage::{CountingStore, Counts, Depth, Store},
 };
 use reshard_object_store::ObjectStorePlace;
@@ -189,18 +189,18 @@ fn begun(to: &str) -> usize {
 
 #[test]
 fn a_conversion_that_ctrl_c_has_ended_goes_on() {
-    let saved = sample::many();
+    let saved = memory::large(DType::Int32);
     let to = saved.beside("interrupted");
-    let convert = ["convert", &saved.url, &to, "--max-shard-size", "100kB"];
-    // Slow enough to be in the middle.
+    let convert = ["convert", &saved.url, &to, "--max-shard-size", "8MB"];
+    // Slow enough to be in the middle. The journal goes on after each 64 MiB.
     let mut child = Command::new(env!("CARGO_BIN_EXE_reshard"))
         .args(convert)
-        .args(["--bandwidth", "1MB/s"])
+        .args(["--bandwidth", "80MB/s"])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let start = Instant::now();
-    while begun(&to) < 12 {
+    while begun(&to) < 20 {
         assert!(child.try_wait().unwrap().is_none(), "it has ended too soon");
         assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(10));
@@ -213,7 +213,7 @@ fn a_conversion_that_ctrl_c_has_ended_goes_on() {
 
     let ran = run(&[&convert[..], &["--resume", "--json"]].concat()).json();
     let took = ran["resumed"]["files"].as_u64().unwrap();
-    assert!(took > 3, "{ran}");
+    assert!(took >= 8, "{ran}");
     let digest = |of: &str| run(&["digest", of, "--json"]).ok();
     assert_eq!(digest(&to), digest(&saved.url));
     assert_eq!(begun(&to), 0);

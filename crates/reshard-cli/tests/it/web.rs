@@ -47,7 +47,7 @@ fn what_can_not_be_done_behind_a_web_server_is_told() {
     for args in [
         &["convert", &saved.url, &format!("{url}-new")][..],
         &["prune", &url],
-        &["remove", &url, "opt."],
+        &["remove", &url, "model."],
     ] {
         let ran = run(args);
         assert_eq!(ran.code, 2, "{args:?}: {}", ran.out);

@@ -126,7 +126,7 @@ fn it_is_shown_checked_and_converted() {
         "{listed}"
     );
     let sound = run(&["verify", &saved.url]).ok();
-    assert!(sound.ends_with("checked every checksum\n"), "{sound}");
+    assert!(sound.contains("checked every checksum\n"), "{sound}");
 
     // Without the record it is as Megatron Core leaves it; only the archives of objects have checksums.
     let plain = saved.beside("plain");

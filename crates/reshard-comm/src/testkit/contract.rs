@@ -5,7 +5,7 @@ use crate::{Cause, Comm, CommError, ProcessGroup, Rank};
 use bytes::Bytes;
 use futures_executor::block_on;
 use futures_util::{FutureExt, future::LocalBoxFuture, poll};
-use reshard_model::ErrorKind;
+use reshard_model::{ErrorKind, testkit};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
@@ -31,42 +31,60 @@ struct Bench {
 /// What must hold, with its name.
 struct Rule {
     name: &'static str,
+    /// The item whose documentation has it.
+    written: &'static str,
     /// Whether it needs more than one rank.
     many: bool,
     check: fn(Bench) -> LocalBoxFuture<'static, ()>,
 }
 
+impl Rule {
+    /// One rank's part in it.
+    async fn check(&self, bench: Bench) {
+        let Self { name, written, .. } = *self;
+        let of = "the group";
+        let rule = testkit::Rule { of, name, written };
+        rule.check_async((self.check)(bench)).await;
+    }
+}
+
 macro_rules! rules {
-    ($($many:literal: $($rule:ident),+;)+) => {
-        &[$($(Rule { name: stringify!($rule), many: $many, check: |bench| $rule(bench).boxed_local() }),+),+]
+    ($($many:literal: $($rule:ident at $written:literal),+;)+) => {
+        &[$($(Rule {
+            name: stringify!($rule),
+            written: $written,
+            many: $many,
+            check: |bench| $rule(bench).boxed_local(),
+        }),+),+]
     };
 }
 
 /// The rule that breaks a whole job at last.
 const AN_ABORT: Rule = Rule {
     name: "an_abort_reaches_all_for_good",
+    written: "ProcessGroup::abort",
     many: true,
     check: |bench| an_abort_reaches_all_for_good(bench).boxed_local(),
 };
 
 const RULES: &[Rule] = rules! {
-    false: all_to_all_is_a_transpose,
-        all_gather_is_in_order_of_ranks,
-        any_rank_can_be_root,
-        large_messages_arrive_whole,
-        a_barrier_waits_for_all,
-        split_sorts_by_color_and_order,
-        a_sub_group_goes_its_own_way,
-        a_sub_group_outlives_the_group_that_it_was_split_from,
-        a_call_that_was_never_polled_is_none,
-        a_root_outside_the_group_is_out_of_step,
-        parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups,
-        errors_reach_all_and_the_group_stays_usable;
-    true: an_abort_reaches_all_for_good,
-        a_cause_outlives_the_rank_that_aborted,
-        a_dropped_future_breaks_the_group,
-        a_dropped_handle_breaks_calls_that_need_its_rank,
-        a_silent_rank_breaks_the_group_at_the_deadline;
+    false: all_to_all_is_a_transpose at "ProcessGroup::all_to_all",
+        all_gather_is_in_order_of_ranks at "ProcessGroup::all_gather",
+        any_rank_can_be_root at "ProcessGroup::gather",
+        large_messages_arrive_whole at "ProcessGroup, Contract",
+        a_barrier_waits_for_all at "ProcessGroup::barrier",
+        split_sorts_by_color_and_order at "ProcessGroup::split",
+        a_sub_group_goes_its_own_way at "ProcessGroup::split",
+        a_sub_group_outlives_the_group_that_it_was_split_from at "ProcessGroup, Dropping a handle",
+        a_call_that_was_never_polled_is_none at "ProcessGroup, Dropping a call",
+        a_root_outside_the_group_is_out_of_step at "ProcessGroup, Contract",
+        parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups at "Comm::split",
+        errors_reach_all_and_the_group_stays_usable at "Comm, Contract";
+    true: an_abort_reaches_all_for_good at "ProcessGroup::abort",
+        a_cause_outlives_the_rank_that_aborted at "ProcessGroup::abort",
+        a_dropped_future_breaks_the_group at "ProcessGroup, Dropping a call",
+        a_dropped_handle_breaks_calls_that_need_its_rank at "ProcessGroup, Dropping a handle",
+        a_silent_rank_breaks_the_group_at_the_deadline at "Comm::with_deadline";
 };
 
 fn rules(size: u32) -> impl Iterator<Item = &'static Rule> {
@@ -77,7 +95,7 @@ fn rules(size: u32) -> impl Iterator<Item = &'static Rule> {
 /// in order. For ranks in processes there is [`process_group_contract_of_rank`].
 ///
 /// # Panics
-/// If a rule doesn't hold.
+/// If a rule doesn't hold. The text has the name of the rule, and where the documentation has it.
 pub fn process_group_contract(make: impl Fn(u32) -> Vec<Group>) {
     for size in SIZES {
         let sides = make(size);
@@ -85,7 +103,7 @@ pub fn process_group_contract(make: impl Fn(u32) -> Vec<Group>) {
         for rule in rules(size) {
             let benches = make(size).into_iter().zip(sides.iter().map(Arc::clone));
             let benches = benches.map(|(group, side)| Bench { group, side });
-            on_ranks(benches.collect(), |bench| (rule.check)(bench));
+            on_ranks(benches.collect(), |bench| rule.check(bench));
         }
     }
 }
@@ -154,7 +172,7 @@ fn attempt(rule: &'static Rule, bench: Bench) -> Result<(), Cause> {
     let (done, outcome) = mpsc::sync_channel(1);
     thread::spawn(move || {
         done.send(catch_unwind(AssertUnwindSafe(|| {
-            block_on((rule.check)(bench))
+            block_on(rule.check(bench))
         })))
     });
     match outcome.recv_timeout(HANGS) {

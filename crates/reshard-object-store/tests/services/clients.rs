@@ -4,7 +4,7 @@ use crate::server::{Answer, Server};
 use futures::executor::block_on;
 use reshard_object_store::ObjectStores;
 use reshard_storage::{
-    Durability, FileBody, IfExists, Name, Progress, ServiceFault, StorageError, Store,
+    Durability, FileBody, Hints, IfExists, Name, Progress, ServiceFault, StorageError, Store,
 };
 use std::{
     collections::BTreeMap,
@@ -233,6 +233,61 @@ fn what_is_put_to_s3_has_a_digest_that_the_service_checks_and_a_checksum_on_requ
     assert_eq!(
         with["x-amz-checksum-sha256"],
         "FeKw08M4keuw8e9gnsQZQgwg4yDOlMZfvIwzEkSOsiU="
+    );
+}
+
+#[test]
+fn each_part_of_an_upload_has_a_digest_and_a_checksum_on_request() {
+    let put = |more: &[(&str, &str)]| {
+        let server = Server::start(|request| match &*request.method {
+            "POST" if request.target.ends_with("?uploads") => answer(
+                "200 OK",
+                "<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>",
+            ),
+            "POST" => answer(
+                "200 OK",
+                "<CompleteMultipartUploadResult><ETag>\"whole\"</ETag></CompleteMultipartUploadResult>",
+            ),
+            "PUT" => answer("200 OK", "").with("ETag", "\"part\""),
+            _ => answer("200 OK", "<ListBucketResult></ListBucketResult>"),
+        });
+        let stores = s3(&server, more).with_hints(Hints::default().with_part_size(5));
+        let place = stores.open_place("s3://bucket/a").unwrap();
+        block_on(async {
+            let attempt = "1-1a2b3c4d5e6f7081-0";
+            let version = place.begin(attempt, IfExists::Refuse).await.unwrap();
+            let file = name(&format!("{attempt}/file"));
+            let body = FileBody::from_bytes(file, "123456789".into());
+            let written = version.write(vec![body], Durability::Machine, Progress::none());
+            written.await.unwrap();
+        });
+        let mut parts = server.take();
+        parts.retain(|request| request.method == "PUT");
+        parts.sort_by(|a, b| a.target.cmp(&b.target));
+        let bodies: Vec<&[u8]> = parts.iter().map(|part| &*part.body).collect();
+        assert_eq!(bodies, [&b"12345"[..], b"6789"]);
+        [parts.remove(0).headers, parts.remove(0).headers]
+    };
+    let digests = [
+        "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5",
+        "499bc7df9d8873c1c38e6898177c343b2a34d2eb43178a9eb4efcb993366c8cd",
+    ];
+    for (part, digest) in put(&[]).iter().zip(digests) {
+        assert_eq!(part["x-amz-content-sha256"], digest);
+        assert!(!part.keys().any(|name| name.starts_with("x-amz-checksum")));
+    }
+    let checksums = [
+        "WZRHGrsBESr8wYFZ9sx0tPURuZgG2lmzyvWpwXPKz8U=",
+        "SZvH352Ic8HDjmiYF3w0Oyo00utDF4qetO/LmTNmyM0=",
+    ];
+    let with = put(&[("aws_checksum_algorithm", "sha256")]);
+    for (part, checksum) in with.iter().zip(checksums) {
+        assert_eq!(part["x-amz-checksum-sha256"], checksum);
+    }
+    let with = put(&[("aws_checksum_algorithm", "crc64nvme")]);
+    assert!(
+        with.iter()
+            .all(|part| part.contains_key("x-amz-checksum-crc64nvme"))
     );
 }
 

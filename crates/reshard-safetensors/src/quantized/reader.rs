@@ -342,6 +342,10 @@ impl StorageReader for Dequantized {
         self.stored.read_objects(reads, cx).await
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        self.stored.covers(file)
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

@@ -1,7 +1,7 @@
 //! What the files of a place are.
 
 use super::SafetensorsReader;
-use crate::names::Named;
+use crate::{OBJECTS, names::Named};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};
@@ -25,6 +25,17 @@ pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
         Some(named) if reader.kept.has_record && named.is_saved() => FileRole::Leftover,
         Some(_) => FileRole::Foreign,
     }
+}
+
+/// Whether the record has checksums of all bytes of a file: of its header, and of all tensors in it.
+pub(super) fn covers(reader: &SafetensorsReader, file: &Name) -> bool {
+    if file.as_str() == OBJECTS {
+        return reader.kept.has_record;
+    }
+    let number = reader.files.iter().position(|name| name == file);
+    let number = number.and_then(|n| u32::try_from(n).ok());
+    let mut of_file = reader.chunks.iter().filter(|c| Some(c.file) == number);
+    reader.kept.has_record && number.is_some() && of_file.all(|chunk| chunk.crc.is_some())
 }
 
 /// Which programs wrote it.

@@ -4,10 +4,10 @@ use super::{Object, SafetensorsReader};
 use crate::OBJECTS;
 use reshard_model::Payload;
 use reshard_plan::ObjectId;
-use reshard_storage::{Name, Progress};
+use reshard_storage::{Name, Progress, StoreExt};
 use reshard_strategy::{
-    CheckedItems, Damage, ReadObject, Result, StorageInfo, StorageReader, StrategyError,
-    VerifyReport, crc32_differs, decode_object, torch::is_beyond_us,
+    CheckedItems, Damage, ReadObject, Result, StorageInfo, StorageReader, StrategyError, Uncovered,
+    VerifyReport, crc32_differs, decode_object, torch::is_beyond_us, unclaimed,
 };
 use reshard_torch_format::TorchSave;
 
@@ -79,6 +79,17 @@ pub(super) async fn verify(
             Err(e) => report.add(e.kind(), Damage::of(Some(key), &e)),
         }
     }
+}
+
+/// Counts the bytes of the file of objects that no object has.
+pub(super) async fn between(reader: &SafetensorsReader, report: &mut VerifyReport) -> Result<()> {
+    let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);
+    let mut ranges: Vec<_> = reader.objects.iter().map(|o| o.bytes.clone()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let free = unclaimed(size, ranges);
+    let covered = &mut report.not_covered;
+    covered.add(OBJECTS, Uncovered::Between, free);
+    Ok(())
 }
 
 /// The checksum is right then, so an object that the decoder is not made for is not damaged.

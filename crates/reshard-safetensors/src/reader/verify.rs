@@ -53,6 +53,9 @@ pub(super) async fn verify(
         }
     }
     objects::verify(reader, items, progress, &mut report).await;
+    if items.is_all() && reader.kept.has_record {
+        objects::between(reader, &mut report).await?;
+    }
     Ok(report)
 }
 

@@ -27,10 +27,10 @@ pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
         // Whatever it is called, it can be opened by what is said here.
         let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
         let left = Leftover::new(s.attempt, text).holding(bytes, modified);
-        if s.state == State::Replaced {
-            left.replaced()
-        } else {
-            left
+        match s.state {
+            State::Replaced => left.replaced(),
+            State::Removed => left.removed(),
+            State::Built | State::Ready => left,
         }
     };
     let mut out: Vec<_> = found.into_iter().map(leftover).collect();

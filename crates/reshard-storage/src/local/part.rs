@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind,
-    Progress, Recovery, Result, StorageError, Transaction, UnfinishedUpload, Written,
+    Progress, Recovery, Removal, Result, StorageError, Transaction, UnfinishedUpload, Written,
     action_log::{Action, note},
     failpoint, pool,
 };
@@ -175,6 +175,17 @@ impl Recovery for LocalPart {
     async fn finish_replacing(&self, left: &Leftover, _: &[Name]) -> Result<()> {
         // What was exchanged lies in the attempt's directory, and goes with it.
         sibling::check_attempt(&left.attempt)
+    }
+
+    fn removal(&self) -> Removal {
+        Removal::No
+    }
+
+    async fn remove_version(&self, _: &str, _: Option<&Name>, _: &[Name]) -> Result<()> {
+        Err(StorageError::Unsupported {
+            what: format!("removing {}", self.path.display()),
+            why: "only a folder is taken away in one step; remove the files yourself".into(),
+        })
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {

@@ -84,7 +84,7 @@ pub(super) fn retire(
 
 /// Removes files in their order, and the directories that become empty. A process that is killed meanwhile leaves the last of the
 /// files, and at most one chain of empty directories.
-fn remove_all(old: &OwnedFd, files: &[Name]) -> Result<(), Errno> {
+pub(super) fn remove_all(old: &OwnedFd, files: &[Name]) -> Result<(), Errno> {
     for (at, name) in files.iter().enumerate() {
         failpoint::hit("commit.removing");
         unlink(old, name)?;

@@ -29,17 +29,30 @@ impl Aside {
         attempt: &str,
         [new, old]: [Identity; 2],
     ) -> Self {
-        let name = sibling(
+        Self::called(
+            parent,
             place,
             attempt,
-            &format!("{}-{}.old", hex(new.number()), hex(old.number())),
-        );
+            [&hex(new.number()), &hex(old.number())],
+        )
+    }
+
+    /// Where a version lies that is removed, and that no new version replaces.
+    pub(super) fn removed(parent: &Path, place: &OsStr, attempt: &str, old: Identity) -> Self {
+        Self::called(parent, place, attempt, [NONE, &hex(old.number())])
+    }
+
+    fn called(parent: &Path, place: &OsStr, attempt: &str, [new, old]: [&str; 2]) -> Self {
+        let name = sibling(place, attempt, &format!("{new}-{old}.old"));
         Self {
             path: parent.join(&name),
             name,
         }
     }
 }
+
+/// Stands for the number of the new version if there is none. No directory has it.
+const NONE: &str = "0";
 
 fn hex(number: u64) -> String {
     format!("{number:x}")
@@ -113,6 +126,8 @@ pub(super) enum State {
     Ready,
     /// The old version, which was exchanged.
     Replaced,
+    /// A version that was to be removed.
+    Removed,
 }
 
 impl Said<'_> {
@@ -127,6 +142,8 @@ impl Said<'_> {
         // Exactly as it was written.
         if number == new {
             Some(State::Ready)
+        } else if number == old && new == NONE {
+            Some(State::Removed)
         } else if number == old {
             Some(State::Replaced)
         } else {
@@ -300,7 +317,7 @@ mod tests {
         let (root, said) = (
             one("/"),
             Said::Aside {
-                new: "0",
+                new: "1f",
                 old: &hex(one("/").number()),
             },
         );

@@ -3,7 +3,7 @@
 use super::{
     begun,
     dir::{self, Dir, Identity},
-    leftover, remove,
+    leftover, removal, remove,
     retire::{Retired, retire},
     root::Root,
     sibling::{Aside, State},
@@ -65,9 +65,14 @@ pub(super) fn remove_leftover(place: &Path, left: &Leftover) -> Result<()> {
 }
 
 pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) -> Result<()> {
-    let Some((version, State::Replaced, aside, old)) = find(place, left)? else {
-        return Ok(());
+    let (version, state, aside, old) = match find(place, left)? {
+        Some(found @ (_, State::Replaced | State::Removed, ..)) => found,
+        _ => return Ok(()),
     };
+    if state == State::Removed {
+        remove::check_mounts(&version.up, &old, &aside.path)?;
+        return removal::finish(&version, &aside, &old, files);
+    }
     let new = dir::open(&version.up, &version.name)
         .map_err(|e| StorageError::io("open", &version.place, e))?;
     // What is mounted there, or in a directory of others, is not moved over without anybody knowing.

@@ -25,6 +25,10 @@ use std::{
     },
 };
 
+/// Why a version is not removed.
+pub(super) const OTHER: &str =
+    "somebody has put another directory there meanwhile; nothing is removed; try again";
+
 const MOUNT: &str =
     "it is the root of a mounted file system, which can't be renamed; choose a directory in it";
 
@@ -366,6 +370,40 @@ impl NewVersion {
             &self.attempt,
             [built, old],
         ))
+    }
+
+    /// Where the version at the place, this directory, lies when it is removed.
+    pub(super) fn removed(&self, old: &OwnedFd) -> Result<Aside> {
+        let old = Identity::of(old).map_err(|e| StorageError::io("look at", &self.place, e))?;
+        Ok(Aside::removed(&self.parent, &self.name, &self.attempt, old))
+    }
+
+    /// Renames the version at the place, which is this directory, so that nobody finds it there.
+    pub(super) fn take_away(&self, old: &OwnedFd, aside: &Aside) -> Result<()> {
+        self.rename(&self.name, &aside.name)
+            .map_err(|e| StorageError::io("rename", &self.place, e))?;
+        match dir::bears(&self.up, &aside.name, old) {
+            Ok(true) => {
+                note(|| Action::Renamed(self.place.clone(), aside.path.clone()));
+                Ok(())
+            }
+            // Somebody has put another one there since it was looked at. That goes back, and its name here says that it is not ours.
+            _ => {
+                let (up, flags) = (&self.up, RenameFlags::NOREPLACE);
+                rustix::fs::renameat_with(up, &aside.name, up, &self.name, flags)
+                    .map_err(|e| StorageError::io("rename back", &aside.path, e))?;
+                Err(self.not_removed(OTHER))
+            }
+        }
+    }
+
+    /// Nothing was removed.
+    pub(super) fn not_removed(&self, why: impl Into<String>) -> StorageError {
+        let what = format!("removing {}", self.place.display());
+        StorageError::Unsupported {
+            what,
+            why: why.into(),
+        }
     }
 
     /// That the system takes a name of such a length, before much is written in vain.

@@ -12,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
-use reshard_model::ErrorKind;
+use reshard_model::{ErrorKind, testkit::Rule};
 use sample::{committed, entries, file, kind, name, names, pattern, record, replace};
 use std::sync::{
     Arc,
@@ -30,49 +30,75 @@ use std::sync::{
 /// ```
 ///
 /// # Panics
-/// When a rule is broken.
+/// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
-    a_place_that_does_not_exist_is_empty(make()).await;
-    a_folder_is_listed_alone(make()).await;
-    reads::ranges_are_exact_or_an_error(make()).await;
-    reads::a_file_is_read_whole_if_it_is_there(make()).await;
-    reads::wanted_elements_land_and_nothing_else_changes(make()).await;
-    reads::a_failed_check_names_the_record(make()).await;
-    reads::parts_that_do_not_fit_are_refused(make()).await;
-    writes::an_extent_of_another_length_than_promised_is_an_error(make()).await;
-    writes::receipts_come_back_in_order(make()).await;
-    writes::a_file_of_unknown_length_is_as_long_as_what_was_given(make()).await;
-    writes::a_copy_is_the_file_it_is_of(make(), make()).await;
-    a_place_that_holds_something_is_refused(make()).await;
-    nobody_joins_what_nobody_began(make()).await;
-    an_abandoned_version_leaves_nothing(make()).await;
-    many_ranks_write_one_version(make()).await;
-    removed_files_are_gone(make()).await;
+    let make: Make<'_> = &make;
+    rules!(make;
+        "places.nothing_is_empty" at "Store": a_place_that_does_not_exist_is_empty,
+        "places.a_folder_is_listed_alone" at "Store::list": a_folder_is_listed_alone,
+        "reads.ranges_are_exact" at "Store::read": reads::ranges_are_exact,
+        "reads.past_the_end_is_short" at "Store::read": reads::a_range_past_the_end_is_short,
+        "reads.backwards_range_is_invalid" at "Store::read": reads::a_backwards_range_is_invalid,
+        "reads.whole_if_there" at "Store::read_all": reads::a_file_is_read_whole_if_it_is_there,
+        "reads.elements_land" at "Store::read_into": reads::wanted_elements_land_and_nothing_else_changes,
+        "reads.a_failed_check_is_named" at "Store::read_into": reads::a_failed_check_names_the_record,
+        "reads.parts_fit" at "Store::read_into": reads::parts_that_do_not_fit_are_refused,
+        "writes.lengths_are_promised" at "Transaction::write": writes::an_extent_of_another_length_than_promised_is_an_error,
+        "writes.receipts_come_back" at "Transaction::write": writes::receipts_come_back_in_order,
+        "writes.unknown_lengths" at "Length::Unknown": writes::a_file_of_unknown_length_is_as_long_as_what_was_given,
+        "places.what_holds_something_is_refused" at "IfExists::Refuse": a_place_that_holds_something_is_refused,
+        "versions.nobody_joins_what_nobody_began" at "Store::join": nobody_joins_what_nobody_began,
+        "versions.rollback_leaves_nothing" at "Transaction::rollback": an_abandoned_version_leaves_nothing,
+        "versions.many_ranks_write_one" at "Store::join": many_ranks_write_one_version,
+        "places.removed_files_are_gone" at "Store::remove": removed_files_are_gone,
+    );
+    rule("writes.copies", "Source::CopyOf")
+        .check_async(writes::a_copy_is_the_file_it_is_of(make(), make()))
+        .await;
     match versions::are_side_by_side(make()).await {
         true => side_by_side(make).await,
         false => one_at_a_time(make).await,
     }
 }
 
+type Make<'m> = &'m dyn Fn() -> Arc<dyn Store>;
+
+fn rule(name: &'static str, written: &'static str) -> Rule {
+    let of = "the store";
+    Rule { of, name, written }
+}
+
+/// Checks rules, each with a store of its own: its name, the item whose documentation has it, and what checks it.
+macro_rules! rules {
+    ($make:ident; $($name:literal at $written:literal: $check:path),+ $(,)?) => {
+        $(rule($name, $written).check_async($check($make())).await;)+
+    };
+}
+use rules;
+
 /// The rules of places that have one version at a time. A new one is built where nobody sees it.
-async fn one_at_a_time(make: impl Fn() -> Arc<dyn Store>) {
-    what_is_written_is_seen_only_when_committed(make()).await;
-    writes::a_version_may_have_no_record(make()).await;
-    a_version_replaces_the_named_files_of_the_old_one(make()).await;
-    a_version_that_others_joined_replaces_them_too(make()).await;
-    a_pinned_version_never_mixes_with_the_next(make()).await;
-    a_version_that_lacks_a_file_is_not_committed(make()).await;
-    what_was_not_committed_shows_and_can_be_removed(make()).await;
+async fn one_at_a_time(make: Make<'_>) {
+    rules!(make;
+        "commit.shows_all_at_once" at "Transaction::commit": what_is_written_is_seen_only_when_committed,
+        "commit.without_a_record" at "Transaction::commit": writes::a_version_may_have_no_record,
+        "commit.replaces_the_named_files" at "IfExists::Replace": a_version_replaces_the_named_files_of_the_old_one,
+        "commit.replaces_for_ranks_that_joined" at "IfExists::Replace": a_version_that_others_joined_replaces_them_too,
+        "reads.pinned_versions_do_not_mix" at "Store::pinned": a_pinned_version_never_mixes_with_the_next,
+        "commit.needs_all_files" at "Transaction::commit": a_version_that_lacks_a_file_is_not_committed,
+        "leftovers.show_and_can_be_removed" at "Recovery": what_was_not_committed_shows_and_can_be_removed,
+    );
 }
 
 /// The rules of places that keep versions side by side, by what [`Transaction::folder`] says.
-async fn side_by_side(make: impl Fn() -> Arc<dyn Store>) {
-    versions::all_ranks_write_into_the_folder_of_the_attempt(make()).await;
-    versions::only_the_commit_record_is_replaced(make()).await;
-    versions::of_two_versions_that_replace_one_the_first_stays(make()).await;
-    versions::a_name_outside_of_the_folder_is_created_once(make()).await;
-    versions::a_version_without_its_files_or_its_record_is_not_committed(make()).await;
-    versions::what_a_killed_attempt_left_is_in_nobodys_way(make()).await;
+async fn side_by_side(make: Make<'_>) {
+    rules!(make;
+        "folders.all_ranks_write_into_one" at "Transaction::folder": versions::all_ranks_write_into_the_folder_of_the_attempt,
+        "folders.only_the_record_is_replaced" at "Transaction::folder": versions::only_the_commit_record_is_replaced,
+        "folders.the_first_of_two_stays" at "Transaction::commit": versions::of_two_versions_that_replace_one_the_first_stays,
+        "folders.outside_is_created_once" at "Transaction::folder": versions::a_name_outside_of_the_folder_is_created_once,
+        "commit.needs_all_files" at "Transaction::commit": versions::a_version_without_its_files_or_its_record_is_not_committed,
+        "leftovers.are_in_nobodys_way" at "Recovery": versions::what_a_killed_attempt_left_is_in_nobodys_way,
+    );
 }
 
 async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {

@@ -1,7 +1,8 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-    PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Tags,
-    Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads,
+    PlaceKind, Progress, RecordRead, Recovery, Removal, Result, Source, StorageError, Store,
+    StoreExt, Tags, Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent,
+    record_read::reads, remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -36,6 +37,7 @@ pub enum Op {
     Leftovers,
     RemoveLeftover,
     FinishReplacing,
+    RemoveVersion,
     UnfinishedUploads,
     AbortUpload,
     Write,
@@ -45,7 +47,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Read,
         Self::ReadRanges,
         Self::ReadInto,
@@ -58,6 +60,7 @@ impl Op {
         Self::Leftovers,
         Self::RemoveLeftover,
         Self::FinishReplacing,
+        Self::RemoveVersion,
         Self::UnfinishedUploads,
         Self::AbortUpload,
         Self::Write,
@@ -79,6 +82,7 @@ impl Op {
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
             Self::FinishReplacing => "finish replacing",
+            Self::RemoveVersion => "remove the version of",
             Self::UnfinishedUploads => "list the uploads of",
             Self::AbortUpload => "abort an upload of",
             Self::Write => "write to",
@@ -153,6 +157,14 @@ impl FaultStore {
             plan: Arc::default(),
             death: Arc::default(),
             flip: Arc::default(),
+        }
+    }
+
+    /// Around another store, with the same faults: a call of either counts for both.
+    pub fn around(&self, inner: Arc<dyn Store>) -> Self {
+        Self {
+            inner,
+            ..self.clone()
         }
     }
 
@@ -435,6 +447,24 @@ impl Recovery for FaultStore {
             self.inner.finish_replacing(left, files),
         )
         .await
+    }
+
+    fn removal(&self) -> Removal {
+        self.inner.recovery().map_or(Removal::No, Recovery::removal)
+    }
+
+    async fn remove_version(
+        &self,
+        attempt: &str,
+        record: Option<&Name>,
+        files: &[Name],
+    ) -> Result<()> {
+        // Each of its steps may fail.
+        if Recovery::removal(self) == Removal::Record {
+            return remove_by_record(self, record, files).await;
+        }
+        let work = self.inner.remove_version(attempt, record, files);
+        self.with(Op::RemoveVersion, work).await
     }
 
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {

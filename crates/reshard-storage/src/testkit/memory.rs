@@ -1,9 +1,9 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
-    Recovery, Result, StorageError, Store, StoreScheme, Transaction, Written, WrittenExtent,
+    Recovery, Result, StorageError, Store, StoreScheme, Transaction, Written,
 };
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -213,48 +213,6 @@ impl Recovery for MemoryStore {
     }
 }
 
-/// A file whose extents have been pulled.
-pub(super) struct Pulled {
-    pub(super) name: Name,
-    pub(super) bytes: Bytes,
-    pub(super) extents: Vec<WrittenExtent>,
-}
-
-/// Pulls all extents of a file. The same faults are refused as in a local store, so that tests with memory find them.
-pub(super) async fn pull(body: FileBody) -> Result<Pulled> {
-    let (name, source) = body.into_extents().await?;
-    let (mut bytes, mut extents) = (BytesMut::new(), Vec::new());
-    for mut extent in source {
-        let (offset, want) = (bytes.len() as u64, extent.length());
-        while let Some(block) = extent.next_block() {
-            let at = bytes.len() as u64;
-            bytes.extend_from_slice(&block.map_err(|source| StorageError::Source {
-                name: name.clone(),
-                offset: at,
-                source,
-            })?);
-        }
-        let end = bytes.len() as u64;
-        if !want.allows(end - offset) {
-            return Err(StorageError::ExtentLength {
-                name,
-                offset,
-                want,
-                got: end - offset,
-            });
-        }
-        extents.push(WrittenExtent {
-            range: offset..end,
-            receipt: extent.receipt(),
-        });
-    }
-    Ok(Pulled {
-        name,
-        bytes: bytes.freeze(),
-        extents,
-    })
-}
-
 #[derive(Debug)]
 struct MemoryTransaction {
     store: MemoryStore,
@@ -296,14 +254,10 @@ impl Transaction for MemoryTransaction {
     ) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for body in files {
-            let Pulled {
-                name,
-                bytes,
-                extents,
-            } = pull(body).await?;
+            let (written, bytes) = body.into_bytes().await?;
 
             // The lock is taken only here, because extents are foreign code and may wait.
-            let len = bytes.len() as u64;
+            let name = written.name.clone();
             let mut place = lock(&self.store.place);
             let begun = place
                 .begun
@@ -313,12 +267,8 @@ impl Transaction for MemoryTransaction {
                 return Err(StorageError::invalid(format!("{name} is written twice")));
             }
             drop(place);
-            progress.add(len);
-            out.push(Written {
-                name,
-                bytes: len,
-                extents,
-            });
+            progress.add(written.bytes);
+            out.push(written);
         }
         Ok(out)
     }

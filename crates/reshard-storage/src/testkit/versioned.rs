@@ -1,7 +1,7 @@
-use super::memory::{Pulled, pull};
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
-    Recovery, Result, StorageError, Store, Transaction, UnfinishedUpload, Written,
+    Recovery, Removal, Result, StorageError, Store, Transaction, UnfinishedUpload, Written,
+    remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -256,6 +256,14 @@ impl Recovery for VersionedStore {
         Ok(())
     }
 
+    fn removal(&self) -> Removal {
+        Removal::Record
+    }
+
+    async fn remove_version(&self, _: &str, record: Option<&Name>, files: &[Name]) -> Result<()> {
+        remove_by_record(self, record, files).await
+    }
+
     async fn unfinished_uploads(&self) -> Result<Vec<UnfinishedUpload>> {
         Ok(self.lock().uploads.clone())
     }
@@ -334,19 +342,10 @@ impl Transaction for VersionedTransaction {
     ) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for body in files {
-            let Pulled {
-                name,
-                bytes,
-                extents,
-            } = pull(body).await?;
-            let len = bytes.len() as u64;
-            self.create(&name, bytes)?;
-            progress.add(len);
-            out.push(Written {
-                name,
-                bytes: len,
-                extents,
-            });
+            let (written, bytes) = body.into_bytes().await?;
+            self.create(&written.name, bytes)?;
+            progress.add(written.bytes);
+            out.push(written);
         }
         Ok(out)
     }

@@ -385,6 +385,10 @@ impl StorageReader for Reader {
         Ok(reads.iter().filter_map(next).collect())
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        self.base.covers(file)
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,

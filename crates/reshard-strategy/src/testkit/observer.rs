@@ -479,6 +479,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.shared_elements(chunk)
     }
 
+    fn covers(&self, file: &Name) -> bool {
+        self.inner.covers(file)
+    }
+
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         self.inner.verify(full, progress).await
     }

@@ -16,7 +16,9 @@ use crate::{
 use bytes::Bytes;
 use futures_executor::block_on;
 use reshard_comm::CommError;
-use reshard_model::{DType, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
+use reshard_model::{
+    DType, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor, testkit::Rule,
+};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
 use reshard_storage::{
     IfExists, Listing, Name, Progress, Store, StoreExt,
@@ -30,28 +32,62 @@ use std::sync::Arc;
 /// boxes of flattened ranges ([`FlatView`](crate::FlatView)); sharded objects only if they say so.
 ///
 /// # Panics
-/// When a rule is broken.
+/// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
     let pair = Pair { save, load };
-    pair.configuration_is_data();
-    pair.other_formats_and_newer_versions_are_refused();
-    pair.what_n_ranks_save_m_ranks_load();
-    phases_can_be_parted(save, load);
-    regions_of_flattened_ranges_are_read(save, load);
-    what_ranks_read_for_each_other_is_what_each_would_read(save, load);
-    what_ranks_write_for_each_other_is_what_each_would_write(save, load);
-    pair.an_empty_state_is_a_checkpoint();
-    pair.ranks_without_leaves_take_part();
-    pair.what_is_stored_is_told();
-    pair.equal_states_give_equal_bytes();
-    pair.a_new_version_replaces_all_of_the_old_one();
-    pair.a_refused_save_changes_nothing();
-    pair.a_failing_rank_fails_all_and_leaves_nothing();
-    pair.a_write_that_fails_fails_all_and_leaves_nothing();
-    pair.a_missing_key_is_named_and_the_template_comes_back();
-    pair.a_read_that_fails_gives_the_template_back();
-    pair.damage_is_an_error_or_does_no_harm();
-    pair.a_place_without_a_checkpoint_says_so();
+    rule("configuration.is_data", "SaveShardedConfig").check(|| pair.configuration_is_data());
+    rule(
+        "compatibility.others_are_refused",
+        "LoadShardedStrategy::check_compatibility",
+    )
+    .check(|| pair.other_formats_and_newer_versions_are_refused());
+    rule("resharding.n_save_m_load", "LoadShardedStrategy::load")
+        .check(|| pair.what_n_ranks_save_m_ranks_load());
+    rule("phases.can_be_parted", "PreparedSave").check(|| phases_can_be_parted(save, load));
+    rule("loads.flattened_ranges", "FlatView")
+        .check(|| regions_of_flattened_ranges_are_read(save, load));
+    rule("exchange.of_loads", "LoadPlan")
+        .check(|| what_ranks_read_for_each_other_is_what_each_would_read(save, load));
+    rule("exchange.of_saves", "SavePlan")
+        .check(|| what_ranks_write_for_each_other_is_what_each_would_write(save, load));
+    rule(
+        "saves.an_empty_state_is_a_checkpoint",
+        "SaveShardedStrategy::prepare",
+    )
+    .check(|| pair.an_empty_state_is_a_checkpoint());
+    rule(
+        "saves.ranks_without_leaves_take_part",
+        "SaveShardedStrategy::prepare",
+    )
+    .check(|| pair.ranks_without_leaves_take_part());
+    rule("metadata.tells_what_is_stored", "StorageReader::metadata")
+        .check(|| pair.what_is_stored_is_told());
+    rule("saves.equal_states_give_equal_bytes", "SaveShardedStrategy")
+        .check(|| pair.equal_states_give_equal_bytes());
+    rule("saves.replace_all_of_the_old", "StorageReader::owns")
+        .check(|| pair.a_new_version_replaces_all_of_the_old_one());
+    rule(
+        "saves.a_refusal_changes_nothing",
+        "SaveShardedStrategy::prepare",
+    )
+    .check(|| pair.a_refused_save_changes_nothing());
+    rule("failures.of_a_rank_fail_all", "PreparedSave")
+        .check(|| pair.a_failing_rank_fails_all_and_leaves_nothing());
+    rule("failures.of_a_write_fail_all", "PreparedSave")
+        .check(|| pair.a_write_that_fails_fails_all_and_leaves_nothing());
+    rule("loads.a_missing_key_is_named", "LoadFailure")
+        .check(|| pair.a_missing_key_is_named_and_the_template_comes_back());
+    rule("loads.a_failed_read_gives_the_template_back", "LoadFailure")
+        .check(|| pair.a_read_that_fails_gives_the_template_back());
+    rule("loads.damage_is_an_error_or_harmless", "StorageReader")
+        .check(|| pair.damage_is_an_error_or_does_no_harm());
+    rule("loads.no_checkpoint_says_so", "OpenFormat::open")
+        .check(|| pair.a_place_without_a_checkpoint_says_so());
+}
+
+fn rule(name: &'static str, written: &'static str) -> Rule {
+    let of = "the strategy";
+    Rule { of, name, written }
 }
 
 struct Pair<'c> {

@@ -1,12 +1,17 @@
 //! Looks for damage without loading anything.
 
 use super::{BundleReader, crc::differs};
-use crate::index::Place;
+use crate::{
+    index::Place,
+    table::read::{self, Budget},
+};
 use reshard_model::ErrorKind;
 use reshard_plan::ObjectId;
-use reshard_storage::Progress;
-use reshard_strategy::{CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps};
-use std::collections::BTreeMap;
+use reshard_storage::{Name, Progress};
+use reshard_strategy::{
+    CheckedItems, Damage, Result, StrategyError, Uncovered, VerifyReport, check_steps, unclaimed,
+};
+use std::{collections::BTreeMap, ops::Range};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
@@ -66,7 +71,46 @@ pub(super) async fn verify(
             Err(e) => report.add(e.kind(), Damage::of(Some(key), &e)),
         }
     }
+    if items.is_all() {
+        between(reader, &mut report);
+        if let Err(e) = table(reader, &mut report).await {
+            report.add(e.kind(), Damage::of(None, &e));
+        }
+    }
     Ok(report)
+}
+
+/// Counts the bytes of data files that no entry has.
+fn between(reader: &BundleReader, report: &mut VerifyReport) {
+    let mut all: Vec<(u32, Range<u64>)> = places(reader)
+        .map(|(place, _)| (place.shard, place.range()))
+        .collect();
+    all.sort_unstable_by_key(|(shard, range)| (*shard, range.start));
+    for (name, &size) in &reader.files {
+        let of_file = |shard: u32| reader.data_file(shard).is_ok_and(|file| file == *name);
+        let ranges = all.chunk_by(|a, b| a.0 == b.0);
+        let ranges = ranges
+            .filter(|part| part.first().is_some_and(|(shard, _)| of_file(*shard)))
+            .flatten();
+        let free = unclaimed(size, ranges.map(|(_, range)| range.clone()));
+        let covered = &mut report.not_covered;
+        covered.add(name.as_str(), Uncovered::Between, free);
+    }
+}
+
+/// Checks the bytes of the index that a reader does not need.
+async fn table(reader: &BundleReader, report: &mut VerifyReport) -> Result<()> {
+    let name = Name::new(reader.index_name())?;
+    let bytes = reader.limits.read(&reader.store, &name).await?;
+    let Some(bytes) = bytes else {
+        return Err(StrategyError::corrupt(name, None, "it is missing"));
+    };
+    let memory = reader.limits.memory(bytes.len() as u64);
+    let free = read::unclaimed(&bytes, Budget(memory));
+    let free = free.map_err(|fault| StrategyError::corrupt(&name, fault.offset, fault.what))?;
+    let covered = &mut report.not_covered;
+    covered.add(name.as_str(), Uncovered::Between, free);
+    Ok(())
 }
 
 /// Whether the file of an entry is missing, which is said once.

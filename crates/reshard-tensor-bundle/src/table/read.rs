@@ -157,6 +157,45 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
     })
 }
 
+/// Checks what a reader does not need: the block of meta data, which is empty, and the padding of the footer. Returns how many bytes lie in no
+/// block and not in the footer.
+pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
+    let at = table.len().saturating_sub(FOOTER);
+    let damaged = |what: &str| Fault::damaged(at, what);
+    let footer = table
+        .get(at..table.len().saturating_sub(MAGIC.len()))
+        .ok_or_else(|| damaged("there is no footer"))?;
+    let mut handles = footer;
+    let meta = Handle::take(&mut handles);
+    let handles = meta.and_then(|meta| Some((meta, Handle::take(&mut handles)?)));
+    let (meta, index) =
+        handles.ok_or_else(|| damaged("the footer does not say where blocks lie"))?;
+    // A number may have another byte more than it needs, and mean the same.
+    let mut written = Vec::with_capacity(footer.len());
+    for number in [meta.offset, meta.size, index.offset, index.size] {
+        varint::put(&mut written, number);
+    }
+    written.resize(footer.len(), 0);
+    if footer != written {
+        let what = "the footer is not what TensorFlow writes: a byte of it has changed";
+        return Err(damaged(what));
+    }
+    drop(block(table, meta, &mut budget)?);
+    let index_at = usize::try_from(index.offset).unwrap_or(usize::MAX);
+    let mut blocks: Vec<Range<usize>> = [meta, index]
+        .into_iter()
+        .filter_map(|handle| handle.range(table))
+        .collect();
+    let index = block(table, index, &mut budget)?;
+    for_each(&index, index_at, &mut budget, &mut |_, mut value, _| {
+        blocks.extend(Handle::take(&mut value).and_then(|handle| handle.range(table)));
+        Ok(())
+    })?;
+    blocks.sort_unstable_by_key(|range| range.start);
+    let blocks = blocks.into_iter().map(|r| r.start as u64..r.end as u64);
+    Ok(reshard_strategy::unclaimed(at as u64, blocks))
+}
+
 fn unsorted(at: usize, key: &[u8], last: Option<&[u8]>) -> Fault {
     let shown = String::from_utf8_lossy(&key[..key.len().min(200)]);
     let what = match last == Some(key) {
@@ -319,6 +358,36 @@ mod tests {
         assert!(said(&of_block(b"\0\0\0\x01", 0)).contains("restarts"));
         assert!(said(&of_block(b"\x01\0\0\0\0\0\0\x01\0\0\0", 0)).contains("shares more"));
         assert!(said(&of_block(b"\0\x09\0\0\0\0\0\x01\0\0\0", 0)).contains("beyond its block"));
+    }
+
+    #[test]
+    fn every_changed_byte_of_a_table_is_found() {
+        let good = table(&[b"a", b"b"]);
+        let checked = |table: &[u8]| {
+            keys(table)?;
+            unclaimed(table, Budget(1 << 20))
+        };
+        assert_eq!(checked(&good), Ok(0));
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut table = good.clone();
+                table[at] ^= 1 << bit;
+                assert!(checked(&table).is_err(), "byte {at}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_in_no_block_are_counted() {
+        // They lie behind the last block.
+        let good = table(&[b"a"]);
+        let more = [
+            &good[..good.len() - FOOTER],
+            &[7; 9],
+            &good[good.len() - FOOTER..],
+        ]
+        .concat();
+        assert_eq!(unclaimed(&more, Budget(1 << 20)), Ok(9));
     }
 
     #[test]

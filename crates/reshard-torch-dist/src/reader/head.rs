@@ -12,7 +12,7 @@ use reshard_storage::{Name, Traffic};
 use reshard_strategy::{Result, Selection, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
-    archive::{Archive, ByteOrder, Directory, Form, Method, Record, Tail, Verify},
+    archive::{Archive, ByteOrder, Directory, Form, Method, Record, Tail, Unconfirmed, Verify},
 };
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -471,8 +471,8 @@ impl TorchDistReader {
         self.tensor_of(w, &archive, verify)
     }
 
-    /// Checks an archive in memory without making its tensor. Elements are read only for checksums.
-    pub(crate) fn check_in_memory(&self, w: &Wanted, stored: Bytes) -> Result<()> {
+    /// Checks an archive in memory without making its tensor. Elements are read only for checksums. Returns what can't be confirmed.
+    pub(crate) fn check_in_memory(&self, w: &Wanted, stored: Bytes) -> Result<Unconfirmed> {
         let corrupt = |e| self.corrupt(w, e);
         let archive =
             Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
@@ -489,7 +489,8 @@ impl TorchDistReader {
         // Without elements: this only checks that such elements are possible.
         tensor
             .resolve(&mut [], archive.byte_order().map_err(corrupt)?)
-            .map_err(corrupt)
+            .map_err(corrupt)?;
+        archive.check_frame().map_err(corrupt)
     }
 
     fn tensor_of(&self, w: &Wanted, archive: &Archive, verify: bool) -> Result<Tensor> {

@@ -1,11 +1,13 @@
 //! Looks for damage without loading anything.
 
 use super::{
+    between,
     head::{SMALL, Wanted},
     names::named,
     opened::TorchDistReader,
 };
 use crate::{
+    limits::unreadable,
     lost::Lost,
     table::{Item, Place},
 };
@@ -14,11 +16,12 @@ use reshard_plan::{ObjectId, TensorRef};
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
     CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
-    check_steps, decode_object, item_files, torch::is_beyond_us,
+    check_steps, decode_object, item_files,
+    torch::{add_uncovered, check_frame, is_beyond_us},
 };
 use reshard_torch_format::{
     TorchSave,
-    archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
+    archive::{Directory, Frame, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack},
 };
 use std::collections::BTreeMap;
 
@@ -75,7 +78,27 @@ pub(super) async fn verify(
             v.report.add(ErrorKind::Unsupported, found);
         }
     }
+    if items.is_all() {
+        v.report.not_covered.merge(between::items(r, &v.sizes));
+    }
     Ok(v.report)
+}
+
+/// What was read of an item, and what of it can't be confirmed.
+struct Checked {
+    bytes: u64,
+    left: Unconfirmed,
+}
+
+impl Checked {
+    /// Of an item whose stored bytes may have gone through stream transforms. No checksum covers what these made of them.
+    fn of(r: &TorchDistReader, place: Place, bytes: u64, mut left: Unconfirmed) -> Self {
+        if r.table.is_transformed(place) {
+            left.packed = bytes;
+            left.framing = 0;
+        }
+        Self { bytes, left }
+    }
 }
 
 struct Verifier<'r> {
@@ -131,9 +154,12 @@ impl<'r> Verifier<'r> {
         true
     }
 
-    fn note(&mut self, key: &'r str, checked: Result<u64>) {
+    fn note(&mut self, key: &'r str, file: &Name, checked: Result<Checked>) {
         match checked {
-            Ok(bytes) => self.report.bytes += bytes,
+            Ok(Checked { bytes, left }) => {
+                self.report.bytes += bytes;
+                add_uncovered(&mut self.report.not_covered, file.as_str(), left);
+            }
             Err(e) => self.damaged(key, &e),
         }
     }
@@ -169,7 +195,7 @@ impl<'r> Verifier<'r> {
                         let checked = self.chunk(&w).await;
                         let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
                         if is_affordable || !checked.as_ref().is_err_and(is_told) {
-                            self.note(key, checked);
+                            self.note(key, &w.file, checked);
                         }
                     }
                 }
@@ -278,13 +304,15 @@ impl<'r> Verifier<'r> {
         false
     }
 
-    /// Checks that every record of a chunk's archive has the checksum in the archive, and that its tensor is that of the metadata.
-    async fn chunk(&mut self, w: &Wanted) -> Result<u64> {
+    /// Checks that every record of a chunk's archive has the checksum in the archive, that its tensor is that of the metadata, and that what no checksum covers is as torch
+    /// writes it.
+    async fn chunk(&self, w: &Wanted) -> Result<Checked> {
         let len = w.range.end - w.range.start;
         if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
             self.r.limits.whole(self.r.name_of(w.chunk), len)?;
             let stored = self.read(w, 0..len).await?;
-            return self.r.check_in_memory(w, stored).map(|()| len);
+            let left = self.r.check_in_memory(w, stored)?;
+            return Ok(Checked::of(self.r, w.place, len, left));
         }
         let tail = self.read(w, Tail::first_range(len)).await?;
         let (directory, (more, _)) = self.r.directory(w, &tail).await?;
@@ -293,6 +321,7 @@ impl<'r> Verifier<'r> {
         // Even if one thing is not understood, another may be damaged.
         let mut near = Near::default();
         let mut found = self.described(w, &directory, &mut near).await;
+        let mut frame = self.frame(w, &directory, &tail).await?;
         for record in directory.records() {
             if found
                 .as_ref()
@@ -300,7 +329,7 @@ impl<'r> Verifier<'r> {
             {
                 break;
             }
-            let checked = self.record(w, record, &mut near).await;
+            let checked = self.record(w, record, &mut near, &mut frame).await;
             if found.is_ok()
                 || checked
                     .as_ref()
@@ -309,7 +338,19 @@ impl<'r> Verifier<'r> {
                 found = checked;
             }
         }
-        found.map(|()| len)
+        found?;
+        let left = frame.finish().map_err(|e| self.r.corrupt(w, e))?;
+        Ok(Checked { bytes: len, left })
+    }
+
+    /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
+    async fn frame(&self, w: &Wanted, directory: &Directory, tail: &[u8]) -> Result<Frame> {
+        let (len, at) = (w.range.end - w.range.start, directory.offset());
+        let known = at.checked_sub(len - tail.len() as u64);
+        Ok(match known.and_then(|at| tail.get(at as usize..)) {
+            Some(tail) => Frame::new(directory, len, tail),
+            None => Frame::new(directory, len, &self.fetch(w, at..len).await?),
+        })
     }
 
     /// Reads a range of a chunk's archive. The caller tells the progress.
@@ -377,9 +418,17 @@ impl<'r> Verifier<'r> {
     }
 
     /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
-    async fn record(&self, w: &Wanted, record: &Record, near: &mut Near) -> Result<()> {
+    async fn record(
+        &self,
+        w: &Wanted,
+        record: &Record,
+        near: &mut Near,
+        frame: &mut Frame,
+    ) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
         let range = self.data_range(w, record, near).await?;
+        let header = record.header..range.start;
+        frame.header(record, &self.read_near(w, header, near).await?);
         if record.method != Method::Stored {
             self.r.limits.whole(
                 format_args!("{} of {}", record.name, self.r.name_of(w.chunk)),
@@ -418,6 +467,7 @@ impl<'r> Verifier<'r> {
         }
         let checked = match item {
             Item::Chunk(chunk) => {
+                let file = file.clone();
                 self.chunk(&Wanted {
                     chunk,
                     place,
@@ -428,7 +478,7 @@ impl<'r> Verifier<'r> {
             }
             Item::Object(_) => self.object_copy(key, place, &file, range).await,
         };
-        self.note(key, checked);
+        self.note(key, &file, checked);
     }
 
     /// Tells of an item that another rank lists without a place.
@@ -466,8 +516,8 @@ impl<'r> Verifier<'r> {
         place: Place,
         file: &Name,
         range: std::ops::Range<u64>,
-    ) -> Result<u64> {
-        let len = range.end - range.start;
+    ) -> Result<Checked> {
+        let (len, start) = (range.end - range.start, range.start);
         self.r.limits.whole(format_args!("object {key}"), len)?;
         let stored = self
             .r
@@ -477,9 +527,22 @@ impl<'r> Verifier<'r> {
             .map_err(|e| self.r.lost(e, None))?;
         let bytes = self.r.object_archive(place, key, stored)?;
         self.r.check_archive(place, key, &bytes)?;
+        let left = self.framed(key, file, start, &bytes)?;
         self.decodes(key, bytes)?;
         self.progress.add(len);
-        Ok(len)
+        Ok(Checked::of(self.r, place, len, left))
+    }
+
+    /// Checks what no checksum of an object's archive covers.
+    fn framed(
+        &self,
+        key: &str,
+        file: &Name,
+        at: u64,
+        archive: &bytes::Bytes,
+    ) -> Result<Unconfirmed> {
+        check_frame(archive, &self.r.limits)
+            .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), at))
     }
 
     /// The checksums are right, so an object beyond the limits of the decoder is not damaged.
@@ -504,7 +567,7 @@ impl<'r> Verifier<'r> {
         }
         let place = r.table.object(id);
         let at = place.map(|p| r.undisputed(p, || "it".into()));
-        match at {
+        match place.zip(at) {
             None => self.add(
                 key,
                 None,
@@ -512,36 +575,36 @@ impl<'r> Verifier<'r> {
                 "the metadata does not say where it lies: its entry in storage_data is missing"
                     .into(),
             ),
-            Some(Err(e)) => self.damaged(key, &e),
-            Some(Ok((file, range))) => {
+            Some((_, Err(e))) => self.damaged(key, &e),
+            Some((place, Ok((file, range)))) => {
                 if self.in_file(key, &file, &range).await && full {
-                    let object = ReadObject { object: id };
-                    let checked = self.object_of(object, range.end - range.start).await;
-                    self.note(key, checked);
+                    let checked = self.object_of(id, place, (&file, range)).await;
+                    self.note(key, &file, checked);
                 }
             }
         }
     }
 
-    async fn object_of(&self, object: ReadObject, len: u64) -> Result<u64> {
+    async fn object_of(
+        &self,
+        object: ObjectId,
+        place: Place,
+        (file, range): (&Name, std::ops::Range<u64>),
+    ) -> Result<Checked> {
         let none = Progress::none();
-        let payloads = self
-            .r
-            .read_objects(&[object], &ReadCx::new(true, &none))
-            .await?;
+        let cx = ReadCx::new(true, &none);
+        let payloads = self.r.read_objects(&[ReadObject { object }], &cx).await?;
+        let mut left = Unconfirmed::default();
         for p in payloads {
             if let Payload::Encoded { bytes, .. } = p {
-                let key = self
-                    .r
-                    .table
-                    .metadata
-                    .object_key(object.object)
-                    .unwrap_or_default();
+                let key = self.key(Item::Object(object));
+                left += self.framed(key, file, range.start, &bytes)?;
                 self.decodes(key, bytes)?;
             }
         }
+        let len = range.end - range.start;
         self.progress.add(len);
-        Ok(len)
+        Ok(Checked::of(self.r, place, len, left))
     }
 }
 

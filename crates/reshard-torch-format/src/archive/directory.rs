@@ -170,6 +170,11 @@ impl Record {
         self.limit.saturating_sub(data.end)
     }
 
+    /// Where the archive has its entry of the directory.
+    pub(super) fn entry(&self) -> u64 {
+        self.entry
+    }
+
     /// Where the directory has the checksum.
     pub(super) fn checksum_at(&self) -> u64 {
         self.entry + 16
@@ -182,6 +187,8 @@ pub struct Directory {
     records: IndexMap<Box<str>, Record>,
     prefix: Box<str>,
     offset: u64,
+    /// Where its last entry ends.
+    behind: u64,
     /// Where the end record starts.
     end: u64,
 }
@@ -200,6 +207,11 @@ impl Directory {
     /// Where the directory starts. All records end there.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Where its last entry ends.
+    pub(super) fn behind(&self) -> u64 {
+        self.behind
     }
 
     /// Where the end record starts. Only a comment may follow it.
@@ -457,6 +469,7 @@ impl End {
             records: map,
             prefix,
             offset: self.offset,
+            behind: self.offset + self.len,
             end,
         })
     }

@@ -65,7 +65,7 @@ enum Body {
 }
 
 #[derive(Clone, Debug)]
-struct Part {
+pub(super) struct Part {
     /// With the prefix.
     name: String,
     body: Body,
@@ -75,7 +75,18 @@ struct Part {
 }
 
 impl Part {
-    fn zip64(&self) -> bool {
+    /// A record of an archive that is there. Its data begin at `data`.
+    pub(super) fn of(name: &str, len: u64, header: u64, data: u64) -> Self {
+        Self {
+            name: name.into(),
+            body: Body::Storage,
+            len,
+            header,
+            data,
+        }
+    }
+
+    pub(super) fn zip64(&self) -> bool {
         self.len >= MAX32 || self.header >= MAX32
     }
 
@@ -367,31 +378,36 @@ impl ArchiveLayout {
 
     fn put_end(&self, out: &mut Vec<u8>) {
         let count = self.parts.len() as u64;
-        let end64 = self.directory + self.directory_len;
-        put32(out, END64);
-        put64(out, 44);
-        put16(out, 798);
-        put16(out, 45);
-        put32(out, 0);
-        put32(out, 0);
-        put64(out, count);
-        put64(out, count);
-        put64(out, self.directory_len);
-        put64(out, self.directory);
-
-        put32(out, LOCATOR64);
-        put32(out, 0);
-        put64(out, end64);
-        put32(out, 1);
-
-        put32(out, END);
-        put32(out, 0);
-        put16(out, count.min(0xFFFF) as u16);
-        put16(out, count.min(0xFFFF) as u16);
-        put32(out, low(self.directory_len));
-        put32(out, low(self.directory));
-        put16(out, 0);
+        put_end(out, count, self.directory, self.directory_len);
     }
+}
+
+/// The three records behind a directory of so many entries and bytes.
+pub(super) fn put_end(out: &mut Vec<u8>, count: u64, directory: u64, directory_len: u64) {
+    let end64 = directory + directory_len;
+    put32(out, END64);
+    put64(out, 44);
+    put16(out, 798);
+    put16(out, 45);
+    put32(out, 0);
+    put32(out, 0);
+    put64(out, count);
+    put64(out, count);
+    put64(out, directory_len);
+    put64(out, directory);
+
+    put32(out, LOCATOR64);
+    put32(out, 0);
+    put64(out, end64);
+    put32(out, 1);
+
+    put32(out, END);
+    put32(out, 0);
+    put16(out, count.min(0xFFFF) as u16);
+    put16(out, count.min(0xFFFF) as u16);
+    put32(out, low(directory_len));
+    put32(out, low(directory));
+    put16(out, 0);
 }
 
 /// Storages in the order of the file.
@@ -434,7 +450,7 @@ pub fn write_archive(
     Ok(out)
 }
 
-fn local_zip64_len(header: u64, len: u64) -> u64 {
+pub(super) fn local_zip64_len(header: u64, len: u64) -> u64 {
     match (len >= MAX32, header >= MAX32) {
         (false, false) => 0,
         (true, false) => 4 + 16,
@@ -448,7 +464,7 @@ fn data_offset(header: u64, name: u64, len: u64) -> u64 {
     (header + 30 + name + local_zip64_len(header, len) + 4).next_multiple_of(ALIGNMENT)
 }
 
-fn put_local_header(out: &mut Vec<u8>, part: &Part) {
+pub(super) fn put_local_header(out: &mut Vec<u8>, part: &Part) {
     let zip64 = local_zip64_len(part.header, part.len);
     let extra = part.data - part.header - 30 - part.name.len() as u64;
     put32(out, LOCAL_HEADER);
@@ -508,7 +524,7 @@ fn central_extra(part: &Part) -> Vec<u8> {
     out
 }
 
-fn put_central_header(out: &mut Vec<u8>, part: &Part, crc: u32) {
+pub(super) fn put_central_header(out: &mut Vec<u8>, part: &Part, crc: u32) {
     let extra = central_extra(part);
     put32(out, CENTRAL_HEADER);
     put16(out, 0);

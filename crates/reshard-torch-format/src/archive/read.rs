@@ -1,4 +1,4 @@
-use super::{Directory, Inflate, Method, Record, Tail, check_crc, unpack};
+use super::{Directory, Frame, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack};
 use crate::{Budget, Error, Limits, Result};
 use bytes::Bytes;
 
@@ -184,6 +184,22 @@ impl Archive {
         let data = record.data_range(self.slice(record.header_range())?)?;
         record.confirm(&data, self.slice(record.behind(&data))?)?;
         Inflate::new(record, self.slice(data)?)?.check()
+    }
+
+    /// Compares what no checksum covers with what `torch.save` writes, and counts what can't be confirmed ([`Frame`]). It does not look at the
+    /// contents of records: [`check_records`](Self::check_records) does.
+    ///
+    /// # Errors
+    /// [`Error::Archive`].
+    pub fn check_frame(&self) -> Result<Unconfirmed> {
+        let len = self.bytes.len() as u64;
+        let tail = self.slice(self.directory.offset()..len)?;
+        let mut frame = Frame::new(&self.directory, len, tail);
+        for record in self.directory.records() {
+            let data = record.data_range(self.slice(record.header_range())?)?;
+            frame.header(record, self.slice(record.header..data.start)?);
+        }
+        frame.finish()
     }
 
     /// The content of a record of a few letters.

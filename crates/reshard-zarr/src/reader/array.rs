@@ -70,6 +70,11 @@ impl Array {
         })?)
     }
 
+    /// Whether a file at this position of the grid of files has chunks of the array.
+    pub(crate) fn has_file(&self, at: &[u64]) -> bool {
+        grid(&self.meta).is_some_and(|grid| grid.contains(at))
+    }
+
     /// The position of a chunk's file, and the number of the chunk in it if it is a shard.
     pub(crate) fn place(&self, number: u32) -> (Dims, Option<u64>) {
         let at = self.grid.nth(number.into());

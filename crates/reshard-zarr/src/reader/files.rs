@@ -113,6 +113,25 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     })
 }
 
+/// Whether a check looks at all bytes of a file: of each chunk, and of the description of an array whose checksum is in the record.
+pub(super) fn covers(reader: &ZarrReader, name: &Name) -> bool {
+    let name = name.as_str();
+    let folders = name
+        .match_indices('/')
+        .map(|(at, _)| (&name[..at], &name[at + 1..]));
+    let found = folders
+        .chain([("", name)])
+        .find_map(|(folder, rest)| Some((reader.array_in(folder)?, rest)));
+    let Some((array, rest)) = found else {
+        return false;
+    };
+    if matches!(rest, ZARRAY | ZARR_JSON) {
+        return array.checksums.is_some();
+    }
+    let at = array.meta.keys.cell(rest, array.meta.shape.len());
+    at.is_some_and(|at| array.has_file(&at))
+}
+
 /// Whether a save of Megatron Core wrote all that it had to. It makes all arrays first, then each rank writes its chunks, also those that are zero. A chunk is
 /// put into place as a whole. So a save that was killed lacks chunks, unless several ranks wrote parts of one chunk: then there are lock files.
 pub(super) fn is_whole(reader: &ZarrReader) -> Result<(), String> {

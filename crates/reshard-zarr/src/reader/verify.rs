@@ -4,12 +4,17 @@ use super::{
     array::Array,
     opened::{Chunk, ZarrReader},
 };
-use crate::array::meta::Codec;
-use reshard_model::{Dialect, ErrorKind};
-use reshard_storage::Progress;
-use reshard_strategy::{
-    CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps, crc32_differs,
+use crate::array::{
+    meta::{Codec, Encoding, Sharding},
+    shard::Shard,
 };
+use reshard_model::{Dialect, ErrorKind};
+use reshard_storage::{Name, Progress};
+use reshard_strategy::{
+    CheckedItems, Damage, Result, StrategyError, Uncovered, VerifyReport, check_steps,
+    crc32_differs, unclaimed,
+};
+use std::{collections::BTreeMap, ops::Range};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
@@ -45,12 +50,39 @@ pub(super) async fn verify(
                     report.bytes += read;
                     let unchecked = read > 0 && !has_checksum(&chunk);
                     report.without_checksum += u64::from(unchecked);
+                    if let Some(why) = uncovered(&chunk)
+                        && let Ok(file) = array.file(number)
+                    {
+                        report.not_covered.add(file.as_str(), why, read);
+                    }
                 }
                 Err(e) => report.add(e.kind(), Damage::of(Some(&array.key), &e)),
             }
         }
+        if let (true, Encoding::Sharded(sharding)) = (items.is_all(), &array.meta.encoding) {
+            between(reader, (array, sharding), &mut report);
+        }
     }
     Ok(report)
+}
+
+/// Counts the bytes of shards that no inner chunk has, except those of an index with a checksum.
+fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), report: &mut VerifyReport) {
+    let shard = Shard::of(&array.meta, sharding);
+    let mut claimed: BTreeMap<Name, Vec<Range<u64>>> = BTreeMap::new();
+    for number in 0..array.count {
+        if let Ok(Some((file, at))) = array.stored(number, &reader.files) {
+            claimed.entry(file).or_default().push(at);
+        }
+    }
+    for (file, mut ranges) in claimed {
+        let size = reader.files.get(&file).copied().unwrap_or(0);
+        ranges.extend(shard.index(size).ok().filter(|_| sharding.index_crc));
+        ranges.sort_unstable_by_key(|range| range.start);
+        let free = unclaimed(size, ranges);
+        let covered = &mut report.not_covered;
+        covered.add(file.as_str(), Uncovered::Between, free);
+    }
 }
 
 /// Reports the indexes of shards that are damaged.
@@ -76,6 +108,19 @@ fn has_checksum(chunk: &Chunk<'_>) -> bool {
     };
     let recorded = array.checksum(*number).is_some();
     recorded || array.meta.stored().codecs.iter().any(of_codec)
+}
+
+/// Why a change of its bytes is not found for sure.
+fn uncovered(chunk: &Chunk<'_>) -> Option<Uncovered> {
+    let Chunk { array, number } = chunk;
+    let codecs = &array.meta.stored().codecs;
+    match codecs.last() {
+        _ if array.checksum(*number).is_some() => None,
+        // It is the sum of all bytes that it is behind.
+        Some(Codec::Crc32c { .. }) => None,
+        _ if has_checksum(chunk) => Some(Uncovered::Packed),
+        _ => Some(Uncovered::NoChecksum),
+    }
 }
 
 /// Returns the number of bytes that were read.

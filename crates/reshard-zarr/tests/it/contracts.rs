@@ -63,3 +63,14 @@ fn ranks_that_share_a_save_write_what_one_rank_would() {
     saved.into_iter().for_each(|rank| drop(rank.unwrap()));
     assert_eq!(files(&shared), files(&alone));
 }
+
+#[test]
+fn a_broken_rule_is_named_with_the_place_where_it_is_written() {
+    // What one format writes the other one does not read.
+    let broken = std::panic::catch_unwind(|| {
+        testkit::save_load_contract(&ZarrConfig::default(), &Zarr3LoadConfig::default());
+    });
+    let text = *broken.unwrap_err().downcast::<String>().unwrap();
+    let begins = "the strategy breaks the rule `compatibility.others_are_refused`, which is written at `LoadShardedStrategy::check_compatibility`: ";
+    assert!(text.starts_with(begins), "{text}");
+}

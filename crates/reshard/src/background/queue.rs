@@ -330,6 +330,7 @@ impl AsyncCallsQueue {
             groups: BTreeMap::new(),
             coordinator: self.coordinator,
             deadline: self.deadline,
+            quiet: None,
         }
     }
 

@@ -141,6 +141,7 @@ impl AsyncSaver {
         save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
+        let quiet = save.ranks.quiet;
         let pending = match save.plan(&comm).await {
             Ok(pending) => pending,
             Err(e) => {
@@ -176,6 +177,7 @@ impl AsyncSaver {
                 groups: BTreeMap::new(),
                 coordinator,
                 deadline,
+                quiet,
             };
             if let Some(before) = before {
                 // A thread that has panicked has ended, too.

@@ -1,7 +1,7 @@
 //! The files of a checkpoint, and whether they are sound.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, attempt::is_of_a_save, error::Context, integrity};
+use crate::{Result, attempt::is_of_a_save, covered, error::Context, integrity};
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Leftover, Link, Name, Progress, StoreExt};
 use reshard_strategy::{CheckedItems, FileRole, StrategyError, VerifyReport, with_sources};
@@ -64,7 +64,7 @@ impl Checkpoint {
             .during(ACT, &self.url)
     }
 
-    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, and counts the items that have none. If there is Megatron Core's
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too, counts the items that have none, and lists what no checksum covers ([`VerifyReport::not_covered`]): each byte of the place is checked or listed. If there is Megatron Core's
     /// `integrity.json`, all its files must be there, and with `full` have its digests.
     ///
     /// # Errors
@@ -106,6 +106,11 @@ impl Checkpoint {
             if !matches!(e, StrategyError::Undecoded { .. }) {
                 report.add(e.kind(), damage);
             }
+        }
+        if full {
+            covered::check(&self.opened, &mut report)
+                .await
+                .during("verifying", &self.url)?;
         }
         Ok(report)
     }

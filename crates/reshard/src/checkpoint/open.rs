@@ -6,6 +6,7 @@ use crate::{
     error::Context,
     opened::{self, HowToOpen},
     place,
+    whereabouts::explained,
 };
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
@@ -20,6 +21,11 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     opened::options!();
+
+    /// Opens in this way.
+    pub(crate) fn set(&mut self, how: HowToOpen) {
+        self.how = how;
+    }
 
     /// The defaults: linked strategies and stores, checksums verified.
     pub fn new() -> Self {
@@ -67,7 +73,10 @@ impl OpenOptions {
     /// There is no checkpoint, it is damaged, or its strategy is not linked.
     pub async fn open(self, place: impl AsRef<Path>) -> Result<Checkpoint> {
         let url = place::place_text(place);
-        let opened = self.how.open(&url).await.during("opening", &url)?;
+        let opened = match self.how.open(&url).await.during("opening", &url) {
+            Ok(opened) => opened,
+            Err(e) => return Err(explained(&self.how, &url, e).await),
+        };
         Ok(Checkpoint {
             url: url.into(),
             opened: Arc::new(opened),

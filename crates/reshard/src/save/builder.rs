@@ -6,7 +6,7 @@ use crate::{
     place,
     ranks::{self, Ranks},
 };
-use reshard_comm::{ProcessGroup, Rank};
+use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Flatten, Path, StateDict, Value, ValueTree};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
@@ -14,7 +14,7 @@ use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
     AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging, StrategyError,
 };
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory, given by its path, or to the place of a URL. Await the result, or set options on it first.
 ///
@@ -47,6 +47,7 @@ pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Sav
         content_metadata: None,
         stored_common: None,
         empty_dicts: Vec::new(),
+        notes: BTreeMap::new(),
         config: None,
         common: None,
         planner: None,
@@ -92,6 +93,7 @@ pub struct Save<'a> {
     pub(super) content_metadata: Option<Value>,
     pub(super) stored_common: Option<StoredCommon>,
     pub(super) empty_dicts: Vec<Path>,
+    pub(super) notes: BTreeMap<String, String>,
     pub(super) config: Option<Box<dyn SaveShardedConfig>>,
     pub(super) common: Option<Arc<dyn SaveCommonStrategy>>,
     pub(super) planner: Option<Arc<dyn SavePlanner>>,
@@ -175,6 +177,32 @@ impl<'a> Save<'a> {
     pub fn empty_dicts(mut self, paths: impl IntoIterator<Item = Path>) -> Self {
         self.empty_dicts.extend(paths);
         self
+    }
+
+    /// Notes something beside the checkpoint, in the [`notes`](crate::Sidecar::notes) of `reshard.json`: for example, which program saved it. Other
+    /// programs ignore it, and a conversion does not carry it over. The coordinator's notes count. All of a checkpoint have at most
+    /// 64 KiB. A place that is no folder has no room for notes, so the save refuses them before it writes anything.
+    ///
+    /// ```
+    /// use reshard::{StateDict, blocking};
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// # let place = dir.path().join("step-1");
+    /// let mut state = StateDict::new();
+    /// state.insert("step", 1);
+    /// blocking::run(reshard::save(&state, &place).note("run", "a7"))?;
+    /// let (sidecar, _) = blocking::Checkpoint::open(&place)?.sidecar();
+    /// assert_eq!(sidecar.unwrap().notes["run"], "a7");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn note(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.notes.insert(key.into(), value.into());
+        self
+    }
+
+    /// The ranks that take part, as the options say so far. For programs that take steps of their own before and after the save.
+    pub fn comm(&self) -> Comm<'a> {
+        self.ranks.comm()
     }
 
     /// Sets another strategy, or other settings. The default is `torch_dist` version 1 with its default settings.

@@ -21,7 +21,7 @@ use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
 };
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// What a save was doing when it failed.
 pub(crate) const ACT: &str = "saving to";
@@ -52,6 +52,7 @@ pub(super) struct Version {
     /// What kind of place it is.
     pub(super) kind: PlaceKind,
     pub(super) empty_dicts: Vec<Path>,
+    pub(super) notes: BTreeMap<String, String>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
     pub(super) durability: Durability,
@@ -359,8 +360,16 @@ impl Version {
             sidecar::name(self.kind),
             Sidecar::of(commit.as_ref(), files),
         ) else {
-            return Ok(None);
+            if self.notes.is_empty() {
+                return Ok(None);
+            }
+            let what = "notes of a checkpoint without metadata; leave the notes out,".into();
+            return Err(StrategyError::Unsupported {
+                strategy: self.backend.to_string(),
+                what,
+            });
         };
+        sidecar.notes.clone_from(&self.notes);
         let megatrons = self.settings.dialect == Dialect::Megatron;
         let named = megatrons || self.backend == default_format();
         sidecar.empty_dicts.clone_from(&self.empty_dicts);

@@ -7,7 +7,7 @@ use super::{
     set_up::SetUp,
 };
 use crate::{
-    CommonForm, Result, SaveReport, alike,
+    CommonForm, Result, SaveReport, advice, alike,
     error::{Context, Error},
     report::{Clock, Phase},
     side_by_side::Settings,
@@ -81,7 +81,9 @@ impl Save<'_> {
             Err(e) => {
                 let own = set_up.err().filter(|_| comm.size() == 1);
                 clock.failed(Phase::Plan, own.as_ref().unwrap_or(&e));
-                return Err(Error::new(ACT, url, own.unwrap_or(e)));
+                let e = own.unwrap_or(e);
+                let advice = advice::of_save(comm.size(), self.overwrite, &e);
+                return Err(Error::new(ACT, url, e).with_advice(advice));
             }
         };
         let mut set_up = set_up.during(ACT, url)?;
@@ -96,7 +98,8 @@ impl Save<'_> {
             Err(e) => {
                 clock.failed(Phase::Plan, &e);
                 transaction.clear(url).await;
-                return Err(Error::new(ACT, url, e));
+                let advice = advice::of_save(comm.size(), self.overwrite, &e);
+                return Err(Error::new(ACT, url, e).with_advice(advice));
             }
         };
         clock.done(Phase::Plan);
@@ -111,6 +114,7 @@ impl Save<'_> {
             side_by_side,
             kind: set_up.kind,
             empty_dicts: set_up.parts.dropped_empty,
+            notes: std::mem::take(&mut self.notes),
             stays,
             common_differs,
             durability: self.durability,

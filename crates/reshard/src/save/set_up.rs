@@ -7,6 +7,7 @@ use crate::{
     consistent::Values,
     formats::default_format,
     in_flight::{self, InFlight},
+    sidecar::SIDECAR,
     stateful,
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
@@ -20,6 +21,9 @@ use reshard_strategy::{
     save_with_objects,
 };
 use std::sync::Arc;
+
+/// Bytes of all notes of a checkpoint.
+const MOST_NOTES: usize = 64 << 10;
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
@@ -63,6 +67,28 @@ impl Save<'_> {
         if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
             let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
             return Err(StrategyError::Invalid(what.into()));
+        }
+        Ok(())
+    }
+
+    /// Whether the place has room for the notes.
+    fn check_notes(&self, kind: PlaceKind, strategy: &BackendVersion) -> Result<(), StrategyError> {
+        let bytes: usize = self.notes.iter().map(|(k, v)| k.len() + v.len()).sum();
+        if bytes > MOST_NOTES {
+            let what = format!(
+                "the notes have {bytes} bytes, and a checkpoint has room for {MOST_NOTES}; save them in the state"
+            );
+            return Err(StrategyError::Invalid(what));
+        }
+        if !self.notes.is_empty() && kind != PlaceKind::Folder {
+            let what = format!(
+                "a note in {}, which is no folder and so has no room for `{SIDECAR}` of its own (save to a folder, or leave the notes out),",
+                self.url
+            );
+            return Err(StrategyError::Unsupported {
+                strategy: strategy.to_string(),
+                what,
+            });
         }
         Ok(())
     }
@@ -113,6 +139,7 @@ impl Save<'_> {
             });
         }
         let (store, kind) = place(stores.open(&self.url)?, &can, &sharded.key())?;
+        self.check_notes(kind, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);

@@ -3,7 +3,7 @@ use crate::{ModelError, Region, Result};
 use std::ops::Range;
 
 impl ShardedTensor {
-    /// The tensor that arises when every rank narrows its local chunk in this way, as `torch.narrow`: `dim` counts local axes,
+    /// The tensor that arises when every rank narrows its local chunk in this way, as `torch.narrow`: `axis` counts local axes,
     /// `start` and `length` are elements of it. Global shape and offset shrink with the chunk. The data is a view.
     ///
     /// Gives one tensor; of a flattened range none where the range does not reach what is left.
@@ -22,29 +22,29 @@ impl ShardedTensor {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn narrow(&self, dim: usize, start: u64, length: u64) -> Result<Vec<Self>> {
+    pub fn narrow(&self, axis: usize, start: u64, length: u64) -> Result<Vec<Self>> {
         let fail = |what: String| Err(ModelError::invalid(&self.key, what));
         self.validate()?;
-        let Some(&extent) = self.local_shape.get(dim) else {
+        let Some(&extent) = self.local_shape.get(axis) else {
             return fail(format!(
-                "can't narrow axis {dim} of local_shape {}",
+                "can't narrow axis {axis} of local_shape {}",
                 self.local_shape
             ));
         };
         if start.checked_add(length).is_none_or(|end| end > extent) {
             return fail(format!(
-                "can't narrow axis {dim} of extent {extent} to {length} elements from {start} on"
+                "can't narrow axis {axis} of extent {extent} to {length} elements from {start} on"
             ));
         }
         if !self.has_regular_grid() {
             return fail("only regular grids of local tensors can be narrowed".into());
         }
-        if dim != 0 && self.flattened_range.is_some() {
+        if axis != 0 && self.flattened_range.is_some() {
             return fail(format!(
-                "a flattened range can be narrowed along its first axis only, not along {dim}"
+                "a flattened range can be narrowed along its first axis only, not along {axis}"
             ));
         }
-        let axis = dim + self.prepend_axis_num;
+        let global_axis = axis + self.prepend_axis_num;
         let shrink = |n: u64| {
             let whole = u128::from(n) * u128::from(length);
             match whole.checked_rem(u128::from(extent)) {
@@ -53,17 +53,19 @@ impl ShardedTensor {
                 Some(0) => Ok((whole / u128::from(extent)) as u64),
                 Some(_) => Err(ModelError::invalid(
                     &self.key,
-                    format!("axis {axis}: {n} is not divisible when {extent} shrinks to {length}"),
+                    format!(
+                        "axis {global_axis}: {n} is not divisible when {extent} shrinks to {length}"
+                    ),
                 )),
             }
         };
         let mut out = self.without_data();
-        out.global_shape[axis] = shrink(self.global_shape[axis])?;
-        out.global_offset[axis] = shrink(self.global_offset[axis])?;
-        out.local_shape[dim] = length;
+        out.global_shape[global_axis] = shrink(self.global_shape[global_axis])?;
+        out.global_offset[global_axis] = shrink(self.global_offset[global_axis])?;
+        out.local_shape[axis] = length;
         let Some(range) = &self.flattened_range else {
             let mut region = Region::whole(&self.local_shape);
-            (region.offsets[dim], region.lengths[dim]) = (start, length);
+            (region.offsets[axis], region.lengths[axis]) = (start, length);
             out.data = self.data.narrow(&region);
             return Ok(vec![out.validated()?]);
         };

@@ -9,15 +9,16 @@ use bytes::Bytes;
 use reshard_model::{BoxError, ErrorKind, Layout, Region};
 use std::sync::Arc;
 
-pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
+/// Puts two files there, of 50,000 bytes and a little less. Returns the bytes of the first one, `a`.
+async fn two_files(store: &Arc<dyn Store>) -> Bytes {
     let bytes = pattern(50_000, 2);
-    committed(
-        &store,
-        "one",
-        IfExists::Refuse,
-        &[("a", bytes.clone()), ("b", bytes.slice(7..))],
-    )
-    .await;
+    let files = [("a", bytes.clone()), ("b", bytes.slice(7..))];
+    committed(store, "one", IfExists::Refuse, &files).await;
+    bytes
+}
+
+pub(super) async fn ranges_are_exact(store: Arc<dyn Store>) {
+    let bytes = two_files(&store).await;
 
     // Ranges in no order, empty ones, ones that overlap, and a second file.
     let ranges = [
@@ -44,7 +45,10 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
         (50_002..=50_363).contains(&stats.bytes) && stats.requests >= 2,
         "{stats:?}"
     );
+}
 
+pub(super) async fn a_range_past_the_end_is_short(store: Arc<dyn Store>) {
+    two_files(&store).await;
     // A range that reaches past the end gives no bytes at all, alone or among others.
     for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
         let e = store.read(&name("a"), range.clone()).await.unwrap_err();
@@ -67,6 +71,10 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
             ErrorKind::Corrupt
         );
     }
+}
+
+pub(super) async fn a_backwards_range_is_invalid(store: Arc<dyn Store>) {
+    two_files(&store).await;
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let backwards = 2..1;
     let why = "a range that ends before it starts is no damage";

@@ -58,7 +58,9 @@ impl Peers {
     /// The meeting of these ranks.
     pub(in crate::pipeline) fn meeting<'g>(&'g self, whole: &Comm<'g>, memory: u64) -> Meeting<'g> {
         let comm = match &self.part {
-            Some(part) => Comm::new(&**part).with_deadline(whole.deadline()),
+            Some(part) => Comm::new(&**part)
+                .with_deadline(whole.deadline())
+                .with_quiet(whole.quiet()),
             None => *whole,
         };
         Meeting {

@@ -1,14 +1,8 @@
-//! What lies where no checkpoint does: a file of one, a folder of them, something of another program.
+//! Looks what lies at a path of this machine: a file of a checkpoint, a folder of some, something of another program.
 
-use crate::{
-    error::{CliError, NO_CHECKPOINT},
-    table::shown,
-};
-use reshard::{
-    SIDECAR,
-    megatron::{COMMON, INTEGRITY, METADATA_JSON},
-    torch_dist::{OwnFile, own_file},
-};
+use super::Whereabouts;
+use crate::sidecar::SIDECAR;
+use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON};
 use std::{
     fs,
     io::{ErrorKind, Read},
@@ -23,14 +17,8 @@ const NAMED: usize = 5;
 const DEPTH: usize = 4;
 
 /// What lies at a path that is no checkpoint, and what to do. `None` when there is no more to say than the error did.
-pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
-    let told = |what: String, hint: String| {
-        Some(CliError::Told {
-            what,
-            hint,
-            code: NO_CHECKPOINT,
-        })
-    };
+pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
+    let told = |what: String, hint: &str| Some(Whereabouts::new(what, hint));
 
     // A link that leads nowhere looks like nothing to whoever follows it, so it is told apart first.
     let meta = match fs::metadata(path) {
@@ -39,10 +27,9 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
             let to = fs::read_link(path)
                 .map(|to| to.display().to_string())
                 .unwrap_or_default();
-            let hint = "point the link to a checkpoint, or name a checkpoint".into();
             return told(
                 format!("{named} is a link to {to}, and nothing can be found there"),
-                hint,
+                "point the link to a checkpoint, or name a checkpoint",
             );
         }
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -51,18 +38,17 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
                 .map(|p| Checkpoints::below(p, 1))
                 .unwrap_or_default();
             return match near.found.first() {
-                Some(first) => told(
-                    format!("nothing lies at {named}; beside it lie {}", near.names()),
-                    example(first),
-                ),
-                None => told(format!("nothing lies at {named}"), "check the path".into()),
+                Some(first) => {
+                    let what = format!("nothing lies at {named}; beside it lie {}", near.names());
+                    Some(Whereabouts::new(what, ONE_OF_THEM).with_instead(first))
+                }
+                None => told(format!("nothing lies at {named}"), "check the path"),
             };
         }
         Err(_) => return None,
     };
     if !meta.is_dir() {
-        let (kind, hint) = file(path, &meta);
-        return told(format!("{named} is {kind}, and no checkpoint"), hint);
+        return Some(file(named, path, &meta));
     }
     // Of the rest of a checkpoint the error itself says what it lacks.
     if fs::read_dir(path)
@@ -80,25 +66,25 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
             "{named} is not a checkpoint, but holds some: {}",
             below.names()
         );
-        return told(what, example(first));
+        return Some(Whereabouts::new(what, ONE_OF_THEM).with_instead(first));
     }
     let (what, whose) = others(path)?;
-    let hint = format!("load it with {whose}; `reshard plugins` lists what this program can read");
+    let hint = format!("load it with {whose}, or link its format into this program");
     told(
         format!("{named} holds {what}, not a checkpoint that this program can read"),
-        hint,
+        &hint,
     )
 }
 
-fn example(path: &Path) -> String {
-    format!(
-        "name one of them, as in  reshard inspect {}",
-        shown(&path.display().to_string())
-    )
-}
+const ONE_OF_THEM: &str = "name one of them";
+const DIRECTORY: &str = "name the directory";
+const LINK: &str = "link its format into this program, if a crate has it";
 
 /// What a file is, and what to name instead.
-fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
+fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
+    let told = |kind: &str, hint: &str| {
+        Whereabouts::new(format!("{named} is {kind}, and no checkpoint"), hint)
+    };
     let kind = meta.file_type();
 
     // Pipes and devices come first, since opening one could block.
@@ -108,17 +94,14 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
             () if kind.is_socket() => "a socket",
             () => "a device",
         };
-        return (kind, "check the path".into());
+        return told(kind, "check the path");
     }
     let name = path
         .file_name()
         .and_then(|n| n.to_str())
         .unwrap_or_default();
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let of = format!(
-        "name the directory, as in  reshard inspect {}",
-        shown(&parent.display().to_string())
-    );
+    let of_checkpoint = |kind: &str| told(kind, DIRECTORY).with_instead(parent);
 
     // The first bytes tell an archive apart, whatever its name is.
     let mut first = [0; 4];
@@ -127,34 +110,54 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         .is_ok();
 
     // Names that only checkpoints have count before names that others have, too.
-    match own_file(name) {
-        Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => ("the metadata of a checkpoint", of),
-        Some(OwnFile::Data) => ("a data file of a checkpoint", of),
-        _ if is_of_one(name) && is_checkpoint(parent) => ("a file of a checkpoint", of),
-        _ if name == SIDECAR => ("a file of a checkpoint", of),
-        _ if name.ends_with(".index") => (
-            "the index of a TensorFlow checkpoint",
-            format!(
-                "name its prefix, as in  reshard inspect {}",
-                shown(path.display().to_string().trim_end_matches(".index"))
-            ),
-        ),
-        _ if name.ends_with(".safetensors") => (
-            "a safetensors file",
-            "`reshard plugins` lists what this program can read".into(),
-        ),
-        _ if four_read && first == *b"PK\x03\x04" => (
-            "a zip archive, as torch.save writes them",
-            "`reshard plugins` lists what this program can read; it takes such a file as x.pt"
-                .into(),
-        ),
-        _ => ("a file", "name the directory of a checkpoint".into()),
+    match () {
+        () if is_metadata(name) => of_checkpoint("the metadata of a checkpoint"),
+        () if is_data(name) => of_checkpoint("a data file of a checkpoint"),
+        () if name == SIDECAR || (is_of_one(name) && is_checkpoint(parent)) => {
+            of_checkpoint("a file of a checkpoint")
+        }
+        () if name.ends_with(".index") => {
+            let prefix = path.display().to_string();
+            told("the index of a TensorFlow checkpoint", "name its prefix")
+                .with_instead(prefix.trim_end_matches(".index"))
+        }
+        () if name.ends_with(".safetensors") => told("a safetensors file", LINK),
+        () if four_read && first == *b"PK\x03\x04" => {
+            let hint = "name it as x.pt; the format torch_save reads such files";
+            told("a zip archive, as torch.save writes them", hint)
+        }
+        () => told("a file", "name the directory of a checkpoint"),
     }
 }
 
 /// Whether files of checkpoints have such a name.
 fn is_of_one(name: &str) -> bool {
-    own_file(name).is_some() || [COMMON, INTEGRITY, METADATA_JSON].contains(&name)
+    is_metadata(name) || is_data(name) || [COMMON, INTEGRITY, METADATA_JSON].contains(&name)
+}
+
+#[cfg(feature = "torch-dist")]
+fn is_metadata(name: &str) -> bool {
+    use reshard_torch_dist::{OwnFile, own_file};
+    matches!(
+        own_file(name),
+        Some(OwnFile::Metadata | OwnFile::RankMetadata(_))
+    )
+}
+
+/// Data, and what an unfinished save has left.
+#[cfg(feature = "torch-dist")]
+fn is_data(name: &str) -> bool {
+    reshard_torch_dist::own_file(name).is_some() && !is_metadata(name)
+}
+
+#[cfg(not(feature = "torch-dist"))]
+fn is_metadata(_: &str) -> bool {
+    false
+}
+
+#[cfg(not(feature = "torch-dist"))]
+fn is_data(_: &str) -> bool {
+    false
 }
 
 fn is_checkpoint(dir: &Path) -> bool {
@@ -248,12 +251,7 @@ impl Checkpoints {
     }
 
     fn names(&self) -> String {
-        let mut names: Vec<String> = self
-            .names
-            .iter()
-            .take(NAMED)
-            .map(|n| shown(n).into_owned())
-            .collect();
+        let mut names: Vec<String> = self.names.iter().take(NAMED).cloned().collect();
         if let (true, Some(first)) = (self.latest, names.first_mut()) {
             first.push_str(" (the latest)");
         }

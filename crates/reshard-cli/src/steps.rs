@@ -1,0 +1,177 @@
+//! The checkpoints of a run, for `ls` and `inspect` of the folder that holds them.
+
+use crate::{
+    args::Ls,
+    error::{CliError, NO_CHECKPOINT, OK, Result},
+    io::Io,
+    json,
+    program::Program,
+    table::{rows, shown},
+    units,
+};
+use reshard::{
+    Step, StepPattern, Steps,
+    blocking::{Checkpoint, run},
+};
+use serde::Serialize;
+
+/// How the library says that a folder of checkpoints was named.
+const HOLDS_SOME: &str = "is not a checkpoint, but holds some";
+
+/// How it marks the one with which Megatron goes on.
+const LATEST: &str = " (the latest)";
+
+/// How folders of steps are called if nobody says it: as reshard and Megatron call them.
+const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
+
+fn usual() -> Result<Vec<StepPattern>> {
+    let patterns = USUAL.into_iter().map(str::parse);
+    Ok(patterns.collect::<Result<_, reshard::Error>>()?)
+}
+
+fn steps(program: &Program, dir: &str, pattern: StepPattern) -> Steps {
+    reshard::steps(dir)
+        .pattern(pattern)
+        .registry(program.registry.clone())
+        .stores(program.stores.clone())
+}
+
+/// One of the list.
+#[derive(Serialize)]
+struct Row {
+    step: u64,
+    name: String,
+    url: String,
+    backend: String,
+    version: u32,
+    dialect: &'static str,
+    tensors: u64,
+    tensor_bytes: u64,
+    /// The program that saved it, if `reshard.json` says it.
+    saved_by: Option<String>,
+}
+
+impl Row {
+    fn of(step: Step, checkpoint: &Checkpoint) -> Self {
+        let (format, metadata) = (checkpoint.backend(), checkpoint.metadata());
+        let (sidecar, _) = checkpoint.sidecar();
+        Self {
+            step: step.number,
+            name: step.name,
+            url: step.url,
+            backend: format.backend.to_string(),
+            version: format.version,
+            dialect: checkpoint.dialect().name(),
+            tensors: metadata.tensor_count() as u64,
+            tensor_bytes: metadata.total_bytes(),
+            saved_by: sidecar.map(|sidecar| sidecar.writer),
+        }
+    }
+
+    fn cells(&self) -> [String; 6] {
+        [
+            units::count(self.step),
+            self.name.clone(),
+            format!("{}/{}", self.backend, self.version),
+            units::count(self.tensors),
+            units::bytes(self.tensor_bytes),
+            self.saved_by.clone().unwrap_or_default(),
+        ]
+    }
+}
+
+/// A checkpoint that does not open.
+#[derive(Serialize)]
+struct LeftOut {
+    name: String,
+    why: String,
+}
+
+/// Prints the complete checkpoints in a folder. `None` if it has none.
+pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Option<u8>> {
+    let patterns = match &args.steps {
+        Some(pattern) => vec![pattern.clone()],
+        None => usual()?,
+    };
+    let mut found = Vec::new();
+    for pattern in patterns {
+        found = match run(steps(program, &args.dir, pattern)) {
+            // Whoever gave no pattern gets the error of what was named.
+            Err(_) if args.steps.is_none() => return Ok(None),
+            Err(e) => return Err(e.into()),
+            Ok(found) => found,
+        };
+        if !found.is_empty() {
+            break;
+        }
+    }
+    if found.is_empty() {
+        return Ok(None);
+    }
+
+    let (mut all, mut closed) = (Vec::new(), Vec::new());
+    for step in found {
+        match program.open(&step.url, args.reading.options()) {
+            Ok(checkpoint) => all.push(Row::of(step, &checkpoint)),
+            Err(e) => closed.push(LeftOut {
+                name: step.name,
+                why: e.message(),
+            }),
+        }
+    }
+    if args.json {
+        let listed = serde_json::json!({ "schema": 1, "steps": all, "left_out": closed });
+        json::write(io.out, &listed)?;
+    } else {
+        let titles = [">STEP", "NAME", "FORMAT", ">TENSORS", ">SIZE", "SAVED BY"];
+        rows(io.out, titles, || all.iter().map(Row::cells))?;
+    }
+    io.out.flush()?;
+    for LeftOut { name, why } in closed {
+        io.note(format!("left out: {} does not open: {why}", shown(&name)));
+    }
+    Ok(Some(OK))
+}
+
+/// The error for a folder without checkpoints of a pattern.
+pub(crate) fn none(args: &Ls) -> CliError {
+    let pattern = args.steps.clone().unwrap_or_default();
+    CliError::Told {
+        what: format!(
+            "{} has no complete checkpoint that is called {pattern}",
+            args.dir
+        ),
+        hint: "check the path and the pattern; what a save has not finished is not listed".into(),
+        code: NO_CHECKPOINT,
+    }
+}
+
+/// The error for a place that is no checkpoint, and also the newest complete one in it, if it holds some.
+pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError {
+    if e.exit_code() != NO_CHECKPOINT {
+        return e;
+    }
+    let newest = usual().into_iter().flatten().find_map(|pattern| {
+        // Whatever hinders the search, the error is about what was named.
+        let steps = steps(program, dir, pattern);
+        reshard::storage::wait(steps.latest()).ok().flatten()
+    });
+    let Some(Step { name, url, .. }) = newest else {
+        return e;
+    };
+    let name = shown(&name);
+    let what = match &e {
+        CliError::Told { what, .. } if what.contains(HOLDS_SOME) => what.clone(),
+        _ => format!("{dir} {HOLDS_SOME}"),
+    };
+    // Megatron's file names the one with which Megatron goes on.
+    let hint = match e {
+        CliError::Told { hint, .. } if what.contains(LATEST) => hint,
+        _ => format!("inspect it, as in  reshard inspect {}", shown(&url)),
+    };
+    CliError::Told {
+        what: format!("{what}; the newest complete one is {name}"),
+        hint: format!("{hint}; `reshard ls {}` lists them", shown(dir)),
+        code: NO_CHECKPOINT,
+    }
+}

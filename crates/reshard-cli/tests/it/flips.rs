@@ -1,0 +1,152 @@
+//! One changed byte anywhere: `verify` finds it, or its file is on the list of what `verify` does not cover.
+
+use crate::{run, states::Saved};
+use reshard::{
+    Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
+    strategy::SaveShardedConfig,
+};
+use std::{fs, path::Path};
+
+/// One tensor, or two.
+fn state(more: bool) -> StateDict {
+    let tensor = |n: u64| Tensor::from_vec(&[n], (0..n).map(|i| i as f32).collect()).unwrap();
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::replicated("w", tensor(5), 0));
+    if more {
+        state.insert("b", ShardedTensor::replicated("b", tensor(3), 0));
+    }
+    state
+}
+
+fn saved(
+    state: &StateDict,
+    dialect: Dialect,
+    strategy: Option<Box<dyn SaveShardedConfig>>,
+) -> Saved {
+    Saved::made(|url| {
+        let save = reshard::save(state, url).dialect(dialect);
+        let save = match strategy {
+            Some(strategy) => save.boxed_strategy(strategy),
+            None => save,
+        };
+        drop(blocking::run(save).unwrap());
+    })
+}
+
+/// All files below a path, by their names from there; a file has an empty name.
+fn files(at: &Path) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut left = vec![at.to_path_buf()];
+    while let Some(next) = left.pop() {
+        if next.is_dir() {
+            left.extend(fs::read_dir(next).unwrap().map(|e| e.unwrap().path()));
+        } else {
+            let name = next.strip_prefix(at).unwrap();
+            out.push(name.display().to_string());
+        }
+    }
+    out.sort();
+    out
+}
+
+/// What `verify` prints behind `not covered`.
+fn not_covered(out: &str) -> &str {
+    let line = out
+        .lines()
+        .find_map(|line| line.strip_prefix("not covered  "));
+    line.unwrap_or_default()
+}
+
+/// Changes each byte, one after the other. `listed` are the files that are on the list of the sound checkpoint.
+fn every_byte(saved: &Saved, listed: &str) {
+    let sound = run(&["verify", &saved.url]).ok();
+    assert_eq!(not_covered(&sound), listed, "{sound}");
+    let mut silent = Vec::new();
+    for name in files(Path::new(&saved.url)) {
+        let path = match &*name {
+            "" => saved.url.clone().into(),
+            name => saved.path(name),
+        };
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            // The lowest bit makes another digit or letter of most; the highest one ends texts and lengthens numbers.
+            let flip = if at % 2 == 0 { 0x01 } else { 0x80 };
+            let mut bytes = whole.clone();
+            bytes[at] ^= flip;
+            fs::write(&path, bytes).unwrap();
+            let ran = run(&["verify", &saved.url]);
+            if ran.code == 0 && !not_covered(&ran.out).contains(&*name) {
+                silent.push(format!("{name} {at} {flip:#x}: {}", ran.out));
+            }
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    let count = silent.len();
+    silent.truncate(10);
+    assert!(
+        silent.is_empty(),
+        "{count} changes, such as\n{}",
+        silent.join("\n")
+    );
+    assert_eq!(run(&["verify", &saved.url]).ok(), sound);
+}
+
+#[test]
+fn every_changed_byte_of_a_checkpoint_in_pytorchs_dialect_is_found_or_listed() {
+    let mut state = state(false);
+    state.insert("lr", 0.5);
+    every_byte(
+        &saved(&state, Dialect::Dcp, None),
+        "143 B without a checksum (reshard.json)",
+    );
+}
+
+#[test]
+fn every_changed_byte_of_a_checkpoint_in_megatrons_dialect_is_found_or_listed() {
+    let mut state = state(false);
+    let rng = ShardedObject::new("rng", Value::Int(7), &[1], &[0], 0);
+    state.insert("rng", rng.unwrap());
+    state.insert("iteration", 1000);
+    every_byte(
+        &saved(&state, Dialect::Megatron, None),
+        "262 B without a checksum (metadata.json, reshard.json)",
+    );
+}
+
+#[test]
+fn every_changed_byte_of_a_folder_of_safetensors_is_found_or_listed() {
+    let config = reshard::safetensors::SafetensorsConfig::default();
+    every_byte(
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "207 B without a checksum (reshard.json)",
+    );
+}
+
+#[test]
+fn every_changed_byte_of_zarr_arrays_is_found_or_listed() {
+    let config = reshard::zarr::Zarr3Config::default();
+    every_byte(
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "1.38 kB without a checksum (reshard.json, zarr.json)",
+    );
+}
+
+#[test]
+fn every_changed_byte_of_a_tensorflow_checkpoint_is_found_or_listed() {
+    let config = reshard::tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
+    every_byte(
+        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        "195 B without a checksum (reshard.json)",
+    );
+}
+
+#[test]
+fn every_changed_byte_of_a_file_of_torch_save_is_found() {
+    let mut saved = Saved::made(|_| {});
+    saved.url += ".pt";
+    let state = state(true);
+    let config = reshard::torch_save::TorchSaveConfig::default();
+    let save = reshard::save(&state, &saved.url).dialect(Dialect::Dcp);
+    drop(blocking::run(save.strategy(config)).unwrap());
+    every_byte(&saved, "");
+}

@@ -1,0 +1,152 @@
+//! The settings of a saver, and what is done with them.
+
+use crate::{Error, Result, keep::Keep};
+use reshard::{
+    OpenOptions, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
+    storage::{Removal, StoreExt as _},
+};
+use std::collections::BTreeMap;
+
+/// The keys of the notes that a saver writes.
+const OWNER: &str = "saver";
+const STEP: &str = "step";
+
+/// What is checked before older checkpoints are removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// That the new checkpoint is complete: all that a save writes last is there.
+    #[default]
+    No,
+    /// That it opens, and its structure, coverage and sizes: [`Checkpoint::verify`](reshard::Checkpoint::verify) without checksums.
+    Quick,
+    /// Also every checksum. The coordinator reads the whole checkpoint for that, and the other ranks wait.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) dir: String,
+    pub(crate) pattern: StepPattern,
+    pub(crate) every: u64,
+    pub(crate) keep: Keep,
+    pub(crate) verify: Verify,
+    pub(crate) owner: String,
+    pub(crate) registry: Option<Registry>,
+    pub(crate) stores: Option<Stores>,
+}
+
+impl Settings {
+    /// Whether all of them have a meaning.
+    pub(crate) fn check(&self) -> Result<()> {
+        let zero = [
+            ("every", Some(self.every)),
+            ("keep", self.keep.newest),
+            ("keep_every", self.keep.every),
+        ];
+        if let Some((name, _)) = zero.into_iter().find(|(_, value)| *value == Some(0)) {
+            return Err(Error::Invalid(format!(
+                "`{name}` is 0; it must be 1 or more"
+            )));
+        }
+        if self.keep.every.is_some() && self.keep.newest.is_none() {
+            let what = "`keep_every` has no effect without `keep`, because all checkpoints stay; set `keep`, or leave `keep_every` out";
+            return Err(Error::Invalid(what.into()));
+        }
+        Ok(())
+    }
+
+    /// How checkpoints are removed where they lie.
+    pub(crate) fn removal(&self) -> Result<Removal> {
+        let stores = match &self.stores {
+            Some(stores) => stores.clone(),
+            None => Stores::linked().map_err(|e| Error::Invalid(e.to_string()))?,
+        };
+        let url = self.url(0);
+        let store = stores
+            .open(&url)
+            .map_err(|e| Error::Invalid(e.to_string()))?;
+        Ok(store.removal())
+    }
+
+    /// Whether checkpoints can be removed where they lie. Otherwise they would pile up, with a warning after each save.
+    pub(crate) fn check_removal(&self) -> Result<()> {
+        if self.keep.newest.is_none() || self.removal()? != Removal::No {
+            return Ok(());
+        }
+        let dir = &self.dir;
+        Err(Error::Invalid(format!(
+            "checkpoints in {dir} can't be removed in one step, so a crash could leave a part of one; leave `keep` out, and remove old ones yourself"
+        )))
+    }
+
+    /// Where the checkpoint of a step lies.
+    pub(crate) fn url(&self, step: u64) -> String {
+        let dir = self.dir.trim_end_matches('/');
+        format!("{dir}/{}", self.pattern.name(step))
+    }
+
+    /// A save that is noted as this saver's.
+    pub(crate) fn noted<'a>(&self, step: u64, save: Save<'a>) -> Save<'a> {
+        let mut save = save.note(OWNER, &*self.owner).note(STEP, step.to_string());
+        if let Some(registry) = &self.registry {
+            save = save.registry(registry.clone());
+        }
+        match &self.stores {
+            Some(stores) => save.stores(stores.clone()),
+            None => save,
+        }
+    }
+
+    /// Whether a checkpoint is noted as this saver's, under the name that it has. A copy under another name is not.
+    pub(crate) async fn own(&self, step: &Step, removal: Removal) -> bool {
+        let own = |notes: &BTreeMap<String, String>| {
+            notes.get(OWNER) == Some(&self.owner)
+                && notes.get(STEP) == Some(&step.number.to_string())
+        };
+        // In an object store the notes lie with the data, and the metadata say where that is.
+        if removal != Removal::Record || !step.notes.is_empty() {
+            return own(&step.notes);
+        }
+        let Ok(checkpoint) = self.open().open(step).await else {
+            return false;
+        };
+        let (sidecar, _) = checkpoint.sidecar().await;
+        sidecar.is_some_and(|sidecar| own(&sidecar.notes))
+    }
+
+    pub(crate) fn steps(&self) -> Steps {
+        let mut steps = reshard::steps(&self.dir).pattern(self.pattern.clone());
+        if let Some(registry) = &self.registry {
+            steps = steps.registry(registry.clone());
+        }
+        match &self.stores {
+            Some(stores) => steps.stores(stores.clone()),
+            None => steps,
+        }
+    }
+
+    pub(crate) fn open(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        if let Some(registry) = &self.registry {
+            options = options.registry(registry.clone());
+        }
+        match &self.stores {
+            Some(stores) => options.stores(stores.clone()),
+            None => options,
+        }
+    }
+
+    /// Removes the checkpoint of a step, if it is noted as this saver's.
+    pub(crate) fn remove(&self, step: u64) -> RemoveCheckpoint {
+        let mut removal = reshard::remove_checkpoint(self.url(step))
+            .noted(OWNER, &*self.owner)
+            .noted(STEP, step.to_string());
+        if let Some(registry) = &self.registry {
+            removal = removal.registry(registry.clone());
+        }
+        match &self.stores {
+            Some(stores) => removal.stores(stores.clone()),
+            None => removal,
+        }
+    }
+}

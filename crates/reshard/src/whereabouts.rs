@@ -1,0 +1,84 @@
+//! What lies where no checkpoint does.
+
+#[cfg(feature = "local")]
+mod look;
+
+use crate::{Error, opened::HowToOpen};
+
+/// What lies at a place on this machine that is no checkpoint, and what to open instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    what: String,
+    hint: String,
+    instead: Option<String>,
+}
+
+impl Whereabouts {
+    #[cfg(feature = "local")]
+    fn new(what: String, hint: impl Into<String>) -> Self {
+        Self {
+            what,
+            hint: hint.into(),
+            instead: None,
+        }
+    }
+
+    #[cfg(feature = "local")]
+    fn with_instead(self, path: impl AsRef<std::path::Path>) -> Self {
+        Self {
+            instead: Some(path.as_ref().display().to_string()),
+            ..self
+        }
+    }
+
+    /// What lies there: `/runs/one is not a checkpoint, but holds some: iter_0000020, iter_0000010`.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to do.
+    pub fn hint(&self) -> &str {
+        &self.hint
+    }
+
+    /// A place that is a checkpoint, and that may have been meant.
+    pub fn instead(&self) -> Option<&str> {
+        self.instead.as_deref()
+    }
+}
+
+/// Adds to an error of opening what lies at the place instead of a checkpoint, if it is on this machine.
+#[cfg(feature = "local")]
+pub(crate) async fn explained(how: &HowToOpen, url: &str, e: Error) -> Error {
+    let is_unavailable = e.kind() == reshard_model::ErrorKind::Unavailable;
+    if !e.is_no_checkpoint() && !is_unavailable {
+        return e;
+    }
+    let Some(path) = local_path(how, url) else {
+        return e;
+    };
+    let named = url.to_owned();
+    // What the system refuses to give of a directory or a file may be a checkpoint. A pipe is none.
+    let look = move || match is_unavailable && (path.is_dir() || path.is_file()) {
+        true => None,
+        false => look::explain(&named, &path),
+    };
+    match reshard_storage::run_blocking([look]).await {
+        Ok(found) => e.with_whereabouts(found.into_iter().flatten().next()),
+        Err(_) => e,
+    }
+}
+
+#[cfg(not(feature = "local"))]
+pub(crate) async fn explained(_: &HowToOpen, _: &str, e: Error) -> Error {
+    e
+}
+
+/// Where a URL lies on this machine's file systems, if it does.
+#[cfg(feature = "local")]
+fn local_path(how: &HowToOpen, url: &str) -> Option<std::path::PathBuf> {
+    let url = how.store(url).ok()?.url();
+    let is_local = url.starts_with("file://");
+    let store = is_local.then(|| reshard_storage::LocalStore::open(&url).ok())??;
+    Some(store.path().to_path_buf())
+}
