@@ -32,7 +32,7 @@ pub(crate) fn show(place: &str, key: Option<&str>) -> Result<Vec<f32>, Box<dyn s
     for tensor in checkpoint.tensors() {
         let chunks = tensor.chunks().len();
         println!(
-            "{} {} {} in {chunks} chunks",
+            "{} {} {}, chunks: {chunks}",
             tensor.key(),
             tensor.dtype(),
             tensor.shape()

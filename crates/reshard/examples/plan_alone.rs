@@ -67,11 +67,8 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Ranks that follow each other and write the same number of bytes share a line.
     let mut from = 0;
     for run in bytes.chunk_by(|a, b| a == b) {
-        println!(
-            "ranks {from} to {}: {} bytes each",
-            from + run.len() - 1,
-            run[0]
-        );
+        let last = from + run.len() - 1;
+        println!("ranks {from} to {last}, each: {} bytes", run[0]);
         from += run.len();
     }
     let total: u64 = bytes.iter().sum();

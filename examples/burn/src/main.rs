@@ -41,7 +41,11 @@ impl Job {
             fc1: LinearConfig::new(4, 8).init(&device),
             fc2: LinearConfig::new(8, 2).init(&device),
         };
-        Self { model, optimizer: AdamWConfig::new().init(), step: 0 }
+        Self {
+            model,
+            optimizer: AdamWConfig::new().init(),
+            step: 0,
+        }
     }
 
     /// Goes on to the last step, and saves a checkpoint on its way.
@@ -49,7 +53,9 @@ impl Job {
         while self.step < STEPS {
             let (input, target) = batch(self.step);
             let hidden = tanh(self.model.fc1.forward(input));
-            let loss = (self.model.fc2.forward(hidden) - target).powi_scalar(2).mean();
+            let loss = (self.model.fc2.forward(hidden) - target)
+                .powi_scalar(2)
+                .mean();
             let grads = GradientsParams::from_grads(loss.backward(), &self.model);
             self.model = self.optimizer.step(0.05, self.model, grads);
             self.step += 1;
@@ -78,7 +84,11 @@ impl Job {
         let loaded = blocking::load(wanted, place)?;
         let step = u32::try_from(loaded.int("step")?)?;
         let (model, optimizer) = restore(fresh.model, fresh.optimizer, loaded)?;
-        Ok(Self { model, optimizer, step })
+        Ok(Self {
+            model,
+            optimizer,
+            step,
+        })
     }
 
     /// All tensors that the next step depends on.
@@ -95,9 +105,13 @@ impl Job {
 
 /// The data of a step. A job that reads data saves its position, as this one saves its step.
 fn batch(step: u32) -> (Tensor<B, 2>, Tensor<B, 2>) {
-    let numbers = |n: u32| (0..n).map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.).collect::<Vec<_>>();
+    let numbers = |n: u32| {
+        (0..n)
+            .map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.)
+            .collect::<Vec<_>>()
+    };
     let device = Default::default();
-    let tensor = |rows, columns| {
+    let tensor = |rows: u32, columns: u32| {
         let data = TensorData::new(numbers(rows * columns), [rows as usize, columns as usize]);
         Tensor::from_data(data, &device)
     };
@@ -115,10 +129,18 @@ fn main() -> Result<(), BoxError> {
     let resumed = resumed.train(&place)?;
 
     let (want, got) = (whole.tensors()?, resumed.tensors()?);
-    assert_eq!(want.len(), 4 + 3 * 4, "4 parameters, and a step and two moments of each");
+    assert_eq!(
+        want.len(),
+        4 + 3 * 4,
+        "4 parameters, and a step and two moments of each"
+    );
     for ((name, want), (also, got)) in want.iter().zip(&got) {
         assert_eq!(name, also);
-        assert_eq!(want.to_bytes(), got.to_bytes(), "{name} differs after a resume");
+        assert_eq!(
+            want.to_bytes(),
+            got.to_bytes(),
+            "{name} differs after a resume"
+        );
     }
     println!("{} tensors are equal, bit for bit", want.len());
     Ok(())

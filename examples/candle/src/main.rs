@@ -26,10 +26,24 @@ impl Job {
     fn new() -> Result<Self, BoxError> {
         let map = VarMap::new();
         let build = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
-        let layers = (linear(4, 8, build.pp("fc1"))?, linear(8, 2, build.pp("fc2"))?);
+        let layers = (
+            linear(4, 8, build.pp("fc1"))?,
+            linear(8, 2, build.pp("fc2"))?,
+        );
         let model = Variables::new(map)?;
-        let optimizer = AdamW::of(&model, ParamsAdamW { lr: 0.05, ..Default::default() })?;
-        Ok(Self { layers, model, optimizer, step: 0 })
+        let optimizer = AdamW::of(
+            &model,
+            ParamsAdamW {
+                lr: 0.05,
+                ..Default::default()
+            },
+        )?;
+        Ok(Self {
+            layers,
+            model,
+            optimizer,
+            step: 0,
+        })
     }
 
     /// Goes on to this step, and saves a checkpoint on its way.
@@ -82,9 +96,16 @@ impl Job {
 
 /// The data of a step. A job that reads data saves its position, as this one saves its step.
 fn batch(step: u32) -> Result<(Tensor, Tensor), BoxError> {
-    let numbers = |n: u32| (0..n).map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.).collect::<Vec<_>>();
+    let numbers = |n: u32| {
+        (0..n)
+            .map(|i| ((step * 31 + i * 7) % 13) as f32 / 13.)
+            .collect::<Vec<_>>()
+    };
     let device = &Device::Cpu;
-    Ok((Tensor::from_vec(numbers(12), (3, 4), device)?, Tensor::from_vec(numbers(6), (3, 2), device)?))
+    Ok((
+        Tensor::from_vec(numbers(12), (3, 4), device)?,
+        Tensor::from_vec(numbers(6), (3, 2), device)?,
+    ))
 }
 
 fn main() -> Result<(), BoxError> {
@@ -99,10 +120,18 @@ fn main() -> Result<(), BoxError> {
     resumed.train(&place)?;
 
     let (want, got) = (whole.tensors()?, resumed.tensors()?);
-    assert_eq!(want.len(), 4 + 3 * 4, "4 variables, and a step and two moments of each");
+    assert_eq!(
+        want.len(),
+        4 + 3 * 4,
+        "4 variables, and a step and two moments of each"
+    );
     for ((name, want), (also, got)) in want.iter().zip(&got) {
         assert_eq!(name, also);
-        assert_eq!(want.to_bytes(), got.to_bytes(), "{name} differs after a resume");
+        assert_eq!(
+            want.to_bytes(),
+            got.to_bytes(),
+            "{name} differs after a resume"
+        );
     }
     println!("{} tensors are equal, bit for bit", want.len());
     Ok(())

@@ -1,7 +1,10 @@
 //! Optimizers whose state is two moments and a number of steps.
 
 use burn::{
-    optim::{Adam, AdamState, AdamW, AdamWState, AdaptiveMomentumState, SimpleOptimizer, adaptor::OptimizerAdaptor},
+    optim::{
+        Adam, AdamState, AdamW, AdamWState, AdaptiveMomentumState, SimpleOptimizer,
+        adaptor::OptimizerAdaptor,
+    },
     tensor::backend::Backend,
 };
 
@@ -38,4 +41,5 @@ impl<B: Backend> Adaptive<B> for Adam {
 pub type AdaptiveOptimizer<O, M, B> = OptimizerAdaptor<O, M, B>;
 
 /// The record of such an optimizer: the state of each parameter, by its id.
-pub(crate) type Record<O, M, B> = <OptimizerAdaptor<O, M, B> as burn::optim::Optimizer<M, B>>::Record;
+pub(crate) type Record<O, M, B> =
+    <OptimizerAdaptor<O, M, B> as burn::optim::Optimizer<M, B>>::Record;

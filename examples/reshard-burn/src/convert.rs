@@ -63,5 +63,7 @@ types! {
 }
 
 pub(crate) fn unsupported(dtype: DType) -> String {
-    format!("a tensor of burn's type {dtype:?} can't be saved; dequantise or convert it, and keep its scales in a parameter of their own")
+    format!(
+        "a tensor of burn's type {dtype:?} can't be saved; dequantise or convert it, and keep its scales in a parameter of their own"
+    )
 }

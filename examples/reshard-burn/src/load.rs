@@ -8,7 +8,10 @@ use crate::{
 use burn::{
     module::{AutodiffModule, ModuleMapper, Param, ParamId},
     optim::{AdaptiveMomentumState, Optimizer, record::AdaptorRecord},
-    tensor::{BasicOps, Bool, Int, Tensor, TensorKind, backend::{AutodiffBackend, Backend}},
+    tensor::{
+        BasicOps, Bool, Int, Tensor, TensorKind,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 use reshard::ValueTree;
 
@@ -27,10 +30,22 @@ where
     M: AutodiffModule<B>,
     O: Adaptive<B::InnerBackend>,
 {
-    let mut part = |name: &str| loaded.remove(name).ok_or_else(|| format!("what was loaded has no `{name}`"));
+    let mut part = |name: &str| {
+        loaded
+            .remove(name)
+            .ok_or_else(|| format!("what was loaded has no `{name}`"))
+    };
     let (model, mut optim) = (part("model")?, part("optim")?);
-    let moments = optim.remove("state").ok_or("what was loaded has no `optim.state`")?;
-    let mut loader = Loader::<O, M, B> { path: Vec::new(), model, moments, record: Record::<O, M, B>::default(), failed: None };
+    let moments = optim
+        .remove("state")
+        .ok_or("what was loaded has no `optim.state`")?;
+    let mut loader = Loader::<O, M, B> {
+        path: Vec::new(),
+        model,
+        moments,
+        record: Record::<O, M, B>::default(),
+        failed: None,
+    };
     let module = module.map(&mut loader);
     match loader.failed {
         Some(failed) => Err(failed),
@@ -48,19 +63,36 @@ struct Loader<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBac
 }
 
 /// A loaded tensor in place of `old`.
-fn replaced<A, const D: usize, K>(from: &mut ValueTree, name: &str, old: &Tensor<A, D, K>) -> Result<Tensor<A, D, K>, BoxError>
+fn replaced<A, const D: usize, K>(
+    from: &mut ValueTree,
+    name: &str,
+    old: &Tensor<A, D, K>,
+) -> Result<Tensor<A, D, K>, BoxError>
 where
     A: Backend,
     K: TensorKind<A> + BasicOps<A>,
 {
     let tree = from.remove(name).ok_or("it was not loaded")?;
-    let tensor = tree.into_leaf().and_then(reshard::Value::into_tensor).ok_or("it is no tensor")?;
+    let tensor = tree
+        .into_leaf()
+        .and_then(reshard::Value::into_tensor)
+        .ok_or("it is no tensor")?;
     if dtype(old.dtype()) != Some(tensor.dtype()) {
-        return Err(format!("the module has elements of type {:?}, and the value {}", old.dtype(), tensor.dtype()).into());
+        return Err(format!(
+            "the module has elements of type {:?}, and the value {}",
+            old.dtype(),
+            tensor.dtype()
+        )
+        .into());
     }
     let data = from_reshard(tensor)?;
     if data.shape[..] != old.dims()[..] {
-        return Err(format!("the module has the shape {:?}, and the value {:?}", old.dims(), data.shape).into());
+        return Err(format!(
+            "the module has the shape {:?}, and the value {:?}",
+            old.dims(),
+            data.shape
+        )
+        .into());
     }
     Ok(Tensor::from_data_dtype(data, &old.device(), old.dtype()))
 }
@@ -75,7 +107,8 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Loa
         match replaced(&mut self.model, &name, &old) {
             Ok(new) => new,
             Err(e) => {
-                self.failed.get_or_insert_with(|| format!("model.{name}: {e}").into());
+                self.failed
+                    .get_or_insert_with(|| format!("model.{name}: {e}").into());
                 old
             }
         }
@@ -84,25 +117,40 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Loa
     /// Reads the state of a parameter, if it has any.
     fn moments<const D: usize>(&mut self, id: ParamId, of: Tensor<B::InnerBackend, D>) {
         let name = self.path.join(".");
-        let Some(mut state) = self.moments.remove(&name) else { return };
+        let Some(mut state) = self.moments.remove(&name) else {
+            return;
+        };
         let mut read = || -> Result<_, BoxError> {
             let step = state.take_tensor("step")?.to_vec::<f32>()?;
             let time = match step[..] {
                 // A whole number that a float32 holds.
-                [step] if (0. ..=16_777_216.).contains(&step) && step.fract() == 0. => step as usize,
+                [step] if (0. ..=16_777_216.).contains(&step) && step.fract() == 0. => {
+                    step as usize
+                }
                 _ => return Err(format!("`step` is {step:?}, and no number of steps").into()),
             };
-            let (first, second) = (replaced(&mut state, "exp_avg", &of)?, replaced(&mut state, "exp_avg_sq", &of)?);
+            let (first, second) = (
+                replaced(&mut state, "exp_avg", &of)?,
+                replaced(&mut state, "exp_avg_sq", &of)?,
+            );
             Ok(AdaptiveMomentumState::new(time, first, second))
         };
         match read() {
-            Ok(moments) => drop(self.record.insert(id, AdaptorRecord::from_state(O::state(moments)))),
-            Err(e) => drop(self.failed.get_or_insert_with(|| format!("optim.state.{name}: {e}").into())),
+            Ok(moments) => drop(
+                self.record
+                    .insert(id, AdaptorRecord::from_state(O::state(moments))),
+            ),
+            Err(e) => drop(
+                self.failed
+                    .get_or_insert_with(|| format!("optim.state.{name}: {e}").into()),
+            ),
         }
     }
 }
 
-impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> ModuleMapper<B> for Loader<O, M, B> {
+impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> ModuleMapper<B>
+    for Loader<O, M, B>
+{
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.into());
     }
@@ -120,11 +168,17 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Mod
         })
     }
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Int>>,
+    ) -> Param<Tensor<B, D, Int>> {
         param.map(|old| self.parameter(old))
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<B, D, Bool>>) -> Param<Tensor<B, D, Bool>> {
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Bool>>,
+    ) -> Param<Tensor<B, D, Bool>> {
         param.map(|old| self.parameter(old))
     }
 }

@@ -8,7 +8,10 @@ use crate::{
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param},
     optim::{AdaptiveMomentumState, Optimizer},
-    tensor::{BasicOps, Bool, Int, Tensor, TensorKind, backend::{AutodiffBackend, Backend}},
+    tensor::{
+        BasicOps, Bool, Int, Tensor, TensorKind,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 use reshard::{ShardedTensor, StateDict, Value, model::Leaf};
 
@@ -16,7 +19,10 @@ use reshard::{ShardedTensor, StateDict, Value, model::Leaf};
 ///
 /// # Errors
 /// A parameter has elements that can't be saved. The error names it.
-pub fn state<B, M, O>(module: &M, optimizer: &AdaptiveOptimizer<O, M, B>) -> Result<StateDict, BoxError>
+pub fn state<B, M, O>(
+    module: &M,
+    optimizer: &AdaptiveOptimizer<O, M, B>,
+) -> Result<StateDict, BoxError>
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
@@ -53,7 +59,13 @@ struct Lister<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBac
 
 impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Lister<O, M, B> {
     fn new(record: Option<Record<O, M, B>>) -> Self {
-        Self { path: Vec::new(), record, model: StateDict::new(), moments: StateDict::new(), failed: None }
+        Self {
+            path: Vec::new(),
+            record,
+            model: StateDict::new(),
+            moments: StateDict::new(),
+            failed: None,
+        }
     }
 
     fn finish(self) -> Result<StateDict, BoxError> {
@@ -80,7 +92,11 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Lis
             let dtype = dtype(tensor.dtype()).ok_or_else(|| unsupported(tensor.dtype()).into());
             dtype.map(|dtype| Leaf::Tensor(ShardedTensor::template(key, dtype, &shape)))
         };
-        made.map_err(|e| self.failed.get_or_insert_with(|| format!("{key}: {e}").into())).ok()
+        made.map_err(|e| {
+            self.failed
+                .get_or_insert_with(|| format!("{key}: {e}").into())
+        })
+        .ok()
     }
 
     fn parameter<const D: usize, K>(&mut self, tensor: Tensor<B, D, K>)
@@ -99,7 +115,11 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Lis
         // A number in a tensor without axes, as in PyTorch.
         let step = match reshard::Tensor::from_vec(&[], vec![of.time as f32]) {
             Ok(step) if self.record.is_some() => Leaf::Value(step.into()),
-            _ => Leaf::Tensor(ShardedTensor::template(&key("step"), reshard::DType::Float32, &[])),
+            _ => Leaf::Tensor(ShardedTensor::template(
+                &key("step"),
+                reshard::DType::Float32,
+                &[],
+            )),
         };
         let mut moments = StateDict::new();
         moments.insert("step", step);
@@ -112,7 +132,9 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Lis
     }
 }
 
-impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> ModuleVisitor<B> for Lister<O, M, B> {
+impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> ModuleVisitor<B>
+    for Lister<O, M, B>
+{
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.into());
     }
@@ -125,8 +147,12 @@ impl<O: Adaptive<B::InnerBackend>, M: AutodiffModule<B>, B: AutodiffBackend> Mod
         let tensor = param.val();
         let moments = match &self.record {
             // A parameter that had no gradient has no state.
-            Some(record) => record.get(&param.id).map(|state| O::moments(state.clone().into_state::<D>())),
-            None => tensor.is_require_grad().then(|| AdaptiveMomentumState::new(0, tensor.clone().inner(), tensor.clone().inner())),
+            Some(record) => record
+                .get(&param.id)
+                .map(|state| O::moments(state.clone().into_state::<D>())),
+            None => tensor.is_require_grad().then(|| {
+                AdaptiveMomentumState::new(0, tensor.clone().inner(), tensor.clone().inner())
+            }),
         };
         self.parameter(tensor);
         if let Some(moments) = moments {

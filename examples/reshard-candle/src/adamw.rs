@@ -34,7 +34,13 @@ struct Slot {
 impl Slot {
     fn new(id: ParamId, var: Var) -> candle_core::Result<Self> {
         let zeros = || Var::zeros(var.shape(), var.dtype(), var.device());
-        Ok(Self { id, exp_avg: zeros()?, exp_avg_sq: zeros()?, step: 0, var })
+        Ok(Self {
+            id,
+            exp_avg: zeros()?,
+            exp_avg_sq: zeros()?,
+            step: 0,
+            var,
+        })
     }
 }
 
@@ -46,8 +52,14 @@ impl AdamW {
     pub fn of(model: &Variables, params: ParamsAdamW) -> candle_core::Result<Self> {
         let all = (0..).map(ParamId).zip(model.by_name().into_values());
         let floats = all.filter(|(_, var)| var.dtype().is_float());
-        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<candle_core::Result<_>>()?;
-        Ok(Self { vars, params, with_data: true })
+        let vars = floats
+            .map(|(id, var)| Slot::new(id, var))
+            .collect::<candle_core::Result<_>>()?;
+        Ok(Self {
+            vars,
+            params,
+            with_data: true,
+        })
     }
 
     /// Its settings.
@@ -57,7 +69,10 @@ impl AdamW {
 
     /// The same state, declared without its data.
     pub(crate) fn without_data(&self) -> Self {
-        Self { with_data: false, ..self.clone() }
+        Self {
+            with_data: false,
+            ..self.clone()
+        }
     }
 
     /// Where the state of a parameter is. Ids are in order.
@@ -71,21 +86,39 @@ impl Optimizer for AdamW {
 
     /// The ids of the variables are their positions. To save a model with it, use [`AdamW::of`].
     fn new(vars: Vec<Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
-        let floats = (0..).map(ParamId).zip(vars).filter(|(_, var)| var.dtype().is_float());
-        let vars = floats.map(|(id, var)| Slot::new(id, var)).collect::<candle_core::Result<_>>()?;
-        Ok(Self { vars, params, with_data: true })
+        let floats = (0..)
+            .map(ParamId)
+            .zip(vars)
+            .filter(|(_, var)| var.dtype().is_float());
+        let vars = floats
+            .map(|(id, var)| Slot::new(id, var))
+            .collect::<candle_core::Result<_>>()?;
+        Ok(Self {
+            vars,
+            params,
+            with_data: true,
+        })
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        let ParamsAdamW { lr, beta1, beta2, eps, weight_decay } = self.params;
+        let ParamsAdamW {
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self.params;
         for slot in &mut self.vars {
-            let Some(grad) = grads.get(&slot.var) else { continue };
+            let Some(grad) = grads.get(&slot.var) else {
+                continue;
+            };
             slot.step += 1;
             let exponent = i32::try_from(slot.step).unwrap_or(i32::MAX); // by then the corrections are 1 for long
 
             // The moments, and from them the step without their bias towards zero.
             let exp_avg = ((slot.exp_avg.as_tensor() * beta1)? + (grad * (1. - beta1))?)?;
-            let exp_avg_sq = ((slot.exp_avg_sq.as_tensor() * beta2)? + (grad.sqr()? * (1. - beta2))?)?;
+            let exp_avg_sq =
+                ((slot.exp_avg_sq.as_tensor() * beta2)? + (grad.sqr()? * (1. - beta2))?)?;
             let first = (&exp_avg * (1. / (1. - beta1.powi(exponent))))?;
             let second = (&exp_avg_sq * (1. / (1. - beta2.powi(exponent))))?;
             let change = ((first / (second.sqrt()? + eps)?)? * lr)?;
@@ -109,12 +142,25 @@ impl Optimizer for AdamW {
 
 impl OptimizerState for AdamW {
     fn param_groups(&self) -> Vec<ParamGroup> {
-        let ParamsAdamW { lr, beta1, beta2, eps, weight_decay } = self.params;
+        let ParamsAdamW {
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self.params;
         let betas = Value::Tuple(vec![beta1.into(), beta2.into()]);
-        let options = [("lr", lr.into()), ("betas", betas), ("eps", eps.into()), ("weight_decay", weight_decay.into())];
+        let options = [
+            ("lr", lr.into()),
+            ("betas", betas),
+            ("eps", eps.into()),
+            ("weight_decay", weight_decay.into()),
+        ];
         vec![ParamGroup {
             params: self.vars.iter().map(|slot| slot.id).collect(),
-            options: options.map(|(name, value): (&str, Value)| (name.into(), value)).into(),
+            options: options
+                .map(|(name, value): (&str, Value)| (name.into(), value))
+                .into(),
         }]
     }
 
@@ -135,15 +181,25 @@ impl OptimizerState for AdamW {
         ]
     }
 
-    fn load_group(&mut self, _index: usize, options: Vec<(Box<str>, Value)>) -> Result<(), BoxError> {
+    fn load_group(
+        &mut self,
+        _index: usize,
+        options: Vec<(Box<str>, Value)>,
+    ) -> Result<(), BoxError> {
         for (name, value) in options {
-            let number = |value: &Value| value.as_float().ok_or_else(|| format!("the option `{name}` is no number"));
+            let number = |value: &Value| {
+                value
+                    .as_float()
+                    .ok_or_else(|| format!("the option `{name}` is no number"))
+            };
             match &*name {
                 "lr" => self.params.lr = number(&value)?,
                 "eps" => self.params.eps = number(&value)?,
                 "weight_decay" => self.params.weight_decay = number(&value)?,
                 "betas" => match value.as_seq() {
-                    Some([first, second]) => (self.params.beta1, self.params.beta2) = (number(first)?, number(second)?),
+                    Some([first, second]) => {
+                        (self.params.beta1, self.params.beta2) = (number(first)?, number(second)?)
+                    }
                     _ => return Err("the option `betas` has two numbers".into()),
                 },
                 _ => {} // options of PyTorch's that change nothing here, such as `foreach`
@@ -152,17 +208,32 @@ impl OptimizerState for AdamW {
         Ok(())
     }
 
-    fn load_state(&mut self, param: ParamId, state: Vec<(Box<str>, Value)>) -> Result<(), BoxError> {
-        let position = self.position(param).ok_or("the optimizer has no such parameter")?;
+    fn load_state(
+        &mut self,
+        param: ParamId,
+        state: Vec<(Box<str>, Value)>,
+    ) -> Result<(), BoxError> {
+        let position = self
+            .position(param)
+            .ok_or("the optimizer has no such parameter")?;
         let slot = &mut self.vars[position];
         for (name, value) in state {
             match &*name {
                 "step" => {
-                    let step = value.as_tensor().ok_or("`step` is no tensor")?.to_vec::<f32>()?;
+                    let step = value
+                        .as_tensor()
+                        .ok_or("`step` is no tensor")?
+                        .to_vec::<f32>()?;
                     match step[..] {
                         // A whole number that a float32 holds.
-                        [step] if step >= 0. && step <= 16_777_216. && step.fract() == 0. => slot.step = step as u32,
-                        _ => return Err(format!("`step` is {step:?}, and no number of steps").into()),
+                        [step] if (0. ..=16_777_216.).contains(&step) && step.fract() == 0. => {
+                            slot.step = step as u32
+                        }
+                        _ => {
+                            return Err(
+                                format!("`step` is {step:?}, and no number of steps").into()
+                            );
+                        }
                     }
                 }
                 "exp_avg" => set(&slot.exp_avg, value)?,

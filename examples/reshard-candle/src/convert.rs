@@ -75,5 +75,7 @@ pub(crate) fn shape_of(tensor: &Tensor) -> Vec<u64> {
 
 pub(crate) fn unsupported(dtype: DType) -> String {
     let name = dtype.as_str();
-    format!("a tensor of candle's type {name} can't be saved: candle computes nothing with {name}; keep it in a file of its own")
+    format!(
+        "a tensor of candle's type {name} can't be saved: candle computes nothing with {name}; keep it in a file of its own"
+    )
 }

@@ -27,10 +27,24 @@ pub fn template(model: &Variables, optimizer: &AdamW) -> Result<StateDict, BoxEr
 ///
 /// # Errors
 /// A key is missing, or a value has another type or shape. The error names it. Values that came before it may be loaded already.
-pub fn restore(model: &mut Variables, optimizer: &mut AdamW, mut loaded: ValueTree) -> Result<(), BoxError> {
-    let mut part = |name: &str| loaded.remove(name).ok_or_else(|| format!("what was loaded has no `{name}`"));
+pub fn restore(
+    model: &mut Variables,
+    optimizer: &mut AdamW,
+    mut loaded: ValueTree,
+) -> Result<(), BoxError> {
+    let mut part = |name: &str| {
+        loaded
+            .remove(name)
+            .ok_or_else(|| format!("what was loaded has no `{name}`"))
+    };
     let (of_model, of_optimizer) = (part("model")?, part("optim")?);
     let options = StateDictOptions::default();
-    block_on(set_state_dict(model, &mut [optimizer], of_model, of_optimizer, &options))?;
+    block_on(set_state_dict(
+        model,
+        &mut [optimizer],
+        of_model,
+        of_optimizer,
+        &options,
+    ))?;
     Ok(())
 }

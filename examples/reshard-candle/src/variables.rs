@@ -31,7 +31,10 @@ impl Variables {
     /// # Errors
     /// A variable has a type that can't be saved. The error names it.
     pub fn new(map: VarMap) -> Result<Self, BoxError> {
-        let all = Self { map, with_data: true };
+        let all = Self {
+            map,
+            with_data: true,
+        };
         for (name, var) in all.by_name() {
             if dtype(var.dtype()).is_none() {
                 return Err(format!("{name}: {}", unsupported(var.dtype())).into());
@@ -42,14 +45,23 @@ impl Variables {
 
     /// The same variables, declared without their data.
     pub(crate) fn without_data(&self) -> Self {
-        Self { with_data: false, ..self.clone() }
+        Self {
+            with_data: false,
+            ..self.clone()
+        }
     }
 
     /// All variables, sorted by name. A `VarMap` has no order, and ids must be the same on all ranks.
     pub fn by_name(&self) -> BTreeMap<String, Var> {
         // A poisoned lock means that another thread panicked while it changed the map. Its variables are whole all the same.
-        let vars = self.map.data().lock().unwrap_or_else(PoisonError::into_inner);
-        vars.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
+        let vars = self
+            .map
+            .data()
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        vars.iter()
+            .map(|(name, var)| (name.clone(), var.clone()))
+            .collect()
     }
 }
 
@@ -72,8 +84,15 @@ impl ModelState for Variables {
     }
 
     fn load(&mut self, name: &str, value: Value) -> Result<(), BoxError> {
-        let vars = self.map.data().lock().unwrap_or_else(PoisonError::into_inner);
-        set(vars.get(name).ok_or("the VarMap has no such variable")?, value)
+        let vars = self
+            .map
+            .data()
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        set(
+            vars.get(name).ok_or("the VarMap has no such variable")?,
+            value,
+        )
     }
 }
 
@@ -82,7 +101,10 @@ pub(crate) fn leaf(tensor: &Tensor, with_data: bool) -> Leaf {
     let declared = |data| {
         // A type that can't be saved came into the map later. Then the data say so when they are read.
         let dtype = dtype(tensor.dtype()).unwrap_or(reshard::DType::UInt8);
-        Leaf::Tensor(ShardedTensor { data, ..ShardedTensor::template("", dtype, &shape_of(tensor)) })
+        Leaf::Tensor(ShardedTensor {
+            data,
+            ..ShardedTensor::template("", dtype, &shape_of(tensor))
+        })
     };
     if !with_data {
         return declared(Data::None);

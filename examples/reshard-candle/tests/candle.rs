@@ -21,7 +21,10 @@ const TYPES: [DType; 10] = [
 fn map(vars: impl IntoIterator<Item = (String, Tensor)>) -> VarMap {
     let map = VarMap::new();
     let mut data = map.data().lock().unwrap();
-    data.extend(vars.into_iter().map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap())));
+    data.extend(
+        vars.into_iter()
+            .map(|(name, tensor)| (name, Var::from_tensor(&tensor).unwrap())),
+    );
     drop(data);
     map
 }
@@ -38,7 +41,10 @@ fn every_type_comes_back_with_its_bits() {
     let place = dir.path().join("types");
     let all = || TYPES.map(|dtype| (dtype.as_str().to_owned(), numbers(dtype)));
     let zeros = || all().map(|(name, tensor)| (name, tensor.zeros_like().unwrap()));
-    let (mut model, saved) = (Variables::new(map(zeros())).unwrap(), Variables::new(map(all())).unwrap());
+    let (mut model, saved) = (
+        Variables::new(map(zeros())).unwrap(),
+        Variables::new(map(all())).unwrap(),
+    );
     let mut optimizer = AdamW::of(&model, ParamsAdamW::default()).unwrap();
     let with_moments = AdamW::of(&saved, ParamsAdamW::default()).unwrap();
     let dict = state(&saved, &with_moments).unwrap();
@@ -49,18 +55,31 @@ fn every_type_comes_back_with_its_bits() {
     for (name, var) in model.by_name() {
         let want = to_reshard(&numbers(var.dtype())).unwrap();
         let got = to_reshard(&var).unwrap();
-        assert_eq!((got.dtype(), got.to_bytes()), (want.dtype(), want.to_bytes()), "{name}");
+        assert_eq!(
+            (got.dtype(), got.to_bytes()),
+            (want.dtype(), want.to_bytes()),
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn a_part_of_a_tensor_and_one_without_axes_are_converted() {
     let transposed = numbers(DType::I64).t().unwrap();
-    assert_eq!(to_reshard(&transposed).unwrap().to_vec::<i64>().unwrap(), [0, 4, 1, 8, 2, 16]);
+    assert_eq!(
+        to_reshard(&transposed).unwrap().to_vec::<i64>().unwrap(),
+        [0, 4, 1, 8, 2, 16]
+    );
     let scalar = Tensor::new(7f64, &Device::Cpu).unwrap();
     let there = to_reshard(&scalar).unwrap();
     assert!(there.shape().is_empty());
-    assert_eq!(from_reshard(there, &Device::Cpu).unwrap().to_scalar::<f64>().unwrap(), 7.);
+    assert_eq!(
+        from_reshard(there, &Device::Cpu)
+            .unwrap()
+            .to_scalar::<f64>()
+            .unwrap(),
+        7.
+    );
 }
 
 #[test]
@@ -68,14 +87,24 @@ fn what_candle_does_not_have_is_refused_by_name() {
     let complex = reshard::Tensor::from_vec(&[1], vec![[1f32, 2.]]).unwrap();
     let e = from_reshard(complex, &Device::Cpu).unwrap_err().to_string();
     assert!(e.contains("complex64"), "{e}");
-    let (mut model, f32s) = (Variables::new(map([("w".into(), numbers(DType::F32))])).unwrap(), numbers(DType::F64));
-    let e = reshard_optim::ModelState::load(&mut model, "w", to_reshard(&f32s).unwrap().into()).unwrap_err();
-    assert!(e.to_string().contains("f32") && e.to_string().contains("float64"), "{e}");
+    let (mut model, f32s) = (
+        Variables::new(map([("w".into(), numbers(DType::F32))])).unwrap(),
+        numbers(DType::F64),
+    );
+    let e = reshard_optim::ModelState::load(&mut model, "w", to_reshard(&f32s).unwrap().into())
+        .unwrap_err();
+    assert!(
+        e.to_string().contains("f32") && e.to_string().contains("float64"),
+        "{e}"
+    );
 }
 
 #[test]
 fn steps_are_those_of_candles_adamw_bit_for_bit() {
-    let params = || ParamsAdamW { lr: 0.03, ..Default::default() };
+    let params = || ParamsAdamW {
+        lr: 0.03,
+        ..Default::default()
+    };
     let vars = || ["a", "b"].map(|name| (name.to_owned(), numbers(DType::F32)));
     let (ours, theirs) = (Variables::new(map(vars())).unwrap(), map(vars()));
     let mut own = AdamW::of(&ours, params()).unwrap();
@@ -86,15 +115,25 @@ fn steps_are_those_of_candles_adamw_bit_for_bit() {
     };
     let by_name = ours.by_name();
     for step in 1..=7 {
-        own.backward_step(&loss(&by_name["a"], &by_name["b"], f64::from(step))).unwrap();
+        own.backward_step(&loss(&by_name["a"], &by_name["b"], f64::from(step)))
+            .unwrap();
         let (a, b) = {
             let data = theirs.data().lock().unwrap();
             (data["a"].clone(), data["b"].clone())
         };
-        candles.backward_step(&loss(&a, &b, f64::from(step))).unwrap();
+        candles
+            .backward_step(&loss(&a, &b, f64::from(step)))
+            .unwrap();
         for (name, theirs) in [("a", a), ("b", b)] {
-            let (ours, theirs) = (to_reshard(&by_name[name]).unwrap(), to_reshard(&theirs).unwrap());
-            assert_eq!(ours.to_bytes(), theirs.to_bytes(), "{name} after step {step}");
+            let (ours, theirs) = (
+                to_reshard(&by_name[name]).unwrap(),
+                to_reshard(&theirs).unwrap(),
+            );
+            assert_eq!(
+                ours.to_bytes(),
+                theirs.to_bytes(),
+                "{name} after step {step}"
+            );
         }
     }
 }
@@ -116,5 +155,35 @@ fn a_template_holds_no_elements_and_names_what_a_state_names() {
     });
     let all = paths(state(&model, &optimizer).unwrap());
     assert_eq!(paths(wanted), all);
-    assert!(all.iter().any(|path| path == "optim.state.w.exp_avg"), "{all:?}");
+    assert!(
+        all.iter().any(|path| path == "optim.state.w.exp_avg"),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let mut model = Variables::new(map([("w".into(), numbers(DType::F32))])).unwrap();
+    let mut optimizer = AdamW::of(&model, ParamsAdamW::default()).unwrap();
+    let mut refused = |path: &str| {
+        let dict = state(&model, &optimizer).unwrap();
+        let mut loaded: ValueTree = dict.map(&mut |leaf| match leaf {
+            reshard::model::Leaf::Value(value) => value,
+            other => panic!("a state has values only: {other:?}"),
+        });
+        let mut part = loaded.remove(path).unwrap();
+        if path == "model" {
+            part.remove("w").unwrap();
+            loaded.insert_tree(path, part);
+        }
+        restore(&mut model, &mut optimizer, loaded)
+            .unwrap_err()
+            .to_string()
+    };
+    let (of_model, of_optimizer) = (refused("model"), refused("optim"));
+    assert!(
+        of_model.contains("missing") && of_model.contains('w'),
+        "{of_model}"
+    );
+    assert!(of_optimizer.contains("`optim`"), "{of_optimizer}");
 }
