@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 54] = [
+const FACADE: [&str; 62] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -105,8 +105,10 @@ const FACADE: [&str; 54] = [
     "Registry",
     "Remains",
     "RemainsKind",
+    "RemoveCheckpoint",
     "RemoveShardedTensors",
     "Removed",
+    "RemovedCheckpoint",
     "Result",
     "SIDECAR",
     "Sample",
@@ -116,11 +118,15 @@ const FACADE: [&str; 54] = [
     "Sidecar",
     "Staging",
     "Stateful",
+    "Step",
+    "StepPattern",
+    "Steps",
     "StoredChunk",
     "StoredCommon",
     "Stores",
     "StrictHandling",
     "is_distributed_checkpoint",
+    "latest",
     "load_common",
     "load_content_metadata",
     "load_metadata",
@@ -130,7 +136,9 @@ const FACADE: [&str; 54] = [
     "load_tensors_metadata",
     "place_text",
     "prune",
+    "remove_checkpoint",
     "remove_sharded_tensors",
+    "steps",
 ];
 
 #[test]
