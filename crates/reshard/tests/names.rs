@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 55] = [
+const FACADE: [&str; 63] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -105,8 +105,10 @@ const FACADE: [&str; 55] = [
     "Registry",
     "Remains",
     "RemainsKind",
+    "RemoveCheckpoint",
     "RemoveShardedTensors",
     "Removed",
+    "RemovedCheckpoint",
     "Result",
     "SIDECAR",
     "Sample",
@@ -116,12 +118,16 @@ const FACADE: [&str; 55] = [
     "Sidecar",
     "Staging",
     "Stateful",
+    "Step",
+    "StepPattern",
+    "Steps",
     "StoredChunk",
     "StoredCommon",
     "Stores",
     "StrictHandling",
     "Whereabouts",
     "is_distributed_checkpoint",
+    "latest",
     "load_common",
     "load_content_metadata",
     "load_metadata",
@@ -131,7 +137,9 @@ const FACADE: [&str; 55] = [
     "load_tensors_metadata",
     "place_text",
     "prune",
+    "remove_checkpoint",
     "remove_sharded_tensors",
+    "steps",
 ];
 
 #[test]
