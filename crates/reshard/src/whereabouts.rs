@@ -4,6 +4,8 @@
 mod look;
 
 use crate::{Error, opened::HowToOpen};
+#[cfg(feature = "local")]
+use reshard_strategy::StrategyError;
 
 /// What lies at a place on this machine that is no checkpoint, and what to open instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,10 +65,21 @@ pub(crate) async fn explained(how: &HowToOpen, url: &str, e: Error) -> Error {
         true => None,
         false => look::explain(&named, &path),
     };
-    match reshard_storage::run_blocking([look]).await {
-        Ok(found) => e.with_whereabouts(found.into_iter().flatten().next()),
-        Err(_) => e,
+    let Ok(found) = reshard_storage::run_blocking([look]).await else {
+        return e;
+    };
+    let mut found = found.into_iter().flatten().next();
+    // Of a file that may be anything the formats say more: which names they know.
+    if let (Some(found), StrategyError::NotACheckpoint { why, .. }) =
+        (&mut found, e.strategy_error())
+        && let (Some(named), Some(why)) = (
+            found.what.strip_suffix(look::PLAIN_FILE),
+            why.strip_prefix("it is a file, and "),
+        )
+    {
+        found.what = format!("{named} is a file, and {why}");
     }
+    e.with_whereabouts(found)
 }
 
 #[cfg(not(feature = "local"))]

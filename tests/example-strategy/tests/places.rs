@@ -219,14 +219,14 @@ fn one_file_is_a_checkpoint_of_a_format_that_has_such() {
     );
     let e = said(&open(OpenOptions::new(), &at("all.other")).unwrap_err());
     assert!(
-        e.contains("it is a file, and its name is not one") && e.contains("one_file/1"),
+        e.contains("is a file, and its name is not one") && e.contains("one_file/1"),
         "{e}"
     );
     let e = Checkpoint::open(&url).unwrap_err();
     let told = said(&e);
     // Which other formats are linked depends on what is built together with this crate.
     assert!(
-        told.contains("it is a file, and") && !told.contains("one_file/1"),
+        told.contains("is a file, and") && !told.contains("one_file/1"),
         "{told}"
     );
     assert_eq!(e.kind(), ErrorKind::NotFound);

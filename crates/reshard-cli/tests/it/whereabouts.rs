@@ -63,7 +63,7 @@ fn a_file_of_a_checkpoint_leads_to_its_directory() {
     };
     says(
         Path::new(&beside("x", b"")),
-        &["is a file, and no checkpoint"],
+        &["is a file, and its name is not one"],
     );
     says(Path::new("/dev/null"), &["is a device"]);
 }

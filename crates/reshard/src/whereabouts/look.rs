@@ -76,6 +76,9 @@ pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
     )
 }
 
+/// What is said behind the name of a file that may be anything.
+pub(super) const PLAIN_FILE: &str = " is a file, and no checkpoint";
+
 const ONE_OF_THEM: &str = "name one of them";
 const DIRECTORY: &str = "name the directory";
 const LINK: &str = "link its format into this program, if a crate has it";
@@ -126,7 +129,10 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
             let hint = "name it as x.pt; the format torch_save reads such files";
             told("a zip archive, as torch.save writes them", hint)
         }
-        () => told("a file", "name the directory of a checkpoint"),
+        () => Whereabouts::new(
+            format!("{named}{PLAIN_FILE}"),
+            "name the directory of a checkpoint",
+        ),
     }
 }
 
