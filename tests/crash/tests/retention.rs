@@ -1,7 +1,7 @@
 //! `SIGKILL` while a run saves steps and removes old checkpoints: at every named step, and at random moments, alone and over groups.
 //!
 //! `RESHARD_THOROUGH=1` kills 1,000 runs of one rank, and 1,000 of several.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use reshard::{StateDict, blocking, storage::removed_place};
 use reshard_crash::{Form, Run, look, scattered, train};
