@@ -49,7 +49,7 @@ fn what_nobody_can_confirm_is_listed_by_why() {
     let at = home.path().join("step");
     saved(&at, Dialect::Dcp, false);
     let note = file("reshard.json", Uncovered::NoChecksum, &at);
-    assert_eq!(listed(&at), [note.clone()]);
+    assert_eq!(listed(&at), std::slice::from_ref(&note));
     // A quick check covers nothing, and lists nothing.
     let checkpoint = Checkpoint::open(&at).unwrap();
     let quick = checkpoint.verify(false, Progress::none()).unwrap();
