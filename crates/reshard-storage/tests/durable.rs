@@ -4,7 +4,7 @@
 
 use futures::executor::block_on;
 use reshard_storage::{
-    Durability, FileBody, IfExists, LocalStore, Name, Progress, Store,
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, Store, StoreExt as _,
     testkit::{Action, ActionLog, MemoryStore},
 };
 use std::{
@@ -235,4 +235,31 @@ fn a_save_that_need_only_outlive_the_process_waits_for_no_disk() {
         .filter(|t| matches!(t, Action::SyncedFile(_) | Action::SyncedDirectory(_)))
         .collect();
     assert!(synced.is_empty(), "{synced:?}");
+}
+
+#[test]
+fn a_version_that_is_removed_has_another_name_for_good_before_its_files_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = fs::canonicalize(dir.path()).unwrap();
+    let place = home.join("x");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("data"), "").unwrap();
+    // A file of others goes back to the place after the first steps, and its directory is synced before any file goes.
+    fs::write(place.join("README"), "").unwrap();
+    let store = LocalStore::at(&place).unwrap();
+    let log = ActionLog::below(&home);
+    block_on(store.remove_version("a", None, &[name("data")])).unwrap();
+    let seen = log.seen();
+    let [
+        Action::Renamed(from, to),
+        Action::SyncedDirectory(parent),
+        Action::SyncedDirectory(new),
+    ] = &*seen
+    else {
+        panic!("{seen:?}")
+    };
+    assert_eq!((from, parent, new), (&place, &home, &place));
+    let aside = to.file_name().unwrap().to_str().unwrap();
+    assert!(aside.starts_with(".x.a.0-"), "{aside}");
+    assert!(place.join("README").exists() && !place.join("data").exists());
 }
