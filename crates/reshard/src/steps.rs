@@ -6,6 +6,7 @@ use crate::{
     opened::{self, HowToOpen},
     place,
     sidecar::Sidecar,
+    whereabouts::explained,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
@@ -125,7 +126,7 @@ impl Steps {
     /// As [`steps`]. A checkpoint can't be opened for a reason that is not in its bytes: its format is not linked, a limit, no permission. Then
     /// no older one is returned in its place.
     pub async fn latest(self) -> Result<Option<Step>> {
-        let mut numbers = self.numbers().await.during(ACT, &self.url)?;
+        let mut numbers = self.found().await?;
         while let Some(number) = numbers.pop() {
             let Some(step) = self.one(number).await? else {
                 continue;
@@ -178,6 +179,14 @@ impl Steps {
     fn of(&self, name: &str) -> String {
         let dir = self.url.trim_end_matches('/');
         format!("{dir}/{name}")
+    }
+
+    /// The same, with an error that says what lies there instead.
+    async fn found(&self) -> Result<Vec<u64>> {
+        match self.numbers().await.during(ACT, &self.url) {
+            Err(e) => Err(explained(&self.how, &self.url, e).await),
+            found => found,
+        }
     }
 
     /// The numbers of all folders that have such a name, complete or not, in their order.
@@ -238,7 +247,7 @@ impl Steps {
     }
 
     async fn run(self) -> Result<Vec<Step>> {
-        let numbers = self.numbers().await.during(ACT, &self.url)?;
+        let numbers = self.found().await?;
         let me = &self;
         let found = stream::iter(numbers).map(|number| async move { me.one(number).await });
         let found: Vec<Option<Step>> = found.buffered(TOGETHER).try_collect().await?;

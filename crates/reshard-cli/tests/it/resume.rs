@@ -175,13 +175,17 @@ fn what_a_killed_conversion_left_in_an_object_store_is_pruned_and_the_next_one_b
     }
 }
 
-/// Files in what an attempt at this place has begun.
-fn begun(to: &str) -> usize {
+/// Journals of attempts at this place.
+fn journals(to: &str) -> usize {
     let (to, mut count) = (Path::new(to), 0);
     let hidden = format!(".{}.", to.file_name().unwrap().to_str().unwrap());
     for entry in fs::read_dir(to.parent().unwrap()).unwrap().flatten() {
         if entry.file_name().to_str().unwrap().starts_with(&hidden) {
-            count += fs::read_dir(entry.path()).into_iter().flatten().count();
+            let files = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+            let names = files.map(|file| file.file_name().into_string().unwrap());
+            count += names
+                .filter(|name| name.starts_with(".reshard-journal-"))
+                .count();
         }
     }
     count
@@ -200,7 +204,7 @@ fn a_conversion_that_ctrl_c_has_ended_goes_on() {
         .spawn()
         .unwrap();
     let start = Instant::now();
-    while begun(&to) < 20 {
+    while journals(&to) == 0 {
         assert!(child.try_wait().unwrap().is_none(), "it has ended too soon");
         assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(10));
@@ -213,8 +217,8 @@ fn a_conversion_that_ctrl_c_has_ended_goes_on() {
 
     let ran = run(&[&convert[..], &["--resume", "--json"]].concat()).json();
     let took = ran["resumed"]["files"].as_u64().unwrap();
-    assert!(took >= 8, "{ran}");
+    assert!(took >= 7, "{ran}");
     let digest = |of: &str| run(&["digest", of, "--json"]).ok();
     assert_eq!(digest(&to), digest(&saved.url));
-    assert_eq!(begun(&to), 0);
+    assert_eq!(journals(&to), 0);
 }
