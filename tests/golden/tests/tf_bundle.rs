@@ -11,6 +11,7 @@ use reshard::{
     model::{Construct, Step, Tree},
     policy::{Content, MaxShardSize, Piece, ShardingPolicy, Shards, SliceSpec},
     storage::Progress,
+    strategy::Damage,
     tensor_bundle::{
         CheckpointState, OBJECT_GRAPH, ObjectGraph, ObjectGraphSource, TensorBundleConfig,
     },
@@ -710,12 +711,10 @@ fn damage_that_tensorflow_notices_is_noticed_and_nothing_else() {
         let report = found.verify(true, Progress::none()).unwrap();
         let sound = sound.get_or_insert_with(|| report.damage.clone());
         let all_read = ["a", "b", "s"].into_iter().all(theirs);
-        assert_eq!(
-            report.damage == *sound,
-            all_read,
-            "{case}: {:?}",
-            report.damage
-        );
+        // TensorFlow does not read the block of meta data.
+        let of_no_key = |d: &&Damage| d.key.is_none() && d.what.starts_with("a block is damaged");
+        let others = report.damage.iter().filter(|d| !(all_read && of_no_key(d)));
+        assert_eq!(others.eq(&*sound), all_read, "{case}: {:?}", report.damage);
     }
 }
 

@@ -81,7 +81,7 @@ fn verdicts_are_those_of_megatron_core() {
     assert_eq!(seen, 23);
     // The key is named, with the part and the ranks.
     insta::assert_snapshot!(refused.join("\n"), @r"
-    two main replicas: t: [0:2] has 2 main replicas, on ranks 0, 1; give all but one another replica_id
+    two main replicas: t: [0:2] has 2 main replicas, on ranks 0, 1; give all but one another replica_id: `ShardedTensor::replicated(key, data, rank)` in place of `full` does it for what all ranks have
     no main replica: t: nobody is the main replica of [0:2], which ranks 0, 1 have; give one of them the replica_id 0
     hole: t: no chunk covers [2:4] of shape [6]
     hole covered by a non-main replica: t: nobody is the main replica of [2:4], which rank 1 has; give one of them the replica_id 0
@@ -175,7 +175,7 @@ fn all_keys_are_named_with_their_parts_and_ranks() {
     let e = validate_sharding_integrity(&ranks).unwrap_err();
     insta::assert_snapshot!(e, @r"
     the ranks' pieces don't make a checkpoint: 6 problems
-      a: [0:2] has 3 main replicas, on ranks 0, 1, 2; give all but one another replica_id
+      a: [0:2] has 3 main replicas, on ranks 0, 1, 2; give all but one another replica_id: `ShardedTensor::replicated(key, data, rank)` in place of `full` does it for what all ranks have
       a: no chunk covers [2:4] of shape [4]
       c: nobody is the main replica of [0:2], which ranks 0, 2 have; give one of them the replica_id 0
       o/shard_1_3 is missing: rank 1 has only a replica; give one of them the replica_id 0

@@ -22,27 +22,37 @@ fn put(fixture: &Fixture, bucket: &dyn ObjectStore, folder: &str) {
     }
 }
 
-/// All that opening and verifying say. Places are left out.
-fn said(opened: reshard::Result<Checkpoint>, url: &str) -> String {
+/// All that opening and verifying say. Places are left out, and files of others where nothing is listed.
+fn said(opened: reshard::Result<Checkpoint>, url: &str, lists: bool) -> String {
     let checkpoint = match opened {
         Ok(checkpoint) => checkpoint,
         Err(e) => return format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
     };
     match block_on(checkpoint.verify(true, Progress::default())) {
+        Ok(mut report) if !lists => {
+            report.not_covered = Default::default();
+            format!("{report:?}").replace(url, "URL")
+        }
         Ok(report) => format!("{report:?}").replace(url, "URL"),
         Err(e) => format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
     }
 }
 
-/// Compares all damaged checkpoints; `open` says where it has put one, and opens it.
-fn all_are_told_alike(open: impl Fn(&Fixture) -> (String, reshard::Result<Checkpoint>)) {
+/// Compares all damaged checkpoints; `open` says where it has put one, and opens it. Without a listing nobody knows what else is there where no metadata are.
+fn all_are_told_alike(
+    lists: bool,
+    open: impl Fn(&Fixture) -> (String, reshard::Result<Checkpoint>),
+) {
     let (mut count, mut wrong) = (0, Vec::new());
     for f in fixtures().iter().filter(|f| !f.expected.sound) {
         count += 1;
         let (url, opened) = open(f);
-        let there = said(opened, &url);
-        let local = said(block_on(Checkpoint::open(&f.url())), &f.url());
-        if there != local {
+        let there = said(opened, &url, lists);
+        let local = said(block_on(Checkpoint::open(&f.url())), &f.url(), lists);
+        let is_lost = !lists
+            && there.contains("listing URL is not possible here")
+            && local.starts_with("NotFound");
+        if there != local && !is_lost {
             wrong.push(format!("{f}:\n  {there}\n  instead of\n  {local}"));
         }
     }
@@ -52,7 +62,7 @@ fn all_are_told_alike(open: impl Fn(&Fixture) -> (String, reshard::Result<Checkp
 }
 
 fn in_a_bucket(bucket: Arc<dyn ObjectStore>, home: &str) {
-    all_are_told_alike(|f| {
+    all_are_told_alike(true, |f| {
         let folder = format!("{home}/{}", f.name);
         put(f, &*bucket, &folder);
         let url = format!("s3://reshard/{folder}");
@@ -76,7 +86,7 @@ mod clouds {
     #[test]
     fn damaged_checkpoints_are_told_alike_behind_a_web_server() {
         let url = serve(&root()).unwrap();
-        all_are_told_alike(|f| {
+        all_are_told_alike(false, |f| {
             let url = format!("{url}/{}/ckpt", f.name);
             let opened = block_on(Checkpoint::open(&url));
             (url, opened)
