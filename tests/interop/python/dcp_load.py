@@ -12,7 +12,9 @@ def work(spec, directory, rank, ranks):
     state = dcp_state.state_dict(spec, spec["cut"], rank, ranks, filled=False)
     # Before 2.2 it had another name.
     load = getattr(dcp, "load", None) or dcp.load_state_dict
-    planner = dcp.DefaultLoadPlanner(flatten_state_dict=spec["flatten"])
+    # With flatten_sharded_tensors it puts what is not flattened into a copy of the state dict, and nobody sees it.
+    flatten = spec["flatten"]
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
     load(state, storage_reader=dcp.FileSystemReader(directory), planner=planner)
     dcp_state.check(spec, state, rank, ranks)
     dcp_planners.check(spec, directory)
