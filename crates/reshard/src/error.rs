@@ -73,6 +73,7 @@ impl Error {
         Self { advice, ..self }
     }
 
+    #[cfg(feature = "local")]
     pub(crate) fn with_whereabouts(self, found: Option<Whereabouts>) -> Self {
         Self {
             whereabouts: found.map(Box::new),
