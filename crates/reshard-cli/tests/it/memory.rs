@@ -33,7 +33,7 @@ impl TensorSource for Rows {
     }
 }
 
-pub(crate) fn large(dtype: DType) -> states::Saved {
+fn large(dtype: DType) -> states::Saved {
     let rank = |rank: u64| {
         // Not where blocks end.
         let (from, to) = if rank == 0 {
