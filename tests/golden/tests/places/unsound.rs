@@ -81,7 +81,6 @@ fn damaged_checkpoints_are_told_alike_in_an_object_store() {
 mod clouds {
     use super::*;
     use reshard_golden::{root, serve};
-    use reshard_object_store::object_store::aws::AmazonS3Builder;
 
     #[test]
     fn damaged_checkpoints_are_told_alike_behind_a_web_server() {
@@ -91,20 +90,5 @@ mod clouds {
             let opened = block_on(Checkpoint::open(&url));
             (url, opened)
         });
-    }
-
-    #[test]
-    #[ignore = "needs RESHARD_MOTO; cargo xtask clouds runs it"]
-    fn needs_clouds_damaged_checkpoints_are_told_alike_in_a_bucket() {
-        let bucket = AmazonS3Builder::new()
-            .with_endpoint(std::env::var("RESHARD_MOTO").unwrap())
-            .with_allow_http(true)
-            .with_region("us-east-1")
-            .with_bucket_name("reshard")
-            .with_access_key_id("reshard")
-            .with_secret_access_key("not-secret")
-            .build()
-            .unwrap();
-        in_a_bucket(Arc::new(bucket), &format!("damaged {}", std::process::id()));
     }
 }
