@@ -26,7 +26,7 @@ const DEATHS: u32 = 2;
 const KEPT: usize = 1 << 20;
 
 /// Without `RESHARD_THOROUGH` each bomb gets one in so many of the usual commands, and the next bomb others.
-const SHARE: usize = 4;
+const SHARE: usize = 6;
 
 /// The commands, `DIR` and `TO` standing for places. With `--json` stdout must be one JSON.
 const COMMANDS: [&[&str]; 14] = [

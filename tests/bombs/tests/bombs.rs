@@ -1,7 +1,7 @@
 //! Every command on every bomb ends by itself: within 10 seconds of CPU time (40 in a build for tests) and 1.5 GB of address space, without a signal, with
 //! an exit code of ours, and with a word on what is wrong.
 //!
-//! Each bomb gets a quarter of the usual commands, or all with `RESHARD_THOROUGH=1`, as `cargo xtask nightly` sets it.
+//! Each bomb gets a sixth of the usual commands, or all with `RESHARD_THOROUGH=1`, as `cargo xtask nightly` sets it.
 //! `RESHARD_BOMBS=a1,b2` runs those whose names begin so, `RESHARD_COMMANDS=ls,digest` only these commands.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
