@@ -393,56 +393,35 @@ impl Run {
 
     /// megatron-core and transformers compute the same with weights that a map has carried from one to the other.
     fn maps(&mut self, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-cli",
-            "--test",
-            "it",
-            "mapping::needs_python",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_MODELS_PYTHON", python.as_os_str());
+            &["it", "mapping::needs_python"],
+            "RESHARD_MODELS_PYTHON",
+            python,
+        );
         let what = "megatron-core and transformers compute the same with mapped weights";
         self.timed(what, test);
     }
 
     /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.
     fn zarr(&mut self, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-zarr",
-            "--test",
-            "it",
-            "interop",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_ZARR_PYTHON", python.as_os_str());
+            &["it", "interop"],
+            "RESHARD_ZARR_PYTHON",
+            python,
+        );
         self.timed("zarr-python and TensorStore read what reshard saves", test);
     }
 
     /// safetensors and PyTorch read what reshard wrote, and reshard what they wrote.
     fn safetensors(&mut self, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-safetensors",
-            "--test",
-            "it",
-            "interop",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_SAFETENSORS_PYTHON", python.as_os_str());
+            &["it", "interop"],
+            "RESHARD_SAFETENSORS_PYTHON",
+            python,
+        );
         self.timed(
             "safetensors, PyTorch and reshard read what the others save",
             test,
@@ -451,37 +430,24 @@ impl Run {
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.
     fn tensorflow(&mut self, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-golden",
-            "--test",
-            "tf_interop",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_TENSORFLOW_PYTHON", python.as_os_str());
+            &["tf_interop"],
+            "RESHARD_TENSORFLOW_PYTHON",
+            python,
+        );
         self.timed("TensorFlow and reshard read what the other saves", test);
     }
 
     /// `torch.load(weights_only=True)` loads what reshard wrote, and reshard reads what torch wrote of it, in both layouts. Only the newest has
     /// all element types.
     fn torch_save(&mut self, venv: &Venv, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-torch-save",
-            "--test",
-            "it",
-            "interop",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_TORCH_PYTHON", python.as_os_str());
+            &["it", "interop"],
+            "RESHARD_TORCH_PYTHON",
+            python,
+        );
         let test = match venv.name() == TORCH_215.name() {
             true => test,
             false => test.env("RESHARD_TORCH_OLD", venv.name()),
@@ -491,19 +457,12 @@ impl Run {
             venv.name()
         );
         self.timed(&what, test);
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
+        let test = with_python(
             "reshard-cli",
-            "--test",
-            "it",
-            "torch_save::needs_python",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_TORCH_PYTHON", python.as_os_str());
+            &["it", "torch_save::needs_python"],
+            "RESHARD_TORCH_PYTHON",
+            python,
+        );
         let what = format!(
             "torch.load of {} loads the file that `reshard convert` wrote",
             venv.name()
@@ -513,18 +472,7 @@ impl Run {
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
     fn tcp_store(&mut self, python: &Path) {
-        let test = [
-            "test",
-            "--quiet",
-            "--locked",
-            "-p",
-            "reshard-comm-tcp",
-            "--test",
-            "torch",
-        ];
-        let test = cargo(&test)
-            .args(["--", "--ignored"])
-            .env("RESHARD_PYTHON", python.as_os_str());
+        let test = with_python("reshard-comm-tcp", &["torch"], "RESHARD_PYTHON", python);
         self.timed("torch-2.15 and reshard share a TCPStore", test);
     }
 
@@ -692,6 +640,14 @@ pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Prog
         .args(["--reshard".as_ref(), reshard.as_os_str()])
         .args(["--spec".as_ref(), tests.join("specs/dcp.json").as_os_str()])
         .args(["--dir".as_ref(), dir.as_os_str()])
+}
+
+/// The tests of a package that need a Python, which the variable names to them; `test` is the program of tests, and what their names begin with.
+fn with_python(package: &str, test: &[&str], variable: &str, python: &Path) -> Program {
+    cargo(&["test", "--quiet", "--locked", "-p", package, "--test"])
+        .args(test)
+        .args(["--", "--ignored"])
+        .env(variable, python.as_os_str())
 }
 
 /// One of the Python drivers.

@@ -1,7 +1,7 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
 use reshard::{
-    ErrorKind, LoadError,
+    ErrorKind, LoadError, Whereabouts,
     storage::StorageError,
     strategy::{LimitOption, StrategyError, with_sources},
 };
@@ -38,6 +38,14 @@ pub(crate) enum CliError {
         #[source]
         source: io::Error,
     },
+    /// Something else lies where a checkpoint should, in the words of a command line.
+    #[error("{}", found.what())]
+    Elsewhere {
+        /// What the library found.
+        found: Box<Whereabouts>,
+        /// What to do.
+        hint: String,
+    },
     /// What this program finds itself.
     #[error("{what}")]
     Told {
@@ -66,7 +74,6 @@ impl From<serde_json::Error> for CliError {
     }
 }
 
-/// What lies where no checkpoint does is told in the words of a command line.
 impl From<reshard::Error> for CliError {
     fn from(e: reshard::Error) -> Self {
         let Some(found) = e.whereabouts() else {
@@ -76,10 +83,9 @@ impl From<reshard::Error> for CliError {
             Some(instead) => format!("{}, as in  reshard inspect {instead}", found.hint()),
             None => found.hint().to_owned(),
         };
-        Self::Told {
-            what: found.what().to_owned(),
+        Self::Elsewhere {
+            found: Box::new(found.clone()),
             hint,
-            code: NO_CHECKPOINT,
         }
     }
 }
@@ -134,12 +140,13 @@ impl CliError {
             Self::Reshard(e) => Some(e.kind()),
             Self::Strategy(e) => Some(e.kind()),
             Self::Io { .. } => Some(ErrorKind::Unavailable),
-            Self::Told { .. } => None,
+            Self::Elsewhere { .. } | Self::Told { .. } => None,
         }
     }
 
     fn is_no_checkpoint(&self) -> bool {
         match self {
+            Self::Elsewhere { .. } => true,
             Self::Reshard(e) => e.is_no_checkpoint(),
             Self::Strategy(e) => matches!(e, StrategyError::NotACheckpoint { .. }),
             _ => false,
@@ -175,7 +182,7 @@ impl CliError {
     pub(crate) fn hint(&self) -> &str {
         // What is known most precisely speaks first: the command itself, then the format, the store, and the kind at
         // last.
-        if let Self::Told { hint, .. } = self {
+        if let Self::Elsewhere { hint, .. } | Self::Told { hint, .. } = self {
             return hint;
         }
         if let Some(StrategyError::Limit { option, .. }) = self.strategy() {

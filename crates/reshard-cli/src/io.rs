@@ -128,55 +128,15 @@ fn styled(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use indicatif::TermLike;
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
-
-    /// A terminal that keeps all that was written to it.
-    #[derive(Clone, Debug, Default)]
-    struct Screen(Arc<Mutex<String>>);
-
-    impl TermLike for Screen {
-        fn width(&self) -> u16 {
-            100
-        }
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn write_line(&self, text: &str) -> io::Result<()> {
-            self.write_str(text)
-        }
-        fn write_str(&self, text: &str) -> io::Result<()> {
-            self.0.lock().unwrap().push_str(text);
-            Ok(())
-        }
-        fn clear_line(&self) -> io::Result<()> {
-            Ok(())
-        }
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::screen::Screen;
 
     #[test]
     fn a_bar_shows_how_much_is_done_the_rate_and_how_long_the_rest_takes() {
         let screen = Screen::default();
-        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
-        let bar = bar(target, "writing", 4_000_000);
+        let bar = bar(screen.target(), "writing", 4_000_000);
         bar.inc(1_000_000);
         bar.force_draw();
-        let shown = screen.0.lock().unwrap().clone();
+        let shown = screen.text();
         // What is drawn last is the newest.
         let shown = shown.rsplit_once("writing").unwrap().1;
         let (_, numbers) = shown.split_once("1.00 MB of 4.00 MB").unwrap();

@@ -36,6 +36,8 @@ mod prune;
 mod region;
 mod remove;
 mod run;
+#[cfg(test)]
+mod screen;
 mod show;
 mod stats;
 mod steps;

@@ -15,12 +15,6 @@ use reshard::{
 };
 use serde::Serialize;
 
-/// How the library says that a folder of checkpoints was named.
-const HOLDS_SOME: &str = "is not a checkpoint, but holds some";
-
-/// How it marks the one with which Megatron goes on.
-const LATEST: &str = " (the latest)";
-
 /// How folders of steps are called if nobody says it: as reshard and Megatron call them.
 const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
 
@@ -160,14 +154,21 @@ pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError
         return e;
     };
     let name = shown(&name);
-    let what = match &e {
-        CliError::Told { what, .. } if what.contains(HOLDS_SOME) => what.clone(),
-        _ => format!("{dir} {HOLDS_SOME}"),
-    };
-    // Megatron's file names the one with which Megatron goes on.
-    let hint = match e {
-        CliError::Told { hint, .. } if what.contains(LATEST) => hint,
-        _ => format!("inspect it, as in  reshard inspect {}", shown(&url)),
+    let inspect_it = || format!("inspect it, as in  reshard inspect {}", shown(&url));
+    let (what, hint) = match e {
+        CliError::Elsewhere { found, hint } if found.holds_some() => {
+            // Megatron's file names the one with which Megatron goes on.
+            let hint = if found.is_latest() {
+                hint
+            } else {
+                inspect_it()
+            };
+            (found.what().to_owned(), hint)
+        }
+        _ => {
+            let what = format!("{dir} is not a checkpoint, but holds some");
+            (what, inspect_it())
+        }
     };
     CliError::Told {
         what: format!("{what}; the newest complete one is {name}"),

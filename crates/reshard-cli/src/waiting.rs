@@ -99,57 +99,19 @@ pub(crate) const NOTE: &str = "note: ";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::screen::Screen;
     use reshard::{LocalGroup, comm::Comm};
-    use std::{
-        sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
-        },
-        thread,
-        time::Duration,
-    };
-
-    #[derive(Debug)]
-    struct Screen(Arc<AtomicBool>);
-
-    impl indicatif::TermLike for Screen {
-        fn width(&self) -> u16 {
-            200
-        }
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn write_line(&self, text: &str) -> io::Result<()> {
-            self.write_str(text)
-        }
-        fn write_str(&self, text: &str) -> io::Result<()> {
-            if text.contains("note: step `begin` has waited") && text.contains("rank 1") {
-                self.0.store(true, Ordering::Release);
-            }
-            Ok(())
-        }
-        fn clear_line(&self) -> io::Result<()> {
-            Ok(())
-        }
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use std::{thread, time::Duration};
 
     #[test]
     fn the_awaited_ranks_are_shown_above_the_bar() {
-        let seen = Arc::new(AtomicBool::new(false));
-        let target = indicatif::ProgressDrawTarget::term_like(Box::new(Screen(Arc::clone(&seen))));
-        let bar = ProgressBar::with_draw_target(Some(1), target);
+        let screen = Screen::default();
+        let bar = ProgressBar::with_draw_target(Some(1), screen.target());
+        let is_told = || {
+            let text = screen.text();
+            let mut notes = text.split("note: step `begin` has waited").skip(1);
+            notes.any(|rest| rest.contains("rank 1"))
+        };
         let groups = LocalGroup::new(2);
         let agree = |group: &LocalGroup| {
             let comm = Comm::new(group).with_quiet(Duration::from_millis(2));
@@ -158,7 +120,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 // It comes only when the other one was seen to wait for it.
-                while !seen.load(Ordering::Acquire) {
+                while !is_told() {
                     thread::sleep(Duration::from_millis(1));
                 }
                 agree(&groups[1]);

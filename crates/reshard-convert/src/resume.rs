@@ -371,6 +371,7 @@ fn inside<'n>(name: &'n Name, folder: Option<&Name>) -> &'n str {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner store
 impl Store for ResumableStore {
     fn url(&self) -> String {
         self.inner.url()
@@ -657,6 +658,7 @@ fn is_alike(body: &FileBody, finished: &Finished) -> bool {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for ResumableTransaction {
     async fn write(
         &self,

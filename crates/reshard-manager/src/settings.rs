@@ -35,6 +35,20 @@ pub(crate) struct Settings {
     pub(crate) stores: Option<Stores>,
 }
 
+/// Something of the facade that looks up strategies and stores where the saver does. Its options have these names, and no trait.
+macro_rules! where_it_looks {
+    ($settings:expr, $with:expr) => {{
+        let mut with = $with;
+        if let Some(registry) = &$settings.registry {
+            with = with.registry(registry.clone());
+        }
+        match &$settings.stores {
+            Some(stores) => with.stores(stores.clone()),
+            None => with,
+        }
+    }};
+}
+
 impl Settings {
     /// Whether all of them have a meaning.
     pub(crate) fn check(&self) -> Result<()> {
@@ -87,14 +101,8 @@ impl Settings {
 
     /// A save that is noted as this saver's.
     pub(crate) fn noted<'a>(&self, step: u64, save: Save<'a>) -> Save<'a> {
-        let mut save = save.note(OWNER, &*self.owner).note(STEP, step.to_string());
-        if let Some(registry) = &self.registry {
-            save = save.registry(registry.clone());
-        }
-        match &self.stores {
-            Some(stores) => save.stores(stores.clone()),
-            None => save,
-        }
+        let save = save.note(OWNER, &*self.owner).note(STEP, step.to_string());
+        where_it_looks!(self, save)
     }
 
     /// Whether a checkpoint is noted as this saver's, under the name that it has. A copy under another name is not.
@@ -115,38 +123,19 @@ impl Settings {
     }
 
     pub(crate) fn steps(&self) -> Steps {
-        let mut steps = reshard::steps(&self.dir).pattern(self.pattern.clone());
-        if let Some(registry) = &self.registry {
-            steps = steps.registry(registry.clone());
-        }
-        match &self.stores {
-            Some(stores) => steps.stores(stores.clone()),
-            None => steps,
-        }
+        let steps = reshard::steps(&self.dir).pattern(self.pattern.clone());
+        where_it_looks!(self, steps)
     }
 
     pub(crate) fn open(&self) -> OpenOptions {
-        let mut options = OpenOptions::new();
-        if let Some(registry) = &self.registry {
-            options = options.registry(registry.clone());
-        }
-        match &self.stores {
-            Some(stores) => options.stores(stores.clone()),
-            None => options,
-        }
+        where_it_looks!(self, OpenOptions::new())
     }
 
     /// Removes the checkpoint of a step, if it is noted as this saver's.
     pub(crate) fn remove(&self, step: u64) -> RemoveCheckpoint {
-        let mut removal = reshard::remove_checkpoint(self.url(step))
+        let removal = reshard::remove_checkpoint(self.url(step))
             .noted(OWNER, &*self.owner)
             .noted(STEP, step.to_string());
-        if let Some(registry) = &self.registry {
-            removal = removal.registry(registry.clone());
-        }
-        match &self.stores {
-            Some(stores) => removal.stores(stores.clone()),
-            None => removal,
-        }
+        where_it_looks!(self, removal)
     }
 }

@@ -173,17 +173,28 @@ impl RemoveCheckpoint {
             return Err(StorageError::NotFound { path }.into());
         };
         self.check_notes(&held, &formats).await?;
-        let replaced = replace(&held, &registry, PlaceKind::Folder).await;
+        let files = self.files(&held, &registry, &mut report).await?;
+        let files = sidecar_last(files);
+        place.remove_version(&attempt(), None, &files).await?;
+        Ok(report)
+    }
+
+    /// The files of the checkpoint that is removed. They are counted.
+    async fn files(
+        &self,
+        place: &Arc<dyn Store>,
+        registry: &Registry,
+        report: &mut RemovedCheckpoint,
+    ) -> Result<Vec<Name>, StrategyError> {
+        let replaced = replace(place, registry, PlaceKind::Folder).await;
         let replaced = replaced.map_err(|e| self.not_removed(e))?;
         let IfExists::Replace(files) = replaced.if_exists else {
             let (url, why) = (place.url(), "it has no files".into());
             return Err(StrategyError::NotACheckpoint { url, why });
         };
-        report.count(&held, &files).await?;
+        report.count(place, &files).await?;
         report.stays = replaced.stays;
-        let files = sidecar_last(files.to_vec());
-        place.remove_version(&attempt(), None, &files).await?;
-        Ok(report)
+        Ok(files.to_vec())
     }
 
     /// Removes a checkpoint where nothing can be renamed.
@@ -216,16 +227,9 @@ impl RemoveCheckpoint {
             Some(_) if common => Some(Name::new(METADATA_JSON)?),
             of_format => of_format.map(|record| Name::new(record.file)).transpose()?,
         };
-        let replaced = replace(place, registry, PlaceKind::Folder).await;
-        let replaced = replaced.map_err(|e| self.not_removed(e))?;
-        let IfExists::Replace(files) = replaced.if_exists else {
-            let (url, why) = (place.url(), "it has no files".into());
-            return Err(StrategyError::NotACheckpoint { url, why });
-        };
-        report.count(place, &files).await?;
-        report.stays = replaced.stays;
-        let others = files.iter().filter(|name| Some(*name) != record.as_ref());
-        let others = sidecar_last(others.cloned().collect());
+        let mut others = self.files(place, registry, &mut report).await?;
+        others.retain(|name| Some(name) != record.as_ref());
+        let others = sidecar_last(others);
         place
             .remove_version(&attempt(), record.as_ref(), &others)
             .await?;

@@ -13,6 +13,8 @@ pub struct Whereabouts {
     what: String,
     hint: String,
     instead: Option<String>,
+    holds_some: bool,
+    is_latest: bool,
 }
 
 impl Whereabouts {
@@ -22,6 +24,18 @@ impl Whereabouts {
             what,
             hint: hint.into(),
             instead: None,
+            holds_some: false,
+            is_latest: false,
+        }
+    }
+
+    /// Of a folder of checkpoints, with one of them.
+    #[cfg(feature = "local")]
+    fn of_folder(what: String, first: impl AsRef<std::path::Path>, is_latest: bool) -> Self {
+        Self {
+            holds_some: true,
+            is_latest,
+            ..Self::new(what, look::ONE_OF_THEM).with_instead(first)
         }
     }
 
@@ -46,6 +60,16 @@ impl Whereabouts {
     /// A place that is a checkpoint, and that may have been meant.
     pub fn instead(&self) -> Option<&str> {
         self.instead.as_deref()
+    }
+
+    /// Whether it is a folder that holds checkpoints.
+    pub fn holds_some(&self) -> bool {
+        self.holds_some
+    }
+
+    /// Whether Megatron goes on with the checkpoint of [`instead`](Self::instead): its `latest_checkpointed_iteration.txt` names it.
+    pub fn is_latest(&self) -> bool {
+        self.is_latest
     }
 }
 

@@ -50,7 +50,12 @@ impl AdamW {
     /// # Errors
     /// There is no memory for the moments.
     pub fn of(model: &Variables, params: ParamsAdamW) -> candle_core::Result<Self> {
-        let all = (0..).map(ParamId).zip(model.by_name().into_values());
+        Self::over(model.by_name().into_values(), params)
+    }
+
+    /// The ids are the positions.
+    fn over(all: impl IntoIterator<Item = Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
+        let all = (0..).map(ParamId).zip(all);
         let floats = all.filter(|(_, var)| var.dtype().is_float());
         let vars = floats
             .map(|(id, var)| Slot::new(id, var))
@@ -86,18 +91,7 @@ impl Optimizer for AdamW {
 
     /// The ids of the variables are their positions. To save a model with it, use [`AdamW::of`].
     fn new(vars: Vec<Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
-        let floats = (0..)
-            .map(ParamId)
-            .zip(vars)
-            .filter(|(_, var)| var.dtype().is_float());
-        let vars = floats
-            .map(|(id, var)| Slot::new(id, var))
-            .collect::<candle_core::Result<_>>()?;
-        Ok(Self {
-            vars,
-            params,
-            with_data: true,
-        })
+        Self::over(vars, params)
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {

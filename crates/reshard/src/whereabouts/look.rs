@@ -66,7 +66,7 @@ pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
             "{named} is not a checkpoint, but holds some: {}",
             below.names()
         );
-        return Some(Whereabouts::new(what, ONE_OF_THEM).with_instead(first));
+        return Some(Whereabouts::of_folder(what, first, below.latest));
     }
     let (what, whose) = others(path)?;
     let hint = format!("load it with {whose}, or link its format into this program");
@@ -79,7 +79,7 @@ pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
 /// What is said behind the name of a file that may be anything.
 pub(super) const PLAIN_FILE: &str = " is a file, and no checkpoint";
 
-const ONE_OF_THEM: &str = "name one of them";
+pub(super) const ONE_OF_THEM: &str = "name one of them";
 const DIRECTORY: &str = "name the directory";
 const LINK: &str = "link its format into this program, if a crate has it";
 

@@ -1,10 +1,10 @@
 //! What opens as a checkpoint on a disk, in whatever format, is read in each place as it is read there: folders, single files, files with a prefix.
 
-use crate::{files, put_files};
+use crate::{files, put_files, verified};
 use futures::executor::block_on;
 use reshard::{
     Checkpoint, OpenOptions,
-    storage::{FileBody, Name, Progress},
+    storage::{FileBody, Name},
 };
 use reshard_golden::{fixtures, root, sha256};
 use reshard_object_store::{ObjectStores, object_store::memory::InMemory};
@@ -57,13 +57,9 @@ fn facts(checkpoint: &Checkpoint) -> Vec<String> {
             Err(e) => format!("{key}: {:?}", e.kind()),
         });
     }
-    let report = block_on(checkpoint.verify(true, Progress::default()));
-    out.push(match report {
-        Ok(mut report) => {
-            // It lists files of others, which only a listing tells.
-            report.not_covered = Default::default();
-            format!("{report:?}")
-        }
+    // These facts are compared with places that list and with others.
+    out.push(match verified(checkpoint, false) {
+        Ok(report) => format!("{report:?}"),
         Err(e) => format!("{:?}", e.kind()),
     });
     out

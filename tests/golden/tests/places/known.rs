@@ -1,6 +1,6 @@
 //! Checkpoints of PyTorch and Megatron Core are in each place what `expected.json` says.
 
-use crate::{files, put_files};
+use crate::{files, put_files, verified};
 use futures::executor::block_on;
 use reshard::{
     Checkpoint, OpenOptions,
@@ -61,15 +61,7 @@ fn all_are_the_same(
         }
         // Its bytes are checked, too, whatever the place.
         let local = block_on(Checkpoint::open(&f.url())).unwrap();
-        let verified = |checkpoint: &Checkpoint| {
-            let mut report = block_on(checkpoint.verify(true, Progress::default()));
-            // Only a listing tells of files of others.
-            if let (Ok(report), false) = (&mut report, lists) {
-                report.not_covered = Default::default();
-            }
-            report
-        };
-        let (report, there) = (verified(&checkpoint), verified(&local));
+        let [report, there] = [&checkpoint, &local].map(|c| verified(c, lists));
         if format!("{report:?}") != format!("{there:?}") {
             wrong.push(format!("{f}: verify says {report:?} instead of {there:?}"));
         }

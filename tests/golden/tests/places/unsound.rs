@@ -1,8 +1,8 @@
 //! Damaged checkpoints are told in each place as they are on a local disk.
 
-use crate::files;
+use crate::{files, verified};
 use futures::executor::block_on;
-use reshard::{Checkpoint, OpenOptions, storage::Progress};
+use reshard::{Checkpoint, OpenOptions};
 use reshard_golden::{Fixture, chain, fixtures};
 use reshard_object_store::{
     ObjectStorePlace,
@@ -28,11 +28,7 @@ fn said(opened: reshard::Result<Checkpoint>, url: &str, lists: bool) -> String {
         Ok(checkpoint) => checkpoint,
         Err(e) => return format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
     };
-    match block_on(checkpoint.verify(true, Progress::default())) {
-        Ok(mut report) if !lists => {
-            report.not_covered = Default::default();
-            format!("{report:?}").replace(url, "URL")
-        }
+    match verified(&checkpoint, lists) {
         Ok(report) => format!("{report:?}").replace(url, "URL"),
         Err(e) => format!("{:?}: {}", e.kind(), chain(&e).replace(url, "URL")),
     }
