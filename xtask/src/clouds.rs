@@ -43,13 +43,6 @@ pub(crate) fn run(thorough: bool) -> Result<()> {
         if thorough {
             tests = tests.env("RESHARD_THOROUGH", "1");
         }
-        // It answers some removals of several files with an internal error, and says that files of a missing bucket are missing.
-        for cannot in [
-            "needs_clouds_s3s_keeps_the_contract",
-            "needs_clouds_s3s_has_other_faults",
-        ] {
-            tests = tests.args(["--skip", cannot]);
-        }
         tests.run()
     };
     let torch = || torch::run(&TORCH_215.python()?, &moto.url, &data);

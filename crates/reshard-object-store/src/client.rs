@@ -13,9 +13,12 @@ use object_store::{
     ObjectStoreExt, PutMode, PutOptions, PutPayload, PutResult, path::Path,
 };
 use reshard_storage::{Hints, Result, StorageError};
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -242,24 +245,36 @@ impl Client {
         .await
     }
 
-    /// Removes objects. It is no error if one does not exist. Goes on after an error, and returns the first one.
+    /// Removes objects. It is no error if one does not exist.
+    ///
+    /// Some services fail a request for several objects because of one that is not there. So what was not confirmed is removed one by one. The first
+    /// object that is there and can't be removed ends that.
     pub(crate) async fn delete(&self, paths: Vec<Path>) -> Answer<()> {
         if paths.is_empty() {
             return Ok(Ok(()));
         }
         self.ask(|store| async move {
+            let mut left: BTreeSet<Path> = paths.iter().cloned().collect();
             let all = stream::iter(paths.into_iter().map(Ok)).boxed();
             let mut removed = store.delete_stream(all);
-            let mut first = Ok(());
             while let Some(outcome) = removed.next().await {
                 match outcome {
-                    Ok(_) => {}
+                    Ok(path) => drop(left.remove(&path)),
                     Err(e) if fault::is_missing_object(&e) => {}
-                    Err(e) if first.is_ok() => first = Err(e),
-                    Err(e) => tracing::debug!("an object could not be removed: {e}"),
+                    Err(e) => tracing::debug!("objects could not be removed together: {e}"),
                 }
             }
-            first
+            for path in left {
+                match store.delete(&path).await {
+                    Ok(()) => {}
+                    Err(e) if fault::is_missing_object(&e) => {}
+                    Err(e) => match store.head(&path).await {
+                        Err(gone) if fault::is_missing_object(&gone) => {}
+                        _ => return Err(e),
+                    },
+                }
+            }
+            Ok(())
         })
         .await
     }

@@ -24,6 +24,13 @@ use std::{
 /// How often the commit record is put, if the service does not say whether it has put it.
 pub(crate) const TRIES: usize = 3;
 
+/// What tells an old version is named last, and is no more than so many files.
+const RECORDS: usize = 4;
+
+fn is_known(tag: &UpdateVersion) -> bool {
+    tag.e_tag.is_some() || tag.version.is_some()
+}
+
 /// What the rank has seen that began the version.
 #[derive(Debug)]
 pub(crate) struct Begun {
@@ -33,7 +40,7 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    /// Looks at the place, by one listing.
+    /// Looks at the place, by one listing. If that has no tags, it asks for those of the objects that tell the old version.
     pub(crate) async fn look(place: &ObjectStorePlace, if_exists: IfExists) -> Result<Self> {
         let found = place.client.list_one(place.folder(None)?).await?;
         let found = found.map_err(|e| place.client.error("list", place.url_text(), e))?;
@@ -52,13 +59,34 @@ impl Begun {
         let mut others = folders
             .filter_map(|path| place.name_of(path))
             .filter(|name| !is_attempt(name.as_str()));
-        let replaces = if_exists != IfExists::Refuse;
-        if !replaces && (!seen.is_empty() || others.next().is_some()) {
-            return Err(StorageError::Exists {
-                path: place.url_text().into(),
-            });
+        let IfExists::Replace(files) = if_exists else {
+            return match seen.is_empty() && others.next().is_none() {
+                true => Ok(Self {
+                    seen,
+                    replaces: false,
+                }),
+                false => Err(StorageError::Exists {
+                    path: place.url_text().into(),
+                }),
+            };
+        };
+        let untagged = |name: &&Name| seen.get(name).is_some_and(|tag| !is_known(tag));
+        let untagged: Vec<_> = files.iter().rev().filter(untagged).take(RECORDS).collect();
+        for name in untagged {
+            let now = place.client.head(place.path(name)?, None).await?;
+            let now = now.map_err(|e| place.client.error("look at", place.url_of(name), e))?;
+            if let Some(now) = now {
+                let tag = UpdateVersion {
+                    e_tag: now.e_tag,
+                    version: now.version,
+                };
+                seen.insert(name.clone(), tag);
+            }
         }
-        Ok(Self { seen, replaces })
+        Ok(Self {
+            seen,
+            replaces: true,
+        })
     }
 
     /// Nobody asks what lies there.
@@ -291,7 +319,7 @@ impl ObjectTransaction {
         let url = self.place.url_of(name);
         let mode = match begun.seen.get(name) {
             None => PutMode::Create,
-            Some(tag) if tag.e_tag.is_none() && tag.version.is_none() => {
+            Some(tag) if !is_known(tag) => {
                 return Err(StorageError::Unsupported {
                     what: format!("replacing {url}"),
                     why: "the service gives no tags to objects, so two saves could not be told apart; save to another place".into(),
