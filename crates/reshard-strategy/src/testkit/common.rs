@@ -8,7 +8,9 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_executor::block_on;
-use reshard_model::{Dialect, ObjectCodec, Payload, ShardedObject, Tensor, Value, ValueTree};
+use reshard_model::{
+    Dialect, ObjectCodec, Payload, ShardedObject, Tensor, Value, ValueTree, testkit::Rule,
+};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{
     Durability, FileBody, IfExists, Name, Progress, Store, testkit::MemoryStore,
@@ -19,20 +21,38 @@ use std::{collections::BTreeMap, sync::Arc};
 /// it stores any.
 ///
 /// # Panics
-/// When a rule is broken.
+/// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn common_contract(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrategy) {
-    load.check_compatibility(&save.key()).unwrap();
-    common_state_comes_back(save, load);
-    let stores = save.layout_objects(&[]).unwrap();
-    assert_eq!(
-        stores.is_some(),
-        load.can_handle_sharded_objects(),
-        "what is stored can be loaded"
-    );
-    if let Some(files) = stores {
-        assert!(files.is_empty(), "no objects are no files");
-        objects_come_back(save, load);
+    rule(
+        "compatibility.its_own_is_loaded",
+        "LoadCommonStrategy::check_compatibility",
+    )
+    .check(|| load.check_compatibility(&save.key()).unwrap());
+    rule("common.comes_back", "SaveCommonStrategy::layout_common")
+        .check(|| common_state_comes_back(save, load));
+    let stores = rule(
+        "objects.what_is_stored_can_be_loaded",
+        "SaveCommonStrategy::layout_objects",
+    )
+    .check(|| {
+        let stores = save.layout_objects(&[]).unwrap();
+        assert_eq!(
+            stores.is_some(),
+            load.can_handle_sharded_objects(),
+            "what is stored can be loaded"
+        );
+        assert!(stores.iter().all(Vec::is_empty), "no objects are no files");
+        stores.is_some()
+    });
+    if stores {
+        rule("objects.come_back", "SaveCommonStrategy::layout_objects")
+            .check(|| objects_come_back(save, load));
     }
+}
+
+fn rule(name: &'static str, written: &'static str) -> Rule {
+    let of = "the common strategy";
+    Rule { of, name, written }
 }
 
 /// A sharded part without items.

@@ -3,7 +3,7 @@
 use super::{Cut, Rank, sample, save_on_ranks};
 use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
 use futures_executor::block_on;
-use reshard_model::{FlatStateDict, Path, PathOfKey, Step};
+use reshard_model::{FlatStateDict, Path, PathOfKey, Step, testkit::Rule};
 use reshard_plan::{
     DefaultSavePlanner, MemoryFormat, PlannerData, Result, SaveContext, SavePlan, SavePlanner,
     WriteKind,
@@ -43,8 +43,17 @@ impl SavePlanner for Says {
 /// dialect is nested again. A format whose files have no room for them does not pass, and its docs say so.
 ///
 /// # Panics
-/// When something is lost.
+/// When something is lost. The text has the name of the rule, `metadata.is_kept`, and the item whose documentation has it.
 pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+    let (of, name, written) = (
+        "the strategy",
+        "metadata.is_kept",
+        "StorageReader::metadata",
+    );
+    Rule { of, name, written }.check(|| metadata_is_kept(save, load));
+}
+
+fn metadata_is_kept(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
     // The planner here gives every tensor unusual properties and every key a path that its name does not tell.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let ranks = (0..2).map(|r| Rank {

@@ -4,6 +4,7 @@ use super::{
 use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
 use reshard_model::{
     DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor,
+    testkit::Rule,
 };
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan,
@@ -43,76 +44,108 @@ fn order(calls: &Calls) -> Vec<&'static str> {
 /// The planner must leave keys, element types and elements as they are.
 ///
 /// # Panics
-/// When a rule is broken.
+/// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn save_planner_contract<P: SavePlanner>(
     make: impl Fn() -> P,
     save: &dyn SaveShardedConfig,
     load: &dyn LoadShardedConfig,
 ) {
-    plans_depend_on_their_input_alone(&make);
-    items_resolve_to_what_they_say(&make);
-
+    rule("plans.depend_on_their_input_alone", "SavePlanner")
+        .check(|| plans_depend_on_their_input_alone(&make));
+    rule(
+        "plans.items_resolve_to_what_they_say",
+        "SavePlanner::lookup_object",
+    )
+    .check(|| items_resolve_to_what_they_say(&make));
     // A planner behind another one must see the same hooks in the same order.
     for wrapped in [false, true] {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let mut heard = Vec::new();
-        let ranks = (0..2).map(|r| {
-            let (calls, observer) = recorder();
-            heard.push(calls);
-            let planner: Arc<dyn SavePlanner> = if wrapped {
-                Arc::new(Around(observer.on(make())))
-            } else {
-                Arc::new(observer.on(make()))
-            };
-            Rank {
-                strategy: save.build().unwrap(),
-                planner,
-                flat: sample(Cut::Rows, r, 2, false),
-            }
-        });
-        let ranks = ranks.collect();
-        save_on_ranks(&store, IfExists::Refuse, ranks)
-            .into_iter()
-            .for_each(|o| drop(o.unwrap()));
-        for (rank, calls) in heard.iter().enumerate() {
-            let mut order = order(calls);
-            // Items are resolved one by one.
-            let mut resolved = order.split_off(
-                order
-                    .iter()
-                    .position(|c| *c == "planner.lookup_object")
-                    .unwrap_or(order.len()),
-            );
-            resolved.dedup();
-            let mut want = vec!["planner.set_up", "planner.create_local_plan"];
-            if rank == 0 {
-                if make().validates() {
-                    want.push("planner.validate");
-                }
-                want.push("planner.create_global_plan");
-            }
-            want.push("planner.finish_plan");
-            assert_eq!(order, want, "rank {rank}");
-            let turns = resolved
-                .chunks(2)
-                .all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
-            assert!(
-                turns,
-                "each item is looked up, then transformed: {resolved:?}"
-            );
-        }
+        rule(
+            "hooks.are_called_in_their_places",
+            called(wrapped, "SavePlanner", "SavePlanner::base"),
+        )
+        .check(|| hooks_of_a_save(&make, wrapped, save, &store));
+        rule("saves.load_in_another_split", "SavePlanner")
+            .check(|| loads_in_another_split(load, &store));
+    }
+}
 
-        // What was saved must load again with the default planner, in another split.
-        let template = sample_template(Cut::Columns, 0, 1, None);
-        let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
-        let rank = Rank {
-            strategy: load.build().unwrap(),
-            planner: planner as _,
-            flat: template,
+/// Where it is written which hooks are called: of a planner that is behind another one, and of one that is not.
+fn called(wrapped: bool, alone: &'static str, base: &'static str) -> &'static str {
+    if wrapped { base } else { alone }
+}
+
+fn rule(name: &'static str, written: &'static str) -> Rule {
+    let of = "the planner";
+    Rule { of, name, written }
+}
+
+/// Saves the sample on two ranks.
+fn hooks_of_a_save<P: SavePlanner>(
+    make: &impl Fn() -> P,
+    wrapped: bool,
+    save: &dyn SaveShardedConfig,
+    store: &Arc<dyn Store>,
+) {
+    let mut heard = Vec::new();
+    let ranks = (0..2).map(|r| {
+        let (calls, observer) = recorder();
+        heard.push(calls);
+        let planner: Arc<dyn SavePlanner> = if wrapped {
+            Arc::new(Around(observer.on(make())))
+        } else {
+            Arc::new(observer.on(make()))
         };
-        for loaded in load_on_ranks(&store, vec![rank]) {
-            check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+        Rank {
+            strategy: save.build().unwrap(),
+            planner,
+            flat: sample(Cut::Rows, r, 2, false),
         }
+    });
+    let ranks = ranks.collect();
+    save_on_ranks(store, IfExists::Refuse, ranks)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
+    for (rank, calls) in heard.iter().enumerate() {
+        let mut order = order(calls);
+        // Items are resolved one by one.
+        let mut resolved = order.split_off(
+            order
+                .iter()
+                .position(|c| *c == "planner.lookup_object")
+                .unwrap_or(order.len()),
+        );
+        resolved.dedup();
+        let mut want = vec!["planner.set_up", "planner.create_local_plan"];
+        if rank == 0 {
+            if make().validates() {
+                want.push("planner.validate");
+            }
+            want.push("planner.create_global_plan");
+        }
+        want.push("planner.finish_plan");
+        assert_eq!(order, want, "rank {rank}");
+        let turns = resolved
+            .chunks(2)
+            .all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
+        assert!(
+            turns,
+            "each item is looked up, then transformed: {resolved:?}"
+        );
+    }
+}
+
+/// What was saved must load again with the default planner, in another split.
+fn loads_in_another_split(load: &dyn LoadShardedConfig, store: &Arc<dyn Store>) {
+    let template = sample_template(Cut::Columns, 0, 1, None);
+    let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
+    let rank = Rank {
+        strategy: load.build().unwrap(),
+        planner: planner as _,
+        flat: template,
+    };
+    for loaded in load_on_ranks(store, vec![rank]) {
+        check_sample(&loaded.map_err(|f| f.error).unwrap().state);
     }
 }
 
@@ -196,7 +229,7 @@ impl<P: LoadPlanner> LoadPlanner for AroundLoad<P> {
 /// loads. Objects are loaded only if both strategies say that they can.
 ///
 /// # Panics
-/// When a rule is broken.
+/// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn load_planner_contract<P: LoadPlanner>(
     make: impl Fn() -> P,
     save: &dyn SaveShardedConfig,
@@ -218,50 +251,74 @@ pub fn load_planner_contract<P: LoadPlanner>(
 
     // A planner behind another one must see the same hooks in the same order.
     for wrapped in [false, true] {
-        let mut heard = Vec::new();
-        let ranks = (0..3).map(|r| {
-            let (calls, observer) = recorder();
-            heard.push(calls);
-            let planner: Arc<dyn LoadPlanner> = if wrapped {
-                Arc::new(AroundLoad(observer.on(make())))
-            } else {
-                Arc::new(observer.on(make()))
-            };
-            Rank {
-                strategy: load.build().unwrap(),
-                planner,
-                flat: sample_template(Cut::Columns, r, 3, of),
-            }
-        });
-        let ranks = ranks.collect();
-        for loaded in load_on_ranks(&store, ranks) {
-            check_sample(&loaded.map_err(|f| f.error).unwrap().state);
-        }
-        for (rank, calls) in heard.iter().enumerate() {
-            let order = order(calls);
-
-            // The order before the plan is finished is fixed. Behind that the hooks follow the items, whose order is
-            // the format's.
-            let plan = order
-                .iter()
-                .position(|c| *c == "planner.finish_plan")
-                .unwrap_or(0);
-            let mut want = vec!["planner.set_up", "planner.create_local_plan"];
-            if rank == 0 {
-                want.push("planner.create_global_plan");
-            }
-            assert_eq!(order[..plan], want, "rank {rank}");
-            assert_eq!(
-                order.last(),
-                Some(&"planner.commit_tensor"),
-                "what is loaded is committed, last"
-            );
-            assert_eq!(order.contains(&"planner.load_object"), objects, "{order:?}");
-            assert!(order.contains(&"planner.lookup_tensor"), "{order:?}");
-        }
+        rule(
+            "hooks.are_called_in_their_places",
+            called(wrapped, "LoadPlanner", "LoadPlanner::base"),
+        )
+        .check(|| hooks_of_a_load(&make, wrapped, load, &store, of));
     }
-    read_plans_depend_on_their_input_alone(&make, &store, load, of);
-    what_is_missing_is_an_error(&make, &store, load);
+    rule("plans.depend_on_their_input_alone", "LoadPlanner")
+        .check(|| read_plans_depend_on_their_input_alone(&make, &store, load, of));
+    rule(
+        "loads.a_missing_key_is_an_error",
+        "LoadPlanner::create_local_plan",
+    )
+    .check(|| what_is_missing_is_an_error(&make, &store, load));
+}
+
+/// Loads the sample on three ranks.
+fn hooks_of_a_load<P: LoadPlanner>(
+    make: &impl Fn() -> P,
+    wrapped: bool,
+    load: &dyn LoadShardedConfig,
+    store: &Arc<dyn Store>,
+    objects_of: Option<u32>,
+) {
+    let mut heard = Vec::new();
+    let ranks = (0..3).map(|r| {
+        let (calls, observer) = recorder();
+        heard.push(calls);
+        let planner: Arc<dyn LoadPlanner> = if wrapped {
+            Arc::new(AroundLoad(observer.on(make())))
+        } else {
+            Arc::new(observer.on(make()))
+        };
+        Rank {
+            strategy: load.build().unwrap(),
+            planner,
+            flat: sample_template(Cut::Columns, r, 3, objects_of),
+        }
+    });
+    let ranks = ranks.collect();
+    for loaded in load_on_ranks(store, ranks) {
+        check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+    }
+    for (rank, calls) in heard.iter().enumerate() {
+        let order = order(calls);
+
+        // The order before the plan is finished is fixed. Behind that the hooks follow the items, whose order is
+        // the format's.
+        let plan = order
+            .iter()
+            .position(|c| *c == "planner.finish_plan")
+            .unwrap_or(0);
+        let mut want = vec!["planner.set_up", "planner.create_local_plan"];
+        if rank == 0 {
+            want.push("planner.create_global_plan");
+        }
+        assert_eq!(order[..plan], want, "rank {rank}");
+        assert_eq!(
+            order.last(),
+            Some(&"planner.commit_tensor"),
+            "what is loaded is committed, last"
+        );
+        assert_eq!(
+            order.contains(&"planner.load_object"),
+            objects_of.is_some(),
+            "{order:?}"
+        );
+        assert!(order.contains(&"planner.lookup_tensor"), "{order:?}");
+    }
 }
 
 fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
