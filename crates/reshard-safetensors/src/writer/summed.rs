@@ -1,5 +1,6 @@
 //! Bytes on their way to a file, and their checksum.
 
+use crate::record::LONGEST_HEADER;
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
 use reshard_strategy::Blocks;
@@ -30,9 +31,6 @@ pub(super) struct Summed {
     kept: Vec<u8>,
 }
 
-/// A longer header does not go into the record.
-const MOST_KEPT: u64 = 1 << 20;
-
 impl Summed {
     pub(super) fn new(part: Part, length: u64, blocks: Blocks) -> Self {
         Self {
@@ -54,7 +52,7 @@ impl Extent for Summed {
         let block = self.blocks.next()?;
         if let Ok(bytes) = &block {
             self.crc.update(bytes);
-            if self.part == Part::Header && self.length <= MOST_KEPT {
+            if self.part == Part::Header && self.length <= LONGEST_HEADER {
                 self.kept.extend_from_slice(bytes);
             }
         }

@@ -155,6 +155,23 @@ fn a_damaged_index_is_said_by_a_read_that_no_checksum_covers() {
     }
 }
 
+#[test]
+fn a_changed_description_is_said_by_a_read_that_no_checksum_covers() {
+    for (mut files, name) in [(v2(), "w/.zarray"), (v3(), "w/zarr.json")] {
+        let text = String::from_utf8(files[name].clone()).unwrap();
+        files.insert(name.into(), text.replacen('6', "7", 1).into());
+        let store: Arc<dyn Store> = Arc::new(dear(&files));
+        // Whole chunks have checksums, so they are what was saved.
+        load(&store, Region::whole(&[6, 3])).unwrap();
+        let (kind, said) = said(&store, Region::new([1, 1], [1, 1]));
+        assert_eq!(kind, ErrorKind::Corrupt);
+        assert!(
+            said.contains(name) && said.contains("not the one that was written"),
+            "{said}"
+        );
+    }
+}
+
 /// Another program may have written a shard again, with its inner chunks in another order.
 #[test]
 fn an_index_of_another_order_is_not_the_written_one() {
