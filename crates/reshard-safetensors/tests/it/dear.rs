@@ -22,10 +22,15 @@ fn dear(files: &Files) -> CountingStore {
 }
 
 /// What a check finds: how many items there are, and the keys and files of damage. What is wrong with a header that was read is told more exactly.
-fn found(store: &Arc<dyn Store>) -> (u64, Vec<(Option<String>, Option<String>)>) {
+fn found(store: &Arc<dyn Store>) -> (u64, Vec<String>) {
     let report = block_on(open(store).verify(true, &Progress::none())).unwrap();
     let damage = report.damage.into_iter();
-    (report.items, damage.map(|d| (d.key, d.file)).collect())
+    (
+        report.items,
+        damage
+            .map(|d| format!("{:?} {:?}", d.key, d.file))
+            .collect(),
+    )
 }
 
 #[test]
