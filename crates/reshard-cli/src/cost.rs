@@ -146,6 +146,36 @@ pub(crate) struct Reads<'c> {
     archives: bool,
     /// Each file is an archive.
     zips: bool,
+    /// What a check reads because opening took it from the record of reshard.
+    unread: Cost,
+}
+
+/// The bytes of a description of an array, of the index of a shard, and of a header of safetensors, roughly.
+const DESCRIPTION: u64 = 1 << 10;
+const INDEX: u64 = 64;
+const HEADER_OF_FILE: u64 = 1 << 10;
+
+/// Headers, descriptions and indexes that a check reads of what reshard wrote.
+fn unread(checkpoint: &Checkpoint) -> Cost {
+    let (dear, producer) = (
+        checkpoint.store().hints().requests_are_dear(),
+        checkpoint.producer(),
+    );
+    if !producer.written_by.iter().any(|by| by == "reshard") {
+        return Cost::default();
+    }
+    let files = checkpoint.item_files().len() as u64;
+    let arrays = checkpoint.metadata().tensors().count() as u64;
+    let descriptions = match dear {
+        true => Cost::new(DESCRIPTION, 1).times(arrays),
+        false => Cost::default(),
+    };
+    match &*checkpoint.backend().backend {
+        "zarr" => descriptions,
+        "zarr3" => descriptions.and(Cost::new(INDEX, 1).times(files)),
+        "safetensors" if dear => Cost::new(HEADER_OF_FILE, 1).times(files),
+        _ => Cost::default(),
+    }
 }
 
 impl<'c> Reads<'c> {
@@ -155,13 +185,14 @@ impl<'c> Reads<'c> {
             hints: checkpoint.store().hints(),
             archives: *checkpoint.backend().backend == *torch_dist::NAME,
             zips: &*checkpoint.backend().backend == "torch_save",
+            unread: unread(checkpoint),
         }
     }
 
     /// A check of these items.
     pub(crate) fn check(&self, items: &CheckedItems) -> Cost {
         let metadata = self.checkpoint.metadata();
-        let mut cost = Cost::default();
+        let mut cost = self.unread;
         if self.zips {
             let files = self.checkpoint.item_files().len() as u64;
             let records = if items.is_all() { NO_TENSORS } else { 0 };

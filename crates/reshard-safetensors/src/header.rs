@@ -272,17 +272,39 @@ pub(crate) fn text(
         at = end;
     }
     out.push(b'}');
-    while !out.len().is_multiple_of(ALIGNED) {
-        out.push(b' ');
-    }
+    finish(&mut out);
     let length = out.len() as u64 - LENGTH;
     if length > MOST {
         return Err(Fault::new(format!(
             "its header would have {length} bytes, and readers allow at most {MOST}; choose a smaller max_shard_size"
         )));
     }
-    out[..LENGTH as usize].copy_from_slice(&length.to_le_bytes());
     Ok(out)
+}
+
+/// The bytes of a file up to its first tensor, from the JSON in them.
+pub(crate) fn framed(json: &str) -> Vec<u8> {
+    let mut out = vec![0; LENGTH as usize];
+    out.extend(json.as_bytes());
+    finish(&mut out);
+    out
+}
+
+/// The JSON in the bytes of a file up to its first tensor.
+pub(crate) fn json(all: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(all.get(LENGTH as usize..)?).ok()?;
+    Some(text.trim_end_matches(' '))
+}
+
+/// Adds the spaces behind the JSON, and writes its length before it.
+fn finish(out: &mut Vec<u8>) {
+    while !out.len().is_multiple_of(ALIGNED) {
+        out.push(b' ');
+    }
+    let length = (out.len() as u64).saturating_sub(LENGTH);
+    if let Some(first) = out.first_chunk_mut() {
+        *first = length.to_le_bytes();
+    }
 }
 
 #[cfg(test)]

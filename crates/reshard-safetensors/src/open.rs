@@ -66,7 +66,7 @@ impl OpenFormat for Safetensors {
                 why: "no file in it ends with .safetensors".into(),
             });
         }
-        let read = headers::read(cx, &found).await?;
+        let (read, unread) = headers::read(cx, &found).await?;
         let tables = Tables::of(&found, read)?;
         let reader = SafetensorsReader {
             store: Arc::clone(&cx.store),
@@ -77,6 +77,7 @@ impl OpenFormat for Safetensors {
             objects: tables.objects,
             refused: tables.refused,
             files: tables.files,
+            unread,
             notes: tables.notes,
             kept: Kept {
                 index: found.index_name().cloned(),

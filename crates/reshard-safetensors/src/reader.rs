@@ -1,8 +1,11 @@
 //! Reads regions of the tensors of an opened checkpoint.
 
 mod files;
+mod headers;
 mod objects;
 mod verify;
+
+pub(crate) use headers::{CHANGED, UnreadHeaders};
 
 use crate::OBJECTS;
 use async_trait::async_trait;
@@ -119,6 +122,8 @@ pub(crate) struct SafetensorsReader {
     pub(crate) refused: BTreeMap<Box<str>, Refused>,
     /// The files of tensors.
     pub(crate) files: Vec<Name>,
+    /// The headers that were not read.
+    pub(crate) unread: UnreadHeaders,
     pub(crate) notes: Vec<String>,
     pub(crate) kept: Kept,
 }
@@ -227,6 +232,7 @@ impl StorageReader for SafetensorsReader {
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let (mut verified, mut records) = (0, Vec::new());
+        let (requests, bytes) = self.look_before(&reads, cx.verify).await?;
         for (id, reads) in ReadTensor::by_chunk(reads) {
             let stored = self.stored(id)?;
             let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
@@ -246,6 +252,8 @@ impl StorageReader for SafetensorsReader {
         }
         let mut totals = self.store.read_into(records, cx.progress.clone()).await?;
         totals.verified += verified;
+        totals.requests += requests;
+        totals.beside += bytes;
         Ok(totals)
     }
 

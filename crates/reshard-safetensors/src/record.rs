@@ -1,5 +1,6 @@
 //! `reshard-safetensors.json`: checksums, and what safetensors has no place for.
 
+use crate::header;
 use bytes::Bytes;
 use reshard_model::DType;
 use reshard_plan::{PlannerData, TensorProperties};
@@ -10,12 +11,18 @@ use std::collections::BTreeMap;
 /// The version of its form.
 pub(crate) const SCHEMA: u32 = 1;
 
+/// A header with more bytes is not in it: it is read where it lies, within the limits of a reader.
+pub(crate) const LONGEST_HEADER: u64 = 1 << 20;
+
 /// All of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) schema: u32,
     /// The CRC-32 of all bytes before the first tensor, of each file.
     pub(crate) files: BTreeMap<Name, u32>,
+    /// The header of each file, so that opening need not read it. Long ones are left out, and records of older versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) headers: BTreeMap<Name, String>,
     /// By key.
     pub(crate) tensors: BTreeMap<Box<str>, TensorRecord>,
     /// Leaves that are no tensors, by key. They lie in a file of their own, in the order of their keys.
@@ -51,6 +58,16 @@ fn is_plain(properties: &TensorProperties) -> bool {
 }
 
 impl Record {
+    /// All bytes before the first tensor of a file, if they can be made again exactly as they were written.
+    pub(crate) fn header(&self, file: &Name) -> Option<(Vec<u8>, u32)> {
+        let (text, crc) = (self.headers.get(file)?, *self.files.get(file)?);
+        if text.len() as u64 > LONGEST_HEADER {
+            return None;
+        }
+        let all = header::framed(text);
+        (crc32fast::hash(&all) == crc).then_some((all, crc))
+    }
+
     pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
         serde_json::to_vec(self).map(Bytes::from)
     }

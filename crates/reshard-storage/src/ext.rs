@@ -2,7 +2,13 @@ use crate::{
     Depth, Entry, Leftover, Listing, Name, Removal, Result, StorageError, Store, UnfinishedUpload,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, future::ready, stream};
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::SystemTime,
+};
+
+/// So many files of a folder are asked for one by one. For more of them the folder is listed.
+const ONE_BY_ONE: usize = 2;
 
 /// Functions that work with every [`Store`].
 pub trait StoreExt: Store {
@@ -36,6 +42,36 @@ pub trait StoreExt: Store {
                 .try_filter_map(|file| ready(Ok(file)))
                 .try_collect()
                 .await
+        }
+    }
+
+    /// The same, with few requests where these are dear: a folder in which more than a few of them may lie is listed there, if that is possible.
+    fn lengths(&self, names: BTreeSet<Name>) -> impl Future<Output = Result<Vec<Entry>>> + Send {
+        async move {
+            let mut of_folder: BTreeMap<Option<Name>, BTreeSet<Name>> = BTreeMap::new();
+            for name in names {
+                let folder = name.as_str().rsplit_once('/');
+                let folder = folder.map(|(folder, _)| Name::new(folder)).transpose()?;
+                of_folder.entry(folder).or_default().insert(name);
+            }
+            let (mut found, mut others) = (Vec::new(), BTreeSet::new());
+            for (folder, names) in of_folder {
+                if names.len() <= ONE_BY_ONE || !self.hints().requests_are_dear() {
+                    others.extend(names);
+                    continue;
+                }
+                match self.list(folder.as_ref(), Depth::One).await {
+                    Ok(listed) => {
+                        let files = listed.files.into_iter();
+                        found.extend(files.filter(|file| names.contains(&file.name)));
+                    }
+                    Err(StorageError::Unsupported { .. }) => others.extend(names),
+                    Err(e) => return Err(e),
+                }
+            }
+            found.extend(self.present(others).await?);
+            found.sort();
+            Ok(found)
         }
     }
 
@@ -157,3 +193,32 @@ pub trait StoreExt: Store {
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CountingStore, Hints, testkit::MemoryStore};
+    use futures::executor::block_on;
+    use std::sync::Arc;
+
+    #[test]
+    fn many_files_of_a_folder_are_found_by_a_listing_where_requests_are_dear() {
+        let names = ["a", "f/1", "f/2", "f/3", "g/1", "g/2"];
+        for (gap, requests, lists) in [(64 << 10, 1 + 1 + 3, 1), (4 << 10, 7, 0)] {
+            let hints = Hints::default().with_coalesce_gap(gap);
+            let store = MemoryStore::new().with_hints(hints);
+            for (n, name) in names.iter().enumerate() {
+                store.put(Name::new(*name).unwrap(), vec![0; n].into());
+            }
+            let store = CountingStore::new(Arc::new(store));
+            let wanted = ["a", "f/1", "f/3", "f/none", "g/2", "g/none", "none"];
+            let wanted = wanted.map(|name| Name::new(name).unwrap()).into();
+            let found = block_on(store.lengths(wanted)).unwrap();
+            let found: Vec<(&str, u64)> =
+                found.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
+            assert_eq!(found, [("a", 0), ("f/1", 1), ("f/3", 3), ("g/2", 5)]);
+            let counts = store.take();
+            assert_eq!((counts.requests, counts.lists), (requests, lists));
+        }
+    }
+}

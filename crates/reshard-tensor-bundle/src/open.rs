@@ -73,7 +73,12 @@ impl OpenFormat for TensorBundle {
             dialect,
             ..
         } = cx;
-        let stem = stem(store).await?;
+        let top = match store.list(None, Depth::One).await {
+            Ok(listed) => Some(listed),
+            Err(StorageError::Unsupported { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        let stem = stem(store, top.as_ref()).await?;
         let name = Name::new(format!("{stem}{INDEX}"))?;
         let Some(table) = limits.read(store, &name).await? else {
             return Err(StrategyError::NotACheckpoint {
@@ -81,12 +86,12 @@ impl OpenFormat for TensorBundle {
                 why: format!("it has no {name}"),
             });
         };
-        let record = record(store, limits, &stem, &table).await?;
+        let record = record(store, limits, &stem, (&table, top.as_ref())).await?;
         let has_record = record.is_some();
         let memory = limits.memory(table.len() as u64);
         let mut index =
             Index::parse(&table, record, memory).map_err(|fault| of_index(&name, fault, memory))?;
-        let files = files(store, &stem, &index).await?;
+        let files = files(store, &stem, &index, top).await?;
         Ok(Arc::new(BundleReader {
             store: Arc::clone(store),
             limits: *limits,
@@ -100,12 +105,25 @@ impl OpenFormat for TensorBundle {
     }
 }
 
-/// The prefix of the bundle in a place. It is empty in a place of files with one prefix.
-async fn stem(store: &Arc<dyn Store>) -> Result<String> {
-    if store.exists(&Name::new(INDEX)?).await? {
+/// Whether there is a file. It is asked for if the place was not listed.
+async fn exists(store: &Arc<dyn Store>, top: Option<&Listing>, name: &Name) -> Result<bool> {
+    match top {
+        Some(top) if !name.as_str().contains('/') => Ok(top.has(name.as_str())),
+        _ => Ok(store.exists(name).await?),
+    }
+}
+
+/// The prefix of the bundle in a place. It is empty in a place of files with one prefix. `top` are the files directly in it, if they could be listed.
+async fn stem(store: &Arc<dyn Store>, top: Option<&Listing>) -> Result<String> {
+    if exists(store, top, &Name::new(INDEX)?).await? {
         return Ok(String::new());
     }
-    if let Some(text) = read_small(store, &Name::new(STATE)?).await? {
+    let state = Name::new(STATE)?;
+    let state = match top.is_none_or(|top| top.has(STATE)) {
+        true => read_small(store, &state).await?,
+        false => None,
+    };
+    if let Some(text) = state {
         let state = std::str::from_utf8(&text)
             .ok()
             .and_then(CheckpointState::parse);
@@ -121,7 +139,7 @@ async fn stem(store: &Arc<dyn Store>) -> Result<String> {
             let what = format!("its latest checkpoint {stem:?} does not lie in this folder ({e}); open it by its prefix");
             StrategyError::corrupt(STATE, None, what)
         })?;
-        return match store.exists(&name).await? {
+        return match exists(store, top, &name).await? {
             true => Ok(stem.into()),
             false => {
                 let what = format!(
@@ -137,7 +155,15 @@ async fn stem(store: &Arc<dyn Store>) -> Result<String> {
     {
         return Ok(VARIABLES.into());
     }
-    let top = store.top().await?;
+    let listed;
+    let top = match top {
+        Some(top) => top,
+        None => {
+            // It says why nobody can list it.
+            listed = store.top().await?;
+            &listed
+        }
+    };
     let stems: Vec<&str> = top
         .names()
         .filter_map(|name| names::stem_of(name, INDEX))
@@ -171,9 +197,12 @@ async fn record(
     store: &Arc<dyn Store>,
     limits: &ReadLimits,
     stem: &str,
-    index: &[u8],
+    (index, top): (&[u8], Option<&Listing>),
 ) -> Result<Option<Record>> {
     let name = Name::new(format!("{stem}{RECORD}"))?;
+    if !stem.contains('/') && top.is_some_and(|top| !top.has(name.as_str())) {
+        return Ok(None);
+    }
     let Some(bytes) = limits.read(store, &name).await? else {
         return Ok(None);
     };
@@ -201,12 +230,21 @@ fn of_index(name: &Name, fault: Fault, memory: u64) -> StrategyError {
 }
 
 /// The files of the bundle that are there, with their lengths.
-async fn files(store: &Arc<dyn Store>, stem: &str, index: &Index) -> Result<BTreeMap<Name, u64>> {
+async fn files(
+    store: &Arc<dyn Store>,
+    stem: &str,
+    index: &Index,
+    top: Option<Listing>,
+) -> Result<BTreeMap<Name, u64>> {
     let folder = stem
         .rsplit_once('/')
         .map(|(folder, _)| Name::new(folder))
         .transpose()?;
-    match store.list(folder.as_ref(), Depth::One).await {
+    let listed = match top.filter(|_| folder.is_none()) {
+        Some(top) => Ok(top),
+        None => store.list(folder.as_ref(), Depth::One).await,
+    };
+    match listed {
         Ok(listed) => {
             let of_bundle =
                 |name: &Name| DataFile::parse(name.as_str()).is_some_and(|file| file.stem == stem);

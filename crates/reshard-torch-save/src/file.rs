@@ -41,6 +41,10 @@ pub(crate) enum Container {
 
 /// So many bytes of the start of a file are read first. In a file by torch they hold the pickle of a model.
 const FIRST: u64 = 64 << 10;
+/// The same where requests are dear, with the bytes of the end, which hold the directory. A file of at most so many bytes is read whole.
+const FIRST_IF_DEAR: u64 = 256 << 10;
+const LAST_IF_DEAR: u64 = 256 << 10;
+const WHOLE_IF_DEAR: u64 = 1 << 20;
 /// So many bytes are read at first of an old file, whose description is not delimited.
 const LEGACY: u64 = 1 << 20;
 
@@ -52,20 +56,23 @@ impl TorchFile {
         bytes: u64,
         limits: &ReadLimits,
     ) -> Result<Self> {
-        let first = store
-            .read(&name, 0..bytes.min(FIRST))
-            .await
-            .map_err(|e| lost(e, name.as_str()))?;
+        let (first, tail) = ends(store, &name, bytes).await?;
+        let read = first.len();
         let (pickle, container) = match kind(&first) {
             Some(Kind::Zip) => {
-                let (pickle, zip) = zip::open(store, &name, bytes, first, limits).await?;
+                let (pickle, zip) = zip::open(store, &name, bytes, (first, tail), limits).await?;
                 (pickle, Container::Zip(zip))
             }
             Some(Kind::Legacy) => legacy::open(store, &name, bytes, first, limits).await?,
             Some(Kind::Pickle) => {
                 limits.whole(&name, bytes)?;
-                let all = store.read(&name, 0..bytes).await;
-                let all = all.map_err(|e| lost(e, name.as_str()))?;
+                let all = match first.len() as u64 {
+                    read if read == bytes => first,
+                    _ => {
+                        let all = store.read(&name, 0..bytes).await;
+                        all.map_err(|e| lost(e, name.as_str()))?
+                    }
+                };
                 (all, Container::Pickle)
             }
             Some(Kind::Tar) => {
@@ -85,7 +92,7 @@ impl TorchFile {
         Ok(Self {
             name,
             bytes,
-            pickle,
+            pickle: freed(pickle, read),
             container,
         })
     }
@@ -148,6 +155,33 @@ impl TorchFile {
             Container::Legacy(storages) => storages.get(&storage.key).map(|s| s.data.clone()),
             Container::Pickle => None,
         }
+    }
+}
+
+/// The start of a file, and its end if requests are dear. A file that is not much longer than both is read with one request then.
+async fn ends(store: &Arc<dyn Store>, name: &Name, bytes: u64) -> Result<(Bytes, Bytes)> {
+    let lost = |e| lost(e, name.as_str());
+    if !store.hints().requests_are_dear() {
+        let first = store.read(name, 0..bytes.min(FIRST)).await.map_err(lost)?;
+        return Ok((first, Bytes::new()));
+    }
+    if bytes <= WHOLE_IF_DEAR {
+        let all = store.read(name, 0..bytes).await.map_err(lost)?;
+        return Ok((all.clone(), all));
+    }
+    let ends = [0..FIRST_IF_DEAR, bytes - LAST_IF_DEAR..bytes];
+    let ends = ends.map(|range| (name.clone(), range)).to_vec();
+    let (read, _) = store.read_ranges(ends).await.map_err(lost)?;
+    let mut read = read.into_iter();
+    let mut next = || read.next().unwrap_or_default();
+    Ok((next(), next()))
+}
+
+/// A small part of what was read, in memory of its own, so that the rest is freed.
+fn freed(part: Bytes, read: usize) -> Bytes {
+    match part.len() < read / 2 {
+        true => Bytes::copy_from_slice(&part),
+        false => part,
     }
 }
 

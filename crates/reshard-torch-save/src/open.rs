@@ -10,13 +10,17 @@ use crate::{
     table::Table,
 };
 use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
     read_small,
 };
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// So many files are opened at the same time, at most.
+const MOST_AT_ONCE: usize = 16;
 
 /// Opens files of `torch.save`.
 #[derive(Debug)]
@@ -86,23 +90,43 @@ async fn only_file(store: &Arc<dyn Store>) -> Result<Entry> {
 
 /// All files of an index. What is wrong with one of them does not hide the others.
 async fn folder(cx: &OpenCx, index: Parsed) -> Result<TorchSaveReader> {
-    let mut files = Vec::with_capacity(index.files.len());
-    for name in index.files.keys() {
-        files.push(match cx.store.len(name).await? {
-            None => {
-                let what = format!("{INDEX} names this file, but it is not there");
-                Err(Refused::damaged(name.as_str(), what))
-            }
-            Some(bytes) => {
-                let opened = TorchFile::open(&cx.store, name.clone(), bytes, &cx.limits).await;
-                match opened {
-                    Err(e) if e.kind() == ErrorKind::Unavailable => return Err(e),
-                    opened => opened.map_err(|e| Refused::by(&e, name.as_str())),
-                }
-            }
-        });
-    }
+    let names = index.files.keys().cloned().collect();
+    let lengths = cx.store.lengths(names).await?.into_iter();
+    let lengths: BTreeMap<Name, u64> = lengths.map(|file| (file.name, file.bytes)).collect();
+    let named = index
+        .files
+        .keys()
+        .map(|name| (name.clone(), lengths.get(name).copied()));
+    let named: Vec<(Name, Option<u64>)> = named.collect();
+    let opened = stream::iter(named).map(|(name, bytes)| one_of(cx, name, bytes));
+    let opened = opened.buffered(at_once(cx));
+    let files: Vec<std::result::Result<TorchFile, Refused>> = opened.try_collect().await?;
     let table = Table::indexed(&files, index, &cx.limits)?;
     let files = files.into_iter().map(Result::ok).collect();
     Ok(TorchSaveReader::new(cx, files, table, true))
+}
+
+/// So many files are opened at the same time. Each may take as much memory as one.
+fn at_once(cx: &OpenCx) -> usize {
+    let hints = cx.store.hints();
+    match hints.requests_are_dear() {
+        true => hints.concurrency.clamp(1, MOST_AT_ONCE),
+        false => 1,
+    }
+}
+
+/// One of the files that an index names. What is wrong with it is a part of the result, unless it may be tried again.
+async fn one_of(
+    cx: &OpenCx,
+    name: Name,
+    bytes: Option<u64>,
+) -> Result<std::result::Result<TorchFile, Refused>> {
+    let Some(bytes) = bytes else {
+        let what = format!("{INDEX} names this file, but it is not there");
+        return Ok(Err(Refused::damaged(name.as_str(), what)));
+    };
+    match TorchFile::open(&cx.store, name.clone(), bytes, &cx.limits).await {
+        Err(e) if e.kind() == ErrorKind::Unavailable => Err(e),
+        opened => Ok(opened.map_err(|e| Refused::by(&e, name.as_str()))),
+    }
 }

@@ -2,10 +2,10 @@
 
 use crate::{
     array::meta::ChunkKeys,
+    described::Described,
     names::{NAME, RECORD, ZARRAY},
     zarr3, zarray,
 };
-use bytes::Bytes;
 use reshard_model::{DType, Dims};
 use reshard_strategy::BackendVersion;
 
@@ -61,21 +61,18 @@ impl Form {
         }
     }
 
-    /// The text of that file, for an array whose files have the shape `chunk`. `None` if this version of Zarr has no name for its type.
-    pub(crate) fn text(
-        self,
-        shape: &Dims,
-        chunk: &Dims,
-        dtype: DType,
-    ) -> Option<serde_json::Result<Bytes>> {
-        let name = self.spelling(dtype)?;
-        Some(match self {
-            Self::V2 => zarray::text(shape, chunk, name),
-            Self::V3 { inner } => {
-                let inner = zarr3::inner(chunk, dtype.size(), inner);
-                zarr3::array(shape, chunk, &inner, dtype, name)
-            }
-        })
+    /// What that file says of an array whose files have the shape `chunk`.
+    pub(crate) fn described(self, shape: Dims, chunk: Dims, dtype: DType) -> Described {
+        let inner = match self {
+            Self::V2 => None,
+            Self::V3 { inner } => Some(zarr3::inner(&chunk, dtype.size(), inner)),
+        };
+        Described {
+            shape,
+            chunk,
+            inner,
+            dtype,
+        }
     }
 
     /// The bytes of an inner chunk of a file of the shape `chunk`. `None` if files have no inner chunks.

@@ -15,6 +15,7 @@
 
 mod array;
 mod config;
+mod described;
 mod form;
 mod grid;
 mod names;

@@ -3,13 +3,13 @@
 use crate::{
     NAME, RECORD,
     array::{
-        find::{self, Found, LONE, ZARR_JSON, ZMETADATA},
+        find::{self, Found, LONE, Texts, ZARR_JSON, ZMETADATA},
         meta::{ArrayMeta, Encoding, Fault, FaultKind},
         shard::Shard,
     },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
-    reader::{Array, Kept, Refused, Shards, ZarrReader},
+    reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
     removal, zarr3,
 };
@@ -121,7 +121,12 @@ impl OpenFormat for Zarr {
         };
         // The lock files of Megatron Core are empty.
         let skip = |folder: &str, bytes| bytes == 0 && folder.ends_with(SYNC);
-        let found = find::arrays(&cx.store, &cx.limits, &files, skip).await?;
+        let written = match &noted {
+            // Elsewhere the descriptions themselves are read as fast.
+            Some((_, record)) if cx.store.hints().requests_are_dear() => record.texts(),
+            _ => Texts::default(),
+        };
+        let found = find::arrays(&cx.store, &cx.limits, &files, skip, &written).await?;
         if found.is_empty()
             && let Some(e) = unlisted
         {
@@ -146,9 +151,16 @@ impl OpenFormat for Zarr {
             files.extend(by_name(chunks));
         }
         for array in &mut tables.arrays {
-            array.shards =
-                Shards::read(&array.meta, |at| array.file_at(at), &cx.store, &files).await?;
+            let sums = array.checksums.as_ref();
+            let as_written = sums.is_some_and(|sums| sums.iter().all(Option::is_some));
+            array.shards = Shards::of(&array.meta, |at| array.file_at(at), &files, as_written)?;
         }
+        // The others are read when somebody needs them.
+        let mut unread = Vec::new();
+        for array in &tables.arrays {
+            unread.extend(array.unread_indexes(&files, |_, follow| !follow)?);
+        }
+        read_indexes(&cx.store, unread).await?;
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),
             key: self.key(),
@@ -239,7 +251,7 @@ impl Tables {
     fn of(
         found: Vec<Found>,
         record: Option<Record>,
-        noted_in: &str,
+        noted_in: &'static str,
         mut room: Room,
     ) -> Result<Self> {
         let has_record = record.is_some();
@@ -262,6 +274,7 @@ impl Tables {
                 continue;
             }
             let folder = found.folder.clone();
+            let unread = found.is_assumed.then(|| found.description.clone());
             let taken = match builder.tensor(&key) {
                 None => array(found, noted.remove(&key), noted_in),
                 Some(_) => Err(Refused::unknown("a folder in it has the same key")),
@@ -269,7 +282,12 @@ impl Tables {
             match taken.and_then(|(meta, noted)| room.take(meta, noted)) {
                 Err(why) => drop(refused.insert(key, why)),
                 Ok(found) => {
-                    let array = found.enter(&key, folder, &mut builder, chunks)?;
+                    let crc = found.noted.as_ref().map(|noted| noted.zarray);
+                    let mut array = found.enter(&key, folder, &mut builder, chunks)?;
+                    if let (Some(file), Some(crc)) = (unread, crc) {
+                        let file = Name::new(file)?;
+                        array.unread = Some(UnreadDescription::new(file, crc, noted_in));
+                    }
                     chunks += array.count;
                     arrays.push(array);
                 }
@@ -303,11 +321,7 @@ fn array(
     if let Some(noted) = &noted
         && found.text.as_deref().map(crc32fast::hash) != Some(noted.zarray)
     {
-        let what = format!(
-            "its {} is not the one that was written, judging by {noted_in}; if it was changed on purpose, remove {noted_in}",
-            found.description
-        );
-        return Err(Refused::damaged(what));
+        return Err(Refused::changed(&found.description, noted_in));
     }
     let meta = found.meta.map_err(|Fault { kind, what }| Refused {
         kind: match kind {
@@ -420,6 +434,7 @@ impl Taken {
             count: count as u32,
             first,
             checksums,
+            unread: None,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod array;
 mod files;
+mod indexes;
 mod kept;
 mod opened;
 mod packed;
@@ -20,11 +21,11 @@ use reshard_strategy::{
 };
 use std::sync::Arc;
 
-pub(crate) use array::{Array, Refused};
+pub(crate) use array::{Array, Refused, UnreadDescription};
 pub(crate) use files::{is_refused, role};
 pub(crate) use kept::Kept;
 pub(crate) use opened::ZarrReader;
-pub(crate) use shards::Shards;
+pub(crate) use shards::{Shards, read as read_indexes};
 
 impl ReaderHooks for ZarrReader {
     fn plan_settings(&self) -> Option<String> {
@@ -121,6 +122,9 @@ impl StorageReader for ZarrReader {
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let (mut totals, mut records) = (Traffic::default(), Vec::new());
         let mut packed = Vec::new();
+        let (requests, bytes) = self.look_before(&reads, cx.verify).await?;
+        totals.requests += requests;
+        totals.beside += bytes;
         for (id, reads) in ReadTensor::by_chunk(reads) {
             let chunk = self.chunk(id)?;
             let meta = &chunk.array.meta;

@@ -1,5 +1,6 @@
 //! `reshard-zarr.json`: the checksums of chunks, and what zarr has no place for.
 
+use crate::{array::find::Texts, described::Described};
 use bytes::Bytes;
 use reshard_plan::{PlannerData, TensorProperties};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,18 @@ pub(crate) struct ArrayRecord {
     pub(crate) chunks: Vec<Option<u32>>,
     #[serde(default, skip_serializing_if = "is_plain")]
     pub(crate) properties: TensorProperties,
+    /// What its description says, so that opening need not read it. Records of older versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) described: Option<Described>,
+}
+
+impl ArrayRecord {
+    /// The file of its description and the text, if that can be made again exactly as it was written.
+    fn description(&self) -> Option<(&'static str, Bytes)> {
+        let described = self.described.as_ref()?;
+        let text = described.text()?.ok()?;
+        (crc32fast::hash(&text) == self.zarray).then(|| (described.file(), text))
+    }
 }
 
 fn is_plain(properties: &TensorProperties) -> bool {
@@ -34,6 +47,17 @@ fn is_plain(properties: &TensorProperties) -> bool {
 }
 
 impl Record {
+    /// The descriptions that need not be read.
+    pub(crate) fn texts(&self) -> Texts {
+        let text = |(key, array): (&String, &ArrayRecord)| {
+            let (file, text) = array.description()?;
+            Some((format!("{key}/{file}"), text))
+        };
+        let of: BTreeMap<String, Bytes> = self.arrays.iter().filter_map(text).collect();
+        let all = of.len() == self.arrays.len();
+        Texts { of, all }
+    }
+
     pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
         serde_json::to_vec(self).map(Bytes::from)
     }

@@ -88,7 +88,8 @@ impl StorageWriter for ZarrWriter {
         for t in cx.metadata.tensors() {
             let key = t.key();
             let (shape, chunk) = written.array(&t);
-            let text = self.0.text(&shape, &chunk, t.dtype()).ok_or_else(|| {
+            let described = self.0.described(shape, chunk, t.dtype());
+            let text = described.text().ok_or_else(|| {
                 StrategyError::Internal(format!("{key} is written as {}", t.dtype()))
             })?;
             let text = text.map_err(json)?;
@@ -98,6 +99,7 @@ impl StorageWriter for ZarrWriter {
                     zarray: crc32fast::hash(&text),
                     chunks: written.checksums(key, &self.described(key, &text)?)?,
                     properties: t.properties(),
+                    described: Some(described),
                 },
             );
             let name = format!("{key}/{}", self.0.description());

@@ -25,7 +25,14 @@ enum Found {
 #[derive(Clone, Debug)]
 pub(crate) struct KnownStore {
     inner: Arc<dyn Store>,
-    known: Arc<Mutex<BTreeMap<Name, Found>>>,
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    files: BTreeMap<Name, Found>,
+    /// What lies directly in the place.
+    top: Option<Listing>,
 }
 
 impl KnownStore {
@@ -50,16 +57,36 @@ impl KnownStore {
         }
         Self {
             inner,
-            known: Arc::new(Mutex::new(known)),
+            known: Arc::new(Mutex::new(Known {
+                files: known,
+                top: None,
+            })),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, Found>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self, name: &Name) -> Option<Found> {
-        self.lock().get(name).cloned()
+        let known = self.lock();
+        let lacks = |top: &Listing| {
+            let at = top.files.binary_search_by(|file| file.name.cmp(name));
+            at.is_err() && !name.as_str().contains('/')
+        };
+        match known.files.get(name) {
+            Some(found) => Some(found.clone()),
+            None if known.top.as_ref().is_some_and(lacks) => Some(Found::Absent),
+            None => None,
+        }
+    }
+
+    /// Lists what lies directly in the place, if that is possible: one request then tells of all the names for which the formats look. Whoever lists the place
+    /// gets the same answer.
+    pub(crate) async fn list_top(&self) {
+        if let Ok(listed) = self.inner.list(None, Depth::One).await {
+            self.lock().top = Some(listed);
+        }
     }
 
     /// The bytes of a file that was read.
@@ -70,6 +97,18 @@ impl KnownStore {
         }
     }
 
+    /// The bytes of a file, which is read if it is not known, and known from then on. `None` if there is none, or if its request fails: then whoever needs it
+    /// gets the error.
+    pub(crate) async fn learn(&self, name: &Name, max: u64) -> Option<Bytes> {
+        if self.known(name).is_none()
+            && let Ok(found) = self.inner.read_all(name, max).await
+        {
+            let found = found.map_or(Found::Absent, Found::Read);
+            self.lock().files.insert(name.clone(), found);
+        }
+        self.bytes(name)
+    }
+
     /// Whether a file is known to be missing.
     pub(crate) fn lacks(&self, name: &Name) -> bool {
         matches!(self.known(name), Some(Found::Absent))
@@ -77,7 +116,7 @@ impl KnownStore {
 
     /// Later reads see the files as they are then.
     pub(crate) fn forget(&self) {
-        self.lock().clear();
+        *self.lock() = Known::default();
     }
 }
 
@@ -122,7 +161,14 @@ impl Store for KnownStore {
     }
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
+        let known = match (below, depth) {
+            (None, Depth::One) => self.lock().top.clone(),
+            _ => None,
+        };
+        match known {
+            Some(known) => Ok(known),
+            None => self.inner.list(below, depth).await,
+        }
     }
 
     async fn head(&self, name: &Name) -> Result<Option<Head>> {

@@ -2,6 +2,7 @@
 
 use crate::{
     attempt,
+    control::hex,
     formats::{Formats, default_format},
     known::KnownStore,
     outside::is_note,
@@ -18,6 +19,7 @@ use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx,
     ReadLimits, Registry, SMALL, StorageReader, StrategyError, item_files, load_with_objects,
 };
+use sha2::{Digest, Sha256};
 use std::{collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -177,9 +179,12 @@ impl HowToOpen {
         let chosen = self.chosen(registry)?;
         let (name, unrecorded) = match (&json, &chosen) {
             (Some(json), _) => (self.as_named(json.sharded())?, false),
-            (None, None) => match known.as_ref().and_then(|known| told(known, formats)) {
+            (None, None) => match self.told(known.as_ref(), formats).await {
                 Some(name) => (name, false),
                 None => {
+                    if let Some(known) = &known {
+                        known.list_top().await;
+                    }
                     let found = recognise(&store, formats).await?;
                     (found.format, found.older)
                 }
@@ -282,6 +287,29 @@ impl HowToOpen {
         Ok(KnownStore::of(store, &read, &[Name::new(COMMON)?]).await)
     }
 
+    /// The format of a place of which a few files are known, if these tell it. Where requests are dear, no other format is asked then.
+    async fn told(&self, known: Option<&KnownStore>, formats: &Formats) -> Option<BackendVersion> {
+        let known = known?;
+        // With common state, the save was never finished.
+        if !known.lacks(&Name::new(COMMON).ok()?) {
+            return None;
+        }
+        let note = Name::new(SIDECAR).ok().and_then(|name| known.bytes(&name));
+        let note = note.and_then(|bytes| serde_json::from_slice::<Sidecar>(&bytes).ok());
+        let noted = note.as_ref().and_then(|note| note.format(formats));
+        let record = Name::new(record_of_default(formats)?).ok()?;
+        if known.bytes(&record).is_some() {
+            return noted
+                .is_none_or(|noted| noted == default_format())
+                .then(default_format);
+        }
+        // The note counts only beside the format record that it belongs to. The format reads that record, too.
+        let noted = noted.filter(|_| known.lacks(&record))?;
+        let (name, sha256) = note.as_ref()?.record()?;
+        let bytes = known.learn(&name, self.limits.max_whole).await?;
+        (hex(&Sha256::digest(&bytes)) == sha256).then_some(noted)
+    }
+
     async fn open_as(
         &self,
         sharded: Arc<dyn LoadShardedStrategy>,
@@ -364,22 +392,6 @@ impl HowToOpen {
 fn record_of_default(formats: &Formats) -> Option<&'static str> {
     let default = formats.0.iter().find(|f| f.key() == default_format())?;
     default.probes().first().copied()
-}
-
-/// The default format, if its record is there and nothing says that the place is anything else. Where requests are dear, no other format
-/// is asked then.
-fn told(known: &KnownStore, formats: &Formats) -> Option<BackendVersion> {
-    let record = Name::new(record_of_default(formats)?).ok()?;
-    known.bytes(&record)?;
-    // With common state, the save was never finished.
-    known
-        .lacks(&Name::new(COMMON).ok()?)
-        .then(default_format)
-        .filter(|default| {
-            let note = Name::new(SIDECAR).ok().and_then(|name| known.bytes(&name));
-            let note = note.and_then(|bytes| serde_json::from_slice::<Sidecar>(&bytes).ok());
-            note.is_none_or(|note| note.format(formats).is_none_or(|noted| noted == *default))
-        })
 }
 
 /// Whether a place without `metadata.json`, of which the user says that it has this format, may be older than that file.

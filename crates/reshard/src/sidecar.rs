@@ -130,6 +130,12 @@ impl Sidecar {
         self.commit.iter().chain(&self.metadata)
     }
 
+    /// The one format record that it belongs to, and the digest of that.
+    pub(crate) fn record(&self) -> Option<(Name, &str)> {
+        let record = self.commit.as_ref().filter(|_| self.is_bound())?;
+        Some((Name::new(&*record.file).ok()?, &record.sha256))
+    }
+
     /// Their names.
     pub(crate) fn names(&self) -> Vec<String> {
         self.files().map(|f| f.file.clone()).collect()

@@ -179,3 +179,53 @@ fn rows_of_large_chunks_take_two_requests_a_chunk_and_few_bytes_beside() {
         );
     }
 }
+
+/// A store with these files but one, which has other bytes.
+#[cfg(feature = "zarr")]
+fn with_other(store: &MemoryStore, name: &str, bytes: Vec<u8>) -> MemoryStore {
+    use reshard::storage::StoreExt as _;
+    let other = MemoryStore::new().with_hints(dear());
+    for file in block_on(store.files()).unwrap() {
+        let old = block_on(store.read(&file.name, 0..file.bytes)).unwrap();
+        let is_it = file.name.as_str() == name;
+        other.put(file.name, if is_it { bytes.clone().into() } else { old });
+    }
+    other
+}
+
+#[cfg(feature = "zarr")]
+#[test]
+fn a_note_tells_the_format_only_beside_the_record_that_it_belongs_to() {
+    let mut state = StateDict::new();
+    for n in 0..100u32 {
+        let tensor = Tensor::from_vec(&[1], vec![n]).unwrap();
+        state.insert(format!("t{n}"), tensor);
+    }
+    let place = MemoryStore::new().with_hints(dear());
+    let save = reshard::save(&state, URL)
+        .store(Arc::new(place.clone()))
+        .dialect(Dialect::Dcp)
+        .strategy(reshard::zarr::Zarr3Config::default());
+    block_on(async { save.await.map(drop) }).unwrap();
+    let opened = |place: &MemoryStore| {
+        let (checkpoint, counting) = open(&(Arc::new(place.clone()) as _));
+        assert_eq!(checkpoint.backend().to_string(), "zarr3/1");
+        assert_eq!(checkpoint.metadata().tensor_count(), 100);
+        counting.take()
+    };
+    // The four of every opening, the record, and one listing of all files.
+    let counts = opened(&place);
+    assert_eq!((counts.requests, counts.lists), (6, 1));
+    // A note of another record tells nothing, so the names of all formats are looked for, in one listing more.
+    let note = reshard::storage::Name::new("reshard.json").unwrap();
+    let text = block_on(place.read_all(&note, 1 << 20)).unwrap().unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    json["commit"]["sha256"] = "0".repeat(64).into();
+    let counts = opened(&with_other(&place, "reshard.json", json.to_string().into()));
+    assert!(counts.requests > 6, "{counts:?}");
+    assert_eq!(counts.lists, 2);
+    // What is found is no more than what was noted.
+    let text = vec![b' '; 7];
+    let counts = opened(&with_other(&place, "reshard.json", text));
+    assert_eq!(counts.lists, 2);
+}

@@ -24,10 +24,13 @@ pub(super) struct Found {
 
 impl Found {
     pub(super) async fn look(cx: &OpenCx) -> Result<Self> {
-        let known = [INDEX, MODEL, OBJECTS].map(Name::new);
+        let known = [INDEX, MODEL, OBJECTS, RECORD].map(Name::new);
         let known = known.into_iter().collect::<Result<_, _>>()?;
         let top = cx.store.top_or(|| known).await?;
-        let record = note(cx, &Name::new(RECORD)?).await?;
+        let record = match top.has(RECORD) {
+            true => note(cx, &Name::new(RECORD)?).await?,
+            false => None,
+        };
         let mut found = Self {
             record,
             objects: top
@@ -48,7 +51,7 @@ impl Found {
         let mut there: BTreeMap<Name, u64> = lengths(top.files).collect();
         let mut others = names.clone();
         others.retain(|name| !there.contains_key(name));
-        there.extend(lengths(cx.store.present(others).await?));
+        there.extend(lengths(cx.store.lengths(others).await?));
         let files = names.into_iter().map(|name| {
             let bytes = there.get(&name).copied();
             (name, bytes)

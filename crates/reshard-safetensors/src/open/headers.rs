@@ -4,13 +4,16 @@ use super::files::Found;
 use crate::{
     fault::Fault,
     header::{self, Header, LENGTH},
+    reader::UnreadHeaders,
 };
 use bytes::Bytes;
 use reshard_storage::Name;
 use reshard_strategy::{OpenCx, Result, StrategyError};
+use std::collections::BTreeMap;
 
-/// So many bytes of a file are read first. Most headers are shorter.
+/// So many bytes of a file are read first, and so many where requests are dear. Most headers are shorter.
 const FIRST: u64 = 16 << 10;
+const FIRST_IF_DEAR: u64 = 128 << 10;
 
 /// How many files are read in one call.
 const AT_ONCE: usize = 256;
@@ -18,24 +21,49 @@ const AT_ONCE: usize = 256;
 /// The header of a file, and the CRC-32 of all bytes up to the first tensor.
 pub(super) type Read = std::result::Result<(Header, u32), Fault>;
 
-/// The headers of the files, in their order.
+/// The headers of the files, in their order. Where requests are dear, what the record of reshard says of a header is taken as it is, and the header is not
+/// read: then it is among the second, by the number of its file.
 ///
 /// # Errors
 /// What the store says, and limits. What is wrong with a header is a part of the result.
-pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<Vec<Read>> {
+pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<(Vec<Read>, UnreadHeaders)> {
+    let (mut noted, mut unread) = (BTreeMap::new(), UnreadHeaders::default());
+    let record = found.record.as_ref();
+    if let Some(record) = record.filter(|_| cx.store.hints().requests_are_dear()) {
+        for (n, (name, bytes)) in (0..).zip(&found.files) {
+            let (Some(bytes), Some((all, crc))) = (bytes, record.header(name)) else {
+                continue;
+            };
+            let text = all.get(LENGTH as usize..).unwrap_or_default();
+            noted.insert(
+                name,
+                header::parse(text, *bytes).map(|header| (header, crc)),
+            );
+            unread.add(n, all.len() as u64, crc);
+        }
+    }
     let mut out = Vec::with_capacity(found.files.len());
+    let most = match cx.store.hints().requests_are_dear() {
+        true => FIRST_IF_DEAR,
+        false => FIRST,
+    };
     for files in found.files.chunks(AT_ONCE) {
         let there: Vec<(&Name, u64)> = files
             .iter()
+            .filter(|(name, _)| !noted.contains_key(name))
             .filter_map(|(name, bytes)| Some((name, (*bytes)?)))
             .collect();
         let ranges = there
             .iter()
-            .map(|(name, bytes)| ((*name).clone(), 0..FIRST.min(*bytes)))
+            .map(|(name, bytes)| ((*name).clone(), 0..most.min(*bytes)))
             .collect();
         let (firsts, _) = cx.store.read_ranges(ranges).await?;
         let mut firsts = there.into_iter().zip(firsts);
         for (name, bytes) in files {
+            if let Some(noted) = noted.remove(name) {
+                out.push(noted);
+                continue;
+            }
             let read = match bytes.and_then(|_| firsts.next()) {
                 None => Err(Fault::new("it is missing")),
                 Some(((_, bytes), first)) => one(cx, name, bytes, first).await?,
@@ -43,7 +71,7 @@ pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<Vec<Read>> {
             out.push(read);
         }
     }
-    Ok(out)
+    Ok((out, unread))
 }
 
 async fn one(cx: &OpenCx, name: &Name, bytes: u64, first: Bytes) -> Result<Read> {

@@ -6,7 +6,7 @@ use crate::{
     dtype::Spelled,
     fault::Fault,
     header::{Entry, Header},
-    reader::{Chunk, Object, Refused},
+    reader::{CHANGED, Chunk, Object, Refused},
     record::TensorRecord,
 };
 use reshard_model::{DType, Dims, Region};
@@ -77,11 +77,7 @@ impl Tables {
 /// Why a file is not the one that was noted.
 fn changed(found: &Found, name: &Name, crc: u32) -> Option<String> {
     let noted = found.record.as_ref()?.files.get(name)?;
-    (*noted != crc).then(|| {
-        format!(
-            "its header is not the one that was written, judging by {RECORD}; if it was changed on purpose, remove {RECORD}"
-        )
-    })
+    (*noted != crc).then(|| CHANGED.to_owned())
 }
 
 impl Parts {

@@ -1,12 +1,13 @@
 //! Looks for damage without loading anything.
 
-use super::{SafetensorsReader, Stored, objects, tensor};
+use super::{CHANGED, Refused, SafetensorsReader, Stored, objects, tensor};
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
     CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps, crc32_differs,
 };
+use std::collections::BTreeMap;
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
@@ -17,7 +18,13 @@ pub(super) async fn verify(
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
-    for (key, why) in &reader.refused {
+    // What opening took from the record is looked at now.
+    let changed = changed(reader).await?;
+    let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
+    let refused: BTreeMap<&str, &Refused> = refused
+        .chain(changed.iter().map(|(key, why)| (*key, why)))
+        .collect();
+    for (key, why) in refused {
         report.items += 1;
         let found = Damage {
             key: Some(key.to_string()),
@@ -27,7 +34,8 @@ pub(super) async fn verify(
         };
         report.add(why.kind, found);
     }
-    for t in reader.metadata.tensors() {
+    let sound = |t: &TensorRef<'_>| !changed.contains_key(t.key());
+    for t in reader.metadata.tensors().filter(sound) {
         if let Some(what) = uncovered(&t) {
             let found = Damage {
                 key: Some(t.key().into()),
@@ -57,6 +65,26 @@ pub(super) async fn verify(
         objects::between(reader, &mut report).await?;
     }
     Ok(report)
+}
+
+/// The tensors of which something lies in files whose headers are not the written ones.
+async fn changed(reader: &SafetensorsReader) -> Result<BTreeMap<&str, Refused>> {
+    let files = reader.changed().await?;
+    let mut out = BTreeMap::new();
+    if files.is_empty() {
+        return Ok(out);
+    }
+    for t in reader.metadata.tensors() {
+        let mut of = t
+            .chunks()
+            .filter_map(|(id, _)| reader.chunks.get(id.0 as usize));
+        if let Some(chunk) = of.find(|chunk| files.contains(&chunk.file)) {
+            let why = Refused::damaged(CHANGED);
+            let file = reader.files.get(chunk.file as usize).cloned();
+            out.insert(t.key(), Refused { file, ..why });
+        }
+    }
+    Ok(out)
 }
 
 /// What is wrong if the pieces of ranks do not make up their tensor.

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     dtype::Spelled,
+    header,
     index::Index,
     names,
     place::Empty,
@@ -25,6 +26,8 @@ type Runs = BTreeMap<u64, (u64, u32)>;
 struct Written<'w> {
     /// The checksum of the header of each file.
     headers: BTreeMap<Name, u32>,
+    /// The headers themselves, except long ones.
+    texts: BTreeMap<Name, String>,
     tensors: BTreeMap<&'w str, BTreeMap<Name, Runs>>,
     objects: BTreeMap<Box<str>, ObjectRecord>,
 }
@@ -42,10 +45,13 @@ impl<'w> Written<'w> {
 
     fn add(&mut self, key: &'w str, part: &StorageInfo) -> Result<()> {
         let none = || StrategyError::Internal(format!("{} has no receipt", part.file));
-        let (what, crc) = receipt(&part.receipt).ok_or_else(none)?;
+        let (what, crc, kept) = receipt(&part.receipt).ok_or_else(none)?;
         match what {
             Part::Header => {
                 self.headers.insert(part.file.clone(), crc);
+                if let Some(text) = header::json(kept) {
+                    self.texts.insert(part.file.clone(), text.to_owned());
+                }
             }
             Part::Object => {
                 let bytes = (part.range.start, part.range.end);
@@ -74,6 +80,7 @@ pub(super) fn records(
     let mut record = Record {
         schema: SCHEMA,
         files: std::mem::take(&mut written.headers),
+        headers: std::mem::take(&mut written.texts),
         objects: std::mem::take(&mut written.objects),
         planner_data: cx.metadata.planner_data().cloned(),
         ..Record::default()
@@ -83,6 +90,8 @@ pub(super) fn records(
     if record.files.is_empty() {
         let (name, header) = without_elements(cx, settings, file)?;
         record.files.insert(name.clone(), crc32fast::hash(&header));
+        let text = header::json(&header).map(str::to_owned);
+        record.headers.extend(text.map(|text| (name.clone(), text)));
         records.files.push((name, header));
     }
     if file.is_some() {

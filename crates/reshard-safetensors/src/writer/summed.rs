@@ -1,5 +1,6 @@
 //! Bytes on their way to a file, and their checksum.
 
+use crate::record::LONGEST_HEADER;
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
 use reshard_strategy::Blocks;
@@ -26,6 +27,8 @@ pub(super) struct Summed {
     length: u64,
     blocks: Blocks,
     crc: crc32fast::Hasher,
+    /// The bytes of a header, if they are few enough for the record.
+    kept: Vec<u8>,
 }
 
 impl Summed {
@@ -35,6 +38,7 @@ impl Summed {
             length,
             blocks,
             crc: crc32fast::Hasher::new(),
+            kept: Vec::new(),
         }
     }
 }
@@ -48,6 +52,9 @@ impl Extent for Summed {
         let block = self.blocks.next()?;
         if let Ok(bytes) = &block {
             self.crc.update(bytes);
+            if self.part == Part::Header && self.length <= LONGEST_HEADER {
+                self.kept.extend_from_slice(bytes);
+            }
         }
         Some(block)
     }
@@ -56,13 +63,15 @@ impl Extent for Summed {
         let number = Part::ALL.iter().position(|part| *part == self.part);
         let mut out = vec![number.unwrap_or_default() as u8];
         out.extend(self.crc.clone().finalize().to_le_bytes());
+        out.extend_from_slice(&self.kept);
         out.into()
     }
 }
 
-/// What a receipt says: what the extent is, and its CRC-32.
-pub(super) fn receipt(bytes: &[u8]) -> Option<(Part, u32)> {
-    let (part, crc) = bytes.split_first()?;
+/// What a receipt says: what the extent is, its CRC-32, and the bytes of a header that is not too long.
+pub(super) fn receipt(bytes: &[u8]) -> Option<(Part, u32, &[u8])> {
+    let (part, rest) = bytes.split_first()?;
     let part = Part::ALL.get(usize::from(*part))?;
-    Some((*part, u32::from_le_bytes(crc.try_into().ok()?)))
+    let (crc, kept) = rest.split_first_chunk()?;
+    Some((*part, u32::from_le_bytes(*crc), kept))
 }

@@ -7,6 +7,7 @@
 
 mod contracts;
 mod damaged;
+mod dear;
 mod files;
 mod interop;
 mod laws;

@@ -31,7 +31,7 @@ pub(super) async fn open(
     store: &Arc<dyn Store>,
     name: &Name,
     bytes: u64,
-    first: Bytes,
+    (first, tail): (Bytes, Bytes),
     limits: &ReadLimits,
 ) -> Result<(Bytes, Zip)> {
     let damaged = |e| unreadable(e, "the archive", name.as_str());
@@ -40,7 +40,7 @@ pub(super) async fn open(
         name,
         bytes,
         first,
-        tail: Bytes::new(),
+        tail,
     };
     let directory = directory(&mut window, limits).await?;
     let version = match directory.find(".data/version") {
@@ -70,8 +70,11 @@ async fn directory(window: &mut Window<'_>, limits: &ReadLimits) -> Result<Direc
     let mut range = Tail::first_range(window.bytes);
     loop {
         limits.whole(format_args!("the directory of {name}"), length(&range))?;
-        window.tail = window.read(range.clone()).await?;
-        let parsed = Tail::parse(window.bytes, &window.tail);
+        let tail = window.read(range.clone()).await?;
+        let parsed = Tail::parse(window.bytes, &tail);
+        if tail.len() > window.tail.len() {
+            window.tail = tail;
+        }
         match parsed.map_err(|e| unreadable(e, "the archive", name.as_str()))? {
             Tail::Done(directory) => return Ok(directory),
             Tail::Need(more) if length(&more) > length(&range) => range = more,

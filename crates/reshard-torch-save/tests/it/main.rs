@@ -3,6 +3,7 @@
 
 mod contracts;
 mod damaged;
+mod dear;
 mod fixtures;
 mod interop;
 mod laws;

@@ -35,6 +35,17 @@ pub(crate) struct Found {
     /// The text of that file. `None` if it comes from consolidated metadata.
     pub(crate) text: Option<Bytes>,
     pub(crate) meta: Result<ArrayMeta, Fault>,
+    /// Whether the text is the one that was written, and nobody has read the file.
+    pub(crate) is_assumed: bool,
+}
+
+/// The descriptions that were written, if a record tells them.
+#[derive(Debug, Default)]
+pub(crate) struct Texts {
+    /// By the names of their files.
+    pub(crate) of: BTreeMap<String, Bytes>,
+    /// Whether these are all arrays that there should be.
+    pub(crate) all: bool,
 }
 
 impl Found {
@@ -74,30 +85,43 @@ fn descriptions(
 
 /// All arrays, sorted by folder. `skip` says which descriptions are none, by the folder and the length of the file.
 ///
-/// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none.
+/// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none. A description of `written` whose file
+/// has the written length is not read; if all of them have, nothing else is looked for.
 pub(crate) async fn arrays(
     store: &Arc<dyn Store>,
     limits: &ReadLimits,
     files: &BTreeMap<Name, u64>,
     skip: impl Fn(&str, u64) -> bool,
+    written: &Texts,
 ) -> Result<Vec<Found>> {
     let mut described = descriptions(files, skip);
     let mut out = BTreeMap::new();
     let mut consolidated = Vec::new();
-    // A file with holes may say that it is as long as it likes.
+    let mut assumed = 0;
     described.retain(|(folder, file, name, bytes)| {
-        let short = *bytes <= MAX_TEXT as u64;
-        if !short {
-            let found = Found {
-                folder: (*folder).into(),
-                description: name.to_string(),
-                text: None,
-                meta: Err(too_long(file, *bytes)),
-            };
-            out.insert(found.folder.clone(), found);
-        }
-        short
+        let text = written.of.get(name.as_str());
+        let text = text.filter(|text| text.len() as u64 == *bytes);
+        let meta = match text {
+            Some(text) => parsed(limits, file, text).into_array(),
+            // A file with holes may say that it is as long as it likes.
+            None if *bytes > MAX_TEXT as u64 => Some(Err(too_long(file, *bytes))),
+            None => None,
+        };
+        let Some(meta) = meta else { return true };
+        assumed += usize::from(text.is_some());
+        let found = Found {
+            folder: (*folder).into(),
+            description: name.to_string(),
+            text: text.cloned(),
+            meta,
+            is_assumed: text.is_some(),
+        };
+        out.insert(found.folder.clone(), found);
+        false
     });
+    if written.all && assumed == written.of.len() {
+        return Ok(out.into_values().collect());
+    }
     let mut left = &described[..];
     while !left.is_empty() {
         let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
@@ -107,26 +131,22 @@ pub(crate) async fn arrays(
             .map(|(_, _, name, bytes)| ((*name).clone(), 0..*bytes));
         let texts = store.read_ranges(ranges.collect()).await?.0;
         for ((folder, file, name, _), text) in part.iter().zip(texts) {
-            let meta = match *file {
-                _ if !affords(limits, &text) => Err(too_large(file, &text)),
-                ZARRAY => parse_zarray(&text),
-                _ => match parse_zarr_json(&text) {
-                    Ok(Node::Array(array)) => *array,
-                    Ok(Node::Group(group)) => {
-                        // Groups below have what the group around them has.
-                        if folder.is_empty() {
-                            consolidated.extend(group.consolidated.into_iter().flatten());
-                        }
-                        continue;
+            let meta = match parsed(limits, file, &text) {
+                Parsed::Array(meta) => meta,
+                Parsed::Group(nodes) => {
+                    // Groups below have what the group around them has.
+                    if folder.is_empty() {
+                        consolidated.extend(nodes);
                     }
-                    Err(fault) => Err(fault),
-                },
+                    continue;
+                }
             };
             let found = Found {
                 folder: (*folder).into(),
                 description: name.to_string(),
                 text: Some(text),
                 meta,
+                is_assumed: false,
             };
             out.insert(found.folder.clone(), found);
         }
@@ -155,11 +175,42 @@ pub(crate) async fn arrays(
                 description: told_by.into(),
                 text: None,
                 meta: *meta,
+                is_assumed: false,
             };
             out.insert(folder, found);
         }
     }
     Ok(out.into_values().collect())
+}
+
+/// A description.
+enum Parsed {
+    Array(Result<ArrayMeta, Fault>),
+    /// The nodes of its consolidated metadata.
+    Group(Vec<(String, Node)>),
+}
+
+impl Parsed {
+    fn into_array(self) -> Option<Result<ArrayMeta, Fault>> {
+        match self {
+            Self::Array(meta) => Some(meta),
+            Self::Group(_) => None,
+        }
+    }
+}
+
+fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Parsed {
+    Parsed::Array(match file {
+        _ if !affords(limits, text) => Err(too_large(file, text)),
+        ZARRAY => parse_zarray(text),
+        _ => match parse_zarr_json(text) {
+            Ok(Node::Array(array)) => *array,
+            Ok(Node::Group(group)) => {
+                return Parsed::Group(group.consolidated.unwrap_or_default());
+            }
+            Err(fault) => Err(fault),
+        },
+    })
 }
 
 /// How many of files of such lengths are read in one call.

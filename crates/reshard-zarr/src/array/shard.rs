@@ -45,20 +45,30 @@ impl<'a> Shard<'a> {
         self.cells.volume().unwrap_or(u64::MAX)
     }
 
-    /// The bytes of the index in a shard of so many bytes.
-    ///
-    /// # Errors
-    /// The shard is too short for it.
-    pub(crate) fn index(&self, shard: u64) -> Result<Range<u64>, Fault> {
+    /// The bytes of an index.
+    fn index_bytes(&self) -> Option<u64> {
         let crc = if self.sharding.index_crc {
             CRC as u64
         } else {
             0
         };
-        let size = self
-            .count()
+        self.count()
             .checked_mul(ENTRY)
-            .and_then(|n| n.checked_add(crc));
+            .and_then(|n| n.checked_add(crc))
+    }
+
+    /// The length of a shard in which all inner chunks are stored once, each with so many bytes, and nothing else but the index.
+    pub(crate) fn written(&self, inner: u64) -> Option<u64> {
+        let chunks = self.count().checked_mul(inner)?;
+        chunks.checked_add(self.index_bytes()?)
+    }
+
+    /// The bytes of the index in a shard of so many bytes.
+    ///
+    /// # Errors
+    /// The shard is too short for it.
+    pub(crate) fn index(&self, shard: u64) -> Result<Range<u64>, Fault> {
+        let size = self.index_bytes();
         match size.filter(|size| *size <= shard) {
             Some(size) if self.sharding.index_at_start => Ok(0..size),
             Some(size) => Ok(shard - size..shard),
@@ -141,6 +151,13 @@ impl Index {
     /// The bytes of an inner chunk. `None` if it is not stored.
     pub(crate) fn range(&self, number: u64) -> Option<Range<u64>> {
         self.found.get(usize::try_from(number).ok()?)?.clone()
+    }
+
+    /// Whether all inner chunks are stored, each with so many bytes, one behind the other from the first byte on.
+    pub(crate) fn follows(&self, inner: u64) -> bool {
+        let starts = (0u64..).map(|n| n.saturating_mul(inner));
+        let mut found = self.found.iter().zip(starts);
+        found.all(|(at, start)| *at == Some(start..start.saturating_add(inner)))
     }
 
     /// Fails if two inner chunks share bytes. Equal chunks may share all of them.

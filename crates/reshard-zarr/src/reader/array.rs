@@ -1,6 +1,6 @@
 //! One array of an opened checkpoint.
 
-use super::shards::{Shards, grid};
+use super::shards::{Shards, Unread, grid};
 use crate::{
     array::{
         meta::{ArrayMeta, Encoding, Fault},
@@ -11,7 +11,7 @@ use crate::{
 use reshard_model::{Dims, ErrorKind, Layout, Region};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, sync::OnceLock};
 
 /// An array, with the numbers of its chunks.
 #[derive(Debug)]
@@ -30,6 +30,43 @@ pub(crate) struct Array {
     pub(crate) shards: Shards,
     /// The CRC-32 of each chunk, if reshard wrote it.
     pub(crate) checksums: Option<Vec<Option<u32>>>,
+    /// Its description, if it was not read.
+    pub(crate) unread: Option<UnreadDescription>,
+}
+
+/// A description that was not read, because the record of reshard says the same.
+#[derive(Debug)]
+pub(crate) struct UnreadDescription {
+    pub(crate) file: Name,
+    /// The CRC-32 of the text that was written.
+    pub(crate) crc: u32,
+    /// The file of the record.
+    pub(crate) noted_in: &'static str,
+    /// What is wrong with it, since it was read after all.
+    found: OnceLock<Option<Refused>>,
+}
+
+impl UnreadDescription {
+    pub(crate) fn new(file: Name, crc: u32, noted_in: &'static str) -> Self {
+        Self {
+            file,
+            crc,
+            noted_in,
+            found: OnceLock::new(),
+        }
+    }
+
+    /// What is wrong with it. `None` if it was not read.
+    pub(crate) fn found(&self) -> Option<&Option<Refused>> {
+        self.found.get()
+    }
+
+    /// Keeps what is wrong if it has this text.
+    pub(crate) fn take(&self, text: &[u8]) {
+        let is_written = crc32fast::hash(text) == self.crc;
+        let changed = || Refused::changed(self.file.as_str(), self.noted_in);
+        self.found.get_or_init(|| (!is_written).then(changed));
+    }
 }
 
 /// Why an array can't be read.
@@ -45,6 +82,13 @@ impl Refused {
             kind: ErrorKind::Corrupt,
             what: what.into(),
         }
+    }
+
+    /// The description of an array is not the written one.
+    pub(crate) fn changed(description: &str, noted_in: &str) -> Self {
+        Self::damaged(format!(
+            "its {description} is not the one that was written, judging by {noted_in}; if it was changed on purpose, remove {noted_in}"
+        ))
     }
 
     pub(crate) fn unknown(what: impl Into<String>) -> Self {
@@ -144,6 +188,30 @@ impl Array {
     /// The elements of a chunk that lie in the shape, counted from the start of the chunk.
     pub(crate) fn inside(&self, number: u32) -> Region {
         Region::whole(&self.grid.region(&self.grid.nth(number.into())).lengths)
+    }
+
+    /// Whether its description was not read yet.
+    pub(crate) fn is_assumed(&self) -> bool {
+        let unread = self.unread.as_ref();
+        unread.is_some_and(|unread| unread.found().is_none())
+    }
+
+    /// The number of the shard of a chunk, if it would be read without its index.
+    pub(crate) fn without_index(&self, number: u32) -> Option<u64> {
+        match self.place(number) {
+            (_, None) => None,
+            (position, Some(_)) => self.shards.without_index(&self.meta, &position),
+        }
+    }
+
+    /// The indexes that were not read yet, of the shards that are wanted: by their numbers, and whether they can be read without an index.
+    pub(crate) fn unread_indexes(
+        &self,
+        files: &BTreeMap<Name, u64>,
+        wanted: impl Fn(u64, bool) -> bool,
+    ) -> Result<Vec<Unread<'_>>> {
+        let file_at = |at: &[u64]| self.file_at(at);
+        self.shards.unread(&self.meta, file_at, files, wanted)
     }
 
     /// The shards whose indexes are damaged, by their positions.

@@ -1,7 +1,7 @@
 //! Looks for damage without loading anything.
 
 use super::{
-    array::Array,
+    array::{Array, Refused, UnreadDescription},
     opened::{Chunk, ZarrReader},
 };
 use crate::array::{
@@ -25,17 +25,25 @@ pub(super) async fn verify(
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
-    for (key, why) in &reader.refused {
+    // What opening took from the record, or left to the first read, is looked at now.
+    reader.read_all_indexes().await?;
+    let changed = changed(reader).await?;
+    let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
+    let refused: BTreeMap<&str, &Refused> = refused
+        .chain(changed.iter().map(|(key, why)| (*key, *why)))
+        .collect();
+    for (key, why) in refused {
         report.items += 1;
         let found = Damage {
-            key: Some(key.clone()),
+            key: Some(key.to_owned()),
             file: Some(reader.description(key)),
             offset: None,
             what: why.what.clone(),
         };
         report.add(why.kind, found);
     }
-    for array in &reader.arrays {
+    let sound = |array: &&Array| !changed.contains_key(&*array.key);
+    for array in reader.arrays.iter().filter(sound) {
         indexes(array, &mut report);
         for number in 0..array.count {
             report.items += 1;
@@ -64,6 +72,20 @@ pub(super) async fn verify(
         }
     }
     Ok(report)
+}
+
+/// The arrays whose descriptions were not read when the checkpoint was opened, and are not the written ones.
+async fn changed(reader: &ZarrReader) -> Result<BTreeMap<&str, &Refused>> {
+    reader
+        .read_descriptions(&reader.arrays.iter().collect::<Vec<_>>())
+        .await?;
+    let mut out = BTreeMap::new();
+    for Array { key, unread, .. } in &reader.arrays {
+        if let Some(Some(why)) = unread.as_ref().and_then(UnreadDescription::found) {
+            out.insert(&**key, why);
+        }
+    }
+    Ok(out)
 }
 
 /// Counts the bytes of shards that no inner chunk has, except those of an index with a checksum.

@@ -9,6 +9,7 @@ mod arrays;
 mod chunks;
 mod contracts;
 mod damaged;
+mod dear;
 mod interop;
 mod laws;
 mod refused;
