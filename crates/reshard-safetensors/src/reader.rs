@@ -5,9 +5,7 @@ mod headers;
 mod objects;
 mod verify;
 
-pub(crate) use headers::{CHANGED, UnreadHeaders};
-
-use crate::OBJECTS;
+use crate::{OBJECTS, unread::UnreadHeaders};
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};

@@ -4,7 +4,7 @@ use super::files::Found;
 use crate::{
     fault::Fault,
     header::{self, Header, LENGTH},
-    reader::UnreadHeaders,
+    unread::UnreadHeaders,
 };
 use bytes::Bytes;
 use reshard_storage::Name;

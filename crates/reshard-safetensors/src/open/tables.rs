@@ -6,8 +6,9 @@ use crate::{
     dtype::Spelled,
     fault::Fault,
     header::{Entry, Header},
-    reader::{CHANGED, Chunk, Object, Refused},
+    reader::{Chunk, Object, Refused},
     record::TensorRecord,
+    unread::CHANGED,
 };
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};

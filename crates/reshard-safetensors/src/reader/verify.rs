@@ -1,6 +1,7 @@
 //! Looks for damage without loading anything.
 
-use super::{CHANGED, Refused, SafetensorsReader, Stored, objects, tensor};
+use super::{Refused, SafetensorsReader, Stored, objects, tensor};
+use crate::unread::CHANGED;
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
