@@ -14,7 +14,7 @@ use crate::{
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     // A pattern says that it is a folder of checkpoints.
     if args.steps.is_some() {
-        return steps::list(program, args, io)?.ok_or_else(|| steps::none(args));
+        return steps::list(program, args, io)?.ok_or_else(|| steps::none(&args.dir, args.steps.as_ref()));
     }
     let checkpoint = match program.open(&args.dir, args.reading.options()) {
         Err(e) if e.exit_code() == NO_CHECKPOINT => {

@@ -155,3 +155,44 @@ fn inspect_names_checkpoints_of_any_format() {
         ran.err
     );
 }
+
+#[test]
+fn a_file_beside_the_steps_hides_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    for step in ["step-1", "step-2"] {
+        save(&dir.path().join(step), Dialect::Dcp);
+    }
+    for name in ["notes.txt", "train.log", "config.json", "README.md"] {
+        fs::write(dir.path().join(name), "notes").unwrap();
+        let ran = run(&["ls", path]);
+        assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+        assert!(
+            ran.out.contains("  step-1  ") && ran.out.contains("  step-2  "),
+            "{name}: {}",
+            ran.out
+        );
+        let ran = run(&["inspect", path]);
+        assert_eq!(ran.code, 3, "{name}: {}", ran.err);
+        assert!(
+            ran.err.contains("the newest complete one is step-2"),
+            "{name}: {}",
+            ran.err
+        );
+    }
+}
+
+#[test]
+fn the_list_of_what_a_folder_holds_is_sorted() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["step-9", "zebra", "out16", "step-10", "convert2", "alpha"] {
+        save(&dir.path().join(name), Dialect::Dcp);
+    }
+    let ran = run(&["digest", dir.path().to_str().unwrap()]);
+    assert!(
+        ran.err
+            .contains("holds some: alpha, convert2, out16, step-10, step-9 and 1 more"),
+        "{}",
+        ran.err
+    );
+}
