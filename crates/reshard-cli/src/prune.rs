@@ -106,9 +106,16 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some(_) => None,
     };
     let (report, outcome) = match one {
-        Some((_, Err(e))) if e.exit_code() == NO_CHECKPOINT => {
+        // Beside the steps of a run there may be a file that looks like one of a checkpoint.
+        Some((report, Err(e))) if report == PruneReport::default() => {
+            let is_one = e.exit_code() != NO_CHECKPOINT;
             match steps::places(program, &args.dir, None) {
-                Ok(places) if !places.is_empty() => prune_all(program, args, places, io),
+                Ok(places) if !places.is_empty() => {
+                    if is_one {
+                        io.note(format!("not pruned as a checkpoint: {}", e.text()));
+                    }
+                    prune_all(program, args, places, io)
+                }
                 _ => return Err(e),
             }
         }

@@ -164,17 +164,21 @@ pub(crate) fn none(dir: &str, pattern: Option<&StepPattern>) -> CliError {
     }
 }
 
+/// The newest checkpoint in a folder that opens, if it can be looked for and there is one.
+pub(crate) fn newest(program: &Program, dir: &str) -> Option<Step> {
+    usual().into_iter().flatten().find_map(|pattern| {
+        let steps = steps(program, dir, pattern);
+        reshard::storage::wait(steps.latest()).ok().flatten()
+    })
+}
+
 /// The error for a place that is no checkpoint, and also the newest complete one in it, if it holds some.
 pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError {
     if e.exit_code() != NO_CHECKPOINT {
         return e;
     }
-    let newest = usual().into_iter().flatten().find_map(|pattern| {
-        // Whatever hinders the search, the error is about what was named.
-        let steps = steps(program, dir, pattern);
-        reshard::storage::wait(steps.latest()).ok().flatten()
-    });
-    let Some(Step { name, url, .. }) = newest else {
+    // Whatever hinders the search, the error is about what was named.
+    let Some(Step { name, url, .. }) = newest(program, dir) else {
         return e;
     };
     let name = shown(&name);

@@ -321,12 +321,12 @@ fn keys_that_match_nothing_are_an_error() {
         vec!["diff", &saved.url, &saved.url],
     ] {
         for json in [false, true] {
-            let mut args = [&args[..], &["--key", "wieght"]].concat();
+            let mut args = [&args[..], &["--key", "weght"]].concat();
             args.extend(json.then_some("--json"));
             let ran = run(&args);
             assert_eq!(ran.code, 2, "{args:?}: {} {}", ran.out, ran.err);
             assert!(
-                ran.err.contains("no key matches wieght; did you mean weight")
+                ran.err.contains("no key matches weght; did you mean weight")
                     && ran.err.contains("hint: `reshard ls "),
                 "{args:?}: {}",
                 ran.err

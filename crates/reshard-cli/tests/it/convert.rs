@@ -682,7 +682,7 @@ fn a_key_of_more_dots_than_a_stack_is_deep_is_carried_over() {
 
 #[test]
 fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
-    let saved = crate::states::dcp();
+    let saved = states::dcp();
     for (name, meant) in [
         ("x.safetensor", "x.safetensors"),
         ("x.safetensrs", "x.safetensors"),
@@ -708,7 +708,7 @@ fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
 
 #[test]
 fn a_format_that_is_nearly_called_like_another_leads_to_it() {
-    let saved = crate::states::dcp();
+    let saved = states::dcp();
     let to = |format: &str| {
         run(&["convert", &saved.url, &saved.beside("to"), "--to", format]).err
     };

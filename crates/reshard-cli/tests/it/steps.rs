@@ -163,8 +163,10 @@ fn a_file_beside_the_steps_hides_no_run() {
     for step in ["step-1", "step-2"] {
         save(&dir.path().join(step), Dialect::Dcp);
     }
-    for name in ["notes.txt", "train.log", "config.json", "README.md"] {
-        fs::write(dir.path().join(name), "notes").unwrap();
+    // The last ones look like files of a checkpoint, which this folder would be.
+    for name in ["notes.txt", "config.json", "latest", "zarr.json", "final.safetensors"] {
+        let text = if name == "zarr.json" { r#"{"zarr_format":3,"node_type":"group"}"# } else { "notes" };
+        fs::write(dir.path().join(name), text).unwrap();
         let ran = run(&["ls", path]);
         assert_eq!(ran.code, 0, "{name}: {}", ran.err);
         assert!(
@@ -172,14 +174,19 @@ fn a_file_beside_the_steps_hides_no_run() {
             "{name}: {}",
             ran.out
         );
-        let ran = run(&["inspect", path]);
-        assert_eq!(ran.code, 3, "{name}: {}", ran.err);
-        assert!(
-            ran.err.contains("the newest complete one is step-2"),
-            "{name}: {}",
-            ran.err
-        );
+        assert_eq!(run(&["prune", path, "--dry-run"]).code, 0, "{name}");
+        fs::remove_file(dir.path().join(name)).unwrap();
     }
+    // A whole checkpoint of one file is what `ls` is asked for; a note tells of the others.
+    let (from, to) = (format!("{path}/step-1"), format!("{path}/final.safetensors"));
+    assert_eq!(run(&["convert", &from, &to]).code, 0);
+    let ran = run(&["ls", path]);
+    assert_eq!((ran.code, &*ran.out), (0, "w\n"), "{}", ran.err);
+    assert!(
+        ran.err.contains("also holds the checkpoints of a run, such as step-2;"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

@@ -473,10 +473,10 @@ fn files_that_integrity_json_does_not_list_are_noted_and_are_no_damage() {
 
 #[test]
 fn a_file_that_is_cut_short_is_told_in_one_line() {
-    let mut state = reshard::StateDict::new();
+    let mut state = StateDict::new();
     for i in 0..10 {
         let tensor = reshard::Tensor::from_vec(&[2], vec![i as f32; 2]).unwrap();
-        state.insert_piece(reshard::ShardedTensor::full(format!("layer.{i}"), tensor));
+        state.insert_piece(reshard::ShardedTensor::full(&format!("layer.{i}"), tensor));
     }
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     fs::OpenOptions::new()
