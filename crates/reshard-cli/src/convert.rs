@@ -202,7 +202,10 @@ fn misspelt(args: &Convert) -> Result<()> {
         Some(known) => {
             let meant = format!("{}{known}", &dst[..dst.len() - ending.len()]);
             Err(CliError::told(
-                format!("{} would become a folder, because no file of a checkpoint ends with .{ending}; did you mean {meant}?", args.dst),
+                format!(
+                    "{} would become a folder, because no file of a checkpoint ends with .{ending}; did you mean {meant}?",
+                    args.dst
+                ),
                 "correct the name, or say which format the folder is to have: --to torch_dist",
             ))
         }

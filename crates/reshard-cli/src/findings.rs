@@ -35,8 +35,8 @@ pub(crate) fn lines(found: &[Damage]) -> Vec<String> {
     let mut told = BTreeSet::new();
     let mut lines = Vec::new();
     for d in found {
-        let alike = of_file(d)
-            .and_then(|(file, what, _)| Some((file, what, keys.get(&(file, what))?)));
+        let alike =
+            of_file(d).and_then(|(file, what, _)| Some((file, what, keys.get(&(file, what))?)));
         let Some((file, what, keys)) = alike else {
             lines.push(line(d));
             continue;

@@ -14,7 +14,8 @@ use crate::{
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     // A pattern says that it is a folder of checkpoints.
     if args.steps.is_some() {
-        return steps::list(program, args, io)?.ok_or_else(|| steps::none(&args.dir, args.steps.as_ref()));
+        return steps::list(program, args, io)?
+            .ok_or_else(|| steps::none(&args.dir, args.steps.as_ref()));
     }
     let checkpoint = match program.open(&args.dir, args.reading.options()) {
         // Beside the steps of a run there may be a file that looks like one of a checkpoint.
@@ -43,7 +44,10 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             .try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }
     io.out.flush()?;
-    if let Some(step) = steps::newest(program, &args.dir) {
+    // Where requests are dear, nobody pays for what was not asked for.
+    if !checkpoint.store().hints().requests_are_dear()
+        && let Some(step) = steps::newest(program, &args.dir)
+    {
         io.note(format!(
             "{} also holds the checkpoints of a run, such as {}; `reshard ls {} --steps PATTERN` lists them",
             args.dir,

@@ -171,7 +171,10 @@ fn prune_all(
         let (report, outcome) = prune(program, args, &place);
         // Names of files are those within the folder of the run.
         let within = |mut r: Remains| {
-            if !r.path.contains("://") && !Path::new(&r.path).is_absolute() && r.kind == RemainsKind::File {
+            if !r.path.contains("://")
+                && !Path::new(&r.path).is_absolute()
+                && r.kind == RemainsKind::File
+            {
                 r.path = format!("{name}/{}", r.path);
             }
             r

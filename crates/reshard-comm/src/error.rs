@@ -110,7 +110,12 @@ impl fmt::Display for Causes<'_> {
             }
         }
         for (i, (why, ranks)) in told.iter().enumerate() {
-            write!(f, "{} {}: {why}", if i == 0 { ":" } else { ";" }, Ranks(ranks))?;
+            write!(
+                f,
+                "{} {}: {why}",
+                if i == 0 { ":" } else { ";" },
+                Ranks(ranks)
+            )?;
         }
         match more {
             0 => Ok(()),

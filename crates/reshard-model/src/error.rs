@@ -226,7 +226,10 @@ mod tests {
             text("reading", "no such device"),
             "w: reading\n\nCaused by:\n    no such device"
         );
-        assert_eq!(text("reading: no device", "no device"), "w: reading: no device");
+        assert_eq!(
+            text("reading: no device", "no device"),
+            "w: reading: no device"
+        );
         let outer = ModelError::Source {
             key: "v".into(),
             what: "loading".into(),

@@ -81,7 +81,11 @@ pub fn similar<'w>(wrong: &str, words: impl IntoIterator<Item = &'w str>) -> Vec
     let mut found: Vec<(usize, &str)> = words.into_iter().filter_map(near).collect();
     found.sort_unstable();
     found.dedup();
-    found.into_iter().map(|(_, word)| word).take(SHOWN).collect()
+    found
+        .into_iter()
+        .map(|(_, word)| word)
+        .take(SHOWN)
+        .collect()
 }
 
 /// Letters to insert, delete or replace, if no more than `limit`.

@@ -10,9 +10,7 @@ use crate::{
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
-use reshard_storage::{
-    Removal, StorageError, Store, StoreExt, Stores, left_place, removed_place,
-};
+use reshard_storage::{Removal, StorageError, Store, StoreExt, Stores, left_place, removed_place};
 use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::{

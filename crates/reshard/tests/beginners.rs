@@ -136,18 +136,24 @@ fn a_sharded_leaf_that_lies_in_common_state_is_told_so() {
     assert_eq!(e.kind(), reshard::ErrorKind::NotFound);
     let e = blocking::load(template("step"), &place).unwrap_err();
     assert!(
-        e.to_string().contains("in the common state, as a value of type int"),
+        e.to_string()
+            .contains("in the common state, as a value of type int"),
         "{e}"
     );
     let e = blocking::load(template("other"), &place).unwrap_err();
-    assert!(e.to_string().contains("other is not in the checkpoint"), "{e}");
+    assert!(
+        e.to_string().contains("other is not in the checkpoint"),
+        "{e}"
+    );
     assert!(!e.to_string().contains("common state"), "{e}");
 
     // All ranks learn it.
     let groups = LocalGroup::new(2);
-    let loads = groups
-        .iter()
-        .map(|group| reshard::load(template("weight"), &place).group(group).into_future());
+    let loads = groups.iter().map(|group| {
+        reshard::load(template("weight"), &place)
+            .group(group)
+            .into_future()
+    });
     for e in block_on(join_all(loads)) {
         let e = e.unwrap_err().to_string();
         assert!(e.contains(wanted), "{e}");

@@ -326,7 +326,8 @@ fn keys_that_match_nothing_are_an_error() {
             let ran = run(&args);
             assert_eq!(ran.code, 2, "{args:?}: {} {}", ran.out, ran.err);
             assert!(
-                ran.err.contains("no key matches weght; did you mean weight")
+                ran.err
+                    .contains("no key matches weght; did you mean weight")
                     && ran.err.contains("hint: `reshard ls "),
                 "{args:?}: {}",
                 ran.err

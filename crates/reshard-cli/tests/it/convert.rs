@@ -699,7 +699,10 @@ fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
     }
     // Who says it means it; other endings are parts of names.
     let to = saved.beside("a.safetensor");
-    assert_eq!(run(&["convert", &saved.url, &to, "--to", "torch_dist"]).code, 0);
+    assert_eq!(
+        run(&["convert", &saved.url, &to, "--to", "torch_dist"]).code,
+        0
+    );
     for name in ["step-1.2", "run.v2", "model.final"] {
         let ran = run(&["convert", &saved.url, &saved.beside(name)]);
         assert_eq!(ran.code, 0, "{name}: {}", ran.err);
@@ -709,9 +712,7 @@ fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
 #[test]
 fn a_format_that_is_nearly_called_like_another_leads_to_it() {
     let saved = states::dcp();
-    let to = |format: &str| {
-        run(&["convert", &saved.url, &saved.beside("to"), "--to", format]).err
-    };
+    let to = |format: &str| run(&["convert", &saved.url, &saved.beside("to"), "--to", format]).err;
     let err = to("safetensor");
     assert!(err.contains("did you mean safetensors?"), "{err}");
     assert!(to("torch-dist").contains("did you mean torch_dist?"));

@@ -212,7 +212,10 @@ fn a_run_is_pruned_with_all_its_steps() {
     assert!(!young.exists() && others.exists());
     assert_eq!(all["removed"].as_array().unwrap().len(), 1, "{all}");
     for step in ["step-1", "step-2", "iter_0000003"] {
-        assert_eq!(run(&["verify", run_dir.join(step).to_str().unwrap()]).code, 0);
+        assert_eq!(
+            run(&["verify", run_dir.join(step).to_str().unwrap()]).code,
+            0
+        );
     }
 }
 
@@ -231,5 +234,9 @@ fn a_step_that_can_not_be_pruned_keeps_no_other_from_it() {
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("note: step-1: "), "{}", ran.err);
     assert!(drafts[0].exists() && !drafts[1].exists());
-    assert!(ran.out.contains(".step-2.1-1a2b3c4d5e6f7082-3.tmp"), "{}", ran.out);
+    assert!(
+        ran.out.contains(".step-2.1-1a2b3c4d5e6f7082-3.tmp"),
+        "{}",
+        ran.out
+    );
 }

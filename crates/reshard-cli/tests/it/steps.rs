@@ -164,8 +164,18 @@ fn a_file_beside_the_steps_hides_no_run() {
         save(&dir.path().join(step), Dialect::Dcp);
     }
     // The last ones look like files of a checkpoint, which this folder would be.
-    for name in ["notes.txt", "config.json", "latest", "zarr.json", "final.safetensors"] {
-        let text = if name == "zarr.json" { r#"{"zarr_format":3,"node_type":"group"}"# } else { "notes" };
+    for name in [
+        "notes.txt",
+        "config.json",
+        "latest",
+        "zarr.json",
+        "final.safetensors",
+    ] {
+        let text = if name == "zarr.json" {
+            r#"{"zarr_format":3,"node_type":"group"}"#
+        } else {
+            "notes"
+        };
         fs::write(dir.path().join(name), text).unwrap();
         let ran = run(&["ls", path]);
         assert_eq!(ran.code, 0, "{name}: {}", ran.err);
@@ -178,12 +188,16 @@ fn a_file_beside_the_steps_hides_no_run() {
         fs::remove_file(dir.path().join(name)).unwrap();
     }
     // A whole checkpoint of one file is what `ls` is asked for; a note tells of the others.
-    let (from, to) = (format!("{path}/step-1"), format!("{path}/final.safetensors"));
+    let (from, to) = (
+        format!("{path}/step-1"),
+        format!("{path}/final.safetensors"),
+    );
     assert_eq!(run(&["convert", &from, &to]).code, 0);
     let ran = run(&["ls", path]);
     assert_eq!((ran.code, &*ran.out), (0, "w\n"), "{}", ran.err);
     assert!(
-        ran.err.contains("also holds the checkpoints of a run, such as step-2;"),
+        ran.err
+            .contains("also holds the checkpoints of a run, such as step-2;"),
         "{}",
         ran.err
     );

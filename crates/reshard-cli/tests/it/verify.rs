@@ -494,10 +494,16 @@ fn a_file_that_is_cut_short_is_told_in_one_line() {
             .collect();
         assert_eq!(
             damaged,
-            ["damaged  __0_0.distcp: it reaches beyond the end of the file, which has 100 bytes; 10 keys, such as layer.0, layer.1, layer.2"]
+            [
+                "damaged  __0_0.distcp: it reaches beyond the end of the file, which has 100 bytes; 10 keys, such as layer.0, layer.1, layer.2"
+            ]
         );
         assert_eq!(ran.code, 1);
-        assert!(ran.err.starts_with("10 problems in 10 items"), "{}", ran.err);
+        assert!(
+            ran.err.starts_with("10 problems in 10 items"),
+            "{}",
+            ran.err
+        );
         assert!(!ran.err.contains("0 B"), "{}", ran.err);
     }
     let ran = run(&["verify", &saved.url]);

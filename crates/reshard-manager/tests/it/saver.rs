@@ -313,7 +313,8 @@ fn draft(run: &Path, step: &str, is_old: bool) -> std::path::PathBuf {
     if is_old {
         for path in [draft.join("__0_0.distcp"), draft.clone()] {
             let file = fs::File::open(path).unwrap();
-            file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH)
+                .unwrap();
         }
     }
     draft
@@ -329,8 +330,8 @@ fn what_killed_saves_have_left_goes_with_the_next_save() {
     // Of its own step, of one whose save was never finished, of the step that is saved next.
     let gone = ["step-1", "step-7", "step-8"].map(|step| draft(run, step, true));
     let stays = [
-        draft(run, "step-2", true), // beside the checkpoint of others
-        draft(run, "best", true),   // not called like a step
+        draft(run, "step-2", true),  // beside the checkpoint of others
+        draft(run, "best", true),    // not called like a step
         draft(run, "step-9", false), // may be written by a living save
     ];
     assert_eq!(save(&Saver::new(run), 8), [0; 0]);

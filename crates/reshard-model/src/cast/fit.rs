@@ -60,7 +60,8 @@ fn outside(from: DType, src: &[u8], (min, max): (i128, i128)) -> Option<(usize, 
     let count = src.len() / from.size() as usize;
     if let Some(half) = part(from) {
         let real = half.size() as usize;
-        let reals: Vec<u8> = (src.chunks_exact(2 * real).flat_map(|z| &z[..real]).copied()).collect();
+        let reals: Vec<u8> =
+            (src.chunks_exact(2 * real).flat_map(|z| &z[..real]).copied()).collect();
         return outside(half, &reals, (min, max));
     }
     let mut ints = [0i128; BLOCK];
@@ -77,7 +78,9 @@ fn outside(from: DType, src: &[u8], (min, max): (i128, i128)) -> Option<(usize, 
     }
     // The bound above is a power of two, so a float holds it. NaN is in no range.
     let (min, end) = (min as f64, (max + 1) as f64);
-    let at = floats.iter().position(|v| !(min..end).contains(&v.trunc()))?;
+    let at = floats
+        .iter()
+        .position(|v| !(min..end).contains(&v.trunc()))?;
     Some((at, floats[at].to_string()))
 }
 
@@ -103,8 +106,14 @@ mod tests {
     fn a_value_that_an_int_type_does_not_hold_is_named_with_its_index() {
         let ints = Tensor::from_vec(&[2, 2], vec![0i64, 255, -128, 7]).unwrap();
         let e = text(&ints, DType::UInt8).unwrap();
-        assert!(e.starts_with("w: element [1, 0] is -128, which uint8 can't hold; "), "{e}");
-        assert!(e.ends_with("read the elements as int64 and let `Tensor::cast` convert them"), "{e}");
+        assert!(
+            e.starts_with("w: element [1, 0] is -128, which uint8 can't hold; "),
+            "{e}"
+        );
+        assert!(
+            e.ends_with("read the elements as int64 and let `Tensor::cast` convert them"),
+            "{e}"
+        );
         assert!(text(&ints, DType::Int8).unwrap().contains("[0, 1] is 255"));
         assert_eq!(text(&ints, DType::Int16), None);
         // Of the same width.

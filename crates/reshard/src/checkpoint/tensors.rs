@@ -5,8 +5,7 @@ use crate::{Error, Result, error::Context};
 use bytes::Bytes;
 use reshard_model::{
     BoxError, DType, Data, Dims, Element, FlatStateDict, Path, Region, Select, Sharded,
-    ShardedTensor, SourceError, Tensor, TensorSource,
-    cast::check_fit,
+    ShardedTensor, SourceError, Tensor, TensorSource, cast::check_fit,
 };
 use reshard_plan::{Cast, TensorRef};
 use reshard_strategy::{ElementChecksum, StorageInfo, StrategyError};
