@@ -382,8 +382,12 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Prune {
-    /// The checkpoint.
+    /// The checkpoint, or a folder of checkpoints, such as that of a run: then all steps in it.
     pub(crate) dir: String,
+    /// Work on the checkpoints in this folder that are called so: `{n}` is the number, `{n:07}` has zeros before it. By default `step-{n}`, and
+    /// `iter_{n:07}` as in Megatron.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) steps: Option<StepPattern>,
     /// Remove nothing, and only print what would be removed.
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -16,6 +16,7 @@ use futures::executor::block_on;
 use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
     blocking::Checkpoint,
+    plan::similar,
     policy::PolicyMetrics,
     strategy::{Make, SaveShardedConfig},
 };
@@ -89,6 +90,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let told = |e| explained(e, args, keys);
     // Before the source is opened: nothing about it can help.
     check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
+    misspelt(args)?;
     let source = program.open(&args.src, args.reading.options())?;
     if let Some(what) = source.unrecorded() {
         io.note(format!("{}: {what}", args.src));
@@ -174,6 +176,40 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         ));
     }
     Ok(OK)
+}
+
+/// The endings of files that hold a checkpoint.
+const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
+
+/// Refuses a destination that nearly has the ending of a file: it would become a folder of that name. Whoever names the format means the folder.
+fn misspelt(args: &Convert) -> Result<()> {
+    let dst = args.dst.trim_end_matches('/');
+    let name = dst.rsplit('/').next().unwrap_or(dst);
+    let Some((front, ending)) = name.rsplit_once('.') else {
+        return Ok(());
+    };
+    // A folder that is there is meant, and so is one that is written as such. Numbers are versions.
+    let is_meant = args.to.is_some() || args.dst.ends_with('/') || Path::new(dst).is_dir();
+    if front.is_empty() || is_meant || ENDINGS.contains(&ending) {
+        return Ok(());
+    }
+    let same = |known: &&str| ending.eq_ignore_ascii_case(known);
+    let known = ENDINGS.into_iter().find(same);
+    // A short ending is near to many others.
+    let near = || similar(ending, ENDINGS.into_iter().filter(|known| known.len() > 4)).pop();
+    match known.or_else(near) {
+        None => Ok(()),
+        Some(known) => {
+            let meant = format!("{}{known}", &dst[..dst.len() - ending.len()]);
+            Err(CliError::told(
+                format!(
+                    "{} would become a folder, because no file of a checkpoint ends with .{ending}; did you mean {meant}?",
+                    args.dst
+                ),
+                "correct the name, or say which format the folder is to have: --to torch_dist",
+            ))
+        }
+    }
 }
 
 /// The conversion that the command line asks for.

@@ -29,7 +29,8 @@ pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8>
 }
 
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
-    let open = |url: &str| program.open(url, args.reading.options_of_each());
+    // Damage is what `verify` looks for. Here it is a difference like any other.
+    let open = |url: &str| program.open(url, args.reading.options_of_each().verify(false));
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     if let Some(backend) = args.reading.dequantizes()
         && [&first, &second]
@@ -52,7 +53,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     if mapped.is_none() {
         let stored = first.metadata().entries();
         let stored = stored.chain(second.metadata().entries());
-        io.note_idle(keys, &args.first, stored.map(|e| e.key()));
+        io.require_some(keys, &args.first, stored.map(|e| e.key()))?;
     }
 
     let cost = |reads: &Reads<'_>| {

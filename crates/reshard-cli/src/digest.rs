@@ -87,15 +87,9 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();
     let unknown = producer.unknown.keys().map(String::as_str);
-    io.note_idle(
-        keys,
-        &args.dir,
-        checkpoint
-            .metadata()
-            .tensors()
-            .map(|t| t.key())
-            .chain(unknown),
-    );
+    let stored = checkpoint.metadata();
+    let tensors = stored.tensors().map(|t| t.key());
+    io.require_some(keys, &args.dir, tensors.chain(unknown))?;
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
     let checks_before = !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK);

@@ -13,6 +13,9 @@ pub(crate) fn line(d: &Damage) -> String {
     shown(&d.to_string()).into_owned()
 }
 
+/// So many of them are named.
+const NAMED: usize = 3;
+
 /// From so many keys on, findings that say the same of one file are one line.
 const ALIKE: usize = 3;
 
@@ -32,15 +35,17 @@ pub(crate) fn lines(found: &[Damage]) -> Vec<String> {
     let mut told = BTreeSet::new();
     let mut lines = Vec::new();
     for d in found {
-        let alike = of_file(d)
-            .and_then(|(file, what, key)| Some((file, what, key, keys.get(&(file, what))?)));
-        let Some((file, what, key, keys)) = alike else {
+        let alike =
+            of_file(d).and_then(|(file, what, _)| Some((file, what, keys.get(&(file, what))?)));
+        let Some((file, what, keys)) = alike else {
             lines.push(line(d));
             continue;
         };
         if told.insert((file, what)) {
             let count = units::some(keys.len() as u64, "key");
-            let of = format!("{file}: {what}; {count}, such as {key}");
+            let named = keys.iter().take(NAMED).copied().collect::<Vec<_>>();
+            let such_as = if keys.len() > NAMED { ", such as" } else { ":" };
+            let of = format!("{file}: {what}; {count}{such_as} {}", named.join(", "));
             lines.push(shown(&of).into_owned());
         }
     }
@@ -157,9 +162,17 @@ mod tests {
         assert_eq!(
             lines(&all),
             [
-                "a.distcp: its file is missing; 3 keys, such as x",
+                "a.distcp: its file is missing; 3 keys: x, y, z",
                 "y: b.distcp at byte 7: the checksum is wrong"
             ]
+        );
+        let more: Vec<Damage> = ["d", "c", "b", "a"]
+            .into_iter()
+            .map(|key| missing(key, 0))
+            .collect();
+        assert_eq!(
+            lines(&more),
+            ["a.distcp: its file is missing; 4 keys, such as a, b, c"]
         );
         // Each chunk of a few tensors is told.
         assert_eq!(lines(&all[..4]).len(), 4);

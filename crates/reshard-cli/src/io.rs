@@ -1,7 +1,7 @@
 //! Where a run writes to: results, notes, errors, progress bars.
 
 use crate::{
-    error::CliError,
+    error::{CliError, Result},
     glob::Keys,
     json,
     table::{BAD, BOLD, shown},
@@ -71,6 +71,26 @@ impl Io<'_> {
         for idle in keys.idle(stored.iter().copied()) {
             self.note(format!("{idle}; `reshard ls {dir}` lists the keys"));
         }
+    }
+
+    /// As [`note_idle`](Self::note_idle), but if no key is chosen at all, that is an error: whoever reads the result alone must not take nothing for
+    /// something that was looked at.
+    pub(crate) fn require_some<'k>(
+        &mut self,
+        keys: Keys<'_>,
+        dir: &str,
+        stored: impl Iterator<Item = &'k str> + Clone,
+    ) -> Result<()> {
+        if keys.all() || stored.clone().any(|key| keys.has(key)) {
+            self.note_idle(keys, dir, stored);
+            return Ok(());
+        }
+        let idle = keys.idle(stored).into_iter().map(|idle| idle.to_string());
+        let what = idle.collect::<Vec<_>>().join("; ");
+        let hint = format!(
+            "`reshard ls {dir}` lists the keys; `reshard show` prints what lies in the common state"
+        );
+        Err(CliError::told(shown(&what), hint))
     }
 
     /// A bar of bytes.

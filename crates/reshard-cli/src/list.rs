@@ -14,14 +14,24 @@ use crate::{
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     // A pattern says that it is a folder of checkpoints.
     if args.steps.is_some() {
-        return steps::list(program, args, io)?.ok_or_else(|| steps::none(args));
+        return steps::list(program, args, io)?
+            .ok_or_else(|| steps::none(&args.dir, args.steps.as_ref()));
     }
     let checkpoint = match program.open(&args.dir, args.reading.options()) {
-        Err(e) if e.exit_code() == NO_CHECKPOINT => {
-            return steps::list(program, args, io)?.ok_or(e);
+        // Beside the steps of a run there may be a file that looks like one of a checkpoint.
+        Err(e) => {
+            let listed = steps::list(program, args, io)?;
+            if listed.is_some() && e.exit_code() != NO_CHECKPOINT {
+                io.note(format!("as a checkpoint it can't be opened: {}", e.text()));
+            }
+            return listed.ok_or(e);
         }
-        opened => opened?,
+        Ok(opened) => opened,
     };
+    let is_empty = checkpoint.metadata().entries().next().is_none();
+    if is_empty && let Some(code) = steps::list(program, args, io)? {
+        return Ok(code);
+    }
     let keys = args.select.keys();
     let entries = checkpoint.metadata().entries().map(|e| e.key());
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();
@@ -34,6 +44,17 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             .try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }
     io.out.flush()?;
+    // Where requests are dear, nobody pays for what was not asked for.
+    if !checkpoint.store().hints().requests_are_dear()
+        && let Some(step) = steps::newest(program, &args.dir)
+    {
+        io.note(format!(
+            "{} also holds the checkpoints of a run, such as {}; `reshard ls {} --steps PATTERN` lists them",
+            args.dir,
+            shown(&step.name),
+            args.dir
+        ));
+    }
     let unknown = checkpoint.producer().unknown;
     let known = checkpoint.metadata().entries().map(|e| e.key());
     io.note_idle(

@@ -2,15 +2,20 @@
 
 use crate::{
     args::Prune,
-    error::{OK, Result},
+    error::{NO_CHECKPOINT, OK, Result, worse},
     io::Io,
     json,
     program::Program,
-    table::{self, BOLD, GOOD, styled},
+    steps,
+    table::{self, BOLD, GOOD, shown, styled},
     units,
 };
-use reshard::{Kept, PruneReport, Remains, RemainsKind, blocking, storage::Entry};
+use reshard::{
+    Kept, PruneReport, Remains, RemainsKind, blocking,
+    storage::{Entry, Name},
+};
 use serde::Serialize;
+use std::path::Path;
 
 /// Files of others that are listed; the rest is counted.
 const FEW: usize = 5;
@@ -95,7 +100,46 @@ fn freed(p: &PruneReport) -> u64 {
 }
 
 pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8> {
-    let prune = reshard::prune(&args.dir)
+    // A pattern says that it is a folder of checkpoints.
+    let one = match &args.steps {
+        None => Some(prune(program, args, &args.dir)),
+        Some(_) => None,
+    };
+    let (report, outcome) = match one {
+        // Beside the steps of a run there may be a file that looks like one of a checkpoint.
+        Some((report, Err(e))) if report == PruneReport::default() => {
+            let is_one = e.exit_code() != NO_CHECKPOINT;
+            match steps::places(program, &args.dir, None) {
+                Ok(places) if !places.is_empty() => {
+                    if is_one {
+                        io.note(format!("not pruned as a checkpoint: {}", e.text()));
+                    }
+                    prune_all(program, args, places, io)
+                }
+                _ => return Err(e),
+            }
+        }
+        Some(one) => one,
+        None => {
+            let places = steps::places(program, &args.dir, args.steps.as_ref())?;
+            if places.is_empty() {
+                return Err(steps::none(&args.dir, args.steps.as_ref()));
+            }
+            prune_all(program, args, places, io)
+        }
+    };
+    // A failure comes after what was done before it.
+    match (&outcome, args.json) {
+        (Err(_), _) if report.removed.is_empty() => {}
+        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report))?,
+        (_, false) => print(args.dry_run, &report, io)?,
+    }
+    outcome
+}
+
+/// Prunes one place.
+fn prune(program: &Program, args: &Prune, place: &str) -> (PruneReport, Result<u8>) {
+    let prune = reshard::prune(place)
         .dry_run(args.dry_run)
         .older_than(args.older_than);
     let prune = prune
@@ -106,20 +150,49 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some(format) => prune.format(format.clone()),
         None => prune,
     };
-    let (report, outcome) = match blocking::run(prune) {
+    match blocking::run(prune) {
         Ok(report) => (report, Ok(OK)),
         Err(e) => {
             let (e, report) = e.into_parts();
             (report, Err(e.into()))
         }
-    };
-    // A failure comes after what was done before it.
-    match (&outcome, args.json) {
-        (Err(_), _) if report.removed.is_empty() => {}
-        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report))?,
-        (_, false) => print(args.dry_run, &report, io)?,
     }
-    outcome
+}
+
+/// Prunes the places of all steps of a run. What can't be pruned is told, and keeps no other step from it.
+fn prune_all(
+    program: &Program,
+    args: &Prune,
+    places: Vec<(String, String)>,
+    io: &mut Io<'_>,
+) -> (PruneReport, Result<u8>) {
+    let (mut all, mut code) = (PruneReport::default(), OK);
+    for (place, name) in places {
+        let (report, outcome) = prune(program, args, &place);
+        // Names of files are those within the folder of the run.
+        let within = |mut r: Remains| {
+            if !r.path.contains("://")
+                && !Path::new(&r.path).is_absolute()
+                && r.kind == RemainsKind::File
+            {
+                r.path = format!("{name}/{}", r.path);
+            }
+            r
+        };
+        all.removed.extend(report.removed.into_iter().map(within));
+        let kept = report.kept.into_iter();
+        all.kept.extend(kept.map(|(r, why)| (within(r), why)));
+        all.foreign.extend(report.foreign.into_iter().map(|file| {
+            let joined = Name::new(format!("{name}/{}", file.name));
+            let name = joined.unwrap_or_else(|_| file.name.clone());
+            Entry { name, ..file }
+        }));
+        if let Err(e) = outcome {
+            io.note(format!("{}: {}", shown(&name), e.text()));
+            code = worse(code, e.exit_code());
+        }
+    }
+    (all, Ok(code))
 }
 
 fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {

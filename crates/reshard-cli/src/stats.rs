@@ -44,10 +44,11 @@ impl Number {
 }
 
 pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    // Damage is what `verify` looks for. Here it may show as a strange number.
+    let checkpoint = program.open(&args.dir, args.reading.options().verify(false))?;
     let keys = args.select.keys();
     let stored = checkpoint.metadata().tensors();
-    io.note_idle(keys, &args.dir, stored.map(|t| t.key()));
+    io.require_some(keys, &args.dir, stored.map(|t| t.key()))?;
     let cost = |reads: &Reads<'_>| reads.blocks(keys, |_| ANALYSIS_BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);

@@ -14,6 +14,7 @@ use reshard::{
     blocking::{Checkpoint, run},
 };
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// How folders of steps are called if nobody says it: as reshard and Megatron call them.
 const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
@@ -127,17 +128,48 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     Ok(Some(OK))
 }
 
+/// The places of all steps in a folder: of complete checkpoints, and of those beside which a save or a removal has left something. They are in the order of
+/// their numbers, with their names.
+pub(crate) fn places(
+    program: &Program,
+    dir: &str,
+    pattern: Option<&StepPattern>,
+) -> Result<Vec<(String, String)>> {
+    let patterns = match pattern {
+        Some(pattern) => vec![pattern.clone()],
+        None => usual()?,
+    };
+    let mut places = Vec::new();
+    for pattern in patterns {
+        let look = || steps(program, dir, pattern.clone());
+        let complete = run(look())?.into_iter().map(|step| step.number);
+        let left = reshard::storage::wait(look().unfinished_saves())?;
+        let numbers: BTreeSet<u64> = complete.chain(left).collect();
+        let base = dir.trim_end_matches('/');
+        places.extend(numbers.into_iter().map(|number| {
+            let name = pattern.name(number);
+            (format!("{base}/{name}"), name)
+        }));
+    }
+    Ok(places)
+}
+
 /// The error for a folder without checkpoints of a pattern.
-pub(crate) fn none(args: &Ls) -> CliError {
-    let pattern = args.steps.clone().unwrap_or_default();
+pub(crate) fn none(dir: &str, pattern: Option<&StepPattern>) -> CliError {
+    let pattern = pattern.cloned().unwrap_or_default();
     CliError::Told {
-        what: format!(
-            "{} has no complete checkpoint that is called {pattern}",
-            args.dir
-        ),
+        what: format!("{dir} has no complete checkpoint that is called {pattern}"),
         hint: "check the path and the pattern; what a save has not finished is not listed".into(),
         code: NO_CHECKPOINT,
     }
+}
+
+/// The newest checkpoint in a folder that opens, if it can be looked for and there is one.
+pub(crate) fn newest(program: &Program, dir: &str) -> Option<Step> {
+    usual().into_iter().flatten().find_map(|pattern| {
+        let steps = steps(program, dir, pattern);
+        reshard::storage::wait(steps.latest()).ok().flatten()
+    })
 }
 
 /// The error for a place that is no checkpoint, and also the newest complete one in it, if it holds some.
@@ -145,12 +177,8 @@ pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError
     if e.exit_code() != NO_CHECKPOINT {
         return e;
     }
-    let newest = usual().into_iter().flatten().find_map(|pattern| {
-        // Whatever hinders the search, the error is about what was named.
-        let steps = steps(program, dir, pattern);
-        reshard::storage::wait(steps.latest()).ok().flatten()
-    });
-    let Some(Step { name, url, .. }) = newest else {
+    // Whatever hinders the search, the error is about what was named.
+    let Some(Step { name, url, .. }) = newest(program, dir) else {
         return e;
     };
     let name = shown(&name);

@@ -224,7 +224,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             units::some(report.items, "item")
         ),
         (None, false) => {
-            let read = units::bytes(report.bytes);
+            let read = match report.bytes {
+                0 if report.status != "sound" => "of which nothing could be read".into(),
+                bytes => units::bytes(bytes),
+            };
             let checked = checksums(report.items, report.without_checksum);
             format!("{}, {read}; {checked}", units::some(report.items, "item"))
         }

@@ -6,7 +6,7 @@ use std::io;
 pub type Result<T, E = TcpError> = std::result::Result<T, E>;
 
 /// Why a group can't be made. Errors of a group that exists are [`CommError`](reshard_comm::CommError).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TcpError {
     /// An environment variable is missing or wrong.
@@ -52,6 +52,13 @@ pub enum TcpError {
         /// What happened.
         source: io::Error,
     },
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for TcpError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl TcpError {

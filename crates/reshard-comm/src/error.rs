@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
 /// How a step that all ranks take together can fail.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// Some ranks failed in their part of the step. Every rank gets this same error, and the group stays usable.
@@ -34,6 +34,13 @@ pub enum CommError {
         /// Which ranks were missing, as far as the transport knows.
         silent: Vec<Rank>,
     },
+}
+
+/// The message with its causes.
+impl fmt::Debug for CommError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl CommError {
@@ -91,12 +98,28 @@ impl fmt::Display for Causes<'_> {
             self.0.len(),
             if self.0.len() == 1 { "" } else { "s" }
         )?;
-        for (i, (rank, cause)) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{} rank {rank}: {cause}", if i == 0 { ":" } else { ";" })?;
+        // Ranks that failed for the same reason are named together, so that the reason is told once.
+        let mut told: Vec<(String, Vec<Rank>)> = Vec::new();
+        let mut more = 0;
+        for (rank, cause) in self.0 {
+            let why = cause.to_string();
+            match told.iter().position(|(known, _)| *known == why) {
+                Some(at) => told[at].1.push(*rank),
+                None if told.len() < SHOWN => told.push((why, vec![*rank])),
+                None => more += 1,
+            }
         }
-        match self.0.len().checked_sub(SHOWN) {
-            None | Some(0) => Ok(()),
-            Some(more) => write!(f, "; and {more} more"),
+        for (i, (why, ranks)) in told.iter().enumerate() {
+            write!(
+                f,
+                "{} {}: {why}",
+                if i == 0 { ":" } else { ";" },
+                Ranks(ranks)
+            )?;
+        }
+        match more {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
         }
     }
 }

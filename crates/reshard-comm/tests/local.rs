@@ -154,21 +154,22 @@ fn a_cause_keeps_the_chain_and_says_nothing_twice() {
 
 #[test]
 fn an_error_of_a_thousand_ranks_stays_readable() {
-    let causes = (0..1000)
-        .map(|rank| (Rank(rank), Cause::new(ErrorKind::Corrupt, "bad")))
-        .collect();
-    let error = CommError::Ranks {
-        step: "read",
-        causes,
+    let failed = |why: &dyn Fn(u32) -> String| {
+        let cause = |rank| (Rank(rank), Cause::new(ErrorKind::Corrupt, why(rank)));
+        let (step, causes) = ("read", (0..1000).map(cause).collect());
+        CommError::Ranks { step, causes }.to_string()
     };
+    let error = failed(&|rank| format!("bad {rank}"));
     assert!(
-        error
-            .to_string()
-            .starts_with("step `read` failed on 1000 ranks: rank 0: bad; rank 1: bad;")
-    );
-    assert!(
-        error.to_string().ends_with("; rank 7: bad; and 992 more"),
+        error.starts_with("step `read` failed on 1000 ranks: rank 0: bad 0; rank 1: bad 1;"),
         "{error}"
+    );
+    assert!(error.ends_with("; rank 7: bad 7; and 992 more"), "{error}");
+    // One reason is told once.
+    let error = failed(&|rank| if rank == 1 { "worse" } else { "bad" }.into());
+    assert_eq!(
+        error,
+        "step `read` failed on 1000 ranks: ranks 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 983 more: bad; rank 1: worse"
     );
     let error = CommError::Deadline {
         step: "read",

@@ -14,7 +14,7 @@ pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
 
 /// Why a conversion is refused, or fails. Nothing appears at the destination, except after some errors of
 /// [`Write`](Self::Write).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
     /// No rank, or more than [`MAX_RANKS`].
@@ -248,6 +248,13 @@ pub enum ConvertError {
     /// [`NotCarried`](reshard::storage::StorageError::NotCarried) the whole new checkpoint is at the destination.
     #[error(transparent)]
     Write(reshard::Error),
+}
+
+/// The message with its causes.
+impl fmt::Debug for ConvertError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        reshard::model::write_with_causes(self, f)
+    }
 }
 
 /// Something for which a format has no place.

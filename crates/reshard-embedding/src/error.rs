@@ -2,7 +2,7 @@ use reshard_model::{DType, ErrorKind, ModelError};
 use reshard_policy::PolicyError;
 
 /// What can go wrong with variables in parts.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddingError {
     /// A declaration or an argument that does not fit.
@@ -51,6 +51,13 @@ pub enum EmbeddingError {
     /// Partitioners and partitions.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for EmbeddingError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl EmbeddingError {

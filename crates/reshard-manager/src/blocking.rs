@@ -4,7 +4,7 @@
 
 use crate::{Result, Saved, Verify};
 use reshard::{ProcessGroup, Registry, Save, StateDict, Step, StepPattern, Stores, storage::wait};
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 /// [`crate::Saver`].
 #[derive(Debug)]
@@ -40,6 +40,11 @@ impl Saver {
     /// [`crate::Saver::verify`].
     pub fn verify(self, verify: Verify) -> Self {
         Self(self.0.verify(verify))
+    }
+
+    /// [`crate::Saver::unfinished_after`].
+    pub fn unfinished_after(self, age: Duration) -> Self {
+        Self(self.0.unfinished_after(age))
     }
 
     /// [`crate::Saver::pattern`].

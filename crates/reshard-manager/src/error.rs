@@ -4,7 +4,7 @@ use reshard::{ErrorKind, comm::CommError};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a save of a run is refused, or fails.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting has no meaning. Nothing was saved.
@@ -37,6 +37,13 @@ pub enum Error {
     /// A rank has failed, or was lost. If that was in the step `retain`, the new checkpoint is there.
     #[error(transparent)]
     Comm(#[from] CommError),
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard::model::write_with_causes(self, f)
+    }
 }
 
 impl Error {

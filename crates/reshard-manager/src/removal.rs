@@ -68,6 +68,7 @@ pub(crate) async fn retain(settings: &Settings, new: u64, damaged: &Damaged) -> 
     }
     // It may be saved again over a damaged one.
     damaged.lock().remove(&new);
+    finish_saves(settings, &mut out).await;
     if settings.keep.newest.is_some() {
         match settings.removal() {
             Ok(removal) => {
@@ -130,6 +131,40 @@ async fn finish(settings: &Settings, new: u64, out: &mut Outcome) {
             out.warn(format!(
                 "what a killed removal has left of step {step} stays: {e}"
             ));
+        }
+    }
+}
+
+/// Removes what killed saves have left, if it is old enough. A place that has somebody else's checkpoint is left to them.
+async fn finish_saves(settings: &Settings, out: &mut Outcome) {
+    let mut warn = |e: &reshard::Error| {
+        let e = text(e);
+        out.warn(format!("what killed saves have left stays: {e}"));
+    };
+    let left = match settings.steps().unfinished_saves().await {
+        Ok(left) if left.is_empty() => return,
+        Ok(left) => left,
+        Err(e) => return warn(&e),
+    };
+    let (complete, removal) = match (settings.steps().await, settings.removal()) {
+        (Ok(complete), Ok(removal)) => (complete, removal),
+        (Err(e), _) => return warn(&e),
+        // The save has opened the same place.
+        (_, Err(_)) => return,
+    };
+    for number in left {
+        let others = match complete.iter().find(|step| step.number == number) {
+            Some(step) => !settings.own(step, removal).await,
+            None => false,
+        };
+        if others {
+            continue;
+        }
+        match settings.prune(number).await {
+            // A place that holds something else than what saves leave.
+            Err(e) if e.is_no_checkpoint() => {}
+            Err(e) => warn(e.error()),
+            Ok(_) => {}
         }
     }
 }

@@ -10,12 +10,15 @@ use reshard::{
     ErrorKind, ProcessGroup, Registry, Save, SaveReport, StateDict, Step, StepPattern, Stores,
     comm::{Cause, Comm},
 };
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 /// The steps that all ranks take together, beside those of a save.
 const CHECK: &str = "check";
 const RETAIN: &str = "retain";
 const LATEST: &str = "latest";
+
+/// As `reshard::prune` waits.
+const DAY: Duration = Duration::from_hours(24);
 
 /// Saves the checkpoints of a run into one directory, each in a folder with the name of its step, and removes old ones.
 ///
@@ -36,6 +39,7 @@ impl Saver {
             every: 1,
             keep: Keep::default(),
             verify: Verify::default(),
+            unfinished_after: DAY,
             owner: "reshard-manager".into(),
             registry: None,
             stores: None,
@@ -67,6 +71,14 @@ impl Saver {
     /// What is verified of a new checkpoint before older ones are removed. If it is damaged, the save is an error ([`Error::Damaged`]), and all stay.
     pub fn verify(mut self, verify: Verify) -> Self {
         self.settings.verify = verify;
+        self
+    }
+
+    /// How long what a killed save has left beside the checkpoints must not have changed before the next save removes it. The default is a day, as that of
+    /// [`reshard::prune`]: only its age tells whether a save is still writing it. With [`Duration::ZERO`] it goes at the next save, so make sure that no other
+    /// save to the directory is running.
+    pub fn unfinished_after(mut self, age: Duration) -> Self {
+        self.settings.unfinished_after = age;
         self
     }
 
@@ -135,7 +147,7 @@ impl Saver {
         told
     }
 
-    /// Saves a step, due or not, and removes older checkpoints then. `options` sets the options of the save: the group, the strategy, and so on. The
+    /// Saves a step, due or not. Then it removes older checkpoints, and what killed saves have left of steps whose checkpoint is not of others. `options` sets the options of the save: the group, the strategy, and so on. The
     /// registry and the stores are those of this saver.
     ///
     /// ```

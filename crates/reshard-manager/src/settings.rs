@@ -2,10 +2,10 @@
 
 use crate::{Error, Result, keep::Keep};
 use reshard::{
-    OpenOptions, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
+    OpenOptions, Prune, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
     storage::{Removal, StoreExt as _},
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 /// The keys of the notes that a saver writes.
 const OWNER: &str = "saver";
@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) every: u64,
     pub(crate) keep: Keep,
     pub(crate) verify: Verify,
+    /// How long what a killed save has left must not have changed before it is removed.
+    pub(crate) unfinished_after: Duration,
     pub(crate) owner: String,
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
@@ -129,6 +131,12 @@ impl Settings {
 
     pub(crate) fn open(&self) -> OpenOptions {
         where_it_looks!(self, OpenOptions::new())
+    }
+
+    /// Removes what killed saves of a step have left, and nothing that is too young.
+    pub(crate) fn prune(&self, step: u64) -> Prune {
+        let prune = reshard::prune(self.url(step)).older_than(self.unfinished_after);
+        where_it_looks!(self, prune)
     }
 
     /// Removes the checkpoint of a step, if it is noted as this saver's.

@@ -4,7 +4,7 @@ use reshard_model::{Dims, ErrorKind};
 pub type Result<T, E = MapError> = std::result::Result<T, E>;
 
 /// What can be wrong with a map, or with a checkpoint that it is applied to.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
     /// The text is no TOML, or has something that no map has.
@@ -82,6 +82,13 @@ pub enum MapError {
         /// The names that exist.
         known: Vec<&'static str>,
     },
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for MapError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl MapError {

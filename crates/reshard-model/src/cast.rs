@@ -3,10 +3,12 @@
 use crate::{DType, ModelError, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
+mod fit;
 mod float8;
 mod range;
 mod wide;
 
+pub use fit::check_fit;
 use wide::{BLOCK, Wide};
 
 /// Which casts are allowed if a load asks for another element type than the stored one.
@@ -59,7 +61,7 @@ impl Cast {
 /// Converts elements. Both sides are little-endian and in row-major order. The results are those of PyTorch's `copy_`:
 ///
 /// - Floats are rounded to nearest even. Floats of less than 32 bits go through float32.
-/// - Ints wrap around.
+/// - Ints wrap around, as in PyTorch and NumPy. [`check_fit`] finds what would.
 /// - A float loses its fraction when it becomes an int. If it is too large it becomes the nearest int, and NaN becomes 0. (PyTorch leaves
 ///   these cases to the processor, except for uint8, where int64 is in between.)
 /// - Everything except zero becomes true.

@@ -73,8 +73,35 @@ impl std::error::Error for SourceError {
     }
 }
 
+/// Writes an error as a program shows it that ends with it: the message, then each cause that the message does not say already. The `Debug` of
+/// reshard's errors is this, because a `main` that returns an error prints its `Debug`.
+///
+/// # Errors
+/// Those of the formatter.
+pub fn write_with_causes(
+    error: &(dyn std::error::Error + 'static),
+    f: &mut std::fmt::Formatter<'_>,
+) -> std::fmt::Result {
+    let mut told = error.to_string();
+    f.write_str(&told)?;
+    let mut is_first = true;
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !told.contains(&text) {
+            f.write_str(if is_first { "\n\nCaused by:" } else { "" })?;
+            write!(f, "\n    {text}")?;
+            is_first = false;
+            told.push('\n');
+            told.push_str(&text);
+        }
+        next = cause.source();
+    }
+    Ok(())
+}
+
 /// What can be wrong with tensors, regions, buffers and trees.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// A declaration that contradicts itself.
@@ -146,6 +173,13 @@ pub enum ModelError {
     },
 }
 
+/// The message with its causes.
+impl std::fmt::Debug for ModelError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write_with_causes(self, f)
+    }
+}
+
 impl ModelError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
@@ -178,5 +212,32 @@ mod tests {
         let text = |key| ModelError::invalid(key, "3 elements given for shape [4]").to_string();
         assert_eq!(text(""), "3 elements given for shape [4]");
         assert_eq!(text("w"), "w: 3 elements given for shape [4]");
+    }
+
+    #[test]
+    fn debug_is_the_message_and_the_causes_that_it_does_not_say() {
+        let error = |what: &str, cause: &str| ModelError::Source {
+            key: "w".into(),
+            what: what.into(),
+            source: cause.into(),
+        };
+        let text = |what, cause| format!("{:?}", error(what, cause));
+        assert_eq!(
+            text("reading", "no such device"),
+            "w: reading\n\nCaused by:\n    no such device"
+        );
+        assert_eq!(
+            text("reading: no device", "no device"),
+            "w: reading: no device"
+        );
+        let outer = ModelError::Source {
+            key: "v".into(),
+            what: "loading".into(),
+            source: Box::new(error("reading", "no such device")),
+        };
+        assert_eq!(
+            format!("{outer:?}"),
+            "v: loading\n\nCaused by:\n    w: reading\n    no such device"
+        );
     }
 }

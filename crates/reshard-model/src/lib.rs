@@ -54,7 +54,7 @@ pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
-pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError};
+pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError, write_with_causes};
 pub use layout::{FlatView, Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use overlap::first_overlap;

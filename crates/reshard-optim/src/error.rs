@@ -8,7 +8,7 @@ use reshard_model::{BoxError, Dims, ErrorKind, ModelError, Path};
 pub type Result<T, E = OptimError> = std::result::Result<T, E>;
 
 /// What can be wrong with optimizer state.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
     /// The optimizer has state for a parameter that the map does not have.
@@ -156,6 +156,13 @@ pub enum OptimError {
         #[source]
         source: BoxError,
     },
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for OptimError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl OptimError {

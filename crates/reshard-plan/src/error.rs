@@ -7,7 +7,7 @@ use std::{fmt, ops::Range};
 pub type Result<T, E = PlanError> = std::result::Result<T, E>;
 
 /// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The pieces that the ranks want to write do not make up a checkpoint.
@@ -49,6 +49,13 @@ pub enum PlanError {
     /// A planner's own error.
     #[error(transparent)]
     Planner(BoxError),
+}
+
+/// The message with its causes.
+impl fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl PlanError {
@@ -110,6 +117,13 @@ pub enum Problem {
         key: String,
         /// Similar stored keys.
         near: Vec<String>,
+    },
+    /// The key is asked for as a sharded tensor or object, but the checkpoint has it in its common state.
+    InCommonState {
+        /// The key.
+        key: String,
+        /// What lies there, such as `a plain tensor of shape [4]`.
+        is: String,
     },
     /// The key is stored, but no rank asks for it, and the load was told that it must.
     NotRequested {
@@ -292,7 +306,9 @@ impl Problem {
     /// The key.
     pub fn key(&self) -> &str {
         match self {
-            Self::NotStored { key, .. } | Self::NotRequested { key } => key,
+            Self::NotStored { key, .. }
+            | Self::InCommonState { key, .. }
+            | Self::NotRequested { key } => key,
             Self::Kind { key, .. } | Self::Shape { key, .. } => key,
             Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => {
                 key
@@ -313,7 +329,7 @@ impl Problem {
 
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotStored { .. } => ErrorKind::NotFound,
+            Self::NotStored { .. } | Self::InCommonState { .. } => ErrorKind::NotFound,
             Self::OutOfBounds { .. }
             | Self::Overlap { .. }
             | Self::Hole { .. }
@@ -339,6 +355,11 @@ impl fmt::Display for Problem {
                 }
                 Ok(())
             }
+            Self::InCommonState { key, is } => write!(
+                f,
+                "{key} is not in the checkpoint as a sharded leaf: it is in the common state, as {is}; load it as a plain \
+                 leaf, or save it with `.dialect(Dialect::Dcp)` or as a sharded leaf"
+            ),
             Self::Kind { key, is, other } => write!(f, "{key} is {is}, but {other}"),
             Self::Shape { key, is, other } => write!(f, "{key} has shape {is}, but {other}"),
             Self::DType {

@@ -107,6 +107,7 @@ pub use item::{
 };
 pub use load::{DefaultLoadPlanner, Destination, LoadContext, LoadPlanner};
 pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId, TensorRef};
+pub use near::similar;
 pub use paths::paths_of_plan;
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
 pub use selection::Selection;

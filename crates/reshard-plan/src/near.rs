@@ -64,6 +64,30 @@ impl<'m> Near<'m> {
     }
 }
 
+/// The words that look like a wrong one, the most similar first: those that differ in at most a quarter of its letters, and at most in four. Case does not
+/// count.
+/// For short lists of short names.
+///
+/// ```
+/// assert_eq!(reshard_plan::similar("safetensor", ["torch_dist", "safetensors"]), ["safetensors"]);
+/// ```
+pub fn similar<'w>(wrong: &str, words: impl IntoIterator<Item = &'w str>) -> Vec<&'w str> {
+    if wrong.is_empty() || wrong.len() > LONGEST {
+        return Vec::new();
+    }
+    let limit = (wrong.chars().count() / 4).clamp(1, 4);
+    let lower = wrong.to_lowercase();
+    let near = |word: &'w str| Some((distance(&lower, &word.to_lowercase(), limit)?, word));
+    let mut found: Vec<(usize, &str)> = words.into_iter().filter_map(near).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+        .into_iter()
+        .map(|(_, word)| word)
+        .take(SHOWN)
+        .collect()
+}
+
 /// Letters to insert, delete or replace, if no more than `limit`.
 fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     if a.len().abs_diff(b.len()) > limit * 4 {

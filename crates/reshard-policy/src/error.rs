@@ -4,7 +4,7 @@ use reshard_model::{ErrorKind, Region};
 pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
 
 /// What can go wrong with a policy or a partitioner.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
     /// More slices than allowed.
@@ -76,6 +76,13 @@ pub enum PolicyError {
         /// What is wrong, and what to do.
         what: String,
     },
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for PolicyError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl PolicyError {

@@ -36,5 +36,24 @@ pub fn removed_place(folder: &str) -> Option<&str> {
     parts.next().filter(|_| is_removed && is_attempt(attempt))
 }
 
+/// The name of the place to which a hidden folder beside it belongs, if an attempt to save there, or to remove what is there, has left it. So who lists
+/// the folder above many places finds those that need [`Recovery::leftovers`](crate::Recovery::leftovers), also if nothing lies at them.
+///
+/// ```
+/// use reshard_storage::left_place;
+/// assert_eq!(left_place(".step-100.1-1a2b3c4d5e6f7081-3.tmp"), Some("step-100"));
+/// assert_eq!(left_place(".step-100.1-1a2b3c4d5e6f7081-3.2e-2f.old"), Some("step-100"));
+/// assert_eq!(left_place(".step-100.part.tmp"), None);
+/// ```
+pub fn left_place(folder: &str) -> Option<&str> {
+    let rest = folder.strip_prefix('.')?;
+    let rest = match rest.strip_suffix(".tmp") {
+        Some(rest) => rest,
+        None => rest.strip_suffix(".old")?.rsplit_once('.')?.0,
+    };
+    let (place, attempt) = rest.rsplit_once('.')?;
+    (is_attempt(attempt) && !place.is_empty()).then_some(place)
+}
+
 /// Nanoseconds from 1970 to 2025.
 const BEGUN: u64 = 1_735_689_600_000_000_000;

@@ -3,7 +3,7 @@ use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
 use std::{fmt, io, ops::Range, path::PathBuf};
 
 /// The errors of stores and transactions.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
     /// A name that can't be a file of a checkpoint, or would leave its directory.
@@ -274,6 +274,13 @@ pub enum StorageError {
         /// What it said.
         message: String,
     },
+}
+
+/// The message with its causes.
+impl fmt::Debug for StorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 /// Why a service in the network did not do what it was asked.

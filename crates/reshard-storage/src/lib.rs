@@ -53,7 +53,7 @@ mod throttled;
 mod traffic;
 mod wait;
 
-pub use attempt::{is_attempt, removed_place};
+pub use attempt::{is_attempt, left_place, removed_place};
 pub use bandwidth::{Bandwidth, Clock};
 pub use body::{
     Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,

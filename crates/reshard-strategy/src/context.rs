@@ -162,6 +162,8 @@ pub struct LoadCx<'a> {
     pub copy_ahead: u64,
     /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
     pub elsewhere: Elsewhere,
+    /// What lies in the common state, by key: `a plain tensor of shape [4]`. The error for a sharded leaf of such a key says so.
+    pub in_common: Arc<BTreeMap<String, String>>,
     /// What the load before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptLoadPlan>>,
 }
@@ -191,6 +193,7 @@ impl<'a> LoadCx<'a> {
             exchange_memory,
             copy_ahead: DEFAULT_COPY_AHEAD,
             elsewhere: Elsewhere::default(),
+            in_common: Arc::default(),
             kept_plan: None,
         }
     }

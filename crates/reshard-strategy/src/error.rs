@@ -9,7 +9,7 @@ use reshard_storage::StorageError;
 pub type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
 /// What can go wrong in a save or load.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StrategyError {
     /// An error of tensors, buffers or the state dict.
@@ -129,11 +129,26 @@ pub enum StrategyError {
     Internal(String),
 }
 
+/// The message with its causes.
+impl std::fmt::Debug for StrategyError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
+}
+
 fn unknown(key: &StrategyKey, linked: &[String], update: Option<&str>) -> String {
     let StrategyKey { action, name } = key;
+    let backends = linked.iter().filter_map(|name| name.split('/').next());
+    let near = reshard_plan::similar(&name.backend, backends);
+    let meant = match &*near {
+        // The version is wrong.
+        [] => String::new(),
+        near if near.contains(&&*name.backend) => String::new(),
+        near => format!("; did you mean {}?", near.join(" or ")),
+    };
     let linked = linked.join(", ");
     match update {
-        None => format!("no strategy is linked for `{action}` of {name}; linked: {linked}"),
+        None => format!("no strategy is linked for `{action}` of {name}{meant}; linked: {linked}"),
         Some(origin) => format!(
             "{name} is newer than what {origin} can `{action}`; update that crate; linked: {linked}"
         ),

@@ -3,7 +3,7 @@ use reshard_model::{BoxError, ErrorKind, ModelError};
 /// The errors of reading a pickle or an archive, and of writing a value.
 ///
 /// Offsets are in bytes, from the start of the pickle for pickles and from the start of the archive for archives.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The bytes are no pickle, or a damaged one.
@@ -89,6 +89,13 @@ pub enum Error {
     /// `reshard-model` refuses a tensor.
     #[error("this version can't represent a tensor in the file")]
     Model(#[source] Box<ModelError>),
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 /// Result of this crate's functions.

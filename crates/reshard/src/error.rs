@@ -12,14 +12,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The step of a load in which all ranks open the checkpoint.
 pub(crate) const OPEN: &str = "open";
 
-/// What went wrong, and where.
-#[derive(Debug)]
+/// What went wrong, and where. Its `Debug` is the message with its causes, so a `main` that returns it prints that.
 pub struct Error {
     doing: &'static str,
     url: String,
     source: StrategyError,
     whereabouts: Option<Box<Whereabouts>>,
     advice: Option<&'static str>,
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl fmt::Display for Error {

@@ -29,6 +29,9 @@
 //! # }
 //! ```
 //!
+//! A load may rename: `template.insert("my.name", ShardedTensor::template("stored.name", …))` ([`load`]). `Checkpoint::mapped` (feature `map`) reads a
+//! checkpoint under the names, shapes and types that the rules of a map make.
+//!
 //! Inside an executor, use [`save`], [`load`] and [`Checkpoint`]. `reshard::save(&state, url).group(&group).await`
 //! saves from all ranks of a process group. Local files work with any executor.
 //!

@@ -24,7 +24,7 @@ use reshard_strategy::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -43,6 +43,25 @@ const ACT: &str = "loading from";
 ///   the template that are not sharded, and does not fill their buffers.
 /// - In PyTorch's dialect each leaf of the template is a key, and only these keys are loaded. So put `step` into the
 ///   template, too. Its stored value replaces the one in the template.
+///
+/// A leaf may have another name in the template than in the checkpoint: its key says what is read, and its path says where the result goes.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use reshard::{DType, ShardedTensor, StateDict, Tensor, blocking};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let place = dir.path().join("step-1");
+/// let mut state = StateDict::new();
+/// state.insert_piece(ShardedTensor::full("module.weight", Tensor::from_vec(&[2], vec![1f32, 2.])?));
+/// blocking::save(&state, &place)?;
+///
+/// let mut template = StateDict::new();
+/// template.insert("weight", ShardedTensor::template("module.weight", DType::Float32, &[2]));
+/// assert_eq!(blocking::load(template, &place)?.tensor("weight")?.to_vec::<f32>()?, [1., 2.]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// The template must hold the only handles on its buffers. If there is a clone of a handle elsewhere, the load fails with
 /// [`BufferShared`](reshard_model::ModelError::BufferShared).
@@ -354,6 +373,7 @@ impl<'a> Load<'a> {
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.
             cx.elsewhere.keys.push(COMMON_STATE_CELL.into());
+            cx.in_common = Arc::new(in_common(&common));
         }
 
         // The caller's buffers come back whatever happens: a failure carries the template with it.
@@ -517,6 +537,19 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
             metadata.object(&key).is_some() || metadata.tensor(&key).is_some()
         }
     }
+}
+
+/// What lies in the common state, by the key that a sharded leaf at its path would have.
+fn in_common(common: &ValueTree) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    common.visit(&mut |path, value| {
+        let is = match value {
+            Value::Tensor(t) => format!("a plain tensor of shape {}", t.shape()),
+            value => format!("a value of type {}", value.type_name()),
+        };
+        found.insert(Path(path.to_vec()).to_string(), is);
+    });
+    found
 }
 
 /// Warns of keys that only one side has: each rank of those that its template has too much, the coordinator of the others.

@@ -125,10 +125,15 @@ impl fmt::Display for PruneReport {
 }
 
 /// The error of a prune, with what was removed before it. Another call goes on.
-#[derive(Debug)]
 pub struct PruneError {
     error: Error,
     report: Box<PruneReport>,
+}
+
+impl fmt::Debug for PruneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
 }
 
 impl PruneError {

@@ -2,7 +2,7 @@ use crate::{CommonDifference, PhaseEvent};
 use reshard_comm::Rank;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Name, Traffic};
+use reshard_storage::{Entry, Name, Traffic};
 use reshard_strategy::{ExchangeTimes, LoadNotes, SaveTotals};
 use std::{
     collections::BTreeSet,
@@ -222,8 +222,11 @@ pub struct SaveReport {
     pub metadata: Option<Arc<Metadata>>,
     /// What each rank wrote, by rank: items, their bytes as stored, and files. Neither common state nor records are in it. Only on the coordinator.
     pub ranks: Vec<Traffic>,
-    /// What all ranks wrote. On every rank.
+    /// What all ranks wrote, without common state and records. On every rank.
     pub totals: SaveTotals,
+    /// The files of the common state: `common.pt` in Megatron Core's dialect. Plain tensors lie there as a whole. On every rank. Empty if the
+    /// dialect has no common state, or if it is an object of the sharded part ([`CommonForm::Object`](crate::CommonForm::Object)), which `totals` counts.
+    pub common: Vec<Entry>,
     /// What a sharding policy did, if there was one. Only on the coordinator (in a rank-local save on every rank).
     pub policy: Option<PolicyMetrics>,
     /// Empty dicts, which the format can't hold. `reshard.json` lists them.
@@ -242,14 +245,20 @@ impl SaveReport {
         self.phases.0[phase as usize]
     }
 
-    /// Bytes that all ranks wrote.
+    /// Bytes that all ranks wrote, without [common state](Self::common_bytes) and records.
     pub fn bytes(&self) -> u64 {
         self.totals.all.bytes
     }
 
-    /// Files that all ranks wrote.
+    /// Files that all ranks wrote, without those of [common state](Self::common) and records.
     pub fn files(&self) -> u64 {
         self.totals.all.files
+    }
+
+    /// Bytes of the files of the [common state](Self::common).
+    pub fn common_bytes(&self) -> u64 {
+        let bytes = self.common.iter().map(|file| file.bytes);
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// The bytes of the rank that wrote the most, divided by the mean of all ranks.
@@ -258,11 +267,20 @@ impl SaveReport {
     }
 }
 
-/// One line: `saved 1.52 GB in 4 files; plan 0.003 s, write 0.750 s, commit 0.002 s`.
+/// One line: `saved 1.52 GB in 4 files, and 1.21 kB of common state in common.pt; plan 0.003 s, write 0.750 s, commit 0.002 s`.
 impl fmt::Display for SaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let files = some(self.files(), "file");
         write!(f, "saved {} in {files}", Decimal(self.bytes()))?;
+        let name = match &*self.common {
+            [] => None,
+            [only] => Some(only.name.to_string()),
+            several => Some(some(several.len() as u64, "file")),
+        };
+        if let Some(name) = name {
+            let bytes = Decimal(self.common_bytes());
+            write!(f, ", and {bytes} of common state in {name}")?;
+        }
         self.phases.fmt(f)?;
         match &self.common_differs {
             Some(_) => {

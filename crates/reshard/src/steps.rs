@@ -10,7 +10,7 @@ use crate::{
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
-use reshard_storage::{Removal, StorageError, Store, StoreExt, Stores, removed_place};
+use reshard_storage::{Removal, StorageError, Store, StoreExt, Stores, left_place, removed_place};
 use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -151,6 +151,21 @@ impl Steps {
     /// # Errors
     /// The directory can't be listed. One that does not exist has none.
     pub async fn unfinished_removals(self) -> Result<Vec<u64>> {
+        self.left(removed_place).await
+    }
+
+    /// The numbers of steps of which a killed save or [removal](crate::remove_checkpoint) may have left something beside the folder of its checkpoint, in their
+    /// order. [`prune`](crate::prune) of the step removes it, if it is old enough. What a running save writes counts, too, and so does a folder that a save
+    /// has replaced. Where nothing can be renamed, such as in an object store, these are all folders of steps without a complete checkpoint.
+    ///
+    /// # Errors
+    /// The directory can't be listed. One that does not exist has none.
+    pub async fn unfinished_saves(self) -> Result<Vec<u64>> {
+        self.left(left_place).await
+    }
+
+    /// The numbers of places to which folders belong that `place_of` knows.
+    async fn left(self, place_of: fn(&str) -> Option<&str>) -> Result<Vec<u64>> {
         let listed = match self.how.store(&self.url) {
             Ok(store) => store.top().await.map_err(StrategyError::from),
             Err(e) => Err(e),
@@ -168,7 +183,7 @@ impl Steps {
         let places = listed
             .folders
             .iter()
-            .filter_map(|name| removed_place(name.as_str()));
+            .filter_map(|name| place_of(name.as_str()));
         let numbers: BTreeSet<u64> = places
             .filter_map(|name| self.pattern.number(name))
             .collect();

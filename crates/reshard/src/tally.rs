@@ -62,6 +62,12 @@ impl Tally {
         Traffic::read(bytes.fold(0, u64::saturating_add), files)
     }
 
+    /// What this rank has written so far, without notes.
+    pub(crate) fn so_far(&self) -> Vec<Entry> {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        (files.iter().filter(|file| !is_note(file)).cloned()).collect()
+    }
+
     /// Takes the list of files that this rank has written.
     pub(crate) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
@@ -175,9 +181,11 @@ impl Transaction for Tally {
 pub(crate) struct Files {
     pub(crate) entries: Vec<Entry>,
     pub(crate) digests: Vec<String>,
+    /// Those of the entries that hold the common state.
+    pub(crate) common: Vec<Entry>,
 }
 
-/// Sends the coordinator the list of what all ranks have written; other ranks get nothing. If one rank failed, all fail.
+/// Sends the coordinator the list of what all ranks have written; other ranks get only the files of the common state. If one rank failed, all fail.
 pub(crate) async fn gather(
     comm: &Comm<'_>,
     mine: Result<Files, StrategyError>,
@@ -185,14 +193,19 @@ pub(crate) async fn gather(
     let mut all = Files::default();
     let part = mine.as_ref().map(Clone::clone).map_err(cause);
     let told = comm.all_reduce("write", part, |ranks: Vec<Files>| {
+        let mut common = Vec::new();
         for rank in ranks {
             all.entries.extend(rank.entries);
             all.digests.extend(rank.digests);
+            common.extend(rank.common);
         }
-        Ok(())
+        Ok(common)
     });
     match (told.await, mine) {
-        (Ok(()), _) => Ok(all),
+        (Ok(common), _) => {
+            all.common = common;
+            Ok(all)
+        }
         (Err(_), Err(own)) if comm.size() == 1 => Err(own),
         (Err(e), _) => Err(e.into()),
     }

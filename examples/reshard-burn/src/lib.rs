@@ -36,6 +36,9 @@
 //! # }
 //! ```
 //!
+//! All leaves are plain tensors. So save with `Dialect::Dcp`, which makes an item of each. The default, Megatron's dialect, would put all of them into one
+//! `common.pt`, which can only be read as a whole.
+//!
 //! Keys are those of PyTorch's `get_state_dict`: `model.weight`, `optim.state.weight.exp_avg`, `exp_avg_sq` and `step`. burn's ids of parameters
 //! are other ones in each process, so names tell parameters: the paths of fields.
 //!

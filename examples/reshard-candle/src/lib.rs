@@ -30,6 +30,9 @@
 //! # }
 //! ```
 //!
+//! All leaves are plain tensors. So save with `Dialect::Dcp`, which makes an item of each: then any number of ranks can resume, with
+//! the parts that they ask for. The default, Megatron's dialect, would put all of them into one `common.pt`, which can only be read as a whole.
+//!
 //! Keys are those of PyTorch's `get_state_dict`: `model.fc.weight`, `optim.state.fc.weight.exp_avg`, `exp_avg_sq` and `step`.
 //!
 //! A save copies each tensor once, out of candle's storage. So the job may change its variables as soon as [`state`] has returned, also if an

@@ -283,3 +283,59 @@ fn tensors_of_many_blocks_are_looked_at_as_a_whole() {
         (&json!(1), &json!([2, columns - 1]), &json!(1.0))
     );
 }
+
+#[test]
+fn a_changed_byte_is_a_difference_and_no_error() {
+    // A chunk that is read as a whole, so that its checksum could be checked.
+    let saved = saved(&[("w", floats(&[4], &[1., 2., 3., 4.]))], &[]);
+    let to = saved.beside("copy");
+    std::fs::create_dir(&to).unwrap();
+    for entry in std::fs::read_dir(&saved.url).unwrap() {
+        let entry = entry.unwrap();
+        let copy = std::path::Path::new(&to).join(entry.file_name());
+        std::fs::copy(entry.path(), copy).unwrap();
+    }
+    let file = std::path::Path::new(&to).join("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let three = 3f32.to_le_bytes();
+    let at = bytes.windows(4).position(|four| four == three).unwrap();
+    bytes[at + 3] ^= 0x80;
+    std::fs::write(&file, bytes).unwrap();
+    assert_eq!(run(&["verify", &to]).code, 1);
+
+    let ran = run(&["diff", &saved.url, &to, "--json"]);
+    assert_eq!((ran.code, ran.err.as_str()), (1, ""));
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let diff = &j["tensors"][0]["diff"];
+    assert_eq!((&diff["differ"], &diff["first"]), (&json!(1), &json!([2])));
+    let j = run(&["stats", &to, "--json"]).json();
+    assert_eq!(j["tensors"][0]["stats"]["min"], json!(-3.0), "{j}");
+}
+
+#[test]
+fn keys_that_match_nothing_are_an_error() {
+    let saved = saved(&[("weight", floats(&[1], &[1.]))], &[("lr", 1.into())]);
+    for args in [
+        vec!["digest", &saved.url],
+        vec!["stats", &saved.url],
+        vec!["diff", &saved.url, &saved.url],
+    ] {
+        for json in [false, true] {
+            let mut args = [&args[..], &["--key", "weght"]].concat();
+            args.extend(json.then_some("--json"));
+            let ran = run(&args);
+            assert_eq!(ran.code, 2, "{args:?}: {} {}", ran.out, ran.err);
+            assert!(
+                ran.err
+                    .contains("no key matches weght; did you mean weight")
+                    && ran.err.contains("hint: `reshard ls "),
+                "{args:?}: {}",
+                ran.err
+            );
+        }
+        // One of several is enough; the other one is told.
+        let ran = run(&[&args[..], &["--key", "weight", "--key", "no"]].concat());
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
+        assert!(ran.err.contains("note: no key matches no"), "{}", ran.err);
+    }
+}

@@ -679,3 +679,44 @@ fn a_key_of_more_dots_than_a_stack_is_deep_is_carried_over() {
     let to = converted(&saved, "to", &["--ranks", "2"]);
     assert_eq!(digest(&to), digest(&saved.url));
 }
+
+#[test]
+fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
+    let saved = states::dcp();
+    for (name, meant) in [
+        ("x.safetensor", "x.safetensors"),
+        ("x.safetensrs", "x.safetensors"),
+        ("x.Safetensors", "x.safetensors"),
+        ("x.PT", "x.pt"),
+    ] {
+        let to = saved.beside(name);
+        let ran = run(&["convert", &saved.url, &to]);
+        assert_eq!(ran.code, 2, "{name}: {}", ran.out);
+        let wanted = format!("did you mean {}?", saved.beside(meant));
+        assert!(ran.err.contains(&wanted), "{}", ran.err);
+        assert!(ran.err.contains("--to torch_dist"), "{}", ran.err);
+        assert!(!std::path::Path::new(&to).exists(), "{name}");
+    }
+    // Who says it means it; other endings are parts of names.
+    let to = saved.beside("a.safetensor");
+    assert_eq!(
+        run(&["convert", &saved.url, &to, "--to", "torch_dist"]).code,
+        0
+    );
+    for name in ["step-1.2", "run.v2", "model.final"] {
+        let ran = run(&["convert", &saved.url, &saved.beside(name)]);
+        assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+    }
+}
+
+#[test]
+fn a_format_that_is_nearly_called_like_another_leads_to_it() {
+    let saved = states::dcp();
+    let to = |format: &str| run(&["convert", &saved.url, &saved.beside("to"), "--to", format]).err;
+    let err = to("safetensor");
+    assert!(err.contains("did you mean safetensors?"), "{err}");
+    assert!(to("torch-dist").contains("did you mean torch_dist?"));
+    assert!(!to("nothing").contains("did you mean"));
+    // Another version is no slip of the pen.
+    assert!(!to("torch_dist/7").contains("did you mean"));
+}

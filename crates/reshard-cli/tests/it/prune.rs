@@ -153,3 +153,90 @@ fn damaged_and_missing_checkpoints_are_left_alone() {
     assert_eq!(run(&["prune", &saved.beside("nothing")]).code, 3);
     assert!(saved.path("__8_0.distcp").exists());
 }
+
+/// A draft that a killed save has left beside a place, and whose files are old.
+fn draft(run: &Path, step: &str) -> std::path::PathBuf {
+    let draft = run.join(format!(".{step}.1-1a2b3c4d5e6f7082-3.tmp"));
+    fs::create_dir(&draft).unwrap();
+    fs::write(draft.join("__0_0.distcp"), vec![0; 4000]).unwrap();
+    for path in [draft.join("__0_0.distcp"), draft.clone()] {
+        let file = fs::File::open(path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    }
+    draft
+}
+
+#[test]
+fn a_run_is_pruned_with_all_its_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path();
+    let path = run_dir.to_str().unwrap();
+    let mut state = reshard::StateDict::new();
+    state.insert("step", 1);
+    for step in ["step-1", "step-2", "iter_0000003"] {
+        reshard::blocking::save(&state, run_dir.join(step)).unwrap();
+    }
+    // Of a step that has a checkpoint, of one that has none, and of Megatron's.
+    let drafts = ["step-1", "step-9", "iter_0000004"].map(|step| draft(run_dir, step));
+    let young = run_dir.join(".step-10.1-1a2b3c4d5e6f7083-3.tmp");
+    fs::create_dir(&young).unwrap();
+    let others = run_dir.join(".step-1.part.tmp");
+    fs::create_dir(&others).unwrap();
+    fs::write(run_dir.join("step-2/README.md"), "of others").unwrap();
+    fs::write(run_dir.join("step-2/__7_0.distcp"), "old").unwrap();
+    let old = fs::File::options()
+        .write(true)
+        .open(run_dir.join("step-2/__7_0.distcp"))
+        .unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+
+    let dry = run(&["prune", path, "--dry-run"]).ok();
+    assert!(dry.contains("12.00 kB would be freed"), "{dry}");
+    assert!(drafts.iter().all(|draft| draft.exists()));
+    // With a pattern only the steps that are called so.
+    let only = run(&["prune", path, "--dry-run", "--steps", "iter_{n:07}"]).ok();
+    assert!(only.contains("4.00 kB would be freed"), "{only}");
+    let none = run(&["prune", path, "--dry-run", "--steps", "epoch_{n}"]);
+    assert_eq!(none.code, 3, "{}", none.err);
+
+    let ran = run(&["prune", path]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        ran.out.contains("12.00 kB freed") && ran.out.contains(".step-10."),
+        "{}",
+        ran.out
+    );
+    assert!(drafts.iter().all(|draft| !draft.exists()));
+    assert!(young.exists() && others.exists());
+    let all = run(&["prune", path, "--older-than", "0s", "--json"]).json();
+    assert!(!young.exists() && others.exists());
+    assert_eq!(all["removed"].as_array().unwrap().len(), 1, "{all}");
+    for step in ["step-1", "step-2", "iter_0000003"] {
+        assert_eq!(
+            run(&["verify", run_dir.join(step).to_str().unwrap()]).code,
+            0
+        );
+    }
+}
+
+#[test]
+fn a_step_that_can_not_be_pruned_keeps_no_other_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let run_dir = dir.path();
+    let mut state = reshard::StateDict::new();
+    state.insert("step", 1);
+    for step in ["step-1", "step-2"] {
+        reshard::blocking::save(&state, run_dir.join(step)).unwrap();
+    }
+    let drafts = ["step-1", "step-2"].map(|step| draft(run_dir, step));
+    fs::write(run_dir.join("step-1/common.pt"), "damaged").unwrap();
+    let ran = run(&["prune", run_dir.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.err.contains("note: step-1: "), "{}", ran.err);
+    assert!(drafts[0].exists() && !drafts[1].exists());
+    assert!(
+        ran.out.contains(".step-2.1-1a2b3c4d5e6f7082-3.tmp"),
+        "{}",
+        ran.out
+    );
+}

@@ -155,3 +155,65 @@ fn inspect_names_checkpoints_of_any_format() {
         ran.err
     );
 }
+
+#[test]
+fn a_file_beside_the_steps_hides_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    for step in ["step-1", "step-2"] {
+        save(&dir.path().join(step), Dialect::Dcp);
+    }
+    // The last ones look like files of a checkpoint, which this folder would be.
+    for name in [
+        "notes.txt",
+        "config.json",
+        "latest",
+        "zarr.json",
+        "final.safetensors",
+    ] {
+        let text = if name == "zarr.json" {
+            r#"{"zarr_format":3,"node_type":"group"}"#
+        } else {
+            "notes"
+        };
+        fs::write(dir.path().join(name), text).unwrap();
+        let ran = run(&["ls", path]);
+        assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+        assert!(
+            ran.out.contains("  step-1  ") && ran.out.contains("  step-2  "),
+            "{name}: {}",
+            ran.out
+        );
+        assert_eq!(run(&["prune", path, "--dry-run"]).code, 0, "{name}");
+        fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    // A whole checkpoint of one file is what `ls` is asked for; a note tells of the others.
+    let (from, to) = (
+        format!("{path}/step-1"),
+        format!("{path}/final.safetensors"),
+    );
+    assert_eq!(run(&["convert", &from, &to]).code, 0);
+    let ran = run(&["ls", path]);
+    assert_eq!((ran.code, &*ran.out), (0, "w\n"), "{}", ran.err);
+    assert!(
+        ran.err
+            .contains("also holds the checkpoints of a run, such as step-2;"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn the_list_of_what_a_folder_holds_is_sorted() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["step-9", "zebra", "out16", "step-10", "convert2", "alpha"] {
+        save(&dir.path().join(name), Dialect::Dcp);
+    }
+    let ran = run(&["digest", dir.path().to_str().unwrap()]);
+    assert!(
+        ran.err
+            .contains("holds some: alpha, convert2, out16, step-10, step-9 and 1 more"),
+        "{}",
+        ran.err
+    );
+}

@@ -470,3 +470,50 @@ fn files_that_integrity_json_does_not_list_are_noted_and_are_no_damage() {
     assert_eq!(j["beside_integrity"], json!(all));
     assert_eq!(j["status"], "sound");
 }
+
+#[test]
+fn a_file_that_is_cut_short_is_told_in_one_line() {
+    let mut state = StateDict::new();
+    for i in 0..10 {
+        let tensor = reshard::Tensor::from_vec(&[2], vec![i as f32; 2]).unwrap();
+        state.insert_piece(reshard::ShardedTensor::full(&format!("layer.{i}"), tensor));
+    }
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(saved.path("__0_0.distcp"))
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+    for quick in [&["--quick"][..], &[]] {
+        let ran = run(&[&["verify", &saved.url][..], quick].concat());
+        let damaged: Vec<&str> = ran
+            .out
+            .lines()
+            .filter(|line| line.starts_with("damaged"))
+            .collect();
+        assert_eq!(
+            damaged,
+            [
+                "damaged  __0_0.distcp: it reaches beyond the end of the file, which has 100 bytes; 10 keys, such as layer.0, layer.1, layer.2"
+            ]
+        );
+        assert_eq!(ran.code, 1);
+        assert!(
+            ran.err.starts_with("10 problems in 10 items"),
+            "{}",
+            ran.err
+        );
+        assert!(!ran.err.contains("0 B"), "{}", ran.err);
+    }
+    let ran = run(&["verify", &saved.url]);
+    assert!(
+        ran.err
+            .starts_with("10 problems in 10 items, of which nothing could be read; "),
+        "{}",
+        ran.err
+    );
+    let j: serde_json::Value =
+        serde_json::from_str(&run(&["verify", &saved.url, "--json"]).out).unwrap();
+    assert_eq!(j["damage"].as_array().unwrap().len(), 10);
+}

@@ -304,3 +304,51 @@ fn nothing_is_removed_if_the_new_checkpoint_is_not_found_where_the_saver_looks()
         (vec![1], false)
     );
 }
+
+/// What a killed save has left beside a place.
+fn draft(run: &Path, step: &str, is_old: bool) -> std::path::PathBuf {
+    let draft = run.join(format!(".{step}.1-1a2b3c4d5e6f7081-3.tmp"));
+    fs::create_dir_all(&draft).unwrap();
+    fs::write(draft.join("__0_0.distcp"), "half").unwrap();
+    if is_old {
+        for path in [draft.join("__0_0.distcp"), draft.clone()] {
+            let file = fs::File::open(path).unwrap();
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH)
+                .unwrap();
+        }
+    }
+    draft
+}
+
+#[test]
+fn what_killed_saves_have_left_goes_with_the_next_save() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path();
+    save(&Saver::new(run), 1);
+    save(&Saver::new(run).owner("others"), 2);
+    blocking::save(&state(3), run.join("best")).unwrap();
+    // Of its own step, of one whose save was never finished, of the step that is saved next.
+    let gone = ["step-1", "step-7", "step-8"].map(|step| draft(run, step, true));
+    let stays = [
+        draft(run, "step-2", true),  // beside the checkpoint of others
+        draft(run, "best", true),    // not called like a step
+        draft(run, "step-9", false), // may be written by a living save
+    ];
+    assert_eq!(save(&Saver::new(run), 8), [0; 0]);
+    assert!(gone.iter().all(|draft| !draft.exists()), "{:?}", names(run));
+    assert!(stays.iter().all(|draft| draft.exists()), "{:?}", names(run));
+    assert_eq!(steps(run), [1, 2, 8]);
+    // Who knows that nobody else saves need not wait.
+    let saver = Saver::new(run).unfinished_after(std::time::Duration::ZERO);
+    save(&saver, 10);
+    assert!(!stays[2].exists() && stays[0].exists() && stays[1].exists());
+}
+
+#[test]
+fn what_a_killed_first_save_has_left_goes_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = draft(dir.path(), "step-1", true);
+    save(&Saver::new(dir.path()).keep(1), 2);
+    assert!(!left.exists());
+    assert_eq!(names(dir.path()), ["step-2"]);
+}

@@ -44,6 +44,7 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
         "reads.a_failed_check_is_named" at "Store::read_into": reads::a_failed_check_names_the_record,
         "reads.parts_fit" at "Store::read_into": reads::parts_that_do_not_fit_are_refused,
         "writes.lengths_are_promised" at "Transaction::write": writes::an_extent_of_another_length_than_promised_is_an_error,
+        "writes.a_name_is_written_once" at "Transaction::write": writes::a_name_is_written_once,
         "writes.receipts_come_back" at "Transaction::write": writes::receipts_come_back_in_order,
         "writes.unknown_lengths" at "Length::Unknown": writes::a_file_of_unknown_length_is_as_long_as_what_was_given,
         "places.what_holds_something_is_refused" at "IfExists::Refuse": a_place_that_holds_something_is_refused,

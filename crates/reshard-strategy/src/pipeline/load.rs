@@ -252,7 +252,7 @@ async fn plan(
         let plan = cx
             .planner
             .create_local_plan(template, &context)
-            .map_err(|e| explained(e, from))?;
+            .map_err(|e| explained(e, from, cx))?;
         permitted(&plan, &keys_of(&plan), template, from)?;
         from.prepare_local_plan(plan)
     };
@@ -275,11 +275,20 @@ async fn with_peers(decided: Arc<DecidedLoad>, cx: &LoadCx<'_>) -> Result<Planne
     Ok(Planned { decided, peers })
 }
 
-/// The error of a plan. If the format knows why a key can't be read, it is that reason.
-fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
-    let PlanError::Load(problems) = &e else {
+/// The error of a plan. If the format knows why a key can't be read, it is that reason. A key that lies in the common state is told as such.
+fn explained(mut e: PlanError, from: &dyn StorageReader, cx: &LoadCx<'_>) -> StrategyError {
+    let PlanError::Load(problems) = &mut e else {
         return e.into();
     };
+    for problem in &mut problems.0 {
+        if let Problem::NotStored { key, .. } = problem
+            && let Some(is) = cx.in_common.get(key)
+        {
+            let (key, is) = (std::mem::take(key), is.clone());
+            *problem = Problem::InCommonState { key, is };
+        }
+    }
+    let problems = &*problems;
     // Where what is said of a tensor contradicts itself, a hole or another shape only follows from that.
     let contradiction = |p: &Problem| match from.permits(p.key()) {
         Err(e) if e.kind() == ErrorKind::Corrupt => Some(e),

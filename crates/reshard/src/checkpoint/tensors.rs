@@ -5,7 +5,7 @@ use crate::{Error, Result, error::Context};
 use bytes::Bytes;
 use reshard_model::{
     BoxError, DType, Data, Dims, Element, FlatStateDict, Path, Region, Select, Sharded,
-    ShardedTensor, SourceError, Tensor, TensorSource,
+    ShardedTensor, SourceError, Tensor, TensorSource, cast::check_fit,
 };
 use reshard_plan::{Cast, TensorRef};
 use reshard_strategy::{ElementChecksum, StorageInfo, StrategyError};
@@ -144,7 +144,8 @@ impl TensorHandle {
     }
 
     /// Reads the elements of a region as numbers of this type, in row-major order, whatever the stored type: bfloat16 as `f32`, for example.
-    /// They are converted as [`Tensor::cast`] does.
+    /// They are converted as [`Tensor::cast`] does, but no int wraps around: if a value does not fit an int type, that is an error. A float loses its
+    /// fraction when it becomes an int, and is rounded to a shorter float.
     ///
     /// ```
     /// # use reshard::{DType, ShardedTensor, StateDict, Tensor, blocking};
@@ -162,9 +163,18 @@ impl TensorHandle {
     /// ```
     ///
     /// # Errors
-    /// As [`read`](Self::read); also for a float4, which can't be converted.
+    /// As [`read`](Self::read); also for a float4, which can't be converted, and for a value that `T` can't hold: the error has its index in the region
+    /// ([`check_fit`](reshard_model::cast::check_fit)).
     pub async fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
-        let read = self.read_with(what, T::DTYPE).await?;
+        let read = match Cast::Lossless.allows(self.dtype, T::DTYPE) {
+            true => self.read_with(what, T::DTYPE).await?,
+            false => {
+                let read = self.read(what).await?;
+                let url = &self.checkpoint.url;
+                check_fit(&self.key, &read, T::DTYPE).during(ACT, url)?;
+                read.cast(T::DTYPE).during(ACT, url)?
+            }
+        };
         match read.into_vec() {
             Ok(all) => Ok(all),
             Err(tensor) => tensor.to_vec().during(ACT, &self.checkpoint.url),

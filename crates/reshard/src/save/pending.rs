@@ -16,7 +16,7 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, FileBody, Name, PlaceKind, Progress, Transaction, wait};
+use reshard_storage::{Durability, Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
     agree, stage_save,
@@ -55,6 +55,8 @@ pub(super) struct Version {
     pub(super) notes: BTreeMap<String, String>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
+    /// The files of the common state, when they are written. Only the coordinator has any.
+    pub(super) common_files: Vec<Entry>,
     pub(super) durability: Durability,
     pub(super) progress: Progress,
 }
@@ -168,7 +170,12 @@ impl PendingSave {
             CommonFile::Stored(stored) => stored.layout()?,
             CommonFile::State(common) => version.common.layout_common(&common)?,
         };
+        let is_common = !files.is_empty();
         version.write(files, version.progress.clone()).await?;
+        if is_common {
+            // Nothing else has been written yet.
+            self.version.common_files = self.version.transaction.so_far();
+        }
         self.prepared.write().await
     }
 
@@ -196,12 +203,13 @@ impl PendingSave {
                     Some(check) => check().await,
                     None => Ok(()),
                 };
-                version.commit(&saved, checked, comm).await.map(|()| saved)
+                let committed = version.commit(&saved, checked, comm).await;
+                committed.map(|common| (saved, common))
             }
             Err(e) => Err(e),
         };
         match &saved {
-            Ok(saved) => {
+            Ok((saved, _)) => {
                 clock.wrote(saved.items);
                 clock.done(Phase::Commit);
                 clock.uneven(saved.totals.imbalance());
@@ -211,11 +219,12 @@ impl PendingSave {
                 version.transaction.clear(&version.url).await;
             }
         }
-        let saved = saved.during(ACT, &version.url)?;
+        let (saved, common) = saved.during(ACT, &version.url)?;
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
             totals: saved.totals,
+            common,
             policy: saved.policy,
             empty_dicts: version.empty_dicts.len(),
             stays: version.stays,
@@ -246,13 +255,13 @@ impl Version {
         Ok(())
     }
 
-    /// `checked` says what this rank's last check has found.
+    /// `checked` says what this rank's last check has found. Returns the files of the common state.
     async fn commit(
         &self,
         saved: &Saved,
         checked: Result<(), StrategyError>,
         comm: &Comm<'_>,
-    ) -> Result<(), StrategyError> {
+    ) -> Result<Vec<Entry>, StrategyError> {
         // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
         let records = match checked {
             Ok(()) => self.write_records(saved, comm.is_coordinator()).await,
@@ -262,13 +271,15 @@ impl Version {
             Ok(last) => (last, self.written().await),
             Err(e) => (None, Err(e)),
         };
-        let files = gather(comm, written).await?;
+        let mut files = gather(comm, written).await?;
+        let common = std::mem::take(&mut files.common);
         let committed = if comm.is_coordinator() {
             self.commit_all(files, last).await
         } else {
             Ok(())
         };
-        agree(comm, "commit", committed).await
+        agree(comm, "commit", committed).await?;
+        Ok(common)
     }
 
     /// What this rank has written.
@@ -278,7 +289,12 @@ impl Version {
             true => integrity::of_written(&*self.transaction, &entries).await?,
             false => Vec::new(),
         };
-        Ok(Files { entries, digests })
+        let common = self.common_files.clone();
+        Ok(Files {
+            entries,
+            digests,
+            common,
+        })
     }
 
     /// The coordinator writes `integrity.json`, if it is wanted, and commits.
@@ -290,6 +306,7 @@ impl Version {
         let Files {
             mut entries,
             digests,
+            ..
         } = files;
         if self.settings.integrity {
             let names = entries.iter().map(|entry| &entry.name).zip(digests);

@@ -117,6 +117,7 @@ impl Save<'_> {
             notes: std::mem::take(&mut self.notes),
             stays,
             common_differs,
+            common_files: Vec::new(),
             durability: self.durability,
             progress: self.progress,
         };

@@ -234,16 +234,17 @@ impl Checkpoints {
     fn sorted(dir: &Path, mut found: Vec<PathBuf>) -> Self {
         let latest = latest(dir);
         let name = |p: &Path| p.strip_prefix(dir).unwrap_or(p).display().to_string();
-        // Steps count up: the highest number comes first, whatever its width.
+        // By what stands before the number, so that the list is in the order of the alphabet. Steps count up: of one kind of name the highest number comes
+        // first, whatever its width.
         found.sort_by_cached_key(|p| {
             let name = name(p);
             let digits = name.trim_end_matches(|c: char| !c.is_ascii_digit());
-            let number = digits
-                .rsplit(|c: char| !c.is_ascii_digit())
-                .next()
-                .and_then(|n| n.parse::<u64>().ok());
+            let front = digits.trim_end_matches(|c: char| c.is_ascii_digit());
+            let number = digits[front.len()..].parse::<u64>().ok();
+            let front = if number.is_some() { front } else { &name };
             (
                 latest.as_deref() != Some(&name),
+                front.to_owned(),
                 std::cmp::Reverse(number),
                 name,
             )

@@ -261,14 +261,18 @@ pub(super) async fn an_extent_of_another_length_than_promised_is_an_error(store:
         ("g", 100, "no more memory")
     );
 
-    let twice = vec![file("twice", &bytes), file("twice", &bytes)];
-    assert_eq!(
-        kind(
-            transaction
-                .write(twice, Durability::Process, Progress::none())
-                .await
-        ),
-        ErrorKind::Invalid
-    );
+    transaction.rollback().await.unwrap();
+}
+
+pub(super) async fn a_name_is_written_once(store: Arc<dyn Store>) {
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
+    let bytes = pattern(100, 6);
+    let twice = vec![file("same", &bytes), file("same", &bytes)];
+    let e = transaction
+        .write(twice, Durability::Process, Progress::none())
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
+    assert!(e.to_string().contains("same"), "it must name the file: {e}");
     transaction.rollback().await.unwrap();
 }
