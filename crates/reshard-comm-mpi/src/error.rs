@@ -4,7 +4,7 @@ use reshard_model::ErrorKind;
 pub type Result<T, E = MpiError> = std::result::Result<T, E>;
 
 /// Why a group can't be made. Errors of a group that exists are [`CommError`](reshard_comm::CommError).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
     /// This process has initialized MPI before.
@@ -65,6 +65,13 @@ pub enum MpiError {
     /// The system starts no thread.
     #[error("starting the thread that calls MPI failed")]
     Thread(#[source] std::io::Error),
+}
+
+/// The message with its causes.
+impl std::fmt::Debug for MpiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        reshard_model::write_with_causes(self, f)
+    }
 }
 
 impl MpiError {
