@@ -16,6 +16,7 @@ use reshard::{
     torch_dist,
 };
 use serde_json::json;
+use std::collections::BTreeSet;
 
 /// What is read, and with how many requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,37 +147,12 @@ pub(crate) struct Reads<'c> {
     archives: bool,
     /// Each file is an archive.
     zips: bool,
-    /// What a check reads because opening took it from the record of reshard.
-    unread: Cost,
 }
 
 /// The bytes of a description of an array, of the index of a shard, and of a header of safetensors, roughly.
 const DESCRIPTION: u64 = 1 << 10;
 const INDEX: u64 = 64;
 const HEADER_OF_FILE: u64 = 1 << 10;
-
-/// Headers, descriptions and indexes that a check reads of what reshard wrote.
-fn unread(checkpoint: &Checkpoint) -> Cost {
-    let (dear, producer) = (
-        checkpoint.store().hints().requests_are_dear(),
-        checkpoint.producer(),
-    );
-    if !producer.written_by.iter().any(|by| by == "reshard") {
-        return Cost::default();
-    }
-    let files = checkpoint.item_files().len() as u64;
-    let arrays = checkpoint.metadata().tensors().count() as u64;
-    let descriptions = match dear {
-        true => Cost::new(DESCRIPTION, 1).times(arrays),
-        false => Cost::default(),
-    };
-    match &*checkpoint.backend().backend {
-        "zarr" => descriptions,
-        "zarr3" => descriptions.and(Cost::new(INDEX, 1).times(files)),
-        "safetensors" if dear => Cost::new(HEADER_OF_FILE, 1).times(files),
-        _ => Cost::default(),
-    }
-}
 
 impl<'c> Reads<'c> {
     pub(crate) fn of(checkpoint: &'c Checkpoint) -> Self {
@@ -185,14 +161,13 @@ impl<'c> Reads<'c> {
             hints: checkpoint.store().hints(),
             archives: *checkpoint.backend().backend == *torch_dist::NAME,
             zips: &*checkpoint.backend().backend == "torch_save",
-            unread: unread(checkpoint),
         }
     }
 
     /// A check of these items.
     pub(crate) fn check(&self, items: &CheckedItems) -> Cost {
         let metadata = self.checkpoint.metadata();
-        let mut cost = self.unread;
+        let mut cost = self.unread(Keys(&[]));
         if self.zips {
             let files = self.checkpoint.item_files().len() as u64;
             let records = if items.is_all() { NO_TENSORS } else { 0 };
@@ -227,6 +202,32 @@ impl<'c> Reads<'c> {
         cost
     }
 
+    /// Headers, descriptions and indexes that opening took from the record of reshard. They are read by a check, and before reads that nothing else checks.
+    fn unread(&self, keys: Keys<'_>) -> Cost {
+        let (dear, by) = (self.hints.requests_are_dear(), self.checkpoint.producer());
+        if !by.written_by.iter().any(|by| by == "reshard") {
+            return Cost::default();
+        }
+        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let (mut arrays, mut files) = (0, BTreeSet::new());
+        for tensor in chosen {
+            arrays += 1;
+            let parts = tensor.chunks().into_iter().flat_map(|chunk| chunk.parts);
+            files.extend(parts.map(|part| part.file));
+        }
+        let files = files.len() as u64;
+        let descriptions = match dear {
+            true => Cost::new(DESCRIPTION, 1).times(arrays),
+            false => Cost::default(),
+        };
+        match &*self.checkpoint.backend().backend {
+            "zarr" => descriptions,
+            "zarr3" => descriptions.and(Cost::new(INDEX, 1).times(files)),
+            "safetensors" if dear => Cost::new(HEADER_OF_FILE, 1).times(files),
+            _ => Cost::default(),
+        }
+    }
+
     fn has_integrity(&self) -> bool {
         let name = Name::new(INTEGRITY);
         name.is_ok_and(|name| wait(self.checkpoint.store().exists(&name)).unwrap_or(false))
@@ -256,6 +257,15 @@ impl<'c> Reads<'c> {
         let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
         let headers = chosen.map(|t| t.chunks().len() as u64).sum();
         cost.and(HEADER.times(headers))
+    }
+
+    /// The same of a checkpoint whose checksums nobody checks.
+    pub(crate) fn blocks_unchecked(
+        &self,
+        keys: Keys<'_>,
+        block: impl Fn(&TensorHandle) -> u64,
+    ) -> Cost {
+        self.blocks(keys, block).and(self.unread(keys))
     }
 
     /// The same after a [check](Self::check), which has read the headers.

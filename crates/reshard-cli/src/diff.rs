@@ -58,7 +58,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
 
     let cost = |reads: &Reads<'_>| {
         reads
-            .blocks(keys, |_| ANALYSIS_BLOCK)
+            .blocks_unchecked(keys, |_| ANALYSIS_BLOCK)
             .and(reads.objects(keys))
     };
     let costs = [&first, &second].map(|c| (c, &cost as _));

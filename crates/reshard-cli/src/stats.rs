@@ -49,7 +49,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let keys = args.select.keys();
     let stored = checkpoint.metadata().tensors();
     io.require_some(keys, &args.dir, stored.map(|t| t.key()))?;
-    let cost = |reads: &Reads<'_>| reads.blocks(keys, |_| ANALYSIS_BLOCK);
+    let cost = |reads: &Reads<'_>| reads.blocks_unchecked(keys, |_| ANALYSIS_BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
     }

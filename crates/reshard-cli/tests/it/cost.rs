@@ -99,6 +99,7 @@ fn what_a_dry_run_says_is_what_the_command_then_costs() {
             &["stats"],
             &["convert", &out],
             &["convert", &out, "--resume"],
+            &["convert", &out, "--no-verify"],
         ] {
             let mut args = vec![command[0], url];
             args.extend(&command[1..]);
