@@ -35,11 +35,11 @@ pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<(Vec<Read>, Unrea
                 continue;
             };
             let text = all.get(LENGTH as usize..).unwrap_or_default();
-            noted.insert(
-                name,
-                header::parse(text, *bytes).map(|header| (header, crc)),
-            );
-            unread.add(n, all.len() as u64, crc);
+            // If it does not fit to the file, that itself says what is wrong.
+            if let Ok(header) = header::parse(text, *bytes) {
+                noted.insert(name, Ok((header, crc)));
+                unread.add(n, all.len() as u64, crc);
+            }
         }
     }
     let mut out = Vec::with_capacity(found.files.len());

@@ -71,8 +71,10 @@ fn a_check_looks_at_what_opening_did_not_read() {
                 assert!(!there.1.is_empty(), "byte {at} of {name}");
             }
             let mut files = sound.clone();
-            files.get_mut(name).unwrap().pop();
-            assert_eq!(found(&(Arc::new(dear(&files)) as _)), found(&place(&files)));
+            for length in [sound[name].len() - 1, 100, 7, 0] {
+                files.get_mut(name).unwrap().truncate(length);
+                assert_eq!(found(&(Arc::new(dear(&files)) as _)), found(&place(&files)));
+            }
             files.remove(name);
             assert_eq!(found(&(Arc::new(dear(&files)) as _)), found(&place(&files)));
         }
@@ -100,6 +102,28 @@ fn a_changed_header_is_said_by_a_read_that_no_checksum_covers() {
     assert!(
         told.contains(file) && told.contains("tensor w: its header is not the one"),
         "{told}"
+    );
+}
+
+/// Then the header of the file is read, and what is wrong is told as elsewhere.
+#[test]
+fn what_a_record_says_of_another_file_is_not_told_of_a_file() {
+    let sound = saved(true);
+    let [one, two] = [1, 2].map(|n| format!("model-0000{n}-of-00002.safetensors"));
+    let mut files = sound.clone();
+    files.insert(one.clone(), sound[&two].clone());
+    files.insert(two.clone(), sound[&one].clone());
+    let text = |store: Arc<dyn Store>| {
+        let report = block_on(open(&store).verify(true, &Progress::none())).unwrap();
+        let told = report.damage.iter().map(ToString::to_string);
+        told.collect::<Vec<_>>()
+    };
+    let there = text(Arc::new(dear(&files)));
+    assert_eq!(there, text(place(&files)));
+    let changed = "its header is not the one that was written";
+    assert!(
+        !there.is_empty() && there.iter().all(|told| told.contains(changed)),
+        "{there:?}"
     );
 }
 
