@@ -101,9 +101,10 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     Ok(if found.is_equal() { OK } else { DIFFERENT })
 }
 
-/// What is not understood can't be compared, and nobody should take the rest for the whole.
+/// What is damaged or not understood can't be compared, and nobody should take the rest for the whole.
 fn understood(checkpoint: &Checkpoint, url: &str) -> Result<()> {
-    match checkpoint.producer().unknown.into_iter().next() {
+    let producer = checkpoint.producer();
+    match producer.damaged.into_iter().chain(producer.unknown).next() {
         None => Ok(()),
         Some((key, why)) => Err(CliError::told(
             format!(

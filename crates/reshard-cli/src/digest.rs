@@ -86,7 +86,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();
-    let unknown = producer.unknown.keys().map(String::as_str);
+    let unknown = producer.unknown.keys().chain(producer.damaged.keys());
+    let unknown = unknown.map(String::as_str);
     let stored = checkpoint.metadata();
     let tensors = stored.tensors().map(|t| t.key());
     io.require_some(keys, &args.dir, tensors.chain(unknown))?;
@@ -114,6 +115,9 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     for t in damaged {
         let what = damage.remove(t.key()).unwrap_or_default();
         errors.insert(t.key().into(), what.into());
+    }
+    for (key, what) in producer.damaged.into_iter().filter(|(k, _)| keys.has(k)) {
+        errors.insert(key, format!("damaged: {what}").into());
     }
     let mut code = if errors.is_empty() { OK } else { DAMAGED };
     for (key, what) in producer.unknown.into_iter().filter(|(k, _)| keys.has(k)) {

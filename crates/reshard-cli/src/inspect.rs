@@ -198,6 +198,8 @@ struct ProducerRow<'a> {
     flattened: usize,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unknown: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    damaged: &'a BTreeMap<String, String>,
 }
 
 impl<'a> ProducerRow<'a> {
@@ -207,6 +209,7 @@ impl<'a> ProducerRow<'a> {
             loadable_by,
             notes,
             unknown,
+            damaged,
         } = p;
         let tensors = checkpoint.metadata().tensors();
         Self {
@@ -215,6 +218,7 @@ impl<'a> ProducerRow<'a> {
             notes,
             flattened: tensors.filter(|t| t.original_shape().is_some()).count(),
             unknown,
+            damaged,
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Where a run writes to: results, notes, errors, progress bars.
 
 use crate::{
-    error::{CliError, Result},
+    error::{CliError, DAMAGED, OK, Result},
     glob::Keys,
     json,
     table::{BAD, BOLD, shown},
+    units,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::{fmt, io::Write, time::Duration};
+use std::{collections::BTreeMap, fmt, io::Write, time::Duration};
 
 /// Where a run writes to.
 pub struct Io<'a> {
@@ -91,6 +92,23 @@ impl Io<'_> {
             "`reshard ls {dir}` lists the keys; `reshard show` prints what lies in the common state"
         );
         Err(CliError::told(shown(&what), hint))
+    }
+
+    /// Tells of chosen keys that are left out because opening has found that they are damaged. Returns the exit code.
+    pub(crate) fn note_damaged(
+        &mut self,
+        keys: Keys<'_>,
+        dir: &str,
+        damaged: &BTreeMap<String, String>,
+    ) -> u8 {
+        let mut chosen = damaged.iter().filter(|(key, _)| keys.has(key));
+        let Some((first, why)) = chosen.next() else {
+            return OK;
+        };
+        let all = units::some(1 + chosen.count() as u64, "key");
+        let (first, why) = (shown(first), shown(why));
+        self.note(format!("left out: {all} that are damaged, such as {first} ({why}); `reshard verify {dir}` lists all damage"));
+        DAMAGED
     }
 
     /// A bar of bytes.

@@ -2,7 +2,7 @@
 
 use crate::{
     args::Ls,
-    error::{NO_CHECKPOINT, OK, Result},
+    error::{NO_CHECKPOINT, Result},
     io::Io,
     json,
     program::Program,
@@ -55,12 +55,15 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             args.dir
         ));
     }
-    let unknown = checkpoint.producer().unknown;
+    let producer = checkpoint.producer();
+    let (unknown, damaged) = (producer.unknown, producer.damaged);
     let known = checkpoint.metadata().entries().map(|e| e.key());
     io.note_idle(
         keys,
         &args.dir,
-        known.chain(unknown.keys().map(String::as_str)),
+        known
+            .chain(unknown.keys().map(String::as_str))
+            .chain(damaged.keys().map(String::as_str)),
     );
     // What nothing but `inspect` can tell of is left out, and not in silence.
     if let Some(first) = unknown.keys().find(|k| keys.has(k)) {
@@ -70,5 +73,5 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             args.dir
         ));
     }
-    Ok(OK)
+    Ok(io.note_damaged(keys, &args.dir, &damaged))
 }

@@ -53,6 +53,10 @@ fn absent(args: &Show, checkpoint: &Checkpoint, e: &reshard::Error) -> CliError 
         reshard::ErrorKind::NotFound => {
             CliError::told(format!("{} has no key {:?}", args.dir, args.key), hint)
         }
+        reshard::ErrorKind::Corrupt => {
+            let hint = format!("`reshard verify {}` lists all damage", args.dir);
+            CliError::damaged(e.to_string(), hint)
+        }
         // It is there, and can't be read.
         _ => CliError::told(e.to_string(), hint),
     }

@@ -3,7 +3,7 @@
 use crate::{
     args::Stats,
     cost::{self, Reads},
-    error::{CliError, OK, Result},
+    error::{CliError, Result},
     io::Io,
     json,
     program::Program,
@@ -47,8 +47,10 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     // Damage is what `verify` looks for. Here it may show as a strange number.
     let checkpoint = program.open(&args.dir, args.reading.options().verify(false))?;
     let keys = args.select.keys();
-    let stored = checkpoint.metadata().tensors();
-    io.require_some(keys, &args.dir, stored.map(|t| t.key()))?;
+    let damaged = checkpoint.producer().damaged;
+    let stored = checkpoint.metadata().tensors().map(|t| t.key());
+    let stored = stored.chain(damaged.keys().map(String::as_str));
+    io.require_some(keys, &args.dir, stored)?;
     let cost = |reads: &Reads<'_>| reads.blocks_unchecked(keys, |_| ANALYSIS_BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
@@ -72,7 +74,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     if args.json {
         let tensors: Vec<Json> = found.iter().map(tensor).collect();
         json::write(io.out, &json!({ "schema": 1, "tensors": tensors }))?;
-        return Ok(OK);
+        return Ok(io.note_damaged(keys, &args.dir, &damaged));
     }
     let titles = [
         "TENSOR",
@@ -99,7 +101,8 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
             units::some(flagged, "tensor")
         ));
     }
-    Ok(OK)
+    io.out.flush()?;
+    Ok(io.note_damaged(keys, &args.dir, &damaged))
 }
 
 fn flags(t: &TensorStats) -> Vec<Flag> {

@@ -413,6 +413,8 @@ impl<'a> Convert<'a> {
             sound?;
         }
         self.understood()?;
+        // A check has told of damage more exactly.
+        self.undamaged()?;
         let checks = Arc::new(checks.unwrap_or_default());
         let canonical = match &self.mapped {
             Some(mapped) => mapped.canonical(self.source, &checks)?,
@@ -504,6 +506,24 @@ impl<'a> Convert<'a> {
             None => Ok(()),
             Some((key, why)) => Err(ConvertError::Unknown { key, why }),
         }
+    }
+
+    /// Refuses a chosen item of which opening has found damage: the copy would lack it, too.
+    fn undamaged(&self) -> Result<()> {
+        let damaged = self.source.producer().damaged.into_iter();
+        let mut chosen = damaged.filter(|(key, _)| self.carries(key));
+        chosen.next().map_or(Ok(()), |(key, what)| {
+            Err(ConvertError::Unsound {
+                src: self.source.url().into(),
+                finding: Finding::Damaged,
+                what: Damage {
+                    key: Some(key),
+                    file: None,
+                    offset: None,
+                    what,
+                },
+            })
+        })
     }
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.

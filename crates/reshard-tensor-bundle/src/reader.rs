@@ -212,18 +212,18 @@ impl StorageReader for BundleReader {
                 "{n} entries are of slices that no tensor has; nobody reads them"
             ));
         }
-        let unknown = self
-            .index
-            .refused
-            .iter()
-            .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+        let refused = |damaged: bool| -> BTreeMap<String, String> {
+            let all = self.index.refused.iter();
+            let of = all.filter(|(_, why)| (why.kind == ErrorKind::Corrupt) == damaged);
+            of.map(|(key, why)| (key.clone(), why.what.clone()))
+                .collect()
+        };
         Producer {
             written_by: vec![by.into()],
             loadable_by: vec!["TensorFlow".into()],
             notes,
-            unknown: unknown
-                .map(|(key, why)| (key.clone(), why.what.clone()))
-                .collect(),
+            unknown: refused(false),
+            damaged: refused(true),
         }
     }
 

@@ -129,6 +129,7 @@ impl StorageReader for TorchSaveReader {
         Producer {
             written_by: forms.into_iter().map(Into::into).collect(),
             unknown: self.table.unknown(),
+            damaged: self.table.damaged(),
             ..Producer::default()
         }
     }

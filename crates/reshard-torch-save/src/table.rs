@@ -168,11 +168,17 @@ impl Tables {
 impl Table {
     /// Keys that are stored in a way that this version does not understand, and why.
     pub(crate) fn unknown(&self) -> BTreeMap<String, String> {
-        let unknown = self
-            .refused
-            .iter()
-            .filter(|(_, why)| why.kind != ErrorKind::Corrupt);
-        unknown
+        self.refused_as(|kind| kind != ErrorKind::Corrupt)
+    }
+
+    /// Keys of which opening has found damage, and why.
+    pub(crate) fn damaged(&self) -> BTreeMap<String, String> {
+        self.refused_as(|kind| kind == ErrorKind::Corrupt)
+    }
+
+    fn refused_as(&self, is: impl Fn(ErrorKind) -> bool) -> BTreeMap<String, String> {
+        let refused = self.refused.iter().filter(|(_, why)| is(why.kind));
+        refused
             .map(|(key, why)| (key.to_string(), why.what.clone()))
             .collect()
     }

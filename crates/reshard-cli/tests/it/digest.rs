@@ -111,3 +111,58 @@ fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
         "nobody looks"
     );
 }
+
+/// Two tensors, one of which lies in a file, or has a description, that is lost. Nobody takes the other one for all of them.
+#[test]
+fn a_key_that_opening_finds_damaged_is_left_out_by_no_command_without_a_word() {
+    for (format, lost) in [
+        ("zarr", "b/.zarray"),
+        ("zarr3", "b/zarr.json"),
+        ("safetensors", "model-00002-of-00002.safetensors"),
+    ] {
+        let mut state = reshard::StateDict::new();
+        for key in ["a", "b"] {
+            let tensor = reshard::Tensor::from_vec(&[4], vec![1f32; 4]).unwrap();
+            state.insert_piece(reshard::ShardedTensor::full(key, tensor));
+        }
+        let saved = states::save(&[state], reshard::Dialect::Dcp);
+        let dir = saved.beside(format);
+        let to = ["convert", &saved.url, &dir, "--to", format];
+        let shards: &[&str] = match format {
+            "safetensors" => &["--max-shard-size", "16B"],
+            _ => &[],
+        };
+        run(&[&to[..], shards].concat()).ok();
+        std::fs::remove_file(format!("{dir}/{lost}")).unwrap();
+
+        let digest = run(&["digest", &dir, "--json"]);
+        let j: serde_json::Value = serde_json::from_str(&digest.out).unwrap();
+        assert_eq!(digest.code, 1, "{format}");
+        assert!(
+            j["errors"]["b"].is_string() && j["tensors"]["a"].is_object(),
+            "{j}"
+        );
+        for (args, code) in [
+            (&["stats", &dir][..], 1),
+            (&["ls", &dir], 1),
+            (&["show", &dir, "b"], 1),
+            (&["diff", &dir, &dir], 2),
+            (&["convert", &dir, &saved.beside("out"), "--no-verify"], 1),
+        ] {
+            let ran = run(args);
+            assert_eq!(ran.code, code, "{format} {args:?} {} {}", ran.out, ran.err);
+            let told = ran.err.contains(" b ") || ran.err.contains("b: ");
+            assert!(told, "{format} {args:?} {}", ran.err);
+        }
+        run(&["stats", &dir, "--key", "a"]).ok();
+        run(&[
+            "convert",
+            &dir,
+            &saved.beside("a"),
+            "--no-verify",
+            "--key",
+            "a",
+        ])
+        .ok();
+    }
+}

@@ -5,6 +5,7 @@ use crate::{OBJECTS, names::Named};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};
+use std::collections::BTreeMap;
 
 /// Whether a save gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
@@ -55,14 +56,17 @@ pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
             "what reads safetensors",
         ),
     };
-    let unknown = reader.refused.iter();
-    let unknown = unknown.filter(|(_, why)| why.kind != ErrorKind::Corrupt);
+    let refused = |damaged: bool| -> BTreeMap<String, String> {
+        let all = reader.refused.iter();
+        let of = all.filter(|(_, why)| (why.kind == ErrorKind::Corrupt) == damaged);
+        of.map(|(key, why)| (key.to_string(), why.what.clone()))
+            .collect()
+    };
     Producer {
         written_by: vec![by.into()],
         loadable_by: vec![can.into()],
         notes: reader.notes.clone(),
-        unknown: unknown
-            .map(|(key, why)| (key.to_string(), why.what.clone()))
-            .collect(),
+        unknown: refused(false),
+        damaged: refused(true),
     }
 }

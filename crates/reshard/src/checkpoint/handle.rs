@@ -82,6 +82,9 @@ impl Checkpoint {
         if let Some(what) = self.opened.reader.why_not(key) {
             return self.unsupported(what);
         }
+        if let Some(what) = self.producer().damaged.get(key) {
+            return self.damaged(key, what);
+        }
         let hint = match &*self.metadata().near(key) {
             [] => {
                 let common = match self.opened.common {
@@ -95,12 +98,22 @@ impl Checkpoint {
         not_stored(format!("no {kind} {key:?} is stored; {hint}"))
     }
 
-    /// Fails if a part of the metadata is not understood, so that nobody takes the rest for the whole.
+    /// Fails if a part of the metadata is damaged or not understood, so that nobody takes the rest for the whole.
     pub(super) fn is_understood(&self) -> Result<(), StrategyError> {
-        match self.producer().unknown.first_key_value() {
+        let Producer {
+            unknown, damaged, ..
+        } = self.producer();
+        if let Some((key, what)) = damaged.first_key_value() {
+            return Err(self.damaged(key, what));
+        }
+        match unknown.first_key_value() {
             Some((key, what)) => Err(self.unsupported(format!("reading {key} ({what})"))),
             None => Ok(()),
         }
+    }
+
+    fn damaged(&self, key: &str, what: &str) -> StrategyError {
+        StrategyError::corrupt(&*self.url, None, format!("{key} is damaged: {what}"))
     }
 
     pub(super) fn unsupported(&self, what: String) -> StrategyError {
