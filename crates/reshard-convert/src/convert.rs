@@ -413,8 +413,6 @@ impl<'a> Convert<'a> {
             sound?;
         }
         self.understood()?;
-        // A check has told of damage more exactly.
-        self.undamaged()?;
         let checks = Arc::new(checks.unwrap_or_default());
         let canonical = match &self.mapped {
             Some(mapped) => mapped.canonical(self.source, &checks)?,
@@ -493,7 +491,7 @@ impl<'a> Convert<'a> {
         Ok(())
     }
 
-    /// Refuses a chosen item whose description is not understood: the copy would lack it without saying so.
+    /// Refuses a chosen item whose description is not understood, or damaged: the copy would lack it without saying so.
     fn understood(&self) -> Result<()> {
         match self
             .source
@@ -503,7 +501,8 @@ impl<'a> Convert<'a> {
             // A map may need it, and does not know it.
             .find(|(key, _)| self.mapped.is_some() || self.keys.has(key))
         {
-            None => Ok(()),
+            // A check has told of damage more exactly.
+            None => self.undamaged(),
             Some((key, why)) => Err(ConvertError::Unknown { key, why }),
         }
     }
