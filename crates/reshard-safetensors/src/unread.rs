@@ -1,7 +1,7 @@
 //! Headers that were not read, because the record of reshard says the same.
 
 use reshard_storage::{Name, Store};
-use reshard_strategy::Result;
+use reshard_strategy::{Result, at_once};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, OnceLock},
@@ -79,13 +79,8 @@ impl UnreadHeaders {
         let (mut requests, mut bytes) = (0, 0);
         let mut left = &left[..];
         while !left.is_empty() {
-            let mut sum = 0u64;
-            let fits = |(_, unread): &&(&Name, &UnreadHeader)| {
-                sum = sum.saturating_add(unread.end);
-                sum <= AT_ONCE.1
-            };
-            let count = left.iter().take(AT_ONCE.0).take_while(fits).count();
-            let (part, rest) = left.split_at(count.max(1));
+            let lengths = left.iter().map(|(_, unread)| unread.end);
+            let (part, rest) = left.split_at(at_once(lengths, AT_ONCE.0, AT_ONCE.1));
             left = rest;
             let ranges = part
                 .iter()

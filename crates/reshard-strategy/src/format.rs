@@ -7,7 +7,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{
-    BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
+    BoxError, Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
 };
 use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
@@ -345,6 +345,17 @@ impl ReadTensor {
         })
     }
 
+    /// What is selected of each chunk, by the numbers of the chunks.
+    pub fn selections<'r>(
+        reads: impl IntoIterator<Item = &'r Self>,
+    ) -> BTreeMap<ChunkId, Vec<&'r Selection>> {
+        let mut of_chunk: BTreeMap<ChunkId, Vec<&Selection>> = BTreeMap::new();
+        for Self { selection, .. } in reads {
+            of_chunk.entry(selection.chunk).or_default().push(selection);
+        }
+        of_chunk
+    }
+
     /// The read for the store, if the chunk has the layout `stored` in its record.
     ///
     /// # Errors
@@ -459,6 +470,23 @@ pub struct Producer {
     /// Keys of which opening has found that they are damaged, and why. They are not in the metadata either.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub damaged: BTreeMap<String, String>,
+}
+
+impl Producer {
+    /// Adds keys that opening has refused, and why. What is [`Corrupt`](ErrorKind::Corrupt) is damaged; the others are not understood.
+    pub fn with_refused<'k>(
+        mut self,
+        refused: impl IntoIterator<Item = (&'k str, ErrorKind, &'k str)>,
+    ) -> Self {
+        for (key, kind, why) in refused {
+            let keys = match kind {
+                ErrorKind::Corrupt => &mut self.damaged,
+                _ => &mut self.unknown,
+            };
+            keys.insert(key.into(), why.into());
+        }
+        self
+    }
 }
 
 /// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. The pipeline calls them in this order, after

@@ -60,7 +60,9 @@ pub use format::{
     WriterHooks, item_files,
 };
 pub use kept::{KeptLoadPlan, KeptPlan};
-pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, check_steps, read_small, repeats};
+pub use limits::{
+    LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats,
+};
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, unclaimed};
 pub use objects::{load_with_objects, save_with_objects};

@@ -212,19 +212,14 @@ impl StorageReader for BundleReader {
                 "{n} entries are of slices that no tensor has; nobody reads them"
             ));
         }
-        let refused = |damaged: bool| -> BTreeMap<String, String> {
-            let all = self.index.refused.iter();
-            let of = all.filter(|(_, why)| (why.kind == ErrorKind::Corrupt) == damaged);
-            of.map(|(key, why)| (key.clone(), why.what.clone()))
-                .collect()
-        };
+        let refused = self.index.refused.iter();
         Producer {
             written_by: vec![by.into()],
             loadable_by: vec!["TensorFlow".into()],
             notes,
-            unknown: refused(false),
-            damaged: refused(true),
+            ..Producer::default()
         }
+        .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
     }
 
     fn why_not(&self, key: &str) -> Option<String> {

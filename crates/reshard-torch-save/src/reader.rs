@@ -126,12 +126,12 @@ impl StorageReader for TorchSaveReader {
             Container::Pickle => "pickle, without PyTorch's container",
         };
         let forms: BTreeSet<&str> = self.files.iter().flatten().map(form).collect();
+        let refused = self.table.refused.iter();
         Producer {
             written_by: forms.into_iter().map(Into::into).collect(),
-            unknown: self.table.unknown(),
-            damaged: self.table.damaged(),
             ..Producer::default()
         }
+        .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
     }
 
     fn why_not(&self, key: &str) -> Option<String> {

@@ -1,7 +1,7 @@
 //! What the files of a checkpoint hold, by key.
 
 use crate::{error::Refused, file::TorchFile, index::Parsed, names::INDEX};
-use reshard_model::{ErrorKind, Path, PathOfKey, Region};
+use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Result, repeats};
 use reshard_torch_format::{Found, Leaf, ObjectAt, TensorRef};
@@ -162,24 +162,5 @@ impl Tables {
             repeats: self.repeats,
             unnamed,
         })
-    }
-}
-
-impl Table {
-    /// Keys that are stored in a way that this version does not understand, and why.
-    pub(crate) fn unknown(&self) -> BTreeMap<String, String> {
-        self.refused_as(|kind| kind != ErrorKind::Corrupt)
-    }
-
-    /// Keys of which opening has found damage, and why.
-    pub(crate) fn damaged(&self) -> BTreeMap<String, String> {
-        self.refused_as(|kind| kind == ErrorKind::Corrupt)
-    }
-
-    fn refused_as(&self, is: impl Fn(ErrorKind) -> bool) -> BTreeMap<String, String> {
-        let refused = self.refused.iter().filter(|(_, why)| is(why.kind));
-        refused
-            .map(|(key, why)| (key.to_string(), why.what.clone()))
-            .collect()
     }
 }

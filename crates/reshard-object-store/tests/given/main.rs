@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod conditions;
+mod files;
 mod listings;
 mod memory;
 mod quotes;

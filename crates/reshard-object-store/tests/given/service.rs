@@ -34,6 +34,13 @@ pub(crate) trait Differs: fmt::Debug + Send + Sync + 'static {
         self.inner().copy_opts(from, to, options).await
     }
 
+    fn remove(
+        self: Arc<Self>,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner().delete_stream(paths)
+    }
+
     /// What a listing says of an object.
     fn listed(&self, meta: ObjectMeta) -> ObjectMeta {
         meta
@@ -82,7 +89,7 @@ impl<D: Differs> ObjectStore for Service<D> {
         &self,
         paths: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.0.inner().delete_stream(paths)
+        Arc::clone(&self.0).remove(paths)
     }
 
     fn list(&self, below: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

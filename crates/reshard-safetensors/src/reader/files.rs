@@ -2,10 +2,8 @@
 
 use super::SafetensorsReader;
 use crate::{OBJECTS, names::Named};
-use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};
-use std::collections::BTreeMap;
 
 /// Whether a save gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
@@ -56,17 +54,12 @@ pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
             "what reads safetensors",
         ),
     };
-    let refused = |damaged: bool| -> BTreeMap<String, String> {
-        let all = reader.refused.iter();
-        let of = all.filter(|(_, why)| (why.kind == ErrorKind::Corrupt) == damaged);
-        of.map(|(key, why)| (key.to_string(), why.what.clone()))
-            .collect()
-    };
+    let refused = reader.refused.iter();
     Producer {
         written_by: vec![by.into()],
         loadable_by: vec![can.into()],
         notes: reader.notes.clone(),
-        unknown: refused(false),
-        damaged: refused(true),
+        ..Producer::default()
     }
+    .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
 }

@@ -17,11 +17,7 @@ impl SafetensorsReader {
         reads: &[ReadTensor],
         verify: bool,
     ) -> Result<(u64, u64)> {
-        let mut of_chunk: BTreeMap<ChunkId, Vec<&Selection>> = BTreeMap::new();
-        for read in reads.iter().filter(|_| !self.unread.is_empty()) {
-            let of = of_chunk.entry(read.selection.chunk).or_default();
-            of.push(&read.selection);
-        }
+        let of_chunk = ReadTensor::selections(reads.iter().filter(|_| !self.unread.is_empty()));
         let mut needed: BTreeMap<u32, ChunkId> = BTreeMap::new();
         for (id, selections) in of_chunk {
             let unread = self.chunks.get(id.0 as usize);

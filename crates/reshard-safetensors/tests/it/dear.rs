@@ -7,19 +7,9 @@ use super::{
 use futures::executor::block_on;
 use reshard_model::{ErrorKind, Region};
 use reshard_safetensors::{RECORD, SafetensorsConfig};
-use reshard_storage::{CountingStore, Hints, Name, Progress, Store, testkit::MemoryStore};
-use reshard_strategy::testkit::numbered::{self, Files, wanted};
+use reshard_storage::{Progress, Store};
+use reshard_strategy::testkit::numbered::{self, dear, wanted};
 use std::sync::Arc;
-
-/// A place with these files, in which requests are dear, and are counted.
-fn dear(files: &Files) -> CountingStore {
-    let hints = Hints::default().with_coalesce_gap(64 << 10);
-    let store = MemoryStore::new().with_hints(hints);
-    for (name, bytes) in files {
-        store.put(Name::new(name.as_str()).unwrap(), bytes.clone().into());
-    }
-    CountingStore::new(Arc::new(store))
-}
 
 /// What a check finds: how many items there are, and the keys and files of damage. What is wrong with a header that was read is told more exactly.
 fn found(store: &Arc<dyn Store>) -> (u64, Vec<String>) {

@@ -5,7 +5,9 @@ use crate::{LoadFailure, LoadShardedConfig, Loaded, Result, SaveShardedConfig, S
 use futures_executor::block_on;
 use reshard_model::{DType, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, SavePlanner};
-use reshard_storage::{Entry, IfExists, Name, Store, StoreExt, testkit::MemoryStore};
+use reshard_storage::{
+    CountingStore, Entry, Hints, IfExists, Name, Store, StoreExt, testkit::MemoryStore,
+};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Files by name, with their bytes.
@@ -25,11 +27,21 @@ pub fn files(store: &Arc<dyn Store>) -> Files {
 
 /// A place with these files.
 pub fn place(files: &Files) -> Arc<dyn Store> {
-    let store = MemoryStore::new();
+    Arc::new(filled(MemoryStore::new(), files))
+}
+
+/// A place with these files, in which requests are dear, and are counted.
+pub fn dear(files: &Files) -> CountingStore {
+    let hints = Hints::default().with_coalesce_gap(64 << 10);
+    let store = filled(MemoryStore::new().with_hints(hints), files);
+    CountingStore::new(Arc::new(store))
+}
+
+fn filled(store: MemoryStore, files: &Files) -> MemoryStore {
     for (name, bytes) in files {
         store.put(Name::new(name.as_str()).unwrap(), bytes.clone().into());
     }
-    Arc::new(store)
+    store
 }
 
 /// The state of a rank with these leaves.

@@ -215,12 +215,7 @@ fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Parsed {
 
 /// How many of files of such lengths are read in one call.
 pub(crate) fn at_once(lengths: impl Iterator<Item = u64>) -> usize {
-    let mut bytes = 0u64;
-    let fits = |length: &u64| {
-        bytes = bytes.saturating_add(*length);
-        bytes <= AT_ONCE.1
-    };
-    lengths.take(AT_ONCE.0).take_while(fits).count().max(1)
+    reshard_strategy::at_once(lengths, AT_ONCE.0, AT_ONCE.1)
 }
 
 /// Whether the parsed form of a JSON text takes no more memory than it may.

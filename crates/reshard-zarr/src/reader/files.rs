@@ -10,7 +10,6 @@ use crate::{
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};
-use std::collections::BTreeMap;
 
 /// The files of groups. Arrays have some of them, too.
 const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ZMETADATA];
@@ -214,25 +213,17 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
             "{locks} lock files of Megatron Core lie beside arrays"
         ));
     }
+    let refused = reader.refused.iter();
+    let refused = refused.filter(|(key, _)| is_refused(reader, key));
+    let refused = refused.map(|(key, why)| (&**key, why.kind, &*why.what));
     let of = |text: &str| vec![text.to_owned()];
     Producer {
         written_by: of(by),
         loadable_by: of(can),
         notes,
-        unknown: unknown(reader)
-            .map(|(key, why)| (key.clone(), why.what.clone()))
-            .collect(),
-        damaged: damaged(reader),
+        ..Producer::default()
     }
-}
-
-/// The arrays of which opening has found damage, and why. Without a record, what is damaged may be anything.
-fn damaged(reader: &ZarrReader) -> BTreeMap<String, String> {
-    let refused = reader.refused.iter();
-    let damaged = refused.filter(|(_, why)| reader.has_record && why.kind == ErrorKind::Corrupt);
-    damaged
-        .map(|(key, why)| (key.clone(), why.what.clone()))
-        .collect()
+    .with_refused(refused)
 }
 
 /// The arrays that are stored in a way that is not understood, by their keys in order.

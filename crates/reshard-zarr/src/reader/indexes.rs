@@ -6,7 +6,6 @@ use super::{
     shards,
 };
 use crate::array::find::at_once;
-use reshard_plan::ChunkId;
 use reshard_strategy::{ReadTensor, Result, Selection, StrategyError};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,14 +20,13 @@ impl ZarrReader {
         reads: &[ReadTensor],
         verify: bool,
     ) -> Result<(u64, u64)> {
-        let mut of_chunk: BTreeMap<ChunkId, Vec<&Selection>> = BTreeMap::new();
-        for read in reads {
-            let Chunk { array, number } = self.chunk(read.selection.chunk)?;
-            if array.unread.is_some() || array.without_index(number).is_some() {
-                let of = of_chunk.entry(read.selection.chunk).or_default();
-                of.push(&read.selection);
-            }
-        }
+        let is_unread = |read: &&ReadTensor| {
+            let chunk = self.chunk(read.selection.chunk);
+            chunk.is_ok_and(|Chunk { array, number }| {
+                array.unread.is_some() || array.without_index(number).is_some()
+            })
+        };
+        let of_chunk = ReadTensor::selections(reads.iter().filter(is_unread));
         let mut needed: BTreeMap<u32, (&Array, BTreeSet<u64>)> = BTreeMap::new();
         for (id, selections) in of_chunk {
             let Chunk { array, number } = self.chunk(id)?;

@@ -3,23 +3,13 @@
 use super::{files, open, piece, place, store, wanted, zarr3};
 use futures::executor::block_on;
 use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor};
-use reshard_storage::{CountingStore, Hints, Name, Progress, Store, testkit::MemoryStore};
+use reshard_storage::{Progress, Store};
 use reshard_strategy::{
     LoadShardedConfig, OpenCx, Result, SaveShardedConfig,
-    testkit::numbered::{self, Files},
+    testkit::numbered::{self, Files, dear},
 };
 use reshard_zarr::{Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 use std::sync::Arc;
-
-/// A place with these files, in which requests are dear, and are counted.
-fn dear(files: &Files) -> CountingStore {
-    let hints = Hints::default().with_coalesce_gap(64 << 10);
-    let store = MemoryStore::new().with_hints(hints);
-    for (name, bytes) in files {
-        store.put(Name::new(name.as_str()).unwrap(), bytes.clone().into());
-    }
-    CountingStore::new(Arc::new(store))
-}
 
 /// Arrays of two ranks: many small ones, and one of two files with three inner chunks each in Zarr v3.
 fn saved(config: &dyn SaveShardedConfig, count: usize) -> Files {

@@ -82,8 +82,11 @@ impl Checkpoint {
         if let Some(what) = self.opened.reader.why_not(key) {
             return self.unsupported(what);
         }
-        if let Some(what) = self.producer().damaged.get(key) {
-            return self.damaged(key, what);
+        // The format says best what is damaged.
+        if self.producer().damaged.contains_key(key)
+            && let Err(e) = self.opened.reader.permits(key)
+        {
+            return e;
         }
         let hint = match &*self.metadata().near(key) {
             [] => {
@@ -103,17 +106,13 @@ impl Checkpoint {
         let Producer {
             unknown, damaged, ..
         } = self.producer();
-        if let Some((key, what)) = damaged.first_key_value() {
-            return Err(self.damaged(key, what));
+        for key in damaged.keys() {
+            self.opened.reader.permits(key)?;
         }
         match unknown.first_key_value() {
             Some((key, what)) => Err(self.unsupported(format!("reading {key} ({what})"))),
             None => Ok(()),
         }
-    }
-
-    fn damaged(&self, key: &str, what: &str) -> StrategyError {
-        StrategyError::corrupt(&*self.url, None, format!("{key} is damaged: {what}"))
     }
 
     pub(super) fn unsupported(&self, what: String) -> StrategyError {
