@@ -54,16 +54,15 @@ pub(super) async fn read(
                 gbuf,
                 params,
             };
-            for (name, tensor) in states {
-                let starts = group.starts(tensor).map_err(|what| ConvertError::Layout {
+            for (name, state) in states {
+                let found = group.find(&state).map_err(|what| ConvertError::Layout {
                     src: checkpoint.url().into(),
                     what: format!("{name} of {key}: {what}"),
                 })?;
-                let from = place.source(tensor);
-                for (at, start) in starts {
+                for (at, tensor, start) in found {
                     let one = Stored {
                         dtype: tensor.dtype(),
-                        from: Arc::clone(&from),
+                        from: place.source(tensor),
                         start,
                     };
                     let states: &mut BTreeMap<String, Stored> = out.entry(at).or_default();
@@ -75,7 +74,15 @@ pub(super) async fn read(
     Ok(out)
 }
 
-type Buffers<'v> = Vec<(u64, Vec<(&'v str, &'v Tensor)>)>;
+/// One state of all parameters of a buffer.
+enum State<'v> {
+    /// The buckets follow each other, without their padding at the end.
+    Joined(&'v Tensor),
+    /// A tensor for each bucket, with its padding, as up to Megatron Core 0.6. Where it says so, with the numbers of elements before the padding.
+    ByBucket(Vec<&'v Tensor>, Vec<u64>),
+}
+
+type Buffers<'v> = Vec<(u64, Vec<(&'v str, State<'v>)>)>;
 
 /// For each buffer of gradients its tensors by the name of the state.
 fn buffers(value: &Value) -> Result<Buffers<'_>, String> {
@@ -83,47 +90,76 @@ fn buffers(value: &Value) -> Result<Buffers<'_>, String> {
         Value::List(cell) => cell.first().unwrap_or(&Value::None),
         other => other,
     };
-    let Value::Dict(entries) = value else {
-        return Err(format!(
-            "it should be a dict, but is a {}",
-            value.type_name()
-        ));
-    };
-    if value.get("buckets_coalesced") != Some(&Value::Bool(true)) {
-        return Err(
-            "its buckets are not joined, as before February 2024; Megatron's `--ckpt-convert-update-legacy-dist-opt-format` updates it"
-                .into(),
-        );
-    }
+    let entries = dict(value, || "it".into())?;
+    let joined = value.get("buckets_coalesced") == Some(&Value::Bool(true));
     let mut out = Vec::new();
     for (gbuf, types) in entries {
         let Some(gbuf) = gbuf.as_int().and_then(|i| u64::try_from(i).ok()) else {
             continue;
         };
-        let Value::Dict(types) = types else {
-            return Err(format!(
-                "buffer {gbuf} should be a dict, but is a {}",
-                types.type_name()
-            ));
+        let [(_, states)] = dict(types, || format!("buffer {gbuf}"))? else {
+            return Err(format!("buffer {gbuf} should have one pair of types"));
         };
-        let [(_, states)] = &types[..] else {
-            return Err(format!(
-                "buffer {gbuf} should have one pair of types, but has {}",
-                types.len()
-            ));
-        };
-        let Value::Dict(states) = states else {
-            return Err(format!(
-                "buffer {gbuf} should have a dict of states, but has a {}",
-                states.type_name()
-            ));
-        };
-        let tensors = states
-            .iter()
-            .filter_map(|(name, state)| Some((name.as_str()?, state.as_tensor()?)));
-        out.push((gbuf, tensors.filter(|(name, _)| *name != "step").collect()));
+        let mut found = Vec::new();
+        for (name, state) in dict(states, || format!("what buffer {gbuf} has for its types"))? {
+            let state = match state {
+                Value::Tensor(tensor) if joined => State::Joined(tensor),
+                Value::List(tensors) if !joined => {
+                    let tensors = tensors.iter().map(|t| t.as_tensor().ok_or(t.type_name()));
+                    let tensors: Result<_, _> = tensors.collect();
+                    let tensors = tensors.map_err(|other| {
+                        format!(
+                            "buffer {gbuf} should have a tensor for each bucket, but has a {other}"
+                        )
+                    })?;
+                    State::ByBucket(tensors, unpadded(value, gbuf))
+                }
+                _ => continue,
+            };
+            if let Some(name) = name.as_str().filter(|name| *name != "step") {
+                found.push((name, state));
+            }
+        }
+        if found.is_empty() {
+            let tensors = if joined {
+                "tensors"
+            } else {
+                "lists of tensors, one for each bucket"
+            };
+            return Err(format!("buffer {gbuf} should have {tensors}, but has none"));
+        }
+        out.push((gbuf, found));
     }
     Ok(out)
+}
+
+fn dict(value: &Value, what: impl Fn() -> String) -> Result<&[(Value, Value)], String> {
+    match value {
+        Value::Dict(entries) => Ok(entries),
+        other => Err(format!(
+            "{} should be a dict, but is a {}",
+            what(),
+            other.type_name()
+        )),
+    }
+}
+
+/// How many elements each bucket of a buffer has before its padding, if that is stored.
+fn unpadded(value: &Value, gbuf: u64) -> Vec<u64> {
+    let Some(Value::List(buffers)) = value.get("per_bucket_numel_unpadded") else {
+        return Vec::new();
+    };
+    let of = usize::try_from(gbuf)
+        .ok()
+        .and_then(|gbuf| buffers.get(gbuf));
+    let Some(Value::Dict(types)) = of else {
+        return Vec::new();
+    };
+    let [(_, Value::List(numels))] = &types[..] else {
+        return Vec::new();
+    };
+    let numels = numels.iter().map(|n| n.as_int()?.try_into().ok());
+    numels.collect::<Option<_>>().unwrap_or_default()
 }
 
 /// A buffer of a group.
@@ -135,28 +171,53 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Where each bucket begins in a tensor: the buckets follow each other, without their padding at the end.
-    fn starts(&self, tensor: &Tensor) -> Result<Vec<(At, u64)>, String> {
-        let Self {
-            prefix,
-            dp_group,
-            gbuf,
-            params,
-        } = self;
-        let (mut out, mut start) = (Vec::new(), 0u64);
-        for (at, list) in *params {
-            if *at.0 != **prefix || (at.1.dp_group, at.1.gbuf) != (*dp_group, *gbuf) {
-                continue;
+    /// The layout's buckets and where each ends.
+    fn buckets(&self) -> impl Iterator<Item = (&At, u64)> {
+        let mine = self.params.iter().filter(|(at, _)| {
+            *at.0 == *self.prefix && (at.1.dp_group, at.1.gbuf) == (self.dp_group, self.gbuf)
+        });
+        mine.map(|(at, list)| (at, list.last().and_then(BucketParam::end).unwrap_or(0)))
+    }
+
+    /// Where each bucket lies: its tensor, and where it begins there.
+    fn find<'v>(&self, state: &State<'v>) -> Result<Vec<(At, &'v Tensor, u64)>, String> {
+        let mut out = Vec::new();
+        match state {
+            State::Joined(tensor) => {
+                let mut start = 0u64;
+                for (at, end) in self.buckets() {
+                    out.push((at.clone(), *tensor, start));
+                    start = start.saturating_add(end);
+                }
+                let shape = tensor.shape();
+                if **shape != [start] {
+                    return Err(format!(
+                        "by the layout it should have {start} elements, but its shape is {shape}"
+                    ));
+                }
             }
-            out.push((at.clone(), start));
-            let end = list.last().and_then(BucketParam::end).unwrap_or(0);
-            start = start.saturating_add(end);
-        }
-        let shape = tensor.shape();
-        if **shape != [start] {
-            return Err(format!(
-                "by the layout it should have {start} elements, but its shape is {shape}"
-            ));
+            State::ByBucket(tensors, unpadded) => {
+                if self.buckets().count() != tensors.len() {
+                    return Err(format!(
+                        "it has {} buckets, but the layout has {}",
+                        tensors.len(),
+                        self.buckets().count()
+                    ));
+                }
+                for (i, ((at, end), tensor)) in self.buckets().zip(tensors).enumerate() {
+                    let shape = tensor.shape();
+                    let stored = unpadded.get(i).copied();
+                    if !matches!(&**shape, [n] if *n >= end) || stored.is_some_and(|n| n != end) {
+                        let stored = stored.map(|n| format!(", {n} of them before the padding"));
+                        return Err(format!(
+                            "by the layout bucket {} has {end} elements, but its shape is {shape}{}",
+                            at.1.bucket,
+                            stored.unwrap_or_default()
+                        ));
+                    }
+                    out.push((at.clone(), *tensor, 0));
+                }
+            }
         }
         Ok(out)
     }

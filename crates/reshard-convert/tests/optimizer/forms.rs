@@ -1,8 +1,8 @@
 //! Each form becomes the same.
 
 use crate::model::{
-    STATES, layout, layout_of_chain, params, rank_of, saved, saved_by_fsdp, saved_chained,
-    saved_in_zarr, saved_with_common_object, whole,
+    STATES, change_gathered, layout, layout_of_chain, not_joined, params, rank_of, saved,
+    saved_by_fsdp, saved_chained, saved_in_zarr, saved_with_common_object, whole,
 };
 use reshard::{
     DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value,
@@ -155,6 +155,16 @@ fn buckets_of_megatron_0_10_and_before_are_plain_tensors_with_padding() {
     let source = Checkpoint::open(&from).unwrap();
     assert!(source.tensors().all(|t| t.flattened_shape().is_none()));
     has_every_state(&rewritten(&from, &to, 1, Some(layout())));
+}
+
+#[test]
+fn gathered_buckets_of_megatron_0_6_have_a_tensor_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (url(&dir, "from"), url(&dir, "to"));
+    saved(ShardingType::DpZeroGatherScatter, &from, |state| {
+        change_gathered(state, |tp, value| *value = not_joined(tp, |_| ()));
+    });
+    has_every_state(&rewritten(&from, &to, 2, Some(layout())));
 }
 
 /// Megatron Core 0.12 can store this form in zarr only, where cells of the bucket's grid are whole: they say nothing of parameters.

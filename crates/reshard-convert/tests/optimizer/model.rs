@@ -5,7 +5,7 @@ use futures::{executor::block_on, future::join_all};
 use reshard::{
     CommonForm, DType, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict,
     Tensor, Value, ValueTree,
-    model::{Leaf, Step, Tree},
+    model::{Leaf, Payload, Step, Tree},
 };
 use reshard_optim::{BucketLayout, BucketParam, BucketPiece, ShardingType};
 
@@ -281,6 +281,40 @@ fn gathered(tp: u64) -> Value {
         ("buckets_coalesced".into(), Value::Bool(true)),
         (Value::Int(0), dict(vec![(types, dict(states))])),
     ])
+}
+
+/// The same as Megatron Core 0.6 has it: a tensor for each bucket, with its padding. What the optimizer of a group says of it, changed.
+pub(crate) fn not_joined(tp: u64, change: impl Fn(&mut Vec<Tensor>)) -> Value {
+    let tensors = |state: &str| {
+        let of = |b: &Bucket| Tensor::from_vec(&[b.padded()], b.elements(state)).unwrap();
+        let mut tensors = buckets(tp).iter().map(of).collect();
+        change(&mut tensors);
+        Value::List(tensors.into_iter().map(Value::Tensor).collect())
+    };
+    let types = Value::Tuple(vec!["torch.bfloat16".into(), "torch.float32".into()]);
+    let numels = |numel: &dyn Fn(&Bucket) -> u64| {
+        let numels = buckets(tp).into_iter().map(|b| Value::Int(numel(&b) as i64));
+        let types = dict(vec![(types.clone(), Value::List(numels.collect()))]);
+        Value::List(vec![types])
+    };
+    let states = STATES.iter().map(|s| ((*s).into(), tensors(s))).collect();
+    dict(vec![
+        ("per_bucket_numel".into(), numels(&Bucket::padded)),
+        ("per_bucket_numel_unpadded".into(), numels(&|b| b.unpadded)),
+        (Value::Int(0), dict(vec![(types.clone(), dict(states))])),
+    ])
+}
+
+/// Changes what the data-parallel group of a state has gathered, if it has.
+pub(crate) fn change_gathered(state: &mut StateDict, change: impl Fn(u64, &mut Value)) {
+    state.visit_mut(&mut |_, leaf| {
+        if let Leaf::Object(object) = leaf
+            && object.key.ends_with(".param_state")
+            && let Payload::Value(value) = &mut object.data
+        {
+            change(object.key.contains("dp_group_idx_1").into(), value);
+        }
+    });
 }
 
 fn by_bucket(

@@ -1,10 +1,10 @@
 //! What is refused, before anything is written.
 
-use crate::model::{layout, rank_of, remove, saved};
+use crate::model::{change_gathered, layout, not_joined, rank_of, remove, saved};
 use reshard::{
     ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
-    model::{Leaf, Payload, Value},
+    model::{Leaf, Value},
 };
 use reshard_convert::{ConvertError, convert};
 use reshard_optim::{BucketLayout, ShardingType};
@@ -185,13 +185,48 @@ fn two_items_can_not_get_one_key() {
     );
 }
 
+/// Buckets that are not joined have a tensor each, so their number and their lengths are known.
 #[test]
-fn buckets_that_are_not_joined_are_refused() {
+fn a_layout_that_does_not_fit_to_buckets_that_are_not_joined_is_refused() {
+    let refused = |change: &dyn Fn(&mut Vec<Tensor>)| {
+        let from = Saved::new(ShardingType::DpZeroGatherScatter, |state| {
+            change_gathered(state, |tp, value| *value = not_joined(tp, change));
+        });
+        let error = refused(&from.url(), Some(layout()));
+        assert!(matches!(error, ConvertError::Layout { .. }), "{error}");
+        error.to_string()
+    };
+    let said = refused(&|tensors| drop(tensors.pop()));
+    assert!(
+        said.contains("has 1 buckets, but the layout has 2"),
+        "{said}"
+    );
+    let said = refused(&|tensors| tensors[0] = Tensor::from_vec(&[3], vec![0f32; 3]).unwrap());
+    assert!(
+        said.contains("by the layout bucket 0 has 72 elements, but its shape is [3], 72 of them"),
+        "{said}"
+    );
+    let said = refused(&|tensors| tensors.swap(0, 1));
+    assert!(said.contains("by the layout bucket 1 has"), "{said}");
+}
+
+#[test]
+fn a_number_before_the_padding_that_the_layout_does_not_have_is_refused() {
+    let mut layout = layout();
+    let shorter = layout.params.iter_mut().rfind(|p| p.dp_group == 0).unwrap();
+    shorter.start += 64;
     let from = Saved::new(ShardingType::DpZeroGatherScatter, |state| {
-        state.visit_mut(&mut |_, leaf| {
-            if let Leaf::Object(object) = leaf
-                && let Payload::Value(Value::Dict(entries)) = &mut object.data
-            {
+        change_gathered(state, |tp, value| *value = not_joined(tp, |_| ()));
+    });
+    let said = refused(&from.url(), Some(layout)).to_string();
+    assert!(said.contains("of them before the padding"), "{said}");
+}
+
+#[test]
+fn gathered_state_that_is_neither_joined_nor_by_bucket_is_refused() {
+    let from = Saved::new(ShardingType::DpZeroGatherScatter, |state| {
+        change_gathered(state, |_, value| {
+            if let Value::Dict(entries) = value {
                 entries.retain(|(name, _)| name.as_str() != Some("buckets_coalesced"));
             }
         });
@@ -200,8 +235,7 @@ fn buckets_that_are_not_joined_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let said = error.to_string();
     assert!(
-        said.contains("its buckets are not joined")
-            && said.contains("--ckpt-convert-update-legacy-dist-opt-format"),
+        said.contains("should have lists of tensors, one for each bucket"),
         "{said}"
     );
 }
