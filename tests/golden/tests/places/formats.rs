@@ -32,6 +32,10 @@ fn roots() -> [(PathBuf, &'static str); 3] {
 }
 
 /// A place that opens as a checkpoint on a disk.
+#[cfg_attr(
+    not(feature = "clouds"),
+    expect(dead_code, reason = "places that can't list ask for more")
+)]
 struct Local {
     disk: PathBuf,
     /// Its path in any place.

@@ -4,7 +4,7 @@ use crate::{files, put_files, verified};
 use futures::executor::block_on;
 use reshard::{
     Checkpoint, OpenOptions,
-    storage::{Name, Progress, Store},
+    storage::{Name, Store},
 };
 use reshard_golden::{Depth, Fixture, compare, fixtures};
 use reshard_object_store::ObjectStorePlace;
@@ -102,7 +102,10 @@ fn every_checkpoint_is_the_same_in_an_object_store() {
 mod clouds {
     use super::*;
     use crate::bucket_of_moto;
-    use reshard::megatron::{INTEGRITY, Integrity};
+    use reshard::{
+        megatron::{INTEGRITY, Integrity},
+        storage::Progress,
+    };
     use reshard_golden::{Scratch, root, serve, sha256};
     use std::path::Path;
 
