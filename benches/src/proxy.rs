@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result};
 use rustix::{
+    io::ioctl_fionread,
     net::sockopt::set_tcp_quickack,
     pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice},
 };
@@ -22,6 +23,11 @@ use std::{
 
 /// What is on its way in the proxy, in each direction of a connection.
 const ON_ITS_WAY: usize = 256 << 10;
+
+/// How long the proxy waits for more of a long answer if less than this has come, as network cards do. Otherwise a server that sends 4 KiB at a time
+/// would wake the proxy and the client for each of them, and these would share the processors with little else.
+const MOMENT: Duration = Duration::from_millis(3);
+const MORE: u64 = 64 << 10;
 
 /// A proxy in this process. It lives as long as the process.
 pub(crate) struct Proxy {
@@ -153,9 +159,12 @@ fn answers(
         let mut first = [0; 10];
         let seen = server.peek(&mut first)?;
         // "100 Continue" is no answer: the client goes on with its request, at once.
-        if asked.swap(false, Ordering::AcqRel) && !first[..seen].starts_with(b"HTTP/1.1 1") {
+        let goes_on = first[..seen].starts_with(b"HTTP/1.1 1");
+        if asked.swap(false, Ordering::AcqRel) && !goes_on {
             counts.requests.fetch_add(1, Ordering::Relaxed);
             thread::sleep(delay);
+        } else if seen > 0 && !goes_on && ioctl_fionread(server)? < MORE {
+            thread::sleep(MOMENT);
         }
         let bytes = pipe.take(server)?;
         if bytes == 0 {

@@ -105,9 +105,11 @@ impl Io<'_> {
         let Some((first, why)) = chosen.next() else {
             return OK;
         };
-        let all = units::some(1 + chosen.count() as u64, "key");
-        let (first, why) = (shown(first), shown(why));
-        self.note(format!("left out: {all} that are damaged, such as {first} ({why}); `reshard verify {dir}` lists all damage"));
+        let what = keys_that(first, chosen.count(), "damaged");
+        let why = shown(why);
+        self.note(format!(
+            "left out: {what} ({why}); `reshard verify {dir}` lists all damage"
+        ));
         DAMAGED
     }
 
@@ -134,6 +136,18 @@ impl Io<'_> {
             bar.enable_steady_tick(TICK);
         }
         bar
+    }
+}
+
+/// `w, which is damaged`, or `3 keys that are damaged, such as w`.
+pub(crate) fn keys_that(first: &str, more: usize, are: &str) -> String {
+    let first = shown(first);
+    match more as u64 {
+        0 => format!("{first}, which is {are}"),
+        more => format!(
+            "{} that are {are}, such as {first}",
+            units::some(1 + more, "key")
+        ),
     }
 }
 

@@ -3,12 +3,11 @@
 use crate::{
     args::Ls,
     error::{NO_CHECKPOINT, Result},
-    io::Io,
+    io::{Io, keys_that},
     json,
     program::Program,
     steps,
     table::shown,
-    units,
 };
 
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
@@ -66,10 +65,11 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             .chain(damaged.keys().map(String::as_str)),
     );
     // What nothing but `inspect` can tell of is left out, and not in silence.
-    if let Some(first) = unknown.keys().find(|k| keys.has(k)) {
-        let all = units::some(unknown.keys().filter(|k| keys.has(k)).count() as u64, "key");
+    let mut unknown = unknown.keys().filter(|k| keys.has(k));
+    if let Some(first) = unknown.next() {
+        let what = keys_that(first, unknown.count(), "not understood");
         io.note(format!(
-            "left out: {all} that are not understood, such as {first}; `reshard inspect {}` says why",
+            "left out: {what}; `reshard inspect {}` says why",
             args.dir
         ));
     }

@@ -47,7 +47,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     // Damage is what `verify` looks for. Here it may show as a strange number.
     let checkpoint = program.open(&args.dir, args.reading.options().verify(false))?;
     let keys = args.select.keys();
-    let damaged = checkpoint.producer().damaged;
+    let mut damaged = checkpoint.producer().damaged;
     let stored = checkpoint.metadata().tensors().map(|t| t.key());
     let stored = stored.chain(damaged.keys().map(String::as_str));
     io.require_some(keys, &args.dir, stored)?;
@@ -67,7 +67,12 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
         |t| found.push(t),
     ));
     bar.finish_and_clear();
-    looked.map_err(CliError::from_analysis)?;
+    let unread = looked.map_err(CliError::from_analysis)?;
+    damaged.extend(
+        unread
+            .into_iter()
+            .map(|t| (t.key, CliError::from(t.error).text())),
+    );
     if args.suspicious {
         found.retain(|t| !flags(t).is_empty());
     }

@@ -8,4 +8,4 @@ mod stats;
 
 pub use blocks::BLOCK as ANALYSIS_BLOCK;
 pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff, diff_mapped};
-pub use stats::{Flag, Stats, TensorStats, stats};
+pub use stats::{DamagedTensor, Flag, Stats, TensorStats, stats};

@@ -66,8 +66,8 @@ mod target;
 mod tensor;
 
 pub use analysis::{
-    ANALYSIS_BLOCK, CheckpointDiff, Diff, Flag, Stats, TensorDiff, TensorStats, Tolerance, diff,
-    diff_mapped, stats,
+    ANALYSIS_BLOCK, CheckpointDiff, DamagedTensor, Diff, Flag, Stats, TensorDiff, TensorStats,
+    Tolerance, diff, diff_mapped, stats,
 };
 pub use cast::CastReport;
 pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};

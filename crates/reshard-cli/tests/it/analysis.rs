@@ -312,6 +312,40 @@ fn a_changed_byte_is_a_difference_and_no_error() {
     assert_eq!(j["tensors"][0]["stats"]["min"], json!(-3.0), "{j}");
 }
 
+/// A file that is cut short: the first block of the last tensor is there, and its others are not.
+#[test]
+fn a_tensor_that_is_damaged_is_left_out_of_the_statistics_and_told() {
+    let many = vec![1f32; 3 << 20];
+    let tensors = [
+        ("a", floats(&[2], &[1., 2.])),
+        ("m", floats(&[1], &[5.])),
+        ("z", floats(&[3 << 20], &many)),
+    ];
+    let saved = saved(&tensors, &[]);
+    let file = std::path::Path::new(&saved.url).join("__0_0.distcp");
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    file.set_len(file.metadata().unwrap().len() - (5 << 20))
+        .unwrap();
+
+    let ran = run(&["stats", &saved.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let keys: Vec<_> = j["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| &t["key"])
+        .collect();
+    assert_eq!((ran.code, keys), (1, vec![&json!("a"), &json!("m")]), "{j}");
+    let told = format!("; `reshard verify {}` lists all damage", saved.url);
+    assert!(
+        ran.err.contains("left out: z, which is damaged (") && ran.err.contains(&told),
+        "{}",
+        ran.err
+    );
+    let ran = run(&["stats", &saved.url, "--key", "m"]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
 #[test]
 fn keys_that_match_nothing_are_an_error() {
     let saved = saved(&[("weight", floats(&[1], &[1.]))], &[("lr", 1.into())]);

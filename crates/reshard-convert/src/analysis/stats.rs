@@ -5,8 +5,17 @@ use super::{
     numbers::{Moments, number},
 };
 use crate::Result;
-use reshard::{Checkpoint, DType, Region, TensorHandle, model::Dims, storage::Progress};
-use std::{fmt, sync::Arc};
+use reshard::{Checkpoint, DType, ErrorKind, Region, TensorHandle, model::Dims, storage::Progress};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+/// Of so many damaged tensors [`stats`] says why they can't be read. One more ends it: each costs more than a sound one.
+const MOST_DAMAGED: usize = 10_000;
 
 /// What the numbers of a tensor are like. A complex element counts as two numbers. `min`, `max`, `mean` and `norm` are of the finite ones.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +55,16 @@ pub struct Stats {
     pub norm: f64,
     /// How many rows of a tensor of two or more axes have only bits that are zero.
     pub dead_rows: u64,
+}
+
+/// A tensor of which something can't be read, because its bytes are damaged.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DamagedTensor {
+    /// Key of the tensor.
+    pub key: String,
+    /// What is damaged.
+    pub error: reshard::Error,
 }
 
 /// What is suspicious about weights.
@@ -117,7 +136,8 @@ impl Stats {
 }
 
 /// Looks at the numbers of the chosen tensors of a checkpoint, on several threads, in memory that does not depend on their size. `each` gets
-/// the figures of each tensor, in the order of keys. `progress` is told how many bytes were read. Checksums are not checked.
+/// the figures of each tensor, in the order of keys. `progress` is told how many bytes were read. Checksums are not checked. Tensors that can't be read,
+/// because their bytes are damaged, are returned; there are no figures of them.
 ///
 /// ```
 /// use reshard::{ShardedTensor, StateDict, Tensor, blocking};
@@ -133,7 +153,7 @@ impl Stats {
 /// let checkpoint = blocking::Checkpoint::open(&url)?;
 /// let mut seen = Vec::new();
 /// let stats = reshard_convert::stats(&checkpoint, |_| true, Default::default(), |t| seen.push(t));
-/// blocking::run(stats)?;
+/// assert!(blocking::run(stats)?.is_empty());
 /// let w = seen[0].stats.unwrap();
 /// assert_eq!((w.norm, w.min, w.max, w.dead_rows), (5.0, Some(-4.0), Some(3.0), 1));
 /// # Ok(())
@@ -141,13 +161,13 @@ impl Stats {
 /// ```
 ///
 /// # Errors
-/// [`ConvertError::Read`](crate::ConvertError::Read): the first tensor that can't be read.
+/// [`ConvertError::Read`](crate::ConvertError::Read): the first tensor that can't be read for another reason than damage, or the 10,001st that is damaged.
 pub async fn stats(
     checkpoint: &Checkpoint,
     chosen: impl Fn(&str) -> bool,
     progress: Progress,
     mut each: impl FnMut(TensorStats),
-) -> Result<()> {
+) -> Result<Vec<DamagedTensor>> {
     let tensors: Vec<TensorHandle> = checkpoint.tensors().filter(|t| chosen(t.key())).collect();
     let sizes: Vec<(u64, Region)> = tensors
         .iter()
@@ -156,32 +176,80 @@ pub async fn stats(
     let tensors = Arc::new(tensors);
     let look = {
         let tensors = Arc::clone(&tensors);
+        let damage = Arc::new(Damage::of(tensors.len()));
         move |unit: &Unit| {
-            let found = match tensors.get(unit.tensor) {
-                Some(tensor) => look(tensor, &unit.region)?,
-                None => Block::default(),
+            let Some(tensor) = tensors.get(unit.tensor) else {
+                return Ok(Ok(Block::default()));
             };
-            progress.add(found.bytes);
-            Ok(found)
+            let found = match damage.has(unit.tensor) {
+                true => Ok(Block::default()),
+                false => look(tensor, &unit.region),
+            };
+            match found {
+                Ok(found) => {
+                    progress.add(found.bytes);
+                    Ok(Ok(found))
+                }
+                Err(e) if e.kind() == ErrorKind::Corrupt && damage.add(unit.tensor) => Ok(Err(e)),
+                Err(e) => Err(e),
+            }
         }
+    };
+    let mut damaged = Vec::new();
+    let mut end = |sum: &mut Sum, t: &TensorHandle| match std::mem::take(sum).done(t) {
+        Ok(stats) => each(stats),
+        Err(error) => damaged.push(DamagedTensor {
+            key: t.key().into(),
+            error,
+        }),
     };
     let mut at = 0;
     let mut sum = Sum::default();
-    each_block(&sizes, look, |unit, found: Block| {
+    each_block(&sizes, look, |unit, found: reshard::Result<Block>| {
         // Tensors without elements have no block.
         while at < unit.tensor {
             if let Some(t) = tensors.get(at) {
-                each(std::mem::take(&mut sum).done(t));
+                end(&mut sum, t);
             }
             at += 1;
         }
-        sum.add(&found);
+        match found {
+            Ok(found) => sum.add(&found),
+            Err(e) => sum.damage = sum.damage.take().or(Some(e)),
+        }
     })
     .await?;
     for t in tensors.iter().skip(at) {
-        each(std::mem::take(&mut sum).done(t));
+        end(&mut sum, t);
     }
-    Ok(())
+    Ok(damaged)
+}
+
+/// Which tensors are damaged: nothing more is read of them.
+struct Damage {
+    tensors: Vec<AtomicBool>,
+    count: AtomicUsize,
+}
+
+impl Damage {
+    fn of(tensors: usize) -> Self {
+        Self {
+            tensors: (0..tensors).map(|_| AtomicBool::new(false)).collect(),
+            count: AtomicUsize::new(0),
+        }
+    }
+
+    fn has(&self, tensor: usize) -> bool {
+        let damaged = self.tensors.get(tensor);
+        damaged.is_some_and(|d| d.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is room for it.
+    fn add(&self, tensor: usize) -> bool {
+        let damaged = self.tensors.get(tensor);
+        let was = damaged.is_some_and(|d| d.swap(true, Ordering::Relaxed));
+        was || self.count.fetch_add(1, Ordering::Relaxed) < MOST_DAMAGED
+    }
 }
 
 /// What was found in a block.
@@ -248,6 +316,8 @@ struct Sum {
     dead: u64,
     /// The row of which parts were seen, and whether they are all zero.
     row: Option<(u64, bool)>,
+    /// Why a block can't be read.
+    damage: Option<reshard::Error>,
 }
 
 impl Sum {
@@ -269,13 +339,16 @@ impl Sum {
         }
     }
 
-    fn done(mut self, t: &TensorHandle) -> TensorStats {
+    fn done(mut self, t: &TensorHandle) -> reshard::Result<TensorStats> {
         self.end_row();
-        TensorStats {
-            key: t.key().into(),
-            dtype: t.dtype(),
-            shape: t.shape().clone(),
-            stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
+        match self.damage {
+            Some(e) => Err(e),
+            None => Ok(TensorStats {
+                key: t.key().into(),
+                dtype: t.dtype(),
+                shape: t.shape().clone(),
+                stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
+            }),
         }
     }
 }
