@@ -13,7 +13,7 @@ pub use acts::{ACTS, Act};
 pub use form::Form;
 pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
 pub use proxy::{FAULTS, Fault, Proxy, Seen};
-pub use remote::{load_from, look_at, save_to, saved_to, small_parts};
+pub use remote::{load_from, look_at, remove_all, save_to, saved_to, small_parts};
 pub use run::{Run, train};
 pub use shared::{MOST_CACHED, Shared};
 

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use futures::{executor::block_on, future::join_all};
 use reshard::{
     CommonForm, Dialect, ErrorKind, LocalGroup, OpenOptions, StateDict,
-    storage::{Hints, Progress, Store},
+    storage::{Depth, Hints, Progress, Store},
 };
 use std::sync::Arc;
 
@@ -90,4 +90,16 @@ pub fn look_at(store: &Arc<dyn Store>) -> Result<Option<u64>> {
         bail!("damaged: {damage:?}");
     }
     load_from(store).map(Some)
+}
+
+/// Removes all that lies there: a server of thousands of runs would keep it to the end.
+///
+/// # Errors
+/// As the store.
+pub fn remove_all(store: &Arc<dyn Store>) -> Result<()> {
+    block_on(async {
+        let all = store.list(None, Depth::All).await?;
+        let names: Vec<_> = all.files.into_iter().map(|file| file.name).collect();
+        Ok(store.remove(&names).await?)
+    })
 }

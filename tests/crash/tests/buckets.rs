@@ -10,7 +10,7 @@ use reshard::{
     Dialect, ErrorKind, RemainsKind, Stores,
     storage::{Store, StoreExt},
 };
-use reshard_crash::{look_at, saved_to, scattered};
+use reshard_crash::{look_at, remove_all, saved_to, scattered};
 use reshard_object_store::ObjectStores;
 use std::{
     io::{Read, Write},
@@ -81,6 +81,21 @@ fn longest(dialect: Dialect) -> Duration {
     (0..3).map(time).max().unwrap_or_default()
 }
 
+/// What lies there when the server has done all that a killed client had asked for: a commit may be on its way.
+fn settled(store: &Arc<dyn Store>, moment: u64) -> Option<u64> {
+    const PAUSE: Duration = Duration::from_millis(200);
+    let look = || look_at(store).unwrap_or_else(|e| panic!("moment {moment}: {e:#}"));
+    let mut found = look();
+    while found != Some(2) {
+        std::thread::sleep(PAUSE);
+        let before = std::mem::replace(&mut found, look());
+        if found == before {
+            break;
+        }
+    }
+    found
+}
+
 /// After a prune nothing is there but the version that counts.
 fn pruning_clears_up(store: &Arc<dyn Store>, found: Option<u64>, dialect: Dialect, moment: u64) {
     let is_empty = block_on(store.files()).unwrap().is_empty();
@@ -138,7 +153,7 @@ fn needs_clouds_a_save_to_a_bucket_killed_at_random_moments_leaves_the_old_the_n
         std::thread::sleep(time.mul_f64(scattered(i) * 1.1));
         drop(child.kill());
         child.wait().unwrap();
-        let found = look_at(&store).unwrap_or_else(|e| panic!("moment {i}, {overwrite}: {e:#}"));
+        let found = settled(&store, i);
         let old = overwrite.then_some(1);
         assert!(found == old || found == Some(2), "moment {i}: {found:?}");
         match found {
@@ -149,6 +164,7 @@ fn needs_clouds_a_save_to_a_bucket_killed_at_random_moments_leaves_the_old_the_n
         pruning_clears_up(&store, found, dialect, i);
         saved_to(&store, 3, true, dialect).unwrap();
         assert_eq!(look_at(&store).unwrap(), Some(3), "moment {i}");
+        remove_all(&store).unwrap();
     }
     println!("{before} killed before the commit, {after} after it; {left} left something");
     assert!(

@@ -8,7 +8,7 @@
 
 use reshard::{Dialect, storage::Store, strategy::with_sources};
 use reshard_crash::{
-    FAULTS, Fault, Proxy, load_from, look_at, save_to, saved_to, scattered, small_parts,
+    FAULTS, Fault, Proxy, load_from, look_at, remove_all, save_to, saved_to, scattered, small_parts,
 };
 use reshard_object_store::ObjectStores;
 use std::{
@@ -168,6 +168,7 @@ impl Worker {
                 "the next save is not there",
             )?;
         }
+        remove_all(&direct).map_err(|e| format!("{run:?}: what it left stays: {e:#}"))?;
         Ok(match outcome {
             Outcome::Done => "done",
             Outcome::Failed => "failed",

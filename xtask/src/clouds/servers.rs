@@ -51,7 +51,8 @@ pub(crate) fn moto(data: &Path) -> Result<Server> {
     let mut command = Command::new(python.with_file_name("moto_server"));
     command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
     command.env("S3_UPLOAD_PART_MIN_SIZE", "1");
-    // What its memory does not take.
+    // What its memory does not take. Without a size of its own this follows the size of parts, and each object is an open file.
+    command.env("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", (1 << 20).to_string());
     command.env("TMPDIR", data);
     let server = start(command, data, "moto", port)?;
     Program::new(&python)
