@@ -5,6 +5,7 @@
     reason = "helpers of tests fail and speak as tests do"
 )]
 
+use anyhow::Context as _;
 use futures::executor::block_on;
 use reshard::{
     Dialect, ErrorKind, RemainsKind, Stores,
@@ -84,7 +85,10 @@ fn longest(dialect: Dialect) -> Duration {
 /// What lies there when the server has done all that a killed client had asked for: a commit may be on its way.
 fn settled(store: &Arc<dyn Store>, moment: u64) -> Option<u64> {
     const PAUSE: Duration = Duration::from_millis(200);
-    let look = || look_at(store).unwrap_or_else(|e| panic!("moment {moment}: {e:#}"));
+    let look = || {
+        let found = look_at(store);
+        found.with_context(|| format!("moment {moment}")).unwrap()
+    };
     let mut found = look();
     while found != Some(2) {
         std::thread::sleep(PAUSE);

@@ -293,7 +293,9 @@ pub(crate) fn not_joined(tp: u64, change: impl Fn(&mut Vec<Tensor>)) -> Value {
     };
     let types = Value::Tuple(vec!["torch.bfloat16".into(), "torch.float32".into()]);
     let numels = |numel: &dyn Fn(&Bucket) -> u64| {
-        let numels = buckets(tp).into_iter().map(|b| Value::Int(numel(&b) as i64));
+        let numels = buckets(tp)
+            .into_iter()
+            .map(|b| Value::Int(numel(&b) as i64));
         let types = dict(vec![(types.clone(), Value::List(numels.collect()))]);
         Value::List(vec![types])
     };
