@@ -33,7 +33,7 @@ pub(crate) fn remove(place: &Path) -> Result<()> {
 /// Removes all objects of a place. The credentials are those of the environment, or those of the rows of places.
 #[cfg(feature = "clouds")]
 pub(crate) fn remove_objects(url: &str, server: &str) -> Result<()> {
-    use reshard::{Stores, blocking, object_store::ObjectStores, storage::Depth};
+    use reshard::{Stores, blocking, object_store::ObjectStores, storage::StoreExt as _};
     let stores = settings(server)
         .into_iter()
         .fold(ObjectStores::new(), |stores, (key, value)| {
@@ -41,8 +41,8 @@ pub(crate) fn remove_objects(url: &str, server: &str) -> Result<()> {
         });
     let store = Stores::linked()?.with("s3", stores).open(url)?;
     blocking::run(async {
-        let all = store.list(None, Depth::All).await?;
-        let names: Vec<_> = all.files.into_iter().map(|file| file.name).collect();
+        let files = store.files().await?.into_iter();
+        let names: Vec<_> = files.map(|file| file.name).collect();
         Ok(store.remove(&names).await?)
     })
 }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use futures::{executor::block_on, future::join_all};
 use reshard::{
     CommonForm, Dialect, ErrorKind, LocalGroup, OpenOptions, StateDict,
-    storage::{Depth, Hints, Progress, Store},
+    storage::{Hints, Progress, Store, StoreExt as _},
 };
 use std::sync::Arc;
 
@@ -98,8 +98,8 @@ pub fn look_at(store: &Arc<dyn Store>) -> Result<Option<u64>> {
 /// As the store.
 pub fn remove_all(store: &Arc<dyn Store>) -> Result<()> {
     block_on(async {
-        let all = store.list(None, Depth::All).await?;
-        let names: Vec<_> = all.files.into_iter().map(|file| file.name).collect();
+        let files = store.files().await?.into_iter();
+        let names: Vec<_> = files.map(|file| file.name).collect();
         Ok(store.remove(&names).await?)
     })
 }

@@ -7,11 +7,9 @@ use super::{
 use crate::Result;
 use reshard::{Checkpoint, DType, ErrorKind, Region, TensorHandle, model::Dims, storage::Progress};
 use std::{
+    collections::BTreeMap,
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Of so many damaged tensors [`stats`] says why they can't be read. One more ends it: each costs more than a sound one.
@@ -174,81 +172,78 @@ pub async fn stats(
         .map(|t| (t.dtype().size(), Region::whole(t.shape())))
         .collect();
     let tensors = Arc::new(tensors);
+    let damaged = Arc::new(Damaged::default());
     let look = {
-        let tensors = Arc::clone(&tensors);
-        let damage = Arc::new(Damage::of(tensors.len()));
+        let (tensors, damaged) = (Arc::clone(&tensors), Arc::clone(&damaged));
         move |unit: &Unit| {
-            let Some(tensor) = tensors.get(unit.tensor) else {
-                return Ok(Ok(Block::default()));
+            let found = match tensors.get(unit.tensor) {
+                Some(tensor) if !damaged.has(unit.tensor) => match look(tensor, &unit.region) {
+                    Err(e) if e.kind() == ErrorKind::Corrupt => damaged.add(unit.tensor, e)?,
+                    found => found?,
+                },
+                _ => Block::default(),
             };
-            let found = match damage.has(unit.tensor) {
-                true => Ok(Block::default()),
-                false => look(tensor, &unit.region),
-            };
-            match found {
-                Ok(found) => {
-                    progress.add(found.bytes);
-                    Ok(Ok(found))
-                }
-                Err(e) if e.kind() == ErrorKind::Corrupt && damage.add(unit.tensor) => Ok(Err(e)),
-                Err(e) => Err(e),
-            }
+            progress.add(found.bytes);
+            Ok(found)
         }
     };
-    let mut damaged = Vec::new();
-    let mut end = |sum: &mut Sum, t: &TensorHandle| match std::mem::take(sum).done(t) {
-        Ok(stats) => each(stats),
-        Err(error) => damaged.push(DamagedTensor {
-            key: t.key().into(),
-            error,
-        }),
+    // When the last block of a tensor has come, it is known whether one is damaged.
+    let mut end = |sum: &mut Sum, at: usize, t: &TensorHandle| {
+        let sum = std::mem::take(sum);
+        if !damaged.has(at) {
+            each(sum.done(t));
+        }
     };
     let mut at = 0;
     let mut sum = Sum::default();
-    each_block(&sizes, look, |unit, found: reshard::Result<Block>| {
+    each_block(&sizes, look, |unit, found: Block| {
         // Tensors without elements have no block.
         while at < unit.tensor {
             if let Some(t) = tensors.get(at) {
-                end(&mut sum, t);
+                end(&mut sum, at, t);
             }
             at += 1;
         }
-        match found {
-            Ok(found) => sum.add(&found),
-            Err(e) => sum.damage = sum.damage.take().or(Some(e)),
-        }
+        sum.add(&found);
     })
     .await?;
-    for t in tensors.iter().skip(at) {
-        end(&mut sum, t);
+    for (at, t) in tensors.iter().enumerate().skip(at) {
+        end(&mut sum, at, t);
     }
-    Ok(damaged)
+    let damaged = std::mem::take(&mut *damaged.lock());
+    let key = |at: usize| tensors.get(at).map(|t| t.key().to_owned());
+    let damaged = damaged.into_iter();
+    Ok(damaged
+        .filter_map(|(at, error)| {
+            Some(DamagedTensor {
+                key: key(at)?,
+                error,
+            })
+        })
+        .collect())
 }
 
-/// Which tensors are damaged: nothing more is read of them.
-struct Damage {
-    tensors: Vec<AtomicBool>,
-    count: AtomicUsize,
-}
+/// Damaged tensors by their numbers, each with the first error. Nothing more is read of them.
+#[derive(Default)]
+struct Damaged(Mutex<BTreeMap<usize, reshard::Error>>);
 
-impl Damage {
-    fn of(tensors: usize) -> Self {
-        Self {
-            tensors: (0..tensors).map(|_| AtomicBool::new(false)).collect(),
-            count: AtomicUsize::new(0),
-        }
+impl Damaged {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, reshard::Error>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn has(&self, tensor: usize) -> bool {
-        let damaged = self.tensors.get(tensor);
-        damaged.is_some_and(|d| d.load(Ordering::Relaxed))
+        self.lock().contains_key(&tensor)
     }
 
-    /// Whether there is room for it.
-    fn add(&self, tensor: usize) -> bool {
-        let damaged = self.tensors.get(tensor);
-        let was = damaged.is_some_and(|d| d.swap(true, Ordering::Relaxed));
-        was || self.count.fetch_add(1, Ordering::Relaxed) < MOST_DAMAGED
+    /// What stands for the block, if there is room for the tensor.
+    fn add(&self, tensor: usize, error: reshard::Error) -> reshard::Result<Block> {
+        let mut damaged = self.lock();
+        if damaged.len() >= MOST_DAMAGED && !damaged.contains_key(&tensor) {
+            return Err(error);
+        }
+        damaged.entry(tensor).or_insert(error);
+        Ok(Block::default())
     }
 }
 
@@ -316,8 +311,6 @@ struct Sum {
     dead: u64,
     /// The row of which parts were seen, and whether they are all zero.
     row: Option<(u64, bool)>,
-    /// Why a block can't be read.
-    damage: Option<reshard::Error>,
 }
 
 impl Sum {
@@ -339,16 +332,13 @@ impl Sum {
         }
     }
 
-    fn done(mut self, t: &TensorHandle) -> reshard::Result<TensorStats> {
+    fn done(mut self, t: &TensorHandle) -> TensorStats {
         self.end_row();
-        match self.damage {
-            Some(e) => Err(e),
-            None => Ok(TensorStats {
-                key: t.key().into(),
-                dtype: t.dtype(),
-                shape: t.shape().clone(),
-                stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
-            }),
+        TensorStats {
+            key: t.key().into(),
+            dtype: t.dtype(),
+            shape: t.shape().clone(),
+            stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
         }
     }
 }

@@ -79,7 +79,7 @@ enum State<'v> {
     /// The buckets follow each other, without their padding at the end.
     Joined(&'v Tensor),
     /// A tensor for each bucket, with its padding, as up to Megatron Core 0.6. Where it says so, with the numbers of elements before the padding.
-    ByBucket(Vec<&'v Tensor>, Vec<u64>),
+    ByBucket(Vec<&'v Tensor>, Option<Vec<u64>>),
 }
 
 type Buffers<'v> = Vec<(u64, Vec<(&'v str, State<'v>)>)>;
@@ -145,21 +145,18 @@ fn dict(value: &Value, what: impl Fn() -> String) -> Result<&[(Value, Value)], S
 }
 
 /// How many elements each bucket of a buffer has before its padding, if that is stored.
-fn unpadded(value: &Value, gbuf: u64) -> Vec<u64> {
-    let Some(Value::List(buffers)) = value.get("per_bucket_numel_unpadded") else {
-        return Vec::new();
+fn unpadded(value: &Value, gbuf: u64) -> Option<Vec<u64>> {
+    let Value::List(buffers) = value.get("per_bucket_numel_unpadded")? else {
+        return None;
     };
-    let of = usize::try_from(gbuf)
-        .ok()
-        .and_then(|gbuf| buffers.get(gbuf));
-    let Some(Value::Dict(types)) = of else {
-        return Vec::new();
+    let Value::Dict(types) = buffers.get(usize::try_from(gbuf).ok()?)? else {
+        return None;
     };
     let [(_, Value::List(numels))] = &types[..] else {
-        return Vec::new();
+        return None;
     };
     let numels = numels.iter().map(|n| n.as_int()?.try_into().ok());
-    numels.collect::<Option<_>>().unwrap_or_default()
+    numels.collect()
 }
 
 /// A buffer of a group.
@@ -206,7 +203,7 @@ impl Group<'_> {
                 }
                 for (i, ((at, end), tensor)) in self.buckets().zip(tensors).enumerate() {
                     let shape = tensor.shape();
-                    let stored = unpadded.get(i).copied();
+                    let stored = unpadded.as_ref().and_then(|u| u.get(i)).copied();
                     if !matches!(&**shape, [n] if *n >= end) || stored.is_some_and(|n| n != end) {
                         let stored = stored.map(|n| format!(", {n} of them before the padding"));
                         return Err(format!(

@@ -229,19 +229,12 @@ fn optimizer(form: ShardingType, tp: u64, dp: u64) -> StateDict {
             for (i, bucket) in buckets(tp).iter().enumerate() {
                 by_bucket(&mut state, form, bucket, i, (tp, dp));
             }
-            let numels = |f: &dyn Fn(&Bucket) -> u64| {
-                Value::List(
-                    buckets(tp)
-                        .iter()
-                        .map(|b| Value::Int(f(b) as i64))
-                        .collect(),
-                )
-            };
+            let padded = numels(tp, Bucket::padded);
             state.insert(
                 "per_bucket_numel",
-                object(tp, "per_bucket_numel", numels(&Bucket::padded), dp),
+                object(tp, "per_bucket_numel", padded, dp),
             );
-            let unpadded = numels(&|b| b.unpadded);
+            let unpadded = numels(tp, |b| b.unpadded);
             state.insert(
                 "per_bucket_numel_unpadded",
                 object(tp, "per_bucket_numel_unpadded", unpadded, dp),
@@ -264,6 +257,18 @@ fn optimizer(form: ShardingType, tp: u64, dp: u64) -> StateDict {
     out
 }
 
+/// A number of elements of each bucket.
+fn numels(tp: u64, of: fn(&Bucket) -> u64) -> Value {
+    let numels = buckets(tp).into_iter().map(|b| Value::Int(of(&b) as i64));
+    Value::List(numels.collect())
+}
+
+/// What a buffer has for its one pair of types.
+fn by_types(value: Value) -> Value {
+    let types = Value::Tuple(vec!["torch.bfloat16".into(), "torch.float32".into()]);
+    dict(vec![(types, value)])
+}
+
 /// Joined tensors of all buckets, without the padding between them.
 fn gathered(tp: u64) -> Value {
     let joined = |state: &str| {
@@ -276,10 +281,9 @@ fn gathered(tp: u64) -> Value {
     let total: u64 = buckets(tp).iter().map(|b| b.unpadded).sum();
     let mut states: Vec<(Value, Value)> = STATES.iter().map(|s| ((*s).into(), joined(s))).collect();
     states.push(("numel_unpadded".into(), Value::Int(total as i64)));
-    let types = Value::Tuple(vec!["torch.bfloat16".into(), "torch.float32".into()]);
     dict(vec![
         ("buckets_coalesced".into(), Value::Bool(true)),
-        (Value::Int(0), dict(vec![(types, dict(states))])),
+        (Value::Int(0), by_types(dict(states))),
     ])
 }
 
@@ -291,19 +295,14 @@ pub(crate) fn not_joined(tp: u64, change: impl Fn(&mut Vec<Tensor>)) -> Value {
         change(&mut tensors);
         Value::List(tensors.into_iter().map(Value::Tensor).collect())
     };
-    let types = Value::Tuple(vec!["torch.bfloat16".into(), "torch.float32".into()]);
-    let numels = |numel: &dyn Fn(&Bucket) -> u64| {
-        let numels = buckets(tp)
-            .into_iter()
-            .map(|b| Value::Int(numel(&b) as i64));
-        let types = dict(vec![(types.clone(), Value::List(numels.collect()))]);
-        Value::List(vec![types])
-    };
     let states = STATES.iter().map(|s| ((*s).into(), tensors(s))).collect();
+    let of_buffers = |numels| Value::List(vec![by_types(numels)]);
+    let padded = of_buffers(numels(tp, Bucket::padded));
+    let unpadded = of_buffers(numels(tp, |b| b.unpadded));
     dict(vec![
-        ("per_bucket_numel".into(), numels(&Bucket::padded)),
-        ("per_bucket_numel_unpadded".into(), numels(&|b| b.unpadded)),
-        (Value::Int(0), dict(vec![(types.clone(), dict(states))])),
+        ("per_bucket_numel".into(), padded),
+        ("per_bucket_numel_unpadded".into(), unpadded),
+        (Value::Int(0), by_types(dict(states))),
     ])
 }
 
