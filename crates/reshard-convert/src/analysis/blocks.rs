@@ -6,6 +6,7 @@ use reshard::{
     Region, Tensor, TensorHandle,
     storage::{run_blocking, wait},
 };
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// `diff` and `stats` read tensors in blocks of at most so many bytes.
 pub const BLOCK: u64 = 4 << 20;
@@ -24,15 +25,28 @@ pub(super) struct Unit {
     pub(super) region: Region,
 }
 
-/// All blocks of all tensors, in their order, and those that are read together.
-fn tasks(tensors: &[(u64, Region)]) -> impl Iterator<Item = Vec<Unit>> {
+/// What of a tensor is wanted after a block of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    Wanted,
+    /// Blocks that are begun come all the same.
+    Unwanted,
+}
+
+/// All blocks of all tensors, in their order, and those that are read together. A tensor ends where `is_wanted` says no.
+fn tasks(
+    tensors: &[(u64, Region)],
+    is_wanted: impl Fn(usize) -> bool + Clone,
+) -> impl Iterator<Item = Vec<Unit>> {
     let units = tensors
         .iter()
         .enumerate()
-        .flat_map(|(tensor, (size, whole))| {
+        .flat_map(move |(tensor, (size, whole))| {
             let size = (*size).max(1);
+            let is_wanted = is_wanted.clone();
             let blocks = whole.clone().blocks(BLOCK / size);
-            blocks.map(move |region| {
+            let wanted = blocks.take_while(move |_| is_wanted(tensor));
+            wanted.map(move |region| {
                 let bytes = region.volume().unwrap_or(u64::MAX).saturating_mul(size);
                 (Unit { tensor, region }, bytes)
             })
@@ -57,29 +71,30 @@ fn tasks(tensors: &[(u64, Region)]) -> impl Iterator<Item = Vec<Unit>> {
 pub(super) async fn each_block<T, L>(
     tensors: &[(u64, Region)],
     look: L,
-    mut take: impl FnMut(&Unit, T),
+    mut take: impl FnMut(&Unit, T) -> reshard::Result<Rest>,
 ) -> Result<()>
 where
     T: Send + 'static,
-    L: Fn(&Unit) -> reshard::Result<T> + Clone + Send + 'static,
+    L: Fn(&Unit) -> T + Clone + Send + 'static,
 {
-    let begun = tasks(tensors).map(|units| {
+    let unwanted = AtomicUsize::new(usize::MAX);
+    let begun = tasks(tensors, |tensor| unwanted.load(Relaxed) != tensor).map(|units| {
         let look = look.clone();
         async move {
-            let task = move || -> reshard::Result<Vec<(Unit, T)>> {
-                let done = units
-                    .into_iter()
-                    .map(|unit| Ok((unit.clone(), look(&unit)?)));
-                done.collect()
+            let look = move |unit: Unit| {
+                let found = look(&unit);
+                (unit, found)
             };
+            let task = move || units.into_iter().map(look).collect::<Vec<_>>();
             run_blocking([task]).await
         }
     });
     let mut done = stream::iter(begun).buffered(AHEAD);
     while let Some(results) = done.next().await {
-        for result in results.map_err(|e| ConvertError::Failed(e.into()))? {
-            for (unit, of_unit) in result.map_err(ConvertError::Read)? {
-                take(&unit, of_unit);
+        let results = results.map_err(|e| ConvertError::Failed(e.into()))?;
+        for (unit, found) in results.into_iter().flatten() {
+            if take(&unit, found).map_err(ConvertError::Read)? == Rest::Unwanted {
+                unwanted.store(unit.tensor, Relaxed);
             }
         }
     }
@@ -100,7 +115,7 @@ mod tests {
         let shapes: [&[u64]; 5] = [&[3000, 1000], &[], &[0, 4], &[7], &[5, 3 << 20]];
         let tensors: Vec<_> = shapes.iter().map(|s| (4, Region::whole(s))).collect();
         let mut seen = vec![0; shapes.len()];
-        let all: Vec<Vec<Unit>> = tasks(&tensors).collect();
+        let all: Vec<Vec<Unit>> = tasks(&tensors, |_| true).collect();
         for task in &all {
             let bytes: u64 = task.iter().map(|u| u.region.volume().unwrap() * 4).sum();
             assert!(bytes <= BLOCK);
@@ -110,5 +125,26 @@ mod tests {
         }
         assert_eq!(seen, [3_000_000, 1, 0, 7, 15 << 20]);
         assert!(all.iter().any(|task| task.len() > 1));
+    }
+
+    #[test]
+    fn what_is_unwanted_of_an_endless_tensor_is_not_begun() {
+        let shapes: [&[u64]; 3] = [&[3], &[1 << 60], &[2]];
+        let tensors: Vec<_> = shapes.iter().map(|s| (1, Region::whole(s))).collect();
+        let mut seen = vec![0; shapes.len()];
+        let all = each_block(
+            &tensors,
+            |_| (),
+            |unit, ()| {
+                seen[unit.tensor] += 1;
+                Ok(match unit.tensor {
+                    1 => Rest::Unwanted,
+                    _ => Rest::Wanted,
+                })
+            },
+        );
+        wait(all).unwrap();
+        assert_eq!((seen[0], seen[2]), (1, 1));
+        assert!((1..=1 + AHEAD).contains(&seen[1]), "{seen:?}");
     }
 }

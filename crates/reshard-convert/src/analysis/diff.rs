@@ -1,7 +1,7 @@
 //! How two checkpoints differ.
 
 use super::{
-    blocks::{Unit, each_block, read},
+    blocks::{Rest, Unit, each_block, read},
     numbers::{Bound, Pairs, number},
 };
 use crate::{ConvertError, Result, source::value};
@@ -222,7 +222,8 @@ async fn compare(
             }
             at += 1;
         }
-        sum.add(unit, &block);
+        sum.add(unit, &block?);
+        Ok(Rest::Wanted)
     })
     .await?;
     for pair in pairs.iter().skip(at) {

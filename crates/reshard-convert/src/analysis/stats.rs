@@ -1,16 +1,12 @@
 //! What the numbers of each tensor are like.
 
 use super::{
-    blocks::{Unit, each_block, read},
+    blocks::{Rest, Unit, each_block, read},
     numbers::{Moments, number},
 };
 use crate::Result;
 use reshard::{Checkpoint, DType, ErrorKind, Region, TensorHandle, model::Dims, storage::Progress};
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, sync::Arc};
 
 /// Of so many damaged tensors [`stats`] says why they can't be read. One more ends it: each costs more than a sound one.
 const MOST_DAMAGED: usize = 10_000;
@@ -172,78 +168,68 @@ pub async fn stats(
         .map(|t| (t.dtype().size(), Region::whole(t.shape())))
         .collect();
     let tensors = Arc::new(tensors);
-    let damaged = Arc::new(Damaged::default());
     let look = {
-        let (tensors, damaged) = (Arc::clone(&tensors), Arc::clone(&damaged));
+        let tensors = Arc::clone(&tensors);
         move |unit: &Unit| {
             let found = match tensors.get(unit.tensor) {
-                Some(tensor) if !damaged.has(unit.tensor) => match look(tensor, &unit.region) {
-                    Err(e) if e.kind() == ErrorKind::Corrupt => damaged.add(unit.tensor, e)?,
-                    found => found?,
-                },
-                _ => Block::default(),
+                Some(tensor) => look(tensor, &unit.region)?,
+                None => Block::default(),
             };
             progress.add(found.bytes);
             Ok(found)
         }
     };
-    // When the last block of a tensor has come, it is known whether one is damaged.
-    let mut end = |sum: &mut Sum, at: usize, t: &TensorHandle| {
-        let sum = std::mem::take(sum);
-        if !damaged.has(at) {
-            each(sum.done(t));
-        }
+    let mut damaged: Vec<DamagedTensor> = Vec::new();
+    let mut sums = Sums {
+        tensors: &tensors,
+        at: 0,
+        of_tensor: Some(Sum::default()),
     };
-    let mut at = 0;
-    let mut sum = Sum::default();
-    each_block(&sizes, look, |unit, found: Block| {
-        // Tensors without elements have no block.
-        while at < unit.tensor {
-            if let Some(t) = tensors.get(at) {
-                end(&mut sum, at, t);
+    each_block(&sizes, look, |unit, found: reshard::Result<Block>| {
+        sums.end_before(unit.tensor, &mut each);
+        let Some(sum) = &mut sums.of_tensor else {
+            return Ok(Rest::Unwanted);
+        };
+        match found {
+            Ok(found) => {
+                sum.add(&found);
+                Ok(Rest::Wanted)
             }
-            at += 1;
+            Err(error) if error.kind() == ErrorKind::Corrupt && damaged.len() < MOST_DAMAGED => {
+                sums.of_tensor = None;
+                damaged.extend(tensors.get(unit.tensor).map(|t| DamagedTensor {
+                    key: t.key().to_owned(),
+                    error,
+                }));
+                Ok(Rest::Unwanted)
+            }
+            Err(error) => Err(error),
         }
-        sum.add(&found);
     })
     .await?;
-    for (at, t) in tensors.iter().enumerate().skip(at) {
-        end(&mut sum, at, t);
-    }
-    let damaged = std::mem::take(&mut *damaged.lock());
-    let key = |at: usize| tensors.get(at).map(|t| t.key().to_owned());
-    let damaged = damaged.into_iter();
-    Ok(damaged
-        .filter_map(|(at, error)| {
-            Some(DamagedTensor {
-                key: key(at)?,
-                error,
-            })
-        })
-        .collect())
+    sums.end_before(tensors.len(), &mut each);
+    Ok(damaged)
 }
 
-/// Damaged tensors by their numbers, each with the first error. Nothing more is read of them.
-#[derive(Default)]
-struct Damaged(Mutex<BTreeMap<usize, reshard::Error>>);
+/// The sums of tensors, one after the other.
+struct Sums<'a> {
+    tensors: &'a [TensorHandle],
+    /// The tensor whose blocks come.
+    at: usize,
+    /// `None` if it is damaged.
+    of_tensor: Option<Sum>,
+}
 
-impl Damaged {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, reshard::Error>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn has(&self, tensor: usize) -> bool {
-        self.lock().contains_key(&tensor)
-    }
-
-    /// What stands for the block, if there is room for the tensor.
-    fn add(&self, tensor: usize, error: reshard::Error) -> reshard::Result<Block> {
-        let mut damaged = self.lock();
-        if damaged.len() >= MOST_DAMAGED && !damaged.contains_key(&tensor) {
-            return Err(error);
+impl Sums<'_> {
+    /// All blocks of the tensors before this one have come. Tensors without elements have none.
+    fn end_before(&mut self, tensor: usize, each: &mut impl FnMut(TensorStats)) {
+        while self.at < tensor {
+            let sum = self.of_tensor.replace(Sum::default());
+            if let (Some(sum), Some(t)) = (sum, self.tensors.get(self.at)) {
+                each(sum.done(t));
+            }
+            self.at += 1;
         }
-        damaged.entry(tensor).or_insert(error);
-        Ok(Block::default())
     }
 }
 
