@@ -647,7 +647,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         // Of the target, since the source is open: so nothing is said of a checkpoint.
         ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => CliError::told(
             CliError::from(e).text(),
-            "check the path of DST and what lies above it",
+            "check the path of DST and what lies above it; if what was written is gone, as after `reshard prune --older-than 0s`, convert again",
         ),
         ConvertError::Read(e) | ConvertError::Write(e) => e.into(),
         _ => CliError::told(what, "`reshard convert --help` lists the options"),

@@ -11,7 +11,7 @@ use std::{
     fs,
     os::unix::process::ExitStatusExt as _,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -187,25 +187,46 @@ fn begun(to: &str) -> usize {
     count
 }
 
+/// A conversion that is slow, when it has begun some files.
+fn in_the_middle(convert: &[&str], to: &str) -> Child {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_reshard"))
+        .args(convert)
+        .args(["--bandwidth", "1MB/s"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while begun(to) < 4 {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended too soon");
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+#[test]
+fn a_conversion_whose_files_are_pruned_says_so_and_leaves_nothing() {
+    let saved = sample::many();
+    let to = saved.beside("pruned");
+    let convert = ["convert", &saved.url, &to, "--max-shard-size", "100kB"];
+    let child = in_the_middle(&convert, &to);
+    run(&["prune", &to, "--older-than", "0s"]).ok();
+    let ended = child.wait_with_output().unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(2), "{err}");
+    assert!(err.contains("`reshard prune --older-than 0s`"), "{err}");
+    assert!(!Path::new(&to).exists());
+    assert_eq!(begun(&to), 0);
+    run(&convert).ok();
+}
+
 /// What it takes over is tested with kills; Ctrl-C is one of them.
 #[test]
 fn a_conversion_that_ctrl_c_has_ended_goes_on() {
     let saved = sample::many();
     let to = saved.beside("interrupted");
     let convert = ["convert", &saved.url, &to, "--max-shard-size", "100kB"];
-    // Slow enough to be in the middle.
-    let mut child = Command::new(env!("CARGO_BIN_EXE_reshard"))
-        .args(convert)
-        .args(["--bandwidth", "1MB/s"])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    while begun(&to) < 4 {
-        assert!(child.try_wait().unwrap().is_none(), "it has ended too soon");
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut child = in_the_middle(&convert, &to);
     let pid = child.id().to_string();
     let kill = Command::new("kill").args(["-INT", &pid]).status();
     assert!(kill.unwrap().success());
