@@ -18,7 +18,7 @@ use reshard::{
     blocking::Checkpoint,
     plan::similar,
     policy::PolicyMetrics,
-    strategy::{Make, SaveShardedConfig},
+    strategy::{Damage, Make, SaveShardedConfig},
 };
 use reshard_convert::{
     Asked, CastReport, ConvertError, ConvertReport, Finding, NotHeld, check_files, convert,
@@ -44,6 +44,8 @@ struct Report<'a> {
     format: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     dropped: Vec<String>,
+    #[serde(skip)]
+    dropped_tensors: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     casts: Vec<Cast<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,6 +163,10 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         policy: saved.policy.as_ref(),
         format: format.to_string(),
         dropped: dropped.iter().map(NotHeld::to_string).collect(),
+        dropped_tensors: dropped
+            .iter()
+            .filter(|what| matches!(what, NotHeld::Tensor(..)))
+            .count() as u64,
         casts: casts.iter().map(Cast::of).collect(),
         resumed: args.resume.then_some(Kept {
             files: resumed.files,
@@ -181,6 +187,21 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
 /// The endings of files that hold a checkpoint.
 const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
 
+/// Endings that say another format than the default one, and what to do instead.
+const OTHER_ENDINGS: [(&str, &str); 7] = [
+    ("zarr", "--to zarr3 writes a group of Zarr arrays"),
+    (
+        "index",
+        "--to tensor_bundle writes a checkpoint of TensorFlow",
+    ),
+    ("gguf", UNKNOWN_ENDING),
+    ("h5", UNKNOWN_ENDING),
+    ("npz", UNKNOWN_ENDING),
+    ("onnx", UNKNOWN_ENDING),
+    ("msgpack", UNKNOWN_ENDING),
+];
+const UNKNOWN_ENDING: &str = "reshard does not write that format; `reshard plugins` lists those that it writes, and --to chooses one";
+
 /// Refuses a destination that nearly has the ending of a file: it would become a folder of that name. Whoever names the format means the folder.
 fn misspelt(args: &Convert) -> Result<()> {
     let dst = args.dst.trim_end_matches('/');
@@ -197,8 +218,15 @@ fn misspelt(args: &Convert) -> Result<()> {
     let known = ENDINGS.into_iter().find(same);
     // A short ending is near to many others.
     let near = || similar(ending, ENDINGS.into_iter().filter(|known| known.len() > 4)).pop();
+    let of_others = |(other, _): &&(&str, &str)| ending.eq_ignore_ascii_case(other);
     match known.or_else(near) {
-        None => Ok(()),
+        None => match OTHER_ENDINGS.iter().find(of_others) {
+            None => Ok(()),
+            Some((_, hint)) => Err(CliError::told(
+                format!("{} would become a folder of torch_dist", args.dst),
+                *hint,
+            )),
+        },
         Some(known) => {
             let meant = format!("{}{known}", &dst[..dst.len() - ending.len()]);
             Err(CliError::told(
@@ -440,11 +468,17 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
         )?;
     }
     if !report.dropped.is_empty() {
-        fact(
-            out,
-            "left out",
-            units::some(report.dropped.len() as u64, "item"),
-        )?;
+        let others = report.dropped.len() as u64 - report.dropped_tensors;
+        let what = match (report.dropped_tensors, others) {
+            (0, others) => units::some(others, "item"),
+            (tensors, 0) => units::some(tensors, "tensor"),
+            (tensors, others) => format!(
+                "{} and {}",
+                units::some(tensors, "tensor"),
+                units::some(others, "other item")
+            ),
+        };
+        fact(out, "left out", what)?;
     }
     if !report.casts.is_empty() {
         let sum = |of: fn(&Cast<'_>) -> u64| {
@@ -539,10 +573,14 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
     })
 }
 
-fn unsound(src: &str, finding: Finding, what: &str) -> CliError {
-    let found = format!("{src} {finding}: {what}");
-    let hint =
-        format!("`reshard verify {src}` lists all that it finds; --key chooses the sound items");
+fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
+    let found = format!("{src} {finding}: {}", line(what));
+    // What has no key concerns all items.
+    let way_out = match what.key {
+        Some(_) => "--key chooses the sound items",
+        None => "restore that file from a copy; `reshard show` prints what can still be read",
+    };
+    let hint = format!("`reshard verify {src}` lists all that it finds; {way_out}");
     match finding {
         Finding::Damaged => CliError::damaged(found, hint),
         Finding::NotUnderstood => CliError::told(
@@ -631,7 +669,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
             )
         }
-        ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &line(&what)),
+        ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &what),
         ConvertError::NoPlace { .. } => CliError::damaged(
             shown(&what),
             format!(

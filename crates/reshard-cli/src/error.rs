@@ -80,7 +80,7 @@ impl From<reshard::Error> for CliError {
             return Self::Reshard(e);
         };
         let hint = match found.instead() {
-            Some(instead) => format!("{}, as in  reshard inspect {instead}", found.hint()),
+            Some(instead) => format!("{}, such as {instead}", found.hint()),
             None => found.hint().to_owned(),
         };
         Self::Elsewhere {

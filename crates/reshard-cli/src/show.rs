@@ -46,7 +46,10 @@ pub(crate) fn run(program: &Program, args: &Show, io: &mut Io<'_>) -> Result<u8>
 fn absent(args: &Show, checkpoint: &Checkpoint, e: &reshard::Error) -> CliError {
     let near = checkpoint.metadata().near(&args.key);
     let hint = match &*near {
-        [] => format!("`reshard ls {}` lists the keys", args.dir),
+        [] => format!(
+            "`reshard ls {0}` lists tensors and objects, and `reshard inspect {0}` shows common state, too",
+            args.dir
+        ),
         near => format!("did you mean {}?", near.join(" or ")),
     };
     match e.kind() {

@@ -240,7 +240,13 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             let n = units::some(report.damage.len() as u64 + rest.damage, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
-            let hint = "`--json` lists every key; what is not in that list can still be loaded; restore the rest from a copy, or save again";
+            let all = match report.damage.len() {
+                0 | 1 => "",
+                _ => "`--json` lists every key; ",
+            };
+            let hint = format!(
+                "{all}items that are not listed can still be read one by one; restore the rest from a copy, or save again"
+            );
             writeln!(io.err, "hint: {hint}")?;
         }
         status => {

@@ -428,6 +428,9 @@ impl<'a> Convert<'a> {
         let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
         phase.done(&read.as_ref().map(Source::traffic));
         let source = read?;
+        if let (true, Some(what)) = (self.verify, source.damage()) {
+            return Err(self.unsound(Finding::Damaged, what));
+        }
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
         let planner = Rewrite::of(self.source, keys, &canonical, &source);
@@ -512,17 +515,19 @@ impl<'a> Convert<'a> {
         let damaged = self.source.producer().damaged.into_iter();
         let mut chosen = damaged.filter(|(key, _)| self.carries(key));
         chosen.next().map_or(Ok(()), |(key, what)| {
-            Err(ConvertError::Unsound {
-                src: self.source.url().into(),
-                finding: Finding::Damaged,
-                what: Damage {
-                    key: Some(key),
-                    file: None,
-                    offset: None,
-                    what,
-                },
-            })
+            let what = Damage {
+                key: Some(key),
+                file: None,
+                offset: None,
+                what,
+            };
+            Err(self.unsound(Finding::Damaged, what))
         })
+    }
+
+    fn unsound(&self, finding: Finding, what: Damage) -> ConvertError {
+        let src = self.source.url().into();
+        ConvertError::Unsound { src, finding, what }
     }
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
@@ -545,11 +550,7 @@ impl<'a> Convert<'a> {
         });
         match worst.next() {
             None => Ok(()),
-            Some((finding, what)) => Err(ConvertError::Unsound {
-                src: self.source.url().into(),
-                finding,
-                what,
-            }),
+            Some((finding, what)) => Err(self.unsound(finding, what)),
         }
     }
 

@@ -273,7 +273,7 @@ impl fmt::Display for NotHeld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Object(key) => write!(f, "the object {key}"),
-            Self::Tensor(key, dtype) => write!(f, "{key} of type {dtype}"),
+            Self::Tensor(key, dtype) => write!(f, "the tensor {key} of type {dtype}"),
             Self::Common => f.write_str("the common state"),
         }
     }

@@ -132,6 +132,9 @@ impl Fit {
                 fit.dropped.push(NotHeld::Common);
             }
         }
+        // Whoever drops objects may not expect that tensors are among them.
+        fit.dropped
+            .sort_by_key(|what| !matches!(what, NotHeld::Tensor(..)));
         if fit.dropped.is_empty() || drop {
             return Ok(fit);
         }

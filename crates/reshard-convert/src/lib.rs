@@ -61,6 +61,7 @@ mod optimizer;
 mod resume;
 mod rewrite;
 mod source;
+mod stored;
 mod sums;
 mod target;
 mod tensor;

@@ -191,6 +191,19 @@ impl Source {
         self.dialect
     }
 
+    /// The objects, by their keys.
+    pub(crate) fn objects_and_payloads(&self) -> impl Iterator<Item = (&str, &Payload)> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Object(key, payload) => Some((&**key, payload)),
+            _ => None,
+        })
+    }
+
+    /// Common state, if the copy has it as such.
+    pub(crate) fn common(&self) -> Option<&StoredCommon> {
+        self.common.as_ref()
+    }
+
     /// What was read of the checkpoint.
     pub(crate) fn traffic(&self) -> Traffic {
         self.read

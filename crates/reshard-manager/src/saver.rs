@@ -112,9 +112,10 @@ impl Saver {
         self.settings.url(step)
     }
 
-    /// Whether a step is one to be saved: a multiple of [`every`](Self::every), and not 0.
+    /// Whether a step is one to be saved: a multiple of [`every`](Self::every), and not 0. If `every` is 0, each step is due, so that its save says what is
+    /// wrong.
     pub fn is_due(&self, step: u64) -> bool {
-        step > 0 && step.is_multiple_of(self.settings.every)
+        step > 0 && step.is_multiple_of(self.settings.every.max(1))
     }
 
     /// The newest checkpoint of the run that opens, whoever wrote it. `None` if there is none, also if the directory does not exist yet.

@@ -240,6 +240,13 @@ from! {
     i32 => |v| Self::Int(v.into()),
     u32 => |v| Self::Int(v.into()),
     f64 => |v| Self::Float(v),
+    f32 => |v| Self::Float(v.into()),
+    u64 => |v| match i64::try_from(v) {
+        Ok(v) => Self::Int(v),
+        // Two's complement: a ninth byte says that it is not negative.
+        Err(_) => Self::BigInt(v.to_le_bytes().into_iter().chain([0]).collect()),
+    },
+    usize => |v| (v as u64).into(),
     &str => |v| Self::Str(v.into()),
     String => |v| Self::Str(v.into()),
     Bytes => |v| Self::Bytes(v),
@@ -251,6 +258,15 @@ from! {
 mod tests {
     use super::*;
     use crate::{DType, testkit::FakeDevice};
+
+    #[test]
+    fn ints_that_need_64_bits_without_a_sign_are_large_ones() {
+        assert_eq!(Value::from(7u64), Value::Int(7));
+        assert_eq!(Value::from(7usize), Value::Int(7));
+        let bytes = [[0xff; 8].as_slice(), &[0]].concat();
+        assert_eq!(Value::from(u64::MAX), Value::BigInt(bytes.into()));
+        assert_eq!(Value::from(0.5f32), Value::Float(0.5));
+    }
 
     #[test]
     fn views_of_one_device_buffer_are_equal_when_they_show_the_same() {

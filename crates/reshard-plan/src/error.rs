@@ -369,7 +369,7 @@ impl fmt::Display for Problem {
                 ranks: None,
             } => write!(
                 f,
-                "{key} is stored as {is}, but asked for as {other}; declare it as {is}, or allow the cast"
+                "{key} is stored as {is}, but asked for as {other}; declare it as {is}, or allow the cast: `.cast(Cast::Lossless)` or another `Cast`"
             ),
             Self::DType {
                 key,

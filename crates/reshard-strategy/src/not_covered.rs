@@ -28,7 +28,7 @@ impl fmt::Display for Uncovered {
         f.write_str(match self {
             Self::NoChecksum => "without a checksum",
             Self::OtherVersion => {
-                "of files of which the checkpoint has the digest of another version"
+                "of files that are not as reshard wrote them, by damage or by another save"
             }
             Self::Between => "between items",
             Self::Framing => "of headers and paddings",

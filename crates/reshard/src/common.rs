@@ -47,6 +47,11 @@ impl StoredCommon {
         self.form
     }
 
+    /// Its value, or its stored form.
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
     /// Bytes of it as it was stored. 0 if it was not read from a checkpoint.
     pub fn stored_bytes(&self) -> u64 {
         match &self.payload {

@@ -16,7 +16,9 @@ use reshard_model::{
     Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value,
     ValueTree, split_as,
 };
-use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata, StrictHandling};
+use reshard_plan::{
+    Cast, DefaultLoadPlanner, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling,
+};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
     BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits,
@@ -309,7 +311,13 @@ impl<'a> Load<'a> {
                 Ok(common) => {
                     // Handles to return if the template can't be split. They must be gone before buffers are lent.
                     let spare = template.clone();
-                    match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
+                    let metadata = opened.reader.metadata();
+                    let split = split_for(template, opened.reader.dialect(), metadata);
+                    let split = split.and_then(|split| {
+                        no_plain_is_sharded((&split.0, &split.2), &common, metadata)?;
+                        Ok(split)
+                    });
+                    match split {
                         Ok((flat, skeleton, own)) => (
                             Ok(Begun {
                                 store,
@@ -536,6 +544,38 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
             let key = o.unique_key();
             metadata.object(&key).is_some() || metadata.tensor(&key).is_some()
         }
+    }
+}
+
+/// Refuses a plain tensor of a template that the checkpoint has as a sharded one, and that no other leaf asks for. Only Megatron's dialect has plain
+/// leaves, and there a load would ignore it.
+fn no_plain_is_sharded(
+    (asked, plain): (&FlatStateDict, &ValueTree),
+    common: &ValueTree,
+    metadata: &Metadata,
+) -> Result<(), PlanError> {
+    let mut found = Vec::new();
+    plain.visit(&mut |path, value| {
+        let key = Path(path.to_vec()).to_string();
+        if matches!(value, Value::Tensor(_) | Value::Device(_))
+            && let Some(stored) = metadata.tensor(&key)
+        {
+            found.push(Problem::Kind {
+                is: format!("a sharded tensor of shape {}", stored.global_shape()),
+                other: "the template has a plain tensor, which a load in this dialect ignores; declare a `ShardedTensor`".into(),
+                key,
+            });
+        }
+    });
+    if !found.is_empty() {
+        // What common state has is loaded from there.
+        let common = in_common(common);
+        let is_asked = |key: &str| asked.values().any(|leaf| *leaf.unique_key() == *key);
+        found.retain(|p| !common.contains_key(p.key()) && !is_asked(p.key()));
+    }
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(PlanError::Load(Problems(found))),
     }
 }
 

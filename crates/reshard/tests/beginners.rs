@@ -161,6 +161,27 @@ fn a_sharded_leaf_that_lies_in_common_state_is_told_so() {
 }
 
 #[test]
+fn a_plain_leaf_of_a_tensor_that_is_stored_sharded_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path().join("x");
+    let tensor = || Tensor::from_vec(&[4], vec![1f32; 4]).unwrap();
+    let mut state = StateDict::new();
+    state.insert_piece(ShardedTensor::full("weight", tensor()));
+    state.insert("bias", tensor());
+    blocking::save(&state, &place).unwrap();
+    let mut template = StateDict::new();
+    template.insert("bias", tensor());
+    blocking::load(template.clone(), &place).unwrap();
+    template.insert("weight", tensor());
+    let e = blocking::load(template, &place).unwrap_err().to_string();
+    assert!(
+        e.contains("weight is a sharded tensor of shape [4], but the template has a plain tensor"),
+        "{e}"
+    );
+    assert!(!e.contains("bias"), "{e}");
+}
+
+#[test]
 fn an_error_that_ends_main_is_printed_as_its_message() {
     let home = tempfile::tempdir().unwrap();
     let nowhere = home.path().join("x");

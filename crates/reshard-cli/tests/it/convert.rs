@@ -697,6 +697,16 @@ fn a_destination_that_is_nearly_called_like_a_file_is_refused() {
         assert!(ran.err.contains("--to torch_dist"), "{}", ran.err);
         assert!(!std::path::Path::new(&to).exists(), "{name}");
     }
+    for (name, hint) in [
+        ("x.zarr", "--to zarr3 writes"),
+        ("x.gguf", "does not write that format"),
+    ] {
+        let to = saved.beside(name);
+        let ran = run(&["convert", &saved.url, &to]);
+        assert_eq!(ran.code, 2, "{name}: {}", ran.out);
+        assert!(ran.err.contains(hint), "{}", ran.err);
+        assert!(!std::path::Path::new(&to).exists(), "{name}");
+    }
     // Who says it means it; other endings are parts of names.
     let to = saved.beside("a.safetensor");
     assert_eq!(

@@ -150,3 +150,36 @@ fn every_changed_byte_of_a_file_of_torch_save_is_found() {
     drop(blocking::run(save.strategy(config)).unwrap());
     every_byte(&saved, "");
 }
+
+/// What can't be confirmed aside, a conversion copies no changed byte: it fails, or its copy is sound.
+#[test]
+fn no_changed_byte_is_carried_over_in_silence() {
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let mut state = state(false);
+        let rng = ShardedObject::new("rng", Value::Int(7), &[1], &[0], 0);
+        state.insert("rng", rng.unwrap());
+        state.insert("iteration", 1000);
+        let saved = saved(&state, dialect, None);
+        let to = saved.beside("copy");
+        let (mut refused, mut tried) = (0, 0);
+        for name in files(Path::new(&saved.url)) {
+            let path = saved.path(&name);
+            let whole = fs::read(&path).unwrap();
+            for at in (0..whole.len()).step_by(7) {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 0x10;
+                fs::write(&path, bytes).unwrap();
+                let ran = run(&["convert", &saved.url, &to]);
+                if ran.code == 0 {
+                    let copy = run(&["verify", &to]);
+                    assert_eq!(copy.code, 0, "{name} {at}: {}{}", copy.out, copy.err);
+                    fs::remove_dir_all(&to).unwrap();
+                }
+                tried += 1;
+                refused += u32::from(ran.code != 0);
+            }
+            fs::write(&path, whole).unwrap();
+        }
+        assert!(refused * 2 > tried, "{refused} of {tried}");
+    }
+}

@@ -74,7 +74,7 @@ fn what_has_no_place_is_refused_by_name_or_left_out() {
             "megatron",
             &["rng_state/shard_0_2", "rng_state/shard_1_2", "common state"],
         ),
-        ("complex", &["a of type complex64"]),
+        ("complex", &["the tensor a of type complex64"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());

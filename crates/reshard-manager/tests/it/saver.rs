@@ -217,6 +217,7 @@ fn settings_without_a_meaning_are_refused_before_anything_is_saved() {
         (saver().keep(1).keep_every(0), "`keep_every` is 0"),
         (saver().keep_every(5), "no effect without `keep`"),
     ] {
+        assert!(saver.is_due(1));
         let e = saver.save(1, &state(1), |save| save).unwrap_err();
         assert!(e.to_string().contains(why), "{e}");
         assert_eq!(e.kind(), ErrorKind::Invalid);

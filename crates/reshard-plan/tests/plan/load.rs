@@ -84,7 +84,7 @@ fn everything_that_does_not_fit_is_said_at_once() {
       nothing is not in the checkpoint
       optimizer.step is stored as an object, but asked for as a tensor
       shape has shape [4] in the checkpoint, in [1] fragments, but [5] was asked for in [1] fragments; axis 0 differs
-      type is stored as float32, but asked for as bfloat16; declare it as float32, or allow the cast
+      type is stored as float32, but asked for as bfloat16; declare it as float32, or allow the cast: `.cast(Cast::Lossless)` or another `Cast`
     ");
 }
 

@@ -14,7 +14,7 @@ use crate::metadata::{
 };
 use bytes::Bytes;
 use indexmap::IndexSet;
-use reshard_model::{DType, Dims, Path, Region, Step};
+use reshard_model::{DType, Dims, ErrorKind, Path, Region, Step};
 use reshard_plan::{
     MemoryFormat, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
@@ -39,6 +39,16 @@ impl Table {
         let mut b = TableBuilder::new(1, pickle.len() as u64, limits);
         b.add(file, pickle)?;
         b.finish()
+    }
+}
+
+/// The logical table knows of no file.
+fn in_file(file: &str, e: StrategyError) -> StrategyError {
+    match e {
+        StrategyError::Plan(e) if e.kind() == ErrorKind::Corrupt => {
+            StrategyError::corrupt(file, None, e.to_string())
+        }
+        e => e,
     }
 }
 
@@ -103,7 +113,9 @@ impl TableBuilder {
                 logical.set_original_shape(id, original);
             }
         }
-        let metadata = Arc::new(logical.finish(planner_data)?);
+        let first = parsed.first().map_or(crate::METADATA, |p| &*p.file);
+        let metadata = logical.finish(planner_data);
+        let metadata = Arc::new(metadata.map_err(|e| in_file(first, e.into()))?);
         let mut table = Table {
             metadata,
             signs,
@@ -113,7 +125,6 @@ impl TableBuilder {
         };
 
         // Every chunk and every object gets a slot. One that stays `NOWHERE` has lost its storage entry.
-        let first = parsed.first().map_or(crate::METADATA, |p| &*p.file);
         let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
         table.chunks = nowhere(table.metadata.chunk_count())?;
         table.objects = nowhere(table.metadata.object_count())?;
@@ -234,7 +245,8 @@ impl TableBuilder {
         let strange = self
             .strange_places(columns, storage)
             .map_err(|b| beyond(file, b))?;
-        self.entries(file, columns, d, &strange)?;
+        let entries = self.entries(file, columns, d, &strange);
+        entries.map_err(|e| in_file(file, e))?;
         Ok(storage)
     }
 

@@ -5,7 +5,7 @@ use crate::{
     opened::{HowToOpen, Opened},
 };
 use reshard_comm::Comm;
-use reshard_model::{Dialect, FlatStateDict};
+use reshard_model::{Dialect, ErrorKind, FlatStateDict};
 use reshard_plan::{Cast, DefaultLoadPlanner, Metadata};
 use reshard_storage::Store;
 use reshard_strategy::{BackendVersion, LoadCx, Producer, StrategyError};
@@ -83,8 +83,8 @@ impl Checkpoint {
             return self.unsupported(what);
         }
         // The format says best what is damaged.
-        if self.producer().damaged.contains_key(key)
-            && let Err(e) = self.opened.reader.permits(key)
+        if let Err(e) = self.opened.reader.permits(key)
+            && e.kind() == ErrorKind::Corrupt
         {
             return e;
         }
@@ -96,7 +96,15 @@ impl Checkpoint {
                 };
                 format!("`Checkpoint::{kind}s` lists the {count} that are{common}")
             }
-            near => format!("did you mean {}?", near.join(" or ")),
+            near => {
+                let is_object = |key: &str| self.metadata().object(key).is_some();
+                let near = near.iter().map(|key| match (kind, is_object(key)) {
+                    ("tensor", true) => format!("{key} (an object)"),
+                    ("object", false) => format!("{key} (a tensor)"),
+                    _ => key.clone(),
+                });
+                format!("did you mean {}?", near.collect::<Vec<_>>().join(" or "))
+            }
         };
         not_stored(format!("no {kind} {key:?} is stored; {hint}"))
     }

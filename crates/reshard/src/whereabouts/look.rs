@@ -81,7 +81,8 @@ pub(super) const PLAIN_FILE: &str = " is a file, and no checkpoint";
 
 pub(super) const ONE_OF_THEM: &str = "name one of them";
 const DIRECTORY: &str = "name the directory";
-const LINK: &str = "link its format into this program, if a crate has it";
+const LINK: &str =
+    "link its format into this program: enable the feature `safetensors` of `reshard`";
 
 /// What a file is, and what to name instead.
 fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
@@ -126,7 +127,7 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
         }
         () if name.ends_with(".safetensors") => told("a safetensors file", LINK),
         () if four_read && first == *b"PK\x03\x04" => {
-            let hint = "name it as x.pt; the format torch_save reads such files";
+            let hint = "the format torch_save reads such files, if they are named as x.pt, and if the feature `torch-save` of `reshard` is enabled";
             told("a zip archive, as torch.save writes them", hint)
         }
         () => Whereabouts::new(
