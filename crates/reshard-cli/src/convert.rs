@@ -468,17 +468,7 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
         )?;
     }
     if !report.dropped.is_empty() {
-        let others = report.dropped.len() as u64 - report.dropped_tensors;
-        let what = match (report.dropped_tensors, others) {
-            (0, others) => units::some(others, "item"),
-            (tensors, 0) => units::some(tensors, "tensor"),
-            (tensors, others) => format!(
-                "{} and {}",
-                units::some(tensors, "tensor"),
-                units::some(others, "other item")
-            ),
-        };
-        fact(out, "left out", what)?;
+        fact(out, "left out", left_out(report))?;
     }
     if !report.casts.is_empty() {
         let sum = |of: fn(&Cast<'_>) -> u64| {
@@ -538,6 +528,17 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
         ),
     )?;
     Ok(())
+}
+
+/// How much is left out. Tensors are told apart from the rest.
+fn left_out(report: &Report<'_>) -> String {
+    let others = report.dropped.len() as u64 - report.dropped_tensors;
+    let tensors = units::some(report.dropped_tensors, "tensor");
+    match (report.dropped_tensors, others) {
+        (0, others) => units::some(others, "item"),
+        (_, 0) => tensors,
+        (_, others) => format!("{tensors} and {}", units::some(others, "other item")),
+    }
 }
 
 /// The same for errors about the optimizer.

@@ -428,9 +428,7 @@ impl<'a> Convert<'a> {
         let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
         phase.done(&read.as_ref().map(Source::traffic));
         let source = read?;
-        if let (true, Some(what)) = (self.verify, source.damage()) {
-            return Err(self.unsound(Finding::Damaged, what));
-        }
+        self.carried_as_stored(&source)?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
         let planner = Rewrite::of(self.source, keys, &canonical, &source);
@@ -528,6 +526,12 @@ impl<'a> Convert<'a> {
     fn unsound(&self, finding: Finding, what: Damage) -> ConvertError {
         let src = self.source.url().into();
         ConvertError::Unsound { src, finding, what }
+    }
+
+    /// Refuses damage in what is carried over in its stored form.
+    fn carried_as_stored(&self, source: &Source) -> Result<()> {
+        let damage = source.damage().filter(|_| self.verify);
+        damage.map_or(Ok(()), |what| Err(self.unsound(Finding::Damaged, what)))
     }
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
