@@ -1,4 +1,4 @@
-//! Objects and common state that are carried over in their stored form: what no checksum covers in them.
+//! Objects and common state that are carried over in their stored form: all their bytes are checked, those of headers, too.
 
 use crate::source::Source;
 use reshard::{StoredCommon, megatron::COMMON, model::Payload, strategy::Damage};
@@ -8,7 +8,7 @@ use reshard_torch_format::{Error as FormatError, Limits, TorchSave, archive::Arc
 const PICKLE: u8 = 0x80;
 
 impl Source {
-    /// The first damage in a header of what is carried over as it is stored. The copy would have it, too.
+    /// The first damage of what is carried over as it is stored. The copy would have it, too.
     pub(crate) fn damage(&self) -> Option<Damage> {
         let of_object = |(key, payload)| told(payload, Some(key), None);
         let of_common = |common: &StoredCommon| {
@@ -32,7 +32,7 @@ fn told(payload: &Payload, key: Option<&str>, file: Option<&str>) -> Option<Dama
     })
 }
 
-/// What is not as `torch.save` writes it, though the rest is.
+/// A record that is not as its checksum says, or a header that is not as `torch.save` writes it, though the others are.
 fn damaged(payload: &Payload) -> Option<FormatError> {
     let Payload::Encoded {
         codec: TorchSave::NAME,
@@ -44,9 +44,15 @@ fn damaged(payload: &Payload) -> Option<FormatError> {
     if bytes.first() == Some(&PICKLE) {
         return None;
     }
-    let archive = Archive::open(bytes.clone(), &Limits::default());
-    let checked = archive.and_then(|archive| archive.check_framing());
-    checked
-        .err()
-        .filter(|e| matches!(e, FormatError::Archive { .. }))
+    let checked = Archive::open(bytes.clone(), &Limits::default()).and_then(|archive| {
+        archive.check_records(|_| Ok(()))?;
+        archive.check_framing()
+    });
+    checked.err().filter(|e| {
+        let is_beyond_us = matches!(
+            e,
+            FormatError::Limit { .. } | FormatError::Unsupported { .. }
+        );
+        !is_beyond_us
+    })
 }

@@ -43,7 +43,7 @@ fn say(commands: &[&str], path: &Path, parts: &[&str]) {
 #[test]
 fn a_file_of_a_checkpoint_leads_to_its_directory() {
     let saved = states::megatron();
-    let hint = format!("reshard inspect {}", saved.url);
+    let hint = format!("such as {}", saved.url);
     says(
         &saved.path(".metadata"),
         &["is the metadata of a checkpoint", &hint],
