@@ -99,6 +99,7 @@ impl Program {
     /// Runs with the process's own arguments and streams.
     pub fn main(&self) -> ExitCode {
         report_full_files();
+        raise_open_files();
         let styles = anstream::AutoStream::choice(&io::stdout());
         // What strips the styles writes a line in pieces.
         let stdout: Box<dyn Write> =
@@ -146,6 +147,15 @@ fn report_full_files() {
     let caught = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     // Without it the program does what it does.
     caught.map(drop).unwrap_or(());
+}
+
+/// Each rank of a conversion holds a few directories and files open, and most systems begin with a limit of 1,024, which a program may raise.
+fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without it the program does what it does.
+    setrlimit(Resource::Nofile, limit).unwrap_or(());
 }
 
 fn fail(e: CliError) -> ExitCode {

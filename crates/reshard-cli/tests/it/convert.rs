@@ -6,6 +6,10 @@ use crate::{
 };
 use reshard::{Value, ValueTree, blocking::Checkpoint, model::Tree};
 use serde_json::json;
+use std::sync::{Mutex, PoisonError};
+
+/// A conversion as thousands of ranks holds four directories open for each of them, and the tests share one limit of open files.
+static THOUSANDS_OF_RANKS: Mutex<()> = Mutex::new(());
 
 pub(crate) fn digest(url: &str) -> String {
     run(&["digest", url, "--json"]).ok()
@@ -459,6 +463,9 @@ fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read()
 
 #[test]
 fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit() {
+    let _alone = THOUSANDS_OF_RANKS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let made = made(&[
         sound("a", 8, false),
         sound("b", 2, false),
@@ -497,7 +504,24 @@ fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit()
 }
 
 #[test]
+fn the_program_raises_the_limit_of_open_files() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let ended = std::process::Command::new("sh")
+        .args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_reshard"))
+        .args(["convert", &saved.url, &to, "--ranks", "100"])
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{err}");
+}
+
+#[test]
 fn tensors_of_many_rows_and_many_ranks_make_too_many_pieces() {
+    let _alone = THOUSANDS_OF_RANKS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let items: Vec<Item> = (0..49)
         .map(|i| sound(&format!("t{i}"), 4096, false))
         .collect();
