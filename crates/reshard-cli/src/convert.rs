@@ -42,16 +42,18 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'a PolicyMetrics>,
     format: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    dropped: Vec<String>,
-    #[serde(skip)]
-    dropped_tensors: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "texts")]
+    dropped: Vec<NotHeld>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     casts: Vec<Cast<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     resumed: Option<Kept>,
     /// What of `seconds` came before anything was written.
     checking_seconds: f64,
+}
+
+fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(what.iter().map(NotHeld::to_string))
 }
 
 /// What an interrupted conversion had finished.
@@ -162,11 +164,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         checking_seconds: checking.as_secs_f64(),
         policy: saved.policy.as_ref(),
         format: format.to_string(),
-        dropped: dropped.iter().map(NotHeld::to_string).collect(),
-        dropped_tensors: dropped
-            .iter()
-            .filter(|what| matches!(what, NotHeld::Tensor(..)))
-            .count() as u64,
+        dropped,
         casts: casts.iter().map(Cast::of).collect(),
         resumed: args.resume.then_some(Kept {
             files: resumed.files,
@@ -218,25 +216,23 @@ fn misspelt(args: &Convert) -> Result<()> {
     let known = ENDINGS.into_iter().find(same);
     // A short ending is near to many others.
     let near = || similar(ending, ENDINGS.into_iter().filter(|known| known.len() > 4)).pop();
+    if let Some(known) = known.or_else(near) {
+        let meant = format!("{}{known}", &dst[..dst.len() - ending.len()]);
+        return Err(CliError::told(
+            format!(
+                "{} would become a folder, because no file of a checkpoint ends with .{ending}; did you mean {meant}?",
+                args.dst
+            ),
+            "correct the name, or say which format the folder is to have: --to torch_dist",
+        ));
+    }
     let of_others = |(other, _): &&(&str, &str)| ending.eq_ignore_ascii_case(other);
-    match known.or_else(near) {
-        None => match OTHER_ENDINGS.iter().find(of_others) {
-            None => Ok(()),
-            Some((_, hint)) => Err(CliError::told(
-                format!("{} would become a folder of torch_dist", args.dst),
-                *hint,
-            )),
-        },
-        Some(known) => {
-            let meant = format!("{}{known}", &dst[..dst.len() - ending.len()]);
-            Err(CliError::told(
-                format!(
-                    "{} would become a folder, because no file of a checkpoint ends with .{ending}; did you mean {meant}?",
-                    args.dst
-                ),
-                "correct the name, or say which format the folder is to have: --to torch_dist",
-            ))
-        }
+    match OTHER_ENDINGS.iter().find(of_others) {
+        None => Ok(()),
+        Some((_, hint)) => Err(CliError::told(
+            format!("{} would become a folder of torch_dist", args.dst),
+            *hint,
+        )),
     }
 }
 
@@ -532,12 +528,14 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
 
 /// How much is left out. Tensors are told apart from the rest.
 fn left_out(report: &Report<'_>) -> String {
-    let others = report.dropped.len() as u64 - report.dropped_tensors;
-    let tensors = units::some(report.dropped_tensors, "tensor");
-    match (report.dropped_tensors, others) {
+    let is_tensor = |what: &&NotHeld| matches!(what, NotHeld::Tensor(..));
+    let tensors = report.dropped.iter().filter(is_tensor).count() as u64;
+    let others = report.dropped.len() as u64 - tensors;
+    let told = units::some(tensors, "tensor");
+    match (tensors, others) {
         (0, others) => units::some(others, "item"),
-        (_, 0) => tensors,
-        (_, others) => format!("{tensors} and {}", units::some(others, "other item")),
+        (_, 0) => told,
+        (_, others) => format!("{told} and {}", units::some(others, "other item")),
     }
 }
 

@@ -1,8 +1,16 @@
 //! Objects and common state that are carried over in their stored form: all their bytes are checked, those of headers, too.
 
 use crate::source::Source;
-use reshard::{StoredCommon, megatron::COMMON, model::Payload, strategy::Damage};
-use reshard_torch_format::{Error as FormatError, Limits, TorchSave, archive::Archive};
+use reshard::{
+    ReadLimits, StoredCommon,
+    megatron::COMMON,
+    model::{BoxError, Payload},
+    strategy::{
+        Damage,
+        torch::{check_archive, is_beyond_us},
+    },
+};
+use reshard_torch_format::TorchSave;
 
 /// The byte with which every pickle begins, and so do files of torch before 1.6. They have no headers.
 const PICKLE: u8 = 0x80;
@@ -33,7 +41,7 @@ fn told(payload: &Payload, key: Option<&str>, file: Option<&str>) -> Option<Dama
 }
 
 /// A record that is not as its checksum says, or a header that is not as `torch.save` writes it, though the others are.
-fn damaged(payload: &Payload) -> Option<FormatError> {
+fn damaged(payload: &Payload) -> Option<BoxError> {
     let Payload::Encoded {
         codec: TorchSave::NAME,
         bytes,
@@ -44,15 +52,6 @@ fn damaged(payload: &Payload) -> Option<FormatError> {
     if bytes.first() == Some(&PICKLE) {
         return None;
     }
-    let checked = Archive::open(bytes.clone(), &Limits::default()).and_then(|archive| {
-        archive.check_records(|_| Ok(()))?;
-        archive.check_framing()
-    });
-    checked.err().filter(|e| {
-        let is_beyond_us = matches!(
-            e,
-            FormatError::Limit { .. } | FormatError::Unsupported { .. }
-        );
-        !is_beyond_us
-    })
+    let e = BoxError::from(check_archive(bytes, &ReadLimits::default()).err()?);
+    (!is_beyond_us(&e)).then_some(e)
 }

@@ -9,7 +9,7 @@ use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration,
     Result, SaveCommonStrategy, StorageReader, StrategyError, Uncovered, decode_object,
     encode_object,
-    torch::{TorchObjects, check_framing, check_records, is_beyond_us, no_damage, uncovered},
+    torch::{TorchObjects, check_archive, check_records, is_beyond_us, no_damage, uncovered},
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::sync::Arc;
@@ -145,9 +145,7 @@ impl LoadCommonStrategy for TorchCommon {
         let Some(bytes) = cx.limits.read(&cx.store, file).await? else {
             return Err(StrategyError::corrupt(file, None, "it is missing"));
         };
-        let checked =
-            check_records(&bytes, &cx.limits).and_then(|()| check_framing(&bytes, &cx.limits));
-        let left = checked.map_err(|e| {
+        let left = check_archive(&bytes, &cx.limits).map_err(|e| {
             let told = |why| StrategyError::Unsupported {
                 strategy: "torch/1".into(),
                 what: format!("checking {file} ({why})"),

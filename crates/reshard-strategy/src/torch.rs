@@ -178,6 +178,15 @@ pub fn check_framing(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Uncon
     Archive::open(archive.clone(), &parsing(limits))?.check_framing()
 }
 
+/// Both: all bytes of an archive.
+///
+/// # Errors
+/// What the parser says.
+pub fn check_archive(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Unconfirmed> {
+    check_records(archive, limits)?;
+    check_framing(archive, limits)
+}
+
 /// What can't be confirmed of an archive, in the words of a report.
 pub fn uncovered(of: Unconfirmed) -> [(Uncovered, u64); 2] {
     [

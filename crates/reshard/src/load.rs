@@ -13,8 +13,8 @@ use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_megatron::COMMON_STATE_CELL;
 use reshard_model::{
-    Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value,
-    ValueTree, split_as,
+    Data, Dialect, FlatStateDict, Flatten, Parts, Path, Payload, Sharded, Skeleton, StateDict,
+    Value, ValueTree, split_as,
 };
 use reshard_plan::{
     Cast, DefaultLoadPlanner, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling,
@@ -312,12 +312,7 @@ impl<'a> Load<'a> {
                     // Handles to return if the template can't be split. They must be gone before buffers are lent.
                     let spare = template.clone();
                     let metadata = opened.reader.metadata();
-                    let split = split_for(template, opened.reader.dialect(), metadata);
-                    let split = split.and_then(|split| {
-                        no_plain_is_sharded((&split.0, &split.2), &common, metadata)?;
-                        Ok(split)
-                    });
-                    match split {
+                    match split_for(template, opened.reader.dialect(), metadata, &common) {
                         Ok((flat, skeleton, own)) => (
                             Ok(Begun {
                                 store,
@@ -516,9 +511,11 @@ fn split_for(
     template: StateDict,
     dialect: Dialect,
     metadata: &Metadata,
+    common: &ValueTree,
 ) -> Result<(FlatStateDict, Skeleton, ValueTree), StrategyError> {
     let found = |flat: &FlatStateDict| flat.values().filter(|s| has(metadata, s)).count();
     let parts = split_as(template, dialect, Flatten::Torch2_4)?;
+    no_plain_is_sharded(&parts, metadata, common)?;
     let now = found(&parts.flat);
     if dialect == Dialect::Megatron || now == parts.flat.len() {
         return Ok((parts.flat, parts.skeleton, parts.common));
@@ -550,16 +547,17 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
 /// Refuses a plain tensor of a template that the checkpoint has as a sharded one, and that no other leaf asks for. Only Megatron's dialect has plain
 /// leaves, and there a load would ignore it.
 fn no_plain_is_sharded(
-    (asked, plain): (&FlatStateDict, &ValueTree),
-    common: &ValueTree,
+    template: &Parts,
     metadata: &Metadata,
+    common: &ValueTree,
 ) -> Result<(), PlanError> {
     let mut found = Vec::new();
-    plain.visit(&mut |path, value| {
+    template.common.visit(&mut |path, value| {
+        if !matches!(value, Value::Tensor(_) | Value::Device(_)) {
+            return;
+        }
         let key = Path(path.to_vec()).to_string();
-        if matches!(value, Value::Tensor(_) | Value::Device(_))
-            && let Some(stored) = metadata.tensor(&key)
-        {
+        if let Some(stored) = metadata.tensor(&key) {
             found.push(Problem::Kind {
                 is: format!("a sharded tensor of shape {}", stored.global_shape()),
                 other: "the template has a plain tensor, which a load in this dialect ignores; declare a `ShardedTensor`".into(),
@@ -570,8 +568,8 @@ fn no_plain_is_sharded(
     if !found.is_empty() {
         // What common state has is loaded from there.
         let common = in_common(common);
-        let is_asked = |key: &str| asked.values().any(|leaf| *leaf.unique_key() == *key);
-        found.retain(|p| !common.contains_key(p.key()) && !is_asked(p.key()));
+        let asked: BTreeSet<_> = template.flat.values().map(Sharded::unique_key).collect();
+        found.retain(|p| !common.contains_key(p.key()) && !asked.contains(p.key()));
     }
     match found.is_empty() {
         true => Ok(()),

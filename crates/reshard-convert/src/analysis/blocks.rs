@@ -29,7 +29,6 @@ pub(super) struct Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
     Wanted,
-    /// Blocks that are begun come all the same.
     Unwanted,
 }
 
@@ -66,19 +65,22 @@ fn tasks(
     })
 }
 
-/// Calls `look` for each block of the tensors, on several threads, and `take` with the results, in order. The tensors are given with the
-/// number of bytes that an element takes in memory.
-pub(super) async fn each_block<T, L>(
+/// Calls `look` for each block of the tensors, on several threads, and folds the results of each tensor into a sum, in order. `end` gets the sum of each
+/// tensor, also of one without elements. The tensors are given with the number of bytes that an element takes in memory.
+pub(super) async fn fold_blocks<T, S, L>(
     tensors: &[(u64, Region)],
     look: L,
-    mut take: impl FnMut(&Unit, T) -> reshard::Result<Rest>,
+    mut fold: impl FnMut(&mut S, &Unit, T) -> reshard::Result<Rest>,
+    mut end: impl FnMut(usize, S) -> reshard::Result<()>,
 ) -> Result<()>
 where
     T: Send + 'static,
+    S: Default,
     L: Fn(&Unit) -> T + Clone + Send + 'static,
 {
     let unwanted = AtomicUsize::new(usize::MAX);
-    let begun = tasks(tensors, |tensor| unwanted.load(Relaxed) != tensor).map(|units| {
+    let is_wanted = |tensor: usize| unwanted.load(Relaxed) != tensor;
+    let begun = tasks(tensors, is_wanted).map(|units| {
         let look = look.clone();
         async move {
             let look = move |unit: Unit| {
@@ -89,16 +91,30 @@ where
             run_blocking([task]).await
         }
     });
+    let (mut at, mut sum) = (0, S::default());
+    let mut end_before = |tensor: usize, sum: &mut S| {
+        while at < tensor {
+            end(at, std::mem::take(sum)).map_err(ConvertError::Read)?;
+            at += 1;
+        }
+        Ok(())
+    };
     let mut done = stream::iter(begun).buffered(AHEAD);
     while let Some(results) = done.next().await {
         let results = results.map_err(|e| ConvertError::Failed(e.into()))?;
         for (unit, found) in results.into_iter().flatten() {
-            if take(&unit, found).map_err(ConvertError::Read)? == Rest::Unwanted {
+            end_before(unit.tensor, &mut sum)?;
+            // What was begun comes all the same.
+            if !is_wanted(unit.tensor) {
+                continue;
+            }
+            let rest = fold(&mut sum, &unit, found).map_err(ConvertError::Read)?;
+            if rest == Rest::Unwanted {
                 unwanted.store(unit.tensor, Relaxed);
             }
         }
     }
-    Ok(())
+    end_before(tensors.len(), &mut sum)
 }
 
 /// Reads a block, on the thread of a task.
@@ -109,6 +125,7 @@ pub(super) fn read(tensor: &TensorHandle, region: &Region) -> reshard::Result<Te
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn every_element_is_in_one_block_and_small_tensors_go_together() {
@@ -131,19 +148,26 @@ mod tests {
     fn what_is_unwanted_of_an_endless_tensor_is_not_begun() {
         let shapes: [&[u64]; 3] = [&[3], &[1 << 60], &[2]];
         let tensors: Vec<_> = shapes.iter().map(|s| (1, Region::whole(s))).collect();
-        let mut seen = vec![0; shapes.len()];
-        let all = each_block(
-            &tensors,
-            |_| (),
-            |unit, ()| {
-                seen[unit.tensor] += 1;
-                Ok(match unit.tensor {
-                    1 => Rest::Unwanted,
-                    _ => Rest::Wanted,
-                })
-            },
-        );
-        wait(all).unwrap();
+        let seen: Arc<[AtomicUsize; 3]> = Arc::default();
+        let look = {
+            let seen = Arc::clone(&seen);
+            move |unit: &Unit| seen[unit.tensor].fetch_add(1, Relaxed)
+        };
+        let fold = |sum: &mut usize, unit: &Unit, _| {
+            *sum += 1;
+            Ok(match unit.tensor {
+                1 => Rest::Unwanted,
+                _ => Rest::Wanted,
+            })
+        };
+        let mut sums = Vec::new();
+        let end = |tensor, sum| {
+            sums.push((tensor, sum));
+            Ok(())
+        };
+        wait(fold_blocks(&tensors, look, fold, end)).unwrap();
+        assert_eq!(sums, [(0, 1), (1, 1), (2, 1)]);
+        let seen = [0, 1, 2].map(|tensor| seen[tensor].load(Relaxed));
         assert_eq!((seen[0], seen[2]), (1, 1));
         assert!((1..=1 + AHEAD).contains(&seen[1]), "{seen:?}");
     }

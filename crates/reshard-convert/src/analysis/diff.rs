@@ -1,7 +1,7 @@
 //! How two checkpoints differ.
 
 use super::{
-    blocks::{Rest, Unit, each_block, read},
+    blocks::{Rest, Unit, fold_blocks, read},
     numbers::{Bound, Pairs, number},
 };
 use crate::{ConvertError, Result, source::value};
@@ -209,26 +209,19 @@ async fn compare(
             None => Ok(Block::default()),
         }
     };
-    let (mut at, mut sum) = (0, Sum::default());
-    let mut done = |sum: Sum, pair: &Pair| {
-        let told = sum.done(pair, tolerance);
-        out.differ += u64::from(!told.equal);
-        each(told);
-    };
-    each_block(&regions, look, |unit, block| {
-        while at < unit.tensor {
-            if let Some(pair) = pairs.get(at) {
-                done(std::mem::take(&mut sum), pair);
-            }
-            at += 1;
-        }
+    let fold = |sum: &mut Sum, unit: &Unit, block: reshard::Result<Block>| {
         sum.add(unit, &block?);
         Ok(Rest::Wanted)
-    })
-    .await?;
-    for pair in pairs.iter().skip(at) {
-        done(std::mem::take(&mut sum), pair);
-    }
+    };
+    let end = |at: usize, sum: Sum| {
+        if let Some(pair) = pairs.get(at) {
+            let told = sum.done(pair, tolerance);
+            out.differ += u64::from(!told.equal);
+            each(told);
+        }
+        Ok(())
+    };
+    fold_blocks(&regions, look, fold, end).await?;
     Ok(out)
 }
 

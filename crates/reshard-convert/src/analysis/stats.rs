@@ -1,7 +1,7 @@
 //! What the numbers of each tensor are like.
 
 use super::{
-    blocks::{Rest, Unit, each_block, read},
+    blocks::{Rest, Unit, fold_blocks, read},
     numbers::{Moments, number},
 };
 use crate::Result;
@@ -179,58 +179,34 @@ pub async fn stats(
             Ok(found)
         }
     };
-    let mut damaged: Vec<DamagedTensor> = Vec::new();
-    let mut sums = Sums {
-        tensors: &tensors,
-        at: 0,
-        of_tensor: Some(Sum::default()),
+    let fold = |sum: &mut Sum, _: &Unit, found: reshard::Result<Block>| match found {
+        Ok(found) => {
+            sum.add(&found);
+            Ok(Rest::Wanted)
+        }
+        Err(e) if e.kind() == ErrorKind::Corrupt => {
+            sum.damage = Some(e);
+            Ok(Rest::Unwanted)
+        }
+        Err(e) => Err(e),
     };
-    each_block(&sizes, look, |unit, found: reshard::Result<Block>| {
-        sums.end_before(unit.tensor, &mut each);
-        let Some(sum) = &mut sums.of_tensor else {
-            return Ok(Rest::Unwanted);
+    let mut damaged = Vec::new();
+    let end = |at: usize, sum: Sum| {
+        let Some(t) = tensors.get(at) else {
+            return Ok(());
         };
-        match found {
-            Ok(found) => {
-                sum.add(&found);
-                Ok(Rest::Wanted)
-            }
-            Err(error) if error.kind() == ErrorKind::Corrupt && damaged.len() < MOST_DAMAGED => {
-                sums.of_tensor = None;
-                damaged.extend(tensors.get(unit.tensor).map(|t| DamagedTensor {
-                    key: t.key().to_owned(),
-                    error,
-                }));
-                Ok(Rest::Unwanted)
-            }
-            Err(error) => Err(error),
+        match sum.done(t) {
+            Ok(stats) => each(stats),
+            Err(error) if damaged.len() < MOST_DAMAGED => damaged.push(DamagedTensor {
+                key: t.key().into(),
+                error,
+            }),
+            Err(error) => return Err(error),
         }
-    })
-    .await?;
-    sums.end_before(tensors.len(), &mut each);
+        Ok(())
+    };
+    fold_blocks(&sizes, look, fold, end).await?;
     Ok(damaged)
-}
-
-/// The sums of tensors, one after the other.
-struct Sums<'a> {
-    tensors: &'a [TensorHandle],
-    /// The tensor whose blocks come.
-    at: usize,
-    /// `None` if it is damaged.
-    of_tensor: Option<Sum>,
-}
-
-impl Sums<'_> {
-    /// All blocks of the tensors before this one have come. Tensors without elements have none.
-    fn end_before(&mut self, tensor: usize, each: &mut impl FnMut(TensorStats)) {
-        while self.at < tensor {
-            let sum = self.of_tensor.replace(Sum::default());
-            if let (Some(sum), Some(t)) = (sum, self.tensors.get(self.at)) {
-                each(sum.done(t));
-            }
-            self.at += 1;
-        }
-    }
 }
 
 /// What was found in a block.
@@ -297,6 +273,8 @@ struct Sum {
     dead: u64,
     /// The row of which parts were seen, and whether they are all zero.
     row: Option<(u64, bool)>,
+    /// Why a block can't be read.
+    damage: Option<reshard::Error>,
 }
 
 impl Sum {
@@ -318,13 +296,16 @@ impl Sum {
         }
     }
 
-    fn done(mut self, t: &TensorHandle) -> TensorStats {
+    fn done(mut self, t: &TensorHandle) -> reshard::Result<TensorStats> {
         self.end_row();
-        TensorStats {
-            key: t.key().into(),
-            dtype: t.dtype(),
-            shape: t.shape().clone(),
-            stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
+        match self.damage {
+            Some(e) => Err(e),
+            None => Ok(TensorStats {
+                key: t.key().into(),
+                dtype: t.dtype(),
+                shape: t.shape().clone(),
+                stats: number(t.dtype()).map(|_| Stats::of(&self.moments, self.dead)),
+            }),
         }
     }
 }
