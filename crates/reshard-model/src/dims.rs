@@ -1,19 +1,37 @@
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 use std::{
+    cmp::Ordering,
     fmt,
+    hash::{Hash, Hasher},
     ops::{Deref, DerefMut},
+    sync::Arc,
 };
 
-/// One number per axis: a shape, an offset, a stride. Up to four axes lie inline.
-#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Dims(SmallVec<[u64; 4]>);
+/// One number per axis: a shape, an offset, a stride. Up to four axes lie inline; more are shared between clones, until one
+/// of them is changed.
+#[derive(Clone, Deserialize)]
+#[serde(from = "SmallVec<[u64; INLINE]>")]
+pub struct Dims(Axes);
+
+const INLINE: usize = 4;
+
+#[derive(Clone)]
+enum Axes {
+    Few(u8, [u64; INLINE]),
+    /// A checkpoint may have very many tensors of very many axes, and each shape is kept in many places.
+    Many(Arc<Vec<u64>>),
+}
 
 impl Dims {
     /// `n` axes of `value`.
     pub fn splat(value: u64, n: usize) -> Self {
-        Self(SmallVec::from_elem(value, n))
+        if n > INLINE {
+            return Self(Axes::Many(Arc::new(vec![value; n])));
+        }
+        let mut few = [0; INLINE];
+        few[..n].fill(value);
+        Self(Axes::Few(n as u8, few))
     }
 
     /// `n` zeros.
@@ -23,36 +41,107 @@ impl Dims {
 
     /// Appends an axis.
     pub fn push(&mut self, value: u64) {
-        self.0.push(value);
+        match &mut self.0 {
+            Axes::Few(n, few) => match few.get_mut(usize::from(*n)) {
+                Some(axis) => {
+                    *axis = value;
+                    *n += 1;
+                }
+                None => {
+                    let many = few.iter().copied().chain([value]).collect();
+                    self.0 = Axes::Many(Arc::new(many));
+                }
+            },
+            Axes::Many(many) => Arc::make_mut(many).push(value),
+        }
     }
 
     /// Product of the extents; `None` when it does not fit 64 bits.
     pub fn volume(&self) -> Option<u64> {
         // A zero anywhere makes the product zero, whatever the other extents are.
-        if self.0.contains(&0) {
+        if self.contains(&0) {
             Some(0)
         } else {
-            self.0.iter().try_fold(1u64, |v, &d| v.checked_mul(d))
+            self.iter().try_fold(1u64, |v, &d| v.checked_mul(d))
         }
+    }
+}
+
+impl Default for Dims {
+    fn default() -> Self {
+        Self::zeros(0)
     }
 }
 
 impl Deref for Dims {
     type Target = [u64];
     fn deref(&self) -> &[u64] {
-        &self.0
+        match &self.0 {
+            Axes::Few(n, few) => &few[..usize::from(*n)],
+            Axes::Many(many) => many,
+        }
     }
 }
 
 impl DerefMut for Dims {
     fn deref_mut(&mut self) -> &mut [u64] {
-        &mut self.0
+        match &mut self.0 {
+            Axes::Few(n, few) => &mut few[..usize::from(*n)],
+            Axes::Many(many) => Arc::make_mut(many).as_mut_slice(),
+        }
+    }
+}
+
+impl PartialEq for Dims {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Dims {}
+
+impl PartialOrd for Dims {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Dims {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl Hash for Dims {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl Serialize for Dims {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self)
+    }
+}
+
+impl From<SmallVec<[u64; INLINE]>> for Dims {
+    fn from(v: SmallVec<[u64; INLINE]>) -> Self {
+        if v.spilled() {
+            v.into_vec().into()
+        } else {
+            v.as_slice().into()
+        }
     }
 }
 
 impl From<&[u64]> for Dims {
     fn from(v: &[u64]) -> Self {
-        Self(SmallVec::from_slice(v))
+        if v.len() > INLINE {
+            return Self(Axes::Many(Arc::new(v.into())));
+        }
+        let mut few = Self::zeros(v.len());
+        few.copy_from_slice(v);
+        few
     }
 }
 
@@ -64,13 +153,31 @@ impl<const N: usize> From<[u64; N]> for Dims {
 
 impl From<Vec<u64>> for Dims {
     fn from(v: Vec<u64>) -> Self {
-        Self(SmallVec::from_vec(v))
+        if v.len() > INLINE {
+            Self(Axes::Many(Arc::new(v)))
+        } else {
+            v.as_slice().into()
+        }
     }
 }
 
 impl FromIterator<u64> for Dims {
     fn from_iter<I: IntoIterator<Item = u64>>(iter: I) -> Self {
-        Self(iter.into_iter().collect())
+        let mut axes = iter.into_iter();
+        let mut few = Self::default();
+        for axis in axes.by_ref().take(INLINE) {
+            few.push(axis);
+        }
+        match axes.next() {
+            None => few,
+            Some(next) => Self::from(
+                few.iter()
+                    .copied()
+                    .chain([next])
+                    .chain(axes)
+                    .collect::<Vec<_>>(),
+            ),
+        }
     }
 }
 
@@ -78,7 +185,7 @@ impl<'a> IntoIterator for &'a Dims {
     type Item = &'a u64;
     type IntoIter = std::slice::Iter<'a, u64>;
     fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
+        self.iter()
     }
 }
 
@@ -91,7 +198,7 @@ impl fmt::Debug for Dims {
 /// As Python writes a list: `[2, 3]`.
 impl fmt::Display for Dims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter()).finish()
+        f.debug_list().entries(self.iter()).finish()
     }
 }
 
@@ -106,5 +213,48 @@ mod tests {
             (format!("{dims}"), format!("{dims:?}")),
             ("[2, 3]".into(), "[2, 3]".into())
         );
+    }
+
+    /// What a vector would say of the same numbers.
+    fn are(dims: &Dims, numbers: &[u64]) {
+        assert_eq!(**dims, *numbers);
+        assert_eq!(*dims, Dims::from(numbers));
+        assert_eq!(*dims, Dims::from(numbers.to_vec()));
+        assert_eq!(*dims, numbers.iter().copied().collect::<Dims>());
+        let json = serde_json::to_string(dims).unwrap();
+        assert_eq!(json, serde_json::to_string(numbers).unwrap());
+        assert_eq!(serde_json::from_str::<Dims>(&json).unwrap(), *dims);
+    }
+
+    #[test]
+    fn any_number_of_axes_is_pushed_compared_and_stored() {
+        let (mut dims, mut numbers) = (Dims::default(), vec![]);
+        for n in 0..10 {
+            are(&dims, &numbers);
+            assert_eq!(Dims::splat(7, n), Dims::from(vec![7; n]));
+            dims.push(n as u64);
+            let before = dims.clone();
+            numbers.push(n as u64);
+            assert_eq!(dims.cmp(&before), Ordering::Equal);
+            assert!(dims > Dims::from(&numbers[..n]));
+        }
+    }
+
+    #[test]
+    fn a_change_of_one_clone_changes_no_other() {
+        for n in [3, 4, 5, 9] {
+            let dims = Dims::splat(1, n);
+            let (mut pushed, mut set) = (dims.clone(), dims.clone());
+            pushed.push(2);
+            set[0] = 2;
+            assert_eq!(dims, Dims::splat(1, n));
+            assert_eq!((pushed.len(), pushed[n], set[0]), (n + 1, 2, 2));
+        }
+    }
+
+    #[test]
+    fn clones_of_many_axes_share_their_memory() {
+        let dims = Dims::splat(1, 255);
+        assert_eq!(dims.as_ptr(), dims.clone().as_ptr());
     }
 }
