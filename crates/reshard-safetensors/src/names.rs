@@ -68,6 +68,11 @@ pub(crate) fn of_several(stem: &str) -> Option<(&str, u64, u64)> {
     (1..=count).contains(&n).then_some((model, n, count))
 }
 
+/// Whether the name of a file says that it is one of several of a model.
+pub(crate) fn is_of_several(file: &Name) -> bool {
+    matches!(Named::of(file.as_str()), Some(Named::Tensors(stem)) if of_several(stem).is_some())
+}
+
 /// The folder in which a file lies.
 pub(crate) fn folder_of(file: &Name) -> Option<Name> {
     let (folder, _) = file.as_str().rsplit_once('/')?;

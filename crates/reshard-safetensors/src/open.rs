@@ -67,7 +67,7 @@ impl OpenFormat for Safetensors {
             });
         }
         let (read, unread) = headers::read(cx, &found).await?;
-        let tables = Tables::of(&found, read)?;
+        let tables = Tables::of(&found, read, &cx.store.url())?;
         let reader = SafetensorsReader {
             store: Arc::clone(&cx.store),
             dialect: cx.dialect,

@@ -6,6 +6,7 @@ use crate::{
     dtype::Spelled,
     fault::Fault,
     header::{Entry, Header},
+    names,
     reader::{Chunk, Object, Refused},
     record::TensorRecord,
     unread::CHANGED,
@@ -56,8 +57,8 @@ struct Parts {
 
 impl Tables {
     /// # Errors
-    /// A file is damaged, and nothing tells which keys it should have.
-    pub(super) fn of(found: &Found, read: Vec<Read>) -> Result<Self> {
+    /// A file is damaged, and nothing tells which keys it should have; or the files at `url` are several models.
+    pub(super) fn of(found: &Found, read: Vec<Read>, url: &str) -> Result<Self> {
         let mut parts = Parts::default();
         for (n, ((name, _), read)) in (0..).zip(found.files.iter().zip(read)) {
             let read = read.and_then(|(header, crc)| match changed(found, name, crc) {
@@ -71,6 +72,7 @@ impl Tables {
         }
         parts.missing(found);
         parts.bounded(found)?;
+        parts.of_one_model(found, url)?;
         parts.tables(found)
     }
 }
@@ -201,6 +203,28 @@ impl Parts {
             let why = Refused::damaged(format!("it does not have {key}, but {by} says so"));
             self.refuse(key, why.in_file(&found.files, file));
         }
+    }
+
+    /// # Errors
+    /// Nothing tells which files belong together, and two of them have the same key, such as one model in two precisions.
+    fn of_one_model(&self, found: &Found, url: &str) -> Result<()> {
+        if found.record.is_some() || found.index.is_some() || self.is_sharded {
+            return Ok(());
+        }
+        let alone = |part: &Part| {
+            let (name, _) = found.files.get(part.file as usize)?;
+            (!names::is_of_several(name)).then_some(name)
+        };
+        for (key, parts) in &self.of {
+            let mut names = parts.iter().filter_map(alone);
+            if let (Some(a), Some(b)) = (names.next(), names.next()) {
+                let what = format!(
+                    "{url} has several models: {key} is in both {a} and {b}; name the file of one of them, or put its files into a folder of their own"
+                );
+                return Err(StrategyError::Invalid(what));
+            }
+        }
+        Ok(())
     }
 
     fn tables(mut self, found: &Found) -> Result<Tables> {

@@ -428,3 +428,32 @@ fn each_damaged_checkpoint_has_a_clear_verdict_and_the_rest_is_read() {
         );
     }
 }
+
+/// One model in two precisions, as `diffusers` has them, is no damage: nobody says which of the two is meant.
+#[test]
+fn a_folder_of_several_models_asks_for_one_of_them() {
+    let one = |name: &str| {
+        let place = store();
+        let config = SafetensorsConfig::default().with_name(name);
+        save(
+            &place,
+            &config,
+            vec![vec![whole("a", &[4]), whole("b", &[4])]],
+        );
+        with(files(&place), |f| drop(f.remove(RECORD)))
+    };
+    let mut both = one("unet");
+    both.extend(one("unet.fp16"));
+    let e = try_open(&place(&both)).map(drop).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
+    let e = e.to_string();
+    let want = "has several models: a is in both unet.fp16.safetensors and unet.safetensors; name the file of one of them";
+    assert!(e.contains(want), "{e}");
+    // Files of different keys are one model, as PyTorch's reader has it.
+    edit(&mut both, "unet.fp16.safetensors", "\"a\"", "\"c\"");
+    edit(&mut both, "unet.fp16.safetensors", "\"b\"", "\"d\"");
+    assert_eq!(
+        try_open(&place(&both)).unwrap().metadata().tensor_count(),
+        4
+    );
+}
