@@ -711,7 +711,8 @@ impl Plan {
 
     fn version(&mut self, left: Leftover, next: Option<SystemTime>) {
         let last = self.last.get(&left.attempt).copied().flatten();
-        let settled = self.is_old(left.modified.max(next).max(last));
+        let replaced = next.or(self.committed);
+        let settled = self.is_old(left.modified.max(replaced).max(last));
         let what = remains_of(&left, RemainsKind::Version);
         self.remove_or_keep(what, Removal::Unfinished(left), settled);
     }

@@ -187,6 +187,28 @@ fn the_age_of_a_replaced_version_counts_from_the_next_one() {
 }
 
 #[test]
+fn an_attempt_that_was_killed_replaces_no_version() {
+    let store = VersionedStore::new();
+    save(plain(&store), 1, How::DCP).unwrap();
+    store.age(Duration::from_secs(3600));
+    let killed = FaultStore::new(plain(&store));
+    killed.die(10, Fault::Before);
+    save(Arc::new(killed), 2, How::DCP.overwriting()).unwrap_err();
+    assert_eq!((folders(&store).len(), version(&store)), (2, Some(1)));
+    store.age(Duration::from_secs(3600));
+    save(plain(&store), 3, How::DCP.overwriting()).unwrap();
+
+    let report = prune(&store, Duration::from_secs(60));
+    assert!(
+        report.removed.is_empty(),
+        "replaced a moment ago: {report:?}"
+    );
+    store.age(Duration::from_secs(120));
+    assert_eq!(prune(&store, Duration::from_secs(60)).removed.len(), 2);
+    assert_eq!(version(&store), Some(3));
+}
+
+#[test]
 fn a_save_that_is_killed_anywhere_leaves_the_old_or_the_new_version() {
     for (how, old) in [
         (How::DCP, None),
