@@ -5,9 +5,9 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use reshard_storage::{Result, ServiceFault, StorageError};
 use std::{str::FromStr, sync::Arc, time::Duration};
 
-/// A part of 8 MiB must get through on a slow line beside 31 others.
-const TIMEOUT: Duration = Duration::from_secs(300);
-/// A service that is silent for so long is asked again.
+/// A part of 8 MiB must get through beside 31 others, on a line of 4 Mbit/s.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// A service that is silent for so long is asked again. Requests that send much have more time.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What the caller has set.

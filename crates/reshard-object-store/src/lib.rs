@@ -61,6 +61,8 @@ mod read;
 mod recovery;
 mod runtime;
 mod scheme;
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http"))]
+mod silence;
 mod single;
 mod store;
 mod transaction;

@@ -8,7 +8,7 @@ use crate::{
     scheme::{self, Parsed, Service},
 };
 use object_store::{ObjectStore, path::Path};
-use reshard_storage::{Hints, OpenStore, Result, StorageError, Store};
+use reshard_storage::{Hints, OpenStore, Result, StorageError, Store, without_secrets};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -103,11 +103,9 @@ impl ObjectStores {
     /// The URL names no place, a setting is wrong or missing, or no feature of this crate serves the scheme.
     pub fn open_place(&self, url: &str) -> Result<ObjectStorePlace> {
         let parsed = scheme::parse(url)?;
-        if parsed.service == Service::Http
-            && let Some(end) = url.find(['?', '#'])
-        {
+        if parsed.service == Service::Http && url.contains(['?', '#']) {
             return Err(StorageError::Unsupported {
-                what: format!("opening a URL of the web with a query, {}", &url[..end]),
+                what: format!("opening a URL of the web with a query, {}", without_secrets(url)),
                 why: "the files of a checkpoint have paths of their own below it, and a query, such as the signature of a signed URL, \
                       is of one file; use the URL of the bucket with its keys, or download the files; a `?` in a name is written %3F"
                     .into(),

@@ -2,7 +2,7 @@
 
 use crate::{
     fault::{ASKS_FOR_PAUSE, Budget},
-    tries,
+    silence, tries,
 };
 use async_trait::async_trait;
 use chrono::DateTime;
@@ -10,8 +10,7 @@ use futures_util::StreamExt;
 use object_store::{
     ClientOptions, HeaderMap,
     client::{
-        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-        HttpService, ReqwestConnector,
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     },
 };
 use std::{
@@ -50,7 +49,7 @@ impl Connector {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = HttpClient::new(Patient {
-            inner: ReqwestConnector::default().connect(options)?,
+            inner: silence::connect(options)?,
             budget: self.budget.clone(),
         });
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! The services, their URLs, and the settings they need.
 
-use reshard_storage::{Result, ServiceFault, StorageError};
+use reshard_storage::{Result, ServiceFault, StorageError, without_secrets};
 
 /// A kind of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,12 +98,19 @@ pub(crate) struct Parsed<'u> {
 
 /// Takes a URL apart.
 pub(crate) fn parse(url: &str) -> Result<Parsed<'_>> {
-    let wrong = |why: &str| StorageError::invalid(format!("{url:?} names no place: {why}"));
+    let wrong = |why: &str| {
+        StorageError::invalid(format!("{:?} names no place: {why}", without_secrets(url)))
+    };
     let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("no scheme"))?;
     let service = Service::of(scheme).ok_or_else(|| wrong("an unknown scheme"))?;
     let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() {
         return Err(wrong("it has no bucket or host"));
+    }
+    if service != Service::Azure && bucket.contains('@') {
+        return Err(wrong(
+            "it has a user's name, and perhaps a password; they are not used, and messages would show them, so give the settings of the service what it needs",
+        ));
     }
     let root = url.get(..scheme.len() + 3 + bucket.len()).unwrap_or(url);
     let path = path.trim_matches('/');
@@ -159,6 +166,10 @@ mod tests {
                 },
                 "{url}"
             );
+        }
+        for url in ["http://me:1234@host/a", "s3://me:1234@bucket"] {
+            let e = parse(url).unwrap_err().to_string();
+            assert!(e.contains("a user's name") && !e.contains("1234"), "{e}");
         }
         for wrong in [
             "s3://",

@@ -74,7 +74,7 @@ pub use record_read::{
 pub use recovery::{Leftover, Recovery, Removal, UnfinishedUpload, remove_by_record};
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
-pub use stores::{OpenStore, StoreScheme, Stores};
+pub use stores::{OpenStore, StoreScheme, Stores, without_secrets};
 pub use tags::{Among, Tagged, Tags};
 pub use throttled::ThrottledStore;
 pub use traffic::Traffic;

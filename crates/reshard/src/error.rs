@@ -2,7 +2,7 @@ use crate::whereabouts::Whereabouts;
 use reshard_comm::CommError;
 use reshard_model::{ErrorKind, ModelError, StateDict};
 use reshard_plan::PlanError;
-use reshard_storage::StorageError;
+use reshard_storage::{StorageError, without_secrets};
 use reshard_strategy::StrategyError;
 use std::fmt;
 
@@ -66,7 +66,7 @@ impl Error {
     pub(crate) fn new(doing: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
         Self {
             doing,
-            url: url.into(),
+            url: without_secrets(url).into(),
             source: source.into(),
             whereabouts: None,
             advice: None,

@@ -39,6 +39,40 @@ fn commands_do_the_same_with_a_checkpoint_behind_a_web_server() {
 }
 
 #[test]
+fn no_message_shows_the_secrets_of_a_url() {
+    let saved = states::dcp();
+    let url = served(&saved.url);
+    let bare = url.strip_prefix("http://").unwrap();
+    for url in [
+        format!("{url}?X-Amz-Signature=SECRET"),
+        format!("http://me:SECRET@{bare}"),
+        "s3://me:SECRET@bucket/a".to_owned(),
+    ] {
+        for args in [
+            &["inspect", &url][..],
+            &["ls", &url],
+            &["show", &url, "a"],
+            &["digest", &url],
+            &["verify", &url],
+            &["stats", &url],
+            &["diff", &url, &saved.url],
+            &["convert", &url, &saved.beside("to")],
+            &["convert", &saved.url, &url],
+            &["prune", &url],
+            &["remove", &url, "a"],
+        ] {
+            let ran = run(args);
+            assert_eq!(ran.code, 2, "{args:?}: {}{}", ran.out, ran.err);
+            let said = ran.out + &ran.err;
+            assert!(
+                !said.contains("SECRET") && said.contains("://"),
+                "{args:?}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
 fn what_can_not_be_done_behind_a_web_server_is_told() {
     let saved = states::dcp();
     let url = served(&saved.url);
