@@ -104,7 +104,8 @@ mod tests {
                 left = left.saturating_sub(n);
                 thread::sleep(pause.mul_f64(n as f64 / (256 << 10) as f64));
             }
-            let _ = line.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            line.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                .unwrap_or_default();
             // Takes the rest, so that the answer is not lost.
             while matches!(line.read(&mut block), Ok(1..)) {}
         });
