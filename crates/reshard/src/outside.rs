@@ -30,6 +30,13 @@ pub(crate) fn is_note(inside: &str) -> bool {
     inside.starts_with(PREFIX)
 }
 
+/// Whether a file in the folder of an attempt is a note of this rank.
+pub(crate) fn is_note_of(rank: u32, inside: &str) -> bool {
+    let rest = inside.strip_prefix(PREFIX);
+    rest.and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(of, _)| of == rank.to_string())
+}
+
 fn is_inside(folder: &Name, name: &Name) -> bool {
     let rest = name.as_str().strip_prefix(folder.as_str());
     rest.is_some_and(|rest| rest.starts_with('/'))

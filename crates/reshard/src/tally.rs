@@ -46,12 +46,41 @@ impl Tally {
 
     /// Removes what a failed save has written. Nothing was committed, so nobody needs it. If its removal fails, the error
     /// of the save must still be the cause.
+    ///
+    /// Of what other ranks have put outside of the folder, nobody knows here if it was there before or is somebody else's by now.
+    /// Then all stays, with the notes that let `prune` remove it.
     pub(crate) async fn clear(&self, url: &str) {
-        if self.is_coordinator
-            && let Err(e) = self.rollback().await
-        {
+        if !self.is_coordinator {
+            return;
+        }
+        let cleared = match self.others_have_notes().await {
+            Ok(true) => {
+                tracing::warn!(
+                    url,
+                    "what a failed save wrote stays, because other ranks have put files outside of its folder; `reshard prune` removes it"
+                );
+                Ok(())
+            }
+            Ok(false) => self.rollback().await,
+            Err(e) => Err(e),
+        };
+        if let Err(e) = cleared {
             tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
         }
+    }
+
+    /// Whether other ranks may have put something outside of the folder of the attempt.
+    async fn others_have_notes(&self) -> Result<bool> {
+        if self.inner.folder().is_none() {
+            return Ok(false);
+        }
+        let written = self.inner.written().await?;
+        let is_theirs =
+            |inside: &str| outside::is_note(inside) && !outside::is_note_of(self.rank, inside);
+        let mut inside = written
+            .iter()
+            .filter_map(|file| in_folder(file.name.as_str()));
+        Ok(inside.any(is_theirs))
     }
 
     /// What this rank has written so far.

@@ -7,14 +7,18 @@
 ))]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-use futures::executor::block_on;
+use futures::{
+    executor::block_on,
+    future::{BoxFuture, join_all},
+};
 use reshard::{
-    Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Stores, Tensor,
+    DType, Dialect, ErrorKind, LocalGroup, OpenOptions, Region, ShardedTensor, StateDict, Stores,
+    Tensor,
     policy::MaxShardSize,
     safetensors::SafetensorsConfig,
     storage::{
         Store, StoreExt,
-        testkit::{Fault, FaultStore, VersionedStore},
+        testkit::{Fault, FaultStore, Op, VersionedStore},
     },
     strategy::SaveShardedConfig,
     tensor_bundle::TensorBundleConfig,
@@ -170,6 +174,73 @@ fn a_save_of_any_format_that_is_killed_anywhere_leaves_the_old_or_the_new_versio
             }
         }
         assert!(ended, "{:?}", config());
+    }
+}
+
+/// A save on two ranks. The second one sees the place through a store of its own.
+fn save_on_two(places: [Arc<dyn Store>; 2], version: u8, config: Config) -> bool {
+    let rows = |rank: u64| {
+        let data = Tensor::from_vec(&[4, 4], vec![f32::from(version); 16]).unwrap();
+        let region = Region::new([4 * rank, 0], [4, 4]);
+        let leaf = ShardedTensor::region_of("b", DType::Float32, &[8, 4], region);
+        let mut state = state(version);
+        state.insert("b", leaf.with_data(data));
+        state
+    };
+    let (groups, states) = (LocalGroup::new(2), [rows(0), rows(1)]);
+    let saves = groups
+        .iter()
+        .zip(&states)
+        .zip(places)
+        .map(|((group, state), place)| {
+            let save = reshard::save(state, URL)
+                .group(group)
+                .store(place)
+                .boxed_strategy(config())
+                .dialect(Dialect::TensorsOnly);
+            let save: BoxFuture<'_, bool> = Box::pin(async { save.await.is_ok() });
+            save
+        });
+    block_on(join_all(saves)).into_iter().all(|saved| saved)
+}
+
+#[test]
+fn what_ranks_of_a_failed_save_put_outside_of_their_folder_can_be_pruned() {
+    let zarr: Config = || Box::new(ZarrConfig::default());
+    let zarr3: Config = || Box::new(Zarr3Config::default());
+    for config in [zarr, zarr3] {
+        for faulty in [0, 1] {
+            let mut failed = 0;
+            for n in 0..20 {
+                let store = VersionedStore::new();
+                let fault = FaultStore::new(plain(&store));
+                fault.fail(Op::Write, n, Fault::Before);
+                let mut places = [plain(&store), plain(&store)];
+                places[faulty] = Arc::new(fault);
+                if save_on_two(places, 1, config) {
+                    break;
+                }
+                failed += 1;
+                let told = format!(
+                    "{:?}, rank {faulty}, write {n}: {:?}",
+                    config(),
+                    names(&store)
+                );
+                if !names(&store).is_empty() {
+                    let prune = reshard::prune(URL)
+                        .stores(Stores::only(plain(&store)))
+                        .older_than(Duration::ZERO);
+                    block_on(async { prune.await }).unwrap_or_else(|e| panic!("{e} {told}"));
+                }
+                assert!(names(&store).is_empty(), "{told}: {:?}", names(&store));
+                assert!(
+                    save_on_two([plain(&store), plain(&store)], 2, config),
+                    "{told}"
+                );
+                assert_eq!(found(&store), Some(2));
+            }
+            assert!((2..20).contains(&failed), "{:?}: {failed}", config());
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -125,6 +125,7 @@ impl VersionedStore {
             store: self.clone(),
             attempt: attempt.into(),
             begun,
+            outside: Mutex::default(),
         })
     }
 }
@@ -287,6 +288,8 @@ struct VersionedTransaction {
     store: VersionedStore,
     attempt: String,
     begun: Option<Begun>,
+    /// What this rank has created outside of the folder.
+    outside: Mutex<BTreeSet<Name>>,
 }
 
 impl VersionedTransaction {
@@ -318,8 +321,15 @@ impl VersionedTransaction {
         };
         if same.is_none() {
             place.put(name.clone(), bytes);
+            if place.folder_of(name) != Some(&*self.attempt) {
+                self.outside().insert(name.clone());
+            }
         }
         Ok(())
+    }
+
+    fn outside(&self) -> MutexGuard<'_, BTreeSet<Name>> {
+        self.outside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn taken(&self, name: &Name) -> StorageError {
@@ -411,19 +421,18 @@ impl Transaction for VersionedTransaction {
             .collect())
     }
 
+    /// Only the rank that began the version removes anything. It knows of the folder, and of what it has created itself.
     async fn rollback(&self) -> Result<()> {
         let mut place = self.store.lock();
-        let Some(attempt) = place.attempts.get_mut(&self.attempt) else {
+        let attempt = place.attempts.get_mut(&self.attempt);
+        let Some(attempt) = attempt.filter(|a| self.begun.is_some() && !a.committed) else {
             return Ok(());
         };
-        if attempt.committed {
-            return Ok(());
-        }
-        for (name, created) in std::mem::take(&mut attempt.written) {
-            if created {
-                place.objects.remove(&name);
-            }
-        }
+        attempt.written.clear();
+        let outside = std::mem::take(&mut *self.outside());
+        let inside = format!("{}/", self.attempt);
+        let is_mine = |name: &Name| name.as_str().starts_with(&inside) || outside.contains(name);
+        place.objects.retain(|name, _| !is_mine(name));
         Ok(())
     }
 }
