@@ -2,8 +2,9 @@
 
 use crate::{
     formats::{Format, Formats},
-    sidecar::Sidecar,
+    sidecar::{SIDECAR, Sidecar},
 };
+use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
 use std::{collections::VecDeque, io, sync::Arc};
@@ -78,7 +79,7 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised>
     // If it were opened in PyTorch's dialect, its common state would be lost.
     if unfinished {
         let inside = deeper(store, formats, &store.top().await?).await?;
-        return match one_of(formats, &inside, store)? {
+        return match one_of(formats, &inside.probes, store)? {
             // Files directly in the place tell nothing else.
             Some(format) if one.as_ref().is_none_or(|one| *one == format) => {
                 let older = true;
@@ -94,12 +95,21 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised>
         return Ok(format.into());
     }
     let listed = store.top().await?;
-    let found = match one_of(formats, &listed, store)? {
-        None => one_of(formats, &deeper(store, formats, &listed).await?, store)?,
-        found => found,
-    };
-    if let Some(format) = found {
+    if let Some(format) = one_of(formats, &listed, store)? {
         return Ok(format.into());
+    }
+    let inside = deeper(store, formats, &listed).await?;
+    if let Some(format) = one_of(formats, &inside.probes, store)? {
+        return match inside.checkpoint {
+            None => Ok(format.into()),
+            // It would be a part of this one, and nobody would look at its files.
+            Some(other) => Err(StrategyError::NotACheckpoint {
+                url: store.url(),
+                why: format!(
+                    "{other} in it is a checkpoint, so it is a folder of several; open one of them, or choose the format {format}"
+                ),
+            }),
+        };
     }
     let why = match listed.is_empty() {
         // A store that can pin has nothing to pin. Others have no empty places.
@@ -247,23 +257,46 @@ async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
 /// So many folders are looked into. A place may be anything, such as a home directory.
 const FOLDERS: usize = 64;
 
-/// The files in folders by which a format may be recognised. Outer folders are looked into first.
-async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Result<Listing> {
+/// What folders hold.
+struct Inside {
+    /// The files by which a format may be recognised.
+    probes: Listing,
+    /// A folder directly in the place that is a checkpoint by its own files.
+    checkpoint: Option<Name>,
+}
+
+/// Looks into folders, outer ones first.
+async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Result<Inside> {
     let probes = formats.probes_in_folders();
     let (mut found, mut folders) = (Vec::new(), VecDeque::from(top.folders.clone()));
+    let mut checkpoint = None;
     for _ in 0..FOLDERS {
         let Some(folder) = folders.pop_front().filter(|_| !probes.is_empty()) else {
             break;
         };
         let inside = store.list(Some(&folder), Depth::One).await?;
-        let is_probe = |e: &Entry| {
-            let file = e.name.as_str().rsplit('/').next();
-            file.is_some_and(|file| probes.contains(file))
-        };
-        found.extend(inside.files.into_iter().filter(is_probe));
+        let last = |e: &Entry| e.name.as_str().rsplit('/').next().map(str::to_owned);
+        let is_probe = |e: &Entry| last(e).is_some_and(|file| probes.contains(&*file));
+        let (of_folder, others): (Vec<_>, Vec<_>) = inside.files.into_iter().partition(is_probe);
+        if checkpoint.is_none() && top.folders.contains(&folder) {
+            let own = others.into_iter().filter_map(|e| {
+                let name = Name::new(last(&e)?).ok()?;
+                Some(Entry { name, ..e })
+            });
+            let own = Listing::of(own.collect());
+            let mut sure = formats.that(Detection::Yes, &own).into_iter();
+            // A group of arrays in a folder is no checkpoint of its own.
+            let is_one = [METADATA_JSON, SIDECAR].iter().any(|name| own.has(name))
+                || sure.any(|format| format.probes_in_folders().is_empty());
+            checkpoint = is_one.then(|| folder.clone());
+        }
+        found.extend(of_folder);
         folders.extend(inside.folders);
     }
-    Ok(Listing::of(found))
+    Ok(Inside {
+        probes: Listing::of(found),
+        checkpoint,
+    })
 }
 
 /// Why a place is no checkpoint.

@@ -68,6 +68,36 @@ fn a_file_of_a_checkpoint_leads_to_its_directory() {
     says(Path::new("/dev/null"), &["is a device"]);
 }
 
+/// A copy in Zarr is recognised by files in its folders, and so would the folder above it be.
+#[test]
+fn a_folder_with_checkpoints_of_several_formats_is_none() {
+    let dir = training();
+    let path = dir.path().to_str().unwrap();
+    let saved = states::dcp();
+    for format in ["zarr3", "zarr"] {
+        let copy = dir.path().join(format!("copy-{format}"));
+        let to = copy.to_str().unwrap();
+        for args in [
+            &["convert", &saved.url, to, "--to", format, "--drop-objects"][..],
+            &["verify", to],
+        ] {
+            let ran = run(args);
+            assert_eq!(ran.code, 0, "{}", ran.err);
+        }
+        say(
+            &["inspect", "digest", "verify", "stats"],
+            dir.path(),
+            &["holds some: iter_0000990"],
+        );
+        let listed = run(&["ls", path]).ok();
+        assert!(listed.contains("iter_0000990"), "{listed}");
+        // Whoever means it says so.
+        let format = format!("{format}/1");
+        let keys = run(&["ls", path, "--format", &format]);
+        assert!(keys.code == 0 && keys.out.contains("copy-"), "{}", keys.err);
+    }
+}
+
 #[test]
 fn a_folder_of_checkpoints_names_them_the_latest_first() {
     let dir = training();
