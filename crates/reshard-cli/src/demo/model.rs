@@ -45,7 +45,15 @@ pub(super) struct Model {
 struct Part {
     key: String,
     dtype: DType,
+    values: Values,
+}
+
+/// Eight bytes at a time: those that look random, with bits that make them numbers as a model has them, from 1/128 to 1/8.
+#[derive(Clone, Copy)]
+struct Values {
     seed: u64,
+    random: u64,
+    fixed: u64,
 }
 
 impl Model {
@@ -148,7 +156,7 @@ impl Model {
         let mut state = self.tree(cut, (rank, ranks), bar, |part, shape, region| {
             let mut bytes = vec![0; size(part, region)];
             runs(shape, region, part.dtype.size(), |at, out| {
-                fill(part.seed, at, &mut bytes[out])
+                fill(part.values, at, &mut bytes[out])
             });
             bytes
         })?;
@@ -223,7 +231,7 @@ impl Model {
                 let mut bad = None;
                 runs(&p.shape, &region, part.dtype.size(), |at, here| {
                     want.resize(here.len(), 0);
-                    fill(part.seed, at, &mut want);
+                    fill(part.values, at, &mut want);
                     if found[here.clone()] != want[..] {
                         bad = bad.or(Some(here.start));
                     }
@@ -266,6 +274,14 @@ fn vocabulary(hidden: u64) -> u64 {
     8 * hidden
 }
 
+/// Heads of 64 numbers, if they fit.
+fn heads(hidden: u64) -> u64 {
+    match hidden % 64 {
+        0 => hidden / 64,
+        _ => 1,
+    }
+}
+
 /// As Llama has it: 2.75 times, of which two matrices go in and one comes out.
 fn feed_forward(hidden: u64) -> u64 {
     hidden * 11 / 4
@@ -298,6 +314,14 @@ fn arguments(model: &Model, ranks: u32) -> Value {
     let settings = [
         ("num_layers", Value::Int(model.layers as i64)),
         ("hidden_size", Value::Int(model.hidden as i64)),
+        (
+            "num_attention_heads",
+            Value::Int(heads(model.hidden) as i64),
+        ),
+        (
+            "padded_vocab_size",
+            Value::Int(vocabulary(model.hidden) as i64),
+        ),
         ("tensor_model_parallel_size", ranks.into()),
         ("pipeline_model_parallel_size", 1.into()),
         ("iteration", 1000.into()),
@@ -307,21 +331,28 @@ fn arguments(model: &Model, ranks: u32) -> Value {
 
 impl Parameter {
     fn parts(&self) -> [Part; 3] {
-        let part = |key: String, dtype| Part {
-            seed: seed(&key),
-            key,
-            dtype,
+        let part = |key: String, dtype, random, fixed| {
+            let seed = seed(&key);
+            let values = Values {
+                seed,
+                random,
+                fixed,
+            };
+            Part { key, dtype, values }
         };
+        // Sign, two bits of the exponent, and all of the mantissa.
+        let random = 0x81ff_ffff_81ff_ffff;
+        let (positive, fixed) = (random & !(1 << 63 | 1 << 31), 0x3c00_0000_3c00_0000);
+        let moment = |of: &str| format!("optimizer.state.{of}.{}", self.name);
         [
-            part(self.name.clone(), DType::BFloat16),
             part(
-                format!("optimizer.state.exp_avg.{}", self.name),
-                DType::Float32,
+                self.name.clone(),
+                DType::BFloat16,
+                0x81ff_81ff_81ff_81ff,
+                0x3c00_3c00_3c00_3c00,
             ),
-            part(
-                format!("optimizer.state.exp_avg_sq.{}", self.name),
-                DType::Float32,
-            ),
+            part(moment("exp_avg"), DType::Float32, random, fixed),
+            part(moment("exp_avg_sq"), DType::Float32, positive, fixed),
         ]
     }
 
@@ -374,24 +405,26 @@ fn seed(name: &str) -> u64 {
     })
 }
 
-/// Eight bytes that look random, and depend on nothing but their place.
-fn word(seed: u64, index: u64) -> [u8; 8] {
-    let mut x = seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    (x ^ x >> 32).to_le_bytes()
+impl Values {
+    /// Eight bytes that depend on nothing but their place.
+    fn word(self, index: u64) -> [u8; 8] {
+        let mut x = self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        ((x ^ x >> 32) & self.random | self.fixed).to_le_bytes()
+    }
 }
 
 /// The bytes of a tensor from byte `at` on.
-fn fill(seed: u64, at: u64, out: &mut [u8]) {
+fn fill(values: Values, at: u64, out: &mut [u8]) {
     let (mut index, skip) = (at / 8, (at % 8) as usize);
     let head = out.len().min((8 - skip) % 8);
     let (first, rest) = out.split_at_mut(head);
     if head > 0 {
-        first.copy_from_slice(&word(seed, index)[skip..skip + head]);
+        first.copy_from_slice(&values.word(index)[skip..skip + head]);
         index += 1;
     }
     for chunk in rest.chunks_mut(8) {
-        let w = word(seed, index);
+        let w = values.word(index);
         chunk.copy_from_slice(&w[..chunk.len()]);
         index += 1;
     }
@@ -404,16 +437,21 @@ mod tests {
     #[test]
     fn bytes_depend_on_their_place_alone() {
         let mut whole = vec![0; 100];
-        fill(7, 0, &mut whole);
+        let of = |seed| Values {
+            seed,
+            random: u64::MAX,
+            fixed: 0,
+        };
+        fill(of(7), 0, &mut whole);
         for at in 0..40 {
             for len in 0..30 {
                 let mut part = vec![0; len];
-                fill(7, at as u64, &mut part);
+                fill(of(7), at as u64, &mut part);
                 assert_eq!(part, whole[at..at + len], "{at} {len}");
             }
         }
         let mut other = vec![0; 100];
-        fill(8, 0, &mut other);
+        fill(of(8), 0, &mut other);
         assert_ne!(whole, other);
     }
 
