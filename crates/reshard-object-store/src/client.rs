@@ -231,7 +231,7 @@ impl Client {
             .await
     }
 
-    /// All objects below a folder, if there are at most so many. It takes one request.
+    /// All objects below a folder, if there are at most so many. It reads no more answers than those with one object more.
     pub(crate) async fn list_few(
         &self,
         folder: Option<Path>,

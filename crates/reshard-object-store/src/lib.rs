@@ -46,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asked;
 mod client;
 #[cfg(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http"))]
 mod clouds;
@@ -63,6 +64,7 @@ mod runtime;
 mod scheme;
 mod single;
 mod store;
+mod tagged;
 mod transaction;
 mod tries;
 mod unfinished;

@@ -1,6 +1,7 @@
 //! What a store does, in a bucket.
 
 use crate::{
+    asked::AskedFolders,
     pin::{Pins, is_strong},
     place::ObjectStorePlace,
     scheme::{self, Parsed, Service},
@@ -9,9 +10,9 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use object_store::{ObjectMeta, path::Path};
+use object_store::path::Path;
 use reshard_storage::{
-    Among, Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, Progress, ReadPieces,
+    Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, Progress, ReadPieces,
     RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, TakePiece, Traffic,
     Transaction, read_pieces_into,
 };
@@ -27,9 +28,6 @@ static PROCESS: LazyLock<String> = LazyLock::new(|| {
     let began = began.map_or(0, |time| time.as_nanos());
     format!("{}-{began}", std::process::id())
 });
-
-/// So many objects come with the first answer to a listing.
-const PAGE: usize = 1_000;
 
 #[async_trait]
 impl Store for ObjectStorePlace {
@@ -96,6 +94,7 @@ impl Store for ObjectStorePlace {
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(Some(Arc::new(Self {
             pins: Some(Pins::default()),
+            asked: AskedFolders::default(),
             ..self.clone()
         })))
     }
@@ -104,23 +103,7 @@ impl Store for ObjectStorePlace {
         let Some(pins) = &self.pins else {
             return Ok(None);
         };
-        let error = |e| self.client.error("list", &self.url, e);
-        let (found, among) = match self.client.service {
-            Service::Http => (Vec::from_iter(self.meta(name).await?), Among::File),
-            _ => {
-                let all = self.client.list_few(self.folder(None)?, PAGE).await?;
-                match all.map_err(error)? {
-                    Some(all) => (all, Among::Place),
-                    None => {
-                        let folder = name.as_str().rsplit_once('/');
-                        let folder = folder.map(|(folder, _)| Name::new(folder)).transpose()?;
-                        let path = self.folder(folder.as_ref())?;
-                        let found = self.client.list_one(path).await?.map_err(error)?;
-                        (found.objects, Among::Folder)
-                    }
-                }
-            }
-        };
+        let (found, among) = self.learn(name).await?;
         let mut files = Vec::new();
         for meta in found {
             let Some(name) = self.name_of(&meta.location) else {
@@ -167,6 +150,8 @@ impl Store for ObjectStorePlace {
             url,
             // A reader of one file reads one version of it.
             pins: self.pins.clone().or_else(|| Some(Pins::default())),
+            part: kind,
+            asked: AskedFolders::default(),
             ..self.clone()
         });
         match kind {
@@ -218,22 +203,5 @@ impl ReadPieces for ObjectStorePlace {
         take: &mut TakePiece<'_>,
     ) -> Result<()> {
         self.object(name)?.pieces(range, take).await
-    }
-}
-
-impl ObjectStorePlace {
-    /// What is known of an object, if it is the version that was seen first.
-    async fn meta(&self, name: &Name) -> Result<Option<ObjectMeta>> {
-        let path = self.path(name)?;
-        let tag = self.pins.as_ref().and_then(|pins| pins.of(&path));
-        let found = match self.client.head(path.clone(), tag).await? {
-            Ok(found) => found,
-            Err(object_store::Error::Precondition { .. }) => None,
-            Err(e) => return Err(self.client.error("look at", self.url_of(name), e)),
-        };
-        Ok(found.filter(|meta| {
-            let pins = self.pins.as_ref();
-            pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref()))
-        }))
     }
 }
