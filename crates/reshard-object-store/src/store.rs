@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::path::Path;
 use reshard_storage::{
-    Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, Progress, ReadPieces,
-    RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, TakePiece, Traffic,
-    Transaction, read_pieces_into,
+    Depth, Entry, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, PrefixLister,
+    Progress, ReadPieces, RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags,
+    TakePiece, Traffic, Transaction, read_pieces_into,
 };
 use std::{
     ops::Range,
@@ -161,7 +161,8 @@ impl Store for ObjectStorePlace {
                 Some(Arc::new(part.with_writer(SingleObject::new(self.clone()))))
             }
             PlaceKind::Prefix if !last.is_empty() => {
-                Some(Arc::new(PartStore::prefix(self.url.clone(), folder, last)))
+                let part = PartStore::prefix(self.url.clone(), Arc::clone(&folder) as _, last);
+                Some(Arc::new(part.with_lister(FolderOf(folder))))
             }
             _ => None,
         }
@@ -190,6 +191,27 @@ impl Store for ObjectStorePlace {
         match self.client.service {
             Service::Http => None,
             _ => Some(self),
+        }
+    }
+}
+
+/// The folder of files with a prefix.
+#[derive(Debug)]
+struct FolderOf(Arc<ObjectStorePlace>);
+
+#[async_trait]
+impl PrefixLister for FolderOf {
+    async fn list_prefix(&self, prefix: &str) -> Result<Vec<Entry>> {
+        let place = &self.0;
+        place.can("listing")?;
+        let inside = match &*place.folder {
+            "" => prefix.to_owned(),
+            folder => format!("{folder}/{prefix}"),
+        };
+        let found = place.client.list_beginning(inside).await?;
+        match found.map_err(|e| place.client.error("list", &place.url, e))? {
+            Some(found) => Ok(found.iter().filter_map(|meta| place.entry(meta)).collect()),
+            None => Ok(place.list(None, Depth::One).await?.files),
         }
     }
 }

@@ -229,3 +229,73 @@ fn a_note_tells_the_format_only_beside_the_record_that_it_belongs_to() {
     let counts = opened(&with_other(&place, "reshard.json", text));
     assert_eq!(counts.lists, 2);
 }
+
+#[cfg(all(feature = "tensor-bundle", feature = "object-store"))]
+mod beside {
+    use super::{CountingStore, StateDict, Tensor, block_on};
+    use reshard::{
+        Checkpoint, Dialect, OpenOptions,
+        object_store::{
+            ObjectStorePlace,
+            object_store::{ObjectStore, ObjectStoreExt as _, memory::InMemory, path::Path},
+        },
+        tensor_bundle::TensorBundleConfig,
+    };
+    use std::{fs, sync::Arc};
+
+    /// A bucket with files of which none has to do with a checkpoint.
+    fn bucket() -> Arc<InMemory> {
+        let bucket = Arc::new(InMemory::new());
+        for file in ["runs/other", "runs/step-1/x", "top"] {
+            block_on(bucket.put(&Path::from(file), file.into())).unwrap();
+        }
+        bucket
+    }
+
+    /// What comes of opening a place, and the requests and listings that it takes.
+    fn opened(bucket: &Arc<InMemory>, at: &str) -> (reshard::Result<Checkpoint>, (u64, u64)) {
+        let url = format!("s3://bucket/{at}");
+        let client = Arc::clone(bucket) as Arc<dyn ObjectStore>;
+        let place = ObjectStorePlace::new(client, &*url, at).unwrap();
+        let counting = CountingStore::new(Arc::new(place));
+        let options = OpenOptions::new().store(Arc::new(counting.clone()));
+        let opened = block_on(options.open(&url));
+        let counts = counting.take();
+        (opened, (counts.requests, counts.lists))
+    }
+
+    #[test]
+    fn what_lies_beside_a_place_that_is_not_there_is_not_listed() {
+        let bucket = bucket();
+        for at in ["typo", "runs/step-5", "runs/o"] {
+            let (opened, (requests, lists)) = opened(&bucket, at);
+            let e = opened.unwrap_err();
+            assert!(e.is_no_checkpoint(), "{e}");
+            // The place as a folder, and as one file, which is asked for by its name.
+            assert_eq!((requests, lists), (8, 2), "{at}");
+        }
+    }
+
+    #[test]
+    fn files_with_a_prefix_are_found_by_the_name_of_their_index() {
+        let bucket = bucket();
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = StateDict::new();
+        state.insert("a", Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
+        let local = dir.path().join("ckpt-1");
+        let save = reshard::save(&state, local.to_str().unwrap())
+            .dialect(Dialect::Dcp)
+            .strategy(TensorBundleConfig::default());
+        block_on(async { save.await.map(drop) }).unwrap();
+        for file in fs::read_dir(dir.path()).unwrap() {
+            let file = file.unwrap();
+            let (name, bytes) = (file.file_name(), fs::read(file.path()).unwrap());
+            let to = Path::from(format!("runs/{}", name.to_str().unwrap()));
+            block_on(bucket.put(&to, bytes.into())).unwrap();
+        }
+        let (checkpoint, (requests, lists)) = opened(&bucket, "runs/ckpt-1");
+        assert_eq!(checkpoint.unwrap().metadata().tensor_count(), 1);
+        // One listing more: the format looks at the files with the prefix.
+        assert_eq!((requests, lists), (11, 3));
+    }
+}
