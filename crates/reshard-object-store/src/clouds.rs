@@ -1,13 +1,13 @@
 //! Makes the clients of services in the network. Settings of the environment come first, so that options go before them.
 
-use crate::{
-    client::{Bucket, Pages},
-    fault::Budget,
-    pause::Connector,
-};
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+use crate::client::Pages;
+use crate::{client::Bucket, fault::Budget, pause::Connector};
+#[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
+use object_store::ObjectStore;
 #[cfg(any(feature = "gcp", feature = "azure"))]
 use object_store::list::PaginatedListStore;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use reshard_storage::{Result, ServiceFault, StorageError};
 use std::{str::FromStr, sync::Arc, time::Duration};
 
