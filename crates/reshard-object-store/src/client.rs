@@ -10,11 +10,14 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{
     CopyMode, CopyOptions, GetOptions, GetRange, ListResult, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMode, PutOptions, PutPayload, PutResult, path::Path,
+    ObjectStoreExt, PutMode, PutOptions, PutPayload, PutResult,
+    list::{PaginatedListOptions, PaginatedListStore},
+    path::{DELIMITER, Path},
 };
 use reshard_storage::{Hints, Result, StorageError};
 use std::{
     collections::BTreeSet,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -36,6 +39,18 @@ pub(crate) struct Bucket {
     pub(crate) site: String,
     /// Unfinished uploads, if the service can tell them.
     pub(crate) uploads: Option<Arc<dyn Uploads>>,
+    /// Lists objects whose names begin with any text, if the client and the service can.
+    pub(crate) pages: Option<Pages>,
+}
+
+/// A client that lists objects whose names begin with any text.
+#[derive(Clone)]
+pub(crate) struct Pages(pub(crate) Arc<dyn PaginatedListStore>);
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pages")
+    }
 }
 
 impl From<Arc<dyn ObjectStore>> for Bucket {
@@ -44,6 +59,7 @@ impl From<Arc<dyn ObjectStore>> for Bucket {
             store,
             site: String::new(),
             uploads: None,
+            pages: None,
         }
     }
 }
@@ -225,13 +241,37 @@ impl Client {
             .await
     }
 
+    /// The objects whose names begin so, and have no slash after that. `None` if nobody can be asked for these alone.
+    pub(crate) async fn list_beginning(&self, prefix: String) -> Answer<Option<Vec<ObjectMeta>>> {
+        let Some(Pages(pages)) = self.bucket.pages.clone() else {
+            return Ok(Ok(None));
+        };
+        self.ask(|_| async move {
+            let (mut all, mut token) = (Vec::new(), None);
+            loop {
+                let options = PaginatedListOptions {
+                    delimiter: Some(DELIMITER.into()),
+                    page_token: token,
+                    ..PaginatedListOptions::default()
+                };
+                let page = pages.list_paginated(Some(&prefix), options).await?;
+                all.extend(page.result.objects);
+                token = page.page_token;
+                if token.is_none() {
+                    return Ok(Some(all));
+                }
+            }
+        })
+        .await
+    }
+
     /// All objects in a folder and below it.
     pub(crate) async fn list_all(&self, folder: Option<Path>) -> Answer<Vec<ObjectMeta>> {
         self.ask(|store| async move { store.list(folder.as_ref()).try_collect().await })
             .await
     }
 
-    /// All objects below a folder, if there are at most so many. It takes one request.
+    /// All objects below a folder, if there are at most so many. It reads no more answers than those with one object more.
     pub(crate) async fn list_few(
         &self,
         folder: Option<Path>,

@@ -1,7 +1,13 @@
 //! Makes the clients of services in the network. Settings of the environment come first, so that options go before them.
 
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+use crate::client::Pages;
 use crate::{client::Bucket, fault::Budget, pause::Connector};
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+#[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
+use object_store::ObjectStore;
+#[cfg(any(feature = "gcp", feature = "azure"))]
+use object_store::list::PaginatedListStore;
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use reshard_storage::{Result, ServiceFault, StorageError};
 use std::{str::FromStr, sync::Arc, time::Duration};
 
@@ -57,10 +63,12 @@ fn site<const N: usize>(settings: [Option<String>; N]) -> String {
 }
 
 /// A bucket whose unfinished uploads nobody lists.
-#[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
-fn bucket(store: impl ObjectStore, site: String) -> Bucket {
+#[cfg(any(feature = "gcp", feature = "azure"))]
+fn bucket(store: impl ObjectStore + PaginatedListStore, site: String) -> Bucket {
+    let store = Arc::new(store);
     Bucket {
-        store: Arc::new(store),
+        pages: Some(Pages(Arc::clone(&store) as _)),
+        store,
         site,
         uploads: None,
     }
@@ -85,7 +93,8 @@ pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let site = site([of(Key::S3Endpoint).or(of(Key::Endpoint)), of(Key::Region)]);
     // Without a signature nobody may list uploads. The keys of a bucket of the other kind are not those that sign URLs.
     let is_off = |key| of(key).is_none_or(|value| value == "false");
-    let can_list = is_off(Key::SkipSignature) && is_off(Key::S3Express);
+    let is_usual = is_off(Key::S3Express);
+    let can_list = is_off(Key::SkipSignature) && is_usual;
     let hint = "Check the variables AWS_*";
     let s3 = builder.build().map_err(|e| setting(url, hint, e))?;
     let http = connector.last().filter(|_| can_list);
@@ -93,8 +102,11 @@ pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
         let (s3, budget) = (s3.clone(), settings.budget.clone());
         Arc::new(S3Uploads { s3, http, budget }) as Arc<dyn Uploads>
     });
+    let s3 = Arc::new(s3);
     Ok(Bucket {
-        store: Arc::new(s3) as Arc<dyn ObjectStore>,
+        // A bucket of the other kind lists whole folders alone.
+        pages: is_usual.then(|| Pages(Arc::clone(&s3) as _)),
+        store: s3,
         site,
         uploads,
     })
@@ -161,5 +173,5 @@ pub(crate) fn http(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let hint = "Check the URL";
     let store = builder.build().map_err(|e| setting(url, hint, e))?;
     // The URL says all.
-    Ok(bucket(store, String::new()))
+    Ok((Arc::new(store) as Arc<dyn ObjectStore>).into())
 }

@@ -46,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asked;
 mod client;
 #[cfg(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http"))]
 mod clouds;
@@ -65,6 +66,7 @@ mod scheme;
 mod silence;
 mod single;
 mod store;
+mod tagged;
 mod transaction;
 mod tries;
 mod unfinished;

@@ -1,8 +1,9 @@
 use crate::{
-    client::Client, fault::Budget, pin::Pins, read::Object, runtime::Net, scheme::Service,
+    asked::AskedFolders, client::Client, fault::Budget, pin::Pins, read::Object, runtime::Net,
+    scheme::Service,
 };
 use object_store::{ObjectMeta, ObjectStore, path::Path};
-use reshard_storage::{Entry, Hints, Name, Result, StorageError};
+use reshard_storage::{Entry, Hints, Name, PlaceKind, Result, StorageError};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -18,6 +19,9 @@ pub struct ObjectStorePlace {
     /// The path of the folder in the bucket; empty for the bucket itself.
     pub(crate) folder: String,
     pub(crate) pins: Option<Pins>,
+    /// What of the folder is the place.
+    pub(crate) part: PlaceKind,
+    pub(crate) asked: AskedFolders,
 }
 
 /// What fits a service in the network: a request takes long, and many can run at once.
@@ -64,6 +68,8 @@ impl ObjectStorePlace {
             url,
             folder,
             pins: None,
+            part: PlaceKind::Folder,
+            asked: AskedFolders::default(),
         })
     }
 

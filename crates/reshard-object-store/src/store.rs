@@ -1,6 +1,7 @@
 //! What a store does, in a bucket.
 
 use crate::{
+    asked::AskedFolders,
     pin::{Pins, is_strong},
     place::ObjectStorePlace,
     scheme::{self, Parsed, Service},
@@ -9,11 +10,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use object_store::{ObjectMeta, path::Path};
+use object_store::path::Path;
 use reshard_storage::{
-    Among, Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, Progress, ReadPieces,
-    RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, TakePiece, Traffic,
-    Transaction, read_pieces_into,
+    Depth, Entry, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, PrefixLister,
+    Progress, ReadPieces, RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags,
+    TakePiece, Traffic, Transaction, read_pieces_into,
 };
 use std::{
     ops::Range,
@@ -27,9 +28,6 @@ static PROCESS: LazyLock<String> = LazyLock::new(|| {
     let began = began.map_or(0, |time| time.as_nanos());
     format!("{}-{began}", std::process::id())
 });
-
-/// So many objects come with the first answer to a listing.
-const PAGE: usize = 1_000;
 
 #[async_trait]
 impl Store for ObjectStorePlace {
@@ -96,6 +94,7 @@ impl Store for ObjectStorePlace {
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(Some(Arc::new(Self {
             pins: Some(Pins::default()),
+            asked: AskedFolders::default(),
             ..self.clone()
         })))
     }
@@ -104,23 +103,7 @@ impl Store for ObjectStorePlace {
         let Some(pins) = &self.pins else {
             return Ok(None);
         };
-        let error = |e| self.client.error("list", &self.url, e);
-        let (found, among) = match self.client.service {
-            Service::Http => (Vec::from_iter(self.meta(name).await?), Among::File),
-            _ => {
-                let all = self.client.list_few(self.folder(None)?, PAGE).await?;
-                match all.map_err(error)? {
-                    Some(all) => (all, Among::Place),
-                    None => {
-                        let folder = name.as_str().rsplit_once('/');
-                        let folder = folder.map(|(folder, _)| Name::new(folder)).transpose()?;
-                        let path = self.folder(folder.as_ref())?;
-                        let found = self.client.list_one(path).await?.map_err(error)?;
-                        (found.objects, Among::Folder)
-                    }
-                }
-            }
-        };
+        let (found, among) = self.learn(name).await?;
         let mut files = Vec::new();
         for meta in found {
             let Some(name) = self.name_of(&meta.location) else {
@@ -167,6 +150,8 @@ impl Store for ObjectStorePlace {
             url,
             // A reader of one file reads one version of it.
             pins: self.pins.clone().or_else(|| Some(Pins::default())),
+            part: kind,
+            asked: AskedFolders::default(),
             ..self.clone()
         });
         match kind {
@@ -176,7 +161,8 @@ impl Store for ObjectStorePlace {
                 Some(Arc::new(part.with_writer(SingleObject::new(self.clone()))))
             }
             PlaceKind::Prefix if !last.is_empty() => {
-                Some(Arc::new(PartStore::prefix(self.url.clone(), folder, last)))
+                let part = PartStore::prefix(self.url.clone(), Arc::clone(&folder) as _, last);
+                Some(Arc::new(part.with_lister(FolderOf(folder))))
             }
             _ => None,
         }
@@ -209,6 +195,27 @@ impl Store for ObjectStorePlace {
     }
 }
 
+/// The folder of files with a prefix.
+#[derive(Debug)]
+struct FolderOf(Arc<ObjectStorePlace>);
+
+#[async_trait]
+impl PrefixLister for FolderOf {
+    async fn list_prefix(&self, prefix: &str) -> Result<Vec<Entry>> {
+        let place = &self.0;
+        place.can("listing")?;
+        let inside = match &*place.folder {
+            "" => prefix.to_owned(),
+            folder => format!("{folder}/{prefix}"),
+        };
+        let found = place.client.list_beginning(inside).await?;
+        match found.map_err(|e| place.client.error("list", &place.url, e))? {
+            Some(found) => Ok(found.iter().filter_map(|meta| place.entry(meta)).collect()),
+            None => Ok(place.list(None, Depth::One).await?.files),
+        }
+    }
+}
+
 #[async_trait]
 impl ReadPieces for ObjectStorePlace {
     async fn read_pieces(
@@ -218,22 +225,5 @@ impl ReadPieces for ObjectStorePlace {
         take: &mut TakePiece<'_>,
     ) -> Result<()> {
         self.object(name)?.pieces(range, take).await
-    }
-}
-
-impl ObjectStorePlace {
-    /// What is known of an object, if it is the version that was seen first.
-    async fn meta(&self, name: &Name) -> Result<Option<ObjectMeta>> {
-        let path = self.path(name)?;
-        let tag = self.pins.as_ref().and_then(|pins| pins.of(&path));
-        let found = match self.client.head(path.clone(), tag).await? {
-            Ok(found) => found,
-            Err(object_store::Error::Precondition { .. }) => None,
-            Err(e) => return Err(self.client.error("look at", self.url_of(name), e)),
-        };
-        Ok(found.filter(|meta| {
-            let pins = self.pins.as_ref();
-            pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref()))
-        }))
     }
 }

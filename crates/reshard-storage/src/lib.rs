@@ -65,7 +65,7 @@ pub use ext::StoreExt;
 #[cfg(feature = "local")]
 pub use local::LocalStore;
 pub use name::Name;
-pub use part::{PartStore, PartWriter, PlaceKind};
+pub use part::{PartStore, PartWriter, PlaceKind, PrefixLister};
 pub use pool::{work_here, works_here};
 pub use record_read::{
     Checksum, Part, RecordRead,

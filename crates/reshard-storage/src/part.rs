@@ -56,6 +56,16 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     fn recovery(&self) -> Option<&dyn Recovery>;
 }
 
+/// Finds the files of a folder whose names begin so, without a look at the others. A store that can do it gives it to a [`PartStore`].
+#[async_trait]
+pub trait PrefixLister: fmt::Debug + Send + Sync {
+    /// The files of the folder itself whose names begin with `prefix`, with their names in the folder.
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    async fn list_prefix(&self, prefix: &str) -> Result<Vec<Entry>>;
+}
+
 /// A part of a folder as a place of its own. Stores with such places use it.
 ///
 /// You can write through it if its store has given it a [`PartWriter`].
@@ -66,6 +76,7 @@ pub struct PartStore {
     /// One file, or what names begin with.
     part: Result<Name, Box<str>>,
     writer: Option<Arc<dyn PartWriter>>,
+    lister: Option<Arc<dyn PrefixLister>>,
 }
 
 impl PartStore {
@@ -76,6 +87,7 @@ impl PartStore {
             folder,
             part: Ok(name),
             writer: None,
+            lister: None,
         }
     }
 
@@ -90,6 +102,7 @@ impl PartStore {
             folder,
             part: Err(prefix.into()),
             writer: None,
+            lister: None,
         }
     }
 
@@ -98,6 +111,15 @@ impl PartStore {
     pub fn with_writer(self, writer: impl PartWriter + 'static) -> Self {
         Self {
             writer: Some(Arc::new(writer)),
+            ..self
+        }
+    }
+
+    /// The same part, whose files with a prefix are found by this. Without it all of the folder is listed.
+    #[must_use]
+    pub fn with_lister(self, lister: impl PrefixLister + 'static) -> Self {
+        Self {
+            lister: Some(Arc::new(lister)),
             ..self
         }
     }
@@ -200,9 +222,12 @@ impl Store for PartStore {
                     bytes: head.bytes,
                 }));
             }
-            Err(_) => {
-                let all = self.folder.list(None, Depth::One).await?.files.into_iter();
-                files.extend(all.filter_map(|e| {
+            Err(prefix) => {
+                let all = match &self.lister {
+                    Some(lister) => lister.list_prefix(prefix).await?,
+                    None => self.folder.list(None, Depth::One).await?.files,
+                };
+                files.extend(all.into_iter().filter_map(|e| {
                     Some(Entry {
                         name: self.inner(&e.name)?,
                         ..e

@@ -65,6 +65,22 @@ impl Formats {
         Ok(names.copied().map(Name::new).collect::<Result<_, _>>()?)
     }
 
+    /// The names by which a place of files with a prefix is recognised, without duplicates. `None` if one of the formats has no such name, so
+    /// that only a listing tells.
+    pub(crate) fn probes_of_prefix(&self) -> Result<Option<BTreeSet<Name>>> {
+        let mut names = BTreeSet::new();
+        for format in &self.0 {
+            // Such a place has no folders.
+            let direct = format.probes().iter().filter(|name| !name.contains('/'));
+            let direct: Vec<Name> = direct.copied().map(Name::new).collect::<Result<_, _>>()?;
+            if direct.is_empty() {
+                return Ok(None);
+            }
+            names.extend(direct);
+        }
+        Ok(Some(names))
+    }
+
     /// The names to look for in folders, without duplicates.
     pub(crate) fn probes_in_folders(&self) -> BTreeSet<&'static str> {
         self.0

@@ -14,7 +14,7 @@ use crate::{
 };
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
-use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt, Stores};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, Store, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx,
     ReadLimits, Registry, SMALL, StorageReader, StrategyError, item_files, load_with_objects,
@@ -138,8 +138,18 @@ impl HowToOpen {
                 continue;
             };
             let part = part.pinned().await?.unwrap_or(part);
+            let asked = match &chosen {
+                Some(chosen) => Formats(vec![Arc::clone(chosen)]),
+                None => formats.of_kind(kind),
+            };
             let known = formats.of_kind(kind).probes()?;
-            let top = part.top_or(|| known).await?;
+            // Beside files with a prefix there may be millions of others.
+            let top = match asked.probes_of_prefix()? {
+                Some(names) if kind == PlaceKind::Prefix && part.hints().requests_are_dear() => {
+                    Listing::of(part.present(names).await?)
+                }
+                _ => part.top_or(|| known).await?,
+            };
             if top.is_empty() {
                 continue;
             }

@@ -229,3 +229,123 @@ fn a_note_tells_the_format_only_beside_the_record_that_it_belongs_to() {
     let counts = opened(&with_other(&place, "reshard.json", text));
     assert_eq!(counts.lists, 2);
 }
+
+#[cfg(feature = "tensor-bundle")]
+mod beside {
+    use super::{CountingStore, MemoryStore, StateDict, Store, Tensor, block_on, dear};
+    use async_trait::async_trait;
+    use bytes::Bytes;
+    use reshard::{
+        Checkpoint, Dialect, OpenOptions,
+        storage::{
+            Depth, Head, Hints, IfExists, Listing, Name, PartStore, PlaceKind, StorageError,
+            Transaction,
+        },
+        tensor_bundle::TensorBundleConfig,
+    };
+    use std::{fs, ops::Range, sync::Arc};
+
+    type Result<T> = std::result::Result<T, StorageError>;
+
+    /// A place below a folder of a bucket. As a folder it is empty.
+    #[derive(Clone, Debug)]
+    struct Below {
+        folder: MemoryStore,
+        above: CountingStore,
+        last: &'static str,
+    }
+
+    #[async_trait]
+    impl Store for Below {
+        fn url(&self) -> String {
+            format!("memory://runs/{}", self.last)
+        }
+        fn hints(&self) -> Hints {
+            self.folder.hints()
+        }
+        async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+            self.folder.read(name, range).await
+        }
+        async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+            self.folder.list(below, depth).await
+        }
+        async fn head(&self, name: &Name) -> Result<Option<Head>> {
+            self.folder.head(name).await
+        }
+        async fn remove(&self, names: &[Name]) -> Result<()> {
+            self.folder.remove(names).await
+        }
+        fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+            let above = Arc::new(self.above.clone());
+            Some(Arc::new(match kind {
+                PlaceKind::File => PartStore::file(self.url(), above, Name::new(self.last).ok()?),
+                _ => PartStore::prefix(self.url(), above, self.last),
+            }))
+        }
+        async fn begin(&self, attempt: &str, how: IfExists) -> Result<Arc<dyn Transaction>> {
+            self.folder.begin(attempt, how).await
+        }
+        async fn join(&self, attempt: &str, at: Option<&str>) -> Result<Arc<dyn Transaction>> {
+            self.folder.join(attempt, at).await
+        }
+    }
+
+    /// What comes of opening a place below this folder, and the requests to the folder and the listings among them.
+    fn opened(
+        above: &MemoryStore,
+        last: &'static str,
+    ) -> (reshard::Result<Checkpoint>, (u64, u64)) {
+        let above = CountingStore::new(Arc::new(above.clone()));
+        let place = Below {
+            folder: MemoryStore::new().with_hints(dear()),
+            above: above.clone(),
+            last,
+        };
+        let options = OpenOptions::new().store(Arc::new(place.clone()));
+        let opened = block_on(options.open(&place.url()));
+        let counts = above.take();
+        (opened, (counts.requests, counts.lists))
+    }
+
+    /// A folder of files that have nothing to do with a checkpoint.
+    fn runs() -> MemoryStore {
+        let runs = MemoryStore::new().with_hints(dear());
+        for file in ["other", "step-1/x", "step"] {
+            runs.put(Name::new(file).unwrap(), file.into());
+        }
+        runs
+    }
+
+    #[test]
+    fn what_lies_beside_a_place_that_is_not_there_is_not_listed() {
+        for last in ["typo", "step-5", "o"] {
+            let (opened, counts) = opened(&runs(), last);
+            let e = opened.unwrap_err();
+            assert!(e.is_no_checkpoint(), "{e}");
+            // It is looked for as one file, and as the index of files with a prefix.
+            assert_eq!(counts, (2, 0), "{last}");
+        }
+    }
+
+    #[test]
+    fn files_with_a_prefix_are_found_by_the_name_of_their_index() {
+        let runs = runs();
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = StateDict::new();
+        state.insert("a", Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
+        let local = dir.path().join("ckpt-1");
+        let save = reshard::save(&state, local.to_str().unwrap())
+            .dialect(Dialect::Dcp)
+            .strategy(TensorBundleConfig::default());
+        block_on(async { save.await.map(drop) }).unwrap();
+        for file in fs::read_dir(dir.path()).unwrap() {
+            let file = file.unwrap();
+            let name = Name::new(file.file_name().to_str().unwrap()).unwrap();
+            runs.put(name, fs::read(file.path()).unwrap().into());
+        }
+        let (checkpoint, (_, lists)) = opened(&runs, "ckpt-1");
+        assert_eq!(checkpoint.unwrap().metadata().tensor_count(), 1);
+        // The format looks at its files.
+        assert_eq!(lists, 1);
+    }
+}

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    sync::{Mutex, PoisonError},
     time::UNIX_EPOCH,
 };
 
@@ -88,34 +89,66 @@ fn folder(name: &Name) -> &str {
     path.map_or("", |(folder, _)| folder)
 }
 
+/// What a store has told of its files.
+#[derive(Debug, Default)]
+struct Learned {
+    versions: BTreeMap<Name, (u64, String)>,
+    /// Files that were asked for one by one, folders, and whether all of the place was told.
+    asked: BTreeSet<Name>,
+    folders: BTreeSet<String>,
+    all: bool,
+    /// The store has no tags.
+    none: bool,
+}
+
+impl Learned {
+    fn has(&self, name: &Name) -> bool {
+        self.none || self.all || self.folders.contains(folder(name)) || self.asked.contains(name)
+    }
+
+    fn learn(&mut self, name: &Name, tags: Option<Tags>) {
+        let Some(tags) = tags else {
+            self.none = true;
+            return;
+        };
+        match tags.among {
+            Among::File => drop(self.asked.insert(name.clone())),
+            Among::Folder => drop(self.folders.insert(folder(name).into())),
+            Among::Place => self.all = true,
+        }
+        let version = |t: Tagged| (t.name, (t.head.bytes, t.tag));
+        self.versions.extend(tags.files.into_iter().map(version));
+    }
+}
+
 async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<Version>>> {
-    let Some(first) = names.first() else {
-        return Ok(Some(Vec::new()));
-    };
-    let Some(tags) = store.tags(first).await? else {
+    let learned = Mutex::new(Learned::default());
+    let locked = || learned.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut folders = BTreeSet::new();
+    let of_folders = names.iter().filter(|name| folders.insert(folder(name)));
+    // One file may tell of all, and one of a folder of the others in it. A store may tell so of some folders alone.
+    let rounds: [Vec<Name>; 3] = [
+        names.first().cloned().into_iter().collect(),
+        of_folders.cloned().collect(),
+        names.iter().cloned().collect(),
+    ];
+    for round in rounds {
+        let asks = stream::iter(round).map(|name| async move {
+            if !locked().has(&name) {
+                let tags = store.tags(&name).await?;
+                locked().learn(&name, tags);
+            }
+            Ok::<(), StorageError>(())
+        });
+        let asks = asks.buffered(store.hints().concurrency.max(1));
+        asks.try_collect::<()>().await?;
+    }
+    let mut learned = learned.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if learned.none {
         return Ok(None);
-    };
-    // One name for each request that is still needed.
-    let mut folders = BTreeSet::from([folder(first)]);
-    let rest = names.iter().skip(1);
-    let rest: Vec<&Name> = match tags.among {
-        Among::Place => Vec::new(),
-        Among::Folder => rest.filter(|name| folders.insert(folder(name))).collect(),
-        Among::File => rest.collect(),
-    };
-    let rest: Vec<Name> = rest.into_iter().cloned().collect();
-    let rest = stream::iter(rest).map(|name| async move { store.tags(&name).await });
-    let rest = rest.buffered(store.hints().concurrency.max(1));
-    let rest: Vec<Option<Tags>> = rest.try_collect().await?;
-    let Some(rest) = rest.into_iter().collect::<Option<Vec<Tags>>>() else {
-        return Ok(None);
-    };
-    let files = rest.into_iter().chain([tags]).flat_map(|t| t.files);
-    let mut seen: BTreeMap<Name, (u64, String)> = files
-        .map(|t: Tagged| (t.name, (t.head.bytes, t.tag)))
-        .collect();
+    }
     let version = |name: &Name| {
-        let (bytes, tag) = seen.remove(name).unwrap_or_default();
+        let (bytes, tag) = learned.versions.remove(name).unwrap_or_default();
         (name.clone(), bytes, tag)
     };
     Ok(Some(names.iter().map(version).collect()))
@@ -161,6 +194,8 @@ mod tests {
         inner: VersionedStore,
         /// The files of one request, if there are tags.
         among: Option<Among>,
+        /// Whether it tells of files in folders one by one all the same.
+        long_folders: bool,
         /// What all files have, but one.
         tag: &'static str,
         time: SystemTime,
@@ -198,9 +233,12 @@ mod tests {
             self.inner.remove(names).await
         }
         async fn tags(&self, asked: &Name) -> Result<Option<Tags>> {
-            let Some(among) = self.among else {
+            let Some(mut among) = self.among else {
                 return Ok(None);
             };
+            if self.long_folders && !folder(asked).is_empty() {
+                among = Among::File;
+            }
             let mut files = self.inner.files().await?;
             files.retain(|e| match among {
                 Among::Place => true,
@@ -225,14 +263,19 @@ mod tests {
     fn saved(among: Option<Among>, time: SystemTime) -> Told {
         let inner = VersionedStore::new();
         let mut state = StateDict::new();
-        state.insert("step", 1);
+        for key in ["a", "b", "c"] {
+            let tensor = reshard::Tensor::from_vec(&[1], vec![1u8]).unwrap();
+            state.insert(key, tensor);
+        }
         let save = reshard::save(&state, "versioned://source")
             .dialect(reshard::Dialect::Dcp)
+            .strategy(reshard::torch_dist::TorchDistConfig::new().with_file_per_item(true))
             .store(Arc::new(inner.clone()));
         block_on(async { save.await }).unwrap();
         Told {
             inner,
             among,
+            long_folders: false,
             tag: "1",
             time,
             other: None,
@@ -268,6 +311,15 @@ mod tests {
         for among in [Among::Place, Among::Folder, Among::File] {
             notices_each_file(&saved(Some(among), UNIX_EPOCH), "2", UNIX_EPOCH);
         }
+    }
+
+    #[test]
+    fn files_of_a_folder_are_asked_for_one_by_one_where_a_place_tells_only_of_others_together() {
+        let told = Told {
+            long_folders: true,
+            ..saved(Some(Among::Folder), UNIX_EPOCH)
+        };
+        notices_each_file(&told, "2", UNIX_EPOCH);
     }
 
     #[test]

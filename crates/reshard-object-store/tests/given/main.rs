@@ -7,6 +7,7 @@ mod files;
 mod listings;
 mod memory;
 mod quotes;
+mod requests;
 mod service;
 
 use reshard_storage::Name;

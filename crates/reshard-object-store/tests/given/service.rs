@@ -1,13 +1,16 @@
 //! A client like `InMemory` but for what a test says of it.
 
 use async_trait::async_trait;
-use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures::{StreamExt, stream::BoxStream};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
 };
 use reshard_object_store::object_store;
 use std::{fmt, sync::Arc};
+
+/// A listing gives so many objects in one answer.
+const PAGE: usize = 1_000;
 
 /// In what it differs.
 #[async_trait]
@@ -40,6 +43,9 @@ pub(crate) trait Differs: fmt::Debug + Send + Sync + 'static {
     ) -> BoxStream<'static, Result<Path>> {
         self.inner().delete_stream(paths)
     }
+
+    /// A listing has another answer.
+    fn page(&self) {}
 
     /// What a listing says of an object.
     fn listed(&self, meta: ObjectMeta) -> ObjectMeta {
@@ -94,11 +100,20 @@ impl<D: Differs> ObjectStore for Service<D> {
 
     fn list(&self, below: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (me, all) = (Arc::clone(&self.0), self.0.inner().list(below));
-        all.map_ok(move |meta| me.listed(meta)).boxed()
+        me.page();
+        let listed = all.enumerate().map(move |(n, meta)| {
+            if n > 0 && n % PAGE == 0 {
+                me.page();
+            }
+            meta.map(|meta| me.listed(meta))
+        });
+        listed.boxed()
     }
 
     async fn list_with_delimiter(&self, below: Option<&Path>) -> Result<ListResult> {
         let mut all = self.0.inner().list_with_delimiter(below).await?;
+        let pages = all.objects.len() + all.common_prefixes.len();
+        (0..pages.div_ceil(PAGE).max(1)).for_each(|_| self.0.page());
         let objects = all.objects.into_iter();
         all.objects = objects.map(|meta| self.0.listed(meta)).collect();
         Ok(all)

@@ -5,7 +5,7 @@ use futures::executor::block_on;
 use reshard_model::ErrorKind;
 use reshard_object_store::{ObjectStores, read_through};
 use reshard_storage::{
-    CachedStore, DiskCache, Name, Recovery, ServiceFault, StorageError, Store, StoreExt,
+    CachedStore, DiskCache, Name, PlaceKind, Recovery, ServiceFault, StorageError, Store, StoreExt,
     UnfinishedUpload,
 };
 use std::{
@@ -28,6 +28,54 @@ fn stores(server: &Server) -> ObjectStores {
 
 fn place(server: &Server) -> Arc<dyn Store> {
     Arc::new(stores(server).open_place("s3://bucket/a").unwrap())
+}
+
+/// What a listing says of files, and where the next answer begins.
+fn listed(files: &[&str], next: Option<&str>) -> Answer {
+    let all: String = files
+        .iter()
+        .map(|key| {
+            format!("<Contents><Key>{key}</Key><LastModified>2026-11-03T10:00:00.000Z</LastModified><Size>3</Size></Contents>")
+        })
+        .collect();
+    let next = next.map_or_else(String::new, |token| {
+        format!("<NextContinuationToken>{token}</NextContinuationToken>")
+    });
+    let folders = "<CommonPrefixes><Prefix>runs/ckpt-1/</Prefix></CommonPrefixes>";
+    let body = format!(
+        "<ListBucketResult><Name>bucket</Name><IsTruncated>{}</IsTruncated>{next}{all}{folders}</ListBucketResult>",
+        !next.is_empty()
+    );
+    Answer::new("200 OK", body)
+}
+
+#[test]
+fn files_with_a_prefix_are_listed_without_what_lies_beside_them() {
+    let server = Server::start(|asked| match asked.target.contains("continuation-token=") {
+        false => listed(&["runs/ckpt-1.index"], Some("more")),
+        true => listed(&["runs/ckpt-1.data-00000-of-00001"], None),
+    });
+    for (at, prefix) in [("runs/ckpt-1", "runs%2Fckpt-1"), ("ckpt-1", "ckpt-1")] {
+        let place = stores(&server).open_place(&format!("s3://bucket/{at}"));
+        let files = place.unwrap().of_kind(PlaceKind::Prefix).unwrap();
+        let found = block_on(files.top()).unwrap();
+        let names: Vec<&str> = found.names().collect();
+        match at.contains('/') {
+            true => assert_eq!(names, [".data-00000-of-00001", ".index"]),
+            // The names of this answer are not of this place.
+            false => assert!(names.is_empty(), "{names:?}"),
+        }
+        let asked = server.take();
+        assert_eq!(asked.len(), 2);
+        for asked in asked {
+            let (target, wanted) = (&asked.target, format!("prefix={prefix}"));
+            assert!(
+                target.split(['?', '&']).any(|part| part == wanted),
+                "{target}"
+            );
+            assert!(target.contains("delimiter=%2F"), "{target}");
+        }
+    }
 }
 
 const LEN: usize = 300_000;

@@ -55,7 +55,8 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
         self.detect(&Listing::of(vec![file.clone()]))
     }
     /// File names of which most checkpoints of this format have one. They are looked for before the place is listed,
-    /// because listing many files takes long or is impossible.
+    /// because listing many files takes long or is impossible. Files with a prefix in a place where requests are dear are found by
+    /// these names alone, if each format that [lives](Self::lives_in) so has one without a folder.
     fn probes(&self) -> &'static [&'static str] {
         &[]
     }

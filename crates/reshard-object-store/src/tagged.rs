@@ -1,0 +1,67 @@
+//! How the tags of objects are learned: by listings while these are short, else by asking for one object.
+
+use crate::{asked::PAGES, place::ObjectStorePlace, scheme::Service};
+use object_store::{ObjectMeta, path::Path};
+use reshard_storage::{Among, Name, PlaceKind, Result};
+
+/// At least so many objects come with one answer to a listing.
+const PAGE: usize = 1_000;
+
+impl ObjectStorePlace {
+    /// The object of a file, with others that come with the same requests; none if there is no such file.
+    pub(crate) async fn learn(&self, name: &Name) -> Result<(Vec<ObjectMeta>, Among)> {
+        if self.client.service != Service::Http && self.part != PlaceKind::File {
+            let root = self.folder(None)?;
+            let below = name.as_str().rsplit_once('/');
+            let below = below.map(|(below, _)| Name::new(below)).transpose()?;
+            let mut folders = Vec::new();
+            if below.is_none() || self.asked.is_new(path_of(root.as_ref())) {
+                folders.push((root, Among::Place));
+            }
+            if let Some(below) = below {
+                folders.push((Some(self.path(&below)?), Among::Folder));
+            }
+            for (folder, among) in folders {
+                if let Some(all) = self.listed(folder).await? {
+                    return Ok((all, among));
+                }
+            }
+        }
+        Ok((Vec::from_iter(self.meta(name).await?), Among::File))
+    }
+
+    /// What is known of an object, if it is the version that was seen first.
+    pub(crate) async fn meta(&self, name: &Name) -> Result<Option<ObjectMeta>> {
+        let path = self.path(name)?;
+        let tag = self.pins.as_ref().and_then(|pins| pins.of(&path));
+        let found = match self.client.head(path.clone(), tag).await? {
+            Ok(found) => found,
+            Err(object_store::Error::Precondition { .. }) => None,
+            Err(e) => return Err(self.client.error("look at", self.url_of(name), e)),
+        };
+        Ok(found.filter(|meta| {
+            let pins = self.pins.as_ref();
+            pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref()))
+        }))
+    }
+
+    /// All objects below a folder, if it is to be listed now, and is not too long.
+    async fn listed(&self, folder: Option<Path>) -> Result<Option<Vec<ObjectMeta>>> {
+        // A folder of which only some files are the place may have any number of others.
+        let first = match self.part {
+            PlaceKind::Folder => 0,
+            _ => PAGES,
+        };
+        let Some(pages) = self.asked.pages(path_of(folder.as_ref()), first) else {
+            return Ok(None);
+        };
+        // One object less than the pages have, because a folder of just so many would take another request to see its end.
+        let most = pages.saturating_mul(PAGE) - 1;
+        let listed = self.client.list_few(folder, most).await?;
+        listed.map_err(|e| self.client.error("list", &self.url, e))
+    }
+}
+
+fn path_of(folder: Option<&Path>) -> &str {
+    folder.map_or("", |path| path.as_ref())
+}
