@@ -326,12 +326,15 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
         "{text}"
     );
     assert_eq!(run(&["verify", &kept]).code, 0);
-    let again = run(&["demo", "--size", "1MiB", "--dir", &kept]);
-    assert!(
-        again.code == 2 && again.err.contains("hint: "),
-        "{}",
-        again.err
-    );
+    // Before it builds anything, and without options that it does not have.
+    let file = dir.path().join("file").display().to_string();
+    std::fs::write(&file, "x").unwrap();
+    for (taken, how) in [(&kept, &[][..]), (&kept, &["--processes"]), (&file, &[])] {
+        let again = run(&[&["demo", "--size", "1MiB", "--dir", taken], how].concat());
+        let hint = "exists already and is not empty\nhint: choose another --dir, or remove it\n";
+        assert!(again.err.ends_with(hint), "{}", again.err);
+        assert_eq!((again.code, again.out.as_str()), (2, ""));
+    }
 }
 
 #[test]
@@ -372,11 +375,13 @@ fn the_demo_saves_and_loads_with_ranks_in_processes() {
         "{inspected}"
     );
     // The errors of ranks are shown, once if they are the same.
-    let again = demo(&["--dir", &kept]);
-    let err = String::from_utf8(again.stderr).unwrap();
-    assert_eq!(again.status.code(), Some(2));
+    let file = dir.path().join("file").display().to_string();
+    std::fs::write(&file, "x").unwrap();
+    let below = demo(&["--dir", &format!("{file}/demo")]);
+    let err = String::from_utf8(below.stderr).unwrap();
+    assert_eq!(below.status.code(), Some(2));
     assert!(
-        err.contains("ranks 0, 1, 2: ") && err.matches("exists already").count() == 1,
+        err.contains("ranks 0, 1, 2: ") && err.matches("could not open").count() == 1,
         "{err}"
     );
 }
