@@ -48,7 +48,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let keys = args.select.keys();
     let mapped = match mapping::map(&args.mapping, &first)? {
         None => None,
-        Some(map) => Some(first.mapped(&map).map_err(mapping::explained)?),
+        Some(map) => {
+            let name = args.mapping.map.as_deref().unwrap_or("--map");
+            let mapped = first.mapped(&map);
+            Some(mapped.map_err(|e| mapping::explained(name, e))?)
+        }
     };
     if mapped.is_none() {
         let stored = first.metadata().entries();
