@@ -1,7 +1,7 @@
 //! `--map` of `reshard convert` and `reshard diff`.
 
 use crate::{
-    run,
+    run, run_raw,
     states::{self, Saved},
 };
 use reshard::{Dialect, ShardedTensor, StateDict, Tensor, Value};
