@@ -304,15 +304,17 @@ pub(crate) struct Inspect {
     pub(crate) reading: Reading,
 }
 
+/// Of `--steps`. For clap `{n}` in a help text is the end of a line, so a [`JOINER`](crate::usage::JOINER) stands in it, which `usage::text` takes out.
+const LISTED_STEPS: &str = "List the checkpoints whose folders are called so: `{\u{2060}n}` is the number, `{n:07}` has zeros before it. By default `step-{\u{2060}n}`, and if there is none, `iter_{n:07}` as in Megatron";
+const PRUNED_STEPS: &str = "Work on the checkpoints in this folder that are called so: `{\u{2060}n}` is the number, `{n:07}` has zeros before it. By default `step-{\u{2060}n}`, and `iter_{n:07}` as in Megatron";
+
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
     /// The checkpoint, or a folder of checkpoints.
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
-    /// List the checkpoints whose folders are called so: `{n}` is the number, `{n:07}` has zeros before it. By default `step-{n}`, and if there is
-    /// none, `iter_{n:07}` as in Megatron.
-    #[arg(long, value_name = "PATTERN", conflicts_with = "globs")]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "globs", help = LISTED_STEPS)]
     pub(crate) steps: Option<StepPattern>,
     /// Print JSON, schema 1.
     #[arg(long)]
@@ -384,9 +386,7 @@ pub(crate) struct Verify {
 pub(crate) struct Prune {
     /// The checkpoint, or a folder of checkpoints, such as that of a run: then all steps in it.
     pub(crate) dir: String,
-    /// Work on the checkpoints in this folder that are called so: `{n}` is the number, `{n:07}` has zeros before it. By default `step-{n}`, and
-    /// `iter_{n:07}` as in Megatron.
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", help = PRUNED_STEPS)]
     pub(crate) steps: Option<StepPattern>,
     /// Remove nothing, and only print what would be removed.
     #[arg(long)]

@@ -675,7 +675,9 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
             ),
         ),
-        ConvertError::Map(e) => mapping::explained(e),
+        ConvertError::Map(e) => {
+            mapping::explained(args.mapping.map.as_deref().unwrap_or("--map"), e)
+        }
         ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),

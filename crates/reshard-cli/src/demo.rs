@@ -17,8 +17,12 @@ use crate::{
 use acts::{Loaded, Saved, timed};
 use interrupt::{Listener, Place};
 use model::{Cut, Model};
-use reshard::{LocalGroup, OpenOptions, ValueTree};
-use std::{collections::BTreeSet, thread, time::Duration};
+use reshard::{
+    LocalGroup, OpenOptions, ValueTree,
+    storage::{Depth, is_attempt, wait},
+    strategy::StrategyError,
+};
+use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 
 /// More is surely a mistake: all of it lies in memory.
 const LARGEST: u64 = 1 << 40;
@@ -162,6 +166,9 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
     if let Some(act) = args.act {
         return demo.rank(act, io);
     }
+    if args.dir.is_some() {
+        demo.require_free()?;
+    }
     // Without it, Ctrl-C ends the demo and says nothing.
     let _listener = Listener::start(place).ok();
     writeln!(io.out, "{BOLD}{}{BOLD:#}", demo.model.describe())?;
@@ -198,6 +205,31 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
 }
 
 impl Demo<'_> {
+    /// Refuses a place that holds something, before memory is filled for it.
+    fn require_free(&self) -> Result<()> {
+        let place = self.program.stores.open(&self.url);
+        let place = place.map_err(StrategyError::from)?;
+        let is_taken = match wait(place.list(None, Depth::One)) {
+            // In a store, what a killed save left is in nobody's way.
+            Ok(top) => {
+                let mut folders = top.folders.iter();
+                !top.files.is_empty() || folders.any(|name| !is_attempt(name.as_str()))
+            }
+            // The save says what it can't write to.
+            Err(_) => Path::new(&self.url).is_file(),
+        };
+        match is_taken {
+            true => Err(CliError::told(
+                format!(
+                    "{} exists already and is not empty",
+                    table::shown(&self.url)
+                ),
+                "choose another --dir, or remove it",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Each rank is a thread of this process with a group of its own. Returns how many bytes were compared.
     fn on_threads(&self, io: &mut Io<'_>, phases: &mut Phases) -> Result<u64> {
         let (n, m, model) = (self.savers, self.loaders, &self.model);

@@ -48,7 +48,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let keys = args.select.keys();
     let mapped = match mapping::map(&args.mapping, &first)? {
         None => None,
-        Some(map) => Some(first.mapped(&map).map_err(mapping::explained)?),
+        Some(map) => {
+            let name = args.mapping.map.as_deref().unwrap_or("--map");
+            let mapped = first.mapped(&map);
+            Some(mapped.map_err(|e| mapping::explained(name, e))?)
+        }
     };
     if mapped.is_none() {
         let stored = first.metadata().entries();
@@ -128,6 +132,11 @@ fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {
         "kinds": found.kinds,
         "objects": found.objects,
         "common": found.common,
+        "compared": {
+            "tensors": found.tensors,
+            "objects": found.compared_objects,
+            "common": found.compared_common,
+        },
     })
 }
 
@@ -203,17 +212,49 @@ fn print(
         let more = units::some((tensors.len() - LISTED) as u64, "tensor");
         writeln!(out, "and {more} more")?;
     }
-    let all = units::some(found.tensors, "tensor");
     match found.is_equal() {
-        true => writeln!(out, "{}  {all} compared", styled(GOOD, "equal"))?,
-        false => writeln!(
-            out,
-            "{}  {} of {all} differ",
-            styled(BAD, "different"),
-            units::count(found.differ)
-        )?,
+        true => writeln!(out, "{}  {} compared", styled(GOOD, "equal"), all(found))?,
+        false => writeln!(out, "{}  {}", styled(BAD, "different"), differing(found))?,
     }
     Ok(())
+}
+
+/// What was compared, if it is equal.
+fn all(found: &CheckpointDiff) -> String {
+    let mut parts = vec![units::some(found.tensors, "tensor")];
+    if found.compared_objects > 0 {
+        parts.push(units::some(found.compared_objects, "object"));
+    }
+    if found.compared_common > 0 {
+        parts.push("common state".into());
+    }
+    parts.join(", ")
+}
+
+/// How much of what was compared differs.
+fn differing(found: &CheckpointDiff) -> String {
+    let some = |keys: &[String], what| units::some(keys.len() as u64, what);
+    let tensors = units::some(found.tensors, "tensor");
+    let mut parts = vec![format!("{} of {tensors}", units::count(found.differ))];
+    if found.compared_objects > 0 {
+        let objects = units::some(found.compared_objects, "object");
+        let differ = units::count(found.objects.len() as u64);
+        parts.push(format!("{differ} of {objects}"));
+    }
+    if found.compared_common > 0 || !found.common.is_empty() {
+        parts.push(format!("{} of common state", some(&found.common, "path")));
+    }
+    let mut what = format!("{} differ", parts.join(", "));
+    for (keys, how) in [
+        (&found.only_first, "only in the first"),
+        (&found.only_second, "only in the second"),
+        (&found.kinds, "a tensor in one and an object in the other"),
+    ] {
+        if !keys.is_empty() {
+            what.push_str(&format!("; {} {how}", some(keys, "key")));
+        }
+    }
+    what
 }
 
 fn row(t: &TensorDiff) -> [String; 8] {

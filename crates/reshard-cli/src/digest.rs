@@ -90,7 +90,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let unknown = unknown.map(String::as_str);
     let stored = checkpoint.metadata();
     let tensors = stored.tensors().map(|t| t.key());
-    io.require_some(keys, &args.dir, tensors.chain(unknown))?;
+    let about = (&*args.dir, "digest");
+    io.require_tensors(keys, about, tensors.chain(unknown), checkpoint.objects())?;
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
     let checks_before = !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK);

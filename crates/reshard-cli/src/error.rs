@@ -1,5 +1,6 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
+use crate::table::{shown, shown_lines};
 use reshard::{
     ErrorKind, LoadError, Whereabouts,
     storage::StorageError,
@@ -55,6 +56,14 @@ pub(crate) enum CliError {
         hint: String,
         /// Exit code.
         code: u8,
+    },
+    /// The same, with lines of a file that the user gave.
+    #[error("{what}")]
+    Quoted {
+        /// What is wrong; its lines stay lines.
+        what: String,
+        /// What to do.
+        hint: &'static str,
     },
 }
 
@@ -140,7 +149,7 @@ impl CliError {
             Self::Reshard(e) => Some(e.kind()),
             Self::Strategy(e) => Some(e.kind()),
             Self::Io { .. } => Some(ErrorKind::Unavailable),
-            Self::Elsewhere { .. } | Self::Told { .. } => None,
+            Self::Elsewhere { .. } | Self::Told { .. } | Self::Quoted { .. } => None,
         }
     }
 
@@ -183,6 +192,9 @@ impl CliError {
         // What is known most precisely speaks first: the command itself, then the format, the store, and the kind at
         // last.
         if let Self::Elsewhere { hint, .. } | Self::Told { hint, .. } = self {
+            return hint;
+        }
+        if let Self::Quoted { hint, .. } = self {
             return hint;
         }
         if let Some(StrategyError::Limit { option, .. }) = self.strategy() {
@@ -243,7 +255,10 @@ impl CliError {
 
     /// The whole chain, without what an error and its source both say.
     pub(crate) fn text(&self) -> String {
-        crate::table::shown(&self.message()).into_owned()
+        match self {
+            Self::Quoted { what, .. } => shown_lines(what),
+            _ => shown(&self.message()).into_owned(),
+        }
     }
 
     /// The same, for what escapes it itself.

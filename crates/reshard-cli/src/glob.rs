@@ -29,6 +29,19 @@ impl Keys<'_> {
         .collect()
     }
 
+    /// Patterns that match some of these others, and none of these keys.
+    pub(crate) fn only_in<'k>(
+        &self,
+        keys: impl Iterator<Item = &'k str> + Clone,
+        others: impl Iterator<Item = &'k str> + Clone,
+    ) -> Vec<&str> {
+        let globs = self.0.iter().map(String::as_str);
+        globs
+            .filter(|g| others.clone().any(|k| matches(g, k)))
+            .filter(|g| !keys.clone().any(|k| matches(g, k)))
+            .collect()
+    }
+
     /// The patterns, for messages.
     pub(crate) fn text(&self) -> String {
         self.0.join(", ")

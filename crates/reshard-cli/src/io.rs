@@ -87,11 +87,37 @@ impl Io<'_> {
             return Ok(());
         }
         let idle = keys.idle(stored).into_iter().map(|idle| idle.to_string());
-        let what = idle.collect::<Vec<_>>().join("; ");
         let hint = format!(
             "`reshard ls {dir}` lists the keys; `reshard show` prints what lies in the common state"
         );
-        Err(CliError::told(shown(&what), hint))
+        Err(none_chosen(idle.collect(), hint))
+    }
+
+    /// The same for a command about tensors alone, which tells patterns that match only objects apart. `lack` is what these don't have.
+    pub(crate) fn require_tensors<'k>(
+        &mut self,
+        keys: Keys<'_>,
+        (dir, lack): (&str, &str),
+        tensors: impl Iterator<Item = &'k str> + Clone,
+        objects: impl Iterator<Item = &'k str>,
+    ) -> Result<()> {
+        let objects: Vec<&str> = objects.collect();
+        let objects = objects.iter().copied();
+        let of_objects = keys.only_in(tensors.clone(), objects.clone());
+        if of_objects.is_empty() {
+            return self.require_some(keys, dir, tensors);
+        }
+        let what = |glob: &str| format!("{glob} matches only objects, which have no {lack}");
+        let told = of_objects.iter().map(|glob| what(glob));
+        if tensors.clone().any(|key| keys.has(key)) {
+            told.for_each(|what| self.note(what));
+            self.note_idle(keys, dir, tensors.chain(objects));
+            return Ok(());
+        }
+        let idle = keys.idle(tensors.chain(objects));
+        let idle = idle.into_iter().map(|idle| idle.to_string());
+        let hint = format!("`reshard show {dir} KEY` prints an object");
+        Err(none_chosen(told.chain(idle).collect(), hint))
     }
 
     /// Tells of chosen keys that are left out because opening has found that they are damaged. Returns the exit code.
@@ -137,6 +163,11 @@ impl Io<'_> {
         }
         bar
     }
+}
+
+/// No key was chosen, for these reasons.
+fn none_chosen(why: Vec<String>, hint: String) -> CliError {
+    CliError::told(shown(&why.join("; ")), hint)
 }
 
 /// `w, which is damaged`, or `3 keys that are damaged, such as w`.

@@ -20,12 +20,12 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint) -> Result<Option<Map>> {
     let Some(name) = &args.map else {
         return Ok(None);
     };
-    let file = MapFile::parse(&text(name)?).map_err(explained)?;
+    let file = MapFile::parse(&text(name)?).map_err(|e| explained(name, e))?;
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
     let values = block_on(source.map_parameters(&file, &given))?;
-    let map = file.bind(&values).map_err(explained)?;
+    let map = file.bind(&values).map_err(|e| explained(name, e))?;
     let map = if args.inverse { map.inverse() } else { Ok(map) };
-    map.map(Some).map_err(explained)
+    map.map(Some).map_err(|e| explained(name, e))
 }
 
 /// The text of a map that comes with reshard, or of a mapping file.
@@ -57,8 +57,8 @@ fn read(path: &str) -> Result<String> {
     }
 }
 
-/// The error of a map, with what to do.
-pub(crate) fn explained(e: MapError) -> CliError {
+/// The error of a map, with its name and with what to do.
+pub(crate) fn explained(map: &str, e: MapError) -> CliError {
     let hint = match &e {
         MapError::Parameter { .. } => {
             "--set NAME=N gives a parameter; without it, it is taken from `args` or `config.json` in the checkpoint"
@@ -66,5 +66,13 @@ pub(crate) fn explained(e: MapError) -> CliError {
         MapError::NoInverse { .. } => "leave out --inverse, or change the mapping file",
         _ => "`docs/mapping.md` describes mapping files",
     };
-    CliError::told(shown(&e.to_string()), hint)
+    let what = format!("{}: {e}", shown(map));
+    match e {
+        // The parser shows the line with the mistake.
+        MapError::Syntax(_) => CliError::Quoted {
+            what: what.trim_end().to_owned(),
+            hint,
+        },
+        _ => CliError::told(shown(&what), hint),
+    }
 }

@@ -32,6 +32,12 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     text.chars().map(escaped).collect()
 }
 
+/// The same of text that quotes lines: its own lines stay, and all but the first are indented, so that none looks like one of the program.
+pub(crate) fn shown_lines(text: &str) -> String {
+    let lines: Vec<Cow<'_, str>> = text.lines().map(shown).collect();
+    lines.join("\n  ")
+}
+
 /// What moves a cursor, turns the direction of text, or is not seen.
 pub(crate) fn steers(c: char) -> bool {
     c.is_control()
@@ -116,6 +122,14 @@ mod tests {
             "a\\u{9b}b\\u{e0041}\\u{e0100}"
         );
         assert_eq!(shown("größe.データ"), "größe.データ");
+    }
+
+    #[test]
+    fn lines_that_are_quoted_stay_lines_and_cannot_steer_either() {
+        assert_eq!(
+            shown_lines("at line 1\n\u{1b}[2Ja =\nhint: rm"),
+            "at line 1\n  \\u{1b}[2Ja =\n  hint: rm"
+        );
     }
 
     #[test]

@@ -7,14 +7,18 @@ use clap::{
 };
 use std::error::Error as _;
 
-/// The error with its styles. What it repeats of the arguments is escaped, as everywhere else.
+/// Stands in help texts within `{n}`, which clap would replace by a line break. It has no width, and nobody gets to see it.
+pub(crate) const JOINER: char = '\u{2060}';
+
+/// The error, or the help, with its styles. What it repeats of the arguments is escaped, as everywhere else.
 pub(crate) fn text(mut e: Error) -> String {
     for (kind, value) in e.context().filter_map(escaped).collect::<Vec<_>>() {
         e.insert(kind, value);
     }
     // What a parser of values says is no part of the context.
     let why = e.source().map(ToString::to_string);
-    let text = e.render().ansi().to_string();
+    // One that was typed is an escape by now.
+    let text = e.render().ansi().to_string().replace(JOINER, "");
     match why.filter(|why| why.contains(steers)) {
         Some(why) => text.replace(&why, &shown(&why)),
         None => text,

@@ -217,35 +217,82 @@ impl MapFile {
             })?;
             values.insert(name.clone(), value);
         }
-        let missing = |required: bool| {
-            let mut all = self.parameters.iter();
-            all.find(|(name, p)| !values.contains_key(*name) && p.is_required() == required)
+        let mut missing = self
+            .parameters
+            .iter()
+            .filter(|(name, _)| !values.contains_key(*name));
+        let (name, what) = match missing.clone().find(|(_, p)| p.is_required()) {
+            Some((name, p)) => (name, p.missing()),
+            None => match missing.next() {
+                Some((name, _)) => self.circle(name, &values),
+                None => return Ok(values),
+            },
         };
-        match missing(true).or_else(|| missing(false)) {
-            None => Ok(values),
-            Some((name, p)) => Err(MapError::Parameter {
-                name: name.clone(),
-                what: p.missing(),
-            }),
+        Err(MapError::Parameter {
+            name: name.clone(),
+            what,
+        })
+    }
+
+    /// A parameter whose default needs itself, and what is to be given. `from` is unknown, and so is a parameter of each unknown one's default: they
+    /// lead to a circle.
+    fn circle<'a>(
+        &'a self,
+        from: &'a String,
+        values: &BTreeMap<String, u64>,
+    ) -> (&'a String, String) {
+        let mut way: Vec<(&String, &Parameter)> = Vec::new();
+        let mut next = self.parameters.get_key_value(from);
+        while let Some((name, p)) = next {
+            if let Some(at) = way.iter().position(|(seen, _)| *seen == name) {
+                way.drain(..at);
+                break;
+            }
+            way.push((name, p));
+            let unknown = |n: &&str| !values.contains_key(*n);
+            let needed = p.default.as_ref().and_then(|d| d.names().find(unknown));
+            next = needed.and_then(|n| self.parameters.get_key_value(n));
         }
+        let told = |(name, p): &(&String, &Parameter)| format!("`{name}`{}", p.described());
+        let all: Vec<String> = way.iter().map(told).collect();
+        let what = match (&*way, &*all) {
+            ([(_, p)], _) => p.missing(),
+            (_, [a, b]) => format!("neither {a} nor {b} is known; give one of them"),
+            (_, all) => format!("none of {} is known; give one of them", all.join(", ")),
+        };
+        (way.first().map_or(from, |(name, _)| name), what)
     }
 }
 
 impl Parameter {
-    fn missing(&self) -> String {
-        let about = self
-            .about
-            .as_ref()
-            .map_or_else(String::new, |a| format!(" ({a})"));
+    /// What it is and where it can be taken from, in brackets.
+    fn described(&self) -> String {
+        let about = self.about.clone();
+        let parts: Vec<String> = about.into_iter().chain(self.places()).collect();
+        match &*parts {
+            [] => String::new(),
+            parts => format!(" ({})", parts.join("; ")),
+        }
+    }
+
+    /// Where its value can be taken from.
+    fn places(&self) -> Option<String> {
         let places = [("args", &self.args), ("config.json", &self.config)];
         let places: Vec<String> = places
             .iter()
             .filter_map(|(place, name)| Some(format!("`{}` of {place}", name.as_ref()?)))
             .collect();
-        let or = match &*places {
-            [] => String::new(),
-            places => format!("; it can be taken from {}", places.join(" or ")),
-        };
+        (!places.is_empty()).then(|| places.join(" or "))
+    }
+
+    fn missing(&self) -> String {
+        let about = self
+            .about
+            .as_ref()
+            .map_or_else(String::new, |a| format!(" ({a})"));
+        let or = self.places().map_or_else(String::new, |places| {
+            format!("; it can be taken from {places}")
+        });
         match &self.default {
             None => format!("its value is not known{about}; give it{or}"),
             Some(default) => {

@@ -10,7 +10,7 @@ use reshard::{
 use reshard_convert::stored_optimizers;
 use reshard_optim::StoredOptimizer;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes of a parallel layout, in `args` of Megatron's common state, with short names.
 const PARALLEL: [(&str, &str); 8] = [
@@ -107,7 +107,7 @@ pub(super) struct Totals {
     pub(super) files: u64,
     /// Of all elements.
     pub(super) tensor_bytes: u64,
-    /// Of all objects, as they are stored.
+    /// Of all objects, as they are stored. What several objects share counts once.
     pub(super) object_bytes: u64,
     /// Of all files.
     pub(super) file_bytes: u64,
@@ -178,17 +178,23 @@ impl Facts {
 
     pub(super) fn totals(&self) -> Totals {
         let m = self.checkpoint.metadata();
-        let places = self
+        // All objects of a file of `torch.save` are in one pickle.
+        let places: BTreeSet<(Name, u64, u64)> = self
             .checkpoint
             .objects()
-            .flat_map(|k| self.checkpoint.object_parts(k));
+            .flat_map(|k| self.checkpoint.object_parts(k))
+            .map(|p| (p.file, p.range.start, p.range.end))
+            .collect();
+        let lengths = places
+            .iter()
+            .map(|(_, start, end)| end.saturating_sub(*start));
         Totals {
             tensors: m.tensor_count() as u64,
             chunks: m.chunk_count() as u64,
             objects: m.object_count() as u64,
             files: self.files.len() as u64,
             tensor_bytes: m.total_bytes(),
-            object_bytes: places.map(|p| p.length()).fold(0, u64::saturating_add),
+            object_bytes: lengths.fold(0, u64::saturating_add),
             file_bytes: self
                 .files
                 .iter()

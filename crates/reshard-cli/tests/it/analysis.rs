@@ -70,6 +70,47 @@ fn equal_checkpoints_are_equal_in_any_formats_and_cuts() {
 }
 
 #[test]
+fn the_last_line_says_what_was_compared() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    run(&["convert", &saved.url, &to]).ok();
+    assert_eq!(
+        run(&["diff", &saved.url, &to]).ok(),
+        "equal  2 tensors, 2 objects compared\n"
+    );
+    let j = run(&["diff", &saved.url, &to, "--json"]).json();
+    let want = json!({ "tensors": 2, "objects": 2, "common": 0 });
+    assert_eq!(j["compared"], want);
+
+    let one = || [("w", floats(&[1], &[1.0]))];
+    let a = saved_with(&one(), 7);
+    let b = saved_with(&one(), 8);
+    assert_eq!(
+        run(&["diff", &a.url, &a.url]).ok(),
+        "equal  1 tensor, common state compared\n"
+    );
+    let ran = run(&["diff", &a.url, &b.url]);
+    let last = "\ndifferent  0 of 1 tensor, 1 path of common state differ\n";
+    assert!(ran.code == 1 && ran.out.ends_with(last), "{}", ran.out);
+    let ran = run(&["diff", &a.url, &b.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let want = json!({ "tensors": 1, "objects": 0, "common": 2 });
+    assert_eq!((ran.code, &j["compared"]), (1, &want));
+    // What was not chosen was not compared.
+    let ran = run(&["diff", &a.url, &b.url, "--key", "w"]);
+    assert_eq!(ran.ok(), "equal  1 tensor compared\n");
+
+    let others = states::dcp_with(&["b"]);
+    let ran = run(&["diff", &saved.url, &others.url]);
+    let last = "\ndifferent  0 of 2 tensors, 1 of 2 objects differ\n";
+    assert!(ran.code == 1 && ran.out.ends_with(last), "{}", ran.out);
+}
+
+fn saved_with(tensors: &[(&str, Tensor)], step: i64) -> Saved {
+    saved(tensors, &[("step", step.into()), ("same", Value::from(1))])
+}
+
+#[test]
 fn what_differs_is_told_with_its_size_and_its_first_place() {
     let more = [("step", Value::from(7))];
     let a = saved(
@@ -135,7 +176,7 @@ fn what_differs_is_told_with_its_size_and_its_first_place() {
         "step",
         "[1, 1]",
         "[2] | [2, 1]",
-        "2 of 3 tensors differ",
+        "different  2 of 3 tensors, 1 path of common state differ; 1 key only in the first; 1 key only in the second",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -67,6 +67,43 @@ fn damaged_tensors_have_no_digest_and_the_others_have() {
 }
 
 #[test]
+fn a_pattern_that_matches_only_objects_is_told_so() {
+    let saved = states::dcp();
+    for (command, lack) in [("digest", "digest"), ("stats", "numbers")] {
+        let ran = run(&[command, &saved.url, "--key", "names"]);
+        let want = format!(
+            "error: names matches only objects, which have no {lack}\nhint: `reshard show {} KEY` prints an object\n",
+            saved.url
+        );
+        assert_eq!((ran.code, ran.err), (2, want), "{command}");
+        let both = ["--key", "names", "--key", "nothing"];
+        let ran = run(&[&[command, &saved.url][..], &both].concat());
+        assert!(
+            ran.code == 2
+                && ran.err.contains("names matches only objects")
+                && ran.err.contains("no key matches nothing"),
+            "{}",
+            ran.err
+        );
+        // A note, if there is something else.
+        let both = ["--key", "names", "--key", "model.*", "--key", "nothing"];
+        let ran = run(&[&[command, &saved.url][..], &both].concat());
+        let want = format!("note: names matches only objects, which have no {lack}\n");
+        assert!(ran.code == 0 && ran.err.starts_with(&want), "{}", ran.err);
+        assert!(ran.err.contains("no key matches nothing"), "{}", ran.err);
+        assert!(!ran.err.contains("no key matches names"), "{}", ran.err);
+        let ran = run(&[command, &saved.url, "--key", "nothing"]);
+        assert!(
+            ran.code == 2 && ran.err.contains("no key matches nothing"),
+            "{}",
+            ran.err
+        );
+        // A tensor among them is all that is asked for.
+        run(&[command, &saved.url, "--key", "*"]).ok();
+    }
+}
+
+#[test]
 fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
     let mut state = reshard::StateDict::new();
     for (key, n) in [("large", 3 << 20), ("small", 3)] {

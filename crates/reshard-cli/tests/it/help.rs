@@ -29,6 +29,43 @@ fn help_of_each_command_has_an_example_that_parses() {
     assert!(run(&["--version"]).ok().starts_with("reshard "));
 }
 
+/// clap takes `{n}` in a help text for the end of a line.
+#[test]
+fn no_help_is_broken_where_a_pattern_of_steps_stands() {
+    let all = run(&["--help"]).ok();
+    let listed = all.split_once("Commands:\n").unwrap().1;
+    let listed = listed.lines().take_while(|l| !l.is_empty());
+    let commands: Vec<&str> = listed
+        .filter_map(|l| l.strip_prefix("  ")?.split(' ').next())
+        .filter(|c| !c.is_empty())
+        .collect();
+    for known in ["ls", "prune", "stats", "demo"] {
+        assert!(commands.contains(&known), "{commands:?}");
+    }
+    for command in commands.iter().filter(|c| **c != "help") {
+        for form in ["-h", "--help"] {
+            let text = run(&[command, form]).ok();
+            for line in text.lines().map(str::trim) {
+                let is_lone = line == "`" || line.ends_with(" `") || line.starts_with("` ");
+                let is_cut = line.starts_with("`,") || line.ends_with('{');
+                assert!(!is_lone && !is_cut, "{command} {form}: {line}\n{text}");
+            }
+            assert!(!text.contains('\u{2060}'), "{command} {form}: {text:?}");
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let words = words.join(" ");
+            if words.contains("--steps <PATTERN>") {
+                assert!(
+                    words.contains("so: `{n}` is the number, `{n:07}`"),
+                    "{text}"
+                );
+                assert!(words.contains("By default `step-{n}`, and"), "{text}");
+            }
+            let has_steps = ["ls", "prune"].contains(command);
+            assert_eq!(words.contains("--steps <PATTERN>"), has_steps, "{command}");
+        }
+    }
+}
+
 #[test]
 fn a_wrong_command_line_exits_with_2_and_says_what_is_right() {
     for args in [
@@ -289,12 +326,15 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
         "{text}"
     );
     assert_eq!(run(&["verify", &kept]).code, 0);
-    let again = run(&["demo", "--size", "1MiB", "--dir", &kept]);
-    assert!(
-        again.code == 2 && again.err.contains("hint: "),
-        "{}",
-        again.err
-    );
+    // Before it builds anything, and without options that it does not have.
+    let file = dir.path().join("file").display().to_string();
+    std::fs::write(&file, "x").unwrap();
+    for (taken, how) in [(&kept, &[][..]), (&kept, &["--processes"]), (&file, &[])] {
+        let again = run(&[&["demo", "--size", "1MiB", "--dir", taken], how].concat());
+        let hint = "exists already and is not empty\nhint: choose another --dir, or remove it\n";
+        assert!(again.err.ends_with(hint), "{}", again.err);
+        assert_eq!((again.code, again.out.as_str()), (2, ""));
+    }
 }
 
 #[test]
@@ -335,11 +375,13 @@ fn the_demo_saves_and_loads_with_ranks_in_processes() {
         "{inspected}"
     );
     // The errors of ranks are shown, once if they are the same.
-    let again = demo(&["--dir", &kept]);
-    let err = String::from_utf8(again.stderr).unwrap();
-    assert_eq!(again.status.code(), Some(2));
+    let file = dir.path().join("file").display().to_string();
+    std::fs::write(&file, "x").unwrap();
+    let below = demo(&["--dir", &format!("{file}/demo")]);
+    let err = String::from_utf8(below.stderr).unwrap();
+    assert_eq!(below.status.code(), Some(2));
     assert!(
-        err.contains("ranks 0, 1, 2: ") && err.matches("exists already").count() == 1,
+        err.contains("ranks 0, 1, 2: ") && err.matches("could not open").count() == 1,
         "{err}"
     );
 }

@@ -1,7 +1,7 @@
 //! `--map` of `reshard convert` and `reshard diff`.
 
 use crate::{
-    run,
+    run, run_raw,
     states::{self, Saved},
 };
 use reshard::{Dialect, ShardedTensor, StateDict, Tensor, Value};
@@ -190,6 +190,66 @@ fn a_mapping_file_is_read_and_its_faults_are_told() {
         "hf-lama",
     ]);
     assert!(ran.err.contains("hf-llama") && ran.code != 0, "{}", ran.err);
+}
+
+#[test]
+fn a_mapping_file_that_is_no_toml_is_shown_with_its_line() {
+    let saved = saved(true);
+    let file = saved.beside("map.toml");
+    std::fs::write(&file, "# text\ngarbage = \u{1b}[2J\n").unwrap();
+    let args = ["convert", &saved.url, &saved.beside("x"), "--map", &file];
+    let ran = run_raw(&args);
+    let plain = anstream::adapter::strip_str(&ran.err).to_string();
+    let first = format!("error: {file}: the map can't be read: TOML parse error at line 2");
+    assert!(ran.code == 2 && plain.starts_with(&first), "{plain}");
+    let lines: Vec<&str> = plain.lines().collect();
+    assert!(
+        lines.contains(&"  2 | garbage = \\u{1b}[2J") && !plain.contains("\\n"),
+        "{plain}"
+    );
+    // What is quoted is no line of the program.
+    let own = lines.iter().filter(|l| !l.starts_with("  ")).count();
+    assert!(
+        own == 2 && lines.last().unwrap().starts_with("hint: "),
+        "{plain}"
+    );
+    assert!(!ran.err.contains("\u{1b}[2J"), "{:?}", ran.err);
+
+    // Other mistakes name the file, too, and are one line.
+    std::fs::write(&file, "[[rule]]\n\"ke\\nep\" = 'a'\n").unwrap();
+    let ran = run(&args);
+    let first = format!("error: {file}: rule 1: ");
+    assert!(
+        ran.err.starts_with(&first) && ran.err.lines().count() == 2,
+        "{}",
+        ran.err
+    );
+    let ran = run(&[&args[..4], &["hf-llama", "--set", "heads=0"]].concat());
+    assert!(ran.err.starts_with("error: hf-llama: "), "{}", ran.err);
+    let ran = run(&["diff", &saved.url, &saved.url, "--map", &file]);
+    assert!(ran.err.starts_with(&first), "{}", ran.err);
+}
+
+#[test]
+fn a_vocabulary_that_nobody_names_is_asked_for() {
+    let saved = saved(false);
+    let to = saved.beside("hf");
+    let args = ["convert", &saved.url, &to, "--map", "hf-llama"];
+    let set = ["layers=1", "hidden=4", "heads=4", "query_groups=2"];
+    let set: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
+    let args = [&args[..], &set].concat();
+    let ran = run(&args);
+    assert!(
+        ran.err.contains("neither `padded_vocab` (")
+            && ran.err.contains("nor `vocab` (")
+            && ran.err.contains("is known; give one of them"),
+        "{}",
+        ran.err
+    );
+    for one in ["vocab=8", "padded_vocab=8"] {
+        let ran = run(&[&args[..], &["--set", one, "--overwrite"]].concat());
+        assert_eq!(ran.code, 0, "{one}: {}", ran.err);
+    }
 }
 
 /// Runs `tests/interop/python/models.py`.

@@ -119,6 +119,11 @@ fn odd() -> Value {
 
 /// One rank, PyTorch's dialect, nested, with an empty dict.
 pub(crate) fn dcp() -> Saved {
+    dcp_with(&["a", "b"])
+}
+
+/// The same, with these names in its list.
+pub(crate) fn dcp_with(names: &[&str]) -> Saved {
     let mut model = StateDict::new();
     model.insert(
         "weight",
@@ -134,6 +139,7 @@ pub(crate) fn dcp() -> Saved {
     let mut state = StateDict::new();
     state.insert_tree("model", model);
     state.insert_tree("optim", optim);
-    state.insert("names", Value::List(vec!["a".into(), "b".into()]));
+    let names = names.iter().map(|name| Value::from(*name));
+    state.insert("names", Value::List(names.collect()));
     save(&[state], Dialect::Dcp)
 }

@@ -71,6 +71,30 @@ fn digests_and_shapes_of_files_of_torch_are_those_that_torch_says() {
     }
 }
 
+/// All objects of such a file lie in one pickle.
+#[test]
+fn bytes_that_several_objects_share_count_once() {
+    let saved = crate::states::Saved::made(|_| ());
+    let url = saved.beside("objects.pt");
+    let from = crate::states::dcp();
+    run(&["convert", &from.url, &url]).ok();
+    let j = run(&["inspect", &url, "--json"]).json();
+    let objects = j["objects"].as_array().unwrap();
+    let bytes = |json: &Json| json.as_u64().unwrap();
+    assert!(objects.len() > 1, "{j}");
+    let totals = &j["totals"];
+    assert_eq!(totals["object_bytes"], objects[0]["bytes"]);
+    assert!(bytes(&totals["object_bytes"]) <= bytes(&totals["file_bytes"]));
+    let text = run(&["inspect", &url, "--summary"]).ok();
+    assert!(text.contains("objects     3, "), "{text}");
+
+    // Others have bytes of their own.
+    let j = run(&["inspect", &from.url, "--json"]).json();
+    let objects = j["objects"].as_array().unwrap();
+    let sum: u64 = objects.iter().map(|o| bytes(&o["bytes"])).sum();
+    assert_eq!(bytes(&j["totals"]["object_bytes"]), sum);
+}
+
 #[test]
 fn a_region_is_looked_at_where_torch_has_put_it() {
     let dir = tempfile::tempdir().unwrap();

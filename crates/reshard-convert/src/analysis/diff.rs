@@ -43,6 +43,10 @@ pub struct CheckpointDiff {
     pub tensors: u64,
     /// How many of them differ.
     pub differ: u64,
+    /// How many objects both have.
+    pub compared_objects: u64,
+    /// How many values of common state, of one or of both, were compared.
+    pub compared_common: u64,
 }
 
 impl CheckpointDiff {
@@ -246,6 +250,7 @@ async fn beside_tensors(
     for key in of_first.intersection(&of_second) {
         match (first.is_object(key), second.is_object(key)) {
             (true, true) => {
+                out.compared_objects += 1;
                 if first.object(key).await? != second.object(key).await? {
                     out.objects.push(key.clone());
                 }
@@ -254,11 +259,13 @@ async fn beside_tensors(
             _ => out.kinds.push(key.clone()),
         }
     }
-    out.common = common(
-        &first.stored().common().await?,
-        &second.stored().common().await?,
-    );
+    let states = [
+        first.stored().common().await?,
+        second.stored().common().await?,
+    ];
+    out.common = common(&states[0], &states[1]);
     out.common.retain(|path| chosen(path));
+    out.compared_common = values(&states, chosen);
     Ok(out)
 }
 
@@ -269,6 +276,17 @@ fn common(first: &ValueTree, second: &ValueTree) -> Vec<String> {
     let all = found.only_left.iter().chain(&found.only_right);
     let paths: BTreeSet<String> = all.chain(mismatch).map(|p| p.to_string()).collect();
     paths.into_iter().collect()
+}
+
+/// How many chosen paths these have, together.
+fn values(states: &[ValueTree], chosen: &impl Fn(&str) -> bool) -> u64 {
+    let mut paths = BTreeSet::new();
+    for state in states {
+        state.visit(&mut |path, _| {
+            paths.insert(model::Path::from(path).to_string());
+        });
+    }
+    paths.iter().filter(|path| chosen(path)).count() as u64
 }
 
 /// A checkpoint as it is stored, or as a map shows it.

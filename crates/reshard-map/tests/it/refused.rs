@@ -199,6 +199,42 @@ fn parameters_have_values_defaults_and_reasons() {
 }
 
 #[test]
+fn parameters_whose_defaults_need_each_other_are_named_together() {
+    let error = |parameters: &str, given: &[(&str, u64)]| {
+        let text = format!("{parameters}\n[[rule]]\npad = 'w'\nto = 'a'");
+        let given = given.iter().map(|(n, v)| ((*n).into(), *v)).collect();
+        let bound = MapFile::parse(&text).unwrap().bind(&given);
+        bound.map_or_else(|e| e.to_string(), |_| String::new())
+    };
+    let two = "[parameters.a]\ndefault = 'b'\n\
+               [parameters.b]\nabout = 'rows'\nargs = 'rows'\ndefault = 'a * 2'";
+    assert_eq!(
+        error(two, &[]),
+        "parameter `a`: neither `a` nor `b` (rows; `rows` of args) is known; give one of them"
+    );
+    assert_eq!(error(two, &[("a", 8)]), "");
+    assert_eq!(error(two, &[("b", 8)]), "");
+
+    // One that needs them, and comes first, is not the one to give.
+    let led = format!("[parameters.A]\ndefault = 'b'\n{two}");
+    let what = error(&led, &[]);
+    assert!(what.starts_with("parameter `b`: neither `b`"), "{what}");
+    let three = "[parameters.a]\ndefault = 'b'\n\
+                 [parameters.b]\ndefault = 'c'\n\
+                 [parameters.c]\ndefault = 'a'";
+    let what = error(three, &[]);
+    assert!(
+        what.contains("none of `a`, `b`, `c` is known; give one of them"),
+        "{what}"
+    );
+    let what = error("[parameters.a]\ndefault = 'a'", &[]);
+    assert!(
+        what.contains("its default `a` depends on itself; give a value"),
+        "{what}"
+    );
+}
+
+#[test]
 fn limits_hold_before_memory_is_taken() {
     let huge = [Source::new("w", DType::Float32, [1 << 40, 2])];
     let map = map("[[rule]]\nunstack = 'w'\nto = 'w.{i}'\nindex = 'i'");
