@@ -192,6 +192,8 @@ fn an_attempt_that_is_committed_while_another_process_looks_at_it_is_not_taken_o
         .dialect(Dialect::Dcp)
         .store(Arc::new(store(&between, false)));
     block_on(async { save.await }).unwrap();
+    // If nothing has happened, nobody waits for it.
+    drop(between);
     let files = block_on(place.list(None, Depth::All)).unwrap();
     committed.send(()).unwrap();
     let e = end.recv().unwrap().unwrap_err();
