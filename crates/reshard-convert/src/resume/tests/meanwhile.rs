@@ -1,6 +1,6 @@
 //! A place where something happens between two calls of one process.
 
-use super::claim::CLAIM;
+use crate::resume::claim::CLAIM;
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::storage::{
