@@ -3,18 +3,22 @@
 //! While a conversion writes, it keeps a journal of the files that are finished, among the files of its attempt. The next conversion of the same source with
 //! the same options takes these files over: on a local disk it links them, in an object store it goes on in the folder of that attempt.
 
+mod claim;
 mod identity;
 mod journal;
+mod live;
 #[cfg(test)]
 mod tests;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use claim::CLAIM;
 use futures::{StreamExt as _, stream};
 use identity::{digest, source_digest};
-use journal::{CLAIM, Files, Finished, Identity, MOST, MOST_OF_ALL, PREFIX, from_json, to_json};
+use journal::{Files, Finished, Identity, MOST, MOST_OF_ALL, PREFIX, from_json, to_json};
+use live::{Live, check_open};
 use reshard::{
-    Checkpoint, ErrorKind, OpenOptions,
+    Checkpoint,
     storage::{
         Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
         PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, StoreExt as _,
@@ -24,6 +28,7 @@ use reshard::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    io,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -91,6 +96,7 @@ pub(crate) async fn place(
         };
     };
     let resume = Resume {
+        dst: dst.into(),
         identity: Identity {
             source: digest_of_source,
             options: digest(&journal.options),
@@ -111,41 +117,13 @@ pub(crate) async fn place(
 /// How a conversion is resumed.
 #[derive(Clone, Debug)]
 struct Resume {
+    /// Opens the place.
+    dst: String,
     identity: Identity,
     /// What must not be continued; `None` if nobody looks for what an interrupted conversion has left.
     live: Option<Live>,
     /// The journal is continued when so many bytes are finished.
     every: u64,
-}
-
-/// The folders of the version that readers see now. Nobody else may write into them.
-#[derive(Clone, Debug)]
-enum Live {
-    Folders(BTreeSet<String>),
-    /// Something is there, and nobody knows what it needs.
-    Unknown,
-}
-
-impl Live {
-    async fn of(dst: &str, stores: &Stores) -> Self {
-        let options = OpenOptions::new().stores(stores.clone());
-        match options.open(dst).await {
-            Ok(live) => {
-                let files = live.item_files();
-                let folders = files.iter().filter_map(|f| f.split_once('/'));
-                Self::Folders(folders.map(|(folder, _)| folder.to_owned()).collect())
-            }
-            Err(e) if e.kind() == ErrorKind::NotFound => Self::Folders(BTreeSet::new()),
-            Err(_) => Self::Unknown,
-        }
-    }
-
-    fn may_have(&self, attempt: &str) -> bool {
-        match self {
-            Self::Folders(folders) => folders.contains(attempt),
-            Self::Unknown => true,
-        }
-    }
 }
 
 /// What an interrupted attempt has left.
@@ -169,6 +147,8 @@ struct State {
     journals: Mutex<BTreeSet<Name>>,
     count: AtomicU64,
     resumed: Mutex<Resumed>,
+    /// What this process calls itself where it has taken over an attempt.
+    claimed_by: OnceLock<String>,
     /// Where the files of the attempt can be removed; `None` if they can't be found, and then there is no journal.
     kept_in: OnceLock<Option<Arc<dyn Store>>>,
 }
@@ -196,6 +176,7 @@ impl ResumableStore {
                 journals: Mutex::default(),
                 count: AtomicU64::new(1),
                 resumed: Mutex::default(),
+                claimed_by: OnceLock::new(),
                 kept_in: OnceLock::new(),
             }),
         }
@@ -307,9 +288,7 @@ impl ResumableStore {
                 }
             }
         }
-        let lengths: BTreeMap<String, u64> =
-            there.iter().map(|e| (bare(&e.name), e.bytes)).collect();
-        files.retain(|name, finished| lengths.get(name) == Some(&finished.bytes));
+        keep_those(&mut files, &there, below);
         Ok((files, wrong))
     }
 
@@ -331,36 +310,43 @@ impl ResumableStore {
         Ok((place.url() != self.inner.url()).then_some(place))
     }
 
-    /// Removes the files of an attempt that no journal names, so that they can be written again, and tells whoever began it that it is continued.
-    async fn claim(&self, found: &Found, transaction: &dyn Transaction) -> Result<()> {
+    /// Goes on with an attempt, and tells whoever began it.
+    ///
+    /// Files that no journal names are written over, and not removed before: whoever began the attempt may still run, and be about to commit them. This
+    /// conversion gives them the same bytes, so what readers see then is whole at any time.
+    async fn take_over(
+        &self,
+        found: &mut Found,
+        by: &str,
+        transaction: &dyn Transaction,
+    ) -> Result<()> {
         let folder = Name::new(&*found.left.attempt)?;
+        // Whoever began it looks for the claim before it commits. So the claim comes first, and then the look whether it has committed.
+        claim::put(transaction, &folder, by).await?;
+        drop(self.state.claimed_by.set(by.to_owned()));
+        let resume = &self.state.resume;
+        check_open(&found.left.attempt, &resume.dst, &self.state.stores).await?;
         let there = self.inner.list(Some(&folder), Depth::All).await?.files;
-        let claim = Name::new(format!("{folder}/{CLAIM}"))?;
-        let is_claimed = there.iter().any(|e| e.name == claim);
-        let mut unfinished = Vec::new();
+        // Until the claim was there, somebody may have removed some.
+        keep_those(&mut found.files, &there, Some(&folder));
         for entry in there {
             let bare = inside(&entry.name, Some(&folder));
-            if entry.name == claim {
-                continue;
-            } else if bare.starts_with(PREFIX) {
+            if let Some(number) = bare.strip_prefix(PREFIX) {
                 // Its number is not given to another one.
-                let number = bare.strip_prefix(PREFIX).and_then(|n| n.parse().ok());
-                let next = number.map_or(1, |n: u64| n.saturating_add(1));
+                let next = number.parse().map_or(1, |n: u64| n.saturating_add(1));
                 self.state.count.fetch_max(next, Ordering::Relaxed);
                 lock(&self.state.journals).insert(entry.name);
-            } else if !found.files.contains_key(bare) {
-                unfinished.push(entry.name);
             }
-        }
-        self.inner.remove(&unfinished).await?;
-        if !is_claimed {
-            let body = FileBody::from_bytes(claim, Bytes::from_static(b"claimed"));
-            transaction
-                .write(vec![body], Durability::Process, Progress::none())
-                .await?;
         }
         Ok(())
     }
+}
+
+/// Forgets finished files that are not there with their lengths.
+fn keep_those(files: &mut Files, there: &[Entry], folder: Option<&Name>) {
+    let lengths = there.iter().map(|e| (inside(&e.name, folder), e.bytes));
+    let lengths: BTreeMap<&str, u64> = lengths.collect();
+    files.retain(|name, finished| lengths.get(&**name) == Some(&finished.bytes));
 }
 
 /// A name without the folder of its attempt.
@@ -439,12 +425,14 @@ impl Store for ResumableStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let found = self.look().await?;
-        let adopted = found.as_ref().filter(|f| f.place.is_none());
-        let attempt = adopted.map_or(attempt, |f| &f.left.attempt).to_owned();
+        // This process is called as the attempt that it would begin.
+        let by = attempt;
+        let mut found = self.look().await?;
+        let adopted = found.as_mut().filter(|f| f.place.is_none());
+        let attempt = adopted.as_ref().map_or(by, |f| &f.left.attempt).to_owned();
         let inner = self.inner.begin(&attempt, if_exists).await?;
         if let Some(found) = adopted {
-            self.claim(found, &*inner).await?;
+            self.take_over(found, by, &*inner).await?;
         }
         let kept_in = self.kept_in(&*inner, &attempt).await?;
         // A version is begun once.
@@ -632,15 +620,27 @@ impl ResumableTransaction {
         }
     }
 
-    /// Whether another process has taken over the folder of this attempt.
-    async fn is_claimed(&self) -> Result<bool> {
-        let Some(folder) = self.inner.folder() else {
-            return Ok(false);
-        };
-        self.store
-            .inner
-            .exists(&Name::new(format!("{folder}/{CLAIM}"))?)
-            .await
+    /// What the process calls itself that has taken over the folder of this attempt.
+    async fn holder(&self) -> Result<Option<Bytes>> {
+        match self.inner.folder() {
+            Some(folder) => claim::holder(&*self.store.inner, &folder).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Refuses to commit what another process writes now.
+    async fn check_holder(&self) -> Result<()> {
+        let mine = self.state().claimed_by.get();
+        match self.holder().await? {
+            Some(by) if mine.is_none_or(|mine| by != mine.as_bytes()) => {
+                let what = "another conversion has taken over its files with --resume; this one commits nothing and leaves them to the other one. \
+                            Wait for that one, or run this one again with --resume when it has ended";
+                let source = io::Error::new(io::ErrorKind::ResourceBusy, what);
+                let place = self.store.inner.url();
+                Err(StorageError::io("commit the conversion to", place, source))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -719,6 +719,7 @@ impl Transaction for ResumableTransaction {
         if !is_hidden {
             self.forget().await?;
         }
+        self.check_holder().await?;
         self.inner.commit(record, files, durability).await?;
         if is_hidden && let Err(e) = self.forget().await {
             tracing::warn!(error = %e, "the journal of the conversion was not removed");
@@ -748,9 +749,9 @@ impl Transaction for ResumableTransaction {
 
     /// What was taken over stays for the next conversion that resumes.
     async fn rollback(&self) -> Result<()> {
-        match self.is_claimed().await? {
-            true => Ok(()),
-            false => self.inner.rollback().await,
+        match self.holder().await? {
+            Some(_) => Ok(()),
+            None => self.inner.rollback().await,
         }
     }
 }

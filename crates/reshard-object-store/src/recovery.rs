@@ -68,18 +68,24 @@ impl Recovery for ObjectStorePlace {
         let Some(uploads) = &self.client.bucket.uploads else {
             return Ok(Vec::new());
         };
-        let prefix = match &*self.folder {
-            "" => String::new(),
-            folder => format!("{folder}/"),
-        };
-        let uploads = Arc::clone(uploads);
+        let (uploads, folder) = (Arc::clone(uploads), self.folder.clone());
         let listed = self
             .client
-            .ask(|_| async move { uploads.list(&prefix).await });
+            .ask(|_| async move { uploads.list(&folder).await });
         let error = |e| self.client.error("list the uploads of", self.url_text(), e);
         let named = |upload: Unfinished| {
-            let name = self.name_of(&Path::parse(upload.key).ok()?)?;
-            let path = self.url_of(&name);
+            let (name, path) = match upload.key == self.folder {
+                // The object of this URL has the same name as in the folder above.
+                true => {
+                    let last = self.folder.rsplit('/').next()?;
+                    (Name::new(last).ok()?, self.url.clone())
+                }
+                false => {
+                    let name = self.name_of(&Path::parse(upload.key).ok()?)?;
+                    let path = self.url_of(&name);
+                    (name, path)
+                }
+            };
             Some(UnfinishedUpload::new(name, upload.id, path).begun(upload.began))
         };
         let listed = listed.await?.map_err(error)?;
@@ -90,7 +96,11 @@ impl Recovery for ObjectStorePlace {
         let Some(uploads) = &self.client.bucket.uploads else {
             return Ok(());
         };
-        let (uploads, path) = (Arc::clone(uploads), self.path(&upload.name)?);
+        let path = match self.folder(None)? {
+            Some(object) if upload.path == self.url => object,
+            _ => self.path(&upload.name)?,
+        };
+        let uploads = Arc::clone(uploads);
         let id = upload.id.clone();
         let aborted = self
             .client

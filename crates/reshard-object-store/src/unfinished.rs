@@ -19,8 +19,9 @@ pub(crate) struct Unfinished {
 /// A service that can tell them.
 #[async_trait]
 pub(crate) trait Uploads: fmt::Debug + Send + Sync {
-    /// Those of objects whose names begin so; the first of them, if there are very many.
-    async fn list(&self, prefix: &str) -> object_store::Result<Vec<Unfinished>>;
+    /// Those of the object of this name, and of objects in the folder of this name; of the whole bucket, if it is empty. The first of them, if there are
+    /// very many.
+    async fn list(&self, folder: &str) -> object_store::Result<Vec<Unfinished>>;
 
     /// Ends one.
     async fn abort(&self, path: &Path, id: &str) -> object_store::Result<()>;

@@ -67,11 +67,11 @@ impl Leftover {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct UnfinishedUpload {
-    /// The file that it would have become.
+    /// The file that it would have become: its name in the place. If it would be the one file that the place may be, its name in the folder above.
     pub name: Name,
     /// Tells it from other uploads of this file.
     pub id: String,
-    /// The file as a URL.
+    /// The file as a URL. It is that of the place, if the file would be the place.
     pub path: String,
     /// When it was begun; `None` when the store can't tell.
     pub began: Option<SystemTime>,
@@ -185,7 +185,8 @@ pub trait Recovery: Send + Sync {
         })
     }
 
-    /// The uploads of files in this place, and in folders below it, that were begun and not finished, whichever program began them. This includes
+    /// The uploads of files in this place, in folders below it, and of the one file that its URL may mean, that were begun and not finished, whichever
+    /// program began them. This includes
     /// uploads that are still running. If there are very many, it may be the first of them. By default there are none.
     ///
     /// # Errors

@@ -280,7 +280,11 @@ impl Prune {
         let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
         let uploads = plan.unfinished_uploads(&place).await?;
-        let is_of_a_save = |upload: &UnfinishedUpload| folder_of(&upload.name).is_some();
+        // A save of one file copies it from the folder of its attempt to the place itself. If it was killed meanwhile, the folder is there, too.
+        let is_of_a_save = |upload: &UnfinishedUpload| match upload.path == place.url() {
+            true => !leftovers.is_empty(),
+            false => folder_of(&upload.name).is_some(),
+        };
         let is_clean = leftovers.is_empty() && !uploads.iter().any(is_of_a_save);
         let files = if is_clean {
             Vec::new()

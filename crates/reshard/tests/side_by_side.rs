@@ -10,7 +10,7 @@ use reshard::{
     Checkpoint, CommonForm, DType, Dialect, ErrorKind, LocalGroup, OpenOptions, Region,
     RemainsKind, ShardedTensor, StateDict, Stores, Tensor, ValueTree,
     storage::{
-        Name, Store, StoreExt,
+        Durability, FileBody, IfExists, Name, Progress, Store, StoreExt,
         testkit::{Fault, FaultStore, Op, VersionedStore},
     },
 };
@@ -366,6 +366,52 @@ fn where_no_checkpoint_is_only_uploads_of_saves_are_aborted() {
     let e = block_on(async { again.await }).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     assert_eq!(uploads(&store), ["data/of/others"]);
+}
+
+/// A single file that no save has committed yet was copied to its place.
+#[test]
+fn an_upload_of_the_place_itself_is_aborted_beside_what_a_killed_save_left() {
+    let left_by_a_save = |store: &VersionedStore| {
+        let attempt = "1-1a2b3c4d5e6f7081-0";
+        let killed = block_on(store.begin(attempt, IfExists::Refuse)).unwrap();
+        let name = Name::new(format!("{attempt}/object")).unwrap();
+        let object = FileBody::from_bytes(name, (&b"whole"[..]).into());
+        let written = killed.write(vec![object], Durability::Process, Progress::none());
+        block_on(written).unwrap();
+    };
+    let file = || Name::new("one.safetensors").unwrap();
+    let store = VersionedStore::new();
+    left_by_a_save(&store);
+    store.leave_upload_of_place(file());
+    store.age(DAY);
+    leave_uploads(&store, &["data/of/others"]);
+    let report = prune(&store, DAY);
+    let kinds: Vec<_> = report.removed.iter().map(|r| r.kind).collect();
+    assert!(kinds.contains(&RemainsKind::Upload), "{report:?}");
+    assert_eq!((kinds.len(), report.kept.len()), (2, 0), "{report:?}");
+    assert_eq!(uploads(&store), ["data/of/others"]);
+    assert!(names(&store).is_empty());
+
+    // One that is young may still run.
+    let store = VersionedStore::new();
+    left_by_a_save(&store);
+    store.leave_upload_of_place(file());
+    let report = prune(&store, DAY);
+    assert_eq!(
+        (report.removed.len(), report.kept.len()),
+        (0, 2),
+        "{report:?}"
+    );
+    // Without anything of a save it may be of somebody else.
+    let store = VersionedStore::new();
+    store.leave_upload_of_place(file());
+    let stores = Stores::only(plain(&store));
+    let none = reshard::prune(URL)
+        .stores(stores)
+        .older_than(Duration::ZERO);
+    let e = block_on(async { none.await }).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
+    assert_eq!(uploads(&store).len(), 1);
 }
 
 #[test]

@@ -7,9 +7,6 @@ use std::collections::BTreeMap;
 /// How the names of journals begin.
 pub(super) const PREFIX: &str = ".reshard-journal-";
 
-/// Among the files of an attempt that another process has taken over. It stays there: whoever has begun the attempt may still run.
-pub(super) const CLAIM: &str = ".reshard-taken-over";
-
 /// A journal of more bytes is not read, and of all journals no more than so many.
 pub(super) const MOST: u64 = 32 << 20;
 pub(super) const MOST_OF_ALL: u64 = 256 << 20;

@@ -177,23 +177,30 @@ fn parse(body: &[u8]) -> object_store::Result<Answer> {
     Answer::deserialize(&mut xml).map_err(|e| unsupported(format!("no list of uploads: {e}")))
 }
 
+/// Whether an object has this name, or lies in the folder of this name.
+fn is_at(key: &str, folder: &str) -> bool {
+    let rest = key.strip_prefix(folder);
+    rest.is_some_and(|rest| folder.is_empty() || rest.is_empty() || rest.starts_with('/'))
+}
+
 #[async_trait]
 impl Uploads for S3Uploads {
-    async fn list(&self, prefix: &str) -> object_store::Result<Vec<Unfinished>> {
+    async fn list(&self, folder: &str) -> object_store::Result<Vec<Unfinished>> {
         let (mut found, mut bytes) = (Vec::new(), 0);
         let mut marker: Option<(String, String)> = None;
         for _ in 0..MOST_ANSWERS {
-            let mut query = vec![("uploads", ""), ("prefix", prefix)];
+            // With a slash it would leave out the object of this name.
+            let mut query = vec![("uploads", ""), ("prefix", folder)];
             if let Some((key, id)) = &marker {
                 query.extend([
                     ("key-marker", key.as_str()),
                     ("upload-id-marker", id.as_str()),
                 ]);
             }
-            let answer = self.answer(&query, prefix).await?;
+            let answer = self.answer(&query, folder).await?;
             // Whatever the service says, those of others are left alone.
             let ours = answer.upload.into_iter();
-            for upload in ours.filter(|upload| upload.key.starts_with(prefix)) {
+            for upload in ours.filter(|upload| is_at(&upload.key, folder)) {
                 bytes += upload.key.len() + upload.upload_id.len();
                 found.push(upload.into());
             }

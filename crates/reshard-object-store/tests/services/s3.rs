@@ -146,7 +146,7 @@ fn uploads_are_listed_page_by_page_below_the_place_alone() {
     let server = Server::start(|asked| {
         let body = match asked.target.contains("key-marker=a%2Fd%20d") {
             false => page(
-                &[("a/d d", "1"), ("ab/x", "2"), ("a", "3"), ("a//e", "4")],
+                &[("a/d d", "1"), ("ab/x", "2"), ("ab", "3"), ("a//e", "4")],
                 Some(("a/d d", "1")),
             ),
             true => page(&[("a/d d", "5"), ("a/deep/er", "6"), ("b", "7")], None),
@@ -163,8 +163,45 @@ fn uploads_are_listed_page_by_page_below_the_place_alone() {
     assert!(asked[1].came >= asked[0].answered);
     for asked in asked {
         assert!(asked.target.starts_with("/bucket/?uploads="), "{asked:?}");
-        assert!(asked.target.contains("&prefix=a%2F&"), "{asked:?}");
+        assert!(asked.target.contains("&prefix=a&"), "{asked:?}");
         assert!(asked.target.contains("X-Amz-Signature="), "{asked:?}");
+    }
+}
+
+#[test]
+fn an_upload_of_the_object_that_the_place_may_be_is_listed_and_aborted() {
+    let server = Server::start(|asked| match &*asked.method {
+        // A copy to the object itself, a file of the same name in its folder, and others.
+        "GET" => Answer::new(
+            "200 OK",
+            page(&[("b/a", "1"), ("b/a/a", "2"), ("b/a.old", "3")], None),
+        ),
+        _ => Answer::new("204 No Content", ""),
+    });
+    let place = stores(&server).open_place("s3://bucket/b/a").unwrap();
+    let object = place.of_kind(PlaceKind::File).unwrap();
+    for store in [&(Arc::new(place) as Arc<dyn Store>), &object] {
+        let found = block_on(store.unfinished_uploads()).unwrap();
+        let seen: Vec<_> = found
+            .iter()
+            .map(|u| (u.name.as_str(), &*u.path, &*u.id))
+            .collect();
+        let want = [
+            ("a", "s3://bucket/b/a", "1"),
+            ("a", "s3://bucket/b/a/a", "2"),
+        ];
+        assert_eq!(seen, want);
+        server.take();
+        for (upload, target) in found
+            .iter()
+            .zip(["/bucket/b/a?uploadId=1", "/bucket/b/a/a?uploadId=2"])
+        {
+            block_on(store.abort_upload(upload)).unwrap();
+            let asked = server.take();
+            assert_eq!(asked.len(), 1, "{asked:#?}");
+            assert_eq!(asked[0].method, "DELETE");
+            assert!(asked[0].target.starts_with(target), "{asked:#?}");
+        }
     }
 }
 

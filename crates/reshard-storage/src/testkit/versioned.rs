@@ -99,8 +99,18 @@ impl VersionedStore {
 
     /// Leaves an upload of a file that is never finished: for tests of what is removed.
     pub fn leave_upload(&self, name: Name) {
+        let path = format!("{}/{name}", self.url);
+        self.leave_upload_at(name, path);
+    }
+
+    /// The same of the one file that the URL of this place may be, which has this name in the folder above.
+    pub fn leave_upload_of_place(&self, name: Name) {
+        self.leave_upload_at(name, self.url.clone());
+    }
+
+    fn leave_upload_at(&self, name: Name, path: String) {
         let mut place = self.lock();
-        let (id, path) = (place.uploads.len(), format!("{}/{name}", self.url));
+        let id = place.uploads.len();
         let upload = UnfinishedUpload::new(name, id.to_string(), path);
         place.uploads.push(upload.begun(Some(SystemTime::now())));
     }
