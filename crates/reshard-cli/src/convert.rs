@@ -497,14 +497,17 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
             format!("{}: {sizes} per file, {cut} cut", p.description),
         )?;
     }
-    fact(
-        out,
-        "balance",
-        format!(
-            "the fullest rank has {:.2} times the mean",
-            saved.imbalance()
-        ),
-    )?;
+    // One rank has all.
+    if report.ranks > 1 {
+        fact(
+            out,
+            "balance",
+            format!(
+                "the fullest rank has {:.2} times the mean",
+                saved.imbalance()
+            ),
+        )?;
+    }
     // Looking at names and sizes takes a moment, and nobody asks about it.
     let checking = Duration::from_secs_f64(report.checking_seconds);
     let checking = match checking >= time / 10 {
