@@ -575,6 +575,20 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
     })
 }
 
+/// What to do about items for which a format has no place: only what would help with these.
+fn without_place(format: &BackendVersion, lost: &[NotHeld], args: &Convert) -> String {
+    let mut ways = vec!["--drop-objects leaves them out"];
+    let has_others = lost.iter().any(|w| !matches!(w, NotHeld::Tensor(..)));
+    if has_others && !args.keep_objects && *format.backend == *"safetensors" {
+        ways.push("--keep-objects keeps objects beside the tensors in a folder of safetensors");
+    }
+    ways.push("--key chooses what is carried over");
+    if *format.backend != *"torch_dist" {
+        ways.push("torch_dist has a place for all");
+    }
+    ways.join("; ")
+}
+
 fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
     let found = format!("{src} {finding}: {}", line(what));
     // What has no key concerns all items.
@@ -653,10 +667,9 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             shown(&what),
             format!("`reshard ls {src}` lists the objects; --key chooses what is carried over"),
         ),
-        ConvertError::NotHeld { .. } => CliError::told(
-            shown(&what),
-            "--drop-objects leaves them out; --keep-objects keeps objects beside the tensors in a folder of safetensors; --key chooses what is carried over; torch_dist has a place for all",
-        ),
+        ConvertError::NotHeld {
+            format, what: lost, ..
+        } => CliError::told(shown(&what), without_place(&format, &lost, args)),
         ConvertError::Common { .. } => CliError::told(
             shown(&what),
             "--drop-objects does not help here; give another --to, such as torch_dist",
