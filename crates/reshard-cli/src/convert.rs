@@ -497,14 +497,17 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
             format!("{}: {sizes} per file, {cut} cut", p.description),
         )?;
     }
-    fact(
-        out,
-        "balance",
-        format!(
-            "the fullest rank has {:.2} times the mean",
-            saved.imbalance()
-        ),
-    )?;
+    // One rank has all.
+    if report.ranks > 1 {
+        fact(
+            out,
+            "balance",
+            format!(
+                "the fullest rank has {:.2} times the mean",
+                saved.imbalance()
+            ),
+        )?;
+    }
     // Looking at names and sizes takes a moment, and nobody asks about it.
     let checking = Duration::from_secs_f64(report.checking_seconds);
     let checking = match checking >= time / 10 {
@@ -570,6 +573,20 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
         ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
         _ => return None,
     })
+}
+
+/// What to do about items for which a format has no place: only what would help with these.
+fn without_place(format: &BackendVersion, lost: &[NotHeld], args: &Convert) -> String {
+    let mut ways = vec!["--drop-objects leaves them out"];
+    let has_others = lost.iter().any(|w| !matches!(w, NotHeld::Tensor(..)));
+    if has_others && !args.keep_objects && *format.backend == *"safetensors" {
+        ways.push("--keep-objects keeps objects beside the tensors in a folder of safetensors");
+    }
+    ways.push("--key chooses what is carried over");
+    if *format.backend != *"torch_dist" {
+        ways.push("torch_dist has a place for all");
+    }
+    ways.join("; ")
 }
 
 fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
@@ -650,10 +667,9 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             shown(&what),
             format!("`reshard ls {src}` lists the objects; --key chooses what is carried over"),
         ),
-        ConvertError::NotHeld { .. } => CliError::told(
-            shown(&what),
-            "--drop-objects leaves them out; --keep-objects keeps objects beside the tensors in a folder of safetensors; --key chooses what is carried over; torch_dist has a place for all",
-        ),
+        ConvertError::NotHeld {
+            format, what: lost, ..
+        } => CliError::told(shown(&what), without_place(&format, &lost, args)),
         ConvertError::Common { .. } => CliError::told(
             shown(&what),
             "--drop-objects does not help here; give another --to, such as torch_dist",

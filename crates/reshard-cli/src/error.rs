@@ -203,7 +203,16 @@ impl CliError {
         if let Some(StrategyError::Ambiguous { .. }) = self.strategy() {
             return "choose one of them with --format NAME";
         }
+        if let Some(StrategyError::Unsupported { what, .. }) = self.strategy()
+            && let Some(hint) = instead(what)
+        {
+            return hint;
+        }
+        if let Some(StrategyError::Unknown { .. }) = self.strategy() {
+            return LINKED;
+        }
         match self.storage() {
+            Some(StorageError::UnknownScheme { .. }) => return LINKED,
             Some(StorageError::Unsupported { .. }) => {
                 return "do what the message says, or name another place";
             }
@@ -227,7 +236,7 @@ impl CliError {
                 "`reshard verify` lists all that is damaged; restore the files from a copy"
             }
             Some(ErrorKind::Invalid | ErrorKind::Unsupported) => {
-                "`reshard plugins` lists what this program can read and write; `--help` lists the options of a command"
+                "do what the message says; `--help` lists the options of a command"
             }
             Some(ErrorKind::Limit) => RAISE,
             Some(ErrorKind::Unavailable) => TRY_AGAIN,
@@ -272,6 +281,30 @@ pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, 
 
 /// What to do about something that asks for too much.
 pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE, --max-kept SIZE or --allow-repeated";
+
+/// For a name that is not linked.
+const LINKED: &str =
+    "`reshard plugins` lists the formats, stores and policies that this program knows";
+
+/// What to do about something that a format does not support, by the beginning of its name.
+fn instead(what: &str) -> Option<&'static str> {
+    const INSTEAD: [(&str, &str); 3] = [
+        (
+            "a checkpoint of ",
+            "--format or --dequantize asks for another format than that of the checkpoint; leave it out",
+        ),
+        (
+            "a sharding policy",
+            "leave out --max-shard-size or --policy, or give another --to, such as torch_dist",
+        ),
+        (
+            "removing sharded tensors",
+            "`remove` changes checkpoints of torch_dist, zarr and zarr3",
+        ),
+    ];
+    let known = INSTEAD.iter().find(|(known, _)| what.starts_with(known));
+    known.map(|(_, hint)| *hint)
+}
 
 fn raise(option: LimitOption) -> &'static str {
     match option {

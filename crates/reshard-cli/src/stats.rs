@@ -50,7 +50,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let mut damaged = checkpoint.producer().damaged;
     let stored = checkpoint.metadata().tensors().map(|t| t.key());
     let stored = stored.chain(damaged.keys().map(String::as_str));
-    let about = (&*args.dir, "numbers");
+    let about = (&*args.dir, "statistics");
     io.require_tensors(keys, about, stored, checkpoint.objects())?;
     let cost = |reads: &Reads<'_>| reads.blocks_unchecked(keys, |_| ANALYSIS_BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {

@@ -93,6 +93,17 @@ fn nesting_and_empty_dicts_are_kept() {
 }
 
 #[test]
+fn the_balance_of_ranks_is_told_if_there_are_several() {
+    let saved = states::megatron();
+    for (ranks, is_told) in [("1", false), ("2", true)] {
+        let to = saved.beside(ranks);
+        let text = run(&["convert", &saved.url, &to, "--ranks", ranks]).ok();
+        assert!(text.contains("written as  "), "{text}");
+        assert_eq!(text.contains("balance"), is_told, "{text}");
+    }
+}
+
+#[test]
 fn rows_are_spread_evenly_and_what_cannot_be_cut_is_stored_once() {
     let saved = states::megatron();
     let to = converted(&saved, "to", &["--ranks", "3"]);

@@ -69,7 +69,7 @@ fn damaged_tensors_have_no_digest_and_the_others_have() {
 #[test]
 fn a_pattern_that_matches_only_objects_is_told_so() {
     let saved = states::dcp();
-    for (command, lack) in [("digest", "digest"), ("stats", "numbers")] {
+    for (command, lack) in [("digest", "digest"), ("stats", "statistics")] {
         let ran = run(&[command, &saved.url, "--key", "names"]);
         let want = format!(
             "error: names matches only objects, which have no {lack}\nhint: `reshard show {} KEY` prints an object\n",

@@ -273,6 +273,62 @@ fn a_pattern_that_matches_nothing_is_told_with_what_may_have_been_meant() {
     );
 }
 
+/// A hint that leads nowhere is worse than none.
+#[test]
+fn hints_are_about_what_went_wrong() {
+    let (saved, of_megatron) = (states::dcp(), states::megatron());
+    let (dir, to) = (&*saved.url, &*saved.beside("to"));
+    let files = &*saved.beside("files");
+    run(&[
+        "convert",
+        dir,
+        files,
+        "--to",
+        "safetensors",
+        "--key",
+        "model.*",
+    ])
+    .ok();
+    let linked = "`reshard plugins` lists";
+    let other = "leave it out";
+    let cases: [(&[&str], &str); 8] = [
+        (&["inspect", "foo://x"], linked),
+        (&["inspect", dir, "--format", "nobody"], linked),
+        (&["convert", dir, to, "--to", "nobody"], linked),
+        (&["inspect", &of_megatron.url, "--format", "zarr"], other),
+        (&["verify", dir, "--dequantize"], other),
+        (&["remove", dir, ""], "do what the message says"),
+        (&["remove", files, "model"], "torch_dist, zarr and zarr3"),
+        (
+            &[
+                "convert",
+                files,
+                to,
+                "--to",
+                "zarr",
+                "--max-shard-size",
+                "1MB",
+            ],
+            "leave out --max-shard-size",
+        ),
+    ];
+    for (args, hint) in cases {
+        let ran = run(args);
+        let told = ran.err.lines().last().unwrap();
+        assert!(ran.code == 2 && told.starts_with("hint: "), "{}", ran.err);
+        assert!(told.contains(hint), "{args:?}: {}", ran.err);
+        assert_eq!(told.contains(linked), hint == linked, "{args:?}: {told}");
+        // What it can't open is a finding of `verify`.
+        if args[0] == "verify" {
+            continue;
+        }
+        let json = run(&[args, &["--json"]].concat()).out;
+        let is_known = hint == linked || args.contains(&"");
+        let kind = if is_known { "invalid" } else { "unsupported" };
+        assert!(json.contains(&format!("{{\"kind\":\"{kind}\"")), "{json}");
+    }
+}
+
 #[test]
 fn a_closed_pipe_ends_the_program_quietly() {
     // More than a pipe holds.

@@ -1,7 +1,7 @@
 //! safetensors, by the commands of the program.
 
-use crate::run;
-use reshard::{Dialect, StateDict, Tensor, blocking, safetensors::SafetensorsConfig};
+use crate::{run, states::Saved};
+use reshard::{DType, Dialect, StateDict, Tensor, Value, blocking, safetensors::SafetensorsConfig};
 
 /// A folder with a quantised tensor, and another one.
 fn saved() -> (tempfile::TempDir, String) {
@@ -178,4 +178,46 @@ fn files_of_torch_save_by_a_policy_drop_what_they_have_no_place_for() {
         listed.contains("model.weight") && !listed.contains("optim.lr"),
         "{listed}"
     );
+}
+
+#[test]
+fn what_has_no_place_is_told_with_what_would_help() {
+    let source = crate::states::dcp();
+    let of_type = |dtype: DType| {
+        let mut state = StateDict::new();
+        let bytes = vec![0u8; 2 * dtype.size() as usize];
+        state.insert("w", Value::Tensor(Tensor::new(dtype, &[2], bytes).unwrap()));
+        crate::states::save(&[state], Dialect::Dcp)
+    };
+    let hint = |source: &Saved, name: &str, more: &[&str]| {
+        let to = source.beside(name);
+        let ran = run(&[&["convert", &source.url, &to][..], more].concat());
+        assert!(
+            ran.code == 2 && ran.err.contains("has no place for"),
+            "{}",
+            ran.err
+        );
+        ran.err.lines().last().unwrap().to_owned()
+    };
+    let keeps = "--keep-objects keeps";
+    let told = hint(&source, "to", &["--to", "safetensors"]);
+    assert!(
+        told.contains(keeps) && told.contains("--drop-objects"),
+        "{told}"
+    );
+    for told in [
+        // It is asked for already, and a file has no place beside it.
+        hint(&source, "to.safetensors", &["--keep-objects"]),
+        // It keeps no tensors.
+        hint(&of_type(DType::Complex128), "to", &["--to", "safetensors"]),
+        // Others don't have it.
+        hint(&of_type(DType::Float4E2M1FnX2), "to", &["--to", "zarr3"]),
+        hint(&source, "to", &["--to", "zarr"]),
+    ] {
+        assert!(
+            !told.contains(keeps) && told.contains("--drop-objects"),
+            "{told}"
+        );
+        assert!(told.contains("torch_dist has a place for all"), "{told}");
+    }
 }
