@@ -36,7 +36,7 @@ impl fmt::Debug for Meanwhile {
 }
 
 impl Meanwhile {
-    fn new(
+    fn at(
         inner: &Arc<dyn Store>,
         moment: Moment,
         event: impl FnOnce() + Send + 'static,
@@ -52,14 +52,14 @@ impl Meanwhile {
         inner: &Arc<dyn Store>,
         event: impl FnOnce() + Send + 'static,
     ) -> Arc<dyn Store> {
-        Self::new(inner, Moment::Claim, event)
+        Self::at(inner, Moment::Claim, event)
     }
 
     pub(super) fn before_a_version_is_begun(
         inner: &Arc<dyn Store>,
         event: impl FnOnce() + Send + 'static,
     ) -> Arc<dyn Store> {
-        Self::new(inner, Moment::Begin, event)
+        Self::at(inner, Moment::Begin, event)
     }
 
     fn passes(&self, moment: Moment) {
