@@ -18,7 +18,7 @@ type Event = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Moment {
     /// A claim was looked for.
-    Claim,
+    Looked,
     /// A version is about to be begun.
     Begin,
 }
@@ -36,7 +36,7 @@ impl fmt::Debug for Meanwhile {
 }
 
 impl Meanwhile {
-    fn new(
+    fn at(
         inner: &Arc<dyn Store>,
         moment: Moment,
         event: impl FnOnce() + Send + 'static,
@@ -52,14 +52,14 @@ impl Meanwhile {
         inner: &Arc<dyn Store>,
         event: impl FnOnce() + Send + 'static,
     ) -> Arc<dyn Store> {
-        Self::new(inner, Moment::Claim, event)
+        Self::at(inner, Moment::Looked, event)
     }
 
     pub(super) fn before_a_version_is_begun(
         inner: &Arc<dyn Store>,
         event: impl FnOnce() + Send + 'static,
     ) -> Arc<dyn Store> {
-        Self::new(inner, Moment::Begin, event)
+        Self::at(inner, Moment::Begin, event)
     }
 
     fn passes(&self, moment: Moment) {
@@ -85,7 +85,7 @@ impl Store for Meanwhile {
     async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
         let read = self.inner.read_all(name, max).await;
         if name.as_str().ends_with(CLAIM) {
-            self.passes(Moment::Claim);
+            self.passes(Moment::Looked);
         }
         read
     }
