@@ -227,6 +227,19 @@ mod tests {
     use std::time::SystemTime;
 
     #[test]
+    fn only_uploads_at_a_folder_and_below_it_are_of_it() {
+        for (key, is) in [
+            ("a/b", true),
+            ("a/b/c", true),
+            ("a/bc", false),
+            ("a", false),
+        ] {
+            assert_eq!(is_at(key, "a/b"), is, "{key}");
+            assert!(is_at(key, ""), "{key}");
+        }
+    }
+
+    #[test]
     fn the_answer_of_a_service_is_read_and_anything_else_is_an_error() {
         let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
             <ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
