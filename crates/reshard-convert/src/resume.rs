@@ -36,8 +36,11 @@ use std::{
     },
 };
 
-/// Files are written in groups of so many bytes, after each of which the journal may be continued.
+/// The journal is continued after so many bytes of finished files.
 const GROUP: u64 = 64 << 20;
+
+/// Files of so many bytes are written by one call. What a call has not finished, nobody can take over, and several run at once.
+const CALL: u64 = 8 << 20;
 
 /// What was found finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -672,7 +675,7 @@ impl Transaction for ResumableTransaction {
             let bytes = body.length().map_or(u64::MAX, |length| length.at_most());
             if bytes > room || groups.is_empty() {
                 groups.push(Vec::new());
-                room = GROUP.min(self.state().resume.every);
+                room = CALL.min(self.state().resume.every);
             }
             room = room.saturating_sub(bytes);
             let job = self.job(body)?;
@@ -681,7 +684,7 @@ impl Transaction for ResumableTransaction {
             }
         }
         // Those that have begun end before this does, also after an error.
-        let many = self.hints_of_writes();
+        let many = self.store.inner.hints().concurrency.max(1);
         let stop = &AtomicBool::new(false);
         let outcomes: Vec<Result<Vec<Written>>> = stream::iter(groups)
             .map(|group| self.unless_stopped(stop, group, (durability, progress.clone())))
@@ -753,11 +756,5 @@ impl Transaction for ResumableTransaction {
             Some(_) => Ok(()),
             None => self.inner.rollback().await,
         }
-    }
-}
-
-impl ResumableTransaction {
-    fn hints_of_writes(&self) -> usize {
-        self.store.inner.hints().concurrency.max(1)
     }
 }

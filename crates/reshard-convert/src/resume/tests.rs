@@ -10,12 +10,12 @@ use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
 use std::{sync::mpsc, thread, time::SystemTime};
 
 /// The destination of a conversion, which has its journal there.
-fn store(place: &Arc<dyn Store>, looks: bool) -> ResumableStore {
+fn store(place: &Arc<dyn Store>, looks: bool, every: u64) -> ResumableStore {
     let resume = Resume {
         dst: place.url(),
         identity: Identity::default(),
         live: looks.then(|| Live::Folders(BTreeSet::new())),
-        every: 0,
+        every,
     };
     let stores = Stores::only(Arc::clone(place));
     ResumableStore::new(Arc::clone(place), stores, resume)
@@ -32,7 +32,7 @@ fn attempt(n: u64) -> String {
 
 /// The process `n` begins a version, or goes on with one.
 fn begin(place: &Arc<dyn Store>, looks: bool, n: u64) -> (ResumableStore, Arc<dyn Transaction>) {
-    let store = store(place, looks);
+    let store = store(place, looks, 0);
     let begun = block_on(store.begin(&attempt(n), IfExists::Refuse)).unwrap();
     (store, begun)
 }
@@ -178,7 +178,7 @@ fn an_attempt_that_is_committed_while_another_process_looks_at_it_is_not_taken_o
             wait_committed.recv().unwrap();
         });
         let replace = IfExists::Replace([].into());
-        let begun = block_on(store(&between, true).begin(&attempt(2), replace));
+        let begun = block_on(store(&between, true, 0).begin(&attempt(2), replace));
         ended.send(begun.map(drop)).unwrap();
     };
     let between = Meanwhile::after_the_claim_is_read(&place, move || {
@@ -190,7 +190,7 @@ fn an_attempt_that_is_committed_while_another_process_looks_at_it_is_not_taken_o
     state.insert("w", ShardedTensor::full("w", data));
     let save = reshard::save(&state, place.url())
         .dialect(Dialect::Dcp)
-        .store(Arc::new(store(&between, false)));
+        .store(Arc::new(store(&between, false, 0)));
     block_on(async { save.await }).unwrap();
     // If nothing has happened, nobody waits for it.
     drop(between);
@@ -232,7 +232,7 @@ fn after_an_error_no_more_files_are_begun() {
     let place = in_memory();
     let faulty = FaultStore::new(Arc::clone(&place));
     faulty.fail(Op::Write, 0, Fault::Before);
-    let store = store(&(Arc::new(faulty) as Arc<dyn Store>), false);
+    let store = store(&(Arc::new(faulty) as Arc<dyn Store>), false, 0);
     let attempt = "1-1a2b3c4d5e6f7081-0";
     let version = block_on(store.begin(attempt, IfExists::Refuse)).unwrap();
     let body = |n| {
@@ -272,4 +272,24 @@ fn a_source_of_which_nobody_can_tell_whether_it_has_changed_is_not_resumed_from(
     let e = place(true).unwrap_err();
     assert!(e.to_string().contains("neither tags nor times"), "{e}");
     assert!(place(false).unwrap().is_none(), "nor is a journal kept");
+}
+
+#[test]
+fn files_count_as_finished_by_eight_mebibytes() {
+    let attempt = attempt(1);
+    let calls = |files: u64| {
+        let counted = FaultStore::new(in_memory());
+        let place: Arc<dyn Store> = Arc::new(counted.clone());
+        let store = store(&place, false, GROUP);
+        let version = block_on(store.begin(&attempt, IfExists::Refuse)).unwrap();
+        let before = counted.calls();
+        let body = |n| {
+            let name = Name::new(format!("{attempt}/{n}")).unwrap();
+            FileBody::from_bytes(name, vec![7; 1 << 20].into())
+        };
+        let bodies = (0..files).map(body).collect();
+        block_on(version.write(bodies, Durability::Process, Progress::none())).unwrap();
+        counted.calls() - before
+    };
+    assert_eq!((calls(9) - calls(8), calls(17) - calls(8)), (1, 2));
 }
