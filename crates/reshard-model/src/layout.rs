@@ -24,7 +24,12 @@ impl Layout {
     pub fn contiguous(item: u64, shape: &[u64]) -> Option<Self> {
         let mut strides = Dims::splat(1, shape.len());
         for a in (1..shape.len()).rev() {
-            strides[a - 1] = strides[a].checked_mul(shape[a].max(1))?;
+            match strides[a].checked_mul(shape[a].max(1)) {
+                Some(stride) => strides[a - 1] = stride,
+                // Without elements nothing is strided over, however long the other axes are.
+                None if shape.contains(&0) => strides = Dims::zeros(shape.len()),
+                None => return None,
+            }
         }
         Self::new(item, 0, shape.into(), strides)
     }
@@ -459,6 +464,10 @@ mod tests {
         assert!(Layout::contiguous(1, &[1 << 62]).is_some());
         assert!(Layout::new(1, 0, [2].into(), [u64::MAX].into()).is_none());
         assert!(Layout::contiguous(8, &[u64::MAX, 0]).is_some());
+        let long = Layout::contiguous(8, &[0, 3, u64::MAX / 2, u64::MAX]).unwrap();
+        assert_eq!((long.bytes(), long.elements()), (0, 0));
+        let end = Region::new([0, 2, 1, u64::MAX - 1], [0, 1, 1, 1]);
+        assert_eq!(long.narrow(&end).bytes(), 0);
     }
 
     #[test]

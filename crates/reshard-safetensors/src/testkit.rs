@@ -47,6 +47,13 @@ mod tests {
         [&length[..], text, data].concat()
     }
 
+    #[test]
+    fn an_empty_tensor_with_long_axes_makes_no_target_panic() {
+        let text =
+            r#"{"w":{"dtype":"BOOL","shape":[0,3,6148914691236517206],"data_offsets":[0,0]}}"#;
+        super::header(&file(text.as_bytes(), &[]));
+    }
+
     proptest! {
         #[test]
         fn no_bytes_make_a_target_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
