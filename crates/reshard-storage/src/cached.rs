@@ -3,7 +3,7 @@
 mod block;
 
 use crate::{
-    Among, Depth, Head, Hints, IfExists, Link, Listing, Name, PlaceKind, Progress, RecordRead,
+    Depth, Head, Hints, IfExists, KnownTags, Link, Listing, Name, PlaceKind, Progress, RecordRead,
     Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction, record_read::reads,
     run_blocking,
 };
@@ -11,13 +11,7 @@ use async_trait::async_trait;
 use block::{BLOCK, Blocks, Key};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, lock::Mutex, stream};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::File,
-    ops::Range,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{fs::File, ops::Range, path::PathBuf, sync::Arc};
 
 /// A cache in a local directory, for [`CachedStore`]. Processes and stores may share the directory.
 ///
@@ -49,45 +43,6 @@ impl DiskCache {
     }
 }
 
-/// What a store has told of its files.
-#[derive(Debug, Default)]
-struct Known {
-    files: BTreeMap<Name, Tagged>,
-    /// Files that were looked for one by one, folders, and whether all of the place is known.
-    asked: BTreeSet<Name>,
-    folders: BTreeSet<String>,
-    all: bool,
-    /// The store has no tags.
-    none: bool,
-}
-
-/// The folder of a file; empty for the place itself.
-fn folder(name: &Name) -> &str {
-    name.as_str()
-        .rsplit_once('/')
-        .map_or("", |(folder, _)| folder)
-}
-
-impl Known {
-    fn has(&self, name: &Name) -> bool {
-        self.none || self.all || self.folders.contains(folder(name)) || self.asked.contains(name)
-    }
-
-    fn learn(&mut self, name: &Name, tags: Option<Tags>) {
-        let Some(tags) = tags else {
-            self.none = true;
-            return;
-        };
-        match tags.among {
-            Among::File => drop(self.asked.insert(name.clone())),
-            Among::Folder => drop(self.folders.insert(folder(name).into())),
-            Among::Place => self.all = true,
-        }
-        let named = |t: Tagged| (t.name.clone(), t);
-        self.files.extend(tags.files.into_iter().map(named));
-    }
-}
-
 /// What is known of one file.
 enum Found {
     /// Nothing: its store has no tags.
@@ -104,7 +59,7 @@ enum Found {
 pub struct CachedStore {
     inner: Arc<dyn Store>,
     cache: DiskCache,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KnownTags>>,
 }
 
 impl CachedStore {
@@ -128,8 +83,8 @@ impl CachedStore {
             let tags = self.inner.tags(name).await?;
             known.learn(name, tags);
         }
-        Ok(match known.files.get(name) {
-            _ if known.none => Found::Nothing,
+        Ok(match known.get(name) {
+            _ if known.is_untagged() => Found::Nothing,
             Some(tagged) => Found::Version(tagged.clone()),
             None => Found::Absent,
         })
@@ -286,7 +241,7 @@ impl Store for CachedStore {
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
-        *self.known.lock().await = Known::default();
+        *self.known.lock().await = KnownTags::default();
         self.inner.remove(names).await
     }
 

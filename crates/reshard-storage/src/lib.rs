@@ -75,7 +75,7 @@ pub use recovery::{Leftover, Recovery, Removal, UnfinishedUpload, remove_by_reco
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores, without_secrets};
-pub use tags::{Among, Tagged, Tags};
+pub use tags::{Among, KnownTags, Tagged, Tags};
 pub use throttled::ThrottledStore;
 pub use traffic::Traffic;
 pub use wait::wait;

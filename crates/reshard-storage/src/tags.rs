@@ -1,4 +1,5 @@
 use crate::{Head, Name};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,5 +49,55 @@ impl Tags {
     /// These files, of those that were looked for.
     pub fn new(files: Vec<Tagged>, among: Among) -> Self {
         Self { files, among }
+    }
+}
+
+/// What a store has told of its files so far.
+#[derive(Clone, Debug, Default)]
+pub struct KnownTags {
+    files: BTreeMap<Name, Tagged>,
+    /// Files that were looked for one by one, folders, and whether all of the place is known.
+    asked: BTreeSet<Name>,
+    folders: BTreeSet<String>,
+    all: bool,
+    none: bool,
+}
+
+/// The folder of a file; empty for the place itself.
+fn folder(name: &Name) -> &str {
+    name.as_str()
+        .rsplit_once('/')
+        .map_or("", |(folder, _)| folder)
+}
+
+impl KnownTags {
+    /// Whether the store need not be asked for this file.
+    pub fn has(&self, name: &Name) -> bool {
+        self.none || self.all || self.folders.contains(folder(name)) || self.asked.contains(name)
+    }
+
+    /// Keeps what the store has answered when it was asked for this file ([`Store::tags`](crate::Store::tags)).
+    pub fn learn(&mut self, name: &Name, tags: Option<Tags>) {
+        let Some(tags) = tags else {
+            self.none = true;
+            return;
+        };
+        match tags.among {
+            Among::File => drop(self.asked.insert(name.clone())),
+            Among::Folder => drop(self.folders.insert(folder(name).into())),
+            Among::Place => self.all = true,
+        }
+        let named = |t: Tagged| (t.name.clone(), t);
+        self.files.extend(tags.files.into_iter().map(named));
+    }
+
+    /// Whether the store has no tags.
+    pub fn is_untagged(&self) -> bool {
+        self.none
+    }
+
+    /// The version of a file. `None` if it was not asked for, or is not there.
+    pub fn get(&self, name: &Name) -> Option<&Tagged> {
+        self.files.get(name)
     }
 }

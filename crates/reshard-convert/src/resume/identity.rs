@@ -4,12 +4,12 @@ use super::journal::hex;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use reshard::{
     Checkpoint,
-    storage::{Among, Depth, Head, Name, Result, StorageError, Store, Tagged, Tags},
+    storage::{Depth, Head, KnownTags, Name, Result, StorageError, Store},
     strategy::StorageInfo,
 };
 use sha2::{Digest as _, Sha256};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     sync::{Mutex, PoisonError},
     time::UNIX_EPOCH,
@@ -89,40 +89,8 @@ fn folder(name: &Name) -> &str {
     path.map_or("", |(folder, _)| folder)
 }
 
-/// What a store has told of its files.
-#[derive(Debug, Default)]
-struct Learned {
-    versions: BTreeMap<Name, (u64, String)>,
-    /// Files that were asked for one by one, folders, and whether all of the place was told.
-    asked: BTreeSet<Name>,
-    folders: BTreeSet<String>,
-    all: bool,
-    /// The store has no tags.
-    none: bool,
-}
-
-impl Learned {
-    fn has(&self, name: &Name) -> bool {
-        self.none || self.all || self.folders.contains(folder(name)) || self.asked.contains(name)
-    }
-
-    fn learn(&mut self, name: &Name, tags: Option<Tags>) {
-        let Some(tags) = tags else {
-            self.none = true;
-            return;
-        };
-        match tags.among {
-            Among::File => drop(self.asked.insert(name.clone())),
-            Among::Folder => drop(self.folders.insert(folder(name).into())),
-            Among::Place => self.all = true,
-        }
-        let version = |t: Tagged| (t.name, (t.head.bytes, t.tag));
-        self.versions.extend(tags.files.into_iter().map(version));
-    }
-}
-
 async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<Version>>> {
-    let learned = Mutex::new(Learned::default());
+    let learned = Mutex::new(KnownTags::default());
     let locked = || learned.lock().unwrap_or_else(PoisonError::into_inner);
     let mut folders = BTreeSet::new();
     let of_folders = names.iter().filter(|name| folders.insert(folder(name)));
@@ -143,12 +111,14 @@ async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<
         let asks = asks.buffered(store.hints().concurrency.max(1));
         asks.try_collect::<()>().await?;
     }
-    let mut learned = learned.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if learned.none {
+    let learned = learned.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if learned.is_untagged() {
         return Ok(None);
     }
     let version = |name: &Name| {
-        let (bytes, tag) = learned.versions.remove(name).unwrap_or_default();
+        let (bytes, tag) = learned
+            .get(name)
+            .map_or_else(Default::default, |t| (t.head.bytes, t.tag.clone()));
         (name.clone(), bytes, tag)
     };
     Ok(Some(names.iter().map(version).collect()))
@@ -179,7 +149,7 @@ mod tests {
     use futures::executor::block_on;
     use reshard::{
         OpenOptions, StateDict,
-        storage::{IfExists, Listing, StoreExt as _, Transaction},
+        storage::{Among, IfExists, Listing, StoreExt as _, Tagged, Tags, Transaction},
     };
     use reshard_storage::testkit::VersionedStore;
     use std::{
