@@ -63,7 +63,7 @@ pub(crate) enum CliError {
         /// What is wrong; its lines stay lines.
         what: String,
         /// What to do.
-        hint: &'static str,
+        hint: String,
     },
 }
 
@@ -191,10 +191,9 @@ impl CliError {
     pub(crate) fn hint(&self) -> &str {
         // What is known most precisely speaks first: the command itself, then the format, the store, and the kind at
         // last.
-        if let Self::Elsewhere { hint, .. } | Self::Told { hint, .. } = self {
-            return hint;
-        }
-        if let Self::Quoted { hint, .. } = self {
+        if let Self::Elsewhere { hint, .. } | Self::Told { hint, .. } | Self::Quoted { hint, .. } =
+            self
+        {
             return hint;
         }
         if let Some(StrategyError::Limit { option, .. }) = self.strategy() {

@@ -71,7 +71,7 @@ pub(crate) fn explained(map: &str, e: MapError) -> CliError {
         // The parser shows the line with the mistake.
         MapError::Syntax(_) => CliError::Quoted {
             what: what.trim_end().to_owned(),
-            hint,
+            hint: hint.into(),
         },
         _ => CliError::told(shown(&what), hint),
     }
