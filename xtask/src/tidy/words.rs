@@ -63,7 +63,7 @@ const GONE: &[Gone] = &[
             "crates/reshard-comm/",
             "crates/reshard-comm-tcp/",
             "crates/reshard-embedding/",
-            "tests/golden/tests/tf_embedding.rs",
+            "tests/golden/tests/it/tf_embedding.rs",
         ],
     ),
     gone(concat!("Tw", "ins"), "DuplicatePieces", &[]),

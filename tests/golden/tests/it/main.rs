@@ -5,11 +5,13 @@
     reason = "helpers of tests fail and speak as tests do"
 )]
 
+mod broken;
 mod damaged;
 mod knobs;
 mod loads;
 mod meshes;
 mod one_reader;
+mod places;
 mod read;
 mod removal;
 mod safetensors;
@@ -17,6 +19,11 @@ mod saved;
 mod shared;
 mod sound;
 mod templates;
+mod tf_bundle;
+mod tf_embedding;
+mod tf_interop;
+mod tf_policy;
+mod tf_restores;
 mod torch_save;
 
 use futures::executor::block_on;

@@ -98,9 +98,9 @@ const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows 
 
 /// The sources with the names of TensorFlow's cases.
 const OF_TENSORFLOW: [&str; 3] = [
-    include_str!("../tf_bundle.rs"),
-    include_str!("../tf_embedding.rs"),
-    include_str!("../tf_policy.rs"),
+    include_str!("tf_bundle.rs"),
+    include_str!("tf_embedding.rs"),
+    include_str!("tf_policy.rs"),
 ];
 
 static STORE: Mutex<Option<CountingStore>> = Mutex::new(None);

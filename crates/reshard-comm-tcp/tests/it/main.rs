@@ -1,0 +1,11 @@
+//! The integration tests of `reshard-comm-tcp`, linked as one program.
+
+mod common;
+mod contract;
+mod hostile;
+mod leaving;
+mod many;
+mod meeting;
+mod processes;
+mod strangers;
+mod torch;

@@ -1,0 +1,8 @@
+//! The integration tests of `reshard-model`, linked as one program.
+
+mod factories;
+mod mesh;
+mod plain;
+mod sharded;
+mod split;
+mod vectors;

@@ -1,0 +1,8 @@
+//! The integration tests of `reshard-example`, linked as one program.
+
+mod chosen;
+mod contracts;
+mod exchange;
+mod places;
+mod plans;
+mod recognised;
