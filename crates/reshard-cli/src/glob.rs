@@ -270,6 +270,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn a_part_is_found_where_it_first_lies(part in "[ab?é]{0,70}[?]", repeat in 0usize..80, text in "[abé]{0,150}") {
             let part = format!("{}{part}", "a".repeat(repeat));

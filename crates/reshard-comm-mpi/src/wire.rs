@@ -140,6 +140,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn a_head_and_the_first_bytes_are_read_as_they_were_written((head, body) in heads()) {
             let bytes = head.encode(&body);

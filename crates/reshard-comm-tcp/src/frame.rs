@@ -201,6 +201,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_written_is_read_again(sent in prop::collection::vec(messages(), 0..5)) {
             let mut bytes = Vec::new();

@@ -410,6 +410,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn any_region_of_a_tensor_in_boxes_has_its_own_elements(axes in axes(), before in 0u64..5) {
             let shape: Dims = axes.iter().map(|a| a.0).collect();

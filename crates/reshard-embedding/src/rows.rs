@@ -103,6 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn a_row_is_found_in_the_part_that_has_it(
             lengths in prop::collection::vec(prop_oneof![Just(0u64), 0u64..4, 0u64..200], 0..60),

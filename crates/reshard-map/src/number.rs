@@ -215,6 +215,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_text_makes_it_panic(text in "[a-c0-9+*/() -]{0,24}|.{0,12}") {
             drop(value(&text));

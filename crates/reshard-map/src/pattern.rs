@@ -403,6 +403,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_matches_is_filled_in_again(key in "[a-c.0-9]{0,12}", text in "[a.]{0,3}(\\{x\\*?\\})?[b.]{0,2}(\\{y#\\})?") {
             let pattern = pattern(&text);

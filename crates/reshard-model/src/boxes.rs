@@ -285,6 +285,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn a_fault_is_where_an_element_is_not_in_one_box(
             (shape, boxes) in (1usize..4).prop_flat_map(|ndim| (

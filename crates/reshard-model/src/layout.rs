@@ -365,6 +365,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn any_order_of_copying_gives_the_same_elements(
             shape in prop::collection::vec(0u64..4, 0..4), a in Just(vec![0usize, 1, 2]).prop_shuffle(),

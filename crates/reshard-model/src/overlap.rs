@@ -296,6 +296,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn overlap_agrees_with_comparing_all_pairs(
             ndim in 1usize..5, few in prop::collection::vec(region(5), 0..12), far in prop::collection::vec(region(40), 0..40),

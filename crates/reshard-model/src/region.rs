@@ -217,6 +217,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn blocks_follow_each_other_and_cover_the_region(
             lengths in prop::collection::vec(0u64..6, 0..4), max in 1u64..40, offset in 0u64..4,

@@ -2,17 +2,19 @@
 
 mod counting;
 mod fixtures;
+mod laws;
 mod rule;
 
 pub use counting::CountingAllocator;
 pub use fixtures::{fixture, fixture_text, fixtures, ours};
+pub use laws::law;
 pub use rule::Rule;
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
-pub fn cases(default: u32) -> u32 {
+/// Returns the number of cases of a law: `PROPTEST_CASES`, or else this many.
+fn cases(default: u32) -> u32 {
     let asked = std::env::var("PROPTEST_CASES").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(default)
 }

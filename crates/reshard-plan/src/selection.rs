@@ -181,6 +181,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         /// A box of a flattened range is found where the elements of the range that it has lie, or refused when one is not there.
         #[test]
         fn a_box_of_a_flattened_range_is_its_elements(

@@ -174,6 +174,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_printed_is_read_again(bytes: u64) {
             prop_assert_eq!(ByteSize(bytes).to_string().parse::<ByteSize>().unwrap().0, bytes);

@@ -206,6 +206,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_printed_is_read_again(axes in prop::collection::vec((0u64..1000, 0u64..1000, 1u64..1000), 0..5)) {
             let shape: Vec<u64> = axes.iter().map(|a| a.0 + a.1 + a.2).collect();

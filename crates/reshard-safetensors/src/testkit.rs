@@ -55,6 +55,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_bytes_make_a_target_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             super::header(&bytes);

@@ -291,6 +291,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn entries_are_read_as_they_were_written(
             dtype in 0i64..40, shape in prop::collection::vec(any::<i64>(), 0..4), shard in 0i64..9, offset: i64, size: i64, crc: u32,

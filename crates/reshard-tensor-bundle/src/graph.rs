@@ -253,6 +253,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
             drop(ObjectGraph::parse(&bytes).map(|graph| graph.owner_paths()));

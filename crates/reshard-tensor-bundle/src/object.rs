@@ -409,6 +409,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_bytes_make_the_codec_panic(bytes: Vec<u8>, form in 0u8..5, dtype in 0u8..35, n in 0u8..3) {
             drop(Codec::default().decode(&bytes.clone().into()));

@@ -169,6 +169,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_bytes_make_the_reader_panic_or_go_on_for_ever(bytes: Vec<u8>) {
             prop_assert!(Fields::of(&bytes).count() <= bytes.len());

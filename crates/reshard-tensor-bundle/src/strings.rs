@@ -102,6 +102,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn strings_are_read_as_they_were_written(strings: Vec<Vec<u8>>, at: prop::sample::Index, flip in 1u8..) {
             let (mut stored, crc) = encode(strings.iter().map(|s| &**s));

@@ -34,6 +34,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn any_sorted_entries_are_read_as_they_were_written(
             entries: BTreeMap<Vec<u8>, Vec<u8>>, long in 0usize..4,

@@ -63,6 +63,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn a_flipped_byte_of_variants_is_noticed(elements: Vec<Vec<u8>>, at: prop::sample::Index, flip in 1u8..) {
             let (mut stored, crc) = encode(&elements);

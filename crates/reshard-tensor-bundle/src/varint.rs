@@ -33,6 +33,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn a_number_is_read_as_it_was_written(n: u64, small in 0u64..300) {
             for n in [n, small, n >> 33] {

@@ -126,7 +126,7 @@ fn cut_anywhere_it_is_an_error() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(reshard_model::testkit::law(2000))]
 
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {

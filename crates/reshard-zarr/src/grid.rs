@@ -122,6 +122,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn chunks_are_disjoint_and_make_up_the_shape(
             axes in proptest::collection::vec((0u64..9, 1u64..5), 0..4),

@@ -104,6 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_bytes_make_a_target_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             super::v2_metadata(&bytes);

@@ -165,6 +165,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn inner_chunks_divide_their_shard_and_follow_each_other(shard in prop::collection::vec(1u64..40, 0..5), target in 1u64..5000) {
             let found = inner(&shard, 2, target);

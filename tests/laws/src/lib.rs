@@ -14,12 +14,10 @@ pub mod place;
 pub mod ranks;
 pub mod zarrs;
 
-/// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
-pub fn cases(default: u32) -> proptest::test_runner::Config {
-    let cases = reshard_model::testkit::cases(default);
-    let mut config = proptest::test_runner::Config::with_cases(cases);
+/// Returns the configuration of a law of whole saves and loads.
+pub fn law(cases: u32) -> proptest::test_runner::Config {
+    let mut config = reshard_model::testkit::law(cases);
     // A case is a whole save and load on threads: shrinking it for long would say little more.
     config.max_shrink_iters = 200;
-    config.failure_persistence = None;
     config
 }

@@ -206,6 +206,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_written_is_read_again(sent in prop::collection::vec(requests(), 0..5)) {
             let bytes = sent.iter().flat_map(Request::encode).collect::<Vec<u8>>();

@@ -20,6 +20,7 @@ fn inputs() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn any_frames_are_read_without_a_panic(input in inputs()) {
         frames(&input);

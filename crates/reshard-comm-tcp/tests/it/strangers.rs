@@ -131,12 +131,7 @@ fn random_bytes_change_nothing() {
     let _alone = ALONE.lock();
     let groups = tcp_groups(2, |builder| builder);
     let at = groups[0].address();
-    let few = ProptestConfig {
-        cases: 64,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    proptest!(few, |(bytes in prop::collection::vec(any::<u8>(), 0..300))| {
+    proptest!(reshard_model::testkit::law(64), |(bytes in prop::collection::vec(any::<u8>(), 0..300))| {
         drop(stranger(at).write_all(&bytes));
     });
     drop(work(groups, 10));

@@ -307,6 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_packed_is_unpacked(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9)) {
             let parts: Vec<Bytes> = parts.into_iter().map(Bytes::from).collect();

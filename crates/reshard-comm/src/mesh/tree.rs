@@ -68,6 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn every_rank_is_below_the_root_once(size in 1..300_u32, root in 0..300_u32, fan in 1..70_u32) {
             let tree = Tree::new(root % size, size, fan);

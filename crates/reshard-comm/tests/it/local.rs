@@ -8,7 +8,7 @@ use reshard_model::ErrorKind;
 use std::{error::Error, fmt};
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(reshard_model::testkit::law(64))]
 
     /// What rank `a` sends to `b` is what `b` gets from `a`, also on threads and over several rounds.
     #[test]

@@ -31,6 +31,7 @@ fn cut(shape: &[u64], axis: usize, at: u64) -> Vec<Region> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn damage_is_found_whatever_the_chunks_and_the_blocks_are(
         shape in prop::collection::vec(1u64..6, 1..4), kind in prop::sample::select(&KINDS[..]),
@@ -72,6 +73,7 @@ fn left(checked: &Chunks) -> usize {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn what_is_read_again_in_other_blocks_is_counted_once(
         shape in prop::collection::vec(1u64..6, 1..3), kind in prop::sample::select(&KINDS[..]),

@@ -31,6 +31,7 @@ fn dtype() -> impl Strategy<Value = DType> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn any_shape_and_cut_makes_a_variable_or_an_error(
         shape in prop::collection::vec(extreme(), 0..4), parts in prop::collection::vec(prop_oneof![1u64..5, extreme()], 0..4),

@@ -19,6 +19,7 @@ fn floats<T: Element>(rows: Vec<Vec<T>>) -> ShardedVariable {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn rows_come_in_the_order_asked_for_whatever_the_parts_and_threads(
         rows in rows(), inner in prop::collection::vec(0u64..4, 0..3), threads in 1usize..4,

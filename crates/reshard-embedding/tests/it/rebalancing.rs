@@ -6,6 +6,7 @@ use reshard_embedding::{LookupOptions, Permutation, embedding_lookup};
 use reshard_model::{Leaf, StateDict, Tensor, Tree, ValueTree};
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn an_order_is_a_bijection_that_keeps_to_the_capacities(
         capacities in rows(), frequencies in prop::collection::vec(prop_oneof![0u64..20, Just(u64::MAX)], 0..30),

@@ -21,6 +21,7 @@ const SCATTERS: [(Scatter, Model); 7] = [
 ];
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn a_scatter_into_parts_is_a_loop_over_the_whole(
         rows in rows(), width in 0u64..3, op in 0usize..7,

@@ -183,6 +183,7 @@ fn more_tasks_than_anybody_has_are_refused_before_memory_is_taken_for_them() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn every_process_places_alike_and_makes_its_own(
         shapes in prop::collection::vec(prop::collection::vec(1u64..6, 0..3), 1..6), count in 1u32..4, by_bytes: bool, shards in 1u64..4,

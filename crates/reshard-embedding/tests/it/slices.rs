@@ -93,6 +93,7 @@ fn index() -> impl Strategy<Value = Index> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn a_slice_of_parts_is_the_slice_of_the_whole(
         splits in splits(0..4), mut subscript in prop::collection::vec(index(), 0..4), ellipsis in prop::option::of(0usize..4),

@@ -11,6 +11,7 @@ fn message<T: std::fmt::Debug, E: ToString>(result: Result<T, E>) -> String {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn parts_together_are_the_whole_and_change_with_it(splits in splits(0..6)) {
         let mut v = grid(&splits);

@@ -189,7 +189,7 @@ fn region_of(shape: &[u64], seed: &[(u64, u64)]) -> Region {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(256))]
 
     #[test]
     fn a_map_and_then_its_inverse_is_the_identity_on_regions(shapes in shapes(), choices in choices()) {

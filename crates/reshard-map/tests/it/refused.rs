@@ -397,6 +397,7 @@ fn parameters_and_expressions_are_bounded() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn no_text_of_a_map_makes_it_panic(text in "(?s).{0,80}") {
         drop(MapFile::parse(&text));

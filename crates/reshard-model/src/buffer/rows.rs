@@ -319,6 +319,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         /// Up to the first id without a row, aligned or not, and nothing beside them.
         #[test]
         fn rows_arrive_at_their_places(

@@ -226,6 +226,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn every_byte_arrives_where_its_run_goes(
             item in 1u64..5, runs in prop::collection::vec((0u64..4, 1u64..9, 0u64..5), 1..60), turn in any::<bool>(),

@@ -252,6 +252,7 @@ fn nearest(k: Kind, value: f32) -> u8 {
 }
 
 proptest! {
+    #![proptest_config(crate::testkit::law(256))]
     #[test]
     fn float8_is_the_nearest_even_one(bits in any::<u32>(), exponent in 100u32..145) {
         // mostly numbers that a float8 can hold

@@ -65,6 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(crate::testkit::law(256))]
         #[test]
         fn boxes_of_a_range_are_its_elements_in_order_and_few(
             lengths in prop::collection::vec(0u64..5, 0..5), from in 0u64..700, n in 0u64..700,

@@ -374,6 +374,7 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     /// Whatever part of a flattened gated weight a rank has, cut and put together it is the same, in the same memory.
     #[test]
     fn halves_are_merged_to_what_was_cut(

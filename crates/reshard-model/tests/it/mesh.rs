@@ -265,6 +265,7 @@ fn any_placement(ndim: usize) -> impl Strategy<Value = Placement> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     /// Every copy is the whole tensor: no element is held twice by it, and none is missing. What a rank's local tensor has at a
     /// place is the element that its piece names.
     #[test]

@@ -297,6 +297,7 @@ fn a_part_of_a_lazy_source_reads_its_own_elements() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     /// Narrowing on every rank gives a tensor again: the parts cover the smaller global tensor once.
     #[test]
     fn narrowed_chunks_cover_the_narrowed_tensor_once(

@@ -154,6 +154,7 @@ fn has_double_name(tree: &StateDict) -> bool {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn what_is_split_is_joined_to_the_same_in_megatrons_dialect(state in any_state()) {
         let Ok(parts) = split(state.clone(), Dialect::Megatron) else {

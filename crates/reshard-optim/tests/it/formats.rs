@@ -279,6 +279,7 @@ fn parameters_of_a_bucket_begin_at_multiples_of_64_and_factories_have_pieces() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn no_text_makes_a_key_panic(text in "(chained_[0-9]{1,22}\\.)?(optimizer\\.)?(distributed\\.dp_group_idx_|state\\.)?[0-9a-z_./é]{0,30}") {
         let _ = OptimizerKey::parse(&text);

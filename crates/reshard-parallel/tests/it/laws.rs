@@ -29,7 +29,7 @@ fn states(ranks: usize, leaves: &[Leaf]) -> Vec<StateDict> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: reshard_model::testkit::cases(48), ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(48))]
 
     #[test]
     fn the_same_is_stored_and_the_work_is_spread(

@@ -117,7 +117,7 @@ fn wants(ranks: usize, tensors: usize) -> impl Strategy<Value = Vec<Want>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: reshard_model::testkit::cases(48), ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(48))]
 
     #[test]
     fn a_shared_load_is_a_plain_load_and_reads_each_byte_once(

@@ -231,6 +231,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn boxes_and_blocks_are_the_union_once(
             boxes in prop::collection::vec(prop::collection::vec((0u64..5, 1u64..4), 3), 2..9), target in 1u64..20,

@@ -123,6 +123,7 @@ fn plain(templates: &[FlatStateDict], metadata: &Metadata) -> Vec<LoadPlan> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn an_exchange_fills_what_the_plain_plan_fills_and_reads_each_box_once_a_group(
         (shape, templates) in prop_oneof![templates(), overlapping()], from in seeds(),

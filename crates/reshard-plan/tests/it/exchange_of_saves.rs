@@ -48,6 +48,7 @@ fn placed(plans: &[SavePlan]) -> Vec<Vec<(u32, WriteItem)>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn each_piece_is_written_once_by_the_rank_that_was_chosen(
         states in states(), groups in prop::collection::vec(prop::option::of(0u32..3), RANKS),

@@ -36,6 +36,7 @@ fn written(plans: &[SavePlan]) -> BTreeMap<Dims, u32> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn all_ranks_together_write_each_element_once((shape, ranks) in ranks()) {
         for planner in [DefaultSavePlanner::DCP, DefaultSavePlanner::DEFAULT, DefaultSavePlanner::DCP.with_dedup(Dedup::LowestRank)] {

@@ -3,6 +3,7 @@ use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::*;
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn ids_stay_what_they_were_however_chunks_are_mixed(
         ndims in prop::collection::vec(0usize..4, 1..6),

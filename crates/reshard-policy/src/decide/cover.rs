@@ -196,6 +196,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_fault_means_each_element_once((whole, boxes) in boxes()) {
             let refs: Vec<&Region> = boxes.iter().collect();

@@ -432,6 +432,7 @@ fn any_policy() -> impl Strategy<Value = Box<dyn ShardingPolicy>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn what_a_built_in_policy_answers_is_each_element_once(state in any_state(true), policy in any_policy()) {
         let sharding = decided(&*policy, &state).unwrap();

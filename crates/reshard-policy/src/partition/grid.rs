@@ -253,6 +253,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn parts_are_disjoint_complete_and_found_by_their_indexes(
             splits in prop::collection::vec(prop::collection::vec(0u64..4, 1..4), 0..4),

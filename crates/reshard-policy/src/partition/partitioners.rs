@@ -442,6 +442,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_a_partitioner_says_can_be_done(
             shape in prop::collection::vec(prop_oneof![0u64..40, any::<u64>()], 0..4),

@@ -20,6 +20,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn runs_of_a_part_are_its_elements_in_order(axes in prop::collection::vec((1u64..5, 0u64..5, 0u64..5), 0..4)) {
             let whole = Region::new(vec![2; axes.len()], axes.iter().map(|a| a.0).collect::<Vec<_>>());

@@ -108,6 +108,7 @@ fn policy(number: u8, limit: u64) -> Box<dyn ShardingPolicy> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn composition_equals_its_definition(
         state in any_state(true), (a, b) in (0u8..6, 0u8..6), (x, y) in (1u64..100, 1u64..100),

@@ -270,7 +270,7 @@ fn roles_of_files_are_told_by_their_names() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(256))]
 
     #[test]
     fn with_a_record_no_damage_goes_unseen_or_panics(

@@ -11,7 +11,7 @@ fn cuts() -> impl Strategy<Value = Vec<Cut>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(48))]
 
     #[test]
     fn any_pieces_of_any_ranks_are_loaded_by_any_ranks_and_read_by_others(

@@ -271,7 +271,7 @@ fn objects_whose_record_is_gone_are_noted() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(48))]
 
     #[test]
     fn no_ranges_in_a_record_make_a_reader_panic(

@@ -399,6 +399,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn blocks_hold_all_that_is_wanted_and_no_byte_twice(
             layouts in prop::collection::vec(strided(), 0..4), gap in 0u64..20, max in 1u64..64,

@@ -389,6 +389,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_is_cut_reads_what_it_read_whole((layout, regions) in wanted(), share in 1u64..60, checked: bool) {
             let file: Vec<u8> = (0..layout.hull().end + 20).map(|i| (i * 37 + i / 7) as u8).collect();

@@ -272,7 +272,7 @@ fn length(items: &[Item]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(reshard_model::testkit::law(96))]
 
     #[test]
     fn a_local_store_reads_what_naive_copying_does(items in prop::collection::vec(item(), 1..12)) {

@@ -115,6 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn parts_are_right_together_if_the_whole_is(
             bytes in prop::collection::vec(any::<u8>(), 1..300), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),

@@ -106,6 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_was_added_is_what_comes_back(
             tuples in prop::collection::vec(prop::collection::vec(prop_oneof![0u64..3, Just(u64::from(u32::MAX)), any::<u64>()], 0..12), 0..200)

@@ -122,6 +122,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn every_key_of_python_has_a_spelling_of_its_own(python in python()) {
             let key = spell(&python).unwrap();

@@ -191,6 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn decimals_mean_their_number(v: i128) {
             let le = decimal(&v.to_string()).unwrap();

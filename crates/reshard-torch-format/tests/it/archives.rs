@@ -116,6 +116,7 @@ fn read_in_ranges(file: &[u8], first: u64, name: &str) -> Result<(Vec<u8>, usize
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn what_is_laid_out_is_read_back_by_us_and_by_the_zip_crate(
         pickle in prop::collection::vec(any::<u8>(), 0..300),

@@ -165,7 +165,7 @@ fn changes() -> impl Strategy<Value = Changes> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #![proptest_config(reshard_model::testkit::law(4000))]
 
     #[test]
     fn what_a_form_matches_says_what_reading_says(

@@ -109,7 +109,7 @@ fn program() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..Default::default() })]
+    #![proptest_config(reshard_model::testkit::law(2000))]
 
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {

@@ -52,6 +52,7 @@ fn blocks(record: &Record, stored: &[u8], len: usize) -> Result<Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn blocks_of_any_length_are_the_content(
         content in prop::collection::vec(0u8..4, 0..5000),

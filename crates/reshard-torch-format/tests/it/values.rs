@@ -82,6 +82,7 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn what_is_written_is_read_back_equal(v in value()) {
         let file = save(&v).unwrap();

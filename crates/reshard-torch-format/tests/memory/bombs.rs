@@ -321,7 +321,7 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..Default::default() })]
+    #![proptest_config(reshard_model::testkit::law(1500))]
 
     #[test]
     fn nothing_takes_more_than_its_budget(pickle in hostile(), memory in 0u64..4_000_000, packed: bool) {

@@ -373,6 +373,7 @@ fn two_leaves_of_one_name_are_both_named() {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     /// Whatever is changed in a file, nothing panics, and what is read of a tensor without an error is what was saved.
     #[test]
     fn no_change_of_a_file_gives_other_elements(at in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<bool>()) {

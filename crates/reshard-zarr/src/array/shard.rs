@@ -295,6 +295,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn what_an_index_says_lies_in_the_shard_and_apart(
             entries in prop::collection::vec((0u64..120, 0u64..20), 4), huge in any::<(u64, u64)>(), at in 0usize..8, crc: bool,

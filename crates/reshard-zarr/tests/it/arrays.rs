@@ -350,6 +350,7 @@ static ALL: LazyLock<BTreeMap<&str, Files>> = LazyLock::new(|| {
 });
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn a_part_of_an_array_is_that_part_of_the_whole(
         (name, key, parts) in prop::sample::select(

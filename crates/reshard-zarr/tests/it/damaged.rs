@@ -3,7 +3,7 @@
 use super::{files, load, open, piece, place, save, store, try_load, wanted};
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor, testkit::cases};
+use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor};
 use reshard_storage::{Entry, Name, Progress, Store};
 use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, sync::Arc};
@@ -343,7 +343,7 @@ fn role(reader: &dyn reshard_strategy::StorageReader, name: &str) -> FileRole {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(64), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(64))]
 
     /// Any bytes of a description, a record and a chunk.
     #[test]

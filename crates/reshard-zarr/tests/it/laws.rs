@@ -2,7 +2,7 @@
 
 use super::{as_others_read, files, load, numbers, piece, save, store, wanted};
 use proptest::prelude::*;
-use reshard_model::{DType, Region, ShardedTensor, Tensor, testkit::cases};
+use reshard_model::{DType, Region, ShardedTensor, Tensor};
 use reshard_strategy::testkit::numbered::{Cut, boxes, deal};
 
 fn cuts() -> impl Strategy<Value = Vec<Cut>> {
@@ -10,7 +10,7 @@ fn cuts() -> impl Strategy<Value = Vec<Cut>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(48), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(reshard_model::testkit::law(48))]
 
     #[test]
     fn any_pieces_of_any_ranks_are_loaded_by_any_ranks_and_read_by_others(

@@ -237,6 +237,7 @@ fn boxes(cuts: &[Vec<u64>]) -> Vec<Region> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn any_pieces_of_any_ranks_are_loaded_by_any_ranks(
         (saved_cuts, loaded_cuts) in cuts().prop_flat_map(|cuts| {

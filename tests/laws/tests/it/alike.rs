@@ -3,7 +3,7 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{DType, Durability, Region, ShardedTensor, StateDict, Tensor, Value};
-use reshard_laws::cases;
+use reshard_laws::law;
 use std::{fs, path::Path};
 
 const TENSORS: u64 = 6;
@@ -83,7 +83,7 @@ fn read(
 }
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(law(150))]
 
     #[test]
     fn what_is_read_with_others_is_what_is_read_alone(

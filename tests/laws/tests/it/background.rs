@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use reshard::{AsyncCallsQueue, AsyncSaver, Dialect, Save, Staging, policy::AllInOne};
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
-    cases,
     contents::{choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, save},
 };
@@ -41,7 +41,7 @@ impl How {
 }
 
 proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(law(48))]
 
     #[test]
     fn saves_in_the_background_write_the_same_bytes(

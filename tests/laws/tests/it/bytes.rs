@@ -7,8 +7,8 @@ use reshard::{
     plan::{DefaultSavePlanner, PlanError, SavePlan, SavePlanner},
 };
 use reshard_laws::{
-    cases,
     contents::{Choices, choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, save},
 };
@@ -70,7 +70,7 @@ impl SavePlanner for Keeping {
 }
 
 proptest! {
-    #![proptest_config(cases(32))]
+    #![proptest_config(law(32))]
 
     #[test]
     fn any_interleaving_of_ranks_gives_the_same_bytes(

@@ -8,8 +8,8 @@ use reshard::{
     policy::{ByFiles, MaxShardSize},
 };
 use reshard_laws::{
-    cases,
     contents::{choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
 };
@@ -44,7 +44,7 @@ impl SavePlanner for Writers {
 }
 
 proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(law(48))]
 
     #[test]
     fn whoever_writes_the_pieces_the_same_is_loaded_back(

@@ -5,8 +5,8 @@ use reshard::{
     DType, ErrorKind, OpenOptions, Region, ShardedTensor, StateDict, Tensor, ValueTree, model::Dims,
 };
 use reshard_laws::{
-    cases,
     contents::{Choices, Global, choices},
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
     zarrs::{Zarr, zarrs},
@@ -143,7 +143,7 @@ fn leaf<'s>(loaded: &'s ValueTree, name: &str) -> &'s Tensor {
 }
 
 proptest! {
-    #![proptest_config(cases(96))]
+    #![proptest_config(law(96))]
 
     /// Saved flattened on N ranks, or as rows, and loaded on M ranks in any grid, flattened or not.
     #[test]

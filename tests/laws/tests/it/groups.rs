@@ -8,8 +8,8 @@ use reshard::{
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
-    cases,
     contents::{Choices, Contents, Global, choices, contents},
+    law,
     place::{Place, stores},
     ranks::{Groups, group, load, save},
 };
@@ -79,7 +79,7 @@ fn a_sub_group_saves_and_loads_like_a_group_of_its_own() {
 }
 
 proptest! {
-    #![proptest_config(cases(24))]
+    #![proptest_config(law(24))]
 
     #[test]
     fn any_rank_may_decide(

@@ -9,8 +9,8 @@ use reshard::{
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_laws::{
-    cases,
     contents::{choices, contents},
+    law,
     observed::TappedLoad,
     place::Place,
     ranks::{group, load, save},
@@ -27,7 +27,7 @@ fn kept(ranks: u32) -> Kept {
 }
 
 proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(law(48))]
 
     #[test]
     fn loads_with_a_kept_plan_load_the_same(

@@ -12,8 +12,8 @@ use reshard::{
 };
 use reshard_comm::testkit::{FaultGroup, on_ranks};
 use reshard_laws::{
-    cases,
     contents::{Choices, choices, contents},
+    law,
     observed::TappedSave,
     place::{Place, stores},
     ranks::{Groups, group, save},
@@ -77,7 +77,7 @@ fn turned(state: StateDict) -> StateDict {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(law(64))]
 
     #[test]
     fn saves_with_a_kept_plan_write_the_same_bytes(

@@ -10,8 +10,8 @@ use reshard::{
     torch_save::TorchSaveConfig,
 };
 use reshard_laws::{
-    cases,
     contents::{Choices, Contents, Global, choices},
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
 };
@@ -51,7 +51,7 @@ fn counting(dir: Option<&tempfile::TempDir>) -> (CountingStore, Place) {
 }
 
 proptest! {
-    #![proptest_config(cases(24))]
+    #![proptest_config(law(24))]
 
     #[test]
     fn rows_cost_their_own_bytes_and_a_header_an_item(

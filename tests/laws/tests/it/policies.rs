@@ -16,8 +16,8 @@ use reshard::{
 };
 use reshard_example::ExampleConfig;
 use reshard_laws::{
-    cases,
     contents::{Choices, Contents, choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, load, save, told, try_save},
 };
@@ -139,7 +139,7 @@ fn choice() -> impl Strategy<Value = Choice> {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(law(64))]
 
     #[test]
     fn whatever_a_policy_answers_that_holds_is_loaded_back(

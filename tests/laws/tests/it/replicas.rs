@@ -60,7 +60,7 @@ fn grids() -> impl Strategy<Value = Grid> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(reshard_laws::law(48))]
 
     #[test]
     fn a_planted_difference_is_named_and_equal_replicas_are_saved(

@@ -10,8 +10,8 @@ use reshard::{
 };
 use reshard_example::ExampleConfig;
 use reshard_laws::{
-    cases,
     contents::{choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
 };
@@ -52,7 +52,7 @@ fn dialect() -> impl Strategy<Value = Dialect> {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(law(64))]
 
     #[test]
     fn what_n_ranks_save_m_ranks_load(

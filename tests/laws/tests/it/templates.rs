@@ -8,8 +8,8 @@ use reshard::{
     plan::cast::convert,
 };
 use reshard_laws::{
-    cases,
     contents::{Global, choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, load, save, told},
 };
@@ -243,7 +243,7 @@ fn the_buffer_of_a_factory_is_filled_in_place_and_comes_back_when_a_load_fails()
 }
 
 proptest! {
-    #![proptest_config(cases(32))]
+    #![proptest_config(law(32))]
 
     /// One rank asks for what is not there; then all load what is, into the very templates that came back.
     #[test]

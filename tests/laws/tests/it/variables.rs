@@ -11,7 +11,7 @@ use reshard_embedding::{
     Tasks, embedding_lookup, slices_of,
 };
 use reshard_laws::{
-    cases,
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
 };
@@ -87,7 +87,7 @@ fn with(put: impl FnOnce(&mut StateDict)) -> StateDict {
 }
 
 proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(law(48))]
 
     #[test]
     fn what_is_saved_in_n_parts_is_loaded_in_m(

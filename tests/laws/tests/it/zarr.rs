@@ -4,8 +4,8 @@ use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{Dialect, Durability, OpenOptions};
 use reshard_laws::{
-    cases,
     contents::{Contents, choices, contents},
+    law,
     place::{Place, stores},
     ranks::{group, load, save},
     zarrs::{Zarr, zarrs},
@@ -20,7 +20,7 @@ fn named(mut contents: Contents) -> Contents {
 }
 
 proptest! {
-    #![proptest_config(cases(64))]
+    #![proptest_config(law(64))]
 
     #[test]
     fn what_n_ranks_save_in_arrays_m_ranks_load(

@@ -42,6 +42,7 @@ fn floats() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn loops_with_lanes_find_what_a_plain_loop_finds(numbers in floats(), repeat in 1usize..200) {
         let numbers: Vec<f32> = numbers.iter().copied().cycle().take(numbers.len() * repeat).collect();

@@ -7,18 +7,6 @@ use proptest::prelude::*;
 use reshard::{BackendVersion, DType, Dialect, Value, blocking};
 use reshard_convert::convert;
 
-/// How many, unless `PROPTEST_CASES` says it. Each saves once and converts twice.
-const CASES: u32 = 24;
-
-fn config() -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok();
-    ProptestConfig {
-        cases: asked.and_then(|n| n.parse().ok()).unwrap_or(CASES),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
-
 /// A type, a shape, and along which axis it is cut, where.
 type Drawn = (usize, Vec<u64>, usize, u64);
 
@@ -82,7 +70,8 @@ fn case(drawn: &[Drawn], values: Vec<Value>, both: [&BackendVersion; 2]) -> Case
 }
 
 proptest! {
-    #![proptest_config(config())]
+    // Each case saves once and converts twice.
+    #![proptest_config(reshard_model::testkit::law(24))]
 
     #[test]
     fn any_state_that_two_formats_hold_goes_from_one_to_the_other_and_back(

@@ -240,7 +240,7 @@ fn fewest_cuts(counts: &[u64], each: usize) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(reshard_model::testkit::law(1000))]
 
     #[test]
     fn no_more_is_cut_than_has_to_be(

@@ -154,6 +154,7 @@ fn codecs() -> impl Strategy<Value = Vec<Codec>> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn every_chain_gives_back_what_it_was_given(codecs in codecs(), bytes in prop::collection::vec(any::<u8>(), 1..300)) {
         let stored = all_encoded(&codecs, &bytes);

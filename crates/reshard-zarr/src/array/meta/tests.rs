@@ -477,6 +477,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
+    #![proptest_config(reshard_model::testkit::law(256))]
     #[test]
     fn no_text_makes_a_parser_panic(text in prop::collection::vec(any::<u8>(), 0..60)) {
         drop((parse_zarray(&text), parse_zmetadata(&text), parse_zarr_json(&text)));

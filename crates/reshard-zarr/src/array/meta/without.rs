@@ -83,6 +83,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
         fn no_text_makes_it_panic(text in prop::collection::vec(any::<u8>(), 0..100)) {
             for file in ["zarr.json", ".zmetadata"] {
