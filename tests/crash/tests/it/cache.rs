@@ -37,6 +37,7 @@ fn set_modified(path: &Path, time: SystemTime) {
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn processes_that_share_a_small_cache_read_what_is_right_whoever_of_them_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");

@@ -275,6 +275,7 @@ fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new(
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_conversion_killed_at_random_moments_leaves_nothing_the_old_or_all() {
     const MOMENTS: u64 = 24;
     let home = tempfile::tempdir().unwrap();

@@ -184,6 +184,7 @@ fn ranks_name_the_one_that_is_killed_at_any_named_step_of_a_save() {
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn ranks_name_the_one_that_is_killed_at_a_random_moment() {
     let rounds = if is_thorough() { MANY } else { FEW };
     for act in ACTS {

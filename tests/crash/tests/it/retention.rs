@@ -215,11 +215,13 @@ fn runs() -> u64 {
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_run_killed_at_random_moments_leaves_the_newest_good_checkpoint() {
     kill(1, runs());
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_run_of_several_ranks_killed_at_random_moments_leaves_the_newest_good_checkpoint() {
     kill(2, runs());
 }

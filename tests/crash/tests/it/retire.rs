@@ -187,6 +187,7 @@ fn prunes_that_are_killed_again_and_again_come_to_an_end() {
 }
 
 #[test]
+#[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_removal_of_an_old_version_killed_at_random_moments_is_finished_by_pruning() {
     let mut killed = 0;
     for (n, case) in (0..).zip(CASES) {
