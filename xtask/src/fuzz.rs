@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -150,7 +152,7 @@ impl First {
     }
 }
 
-/// Runs targets one after the other.
+/// Builds the targets, then runs one for each CPU at a time. All of them run even if one fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let all = targets()?;
     if let Some(unknown) = options.targets.iter().find(|t| !all.contains(t)) {
@@ -165,13 +167,37 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         some => some,
     };
     for target in chosen {
-        fuzzer.run(target, options.seconds)?;
+        fuzzer.build(target)?;
+    }
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(target) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let program = fuzzer.program(target, options.seconds);
+            if let Err(error) = program.and_then(Program::run) {
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                failed.push(format!("{target}: {error:#}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if !failed.is_empty() {
+        bail!(
+            "{} fuzz targets failed:\n{}",
+            failed.len(),
+            failed.join("\n")
+        );
     }
     Ok(())
 }
 
 /// The names of all targets, in order.
-fn targets() -> Result<Vec<String>> {
+pub(crate) fn targets() -> Result<Vec<String>> {
     let metadata = cargo(&[
         "metadata",
         "--no-deps",
@@ -220,15 +246,8 @@ impl Fuzzer {
         say(format!(
             "{target}: {copied} files of the fixtures are first inputs"
         ));
-        let mut program = Program::new(&self.program);
-        for (name, value) in &self.env {
-            program = program.env(name, value);
-        }
-        let build = target_dir().join("fuzz/build");
-        let program = program
-            .args(["fuzz", "run"])
-            .args(["--target-dir"])
-            .args([build.as_os_str(), target.as_ref()])
+        let program = self
+            .cargo_fuzz("run", target)
             .args([&corpus, &seeds])
             .args([
                 "--",
@@ -241,8 +260,20 @@ impl Fuzzer {
         Ok(program)
     }
 
-    fn run(&self, target: &str, seconds: u64) -> Result<()> {
-        self.program(target, seconds)?.run()
+    fn build(&self, target: &str) -> Result<()> {
+        self.cargo_fuzz("build", target).run()
+    }
+
+    fn cargo_fuzz(&self, command: &str, target: &str) -> Program {
+        let mut program = Program::new(&self.program);
+        for (name, value) in &self.env {
+            program = program.env(name, value);
+        }
+        let build = target_dir().join("fuzz/build");
+        program
+            .args(["fuzz", command])
+            .args(["--target-dir"])
+            .args([build.as_os_str(), target.as_ref()])
     }
 }
 

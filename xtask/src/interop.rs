@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 
 use guests::{Case, FLAT, GUESTS, Guest, MCORE_ZARR};
 
-use crate::shell::{Program, cargo, programs, root, say, target_dir};
+use crate::shell::{Program, ignored, programs, root, say, target_dir};
 use crate::venv::{
     MCORE_012, OTHER_TORCHES, TENSORFLOW, TORCH_21, TORCH_24, TORCH_113, TORCH_215, Venv, ZARR,
 };
@@ -28,8 +28,10 @@ pub(crate) struct Options {
     pub(crate) only_drivers: bool,
     /// Only `torch.load`, of every version of torch since 1.13. Each is removed when it has served.
     pub(crate) every_torch: bool,
-    /// Remove each Python when it has served: one at a time needs a third of the disk.
+    /// Remove each Python after its last use: one at a time needs a third of the disk.
     pub(crate) frugal: bool,
+    /// Only the newest torch with its Megatron Core, and one old torch.
+    pub(crate) short: bool,
 }
 
 const SPECS: &[&str] = &[
@@ -70,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.every_torch {
         let known = [&TORCH_113, &TORCH_21, &TORCH_24, &MCORE_012, &TORCH_215];
         for venv in OTHER_TORCHES.iter().chain(known) {
-            run.torch_save(venv, &venv.python()?);
+            run.torch_save(venv, &venv.python()?)?;
             venv.remove()?;
         }
         return run.finish(options.keep);
@@ -86,27 +88,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if !options.only_drivers {
         let python = TORCH_215.python()?;
-        run.torch_save(&TORCH_215, &python);
-        run.safetensors(&python);
-        run.maps(&python);
+        run.torch_save(&TORCH_215, &python)?;
+        run.safetensors(&python)?;
+        run.maps(&python)?;
     }
-    for guest in GUESTS {
+    let guests = GUESTS.iter();
+    for guest in guests.filter(|guest| !options.short || guest.short) {
         run.guest(guest)?;
         if options.frugal {
             guest.venv.remove()?;
         }
     }
-    if !options.only_drivers {
+    if !options.only_drivers && !options.short {
         // Its DCP is too old; its `torch.load` is the first with `weights_only`.
-        run.torch_save(&TORCH_113, &TORCH_113.python()?);
+        run.torch_save(&TORCH_113, &TORCH_113.python()?)?;
         if options.frugal {
             TORCH_113.remove()?;
         }
-        run.zarr(&ZARR.python()?);
+        run.zarr(&ZARR.python()?)?;
         if options.frugal {
             ZARR.remove()?;
         }
-        run.tensorflow(&TENSORFLOW.python()?);
+        run.tensorflow(&TENSORFLOW.python()?)?;
         if options.frugal {
             TENSORFLOW.remove()?;
         }
@@ -165,7 +168,7 @@ impl Run {
             return Ok(());
         };
         if !guest.newest {
-            self.torch_save(guest.venv, &python);
+            self.torch_save(guest.venv, &python)?;
         }
         for (flavour, ranks) in guest.flavours {
             self.flavour(&program, guest.venv, &python, flavour, *ranks);
@@ -192,7 +195,7 @@ impl Run {
         if guest.newest {
             self.unflattened_whole(&python);
             self.fsdp(&python);
-            self.tcp_store(&python);
+            self.tcp_store(&python)?;
             self.beside_torchrun(&program, &python);
             self.rank_local(&program, &python);
             self.not_flattened(&program, &python);
@@ -392,62 +395,61 @@ impl Run {
     }
 
     /// megatron-core and transformers compute the same with weights that a map has carried from one to the other.
-    fn maps(&mut self, python: &Path) {
+    fn maps(&mut self, python: &Path) -> Result<()> {
         let test = with_python(
             "reshard-cli",
-            &["it", "mapping::needs_python"],
+            "mapping::needs_python",
             "RESHARD_MODELS_PYTHON",
             python,
-        );
+        )?;
         let what = "megatron-core and transformers compute the same with mapped weights";
         self.timed(what, test);
+        Ok(())
     }
 
     /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.
-    fn zarr(&mut self, python: &Path) {
-        let test = with_python(
-            "reshard-zarr",
-            &["it", "interop"],
-            "RESHARD_ZARR_PYTHON",
-            python,
-        );
+    fn zarr(&mut self, python: &Path) -> Result<()> {
+        let test = with_python("reshard-zarr", "interop::", "RESHARD_ZARR_PYTHON", python)?;
         self.timed("zarr-python and TensorStore read what reshard saves", test);
+        Ok(())
     }
 
     /// safetensors and PyTorch read what reshard wrote, and reshard what they wrote.
-    fn safetensors(&mut self, python: &Path) {
+    fn safetensors(&mut self, python: &Path) -> Result<()> {
         let test = with_python(
             "reshard-safetensors",
-            &["it", "interop"],
+            "interop::",
             "RESHARD_SAFETENSORS_PYTHON",
             python,
-        );
+        )?;
         self.timed(
             "safetensors, PyTorch and reshard read what the others save",
             test,
         );
+        Ok(())
     }
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.
-    fn tensorflow(&mut self, python: &Path) {
+    fn tensorflow(&mut self, python: &Path) -> Result<()> {
         let test = with_python(
             "reshard-golden",
-            &["tf_interop"],
+            "tf_interop::",
             "RESHARD_TENSORFLOW_PYTHON",
             python,
-        );
+        )?;
         self.timed("TensorFlow and reshard read what the other saves", test);
+        Ok(())
     }
 
     /// `torch.load(weights_only=True)` loads what reshard wrote, and reshard reads what torch wrote of it, in both layouts. Only the newest has
     /// all element types.
-    fn torch_save(&mut self, venv: &Venv, python: &Path) {
+    fn torch_save(&mut self, venv: &Venv, python: &Path) -> Result<()> {
         let test = with_python(
             "reshard-torch-save",
-            &["it", "interop"],
+            "interop::",
             "RESHARD_TORCH_PYTHON",
             python,
-        );
+        )?;
         let test = match venv.name() == TORCH_215.name() {
             true => test,
             false => test.env("RESHARD_TORCH_OLD", venv.name()),
@@ -459,21 +461,23 @@ impl Run {
         self.timed(&what, test);
         let test = with_python(
             "reshard-cli",
-            &["it", "torch_save::needs_python"],
+            "torch_save::needs_python",
             "RESHARD_TORCH_PYTHON",
             python,
-        );
+        )?;
         let what = format!(
             "torch.load of {} loads the file that `reshard convert` wrote",
             venv.name()
         );
         self.timed(&what, test);
+        Ok(())
     }
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
-    fn tcp_store(&mut self, python: &Path) {
-        let test = with_python("reshard-comm-tcp", &["torch"], "RESHARD_PYTHON", python);
+    fn tcp_store(&mut self, python: &Path) -> Result<()> {
+        let test = with_python("reshard-comm-tcp", "torch::", "RESHARD_PYTHON", python)?;
         self.timed("torch-2.15 and reshard share a TCPStore", test);
+        Ok(())
     }
 
     /// A job that torchrun starts: beside each of its workers a rank of reshard, which meets the others at the store of the job.
@@ -642,12 +646,10 @@ pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Prog
         .args(["--dir".as_ref(), dir.as_os_str()])
 }
 
-/// The tests of a package that need a Python, which the variable names to them; `test` is the program of tests, and what their names begin with.
-fn with_python(package: &str, test: &[&str], variable: &str, python: &Path) -> Program {
-    cargo(&["test", "--quiet", "--locked", "-p", package, "--test"])
-        .args(test)
-        .args(["--", "--ignored"])
-        .env(variable, python.as_os_str())
+/// The tests of a package that need a Python, whose path they read from a variable. `test` is a part of their names.
+fn with_python(package: &str, test: &str, variable: &str, python: &Path) -> Result<Program> {
+    let filter = format!("package({package}) & test({test})");
+    Ok(ignored(&filter)?.env(variable, python.as_os_str()))
 }
 
 /// One of the Python drivers.

@@ -1,4 +1,4 @@
-//! What the compiler's friends say: rustfmt, clippy, rustdoc, cargo-deny.
+//! Checks by rustfmt, clippy, rustdoc and cargo-deny, and the examples of other frameworks.
 
 use anyhow::Result;
 
@@ -7,7 +7,6 @@ use crate::shell::{Program, cargo, tool};
 const DENY_VERSION: &str = "0.20.2";
 
 pub(crate) fn run() -> Result<()> {
-    let frameworks = ["--manifest-path", "examples/Cargo.toml"];
     // The last two have needs of their own for all else: MPI, a nightly compiler.
     for manifest in [
         "Cargo.toml",
@@ -61,17 +60,6 @@ pub(crate) fn run() -> Result<()> {
             .env("CARGO_TARGET_DIR", "target/features")
             .run()?;
     }
-    // The frameworks change more often than what is built here, so their examples run, too.
-    for example in ["reshard-example-candle", "reshard-example-burn"] {
-        cargo(&["run", "--locked", "-p", example])
-            .args(frameworks)
-            .run()?;
-    }
-    let crates = ["-p", "reshard-candle", "-p", "reshard-burn"];
-    cargo(&["test", "--locked"])
-        .args(crates)
-        .args(frameworks)
-        .run()?;
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.
     cargo(&[
         "doc",
@@ -94,5 +82,20 @@ pub(crate) fn run() -> Result<()> {
             "bans",
             "sources",
         ])
+        .run()
+}
+
+/// Runs the examples of candle and burn, and tests the crates that convert their tensors.
+pub(crate) fn frameworks() -> Result<()> {
+    let frameworks = ["--manifest-path", "examples/Cargo.toml"];
+    for example in ["reshard-example-candle", "reshard-example-burn"] {
+        cargo(&["run", "--locked", "-p", example])
+            .args(frameworks)
+            .run()?;
+    }
+    let crates = ["-p", "reshard-candle", "-p", "reshard-burn"];
+    cargo(&["test", "--locked"])
+        .args(crates)
+        .args(frameworks)
         .run()
 }

@@ -20,45 +20,47 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{say, steps, tests};
+use crate::clouds::Extent;
+use crate::shell::{doc_tests, say, steps, tests};
 
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
-  test      all Rust tests of the workspace, doc tests too; needs no Python
+  test      all Rust tests of the workspace, then its doc tests; needs no Python
   tidy      house rules that no compiler checks: floors, circles of files, sizes, format pages, paths
             --bless   rewrites the source hashes in docs/formats/*.md
   lint      rustfmt, clippy, rustdoc and cargo-deny; warnings are errors
-  interop   PyTorch and Megatron read what reshard wrote, and the other way round
+  interop   PyTorch and Megatron Core read what reshard wrote, and the other way round
+            --short   only the newest torch with its Megatron Core, and torch 2.1
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
             --torches only torch.load, of every version since 1.13: 17 of them, installed one after the other
-            --frugal  removes each Python when it has served; 9 GB of disk are enough then
-  bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
-            --only TEXT   rows whose name holds this text
-            --runs N      so many counted runs of each measurement; 15 unless set
-  processes  what needs ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks, groups of MPI
-            (installs Open MPI from Debian's packages if it is not there); PyTorch's part too if RESHARD_PYTHON names a
+            --frugal  removes each Python after its last use; 9 GB of disk are enough then
+  bench     benchmarks beside torch DCP and TensorFlow, as a table; prints how long it takes
+            --only TEXT   rows whose name contains this text
+            --runs N      number of counted runs of each measurement [default: 15]
+  processes  tests of ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks, groups of MPI
+            (installs Open MPI from Debian's packages if it is missing); PyTorch's part too if RESHARD_PYTHON names a
             Python with torch, or interop has installed one
             --mpi     only the groups of MPI
   clouds    the tests of object stores against servers that it installs and starts: moto, s3s-fs, Azurite (needs Node.js 20);
             a network that fails, saves that are killed, and PyTorch with s3fs
+            --moto      only those that need no server but moto
             --thorough  2,000 runs in which the network fails, and 300 kills
-  ci        test, tidy, lint and interop, with the time that each took
-  mutants   small changes of the code that must not be wrong: does a test notice each?
-            --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
-            --sample N    only N of them, chosen by --seed S (by the clock, unless given)
-            --jobs N      so many at a time, each in a copy of its own; one for each CPU, unless given
-            --list        only says how many there are
-  fuzz      fuzz targets from the files of the fixtures and from what they found before, one after the other
-            --seconds N   so many seconds for each; 60, unless given
-            TARGET...     only these; all, unless given
-  nightly   what is too slow for every change: all tests with more cases, those that are ignored too; each
-            fuzz target for --fuzz SECONDS (300, unless given); clouds --thorough; 300 mutants by --seed S
-            --share   only the tests of one package, which --seed S chooses, for 2 minutes
+  mutants   breaks the code in at most 60 small ways, one at a time, and checks that a test fails for each
+            --seed S      chooses them [default: the day]
+            --list        only prints them
+  fuzz      fuzz targets, from the files of the fixtures and from earlier findings; one for each CPU at a time
+            --seconds N   time for each [default: 60]
+            TARGET...     only these
+  nightly   everything too slow or too random for each change
+            --slice K/N   only slice K of N; each takes at most 60 minutes on two cores
+            --list        only prints its parts
+            --seed S      seed of the property tests, and of the choice of mutants [default: the day]
+            --fuzz SECONDS  time for each fuzz target [default: 300]
 
-interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
-RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
+.ci/run calls what each change must pass. interop and bench install Python programs into target/venvs (about 20 GB, once).
+RESHARD_VENVS names another directory for them.";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -81,10 +83,13 @@ fn run(args: &[String]) -> Result<()> {
     let (flags, settings): (&[&str], &[&str]) = match command {
         "tidy" => (&["--bless"], &[]),
         "processes" => (&["--mpi"], &[]),
-        "interop" => (&["--keep", "--self", "--frugal", "--torches"], &[]),
-        "clouds" => (&["--thorough"], &[]),
-        "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
-        "nightly" => (&["--share"], &["--fuzz", "--seed"]),
+        "interop" => (
+            &["--short", "--keep", "--self", "--frugal", "--torches"],
+            &[],
+        ),
+        "clouds" => (&["--moto", "--thorough"], &[]),
+        "mutants" => (&["--list"], &["--seed"]),
+        "nightly" => (&["--list"], &["--slice", "--fuzz", "--seed"]),
         "fuzz" => (&[], &["--seconds"]),
         // The benchmarks have arguments of their own.
         "bench" => return bench::run(rest),
@@ -107,48 +112,37 @@ fn run(args: &[String]) -> Result<()> {
     }
 
     let has = |flag: &str| given.iter().any(|(name, _)| *name == flag);
-    // Without `--seed` the clock gives one.
-    let seed = || Ok::<_, anyhow::Error>(number(&given, "--seed")?.unwrap_or_else(clock));
+    let seed = || Ok::<_, anyhow::Error>(number(&given, "--seed")?.unwrap_or_else(day));
     match command {
         "test" => test(),
         "tidy" => tidy::run(has("--bless")),
         "lint" => lint::run(),
-        "interop" => {
-            let (keep, only_drivers, frugal) = (has("--keep"), has("--self"), has("--frugal"));
-            interop::run(&interop::Options {
-                keep,
-                only_drivers,
-                frugal,
-                every_torch: has("--torches"),
-            })
-        }
+        "interop" => interop::run(&interop::Options {
+            keep: has("--keep"),
+            only_drivers: has("--self"),
+            frugal: has("--frugal"),
+            every_torch: has("--torches"),
+            short: has("--short"),
+        }),
         "processes" if has("--mpi") => processes::mpi::run(),
         "processes" => processes::run(),
-        "clouds" => clouds::run(has("--thorough")),
-        "ci" => ci(),
+        "clouds" if has("--thorough") => clouds::run(Extent::Thorough),
+        "clouds" if has("--moto") => clouds::run(Extent::Moto),
+        "clouds" => clouds::run(Extent::AllServers),
         "mutants" => mutants::run(&mutants::Options {
-            cores: given
-                .iter()
-                .filter(|(name, _)| *name == "--core")
-                .map(|(_, core)| (*core).into())
-                .collect(),
-            sample: number(&given, "--sample")?,
             seed: seed()?,
-            jobs: number(&given, "--jobs")?.unwrap_or_else(mutants::all_cpus),
             list: has("--list"),
         }),
         "fuzz" => fuzz::run(&fuzz::Options {
             seconds: number(&given, "--seconds")?.unwrap_or(60),
             targets: names,
         }),
-        "nightly" if has("--share") => nightly::share(seed()?),
-        "nightly" => {
-            let fuzz = number(&given, "--fuzz")?.unwrap_or(300);
-            nightly::run(&nightly::Options {
-                fuzz,
-                seed: seed()?,
-            })
-        }
+        "nightly" => nightly::run(&nightly::Options {
+            fuzz: number(&given, "--fuzz")?.unwrap_or(300),
+            seed: seed()?,
+            slice: slice(&given)?,
+            list: has("--list"),
+        }),
         "help" | "-h" | "--help" => {
             say(HELP);
             Ok(())
@@ -157,25 +151,25 @@ fn run(args: &[String]) -> Result<()> {
     }
 }
 
+/// All tests, then the doc tests, which nextest does not run.
 fn test() -> Result<()> {
-    tests().run()
+    steps(&[
+        ("tests", &|| tests()?.run()),
+        ("doc tests", &|| doc_tests().run()),
+    ])
 }
 
-fn ci() -> Result<()> {
-    let interop = || {
-        interop::run(&interop::Options {
-            keep: false,
-            only_drivers: false,
-            frugal: false,
-            every_torch: false,
-        })
+/// The slice that was given as `K/N`.
+fn slice(given: &[(&str, &str)]) -> Result<Option<(u32, u32)>> {
+    let Some((_, text)) = given.iter().find(|(name, _)| *name == "--slice") else {
+        return Ok(None);
     };
-    steps(&[
-        ("test", &test),
-        ("tidy", &|| tidy::run(false)),
-        ("lint", &lint::run),
-        ("interop", &interop),
-    ])
+    let numbers = text
+        .split_once('/')
+        .and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    numbers
+        .map(Some)
+        .with_context(|| format!("--slice is not of the form K/N: `{text}`"))
 }
 
 /// The number that was given for a setting, the last one if there are several.
@@ -192,9 +186,8 @@ fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(
     .transpose()
 }
 
-/// A seed that nobody chose.
-fn clock() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+/// The number of this day, since 1970. Consecutive seeds choose different mutants.
+fn day() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }

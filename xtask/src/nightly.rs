@@ -1,141 +1,221 @@
-//! What takes too long for every change: more cases of each law, fuzzing, and mutants.
+//! The nightly run: everything too slow or too random for each change, in slices.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result};
-use serde_json::Value;
+use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{Program, cargo, say, steps, tests};
-use crate::{clouds, fuzz, mutants};
+use crate::clouds::{self, Extent};
+use crate::shell::{Program, nextest, say, tests};
+use crate::{fuzz, interop, lint, mutants, processes};
 
-/// Cases of each property test that does not say how many it wants.
+/// Cases of each property test that has no number of its own.
 const CASES: &str = "512";
 
-/// The tests that every change gets of a night take no longer.
-const SHARE: Duration = Duration::from_secs(2 * 60);
-
-/// Mutants that are tried in one night.
-const SAMPLE: usize = 300;
+/// The longest slice, in minutes on two cores.
+const LONGEST: u32 = 60;
 
 #[derive(Debug)]
 pub(crate) struct Options {
     /// Seconds for each fuzz target.
     pub(crate) fuzz: u64,
+    /// Seed of property tests, and of the choice of mutants.
     pub(crate) seed: u64,
+    /// The slice `(k, n)`, with `k` from 1 to `n`; all parts if `None`.
+    pub(crate) slice: Option<(u32, u32)>,
+    /// Only print the parts of each slice.
+    pub(crate) list: bool,
+}
+
+/// A part of the nightly run.
+struct Part {
+    name: String,
+    /// Time on two cores, with its builds.
+    minutes: u32,
+    run: Box<dyn Fn() -> Result<()>>,
+}
+
+impl Part {
+    fn new(name: impl Into<String>, minutes: u32, run: impl Fn() -> Result<()> + 'static) -> Self {
+        Self {
+            name: name.into(),
+            minutes,
+            run: Box::new(run),
+        }
+    }
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let sample = mutants::Options {
-        cores: Vec::new(),
-        sample: Some(SAMPLE),
-        seed: options.seed,
-        jobs: mutants::all_cpus(),
-        list: false,
+    let all = parts(options)?;
+    let (name, parts) = match options.slice {
+        None => ("nightly".to_owned(), all),
+        Some((k, n)) => (format!("nightly slice {k}/{n}"), slice(all, k, n)?),
     };
-    steps(&[
-        ("long", &long),
-        ("bombs", &bombs),
-        ("clouds", &clouds),
-        ("fuzz", &|| {
-            fuzz::run(&fuzz::Options {
-                seconds: options.fuzz,
-                targets: Vec::new(),
-            })
-        }),
-        ("mutants", &|| mutants::run(&sample)),
-    ])
+    say(format!("{name}, with --seed {}:", options.seed));
+    for part in &parts {
+        say(format!("{:>4} min  {}", part.minutes, part.name));
+    }
+    if options.list {
+        return Ok(());
+    }
+
+    let commit = Program::new("git").args(["rev-parse", "HEAD"]).read()?;
+    let begin = Instant::now();
+    let mut failed = Vec::new();
+    for part in &parts {
+        say(format!("\n{}", part.name));
+        let begin = Instant::now();
+        let outcome = (part.run)();
+        let seconds = begin.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => say(format!("{}: passed in {seconds:.0} s", part.name)),
+            Err(error) => {
+                say(format!(
+                    "{}: failed in {seconds:.0} s: {error:#}",
+                    part.name
+                ));
+                failed.push(&*part.name);
+            }
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let (commit, count) = (commit.trim(), parts.len());
+    if failed.is_empty() {
+        say(format!(
+            "{name} of {commit}: {count} parts passed in {seconds:.0} s"
+        ));
+        return Ok(());
+    }
+    bail!(
+        "{name} of {commit}: {} of {count} parts failed in {seconds:.0} s: {}",
+        failed.len(),
+        failed.join(", ")
+    )
 }
 
-/// All tests, those that are ignored by default too, with more cases and more damage.
-fn long() -> Result<()> {
-    // `cargo xtask interop` and `cargo xtask clouds` run what is left out.
-    let aside = ["--skip", "needs_python", "--skip", "needs_clouds"];
-    tests()
-        .args(["--no-fail-fast", "--", "--include-ignored"])
-        .args(aside)
+/// All parts. Their minutes were measured on two idle cores and include one build of what they run.
+fn parts(options: &Options) -> Result<Vec<Part>> {
+    let Options { fuzz, seed, .. } = *options;
+    let mut parts = Vec::new();
+    for share in shares(TESTS) {
+        let name = format!("tests {share}: more cases, more damage, ignored tests");
+        parts.push(Part::new(name, 30, move || long(&share, seed)));
+    }
+    for share in shares(BOMBS) {
+        let name = format!("bombs {share}: all commands, in a release build");
+        parts.push(Part::new(name, 30, move || bombs(&share)));
+    }
+    for targets in fuzz::targets()?.chunks(TARGETS) {
+        let (name, targets) = (targets.join(", "), targets.to_vec());
+        let part = move || {
+            fuzz::run(&fuzz::Options {
+                seconds: fuzz,
+                targets: targets.clone(),
+            })
+        };
+        parts.push(Part::new(format!("fuzz {name}"), 25, part));
+    }
+    let mutants = move || mutants::run(&mutants::Options { seed, list: false });
+    let interop = |every_torch| {
+        interop::run(&interop::Options {
+            keep: false,
+            only_drivers: false,
+            every_torch,
+            frugal: true,
+            short: false,
+        })
+    };
+    parts.push(Part::new("mutants", 55, mutants));
+    parts.push(Part::new("clouds", 40, || clouds::run(Extent::Thorough)));
+    parts.push(Part::new("interop", 30, move || interop(false)));
+    parts.push(Part::new("torch.load of each version", 40, move || {
+        interop(true)
+    }));
+    parts.push(Part::new("processes", 30, processes::run));
+    parts.push(Part::new("examples", 15, lint::frameworks));
+    Ok(parts)
+}
+
+/// Parts that the tests of the workspace are divided into.
+const TESTS: u32 = 3;
+/// Parts that the hostile checkpoints are divided into.
+const BOMBS: u32 = 2;
+/// Fuzz targets of one part. Two run at a time.
+const TARGETS: usize = 8;
+
+/// The shares of something that is divided into `n` parts, as nextest writes them.
+fn shares(n: u32) -> impl Iterator<Item = String> {
+    (1..=n).map(move |k| format!("{k}/{n}"))
+}
+
+/// The parts of slice `k` of `n`: each part, the longest first, goes to the slice that has the least to do so far.
+fn slice(mut parts: Vec<Part>, k: u32, n: u32) -> Result<Vec<Part>> {
+    parts.sort_by_key(|part| std::cmp::Reverse(part.minutes));
+    let mut slices: Vec<(u32, Vec<Part>)> = Vec::new();
+    slices.resize_with(n as usize, Default::default);
+    for part in parts {
+        let (minutes, least) = slices
+            .iter_mut()
+            .min_by_key(|(minutes, _)| *minutes)
+            .context("there is no slice of 0")?;
+        *minutes += part.minutes;
+        least.push(part);
+    }
+    if let Some((minutes, _)) = slices.iter().find(|(minutes, _)| *minutes > LONGEST) {
+        bail!(
+            "one of {n} slices would take {minutes} minutes, more than {LONGEST}; use more slices"
+        );
+    }
+    let chosen = slices.into_iter().nth((k as usize).wrapping_sub(1));
+    Ok(chosen
+        .with_context(|| format!("there is no slice {k} of {n}"))?
+        .1)
+}
+
+/// The tests of the workspace, ignored ones too, with more cases and more damage. Bombs and the tests of other programs are
+/// parts of their own.
+fn long(share: &str, seed: u64) -> Result<()> {
+    let chosen = "not (package(reshard-bombs) | test(needs_python) | test(needs_clouds))";
+    tests()?
+        .args(["--run-ignored", "all", "--no-fail-fast", "-E", chosen])
+        .args([format!("--partition=slice:{share}")])
         .env("PROPTEST_CASES", CASES)
+        .env("PROPTEST_RNG_SEED", seed.to_string())
         .env("RESHARD_THOROUGH", "1")
         .run()
 }
 
-/// What every change gets of a night: the tests of one package, which the seed chooses, with as many cases.
-pub(crate) fn share(seed: u64) -> Result<()> {
-    let packages = tested()?;
-    let chosen = usize::try_from(seed % packages.len().max(1) as u64)?;
-    let (package, programs) = packages
-        .iter()
-        .nth(chosen)
-        .context("no package of the workspace has tests")?;
-    say(format!(
-        "share of the night: {package}; `cargo xtask nightly --share --seed {seed}` does the same again"
-    ));
-    let begin = Instant::now();
-    for (folder, program) in programs {
-        let ended = Program::new(program)
-            .within(folder)
-            .env("PROPTEST_CASES", CASES)
-            .env("PROPTEST_RNG_SEED", seed.to_string())
-            .env("RESHARD_THOROUGH", "1")
-            .run_for(SHARE.saturating_sub(begin.elapsed()))?;
-        if !ended {
-            say(format!(
-                "nothing failed within {} minutes; the rest is left to the night",
-                SHARE.as_secs() / 60
-            ));
-            break;
+/// Hostile checkpoints, with the time limits that hold for a release build.
+fn bombs(share: &str) -> Result<()> {
+    nextest()?
+        .args(["--release", "--package", "reshard-bombs", "--no-fail-fast"])
+        .args([format!("--partition=slice:{share}")])
+        .env("RESHARD_THOROUGH", "1")
+        .run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(minutes: u32) -> Part {
+        Part::new(minutes.to_string(), minutes, || Ok(()))
+    }
+
+    #[test]
+    fn slices_together_have_each_part_once_and_none_is_too_long() -> Result<()> {
+        let all = || [30, 55, 5, 20, 40, 25].map(part).into();
+        let mut found = Vec::new();
+        for k in 1..=4 {
+            let slice = slice(all(), k, 4)?;
+            let minutes: u32 = slice.iter().map(|part| part.minutes).sum();
+            assert!(minutes <= LONGEST, "{minutes}");
+            found.extend(slice.iter().map(|part| part.minutes));
         }
+        found.sort_unstable();
+        assert_eq!(found, [5, 20, 25, 30, 40, 55]);
+        assert!(slice(all(), 1, 2).is_err(), "too few slices");
+        assert!(slice(all(), 5, 4).is_err() && slice(all(), 0, 4).is_err());
+        assert!(slice(all(), 1, 0).is_err());
+        Ok(())
     }
-    Ok(())
-}
-
-/// Programs of tests, and the folders that they run in.
-type Programs = Vec<(PathBuf, PathBuf)>;
-
-/// The packages of the workspace that have tests, sorted. They are built as `cargo xtask test` builds them, so that nothing is built
-/// twice. Bombs are left out: only time would make more of them.
-fn tested() -> Result<BTreeMap<String, Programs>> {
-    let built = tests()
-        .args(["--no-run", "--message-format=json-render-diagnostics"])
-        .read()?;
-    let mut packages: BTreeMap<String, Programs> = BTreeMap::new();
-    for line in built.lines() {
-        let message: Value = serde_json::from_str(line).context("cargo speaks no JSON")?;
-        if let (Some(program), Some(manifest), true) = (
-            message["executable"].as_str(),
-            message["manifest_path"].as_str().map(Path::new),
-            message["profile"]["test"] == true,
-        ) {
-            let folder = manifest.parent().context("a manifest lies in a folder")?;
-            let name = folder.file_name().unwrap_or_default().to_string_lossy();
-            if !["bombs", "xtask"].contains(&&*name) {
-                let programs = packages.entry(name.into_owned()).or_default();
-                programs.push((folder.to_owned(), program.into()));
-            }
-        }
-    }
-    for programs in packages.values_mut() {
-        programs.sort();
-    }
-    Ok(packages)
-}
-
-/// Places in buckets, with more faults of the network and more kills.
-fn clouds() -> Result<()> {
-    clouds::run(true)
-}
-
-/// Hostile checkpoints, with the time that the program has as users get it.
-fn bombs() -> Result<()> {
-    cargo(&[
-        "test",
-        "--release",
-        "--package",
-        "reshard-bombs",
-        "--locked",
-        "--no-fail-fast",
-    ])
-    .env("RESHARD_THOROUGH", "1")
-    .run()
 }

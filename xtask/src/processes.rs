@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::interop;
-use crate::shell::{Program, cargo, programs, steps, target_dir};
+use crate::shell::{Program, cargo, ignored, programs, steps, target_dir, tests};
 use crate::venv::python_with_torch;
 
 /// 64 ranks save and load in some seconds. After this time they hang.
@@ -25,9 +25,9 @@ pub(crate) fn run() -> Result<()> {
     ])
 }
 
-/// The tests of groups over TCP. Their contract suite runs from processes, too.
+/// The tests of groups over TCP, whose contract suite also runs in processes.
 fn tcp() -> Result<()> {
-    cargo(&["test", "--locked", "--package", "reshard-comm-tcp"]).run()
+    tests()?.args(["-E", "package(reshard-comm-tcp)"]).run()
 }
 
 /// What a user sees first.
@@ -37,31 +37,16 @@ fn demo() -> Result<()> {
 
 /// One of four ranks is killed: at each collective, at each named step, and at 200 random moments of each act.
 fn kills() -> Result<()> {
-    cargo(&[
-        "test",
-        "--locked",
-        "--package",
-        "reshard-crash",
-        "--test",
-        "ranks",
-    ])
-    .env("RESHARD_THOROUGH", "1")
-    .run()
+    tests()?
+        .args(["-E", "package(reshard-crash) & test(ranks::)"])
+        .env("RESHARD_THOROUGH", "1")
+        .run()
 }
 
-/// Places that are changed for others while processes save to them, 200 times each.
+/// Places that others change while processes save to them, 200 times each.
 fn races() -> Result<()> {
-    let test = [
-        "test",
-        "--locked",
-        "--package",
-        "reshard-crash",
-        "--test",
-        "swap",
-    ];
-    cargo(&test)
-        .args(["--", "--include-ignored", "processes"])
-        .run()
+    let swaps = "package(reshard-crash) & test(swap::) & test(processes)";
+    tests()?.args(["--run-ignored", "all", "-E", swaps]).run()
 }
 
 /// 64 ranks on one machine.
@@ -83,16 +68,7 @@ fn torch() -> Result<()> {
     let Some(python) = python_with_torch() else {
         return Ok(());
     };
-    let test = [
-        "test",
-        "--locked",
-        "--package",
-        "reshard-comm-tcp",
-        "--test",
-        "torch",
-    ];
-    cargo(&test)
-        .args(["--", "--ignored"])
+    ignored("package(reshard-comm-tcp) & test(torch::)")?
         .env("RESHARD_PYTHON", &python)
         .run()?;
     let program = programs(&["reshard-interop"])?.join("reshard-interop");

@@ -79,7 +79,7 @@ pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
     tool_with(name, version, &[])
 }
 
-/// The same, with features of its package.
+/// Like [`tool`], with arguments of `cargo install` that choose features of its package.
 pub(crate) fn tool_with(name: &str, version: &str, features: &[&str]) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
     let own = tools.join("bin").join(name);
@@ -105,7 +105,7 @@ pub(crate) fn tool_with(name: &str, version: &str, features: &[&str]) -> Result<
     let package = format!("{name}@{version}");
     cargo(&["install", "--quiet", "--locked", "--root"])
         .args([tools.as_os_str(), package.as_ref()])
-        .args(["--features", &features.join(",")])
+        .args(features)
         .run()?;
     Ok(own)
 }
@@ -125,9 +125,40 @@ pub(crate) fn cargo(args: &[&str]) -> Program {
 const FEATURES: &str = "reshard-object-store/aws,reshard-object-store/gcp,reshard-object-store/azure,reshard-object-store/http,\
      reshard-golden/clouds,reshard-crash/clouds,reshard-cli/clouds";
 
-/// A call of cargo that tests the workspace.
-pub(crate) fn tests() -> Program {
-    cargo(&["test", "--workspace", "--locked", "--features", FEATURES])
+/// The test runner. It runs the tests of all programs in parallel, each in its own process, and it runs no doc tests.
+const NEXTEST: &str = "0.9.143";
+
+/// The program nextest.
+pub(crate) fn nextest_program() -> Result<PathBuf> {
+    tool_with("cargo-nextest", NEXTEST, &["--no-default-features"])
+}
+
+/// A call of nextest.
+pub(crate) fn nextest() -> Result<Program> {
+    Ok(Program::new(nextest_program()?).args(["nextest", "run", "--locked"]))
+}
+
+/// A call of nextest on the tests of the workspace. Arguments choose among them.
+pub(crate) fn tests() -> Result<Program> {
+    Ok(nextest()?.args(["--workspace", "--features", FEATURES]))
+}
+
+/// A call of nextest on ignored tests, chosen by a filter expression. Nothing is built again after `cargo xtask test`.
+pub(crate) fn ignored(filter: &str) -> Result<Program> {
+    Ok(tests()?.args(["--run-ignored", "only", "-E", filter]))
+}
+
+/// A call of cargo that runs the doc tests of the workspace.
+pub(crate) fn doc_tests() -> Program {
+    cargo(&[
+        "test",
+        "--doc",
+        "--quiet",
+        "--workspace",
+        "--locked",
+        "--features",
+        FEATURES,
+    ])
 }
 
 /// Builds programs of the workspace as its tests use them, and returns the folder that they lie in.
@@ -156,26 +187,25 @@ impl Program {
         self
     }
 
-    /// Runs in another folder.
-    pub(crate) fn within(mut self, folder: &Path) -> Self {
-        self.command.current_dir(folder);
-        self
+    /// Shows the command line, runs it and shows what it prints.
+    pub(crate) fn run(self) -> Result<()> {
+        self.run_unless(&[])
     }
 
-    /// Shows the command line, runs it and shows what it prints.
-    pub(crate) fn run(mut self) -> Result<()> {
+    /// The same, for a program that reports something by these exit codes, too.
+    pub(crate) fn run_unless(mut self, codes: &[i32]) -> Result<()> {
         say(format!("\n$ {}", self.line()));
         let status = self
             .command
             .status()
             .with_context(|| format!("cannot run `{}`", self.line()))?;
-        if !status.success() {
+        if !status.success() && !status.code().is_some_and(|code| codes.contains(&code)) {
             bail!("`{}` failed ({status})", self.line());
         }
         Ok(())
     }
 
-    /// The same, but ends it and all that it started after so long a time. Says whether it came to its own end.
+    /// Like [`run`](Self::run), but kills it and everything that it started after this time. Returns whether it ended before.
     pub(crate) fn run_for(mut self, limit: Duration) -> Result<bool> {
         say(format!("\n$ {}", self.line()));
         let begin = Instant::now();

@@ -1,27 +1,34 @@
-//! Virtual environments with the real PyTorch and Megatron programs.
+//! Virtual environments with the real PyTorch and Megatron programs, made by uv.
+//!
+//! uv keeps one unpacked copy of each package in its cache and links it into the environments, so that an environment that was
+//! removed is back in a second.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, root, say, target_dir};
 
-/// One environment: its folder's name, and the calls of `pip install` that fill it.
+/// The version of uv, a package manager for Python.
+const UV: &str = "uv==0.13.9";
+
+/// One environment: the name of its folder, and the calls of `uv pip install` that fill it.
 #[derive(Debug)]
 pub(crate) struct Venv {
     name: &'static str,
-    /// The versions of Python that all of it has wheels for.
-    pythons: &'static [&'static str],
+    /// The versions of Python for which all packages have wheels.
+    python: &'static str,
     installs: &'static [&'static [&'static str]],
 }
 
-/// What most programs here, old and new, have wheels for.
-const USUAL: &[&str] = &["3.11", "3.10"];
+/// The versions of Python for which most of these packages, old and new, have wheels.
+const USUAL: &str = ">=3.10,<3.12";
 
 /// Newest torch, and megatron-core of the generation without flattened ranges.
 pub(crate) const TORCH_215: Venv = Venv {
     name: "torch-2.15",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[
         &[
             "torch==2.15.0",
@@ -41,14 +48,14 @@ pub(crate) const TORCH_215: Venv = Venv {
 /// The first torch whose `torch.load` has `weights_only`.
 pub(crate) const TORCH_113: Venv = Venv {
     name: "torch-1.13",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[&["torch==1.13.1", "numpy<2"]],
 };
 
 /// The newest megatron-core. It stores common state as an object, and is for newer versions of Python.
 pub(crate) const MCORE_019: Venv = Venv {
     name: "mcore-0.19",
-    pythons: &["3.12", "3.13"],
+    python: ">=3.12,<3.14",
     installs: &[
         &["torch==2.15.0", "numpy", "packaging", "psutil", "einops"],
         &["--no-deps", "megatron-core==0.19.2"],
@@ -58,21 +65,21 @@ pub(crate) const MCORE_019: Venv = Venv {
 /// Oldest torch whose DCP is stable.
 pub(crate) const TORCH_21: Venv = Venv {
     name: "torch-2.1",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[&["torch==2.1.2", "numpy<2"]],
 };
 
 /// The first torch that writes `storage_meta`, and lists as entries of their own.
 pub(crate) const TORCH_24: Venv = Venv {
     name: "torch-2.4",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[&["torch==2.4.1", "numpy<2"]],
 };
 
 /// Oldest megatron-core that we promise to serve, with the torch of its time and what its zarr strategies need.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[
         &["torch==2.6.0", "numpy<2", "packaging", "psutil"],
         // Its zarr strategies: version 2 of zarr with the codecs of that time, and TensorStore, which reads.
@@ -100,7 +107,7 @@ pub(crate) const OTHER_TORCHES: &[Venv] = &[
 const fn torch(name: &'static str, installs: &'static [&'static [&'static str]]) -> Venv {
     Venv {
         name,
-        pythons: USUAL,
+        python: USUAL,
         installs,
     }
 }
@@ -108,7 +115,7 @@ const fn torch(name: &'static str, installs: &'static [&'static [&'static str]])
 /// The programs that read and write arrays of Zarr, in both versions.
 pub(crate) const ZARR: Venv = Venv {
     name: "zarr-3.1",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[&[
         "zarr==3.1.6",
         "tensorstore==0.1.86",
@@ -120,23 +127,23 @@ pub(crate) const ZARR: Venv = Venv {
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
 pub(crate) const TENSORFLOW: Venv = Venv {
     name: "tensorflow-2.21",
-    pythons: USUAL,
+    python: USUAL,
     installs: &[&["tensorflow-cpu==2.21.0"]],
 };
 
 /// A server that speaks the protocol of S3, and what makes containers in Azurite.
 pub(crate) const CLOUDS: Venv = Venv {
     name: "clouds",
-    pythons: &["3.11", "3.10", "3.12", "3.13"],
+    python: ">=3.10,<3.14",
     installs: &[&["moto[server]==5.2.5", "azure-storage-blob==12.27.1"]],
 };
 
-/// A Python with torch: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`. If none is here, it says so.
+/// Returns a Python with torch: the one that `RESHARD_PYTHON` names, or that of `cargo xtask interop`. Reports if there is none.
 pub(crate) fn python_with_torch() -> Option<PathBuf> {
     let named = std::env::var_os("RESHARD_PYTHON").map(PathBuf::from);
     let python = named.or_else(|| TORCH_215.installed());
     if python.is_none() {
-        say("no Python with torch is here; set RESHARD_PYTHON, or run `cargo xtask interop`");
+        say("no Python with torch was found; set RESHARD_PYTHON, or run `cargo xtask interop`");
     }
     python
 }
@@ -146,28 +153,28 @@ impl Venv {
         self.name
     }
 
-    /// Why it can't be installed, if this machine has no Python for it, and it isn't there either.
+    /// Explains why this machine can't install it: it has no suitable Python, and no finished environment either.
     pub(crate) fn lacks(&self) -> Option<String> {
-        let python = match self.installed() {
-            Some(_) => return None,
-            None => interpreter(self.pythons),
-        };
-        python.err().map(|e| e.to_string())
+        if self.installed().is_some() {
+            return None;
+        }
+        let found = uv().and_then(|uv| uv.args(["python", "find", self.python]).read());
+        found.err().map(|_| format!("needs Python {}", self.python))
     }
 
-    /// Its Python, if it is there already.
+    /// Its Python, if the environment exists.
     fn installed(&self) -> Option<PathBuf> {
         let dir = given().unwrap_or_else(own).join(self.name);
         let python = dir.join("bin").join("python");
         python.exists().then_some(python)
     }
 
-    /// Its Python, installed first if need be.
+    /// Its Python, installed first if necessary.
     pub(crate) fn python(&self) -> Result<PathBuf> {
         let trusted = given().is_some();
         let dir = given().unwrap_or_else(own).join(self.name);
         let python = dir.join("bin").join("python");
-        // Written last, so that an interrupted install or an older list of packages starts anew.
+        // Written last, so that an interrupted install or another list of packages starts anew.
         let stamp = dir.join("reshard-installs.txt");
         let recipe = format!("{:?}\n", self.installs);
         let complete = std::fs::read_to_string(&stamp).is_ok_and(|text| text == recipe);
@@ -180,7 +187,7 @@ impl Venv {
         Ok(python)
     }
 
-    /// Takes its gigabytes off the disk, unless it is one that was given to us.
+    /// Removes the environment, unless the caller provided it.
     pub(crate) fn remove(&self) -> Result<()> {
         let dir = own().join(self.name);
         if given().is_some() || !dir.exists() {
@@ -190,49 +197,75 @@ impl Venv {
     }
 
     fn install(&self, dir: &Path, python: &Path) -> Result<()> {
-        say(format!("installing {} into {}", self.name, dir.display()));
+        let begin = Instant::now();
         if dir.exists() {
-            // In a directory that was given to us there may be somebody's folder of that name.
+            // A directory that the caller provided may contain an unrelated folder of that name.
             if !is_venv(dir) && given().is_some() {
                 bail!(
-                    "{} is there and no virtual environment; move it away",
+                    "{} exists and is no virtual environment; move it away",
                     dir.display()
                 );
             }
             std::fs::remove_dir_all(dir)
                 .with_context(|| format!("cannot remove {}", dir.display()))?;
         }
-        let python_of_system = interpreter(self.pythons)
-            .with_context(|| format!("set PYTHON to one for {}", self.name))?;
-        Program::new(python_of_system)
-            .args(["-m", "venv"])
+        uv()?
+            .args(["venv", "--quiet", "--python", self.python])
             .args([dir])
             .run()?;
         for packages in self.installs {
-            // pip's own cache would hold the gigabytes a second time.
-            Program::new(python)
-                .args([
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--no-cache-dir",
-                    "--disable-pip-version-check",
-                ])
+            uv()?
+                .args(["pip", "install", "--quiet", "--python"])
+                .args([python])
                 .args(*packages)
                 .run()?;
         }
+        let seconds = begin.elapsed().as_secs_f64();
+        say(format!("{} was installed in {seconds:.0} s", self.name));
         Ok(())
     }
 }
 
-/// Python writes that file into each of them first. A folder without anything is as good.
+/// A call of uv, which is installed into `target/tools` first if necessary.
+pub(crate) fn uv() -> Result<Program> {
+    let dir = target_dir().join("tools").join(UV);
+    let program = dir.join("bin").join("uv");
+    if !program.exists() {
+        Program::new("python3")
+            .args(["-m", "venv"])
+            .args([&dir])
+            .run()?;
+        Program::new(dir.join("bin").join("python"))
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                UV,
+            ])
+            .run()?;
+    }
+    // An interpreter doesn't come from a package registry, so uv must not download one.
+    let uv = Program::new(program).env("UV_PYTHON_DOWNLOADS", "never");
+    // `python3.12` of pyenv runs only if that version is switched on.
+    let all = Program::new("pyenv").args(["versions", "--bare"]).read();
+    Ok(match all {
+        Ok(all) => {
+            let versions: Vec<&str> = all.lines().map(str::trim).collect();
+            uv.env("PYENV_VERSION", versions.join(":"))
+        }
+        Err(_) => uv,
+    })
+}
+
+/// Whether a folder is a virtual environment, or empty. `pyvenv.cfg` is the first file of each.
 fn is_venv(dir: &Path) -> bool {
     dir.join("pyvenv.cfg").is_file()
         || std::fs::read_dir(dir).is_ok_and(|mut all| all.next().is_none())
 }
 
-/// Where somebody else keeps environments for us.
+/// The directory of environments that the caller provides in `RESHARD_VENVS`.
 fn given() -> Option<PathBuf> {
     std::env::var_os("RESHARD_VENVS")
         .filter(|dir| !dir.is_empty())
@@ -243,70 +276,12 @@ fn own() -> PathBuf {
     target_dir().join("venvs")
 }
 
-/// A Python of one of these versions.
-fn interpreter(versions: &[&str]) -> Result<String> {
-    let named = std::env::var("PYTHON").ok();
-    let usual = versions.iter().map(|version| format!("python{version}"));
-    let kept = versions.iter().filter_map(|version| kept_by_pyenv(version));
-    let candidates: Vec<String> = named
-        .into_iter()
-        .chain(usual)
-        .chain(["python3".into()])
-        .chain(kept)
-        .collect();
-    for candidate in &candidates {
-        let version = Program::new(candidate)
-            .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
-            .read();
-        if version.is_ok_and(|version| versions.contains(&version.trim())) {
-            return Ok(candidate.clone());
-        }
-    }
-    bail!(
-        "needs Python {}; none among {}",
-        versions.join(" or "),
-        candidates.join(", ")
-    )
-}
-
-/// The newest of this version that `pyenv` has. Its commands `python3.12` and so on work only for versions that are switched on.
-fn kept_by_pyenv(version: &str) -> Option<String> {
-    let all = Program::new("pyenv").args(["versions", "--bare"]).read();
-    let newest = newest_of(version, &all.ok()?)?;
-    let prefix = Program::new("pyenv")
-        .args(["prefix", &newest])
-        .read()
-        .ok()?;
-    let python = Path::new(prefix.trim()).join("bin").join("python");
-    python.exists().then(|| python.display().to_string())
-}
-
-/// Of names such as `3.12.1`, one a line, the one of this version with the highest last number.
-fn newest_of(version: &str, names: &str) -> Option<String> {
-    let last = |name: &str| -> Option<u32> {
-        let rest = name.strip_prefix(version)?.strip_prefix('.')?;
-        rest.parse().ok()
-    };
-    let ours = names.lines().map(str::trim);
-    ours.filter_map(|name| Some((last(name)?, name)))
-        .max()
-        .map(|(_, name)| name.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn of_the_versions_that_pyenv_lists_the_newest_is_taken() {
-        let names = "3.10.13\n  3.12.1\n3.12.10\n3.12.9\n3.12-dev\n3.1.2\nminiconda3-latest\n";
-        assert_eq!(newest_of("3.12", names).as_deref(), Some("3.12.10"));
-        assert_eq!(newest_of("3.1", names).as_deref(), Some("3.1.2"));
-        assert_eq!(newest_of("3.13", names), None);
-    }
-
-    #[test]
-    fn a_folder_with_something_else_in_it_is_no_virtual_environment() -> Result<()> {
+    fn a_folder_with_other_content_is_no_virtual_environment() -> Result<()> {
         let dir = std::env::temp_dir().join(format!("reshard-xtask-{}", std::process::id()));
         std::fs::create_dir(&dir)?;
         assert!(is_venv(&dir));

@@ -65,7 +65,7 @@ pub(crate) fn moto(data: &Path) -> Result<Server> {
 pub(crate) fn s3s(data: &Path) -> Result<Server> {
     std::fs::create_dir_all(data.join("s3s").join("reshard"))?;
     let port = free_port()?;
-    let mut command = Command::new(tool_with("s3s-fs", S3S_FS, &["binary"])?);
+    let mut command = Command::new(tool_with("s3s-fs", S3S_FS, &["--features", "binary"])?);
     command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
     command.args(["--access-key", "reshard", "--secret-key", "not-secret"]);
     command.arg(data.join("s3s"));

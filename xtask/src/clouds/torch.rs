@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 
 use crate::shell::{Program, root, say, target_dir};
+use crate::venv::uv;
 
 /// The newest version. PyTorch finds it by fsspec.
 const S3FS: &str = "s3fs==2026.9.0";
@@ -59,14 +60,15 @@ pub(crate) fn s3fs(python: &Path) -> Result<PathBuf> {
         return Ok(folder);
     }
     say("s3fs is installed once into target/tools");
-    // An install that is interrupted starts anew.
+    // An interrupted install starts anew.
     let begun = folder.with_extension("part");
     if begun.exists() {
         std::fs::remove_dir_all(&begun)?;
     }
-    Program::new(python)
-        .args(["-m", "pip", "install", "--quiet", "--no-cache-dir"])
-        .args(["--disable-pip-version-check", S3FS, "--target"])
+    uv()?
+        .args(["pip", "install", "--quiet", "--python"])
+        .args([python])
+        .args([S3FS, "--target"])
         .args([&begun])
         .run()?;
     std::fs::rename(&begun, &folder)?;

@@ -27,6 +27,8 @@ pub(super) struct Guest {
     pub(super) newest_megatron: bool,
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     pub(super) newest: bool,
+    /// Whether it takes part in the short run that each change gets.
+    pub(super) short: bool,
 }
 
 /// Newer versions of Megatron Core come after older ones, whose optimizers they load.
@@ -63,6 +65,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        short: false,
     },
     Guest {
         venv: &TORCH_215,
@@ -111,6 +114,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: true,
         newest_megatron: false,
         newest: true,
+        short: true,
     },
     Guest {
         venv: &MCORE_019,
@@ -132,6 +136,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: true,
         newest_megatron: true,
         newest: false,
+        short: false,
     },
     Guest {
         venv: &TORCH_24,
@@ -158,6 +163,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        short: false,
     },
     Guest {
         venv: &TORCH_21,
@@ -179,6 +185,7 @@ pub(super) const GUESTS: &[Guest] = &[
         canonical: false,
         newest_megatron: false,
         newest: false,
+        short: true,
     },
 ];
 
