@@ -135,7 +135,11 @@ pub(crate) fn nextest_program() -> Result<PathBuf> {
 
 /// A call of nextest.
 pub(crate) fn nextest() -> Result<Program> {
-    Ok(Program::new(nextest_program()?).args(["nextest", "run", "--locked"]))
+    // Tests of crashes and commits mostly wait for the disk, so more of them run at a time than there are CPUs.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Program::new(nextest_program()?)
+        .args(["nextest", "run", "--locked"])
+        .env("NEXTEST_TEST_THREADS", threads.to_string()))
 }
 
 /// A call of nextest on the tests of the workspace. Arguments choose among them.

@@ -7,7 +7,7 @@ mod rule;
 
 pub use counting::CountingAllocator;
 pub use fixtures::{fixture, fixture_text, fixtures, ours};
-pub use laws::law;
+pub use laws::{is_thorough, law, one_in};
 pub use rule::Rule;
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};

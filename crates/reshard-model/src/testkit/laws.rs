@@ -1,4 +1,4 @@
-//! Configuration of property tests.
+//! How much tests try: seeds and cases of property tests, and steps of long loops.
 
 use proptest::test_runner::{Config, RngSeed};
 
@@ -52,6 +52,16 @@ pub fn law(cases: u32) -> Config {
         config.rng_seed = RngSeed::Fixed(*seed);
     }
     config
+}
+
+/// Whether tests try all that they can: `RESHARD_THOROUGH` is set, as by `cargo xtask nightly`.
+pub fn is_thorough() -> bool {
+    std::env::var_os("RESHARD_THOROUGH").is_some()
+}
+
+/// Returns `n` as the step of a loop that tries one of `n` cases, or 1 if tests are thorough.
+pub fn one_in(n: usize) -> usize {
+    if is_thorough() { 1 } else { n }
 }
 
 #[cfg(test)]
