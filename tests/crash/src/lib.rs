@@ -21,6 +21,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
     DType, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
 };
+use reshard_model::testkit::is_thorough;
 use std::path::Path;
 
 const TENSORS: u64 = 12;
@@ -31,6 +32,19 @@ pub const RANKS: u32 = 4;
 
 fn key(i: u64) -> String {
     format!("layers.{i}.weight")
+}
+
+/// Returns a new folder in memory where the system has files there, else in the folder for temporary files.
+///
+/// A killed process loses nothing that it has written, whatever keeps it. On a disk most of the time would be waiting for fsync.
+///
+/// # Errors
+/// The folder can't be made.
+pub fn scratch() -> std::io::Result<tempfile::TempDir> {
+    match Path::new("/dev/shm") {
+        memory if memory.is_dir() && !is_thorough() => tempfile::tempdir_in(memory),
+        _ => tempfile::tempdir(),
+    }
 }
 
 /// The part of one of four ranks.

@@ -202,6 +202,7 @@ fn commands_that_read_a_large_tensor_stay_far_below_its_size() {
 /// Formats that nobody cuts into small chunks: a tensor lies in one piece of 256 MiB.
 #[test]
 #[cfg(target_os = "linux")]
+#[ignore = "takes minutes without optimisation; cargo xtask nightly runs it"]
 fn conversions_between_the_neighbours_formats_and_by_a_map_stay_far_below_a_tensor_s_size() {
     // Very small numbers.
     let saved = large(DType::Float32);

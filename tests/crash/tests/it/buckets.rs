@@ -136,9 +136,9 @@ fn pruning_clears_up(store: &Arc<dyn Store>, found: Option<u64>, dialect: Dialec
 #[test]
 #[ignore = "needs RESHARD_MOTO; cargo xtask clouds runs it"]
 fn needs_clouds_a_save_to_a_bucket_killed_at_random_moments_leaves_the_old_the_new_or_nothing() {
-    let moments = match std::env::var_os("RESHARD_THOROUGH") {
-        Some(_) => 300,
-        None => 20,
+    let moments = match reshard_model::testkit::is_thorough() {
+        true => 300,
+        false => 20,
     };
     let mut time = [Duration::ZERO; 2];
     let (mut before, mut after, mut left) = (0, 0, 0);

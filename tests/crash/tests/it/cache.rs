@@ -39,7 +39,7 @@ fn set_modified(path: &Path, time: SystemTime) {
 #[test]
 #[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn processes_that_share_a_small_cache_read_what_is_right_whoever_of_them_is_killed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = reshard_crash::scratch().unwrap();
     let cache = dir.path().join("cache");
     let readers: Vec<Child> = (0..3).map(|seed| reader(&cache, seed, 100)).collect();
     for moment in 0..12 {

@@ -190,7 +190,7 @@ fn steps(kind: Kind) -> [u32; 2] {
 
 #[test]
 fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let (src, all) = source(home.path(), 1);
     for (n, target) in targets().iter().enumerate() {
         let (mut killed, mut whole) = (0, 0);
@@ -229,7 +229,7 @@ fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
 
 #[test]
 fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let [(first, old), (second, new)] = [1, 2].map(|step| source(home.path(), step));
     for (n, target) in targets().iter().enumerate() {
         let (mut killed, mut replaced) = (0, 0);
@@ -278,7 +278,7 @@ fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new(
 #[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_conversion_killed_at_random_moments_leaves_nothing_the_old_or_all() {
     const MOMENTS: u64 = 24;
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let [(first, old), (second, new)] = [1, 2].map(|step| source(home.path(), step));
     for (n, target) in targets().iter().enumerate() {
         let warm = destination(home.path(), format_args!("warm-{n}"), target);

@@ -67,7 +67,7 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
     for form in Form::ALL {
         for overwrite in [false, true] {
             for &at in failpoint::STEPS {
-                let home = tempfile::tempdir().unwrap();
+                let home = reshard_crash::scratch().unwrap();
                 let dir = home.path().join("step");
                 if overwrite {
                     save(&dir, 1, false, form).unwrap();
@@ -114,7 +114,7 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
 
 #[test]
 fn a_prune_that_is_killed_is_taken_up_by_the_next() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let dir = home.path().join("step");
     save(&dir, 1, false, Dialect::Dcp).unwrap();
     put_others(&dir);
@@ -146,7 +146,7 @@ fn a_prune_that_is_killed_is_taken_up_by_the_next() {
 #[test]
 #[ignore = "kills at random moments; cargo xtask nightly runs it"]
 fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     // How long a whole save takes here, so that moments are spread over all of it.
     let warm = home.path().join("warm");
     let whole = || {

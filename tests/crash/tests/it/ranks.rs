@@ -5,6 +5,7 @@
 use reshard::Dialect;
 use reshard_comm::testkit::Ended;
 use reshard_crash::{ACTS, Act, DIES_AT_CALL, Job, look, save, scattered};
+use reshard_model::testkit::is_thorough;
 use reshard_storage::failpoint;
 use std::{
     collections::BTreeSet,
@@ -19,10 +20,6 @@ const MANY: u64 = 200;
 /// Who is killed: the coordinator, and another one.
 const VICTIMS: [u32; 2] = [0, 2];
 
-fn is_thorough() -> bool {
-    std::env::var_os("RESHARD_THOROUGH").is_some()
-}
-
 /// A checkpoint that is overwritten and loaded again and again.
 struct Target {
     _home: tempfile::TempDir,
@@ -35,7 +32,7 @@ struct Target {
 
 impl Target {
     fn new() -> Self {
-        let home = tempfile::tempdir().unwrap();
+        let home = reshard_crash::scratch().unwrap();
         let dir = home.path().join("step");
         save(&dir, 1, false, Dialect::Dcp).unwrap();
         Self {

@@ -130,7 +130,7 @@ fn a_removal_killed_at_any_named_step_leaves_the_old_or_the_new() {
             .flat_map(|step| (1..=MEETINGS).map(move |nth| (step, nth)))
         {
             let at = format!("{step} {nth}");
-            let home = tempfile::tempdir().unwrap();
+            let home = reshard_crash::scratch().unwrap();
             let dir = home.path().join("step");
             save(&dir, kind);
             let remove = || {

@@ -84,7 +84,7 @@ fn left(dst: &Path) -> Vec<(PathBuf, BTreeMap<PathBuf, Vec<u8>>)> {
 
 #[test]
 fn a_conversion_that_is_killed_at_any_step_goes_on_with_what_is_finished() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let src = source(home.path(), 1);
     for (n, format) in FORMATS.into_iter().enumerate() {
         let home = home.path().join(format!("{n}"));
@@ -151,7 +151,7 @@ fn killed_at() -> impl Iterator<Item = String> {
 #[test]
 fn what_is_taken_over_is_linked_and_not_written() {
     use std::os::unix::fs::MetadataExt;
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let src = source(home.path(), 1);
     let dst = home.path().join("dst");
     let format = FORMATS[0];
@@ -190,7 +190,7 @@ fn what_is_taken_over_is_linked_and_not_written() {
 
 #[test]
 fn a_source_that_has_changed_and_other_options_are_not_resumed() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let src = source(home.path(), 1);
     let dst = home.path().join("dst");
     let [format, ..] = FORMATS;
@@ -215,7 +215,7 @@ fn a_source_that_has_changed_and_other_options_are_not_resumed() {
 
 #[test]
 fn files_of_another_length_than_the_journal_says_are_written_again() {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let src = source(home.path(), 1);
     let [format, ..] = FORMATS;
     let whole = home.path().join("whole");

@@ -5,6 +5,7 @@
 
 use reshard::{StateDict, blocking, storage::removed_place};
 use reshard_crash::{Form, Run, look, scattered, train};
+use reshard_model::testkit::is_thorough;
 use reshard_storage::failpoint;
 use std::{
     collections::BTreeSet,
@@ -145,7 +146,7 @@ fn a_run_killed_at_any_named_step_leaves_the_newest_good_checkpoint() {
         for &nth in times {
             let rotated = Form::ALL.into_iter().cycle().skip(i + nth as usize);
             for form in rotated.take(if is_thorough() { 4 } else { 1 }) {
-                let home = tempfile::tempdir().unwrap();
+                let home = reshard_crash::scratch().unwrap();
                 put_others(home.path());
                 let run = Run {
                     ranks: 2,
@@ -165,16 +166,12 @@ fn a_run_killed_at_any_named_step_leaves_the_newest_good_checkpoint() {
     }
 }
 
-fn is_thorough() -> bool {
-    std::env::var_os("RESHARD_THOROUGH").is_some()
-}
-
 /// Kills runs at random moments.
 fn kill(ranks: u32, runs: u64) {
     let mut longest = Duration::ZERO;
     let (mut early, mut late) = (0, 0);
     for i in 0..runs {
-        let home = tempfile::tempdir().unwrap();
+        let home = reshard_crash::scratch().unwrap();
         let run = Run {
             ranks,
             form: Form::ALL[(i % 4) as usize],
@@ -182,7 +179,7 @@ fn kill(ranks: u32, runs: u64) {
         };
         if i % 50 == 0 {
             // Another job may have come to the machine, or left it.
-            let warm = tempfile::tempdir().unwrap();
+            let warm = reshard_crash::scratch().unwrap();
             let start = Instant::now();
             let mut child = trainer(warm.path(), run, None);
             let text = text_of(&mut child);

@@ -84,7 +84,7 @@ struct Bench {
 
 impl Bench {
     fn new(case: Case) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        let home = reshard_crash::scratch().unwrap();
         let [old, new] = ["old", "new"].map(|d| home.path().join(d));
         save(&old, 1, false, case.old).unwrap();
         if case.plain {

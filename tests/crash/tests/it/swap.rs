@@ -129,7 +129,7 @@ fn race(home: &Path, url: &Path, rounds: u64, saver: Saver, swap: impl Fn() + Sy
 }
 
 fn a_link_that_is_repointed(rounds: u64, saver: Saver) {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let [one, two, link, new] = ["one", "two", "latest", "new"].map(|n| home.path().join(n));
     for (dir, step) in [(&one, 1), (&two, 2)] {
         save(dir, step, false, Dialect::Megatron).unwrap();
@@ -166,7 +166,7 @@ fn swap(a: &Path, b: &Path, count: &std::sync::atomic::AtomicU64) {
 }
 
 fn a_directory_that_is_swapped(rounds: u64, place_itself: bool, saver: Saver) {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let [one, two] = ["one", "two"].map(|n| home.path().join(n));
     let at = |dir: &Path| {
         if place_itself {
@@ -186,7 +186,7 @@ fn a_directory_that_is_swapped(rounds: u64, place_itself: bool, saver: Saver) {
 
 /// Somebody's directory is exchanged with those that a save works in, under their hidden names.
 fn a_hidden_directory_that_is_swapped(rounds: u64) {
-    let home = tempfile::tempdir().unwrap();
+    let home = reshard_crash::scratch().unwrap();
     let [one, theirs] = ["one", "theirs"].map(|n| home.path().join(n));
     let mut last = 1;
     save(&one, last, false, Dialect::Megatron).unwrap();

@@ -14,6 +14,7 @@ use reshard::{
 use reshard_golden::{
     Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours,
 };
+use reshard_model::testkit::is_thorough;
 use std::{
     collections::BTreeMap,
     fs,
@@ -22,7 +23,7 @@ use std::{
 };
 
 /// So many of the smallest checkpoints of each family are damaged; with `RESHARD_THOROUGH=1` all are.
-const SUBJECTS: usize = 6;
+const SUBJECTS: usize = 3;
 /// Damaged copies per file and kind of damage, about.
 const COPIES: usize = 100;
 /// Items of more bytes are not fetched whole for a part of them.
@@ -79,7 +80,7 @@ fn a_bit_that_is_flipped_gives_an_error_or_the_right_data() {
         // What has no checksum of its own is damaged in every byte.
         let bare = matches!(name.rsplit('.').next(), Some("metadata" | "json"));
         let places = spread(bytes.len(), if bare { usize::MAX } else { COPIES }, random);
-        let bits = |byte: usize, random: &mut Random| match bare && thorough() {
+        let bits = |byte: usize, random: &mut Random| match bare && is_thorough() {
             true => (0..8)
                 .map(|bit| Change::Flip { byte, bit })
                 .collect::<Vec<_>>(),
@@ -238,10 +239,6 @@ fn run(mut changes: impl FnMut(&str, &[u8], &mut Random) -> Vec<Change>) {
     bounded(before);
 }
 
-fn thorough() -> bool {
-    std::env::var_os("RESHARD_THOROUGH").is_some()
-}
-
 /// Most bytes of memory that this process ever had, where the system tells.
 fn peak() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -294,7 +291,7 @@ fn subjects() -> Vec<Subject> {
     all.retain(|f| {
         let n = taken.entry(f.family).or_default();
         *n += 1;
-        *n <= SUBJECTS || thorough()
+        *n <= SUBJECTS || is_thorough()
     });
     all.into_iter().map(Subject::new).collect()
 }
@@ -322,7 +319,7 @@ fn large_subjects() -> Vec<Subject> {
     fixtures()
         .into_iter()
         .filter(large)
-        .take(if thorough() { usize::MAX } else { 2 })
+        .take(if is_thorough() { usize::MAX } else { 2 })
         .map(Subject::new)
         .collect()
 }
