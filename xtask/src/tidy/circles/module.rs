@@ -187,7 +187,11 @@ impl Crate {
         if let Some((_, items)) = &inner.content {
             return self.add_module(file, Some(parent), items, &below, read);
         }
-        let path = folder.join(said_path(inner).unwrap_or_else(|| format!("{name}.rs")));
+        // A path in an attribute begins at the folder of the file, whatever the module is called.
+        let path = match said_path(inner) {
+            Some(said) => self.files[file].path.with_file_name(said),
+            None => folder.join(format!("{name}.rs")),
+        };
         let Some(text) = read(&path)? else {
             bail!(
                 "{} is not there; modules lie beside the folder that has their name",
