@@ -1,4 +1,5 @@
 //! What the tests share: groups of ranks on threads, each with a store of their own.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard_comm_tcp::{Builder, Serve, StoreServer, TcpGroup};
 use std::{thread, time::Duration};

@@ -1,5 +1,4 @@
 //! The contract suite of `ProcessGroup` on groups that are joined by TCP.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use crate::common::tcp_groups;
 use reshard_comm::{ProcessGroup, testkit};

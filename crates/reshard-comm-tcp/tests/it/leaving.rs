@@ -1,5 +1,5 @@
 //! Ranks that leave, give up or run ahead.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::panic, reason = "tests fail by panicking")]
 
 use crate::common::tcp_groups;
 use bytes::Bytes;

@@ -43,13 +43,12 @@ pub fn law(cases: u32) -> Config {
     if config.rng_seed == RngSeed::Random {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
         let seed = SEEDS.iter().find(|(name, _)| *name == package);
-        let Some((_, seed)) = seed else {
-            panic!(
-                "the package `{package}` has no seed: add one to SEEDS in {}",
-                file!()
-            );
-        };
-        config.rng_seed = RngSeed::Fixed(*seed);
+        assert!(
+            seed.is_some(),
+            "the package `{package}` has no seed: add one to SEEDS in {}",
+            file!()
+        );
+        config.rng_seed = seed.map_or(RngSeed::Random, |(_, seed)| RngSeed::Fixed(*seed));
     }
     config
 }
