@@ -14,9 +14,9 @@ pub mod place;
 pub mod ranks;
 pub mod zarrs;
 
-/// Returns the configuration of a law of whole saves and loads.
+/// Returns the configuration of a law of whole saves and loads: a third of the cases, or as many as `PROPTEST_CASES` says.
 pub fn law(cases: u32) -> proptest::test_runner::Config {
-    let mut config = reshard_model::testkit::law(cases);
+    let mut config = reshard_model::testkit::law(cases / 3);
     // A case is a whole save and load on threads: shrinking it for long would say little more.
     config.max_shrink_iters = 200;
     config

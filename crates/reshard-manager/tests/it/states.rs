@@ -40,10 +40,7 @@ pub(crate) fn save_in(groups: &[LocalGroup], savers: &[Saver], step: u64) -> Vec
 
 /// How far apart the calls are at which storage fails: with `RESHARD_THOROUGH` it fails at each of them.
 pub(crate) fn stride() -> u64 {
-    match std::env::var_os("RESHARD_THOROUGH") {
-        Some(_) => 1,
-        None => 4,
-    }
+    reshard_model::testkit::one_in(10) as u64
 }
 
 /// The complete checkpoints.

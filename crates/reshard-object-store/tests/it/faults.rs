@@ -404,7 +404,7 @@ fn all_uploads_end(plan: &Plan, when: &str) {
         (plan.uploads.load(Ordering::SeqCst), ended)
     };
     while counts().0 != counts().1 {
-        let waits = began.elapsed() < Duration::from_secs(60);
+        let waits = began.elapsed() < Duration::from_secs(600);
         assert!(waits, "{when}: begun and ended {:?}", counts());
         thread::sleep(Duration::from_millis(1));
     }

@@ -243,7 +243,11 @@ mod tests {
     #[test]
     fn boxes_that_no_plane_parts_take_no_longer_than_others() {
         // A pinwheel in two axes, whose arms are rods and whose eye goes through all of them.
-        let n = 40;
+        let n = if reshard_model::testkit::is_thorough() {
+            40
+        } else {
+            20
+        };
         let mut boxes = vec![Region::new([1, 1, 0, 0, 0], [1, 1, n, n, n])];
         for arm in [
             ([0, 0], [2, 1]),
@@ -260,11 +264,11 @@ mod tests {
         let cpu = || clock_gettime(ClockId::ThreadCPUTime).tv_sec;
         let start = cpu();
         assert_eq!(fault(&whole, &refs), None);
-        let lost = refs.swap_remove(100_000);
+        let lost = refs.swap_remove(refs.len() / 2);
         assert_eq!(fault(&whole, &refs), Some(Fault::Hole(lost.clone())));
         refs.extend([lost, lost]);
         assert!(matches!(fault(&whole, &refs), Some(Fault::Twice(a, b)) if refs[a] == refs[b]));
-        // 256,001 boxes: seconds, where each of them beside each would be many minutes.
+        // 32,001 boxes, or 256,001 at night: seconds, where each of them beside each would be many minutes.
         assert!(cpu() - start < 120, "{} s", cpu() - start);
     }
 }

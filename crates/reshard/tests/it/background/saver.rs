@@ -86,7 +86,6 @@ fn a_start_waits_while_too_many_saves_are_not_finished_and_says_for_how_long() {
             .await
             .unwrap();
         assert!(!first.is_done() && !second.is_done() && saver.unfinished() == 2);
-        assert!(second.waited() < Duration::from_millis(50));
         assert_eq!(first.url(), urls[0]);
         let (opens, opened) = (gate.clone(), Arc::new(AtomicBool::new(false)));
         let of_thread = Arc::clone(&opened);
@@ -101,8 +100,9 @@ fn a_start_waits_while_too_many_saves_are_not_finished_and_says_for_how_long() {
             .unwrap();
         assert!(opened.load(Ordering::SeqCst), "it did not wait");
         assert!(
-            third.waited() >= Duration::from_millis(90),
-            "{:?}",
+            third.waited() >= Duration::from_millis(90) && second.waited() < third.waited(),
+            "{:?}, {:?}",
+            second.waited(),
             third.waited()
         );
         assert!(first.is_done());
