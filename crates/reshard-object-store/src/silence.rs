@@ -23,9 +23,6 @@ const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A client that waits longer for an answer if a request sends much, or copies.
 pub(crate) fn connect(options: &ClientOptions) -> object_store::Result<HttpClient> {
-    // The client takes the cryptography of the process. If the program has chosen another one, that one stays.
-    let ring = rustls::crypto::ring::default_provider();
-    drop(ring.install_default());
     let usual = ReqwestConnector::default().connect(options)?;
     let silence = options.get_config_value(&ClientConfigKey::ReadTimeout);
     let Some(silence) = silence.and_then(|text| humantime::parse_duration(&text).ok()) else {
