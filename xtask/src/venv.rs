@@ -22,6 +22,9 @@ pub(crate) struct Venv {
     installs: &'static [&'static [&'static str]],
 }
 
+/// Packages that old versions of torch import without naming them as dependencies. Each environment has them.
+const BASE: &[&str] = &["packaging", "setuptools<70"];
+
 /// The versions of Python for which most of these packages, old and new, have wheels.
 const USUAL: &str = ">=3.10,<3.12";
 
@@ -176,7 +179,7 @@ impl Venv {
         let python = dir.join("bin").join("python");
         // Written last, so that an interrupted install or another list of packages starts anew.
         let stamp = dir.join("reshard-installs.txt");
-        let recipe = format!("{:?}\n", self.installs);
+        let recipe = format!("{BASE:?} {:?}\n", self.installs);
         let complete = std::fs::read_to_string(&stamp).is_ok_and(|text| text == recipe);
         if complete || (trusted && python.exists()) {
             return Ok(python);
@@ -213,7 +216,7 @@ impl Venv {
             .args(["venv", "--quiet", "--python", self.python])
             .args([dir])
             .run()?;
-        for packages in self.installs {
+        for packages in std::iter::once(&BASE).chain(self.installs) {
             uv()?
                 .args(["pip", "install", "--quiet", "--python"])
                 .args([python])
