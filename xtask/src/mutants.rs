@@ -26,7 +26,7 @@ const ADVICE: &str = "if mutants survive, write tests that detect them, \
 struct Group {
     name: &'static str,
     mutated: &'static [&'static str],
-    /// The packages whose tests run for each mutant; only the mutated package if empty.
+    /// Packages whose tests run for each mutant, apart from those of the mutated package.
     tested: &'static [&'static str],
 }
 
@@ -125,7 +125,11 @@ fn call(group: &Group) -> Result<Program> {
         .map(Path::to_owned);
     let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)))?;
 
-    let tested = group.tested.iter().flat_map(|p| ["--test-package", p]);
+    // Unlike `--test-package`, this also adds the packages to the run on unchanged code, which sets the timeout.
+    let tested = group
+        .tested
+        .iter()
+        .map(|p| format!("--cargo-arg=--package={p}"));
     Ok(Program::new(mutants)
         .args(["mutants"])
         .args(group.mutated.iter().flat_map(|p| ["--package", p]))
