@@ -7,5 +7,4 @@ mod leaving;
 mod many;
 mod meeting;
 mod processes;
-mod strangers;
 mod torch;

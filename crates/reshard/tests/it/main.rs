@@ -3,7 +3,6 @@
 mod background;
 mod beginners;
 mod consistent;
-mod counted;
 mod devices;
 mod dialects;
 mod entry_points;

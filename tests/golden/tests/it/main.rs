@@ -5,7 +5,6 @@
     reason = "helpers of tests fail and speak as tests do"
 )]
 
-mod broken;
 mod damaged;
 mod knobs;
 mod loads;

@@ -1,5 +1,7 @@
 //! Good checkpoints that are damaged here: cut at many lengths, and with bits flipped in every part of every file. What is
 //! read of them is right, or it is an error.
+//!
+//! A program of its own, because it bounds the peak memory of the whole process.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,

@@ -1,4 +1,6 @@
-//! What a load says that it has read is what the system read for it. Alone in its program, whose reads the system counts.
+//! A load reports exactly the bytes that the system read for it.
+//!
+//! A program of its own, because the system counts the reads of the whole process.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 

@@ -1,8 +1,13 @@
 //! Strangers at a rank's port change nothing.
+//!
+//! A program of its own, because it measures the memory and the threads of the whole process.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use crate::common::tcp_groups;
+#[path = "it/common.rs"]
+mod common;
+
+use common::tcp_groups;
 use proptest::prelude::*;
 use reshard_comm::{ProcessGroup, testkit::on_ranks};
 use reshard_comm_tcp::TcpGroup;
