@@ -3,6 +3,7 @@
 //! What is saved and loaded stands in `tests/interop/specs`; `tests/interop/README.md` says how to read it. The drivers in
 //! `tests/interop/python` and the program `reshard-interop` make the same state from it, each on its own.
 
+mod drivers;
 mod flattened;
 mod guests;
 mod optimizers;
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
+use drivers::{Driver, Drivers, Job};
 use guests::{Case, FLAT, GUESTS, Guest, MCORE_ZARR};
 
 use crate::shell::{Program, ignored, programs, root, say, target_dir};
@@ -95,6 +97,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let guests = GUESTS.iter();
     for guest in guests.filter(|guest| !options.short || guest.short) {
         run.guest(guest)?;
+        run.drivers.end();
         if options.frugal {
             guest.venv.remove()?;
         }
@@ -124,6 +127,7 @@ struct Run {
     reshard: Option<PathBuf>,
     /// The command `reshard`, which lies beside it.
     command: PathBuf,
+    drivers: Drivers,
     /// Optimizers that were rewritten, for the newest Megatron Core to load.
     canonical: Vec<PathBuf>,
     passed: u32,
@@ -149,6 +153,7 @@ impl Run {
                 .as_ref()
                 .map(|programs| programs.join("reshard-interop")),
             command: programs.unwrap_or_default().join("reshard"),
+            drivers: Drivers::default(),
             canonical: Vec::new(),
             passed: 0,
             failed: Vec::new(),
@@ -221,7 +226,7 @@ impl Run {
         };
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
-        let program = torch(python, &save).args(["--ranks", &SAVERS.to_string()]);
+        let program = Driver::new(python, &save).args(["--ranks", &SAVERS.to_string()]);
         let backend: &[&str] = if spec == MCORE_ZARR {
             &["--backend", "zarr"]
         } else {
@@ -244,7 +249,7 @@ impl Run {
                 .collect();
             let converted = self.convert(&theirs);
             let what = format!("{who} loads {converted} on {} ranks", loads[1]);
-            let load = torch(python, &format!("{family}_load.py"));
+            let load = Driver::new(python, &format!("{family}_load.py"));
             let unflattened: &[&str] = if flattened { &["--unflattened"] } else { &[] };
             let load = load.args(["--ranks", &loads[1].to_string()]);
             self.check(&what, load.args(unflattened), spec, &converted);
@@ -296,7 +301,7 @@ impl Run {
             dir,
         );
         self.reshard("check", "dcp", 3, dir);
-        let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
+        let load = Driver::new(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
     }
 
@@ -306,12 +311,12 @@ impl Run {
         let write = ["write", "--ranks", "2", "--no-flatten"];
         let write = Program::new(program).args(write);
         self.check(&format!("reshard saves {ours}"), write, "nested", ours);
-        let save = torch(python, "dcp_save.py").args(["--ranks", "2", "--no-flatten"]);
+        let save = Driver::new(python, "dcp_save.py").args(["--ranks", "2", "--no-flatten"]);
         let what = format!("torch-2.15 saves {theirs}");
         self.check(&what, save, "nested", theirs);
         for dir in [ours, theirs] {
             self.reshard("check", "nested", 3, dir);
-            let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--no-flatten"]);
+            let load = Driver::new(python, "dcp_load.py").args(["--ranks", "3", "--no-flatten"]);
             self.check(&format!("torch-2.15 loads {dir}"), load, "nested", dir);
         }
     }
@@ -335,12 +340,12 @@ impl Run {
         let write = ["write", "--ranks", "4", "--integrity"];
         let write = Program::new(program).args(write);
         self.check(&format!("reshard saves {dir}"), write, "megatron", dir);
-        let load = torch(python, "mcore_load.py").args(["--ranks", "2", "--integrity"]);
+        let load = Driver::new(python, "mcore_load.py").args(["--ranks", "2", "--integrity"]);
         let what = format!("{who} checks integrity.json of {dir}");
         self.check(&what, load, "megatron", dir);
 
         let dir = format!("{dir}-by-{who}");
-        let save = torch(python, "mcore_save.py").args(["--integrity"]);
+        let save = Driver::new(python, "mcore_save.py").args(["--integrity"]);
         self.check(&format!("{who} saves {dir}"), save, "megatron", &dir);
         let check = Program::new(program).args(["check", "--integrity"]);
         let what = format!("reshard checks integrity.json of {dir}");
@@ -503,7 +508,8 @@ impl Run {
                 spec,
                 &dir,
             );
-            let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--planner", planner]);
+            let load =
+                Driver::new(python, "dcp_load.py").args(["--ranks", "3", "--planner", planner]);
             self.check(&format!("torch-2.15 loads {dir}"), load, spec, &dir);
         }
         for (planner, renames) in [
@@ -511,7 +517,7 @@ impl Run {
             ("materialize", &[]),
         ] {
             let dir = format!("for-planner-{planner}");
-            let save = torch(python, "dcp_save.py")
+            let save = Driver::new(python, "dcp_save.py")
                 .args(["--ranks", "2"])
                 .args(renames.iter().copied());
             self.check(&format!("torch-2.15 saves {dir}"), save, "planners", &dir);
@@ -547,7 +553,7 @@ impl Run {
         ranks: Option<u32>,
         what: &str,
     ) {
-        let program = torch(python, driver).args(
+        let program = Driver::new(python, driver).args(
             ranks
                 .iter()
                 .flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]),
@@ -574,7 +580,7 @@ impl Run {
     }
 
     /// Runs one of the programs that know specs.
-    fn check(&mut self, what: &str, program: Program, spec: &str, dir: &str) {
+    fn check(&mut self, what: &str, job: impl Into<Job>, spec: &str, dir: &str) {
         let spec = root()
             .join("tests/interop/specs")
             .join(format!("{spec}.json"));
@@ -585,16 +591,19 @@ impl Run {
             "--dir".as_ref(),
             dir.as_os_str(),
         ];
-        self.timed(what, program.args(arguments));
+        self.timed(what, job.into().args(arguments));
     }
 
     /// Runs one program; what it says is shown if it fails.
-    fn timed(&mut self, what: &str, program: Program) {
+    fn timed(&mut self, what: &str, job: impl Into<Job>) {
         let begin = Instant::now();
-        let outcome = program.read();
+        let outcome = match job.into() {
+            Job::Program(program) => program.read().map(drop),
+            Job::Driver(driver) => self.drivers.run(driver, &self.place.join("output")),
+        };
         let seconds = begin.elapsed().as_secs_f64();
         match outcome {
-            Ok(_) => {
+            Ok(()) => {
                 self.passed += 1;
                 say(format!("ok      {what} ({seconds:.1} s)"));
             }
@@ -638,7 +647,6 @@ pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Prog
         "2",
     ];
     Program::new(python)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .args(torchrun)
         .args([tests.join("python/beside.py")])
         .args(["--reshard".as_ref(), reshard.as_os_str()])
@@ -650,12 +658,4 @@ pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Prog
 fn with_python(package: &str, test: &str, variable: &str, python: &Path) -> Result<Program> {
     let filter = format!("package({package}) & test({test})");
     Ok(ignored(&filter)?.env(variable, python.as_os_str()))
-}
-
-/// One of the Python drivers.
-fn torch(python: &Path, driver: &str) -> Program {
-    let script = root().join("tests/interop/python").join(driver);
-    Program::new(python)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .args([script])
 }

@@ -1,7 +1,6 @@
 //! Virtual environments with the real PyTorch and Megatron programs, made by uv.
 //!
-//! uv keeps one unpacked copy of each package in its cache and links it into the environments, so that an environment that was
-//! removed is back in a second.
+//! Nothing is kept beside them: the cache of uv would take as much disk as all environments together.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -24,6 +23,9 @@ pub(crate) struct Venv {
 
 /// Packages that old versions of torch import without naming them as dependencies. Each environment has them.
 const BASE: &[&str] = &["packaging", "setuptools<70"];
+
+/// Packages that are left out, as requirements that hold nowhere. triton compiles for GPUs, and is a gigabyte.
+const LEFT_OUT: &str = "triton; python_version < '3'\n";
 
 /// The versions of Python for which most of these packages, old and new, have wheels.
 const USUAL: &str = ">=3.10,<3.12";
@@ -179,7 +181,7 @@ impl Venv {
         let python = dir.join("bin").join("python");
         // Written last, so that an interrupted install or another list of packages starts anew.
         let stamp = dir.join("reshard-installs.txt");
-        let recipe = format!("{BASE:?} {:?}\n", self.installs);
+        let recipe = format!("{BASE:?} {:?} {LEFT_OUT}", self.installs);
         let complete = std::fs::read_to_string(&stamp).is_ok_and(|text| text == recipe);
         if complete || (trusted && python.exists()) {
             return Ok(python);
@@ -216,10 +218,15 @@ impl Venv {
             .args(["venv", "--quiet", "--python", self.python])
             .args([dir])
             .run()?;
+        let left_out = dir.join("left-out.txt");
+        std::fs::write(&left_out, LEFT_OUT)
+            .with_context(|| format!("cannot write {}", left_out.display()))?;
         for packages in std::iter::once(&BASE).chain(self.installs) {
+            // Compiled once, each of the many Pythons that follow starts in half the time.
             uv()?
-                .args(["pip", "install", "--quiet", "--python"])
-                .args([python])
+                .args(["pip", "install", "--quiet", "--compile-bytecode"])
+                .args(["--overrides".as_ref(), left_out.as_path()])
+                .args(["--python".as_ref(), python])
                 .args(*packages)
                 .run()?;
         }
@@ -249,8 +256,15 @@ pub(crate) fn uv() -> Result<Program> {
             ])
             .run()?;
     }
+    // What it unpacks is linked from here into the environments, so it must be on the same disk.
+    let unpacked = own();
+    std::fs::create_dir_all(&unpacked)
+        .with_context(|| format!("cannot make {}", unpacked.display()))?;
     // An interpreter doesn't come from a package registry, so uv must not download one.
-    let uv = Program::new(program).env("UV_PYTHON_DOWNLOADS", "never");
+    let uv = Program::new(program)
+        .env("UV_NO_CACHE", "1")
+        .env("TMPDIR", unpacked)
+        .env("UV_PYTHON_DOWNLOADS", "never");
     // `python3.12` of pyenv runs only if that version is switched on.
     let all = Program::new("pyenv").args(["versions", "--bare"]).read();
     Ok(match all {

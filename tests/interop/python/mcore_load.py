@@ -1,8 +1,9 @@
 """Loads a checkpoint with megatron.core.dist_checkpointing, cut otherwise than it was saved, and compares it with the spec."""
 
+import common  # noqa: I001, it sets variables before torch is imported
+
 from megatron.core import dist_checkpointing
 
-import common
 import mcore_state
 
 

@@ -13,6 +13,10 @@ import argparse
 import contextlib
 import os
 
+# Importing megatron.core would start a pool of compilers.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import numpy as np
 import torch
 

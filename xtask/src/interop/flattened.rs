@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::drivers::Driver;
 use super::guests::{FLAT, MCORE_ZARR};
-use super::{RESHARD_RANKS, Run, torch};
+use super::{RESHARD_RANKS, Run};
 
 impl Run {
     /// Rewritten for a Megatron Core that knows neither flattened ranges nor zarr.
@@ -11,7 +12,7 @@ impl Run {
         for (spec, converted) in self.rewritten() {
             for ranks in [1, 2] {
                 let what = format!("{who} loads {converted} on {ranks} rank(s)");
-                let load = torch(python, "mcore_load.py");
+                let load = Driver::new(python, "mcore_load.py");
                 let load = load.args(["--unflattened", "--ranks", &ranks.to_string()]);
                 self.check(&what, load, spec, &converted);
             }
@@ -22,7 +23,7 @@ impl Run {
     pub(super) fn unflattened_whole(&mut self, python: &Path) {
         for (spec, converted) in self.rewritten() {
             let what = format!("torch-2.15 loads {converted}");
-            let load = torch(python, "dcp_whole.py").args(["--ranks", "2"]);
+            let load = Driver::new(python, "dcp_whole.py").args(["--ranks", "2"]);
             self.check(&what, load, spec, &converted);
         }
     }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{Run, torch};
+use super::Run;
+use super::drivers::Driver;
 use crate::shell::{Program, root};
 
 /// The driver with a distributed optimizer.
@@ -18,7 +19,7 @@ impl Run {
         for form in forms {
             let dir = self.place.join(format!("{form}-by-{who}"));
             let live = || {
-                torch(python, OPTIMIZER).args([
+                Driver::new(python, OPTIMIZER).args([
                     "--ranks",
                     "4",
                     "--tensor-parallel",
@@ -58,7 +59,7 @@ impl Run {
     /// Loads what [`optimizers`](Self::optimizers) were rewritten as, on other ranks.
     pub(super) fn canonical(&mut self, who: &str, python: &Path) {
         for dir in self.canonical.clone() {
-            let load = torch(python, OPTIMIZER).args(["--ranks", "3", "--dir"]);
+            let load = Driver::new(python, OPTIMIZER).args(["--ranks", "3", "--dir"]);
             let name = dir.file_name().unwrap_or_default().display().to_string();
             let what = format!("an optimizer of {who} loads {name} on 3 ranks");
             self.timed(&what, load.args([dir]));
@@ -70,7 +71,7 @@ impl Run {
         let names = ["fsdp-by-mcore-0.16", "fsdp-by-reshard", "fsdp-canonical"];
         let [theirs, ours, canonical] = names.map(|name| self.place.join(name));
         let driver = |flags: &[&str], ranks: &str| {
-            let driver = torch(python, FSDP).args(["--ranks", ranks]);
+            let driver = Driver::new(python, FSDP).args(["--ranks", ranks]);
             driver.args(flags).args(["--dir"])
         };
         let save = driver(&["--save"], "2").args([&theirs]);

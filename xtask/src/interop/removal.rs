@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::drivers::Driver;
 use super::guests::{Case, FLAT, MCORE_ZARR};
-use super::{RESHARD_RANKS, Run, torch};
+use super::{RESHARD_RANKS, Run};
 use crate::shell::Program;
 
 /// What is removed from checkpoints of a spec: the keys with this prefix.
@@ -42,7 +43,7 @@ impl Run {
         let remove = Program::new(&self.command).args(["remove".as_ref(), to.as_os_str()]);
         let what = format!("reshard removes {prefix} from {dir}");
         self.timed(&what, remove.args([prefix]));
-        let load = torch(python, load).args(["--ranks", &ranks.to_string()]);
+        let load = Driver::new(python, load).args(["--ranks", &ranks.to_string()]);
         let what = format!("{who} loads {dir} on {ranks} ranks");
         self.check(&what, load.args(["--without", prefix]), spec, &dir);
         dir
@@ -57,7 +58,7 @@ impl Run {
         let write = ["write", "--ranks", "2", "--format", &format];
         let write = Program::new(program).args(write);
         self.check(&format!("reshard saves {ours}"), write, spec, &ours);
-        let save = torch(python, "mcore_save.py").args(["--separation-hint", prefix]);
+        let save = Driver::new(python, "mcore_save.py").args(["--separation-hint", prefix]);
         let what = format!("{who} saves {theirs} with separation_hint");
         self.check(&what, save, spec, &theirs);
         for source in [ours, theirs] {
