@@ -44,7 +44,7 @@ pub(crate) fn run(extent: Extent) -> Result<()> {
     };
     let with_servers = || {
         let mut tests = match &others {
-            None => needs_clouds(" - test(s3s) - test(azurite)")?,
+            None => needs_clouds(" - test(s3s) - test(azurite) - test(random_moments)")?,
             Some((s3s, azurite)) => needs_clouds("")?
                 .env("RESHARD_S3S", &s3s.url)
                 .env("RESHARD_AZURITE", &azurite.url),

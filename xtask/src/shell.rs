@@ -74,13 +74,14 @@ pub(crate) fn project_files() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A program of the crates' registry, such as cargo-deny: the one at hand if its version is ours, else our own, built once.
+/// A program of the crates' registry, such as cargo-deny: the one at hand if its version is ours, else our own, built once. It is not
+/// optimised, which halves the time of the build.
 pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
-    tool_with(name, version, &[])
+    tool_with(name, version, &["--debug"])
 }
 
-/// Like [`tool`], with arguments of `cargo install` that choose features of its package.
-pub(crate) fn tool_with(name: &str, version: &str, features: &[&str]) -> Result<PathBuf> {
+/// Like [`tool`], with other arguments of `cargo install`.
+pub(crate) fn tool_with(name: &str, version: &str, args: &[&str]) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
     let own = tools.join("bin").join(name);
     let is_ours = |said: &str| {
@@ -105,7 +106,8 @@ pub(crate) fn tool_with(name: &str, version: &str, features: &[&str]) -> Result<
     let package = format!("{name}@{version}");
     cargo(&["install", "--quiet", "--locked", "--root"])
         .args([tools.as_os_str(), package.as_ref()])
-        .args(features)
+        .args(args)
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .run()?;
     Ok(own)
 }
@@ -130,13 +132,17 @@ const NEXTEST: &str = "0.9.143";
 
 /// The program nextest.
 pub(crate) fn nextest_program() -> Result<PathBuf> {
-    tool_with("cargo-nextest", NEXTEST, &["--no-default-features"])
+    tool_with(
+        "cargo-nextest",
+        NEXTEST,
+        &["--debug", "--no-default-features"],
+    )
 }
 
 /// A call of nextest.
 pub(crate) fn nextest() -> Result<Program> {
     // Tests of crashes and commits mostly wait for the disk, so more of them run at a time than there are CPUs.
-    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = 3 * std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Program::new(nextest_program()?)
         .args(["nextest", "run", "--locked"])
         .env("NEXTEST_TEST_THREADS", threads.to_string()))
