@@ -35,7 +35,7 @@ Usage: cargo xtask COMMAND
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
             --torches only torch.load, of every version since 1.13: 17 of them, installed one after the other
-            --frugal  removes each Python after its last use; 9 GB of disk are enough then
+            --frugal  removes each Python after its last use; 6 GB of disk are enough then
   bench     benchmarks beside torch DCP and TensorFlow, as a table; prints how long it takes
             --only TEXT   rows whose name contains this text
             --runs N      number of counted runs of each measurement [default: 15]

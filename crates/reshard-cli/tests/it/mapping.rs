@@ -5,6 +5,7 @@ use crate::{
     states::{self, Saved},
 };
 use reshard::{Dialect, ShardedTensor, StateDict, Tensor, Value};
+use reshard_model::testkit::one_in;
 
 /// A layer of Megatron's: four heads of one row, in two groups.
 fn saved(args: bool) -> Saved {
@@ -277,7 +278,8 @@ fn mapped(from: &str, to: &str, map: &str, more: &[&str]) {
 #[ignore = "needs a Python with torch, transformers and megatron-core, which RESHARD_MODELS_PYTHON names"]
 fn needs_python_megatron_and_transformers_compute_the_same_with_mapped_weights() {
     let with = std::env::var("RESHARD_MODELS_PYTHON").unwrap();
-    for name in ["hf-llama", "hf-gpt-neox", "hf-mixtral"] {
+    let models = ["hf-mixtral", "hf-llama", "hf-gpt-neox"];
+    for name in models.into_iter().step_by(one_in(models.len())) {
         let dir = tempfile::tempdir().unwrap();
         let path = |what: &str| dir.path().join(what).display().to_string();
         let logits = |what: &str| format!("{}.logits.npy", path(what));
