@@ -13,10 +13,7 @@ import argparse
 import contextlib
 import os
 
-# Importing megatron.core would start a pool of compilers.
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
+import common  # noqa: F401, I001, it sets variables before torch is imported
 import numpy as np
 import torch
 

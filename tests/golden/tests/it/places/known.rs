@@ -25,8 +25,8 @@ fn put(fixture: &Fixture, store: &dyn Store) {
     put_files(bodies, (name, bytes), store);
 }
 
-/// Compares one in `step` of the sound checkpoints that `open` opens; it may say that one can't be opened there. Where nothing can be listed, only those
-/// files are known that the metadata and the format name.
+/// Compares one in `step` of the sound checkpoints that `open` opens; it may say that one can't be opened there. Where nothing
+/// can be listed, only those files are known that the metadata and the format name.
 fn are_the_same(
     step: usize,
     lists: bool,
