@@ -1,8 +1,7 @@
 //! From the stored bytes of a chunk to its elements.
 //!
 //! The size of what comes out is known before: it follows from the shape of the chunk. No codec is allowed to give more, so that a file of
-//! a few bytes takes no more memory than its chunk. Streams of gzip, zlib and zstd are unpacked here, because those of the crate zarrs
-//! have no bound.
+//! a few bytes takes no more memory than its chunk.
 
 mod blosc;
 #[cfg(test)]

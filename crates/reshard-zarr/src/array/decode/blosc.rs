@@ -1,69 +1,251 @@
-//! Blosc. The crate zarrs calls its C library.
+//! Blosc 1, as C-Blosc and numcodecs write it: a header, where each block begins, and blocks. A block is compressed whole, or
+//! in one stream for each byte of an element.
+
+mod lz;
+mod shuffle;
+#[cfg(test)]
+mod tests;
 
 use crate::array::meta::Fault;
 use bytes::Bytes;
-use std::borrow::Cow;
-use zarrs::array::{
-    BytesRepresentation, CodecOptions,
-    codec::{
-        api::BytesToBytesCodecTraits,
-        bytes_to_bytes::blosc::{
-            BloscCodec, BloscCompressionLevel, BloscCompressor, BloscShuffleMode,
-        },
-    },
-};
 
-/// Bytes before the blocks.
+/// Bytes before the table of blocks.
 const HEADER: usize = 16;
+/// The version of the format since C-Blosc 1.0.
+const VERSION: u8 = 2;
+/// Only elements of at most so many bytes are compressed in a stream for each byte,
+const MOST_STREAMS: usize = 16;
+/// if each stream has so many bytes.
+const LEAST_STREAM: usize = 128;
 
-/// A buffer of one chunk.
-pub(super) fn undo(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
-    let size = check(stored, most)?;
-    if size == 0 {
-        return Ok(Bytes::new());
-    }
-    let failed = |e: &dyn std::fmt::Display| Fault::damaged(format!("it can't be decoded: {e}"));
-    // The header says how a buffer is packed. What the codec is made with is for writing.
-    let level = BloscCompressionLevel::try_from(0).map_err(|e| failed(&e))?;
-    let plain = BloscShuffleMode::NoShuffle;
-    let codec = BloscCodec::new(BloscCompressor::LZ4, level, None, plain, None);
-    let codec = codec.map_err(|e| failed(&e))?;
-    let out = codec
-        .decode(
-            Cow::Borrowed(stored),
-            &BytesRepresentation::FixedSize(size),
-            &CodecOptions::default(),
-        )
-        .map_err(|e| failed(&e))?;
-    Ok(Bytes::from(out.into_owned()))
+/// What the header says of a buffer.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    flags: u8,
+    /// Bytes of an element, at least 1.
+    element: usize,
+    /// Bytes that come out.
+    size: usize,
+    /// Bytes of each block but the last, from 1 to `size`.
+    block: usize,
 }
 
-/// Looks at the header before C code sees it. Returns how many bytes come out.
-fn check(stored: &[u8], most: u64) -> Result<u64, Fault> {
-    let Some(header) = stored.first_chunk::<HEADER>() else {
-        let what = format!("{} bytes are too few for a header", stored.len());
-        return Err(Fault::damaged(what));
+impl Header {
+    const SHUFFLED: u8 = 1;
+    const STORED: u8 = 2;
+    const BITS_SHUFFLED: u8 = 4;
+    const UNKNOWN: u8 = 8;
+    const WHOLE: u8 = 16;
+
+    fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Streams of a block of `size` bytes.
+    fn streams(self, size: usize) -> usize {
+        let splits = !self.has(Self::WHOLE)
+            && self.element <= MOST_STREAMS
+            && self.block / self.element >= LEAST_STREAM
+            && size == self.block;
+        if splits { self.element } else { 1 }
+    }
+
+    /// Whether the bytes of a block are in another order, and which.
+    fn order(self, size: usize) -> Option<shuffle::Undo> {
+        if self.has(Self::SHUFFLED) && self.element > 1 {
+            Some(shuffle::bytes)
+        } else if self.has(Self::BITS_SHUFFLED) && (size / self.element).is_multiple_of(8) {
+            Some(shuffle::bits)
+        } else {
+            None
+        }
+    }
+}
+
+/// A buffer of one chunk. At most `most` bytes may come out.
+pub(super) fn undo(stored: &Bytes, most: u64) -> Result<Bytes, Fault> {
+    let Some(header) = parse(stored, most)? else {
+        return Ok(Bytes::new());
     };
-    let word = |at: usize| {
-        let bytes = header[at..at + 4].iter().rev();
-        bytes.fold(0u64, |n, b| n << 8 | u64::from(*b))
+    if header.has(Header::STORED) {
+        let out = stored.slice(HEADER..);
+        return match out.len() == header.size {
+            true => Ok(out),
+            false => Err(Fault::damaged(format!(
+                "its header says {} bytes that are stored as they are, and there are {}",
+                header.size,
+                out.len()
+            ))),
+        };
+    }
+    blocks(header, stored).map(Bytes::from)
+}
+
+/// The header, or `None` if nothing comes out.
+fn parse(stored: &[u8], most: u64) -> Result<Option<Header>, Fault> {
+    let wrong = |what| Err(Fault::damaged(what));
+    let Some(&[version, _, flags, element, ref words @ ..]) = stored.first_chunk::<HEADER>() else {
+        return wrong(format!("{} bytes are too few for a header", stored.len()));
     };
-    let (size, block, packed) = (word(4), word(8), word(12));
-    let wrong = |what: String| Err(Fault::damaged(what));
-    if packed != stored.len() as u64 {
+    let word = |n: usize| {
+        words
+            .as_chunks()
+            .0
+            .get(n)
+            .map_or(0, |b| u32::from_le_bytes(*b))
+    };
+    let (size, block, packed) = (word(0), word(1), word(2));
+    if packed as usize != stored.len() {
+        let found = stored.len();
         return wrong(format!(
-            "its header says {packed} bytes, and there are {}",
-            stored.len()
+            "its header says {packed} bytes, and there are {found}"
         ));
     }
-    if size > most {
+    if u64::from(size) > most {
         return wrong(format!("more than {most} bytes come out"));
     }
-    if size > 0 && (block == 0 || block > size || header[3] == 0) {
+    if size == 0 {
+        return Ok(None);
+    }
+    if block == 0 || block > size || element == 0 {
         return wrong(format!(
-            "its header says blocks of {block} bytes, in which elements have {}",
-            header[3]
+            "its header says blocks of {block} bytes, in which elements have {element}"
         ));
     }
-    Ok(size)
+    let header = Header {
+        flags,
+        element: element.into(),
+        size: size as usize,
+        block: block as usize,
+    };
+    if version != VERSION || header.has(Header::UNKNOWN) {
+        return wrong(format!(
+            "its header has version {version} and flags {flags:#04x}; C-Blosc 1 writes version {VERSION}, without the flag 0x08"
+        ));
+    }
+    Ok(Some(header))
+}
+
+/// Decodes all blocks.
+fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
+    let count = header.size.div_ceil(header.block);
+    let table = stored[HEADER..].as_chunks().0.get(..count);
+    let Some(table) = table else {
+        let what = format!(
+            "{} bytes are too few for a table of {count} blocks",
+            stored.len()
+        );
+        return Err(Fault::damaged(what));
+    };
+    let no_memory = |_| Fault::damaged(format!("there is no memory for {} bytes", header.size));
+    let mut out = Vec::new();
+    out.try_reserve_exact(header.size).map_err(no_memory)?;
+    let (codec, mut shuffled) = (Compression::of(header)?, Vec::new());
+    for (n, start) in table.iter().enumerate() {
+        let begin = out.len();
+        let size = header.block.min(header.size - begin);
+        out.resize(begin + size, 0);
+        let (out, order) = (&mut out[begin..], header.order(size));
+        let start = u32::from_le_bytes(*start) as usize;
+        let streams = header.streams(size);
+        let done = if let Some(undo) = order {
+            shuffled.resize(size, 0);
+            let done = codec.block(stored, start, streams, &mut shuffled);
+            undo(header.element, &shuffled, out);
+            done
+        } else {
+            codec.block(stored, start, streams, out)
+        };
+        done.map_err(|why| {
+            Fault::damaged(format!("block {n} of {count}, at byte {start}: {why}"))
+        })?;
+    }
+    Ok(out)
+}
+
+/// How streams are compressed.
+#[derive(Clone, Copy, Debug)]
+enum Compression {
+    BloscLz,
+    Lz4,
+    Snappy,
+    Zlib,
+    Zstd,
+}
+
+impl Compression {
+    fn of(header: Header) -> Result<Self, Fault> {
+        Ok(match header.flags >> 5 {
+            0 => Self::BloscLz,
+            // LZ4HC, too.
+            1 => Self::Lz4,
+            2 => Self::Snappy,
+            3 => Self::Zlib,
+            4 => Self::Zstd,
+            n => return Err(Fault::damaged(format!("C-Blosc 1 has no compression {n}"))),
+        })
+    }
+
+    /// The block that begins at byte `start`, which fills `out`. If not, says why.
+    fn block(
+        self,
+        stored: &[u8],
+        start: usize,
+        streams: usize,
+        out: &mut [u8],
+    ) -> Result<(), String> {
+        let each = out.len() / streams;
+        if each * streams != out.len() {
+            return Err(format!(
+                "its {} bytes can't be divided into {streams} streams",
+                out.len()
+            ));
+        }
+        let mut rest = stored.get(start..).ok_or("it begins after the end")?;
+        for out in out.chunks_exact_mut(each) {
+            let (length, after) = rest.split_first_chunk().ok_or("it is cut")?;
+            let length = u32::from_le_bytes(*length) as usize;
+            let (stream, after) = after.split_at_checked(length).ok_or("it is cut")?;
+            if length == each {
+                out.copy_from_slice(stream);
+            } else {
+                self.stream(stream, out)?;
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// A stream that fills `out`.
+    fn stream(self, stream: &[u8], out: &mut [u8]) -> Result<(), String> {
+        let size = out.len();
+        let came = match self {
+            Self::BloscLz => lz::decompress(stream, out).ok_or("a stream of blosclz is damaged")?,
+            Self::Lz4 => {
+                lz4_flex::block::decompress_into(stream, out).map_err(|e| format!("lz4: {e}"))?
+            }
+            Self::Snappy => {
+                let done = snap::raw::Decoder::new().decompress(stream, out);
+                done.map_err(|e| format!("snappy: {e}"))?
+            }
+            Self::Zlib => {
+                let mut zlib = flate2::Decompress::new(true);
+                let all = flate2::FlushDecompress::Finish;
+                match zlib.decompress(stream, out, all) {
+                    Ok(flate2::Status::StreamEnd) => zlib.total_out() as usize,
+                    Ok(_) => return Err("zlib: the stream does not end where it should".into()),
+                    Err(e) => return Err(format!("zlib: {e}")),
+                }
+            }
+            Self::Zstd => {
+                zstd::bulk::decompress_to_buffer(stream, out).map_err(|e| format!("zstd: {e}"))?
+            }
+        };
+        match came == size {
+            true => Ok(()),
+            false => Err(format!(
+                "{came} bytes come out of a stream, and it should have {size}"
+            )),
+        }
+    }
 }
