@@ -12,7 +12,7 @@ use crate::{
     table::{GOOD, fact, shown, styled},
     units,
 };
-use futures::executor::block_on;
+use reshard::storage::wait;
 use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
     blocking::Checkpoint,
@@ -124,7 +124,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         },
     );
     let checked = bar.clone();
-    let prepared = block_on(setup.checked(move |n| checked.inc(n)).prepare());
+    let prepared = wait(setup.checked(move |n| checked.inc(n)).prepare());
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
     if args.mapping.map.is_none() {
@@ -137,7 +137,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
 
     let bar = io.bar("writing", conversion.bytes());
     let written = bar.clone();
-    let done = block_on(conversion.progress(move |n| written.inc(n)).run());
+    let done = wait(conversion.progress(move |n| written.inc(n)).run());
     bar.finish_and_clear();
     let ConvertReport {
         tensors,

@@ -11,7 +11,7 @@ use crate::{
     table::{BAD, GOOD, rows, shown, styled},
     units,
 };
-use futures::executor::block_on;
+use reshard::storage::wait;
 use reshard::{blocking::Checkpoint, model::Dims, storage::Progress};
 use reshard_convert::{ANALYSIS_BLOCK, CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
 use serde_json::{Value as Json, json};
@@ -90,10 +90,10 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         }
     };
     let compared = match &mapped {
-        Some(mapped) => block_on(diff_mapped(
+        Some(mapped) => wait(diff_mapped(
             mapped, &second, chosen, tolerance, progress, each,
         )),
-        None => block_on(diff(&first, &second, chosen, tolerance, progress, each)),
+        None => wait(diff(&first, &second, chosen, tolerance, progress, each)),
     };
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;

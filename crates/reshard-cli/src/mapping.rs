@@ -5,7 +5,7 @@ use crate::{
     error::{CliError, Result},
     table::shown,
 };
-use futures::executor::block_on;
+use reshard::storage::wait;
 use reshard::{
     Checkpoint,
     map::{Map, MapError, MapFile},
@@ -22,7 +22,7 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint) -> Result<Option<Map>> {
     };
     let file = MapFile::parse(&text(name)?).map_err(|e| explained(name, e))?;
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
-    let values = block_on(source.map_parameters(&file, &given))?;
+    let values = wait(source.map_parameters(&file, &given))?;
     let map = file.bind(&values).map_err(|e| explained(name, e))?;
     let map = if args.inverse { map.inverse() } else { Ok(map) };
     map.map(Some).map_err(|e| explained(name, e))

@@ -10,8 +10,8 @@ use crate::{
     table::rows,
     units,
 };
-use futures::executor::block_on;
 use reshard::storage::Progress;
+use reshard::storage::wait;
 use reshard_convert::{ANALYSIS_BLOCK, Flag, TensorStats, stats};
 use serde_json::{Value as Json, json};
 
@@ -61,7 +61,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let bar = io.bar("reading", bytes);
     let told = bar.clone();
     let mut found = Vec::new();
-    let looked = block_on(stats(
+    let looked = wait(stats(
         &checkpoint,
         |key| keys.has(key),
         Progress::new(move |n| told.inc(n)),

@@ -15,6 +15,8 @@ pub(crate) const BAD: Style = Style::new()
 
 /// What stands between two columns.
 const BETWEEN: &str = "  ";
+/// No column is padded to more. In the row of a longer cell what follows moves to the right.
+const WIDEST: usize = 200;
 
 /// Text that may come from a file: characters that could move a terminal's cursor, turn its direction or stay unseen are
 /// written as escapes.
@@ -66,7 +68,7 @@ pub(crate) fn rows<const N: usize, R: IntoIterator<Item = [String; N]>>(
     let mut widths = names.map(str::width);
     for row in rows() {
         for (width, cell) in widths.iter_mut().zip(&row) {
-            *width = shown(cell).width().max(*width);
+            *width = shown(cell).width().clamp(*width, WIDEST);
         }
     }
     let line = |cells: [&str; N]| {
@@ -147,5 +149,18 @@ mod tests {
             "A          B\nx          1\ngröße   1000\nデータ     1\n"
         );
         assert!(text.starts_with("\u{1b}[1mA"));
+    }
+
+    #[test]
+    fn a_very_long_cell_does_not_make_every_row_as_long() {
+        let mut out = Vec::new();
+        let long = "k".repeat(3_000);
+        rows(&mut out, ["A", "B"], || {
+            [["x", "1"], [&*long, "2"]].map(|row| row.map(String::from))
+        })
+        .unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<usize> = text.lines().skip(1).map(str::len).collect();
+        assert_eq!(lines, [WIDEST + 3, long.len() + 3]);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
 use reshard_model::{DType, Dims, Region};
 
 /// How often the elements of a tensor may be cast, one type after the other.
-const MAX_CASTS: usize = 64;
+const MAX_CASTS: usize = 8;
 
 /// A tensor that is made of pieces of sources. The pieces share no element. Elements that no piece has are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]

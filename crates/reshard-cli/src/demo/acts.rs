@@ -103,7 +103,7 @@ pub(super) fn load(
     let load = load
         .registry(program.registry.clone())
         .stores(program.stores.clone());
-    let (loaded, time) = timed(|| futures::executor::block_on(load.with_report()));
+    let (loaded, time) = timed(|| reshard::storage::wait(load.with_report()));
     let (tree, report) = loaded?;
     Ok((tree, Loaded::new(&report, time)))
 }

@@ -141,7 +141,7 @@ pub(super) async fn read_into(
         reads: mut all,
         cut,
     } = split_large(reads, piece(total, pool::width()))?;
-    let stats = pool::run(move |batch| {
+    let stats = pool::run_if_long(total <= 2 * SHORT, move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {

@@ -115,7 +115,7 @@ fn check(reader: &Arc<dyn StorageReader>, expected: &Told, what: &str) {
 
 #[test]
 #[ignore = "needs a Python with torch in RESHARD_TORCH_PYTHON"]
-fn torch_loads_what_was_written_and_what_it_writes_is_read() {
+fn needs_python_torch_loads_what_was_written_and_what_it_writes_is_read() {
     let python = std::env::var("RESHARD_TORCH_PYTHON").unwrap();
     let old = std::env::var("RESHARD_TORCH_OLD").ok();
     // Its `weights_only` refuses every float of Python, also in files of its own.
@@ -154,7 +154,7 @@ fn torch_loads_what_was_written_and_what_it_writes_is_read() {
 /// Saves tensors alone as a folder of several files. Each of them is a file of `torch.save`.
 #[test]
 #[ignore = "needs a Python with torch in RESHARD_TORCH_PYTHON"]
-fn torch_loads_each_file_of_a_folder_and_the_folder_that_it_writes_is_read() {
+fn needs_python_torch_loads_each_file_of_a_folder_and_the_folder_that_it_writes_is_read() {
     let python = std::env::var("RESHARD_TORCH_PYTHON").unwrap();
     let all: Vec<DType> = DType::ALL
         .iter()
