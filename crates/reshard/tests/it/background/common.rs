@@ -123,7 +123,7 @@ impl Gate {
         let waited = self
             .0
             .1
-            .wait_timeout_while(open, Duration::from_secs(50), |open| !*open)
+            .wait_timeout_while(open, Duration::from_secs(300), |open| !*open)
             .unwrap();
         assert!(!waited.1.timed_out(), "nobody opened the gate");
     }
