@@ -157,7 +157,7 @@ fn every_dtype_of_v3_is_known_by_its_name() {
 fn floats_are_the_nearest_of_what_is_written() {
     for n in 1..1000 {
         let one = 1.1515326222734699 / f64::from(n);
-        let fill: serde_json::Value = serde_json::from_str(&format!("{one:?}")).unwrap();
+        let fill: Value = serde_json::from_str(&format!("{one:?}")).unwrap();
         let array = v3(json!({"data_type": "float64", "fill_value": fill})).unwrap();
         assert_eq!(array.fill, one.to_le_bytes(), "{one:?}");
     }
