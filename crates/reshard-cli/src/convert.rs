@@ -12,12 +12,12 @@ use crate::{
     table::{GOOD, fact, shown, styled},
     units,
 };
-use reshard::storage::wait;
 use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
     blocking::Checkpoint,
     plan::similar,
     policy::PolicyMetrics,
+    storage::wait,
     strategy::{Damage, Make, SaveShardedConfig},
 };
 use reshard_convert::{

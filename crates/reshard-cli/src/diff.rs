@@ -11,8 +11,11 @@ use crate::{
     table::{BAD, GOOD, rows, shown, styled},
     units,
 };
-use reshard::storage::wait;
-use reshard::{blocking::Checkpoint, model::Dims, storage::Progress};
+use reshard::{
+    blocking::Checkpoint,
+    model::Dims,
+    storage::{Progress, wait},
+};
 use reshard_convert::{ANALYSIS_BLOCK, CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
 use serde_json::{Value as Json, json};
 

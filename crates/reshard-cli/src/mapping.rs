@@ -5,10 +5,10 @@ use crate::{
     error::{CliError, Result},
     table::shown,
 };
-use reshard::storage::wait;
 use reshard::{
     Checkpoint,
     map::{Map, MapError, MapFile},
+    storage::wait,
 };
 use std::{collections::BTreeMap, fs::File, io::Read as _};
 

@@ -10,8 +10,7 @@ use crate::{
     table::rows,
     units,
 };
-use reshard::storage::Progress;
-use reshard::storage::wait;
+use reshard::storage::{Progress, wait};
 use reshard_convert::{ANALYSIS_BLOCK, Flag, TensorStats, stats};
 use serde_json::{Value as Json, json};
 

@@ -15,7 +15,7 @@ pub(crate) const BAD: Style = Style::new()
 
 /// What stands between two columns.
 const BETWEEN: &str = "  ";
-/// No column is padded to more. In the row of a longer cell what follows moves to the right.
+/// No column is padded to more. A longer cell moves the rest of its row to the right.
 const WIDEST: usize = 200;
 
 /// Text that may come from a file: characters that could move a terminal's cursor, turn its direction or stay unseen are
@@ -68,7 +68,7 @@ pub(crate) fn rows<const N: usize, R: IntoIterator<Item = [String; N]>>(
     let mut widths = names.map(str::width);
     for row in rows() {
         for (width, cell) in widths.iter_mut().zip(&row) {
-            *width = shown(cell).width().clamp(*width, WIDEST);
+            *width = shown(cell).width().min(WIDEST).max(*width);
         }
     }
     let line = |cells: [&str; N]| {

@@ -132,7 +132,7 @@ fn of_files() -> Vec<Bomb> {
         Bomb::new(
             "safetensors/a tensor of few elements and many pieces",
             |dir| {
-                // Converting takes 30 µs of CPU time for each, however many there are.
+                // Converting takes some 40 µs of CPU time for each, however many there are.
                 let keys: Vec<String> = (0..200_000).map(|n| n.to_string()).collect();
                 let tensors: Vec<Tensor<'_>> =
                     keys.iter().map(|k| (&**k, "U8", &[1][..], 1)).collect();

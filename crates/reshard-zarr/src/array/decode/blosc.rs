@@ -18,7 +18,7 @@ const MOST_STREAMS: usize = 16;
 /// if each stream has so many bytes.
 const LEAST_STREAM: usize = 128;
 
-/// What the header says of a buffer.
+/// The header of a buffer.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     flags: u8,
@@ -50,8 +50,8 @@ impl Header {
         if splits { self.element } else { 1 }
     }
 
-    /// Whether the bytes of a block are in another order, and which.
-    fn order(self, size: usize) -> Option<shuffle::Undo> {
+    /// Undoes the shuffle of a block of `size` bytes, if it has one.
+    fn unshuffle(self, size: usize) -> Option<shuffle::Unshuffle> {
         if self.has(Self::SHUFFLED) && self.element > 1 {
             Some(shuffle::bytes)
         } else if self.has(Self::BITS_SHUFFLED) && (size / self.element).is_multiple_of(8) {
@@ -129,8 +129,7 @@ fn parse(stored: &[u8], most: u64) -> Result<Option<Header>, Fault> {
 /// Decodes all blocks.
 fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
     let count = header.size.div_ceil(header.block);
-    let table = stored[HEADER..].as_chunks().0.get(..count);
-    let Some(table) = table else {
+    let Some(table) = stored[HEADER..].as_chunks().0.get(..count) else {
         let what = format!(
             "{} bytes are too few for a table of {count} blocks",
             stored.len()
@@ -145,25 +144,23 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
         let begin = out.len();
         let size = header.block.min(header.size - begin);
         out.resize(begin + size, 0);
-        let (out, order) = (&mut out[begin..], header.order(size));
+        let (out, streams) = (&mut out[begin..], header.streams(size));
         let start = u32::from_le_bytes(*start) as usize;
-        let streams = header.streams(size);
-        let done = if let Some(undo) = order {
+        let damaged =
+            |why: String| Fault::damaged(format!("block {n} of {count}, at byte {start}: {why}"));
+        if let Some(unshuffle) = header.unshuffle(size) {
             shuffled.resize(size, 0);
-            let done = codec.block(stored, start, streams, &mut shuffled);
-            undo(header.element, &shuffled, out);
-            done
+            let block = codec.block(stored, start, streams, &mut shuffled);
+            block.map_err(damaged)?;
+            unshuffle(header.element, &shuffled, out);
         } else {
-            codec.block(stored, start, streams, out)
-        };
-        done.map_err(|why| {
-            Fault::damaged(format!("block {n} of {count}, at byte {start}: {why}"))
-        })?;
+            codec.block(stored, start, streams, out).map_err(damaged)?;
+        }
     }
     Ok(out)
 }
 
-/// How streams are compressed.
+/// The codec of the streams.
 #[derive(Clone, Copy, Debug)]
 enum Compression {
     BloscLz,
@@ -186,7 +183,7 @@ impl Compression {
         })
     }
 
-    /// The block that begins at byte `start`, which fills `out`. If not, says why.
+    /// Decompresses the block that begins at byte `start`, which has to fill `out`. An error says why it does not.
     fn block(
         self,
         stored: &[u8],
@@ -216,7 +213,7 @@ impl Compression {
         Ok(())
     }
 
-    /// A stream that fills `out`.
+    /// Decompresses a stream, which has to fill `out`.
     fn stream(self, stream: &[u8], out: &mut [u8]) -> Result<(), String> {
         let size = out.len();
         let came = match self {

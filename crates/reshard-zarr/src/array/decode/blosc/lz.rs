@@ -1,4 +1,4 @@
-//! BloscLZ, the codec that C-Blosc takes if it is told nothing. It is a form of FastLZ.
+//! BloscLZ, the default codec of C-Blosc. It is a form of FastLZ.
 
 /// Distances from here on have two bytes of their own.
 const FAR: usize = 8191;

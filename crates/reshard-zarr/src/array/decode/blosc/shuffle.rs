@@ -2,7 +2,7 @@
 
 /// Puts the elements of a block back in order: bytes of an element, the block as it is stored, and the block. Both have the same
 /// length. Bytes after the last whole element stay where they are.
-pub(super) type Undo = fn(usize, &[u8], &mut [u8]);
+pub(super) type Unshuffle = fn(usize, &[u8], &mut [u8]);
 
 /// All first bytes of elements, then all second bytes, and so on.
 pub(super) fn bytes(element: usize, stored: &[u8], out: &mut [u8]) {
@@ -40,16 +40,14 @@ pub(super) fn bits(element: usize, stored: &[u8], out: &mut [u8]) {
     let row = stored.len() / element / 8;
     let tail = row * 8 * element;
     let mut planes = vec![0; tail];
-    if row > 0 {
-        for (rows, plane) in stored
-            .chunks_exact(8 * row)
-            .zip(planes.chunks_exact_mut(8 * row))
-        {
-            let rows: [&[u8]; 8] = std::array::from_fn(|bit| &rows[bit * row..][..row]);
-            for (n, eight) in plane.as_chunks_mut().0[..row].iter_mut().enumerate() {
-                let bits = u64::from_le_bytes(std::array::from_fn(|bit| rows[bit][n]));
-                *eight = transposed(bits).to_le_bytes();
-            }
+    // In a block of less than one element there is no row, and no plane.
+    let size = (8 * row).max(1);
+    let rows = stored[..tail].chunks_exact(size);
+    for (rows, plane) in rows.zip(planes.chunks_exact_mut(size)) {
+        let rows: [&[u8]; 8] = std::array::from_fn(|bit| &rows[bit * row..][..row]);
+        for (n, eight) in plane.as_chunks_mut().0[..row].iter_mut().enumerate() {
+            let bits = u64::from_le_bytes(std::array::from_fn(|bit| rows[bit][n]));
+            *eight = transposed(bits).to_le_bytes();
         }
     }
     bytes(element, &planes, &mut out[..tail]);
