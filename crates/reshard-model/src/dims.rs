@@ -9,7 +9,7 @@ use std::{
 };
 
 /// One number per axis: a shape, an offset, a stride. Up to four axes lie inline; more are shared between clones, until one
-/// of them is changed.
+/// of them is changed. A checkpoint has millions, and other crates call these methods, so the shortest are inlined.
 #[derive(Clone, Deserialize)]
 #[serde(from = "SmallVec<[u64; INLINE]>")]
 pub struct Dims(Axes);
@@ -40,6 +40,7 @@ impl Dims {
     }
 
     /// Appends an axis.
+    #[inline]
     pub fn push(&mut self, value: u64) {
         match &mut self.0 {
             Axes::Few(n, few) => match few.get_mut(usize::from(*n)) {
@@ -68,13 +69,15 @@ impl Dims {
 }
 
 impl Default for Dims {
+    #[inline]
     fn default() -> Self {
-        Self::zeros(0)
+        Self(Axes::Few(0, [0; INLINE]))
     }
 }
 
 impl Deref for Dims {
     type Target = [u64];
+    #[inline]
     fn deref(&self) -> &[u64] {
         match &self.0 {
             Axes::Few(n, few) => &few[..usize::from(*n)],
@@ -84,6 +87,7 @@ impl Deref for Dims {
 }
 
 impl DerefMut for Dims {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u64] {
         match &mut self.0 {
             Axes::Few(n, few) => &mut few[..usize::from(*n)],
@@ -93,6 +97,7 @@ impl DerefMut for Dims {
 }
 
 impl PartialEq for Dims {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         **self == **other
     }
@@ -107,6 +112,7 @@ impl PartialOrd for Dims {
 }
 
 impl Ord for Dims {
+    #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         (**self).cmp(&**other)
     }
@@ -164,19 +170,18 @@ impl From<Vec<u64>> for Dims {
 impl FromIterator<u64> for Dims {
     fn from_iter<I: IntoIterator<Item = u64>>(iter: I) -> Self {
         let mut axes = iter.into_iter();
-        let mut few = Self::default();
-        for axis in axes.by_ref().take(INLINE) {
-            few.push(axis);
+        let (mut n, mut few) = (0, [0; INLINE]);
+        for (slot, axis) in few.iter_mut().zip(axes.by_ref()) {
+            *slot = axis;
+            n += 1;
         }
         match axes.next() {
-            None => few,
-            Some(next) => Self::from(
-                few.iter()
-                    .copied()
-                    .chain([next])
-                    .chain(axes)
-                    .collect::<Vec<_>>(),
-            ),
+            None => Self(Axes::Few(n, few)),
+            Some(next) => {
+                let few = few.into_iter().take(n.into());
+                let many = few.chain([next]).chain(axes).collect();
+                Self(Axes::Many(Arc::new(many)))
+            }
         }
     }
 }
