@@ -13,9 +13,9 @@ use bytes::Bytes;
 const HEADER: usize = 16;
 /// The version of the format since C-Blosc 1.0.
 const VERSION: u8 = 2;
-/// Only elements of at most so many bytes are compressed in a stream for each byte,
+/// The largest element, in bytes, of which each byte has a stream of its own.
 const MOST_STREAMS: usize = 16;
-/// if each stream has so many bytes.
+/// The shortest such stream, in bytes.
 const LEAST_STREAM: usize = 128;
 
 /// The header of a buffer.
@@ -139,7 +139,7 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
     let no_memory = |_| Fault::damaged(format!("there is no memory for {} bytes", header.size));
     let mut out = Vec::new();
     out.try_reserve_exact(header.size).map_err(no_memory)?;
-    let (codec, mut shuffled) = (Compression::of(header)?, Vec::new());
+    let (mut codec, mut shuffled) = (Compression::of(header)?, Vec::new());
     for (n, start) in table.iter().enumerate() {
         let begin = out.len();
         let size = header.block.min(header.size - begin);
@@ -160,32 +160,32 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
     Ok(out)
 }
 
-/// The codec of the streams.
-#[derive(Clone, Copy, Debug)]
+/// The codec of the streams. Those with a large state keep it: a buffer may have a stream for each byte that comes out.
 enum Compression {
     BloscLz,
     Lz4,
     Snappy,
-    Zlib,
-    Zstd,
+    Zlib(flate2::Decompress),
+    Zstd(zstd::bulk::Decompressor<'static>),
 }
 
 impl Compression {
     fn of(header: Header) -> Result<Self, Fault> {
+        let failed = |e| Fault::damaged(format!("zstd can't begin: {e}"));
         Ok(match header.flags >> 5 {
             0 => Self::BloscLz,
             // LZ4HC, too.
             1 => Self::Lz4,
             2 => Self::Snappy,
-            3 => Self::Zlib,
-            4 => Self::Zstd,
+            3 => Self::Zlib(flate2::Decompress::new(true)),
+            4 => Self::Zstd(zstd::bulk::Decompressor::new().map_err(failed)?),
             n => return Err(Fault::damaged(format!("C-Blosc 1 has no compression {n}"))),
         })
     }
 
     /// Decompresses the block that begins at byte `start`, which has to fill `out`. An error says why it does not.
     fn block(
-        self,
+        &mut self,
         stored: &[u8],
         start: usize,
         streams: usize,
@@ -214,7 +214,7 @@ impl Compression {
     }
 
     /// Decompresses a stream, which has to fill `out`.
-    fn stream(self, stream: &[u8], out: &mut [u8]) -> Result<(), String> {
+    fn stream(&mut self, stream: &[u8], out: &mut [u8]) -> Result<(), String> {
         let size = out.len();
         let came = match self {
             Self::BloscLz => lz::decompress(stream, out).ok_or("a stream of blosclz is damaged")?,
@@ -225,8 +225,8 @@ impl Compression {
                 let done = snap::raw::Decoder::new().decompress(stream, out);
                 done.map_err(|e| format!("snappy: {e}"))?
             }
-            Self::Zlib => {
-                let mut zlib = flate2::Decompress::new(true);
+            Self::Zlib(zlib) => {
+                zlib.reset(true);
                 let all = flate2::FlushDecompress::Finish;
                 match zlib.decompress(stream, out, all) {
                     Ok(flate2::Status::StreamEnd) => zlib.total_out() as usize,
@@ -234,8 +234,9 @@ impl Compression {
                     Err(e) => return Err(format!("zlib: {e}")),
                 }
             }
-            Self::Zstd => {
-                zstd::bulk::decompress_to_buffer(stream, out).map_err(|e| format!("zstd: {e}"))?
+            Self::Zstd(zstd) => {
+                let done = zstd.decompress_to_buffer(stream, out);
+                done.map_err(|e| format!("zstd: {e}"))?
             }
         };
         match came == size {
