@@ -66,7 +66,7 @@ mod armed {
             }
         });
         static MET: AtomicUsize = AtomicUsize::new(0);
-        debug_assert!(
+        assert!(
             STEPS.contains(&step) || REMOVING.contains(&step),
             "{step} is not in STEPS"
         );

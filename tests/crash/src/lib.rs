@@ -21,7 +21,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
     DType, LocalGroup, ProcessGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
 };
-use reshard_model::testkit::is_thorough;
+use reshard_model::testkit::{is_thorough, one_in};
+use reshard_storage::failpoint;
 use std::path::Path;
 
 const TENSORS: u64 = 12;
@@ -45,6 +46,17 @@ pub fn scratch() -> std::io::Result<tempfile::TempDir> {
         memory if memory.is_dir() && !is_thorough() => tempfile::tempdir_in(memory),
         _ => tempfile::tempdir(),
     }
+}
+
+/// Returns the named steps at which the `n`-th of several savers is killed: all if tests are thorough, else one in three. Three
+/// savers in a row meet all of them.
+pub fn steps(n: usize) -> impl Iterator<Item = &'static str> {
+    let each = one_in(3);
+    failpoint::STEPS
+        .iter()
+        .copied()
+        .skip(n % each)
+        .step_by(each)
 }
 
 /// The part of one of four ranks.

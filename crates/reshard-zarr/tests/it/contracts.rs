@@ -19,7 +19,7 @@ fn the_strategies_keep_their_contract() {
 /// Shards have many inner chunks then, and each of them has a checksum of its own.
 #[test]
 fn the_strategies_keep_their_contract_with_small_inner_chunks() {
-    let save = Zarr3Config::default().with_inner_chunk(16);
+    let save = Zarr3Config::default().with_inner_chunk(64);
     testkit::save_load_contract(&save, &Zarr3LoadConfig::default());
 }
 

@@ -5,10 +5,11 @@
 use reshard::{
     BackendVersion, Dialect, OpenOptions, Registry, Tensor, blocking::Checkpoint, strategy::Make,
 };
-use reshard_crash::{Form, save, scattered};
+use reshard_crash::{Form, save, scattered, steps};
+use reshard_model::testkit::is_thorough;
 use reshard_storage::failpoint;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -179,7 +180,7 @@ fn destination(home: &Path, name: impl fmt::Display, target: &Target) -> PathBuf
 }
 
 /// How many named steps a conversion meets in such a place, a new one and one that replaces another.
-fn steps(kind: Kind) -> [u32; 2] {
+fn steps_of(kind: Kind) -> [u32; 2] {
     match kind {
         Kind::Folder => [9, 14],
         Kind::FolderWithoutRecord => [7, 12],
@@ -192,12 +193,16 @@ fn steps(kind: Kind) -> [u32; 2] {
 fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
     let home = reshard_crash::scratch().unwrap();
     let (src, all) = source(home.path(), 1);
+    let mut met = BTreeSet::new();
     for (n, target) in targets().iter().enumerate() {
         let (mut killed, mut whole) = (0, 0);
-        for at in failpoint::STEPS {
+        for at in steps(n) {
             let dst = destination(home.path(), format_args!("{n}-{at}"), target);
             let done = ended(converter(&src, &dst, target, false, Some(at)));
-            killed += u32::from(!done);
+            if !done {
+                met.insert(at);
+                killed += 1;
+            }
             let found = look(&dst, target);
             whole += u32::from(found.is_some() && !done);
             assert!(
@@ -219,21 +224,28 @@ fn a_conversion_killed_at_any_named_step_leaves_nothing_or_all() {
             }
             pruned(&dst);
         }
-        assert!(
-            whole > 0 && whole < killed,
-            "{target}: {whole} of {killed} whole"
-        );
-        assert_eq!(killed, steps(target.kind)[0], "{target}");
+        assert!(whole < killed, "{target}: {whole} of {killed} whole");
+        if is_thorough() {
+            assert!(whole > 0, "{target}");
+            assert_eq!(killed, steps_of(target.kind)[0], "{target}");
+        }
     }
+    // Some places meet those, too, that others only meet when they replace something.
+    let mut always = failpoint::STEPS.iter();
+    assert!(
+        always.all(|step| failpoint::REPLACING.contains(step) || met.contains(step)),
+        "{met:?}"
+    );
 }
 
 #[test]
 fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new() {
     let home = reshard_crash::scratch().unwrap();
     let [(first, old), (second, new)] = [1, 2].map(|step| source(home.path(), step));
+    let mut met = BTreeSet::new();
     for (n, target) in targets().iter().enumerate() {
         let (mut killed, mut replaced) = (0, 0);
-        for at in failpoint::STEPS {
+        for at in steps(n) {
             let dst = destination(home.path(), format_args!("{n}-{at}"), target);
             assert!(
                 ended(converter(&first, &dst, target, false, None)),
@@ -246,7 +258,10 @@ fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new(
                 pruned(&dst);
                 continue;
             }
-            killed += u32::from(!done);
+            if !done {
+                met.insert(at);
+                killed += 1;
+            }
             let found = look(&dst, target).unwrap();
             assert!(found == old || found == new, "{target} killed at {at}");
             replaced += u32::from(found == new && !done);
@@ -265,13 +280,16 @@ fn a_conversion_over_another_killed_at_any_named_step_leaves_the_old_or_the_new(
             );
             pruned(&dst);
         }
-        assert_eq!(killed, steps(target.kind)[1], "{target}");
         assert!(
             replaced < killed || killed == 0,
             "{target}: {replaced} of {killed} replaced"
         );
-        assert_eq!(replaced > 0, target.kind != Kind::Prefix, "{target}");
+        if is_thorough() {
+            assert_eq!(killed, steps_of(target.kind)[1], "{target}");
+            assert_eq!(replaced > 0, target.kind != Kind::Prefix, "{target}");
+        }
     }
+    assert_eq!(met, failpoint::STEPS.iter().copied().collect());
 }
 
 #[test]
