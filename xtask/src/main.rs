@@ -18,10 +18,10 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::clouds::Extent;
-use crate::shell::{doc_tests, say, steps, tests};
+use crate::shell::{doc_tests, say, tests};
 
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
@@ -152,11 +152,15 @@ fn run(args: &[String]) -> Result<()> {
 }
 
 /// All tests, then the doc tests, which nextest does not run.
+/// Doc tests are compiled one crate after the other, so they run beside the others and do not take the second CPU for long.
 fn test() -> Result<()> {
-    steps(&[
-        ("tests", &|| tests()?.run()),
-        ("doc tests", &|| doc_tests().run()),
-    ])
+    std::thread::scope(|scope| {
+        let docs = scope.spawn(|| doc_tests().read());
+        tests()?.run()?;
+        say("doc tests, which ran at the same time");
+        let docs = docs.join().map_err(|_| anyhow!("doc tests panicked"))?;
+        docs.map(|_| ())
+    })
 }
 
 /// The slice that was given as `K/N`.
