@@ -151,8 +151,8 @@ fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// All tests, then the doc tests, which nextest does not run.
-/// Doc tests are compiled one crate after the other, so they run beside the others and do not take the second CPU for long.
+/// All tests. nextest runs no doc tests. They are compiled one crate after the other, which leaves a CPU idle, so they run beside
+/// the others.
 fn test() -> Result<()> {
     std::thread::scope(|scope| {
         let docs = scope.spawn(|| doc_tests().read());

@@ -59,6 +59,12 @@ pub fn steps(n: usize) -> impl Iterator<Item = &'static str> {
         .step_by(each)
 }
 
+/// Whether a saver that is killed at this step has committed.
+pub fn is_committed(step: &str) -> bool {
+    step.starts_with("commit.")
+        && !["commit.record", "commit.synced", "commit.ready"].contains(&step)
+}
+
 /// The part of one of four ranks.
 fn state(step: u64, rank: u64) -> Result<StateDict> {
     part(step, rank, RANKS.into())

@@ -24,7 +24,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The smallest checkpoints of each family are damaged; with `RESHARD_THOROUGH=1` all are.
+/// Number of the smallest checkpoints of each family that are damaged; with `RESHARD_THOROUGH=1` all are.
 const SUBJECTS: usize = 3;
 /// Damaged copies per file and kind of damage, about; without `RESHARD_THOROUGH=1` half of them.
 const COPIES: usize = 100;

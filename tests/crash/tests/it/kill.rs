@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{Dialect, ErrorKind};
-use reshard_crash::{Form, look, save, scattered, steps};
+use reshard_crash::{Form, is_committed, look, save, scattered, steps};
 use reshard_storage::failpoint;
 use std::{
     path::Path,
@@ -84,12 +84,10 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                     &[None, Some(2)]
                 };
                 assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
-                let committed = at.starts_with("commit.")
-                    && !matches!(at, "commit.record" | "commit.synced" | "commit.ready");
                 if !status.success() {
                     assert_eq!(
                         found == Some(2),
-                        committed,
+                        is_committed(at),
                         "killed at {at}: found {found:?}"
                     );
                 }
