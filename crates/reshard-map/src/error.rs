@@ -125,8 +125,8 @@ pub struct Limits {
     pub names: usize,
     /// Bytes of all names together, after any of the rules.
     pub name_bytes: u64,
-    /// Steps that all rules take together: bytes of keys that are compared with parts of patterns, keys that change (512 each, and 200 for a capture), and pieces that are cut. So many
-    /// take about ten seconds by default.
+    /// Steps of all rules together: bytes of keys compared with parts of patterns, keys that change (512 each, and 200 for a capture), and
+    /// pieces that are cut. The default takes about three seconds.
     pub steps: u64,
 }
 
@@ -136,7 +136,7 @@ impl Default for Limits {
             pieces: 1 << 18,
             names: 1 << 20,
             name_bytes: 1 << 28,
-            steps: 1 << 32,
+            steps: 1 << 30,
         }
     }
 }

@@ -8,10 +8,10 @@ mod blosc;
 mod tests;
 
 use super::meta::{Codec, Fault, Stored};
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, buf::Reader};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
 use reshard_model::{DType, Tensor};
-use std::{io::Read, sync::Arc};
+use std::{cell::RefCell, io::Read, sync::Arc};
 
 /// Bytes of a CRC-32C.
 pub(crate) const CRC: usize = 4;
@@ -82,17 +82,28 @@ impl Codec {
                 ends(stream.into_inner())?;
                 Ok(out)
             }
-            Self::Zlib => {
-                let mut stream = ZlibDecoder::new(&*stored);
-                let out = all(&mut stream, stored.len(), most)?;
-                ends(stream.into_inner())?;
-                Ok(out)
-            }
+            Self::Zlib => zlib(stored, most),
             Self::Zstd => zstd(&stored, most),
             Self::Blosc => blosc::undo(&stored, most),
             Self::Crc32c { at_start } => crc(&stored, at_start),
         }
     }
+}
+
+fn zlib(stored: Bytes, most: u64) -> Result<Bytes, Fault> {
+    // The state of a decoder has 43 kB, and an inner chunk may have a few bytes: so each thread keeps one.
+    thread_local! {
+        static STREAM: RefCell<ZlibDecoder<Reader<Bytes>>> = RefCell::new(ZlibDecoder::new(Bytes::new().reader()));
+    }
+    STREAM.with_borrow_mut(|stream| {
+        let size = stored.len();
+        stream.reset(stored.reader());
+        let out = all(stream, size, most);
+        let rest = stream.reset(Bytes::new().reader()).into_inner();
+        let out = out?;
+        ends(&rest)?;
+        Ok(out)
+    })
 }
 
 /// All that comes out of a stream.

@@ -8,6 +8,7 @@ use crate::array::{
     meta::{Codec, Encoding, Sharding},
     shard::Shard,
 };
+use bytes::Bytes;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
@@ -18,6 +19,8 @@ use std::{collections::BTreeMap, ops::Range};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
+/// The most chunks that are read in one call.
+const AHEAD: usize = 1024;
 
 pub(super) async fn verify(
     reader: &ZarrReader,
@@ -45,6 +48,7 @@ pub(super) async fn verify(
     let sound = |array: &&Array| !changed.contains_key(&*array.key);
     for array in reader.arrays.iter().filter(sound) {
         indexes(array, &mut report);
+        let mut ahead = ReadAhead::default();
         for number in 0..array.count {
             report.items += 1;
             // What is wrong with the index of a shard is said once, and not for each chunk in it.
@@ -53,7 +57,8 @@ pub(super) async fn verify(
             }
             let chunk = Chunk { array, number };
             let full = items.has_chunk(chunk.id());
-            match check(reader, &chunk, full, progress).await {
+            let bytes = ahead.take(reader, &chunk, items).await;
+            match check(reader, &chunk, full, bytes, progress).await {
                 Ok(read) => {
                     report.bytes += read;
                     let unchecked = read > 0 && !has_checksum(&chunk);
@@ -145,11 +150,65 @@ fn uncovered(chunk: &Chunk<'_>) -> Option<Uncovered> {
     }
 }
 
-/// Returns the number of bytes that were read.
+/// The next chunks of an array, read in one call: a shard may have many small inner chunks, and a request for each would take longer than
+/// their bytes.
+#[derive(Default)]
+struct ReadAhead {
+    /// The first chunk that was not considered yet.
+    end: u32,
+    chunks: BTreeMap<u32, Bytes>,
+}
+
+impl ReadAhead {
+    /// The stored bytes of a chunk. `None` if `check` has to read them: the chunk is large, or they can't be read.
+    async fn take(
+        &mut self,
+        reader: &ZarrReader,
+        chunk: &Chunk<'_>,
+        items: &CheckedItems,
+    ) -> Option<Bytes> {
+        if chunk.number >= self.end {
+            self.read(reader, chunk, items).await;
+        }
+        self.chunks.remove(&chunk.number)
+    }
+
+    async fn read(&mut self, reader: &ZarrReader, first: &Chunk<'_>, items: &CheckedItems) {
+        let array = first.array;
+        let (mut numbers, mut ranges, mut left) = (Vec::new(), Vec::new(), STEP);
+        self.end = first.number;
+        while self.end < array.count && ranges.len() < AHEAD {
+            let number = self.end;
+            let chunk = Chunk { array, number };
+            if !array.is_lost(number)
+                && items.has_chunk(chunk.id())
+                && let Ok(Some((file, at))) = reader.stored(&chunk)
+            {
+                let Some(rest) = left.checked_sub(at.end - at.start) else {
+                    break;
+                };
+                left = rest;
+                numbers.push(number);
+                ranges.push((file, at));
+            }
+            self.end += 1;
+        }
+        // A large chunk comes alone, and in steps.
+        self.end = self.end.max(first.number + 1);
+        self.chunks.clear();
+        // After an error each chunk is read alone, which finds the one that can't be read.
+        if let Ok((bytes, _)) = reader.store.read_ranges(ranges).await {
+            self.chunks.extend(numbers.into_iter().zip(bytes));
+        }
+    }
+}
+
+/// Returns the number of bytes that were read, here or `ahead`.
 async fn check(
     reader: &ZarrReader,
     chunk: &Chunk<'_>,
     full: bool,
+    ahead: Option<Bytes>,
     progress: &Progress,
 ) -> Result<u64> {
     let Chunk { array, number } = chunk;
@@ -171,14 +230,20 @@ async fn check(
     }
     if !array.meta.stored().codecs.is_empty() {
         reader.affords(chunk, &at)?;
-        let stored = reader.store.read(&file, at.clone()).await?;
+        let stored = match ahead {
+            Some(stored) => stored,
+            None => reader.store.read(&file, at.clone()).await?,
+        };
         progress.add(stored.len() as u64);
         reader.decoded(chunk, &file, &at, stored)?;
         return Ok(at.end - at.start);
     }
     let mut crc = crc32fast::Hasher::new();
     for step in check_steps(&*reader.store, at.clone(), STEP) {
-        let part = reader.store.read(&file, step.clone()).await?;
+        let part = match &ahead {
+            Some(stored) => stored.clone(),
+            None => reader.store.read(&file, step.clone()).await?,
+        };
         crc.update(&part);
         progress.add(step.end - step.start);
     }
