@@ -70,7 +70,7 @@ const RESHARD_RANKS: &[u32] = &[1, 4];
 const SAVERS: u32 = 2;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut run = Run::start(options.only_drivers)?;
+    let mut run = Run::start(options)?;
     if options.every_torch {
         let known = [&TORCH_113, &TORCH_21, &TORCH_24, &MCORE_012, &TORCH_215];
         for venv in OTHER_TORCHES.iter().chain(known) {
@@ -130,12 +130,14 @@ struct Run {
     drivers: Drivers,
     /// Optimizers that were rewritten, for the newest Megatron Core to load.
     canonical: Vec<PathBuf>,
+    /// Whether it is the short run that each change gets.
+    short: bool,
     passed: u32,
     failed: Vec<String>,
 }
 
 impl Run {
-    fn start(only_drivers: bool) -> Result<Self> {
+    fn start(options: &Options) -> Result<Self> {
         let place = target_dir().join("interop");
         if place.exists() {
             std::fs::remove_dir_all(&place)
@@ -143,7 +145,7 @@ impl Run {
         }
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot make {}", place.display()))?;
-        let programs = match only_drivers {
+        let programs = match options.only_drivers {
             true => None,
             false => Some(programs(&["reshard", "reshard-interop"])?),
         };
@@ -155,14 +157,17 @@ impl Run {
             command: programs.unwrap_or_default().join("reshard"),
             drivers: Drivers::default(),
             canonical: Vec::new(),
+            short: options.short,
             passed: 0,
             failed: Vec::new(),
         })
     }
 
     fn guest(&mut self, guest: &Guest) -> Result<()> {
-        if let Some(why) = guest.venv.lacks() {
-            say(format!("{} is left out: {why}", guest.venv.name()));
+        if let Some(why) = guest.venv.lacks()? {
+            let what = format!("{} is left out: it {why}", guest.venv.name());
+            say(&what);
+            self.failed.push(what);
             return Ok(());
         }
         let python = guest.venv.python()?;
@@ -401,7 +406,7 @@ impl Run {
 
     /// megatron-core and transformers compute the same with weights that a map has carried from one to the other.
     fn maps(&mut self, python: &Path) -> Result<()> {
-        let test = with_python(
+        let test = self.with_python(
             "reshard-cli",
             "mapping::needs_python",
             "RESHARD_MODELS_PYTHON",
@@ -414,14 +419,14 @@ impl Run {
 
     /// zarr-python and TensorStore read what reshard wrote in both versions of Zarr. What they wrote are fixtures of `reshard-zarr`.
     fn zarr(&mut self, python: &Path) -> Result<()> {
-        let test = with_python("reshard-zarr", "interop::", "RESHARD_ZARR_PYTHON", python)?;
+        let test = self.with_python("reshard-zarr", "interop::", "RESHARD_ZARR_PYTHON", python)?;
         self.timed("zarr-python and TensorStore read what reshard saves", test);
         Ok(())
     }
 
     /// safetensors and PyTorch read what reshard wrote, and reshard what they wrote.
     fn safetensors(&mut self, python: &Path) -> Result<()> {
-        let test = with_python(
+        let test = self.with_python(
             "reshard-safetensors",
             "interop::",
             "RESHARD_SAFETENSORS_PYTHON",
@@ -436,7 +441,7 @@ impl Run {
 
     /// TensorFlow reads what reshard wrote, and reshard what TensorFlow wrote.
     fn tensorflow(&mut self, python: &Path) -> Result<()> {
-        let test = with_python(
+        let test = self.with_python(
             "reshard-golden",
             "tf_interop::",
             "RESHARD_TENSORFLOW_PYTHON",
@@ -449,7 +454,7 @@ impl Run {
     /// `torch.load(weights_only=True)` loads what reshard wrote, and reshard reads what torch wrote of it, in both layouts. Only the newest has
     /// all element types.
     fn torch_save(&mut self, venv: &Venv, python: &Path) -> Result<()> {
-        let test = with_python(
+        let test = self.with_python(
             "reshard-torch-save",
             "interop::",
             "RESHARD_TORCH_PYTHON",
@@ -464,7 +469,7 @@ impl Run {
             venv.name()
         );
         self.timed(&what, test);
-        let test = with_python(
+        let test = self.with_python(
             "reshard-cli",
             "torch_save::needs_python",
             "RESHARD_TORCH_PYTHON",
@@ -480,7 +485,7 @@ impl Run {
 
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
     fn tcp_store(&mut self, python: &Path) -> Result<()> {
-        let test = with_python("reshard-comm-tcp", "torch::", "RESHARD_PYTHON", python)?;
+        let test = self.with_python("reshard-comm-tcp", "torch::", "RESHARD_PYTHON", python)?;
         self.timed("torch-2.15 and reshard share a TCPStore", test);
         Ok(())
     }
@@ -614,6 +619,22 @@ impl Run {
         }
     }
 
+    /// Returns the tests of a package that need a Python, whose path they read from a variable. `test` is a part of their names.
+    fn with_python(
+        &self,
+        package: &str,
+        test: &str,
+        variable: &str,
+        python: &Path,
+    ) -> Result<Program> {
+        let filter = format!("package({package}) & test({test})");
+        let tests = ignored(&filter)?.env(variable, python.as_os_str());
+        Ok(match self.short {
+            true => tests,
+            false => tests.env("RESHARD_THOROUGH", "1"),
+        })
+    }
+
     fn finish(self, keep: bool) -> Result<()> {
         for what in &self.failed {
             say(format!("FAILED  {what}"));
@@ -631,6 +652,9 @@ impl Run {
         ));
         if !self.failed.is_empty() {
             bail!("interop failed");
+        }
+        if self.passed == 0 {
+            bail!("nothing ran");
         }
         Ok(())
     }
@@ -652,10 +676,4 @@ pub(crate) fn beside_torchrun(reshard: &Path, python: &Path, dir: &Path) -> Prog
         .args(["--reshard".as_ref(), reshard.as_os_str()])
         .args(["--spec".as_ref(), tests.join("specs/dcp.json").as_os_str()])
         .args(["--dir".as_ref(), dir.as_os_str()])
-}
-
-/// The tests of a package that need a Python, whose path they read from a variable. `test` is a part of their names.
-fn with_python(package: &str, test: &str, variable: &str, python: &Path) -> Result<Program> {
-    let filter = format!("package({package}) & test({test})");
-    Ok(ignored(&filter)?.env(variable, python.as_os_str()))
 }

@@ -59,7 +59,7 @@ Usage: cargo xtask COMMAND
             --seed S      seed of the property tests, and of the choice of mutants [default: the day]
             --fuzz SECONDS  time for each fuzz target [default: 300]
 
-.ci/run calls what each change must pass. interop and bench install Python programs into target/venvs (about 20 GB, once).
+.ci/run calls what each change must pass. interop and bench install Python programs into target/venvs (about 25 GB, or 6 GB with --frugal).
 RESHARD_VENVS names another directory for them.";
 
 fn main() -> ExitCode {
@@ -156,9 +156,14 @@ fn run(args: &[String]) -> Result<()> {
 fn test() -> Result<()> {
     std::thread::scope(|scope| {
         let docs = scope.spawn(|| doc_tests().read());
-        tests()?.run()?;
-        say("doc tests, which ran at the same time");
+        let others = tests().and_then(|tests| tests.run());
         let docs = docs.join().map_err(|_| anyhow!("doc tests panicked"))?;
+        say("\ndoc tests, which ran at the same time");
+        match &docs {
+            Ok(text) => say(text),
+            Err(e) => say(format!("{e:#}")),
+        }
+        others?;
         docs.map(|_| ())
     })
 }

@@ -137,7 +137,7 @@ fn call(group: &Group) -> Result<Program> {
         .env("PATH", path)
         .env("CARGO_INCREMENTAL", "1")
         .env("PROPTEST_CASES", "64")
-        // A failing test is enough; nobody looks at the smallest counterexample.
+        // A failing test is enough, so none looks for the smallest counterexample.
         .env("PROPTEST_MAX_SHRINK_ITERS", "0"))
 }
 

@@ -6,10 +6,8 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::clouds::{self, Extent};
 use crate::shell::{Program, nextest, say, tests};
+use crate::venv::TORCH_215;
 use crate::{fuzz, interop, lint, mutants, processes};
-
-/// Cases of each property test that has no number of its own.
-const CASES: &str = "512";
 
 /// The longest slice, in minutes on two cores.
 const LONGEST: u32 = 60;
@@ -58,7 +56,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
 
-    let commit = Program::new("git").args(["rev-parse", "HEAD"]).read()?;
+    let describe = [
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=40",
+        "--dirty",
+    ];
+    let commit = Program::new("git").args(describe).read()?;
     let begin = Instant::now();
     let mut failed = Vec::new();
     for part in &parts {
@@ -130,7 +135,11 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     parts.push(Part::new("torch.load of each version", 40, move || {
         interop(true)
     }));
-    parts.push(Part::new("processes", 30, processes::run));
+    parts.push(Part::new("processes", 30, || {
+        // Without torch it would leave out what PyTorch takes part in.
+        TORCH_215.python()?;
+        processes::run()
+    }));
     parts.push(Part::new("examples", 15, lint::frameworks));
     Ok(parts)
 }
@@ -178,7 +187,6 @@ fn long(share: &str, seed: u64) -> Result<()> {
     tests()?
         .args(["--run-ignored", "all", "--no-fail-fast", "-E", chosen])
         .args([format!("--partition=slice:{share}")])
-        .env("PROPTEST_CASES", CASES)
         .env("PROPTEST_RNG_SEED", seed.to_string())
         .env("RESHARD_THOROUGH", "1")
         .run()

@@ -35,7 +35,7 @@ fn demo() -> Result<()> {
     reshard(&["demo", "--processes", "--size", "64MiB"])
 }
 
-/// One of four ranks is killed: at each collective, at each named step, and at 200 random moments of each act.
+/// One of four ranks is killed: at each collective and at each named step. `cargo xtask nightly` adds 200 random moments.
 fn kills() -> Result<()> {
     tests()?
         .args(["-E", "package(reshard-crash) & test(ranks::)"])

@@ -141,7 +141,7 @@ pub(crate) fn nextest_program() -> Result<PathBuf> {
 
 /// A call of nextest.
 pub(crate) fn nextest() -> Result<Program> {
-    // Tests of crashes and commits mostly wait for the disk, so more of them run at a time than there are CPUs.
+    // Many tests wait for processes, servers or the disk, so more of them run at a time than there are CPUs.
     let threads = 3 * std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Program::new(nextest_program()?)
         .args(["nextest", "run", "--locked"])
@@ -171,7 +171,7 @@ pub(crate) fn doc_tests() -> Program {
     ])
 }
 
-/// Builds programs of the workspace as its tests use them, and returns the folder that they lie in.
+/// Builds programs of the workspace as its tests use them, and returns their folder.
 pub(crate) fn programs(names: &[&str]) -> Result<PathBuf> {
     cargo(&["build", "--profile", "test", "--workspace", "--locked"])
         .args(["--features", FEATURES])

@@ -159,12 +159,12 @@ impl Venv {
     }
 
     /// Explains why this machine can't install it: it has no suitable Python, and no finished environment either.
-    pub(crate) fn lacks(&self) -> Option<String> {
+    pub(crate) fn lacks(&self) -> Result<Option<String>> {
         if self.installed().is_some() {
-            return None;
+            return Ok(None);
         }
-        let found = uv().and_then(|uv| uv.args(["python", "find", self.python]).read());
-        found.err().map(|_| format!("needs Python {}", self.python))
+        let found = uv()?.args(["python", "find", self.python]).read();
+        Ok(found.err().map(|_| format!("needs Python {}", self.python)))
     }
 
     /// Its Python, if the environment exists.
@@ -186,6 +186,13 @@ impl Venv {
         if complete || (trusted && python.exists()) {
             return Ok(python);
         }
+        // What the caller provided is not ours to replace.
+        if trusted && dir.exists() && !stamp.exists() {
+            bail!(
+                "{} exists, and `cargo xtask` did not make it; move it away",
+                dir.display()
+            );
+        }
         self.install(&dir, &python)?;
         std::fs::write(&stamp, recipe)
             .with_context(|| format!("cannot write {}", stamp.display()))?;
@@ -203,14 +210,13 @@ impl Venv {
 
     fn install(&self, dir: &Path, python: &Path) -> Result<()> {
         let begin = Instant::now();
+        // An interrupted install leaves gigabytes there.
+        let unpacked = unpacked();
+        if unpacked.exists() {
+            std::fs::remove_dir_all(&unpacked)
+                .with_context(|| format!("cannot remove {}", unpacked.display()))?;
+        }
         if dir.exists() {
-            // A directory that the caller provided may contain an unrelated folder of that name.
-            if !is_venv(dir) && given().is_some() {
-                bail!(
-                    "{} exists and is no virtual environment; move it away",
-                    dir.display()
-                );
-            }
             std::fs::remove_dir_all(dir)
                 .with_context(|| format!("cannot remove {}", dir.display()))?;
         }
@@ -257,7 +263,7 @@ pub(crate) fn uv() -> Result<Program> {
             .run()?;
     }
     // What it unpacks is linked from here into the environments, so it must be on the same disk.
-    let unpacked = own();
+    let unpacked = unpacked();
     std::fs::create_dir_all(&unpacked)
         .with_context(|| format!("cannot make {}", unpacked.display()))?;
     // An interpreter doesn't come from a package registry, so uv must not download one.
@@ -276,12 +282,6 @@ pub(crate) fn uv() -> Result<Program> {
     })
 }
 
-/// Whether a folder is a virtual environment, or empty. `pyvenv.cfg` is the first file of each.
-fn is_venv(dir: &Path) -> bool {
-    dir.join("pyvenv.cfg").is_file()
-        || std::fs::read_dir(dir).is_ok_and(|mut all| all.next().is_none())
-}
-
 /// The directory of environments that the caller provides in `RESHARD_VENVS`.
 fn given() -> Option<PathBuf> {
     std::env::var_os("RESHARD_VENVS")
@@ -293,19 +293,7 @@ fn own() -> PathBuf {
     target_dir().join("venvs")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_with_other_content_is_no_virtual_environment() -> Result<()> {
-        let dir = std::env::temp_dir().join(format!("reshard-xtask-{}", std::process::id()));
-        std::fs::create_dir(&dir)?;
-        assert!(is_venv(&dir));
-        std::fs::write(dir.join("thesis.tex"), "")?;
-        assert!(!is_venv(&dir));
-        std::fs::write(dir.join("pyvenv.cfg"), "")?;
-        assert!(is_venv(&dir));
-        Ok(std::fs::remove_dir_all(&dir)?)
-    }
+/// The folder in which uv unpacks packages.
+fn unpacked() -> PathBuf {
+    own().join("unpacked")
 }

@@ -24,7 +24,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn stranger(at: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(at).unwrap();
     stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
+        .set_read_timeout(Some(Duration::from_secs(300)))
         .unwrap();
     stream
 }

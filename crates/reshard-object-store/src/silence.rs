@@ -1,4 +1,4 @@
-//! How long a service may be silent. A client of `reqwest` counts what it sends as silence of the service, so on a slow line it
+//! The time for which a service may be silent. A client of `reqwest` counts what it sends as silence of the service, so on a slow line it
 //! would give up large parts that are on their way.
 
 use async_trait::async_trait;
@@ -91,7 +91,7 @@ mod tests {
         time::Instant,
     };
 
-    const SILENCE: Duration = Duration::from_millis(400);
+    const SILENCE: Duration = Duration::from_secs(2);
 
     /// Sends so many bytes to a server that takes `pause` for each 256 KiB of them.
     fn sent(bytes: usize, pause: Duration) -> Result<Bytes, String> {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_part_may_take_longer_than_a_service_may_be_silent() {
         let began = Instant::now();
-        assert_eq!(sent(4 << 20, Duration::from_millis(50)), Ok("ok".into()));
+        assert_eq!(sent(4 << 20, Duration::from_millis(200)), Ok("ok".into()));
         assert!(began.elapsed() > SILENCE, "the line was not slow");
     }
 

@@ -1,10 +1,10 @@
-//! Named steps at which a crash test kills the process.
+//! Named steps at which a test kills or stops the process.
 //!
 //! With the feature `testkit`, a process whose environment has `RESHARD_CRASH_AT=step` dies at that step as by
-//! `SIGKILL`: no destructor runs, nothing is flushed. Without the feature `hit` is all there is, and does nothing.
+//! `SIGKILL`: no destructor runs, nothing is flushed. With `RESHARD_STOP_AT=step` it stops there as by `SIGSTOP`. Without the feature `hit` is all there is, and does nothing.
 
 #[cfg(feature = "testkit")]
-pub use armed::{REMOVING, REPLACING, STEPS, VARIABLE, hit};
+pub use armed::{REMOVING, REPLACING, STEPS, STOP, VARIABLE, hit};
 
 /// Nothing.
 #[cfg(not(feature = "testkit"))]
@@ -20,6 +20,9 @@ mod armed {
 
     /// The environment variable that names the step. A number behind it says which time the step is met: `commit.removing 3`.
     pub const VARIABLE: &str = "RESHARD_CRASH_AT";
+
+    /// The environment variable that names the step at which the process stops, until it gets `SIGCONT`.
+    pub const STOP: &str = "RESHARD_STOP_AT";
 
     /// All steps, in the order in which a save meets them.
     pub const STEPS: &[&str] = &[
@@ -56,25 +59,48 @@ mod armed {
         "commit.removing",
     ];
 
-    /// Dies here if the environment says so.
-    pub fn hit(step: &str) {
-        static AT: LazyLock<Option<(String, usize)>> = LazyLock::new(|| {
-            let at = std::env::var(VARIABLE).ok()?;
-            match at.split_once(' ') {
+    /// A step from the environment, the number of the time that it is met, and how often it was met.
+    struct At(Option<(String, usize)>, AtomicUsize);
+
+    impl At {
+        fn from_env(variable: &str) -> Self {
+            let parse = |at: String| match at.split_once(' ') {
                 None => Some((at, 1)),
                 Some((step, nth)) => Some((step.to_owned(), nth.parse().ok()?)),
-            }
-        });
-        static MET: AtomicUsize = AtomicUsize::new(0);
+            };
+            Self(
+                std::env::var(variable).ok().and_then(parse),
+                AtomicUsize::new(0),
+            )
+        }
+
+        /// Returns `true` when `step` is met for the chosen time.
+        fn is_now(&self, step: &str) -> bool {
+            let chosen = self.0.as_ref().filter(|(at, _)| at == step);
+            chosen.is_some_and(|(_, nth)| self.1.fetch_add(1, Ordering::Relaxed) + 1 == *nth)
+        }
+    }
+
+    /// Dies or stops here if the environment says so.
+    pub fn hit(step: &str) {
+        static DIES: LazyLock<At> = LazyLock::new(|| At::from_env(VARIABLE));
+        static STOPS: LazyLock<At> = LazyLock::new(|| At::from_env(STOP));
         assert!(
             STEPS.contains(&step) || REMOVING.contains(&step),
             "{step} is not in STEPS"
         );
-        if let Some((_, nth)) = AT.as_ref().filter(|(at, _)| at == step)
-            && MET.fetch_add(1, Ordering::Relaxed) + 1 == *nth
-        {
+        if DIES.is_now(step) {
             die();
         }
+        if STOPS.is_now(step) {
+            stop();
+        }
+    }
+
+    fn stop() {
+        // A process that can't stop itself is not stopped, which the test finds.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
+            .unwrap_or(());
     }
 
     fn die() {

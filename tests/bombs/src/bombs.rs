@@ -1,4 +1,4 @@
-//! The bombs, by where they lie.
+//! The bombs, by their place in a checkpoint.
 
 mod archives;
 mod built;
@@ -24,6 +24,7 @@ use crate::{
     zip,
 };
 use anyhow::Result;
+use reshard_model::testkit::is_thorough;
 use std::{fmt, path::Path};
 
 pub use archives::archives;
@@ -79,16 +80,17 @@ impl Bomb {
         Self::new(name, move |dir| put(dir, ".metadata", &make()))
     }
 
+    /// Without the usual commands.
+    fn only(mut self) -> Self {
+        self.usual = false;
+        self
+    }
+
     fn with(mut self, command: &[&str]) -> Self {
         self.commands
             .push(command.iter().map(ToString::to_string).collect());
         self
     }
-}
-
-/// Whether all commands are tried on all bombs.
-pub(crate) fn is_thorough() -> bool {
-    std::env::var_os("RESHARD_THOROUGH").is_some()
 }
 
 /// Storages that most pickles refer to, if to any.

@@ -1,7 +1,7 @@
 //! Every command on every bomb ends on its own: within 10 seconds of CPU time (100 in a build for tests) and 1.5 GB of address
 //! space, without a signal, with an exit code of the program, and with a message that explains what is wrong.
 //!
-//! Every other bomb gets one command, and each pickle is tried in one place of a checkpoint. With `RESHARD_THOROUGH=1`,
+//! One in three bombs gets one command, and each pickle is tried in one place of a checkpoint. With `RESHARD_THOROUGH=1`,
 //! which `cargo xtask nightly` sets, all commands run on all bombs. `RESHARD_BOMBS=a1,b2` chooses bombs whose names begin so,
 //! and `RESHARD_COMMANDS=ls,digest` chooses commands; what is chosen by name gets all commands.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]

@@ -28,6 +28,8 @@ use std::path::Path;
 const TENSORS: u64 = 12;
 const ROWS: u64 = 64;
 const COLUMNS: u64 = 256;
+/// Free bytes in memory from which on tests put their files there: enough for all that run at the same time.
+const LEAST_MEMORY: u64 = 1 << 30;
 /// How many ranks save.
 pub const RANKS: u32 = 4;
 
@@ -35,16 +37,18 @@ fn key(i: u64) -> String {
     format!("layers.{i}.weight")
 }
 
-/// Returns a new folder in memory where the system has files there, else in the folder for temporary files.
+/// Returns a new folder in memory where the system has files there and room for these, else in the folder for temporary files.
 ///
-/// A killed process loses nothing that it has written, whatever keeps it. On a disk most of the time would be waiting for fsync.
+/// A killed process loses nothing that it has written, on a disk or in memory. On a disk most of the time would be waiting for fsync.
 ///
 /// # Errors
 /// The folder can't be made.
 pub fn scratch() -> std::io::Result<tempfile::TempDir> {
-    match Path::new("/dev/shm") {
-        memory if memory.is_dir() && !is_thorough() => tempfile::tempdir_in(memory),
-        _ => tempfile::tempdir(),
+    let memory = Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(memory).map_or(0, |fs| fs.f_bavail * fs.f_frsize);
+    match free >= LEAST_MEMORY && !is_thorough() {
+        true => tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()),
+        false => tempfile::tempdir(),
     }
 }
 
@@ -59,7 +63,7 @@ pub fn steps(n: usize) -> impl Iterator<Item = &'static str> {
         .step_by(each)
 }
 
-/// Whether a saver that is killed at this step has committed.
+/// Returns `true` if a saver that is killed at this step has committed.
 pub fn is_committed(step: &str) -> bool {
     step.starts_with("commit.")
         && !["commit.record", "commit.synced", "commit.ready"].contains(&step)

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, root};
 
-/// What one check runs.
+/// One check: a driver and its arguments.
 pub(super) enum Job {
     Program(Program),
     Driver(Driver),
@@ -63,10 +63,10 @@ impl Job {
 
 /// The drivers that have imported what they need, by their Python and name.
 #[derive(Default)]
-pub(super) struct Drivers(BTreeMap<(PathBuf, String), Imported>);
+pub(super) struct Drivers(BTreeMap<(PathBuf, String), DriverProcess>);
 
 /// A process of `forks.py`. It ends when it is dropped.
-struct Imported {
+struct DriverProcess {
     child: Child,
     runs: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -80,7 +80,7 @@ impl Drivers {
         // One that no longer answers is not kept.
         let mut imported = match self.0.remove(&key) {
             Some(imported) => imported,
-            None => Imported::start(&key.0, &key.1)?,
+            None => DriverProcess::start(&key.0, &key.1)?,
         };
         let code = imported
             .run(&args, output)
@@ -101,7 +101,7 @@ impl Drivers {
     }
 }
 
-impl Imported {
+impl DriverProcess {
     fn start(python: &Path, name: &str) -> Result<Self> {
         let drivers = root().join("tests/interop/python");
         let mut child = Command::new(python)
@@ -124,7 +124,7 @@ impl Imported {
     fn run(&mut self, args: &[OsString], output: &Path) -> Result<i32> {
         let words = std::iter::once(output.as_os_str()).chain(args.iter().map(OsString::as_os_str));
         let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
-        let mut runs = self.runs.as_ref().context("it was told to end")?;
+        let mut runs = self.runs.as_ref().context("it has ended")?;
         writeln!(runs, "{}", serde_json::to_string(&words)?)?;
         let mut code = String::new();
         self.answers.read_line(&mut code)?;
@@ -134,7 +134,7 @@ impl Imported {
     }
 }
 
-impl Drop for Imported {
+impl Drop for DriverProcess {
     fn drop(&mut self) {
         // It ends with the last line of its input.
         self.runs = None;

@@ -27,7 +27,7 @@ pub(super) struct Guest {
     pub(super) newest_megatron: bool,
     /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     pub(super) newest: bool,
-    /// Whether it takes part in the short run that each change gets.
+    /// `true` if it takes part in the short run that each change gets.
     pub(super) short: bool,
 }
 

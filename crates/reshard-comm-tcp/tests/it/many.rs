@@ -107,7 +107,7 @@ fn a_rank() {
     };
     let error = match builder
         .serve(serve)
-        .deadline(Duration::from_secs(40))
+        .deadline(Duration::from_secs(600))
         .connect()
     {
         Err(e) => e.to_string(),

@@ -1,4 +1,4 @@
-//! How much tests try: seeds and cases of property tests, and steps of long loops.
+//! The extent of tests: seeds and cases of property tests, and steps of long loops.
 
 use proptest::test_runner::{Config, RngSeed};
 
@@ -31,14 +31,23 @@ const SEEDS: &[(&str, u64)] = &[
     ("reshard-zarr", 1),
 ];
 
-/// Returns the configuration of a property test with this many cases and the seed of the package under test.
+/// The least number of cases if tests are thorough.
+const THOROUGH: u32 = 512;
+
+/// Returns the configuration of a property test with this many cases, or more if tests are thorough, and the seed of the package
+/// under test.
 ///
-/// `PROPTEST_CASES` and `PROPTEST_RNG_SEED` override both. Failures are kept in `proptest-regressions/`, and tried first by
-/// the next run.
+/// `PROPTEST_CASES` and `PROPTEST_RNG_SEED` override both. Failures are kept in `proptest-regressions/`, or beside a test that
+/// is a program of its own, and tried first by the next run.
 ///
 /// # Panics
 /// If the package has no seed in `SEEDS`, or if cargo or nextest did not start the test.
 pub fn law(cases: u32) -> Config {
+    let cases = if is_thorough() {
+        cases.max(THOROUGH)
+    } else {
+        cases
+    };
     let mut config = Config::with_cases(super::cases(cases));
     if config.rng_seed == RngSeed::Random {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
@@ -53,7 +62,7 @@ pub fn law(cases: u32) -> Config {
     config
 }
 
-/// Whether tests try all that they can: `RESHARD_THOROUGH` is set, as by `cargo xtask nightly`.
+/// Returns `true` if tests should try everything: `RESHARD_THOROUGH` is set, as by `cargo xtask nightly`.
 pub fn is_thorough() -> bool {
     std::env::var_os("RESHARD_THOROUGH").is_some()
 }

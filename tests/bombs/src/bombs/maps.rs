@@ -38,7 +38,7 @@ const MANY: Of = Of {
 
 /// A map on a file of tensors.
 fn mapped(name: &str, of: Of, map: impl Fn() -> String + 'static) -> Bomb {
-    let mut bomb = Bomb::new(&format!("map/{name}"), move |dir| {
+    Bomb::new(&format!("map/{name}"), move |dir| {
         let keys: Vec<String> = (0..of.tensors).map(of.key).collect();
         let tensors: Vec<Tensor<'_>> = keys
             .iter()
@@ -46,9 +46,9 @@ fn mapped(name: &str, of: Of, map: impl Fn() -> String + 'static) -> Bomb {
             .collect();
         put_tensors(dir, "model.safetensors", &tensors)?;
         put(dir, "map.toml", map().as_bytes())
-    });
-    bomb.usual = false;
-    bomb.with(&[
+    })
+    .only()
+    .with(&[
         "convert",
         "DIR/model.safetensors",
         "TO",

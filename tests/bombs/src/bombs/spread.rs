@@ -29,6 +29,7 @@ pub fn spread() -> Vec<Bomb> {
         Bomb::new("a small checkpoint for many ranks", move |dir| {
             put_items(dir, &[item("a", 10_000), item("b", 1)])
         })
+        .only()
         .with(&[
             "convert",
             "DIR",

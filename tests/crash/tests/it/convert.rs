@@ -178,7 +178,7 @@ fn destination(home: &Path, name: impl fmt::Display, target: &Target) -> PathBuf
     folder.join(target.name)
 }
 
-/// Whether a conversion meets the step in such a place, if it replaces another one or not.
+/// Returns `true` if a conversion into such a place meets the step, whether or not it replaces another checkpoint.
 fn is_met(at: &str, kind: Kind, replaces: bool) -> bool {
     match at {
         "commit.record" | "commit.synced" => matches!(kind, Kind::Folder | Kind::Prefix),

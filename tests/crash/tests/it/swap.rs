@@ -1,26 +1,28 @@
-//! Links and directories on the way to a checkpoint are changed for others while it is saved: what lies anywhere is whole all
-//! the same.
+//! Links and directories on the way to a checkpoint are changed for others during a save: every checkpoint is whole all the same.
+//!
+//! Each change stops a save at named steps and changes names there. At night, threads change names all the time.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use anyhow::Result;
 use reshard::Dialect;
-use reshard_crash::{look, save, save_in_processes};
+use reshard_crash::{Form, look, save, save_in_processes, steps};
+use reshard_storage::failpoint;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-/// How often each is tried: by every `cargo test`, and by those that are run with `--ignored`.
-const FEW: u64 = 20;
-const MANY: u64 = 500;
-/// The same for ranks in processes.
-const FEW_OF_PROCESSES: u64 = 5;
-const MANY_OF_PROCESSES: u64 = 200;
+/// Rounds of each race with ranks in threads.
+const ROUNDS: u64 = 500;
+/// Rounds of each race with ranks in processes.
+const ROUNDS_OF_PROCESSES: u64 = 200;
 
 /// Saves a step over what lies there.
 type Saver = fn(&Path, u64) -> Result<()>;
@@ -184,28 +186,27 @@ fn a_directory_that_is_swapped(rounds: u64, place_itself: bool, saver: Saver) {
     });
 }
 
-/// Somebody's directory is exchanged with those that a save works in, under their hidden names.
+/// Exchanges a directory with each one that has a hidden name, as those of saves have.
+fn exchange_hidden(home: &Path, theirs: &Path) {
+    let is_hidden = |path: &PathBuf| {
+        let name = path.file_name().unwrap();
+        name.as_encoded_bytes().starts_with(b".")
+    };
+    let entries = fs::read_dir(home).unwrap().map(|e| e.unwrap().path());
+    for built in entries.filter(is_hidden) {
+        let (at, exchange) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+        // It may be gone by now.
+        rustix::fs::renameat_with(at, &built, at, theirs, exchange).unwrap_or(());
+    }
+}
+
+/// A directory of another program is exchanged with those in which a save works.
 fn a_hidden_directory_that_is_swapped(rounds: u64) {
     let home = reshard_crash::scratch().unwrap();
     let [one, theirs] = ["one", "theirs"].map(|n| home.path().join(n));
     let mut last = 1;
     save(&one, last, false, Dialect::Megatron).unwrap();
-    let swap = || {
-        let beside = fs::read_dir(home.path())
-            .unwrap()
-            .map(|e| e.unwrap().path());
-        let is_hidden = |path: &PathBuf| {
-            path.file_name()
-                .unwrap()
-                .as_encoded_bytes()
-                .starts_with(b".")
-        };
-        for built in beside.filter(is_hidden) {
-            let (at, exchange) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
-            // It may be gone by now.
-            rustix::fs::renameat_with(at, &built, at, &theirs, exchange).unwrap_or(());
-        }
-    };
+    let swap = || exchange_hidden(home.path(), &theirs);
     let precious =
         |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path().join("notes.txt").exists();
     for step in 2..2 + rounds {
@@ -252,50 +253,132 @@ fn a_hidden_directory_that_is_swapped(rounds: u64) {
     }
 }
 
-#[test]
-fn a_directory_that_is_swapped_for_a_hidden_one_stays() {
-    a_hidden_directory_that_is_swapped(3 * FEW);
+/// Saves over a place in a process that stops at a named step, calls `meanwhile`, and lets the process continue. Returns whether it
+/// met the step, and whether the save succeeded.
+fn save_that_stops(url: &Path, step: u64, at: &str, meanwhile: impl FnOnce()) -> (bool, bool) {
+    let mut saver = Command::new(env!("CARGO_BIN_EXE_reshard-saver"))
+        .arg(url)
+        .args([&step.to_string(), "overwrite"])
+        .arg(Form::from(Dialect::Megatron).name())
+        .env(failpoint::STOP, at)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&saver);
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+    if !status.stopped() {
+        return (false, status.exit_status() == Some(0));
+    }
+    meanwhile();
+    kill_process(pid, Signal::CONT).unwrap();
+    (true, saver.wait().unwrap().success())
+}
+
+/// Names that change around a place: the place, and the change, which both get the folder around them.
+const CHANGES: [(&str, fn(&Path)); 3] = [
+    ("latest", repoint),
+    ("one", swap_directories),
+    ("one/ckpt", swap_directories),
+];
+
+fn repoint(home: &Path) {
+    let new = home.join("new");
+    symlink("two", &new).unwrap();
+    fs::rename(new, home.join("latest")).unwrap();
+}
+
+fn swap_directories(home: &Path) {
+    let count = std::sync::atomic::AtomicU64::new(0);
+    swap(&home.join("one"), &home.join("two"), &count);
 }
 
 #[test]
-fn a_save_to_a_link_that_is_repointed_is_whole() {
-    a_link_that_is_repointed(FEW, by_threads);
+fn a_save_around_which_names_change_at_a_named_step_is_whole_or_an_error() {
+    let (mut met, mut succeeded) = (0, 0);
+    for (n, (place, change)) in CHANGES.into_iter().enumerate() {
+        for at in steps(n) {
+            let home = reshard_crash::scratch().unwrap();
+            let url = home.path().join(place);
+            for (name, step) in [("one", 1), ("two", 2)] {
+                let inner = if place.ends_with("ckpt") { "ckpt" } else { "." };
+                save(
+                    &home.path().join(name).join(inner),
+                    step,
+                    false,
+                    Dialect::Megatron,
+                )
+                .unwrap();
+            }
+            symlink("one", home.path().join("latest")).unwrap();
+            let (stopped, saved) = save_that_stops(&url, 3, at, || change(home.path()));
+            met += u32::from(stopped);
+            succeeded += u32::from(saved);
+
+            let mut all = Vec::new();
+            checkpoints(home.path(), &mut all);
+            let found: Vec<_> = all
+                .iter()
+                .map(|dir| look(dir).unwrap_or_else(|e| panic!("{place} at {at}: {e:#}")))
+                .collect();
+            assert!(found.len() >= 2, "{place} at {at}: {found:?}");
+            assert_eq!(
+                saved,
+                found.contains(&Some(3)),
+                "{place} at {at}: {found:?}"
+            );
+            if place == "latest" {
+                // The save follows the link once, so a change of the link never disturbs it.
+                assert!(saved && hidden(home.path()).is_empty(), "{at}");
+            }
+            save(&url, 4, true, Dialect::Megatron).unwrap();
+            assert_eq!(look(&url).unwrap(), Some(4), "{place} at {at}");
+        }
+    }
+    assert!(met >= 12 && succeeded >= 5, "{met}, {succeeded}");
 }
 
 #[test]
-fn a_save_below_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
-    a_directory_that_is_swapped(FEW, false, by_threads);
+fn a_directory_that_is_exchanged_for_a_hidden_one_at_a_named_step_stays() {
+    let mut met = 0;
+    for at in failpoint::STEPS {
+        let home = reshard_crash::scratch().unwrap();
+        let [one, theirs] = ["one", "theirs"].map(|n| home.path().join(n));
+        save(&one, 1, false, Dialect::Megatron).unwrap();
+        fs::create_dir(&theirs).unwrap();
+        fs::write(theirs.join("notes.txt"), "precious").unwrap();
+        let (stopped, saved) =
+            save_that_stops(&one, 2, at, || exchange_hidden(home.path(), &theirs));
+        met += u32::from(stopped);
+        let all = || {
+            let entries = fs::read_dir(home.path()).unwrap();
+            entries.map(|e| e.unwrap().path())
+        };
+        assert!(all().any(|dir| dir.join("notes.txt").exists()), "{at}");
+        if saved {
+            assert_eq!(look(&one).unwrap(), Some(2), "{at}");
+        }
+        let found: Vec<_> = all().filter_map(|dir| look(&dir).ok()?).collect();
+        assert!(
+            found.contains(&1) || found.contains(&2),
+            "{at}: {found:?}, {saved}"
+        );
+    }
+    assert!(met >= 12, "{met}");
 }
 
 #[test]
-fn a_save_to_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
-    a_directory_that_is_swapped(FEW, true, by_threads);
+#[ignore = "depends on the scheduling of threads; runs at night"]
+fn saves_to_links_and_directories_that_change_all_the_time_are_whole_or_errors() {
+    a_link_that_is_repointed(ROUNDS, by_threads);
+    a_directory_that_is_swapped(ROUNDS, false, by_threads);
+    a_directory_that_is_swapped(ROUNDS, true, by_threads);
+    a_hidden_directory_that_is_swapped(ROUNDS);
 }
 
 #[test]
-#[ignore = "takes minutes; a few rounds are run always"]
-fn many_saves_to_links_and_directories_that_are_changed_are_whole_or_errors() {
-    a_link_that_is_repointed(MANY, by_threads);
-    a_directory_that_is_swapped(MANY, false, by_threads);
-    a_directory_that_is_swapped(MANY, true, by_threads);
-    a_hidden_directory_that_is_swapped(MANY);
-}
-
-#[test]
-fn a_save_of_processes_to_a_link_that_is_repointed_is_whole() {
-    a_link_that_is_repointed(FEW_OF_PROCESSES, by_processes);
-}
-
-#[test]
-fn a_save_of_processes_to_directories_that_are_swapped_is_whole_or_an_error() {
-    a_directory_that_is_swapped(FEW_OF_PROCESSES, false, by_processes);
-    a_directory_that_is_swapped(FEW_OF_PROCESSES, true, by_processes);
-}
-
-#[test]
-#[ignore = "takes minutes; a few rounds are run always"]
-fn many_saves_of_processes_to_links_and_directories_that_are_changed_are_whole_or_errors() {
-    a_link_that_is_repointed(MANY_OF_PROCESSES, by_processes);
-    a_directory_that_is_swapped(MANY_OF_PROCESSES, false, by_processes);
-    a_directory_that_is_swapped(MANY_OF_PROCESSES, true, by_processes);
+#[ignore = "depends on the scheduling of processes; runs at night"]
+fn saves_of_processes_to_links_and_directories_that_change_all_the_time_are_whole_or_errors() {
+    a_link_that_is_repointed(ROUNDS_OF_PROCESSES, by_processes);
+    a_directory_that_is_swapped(ROUNDS_OF_PROCESSES, false, by_processes);
+    a_directory_that_is_swapped(ROUNDS_OF_PROCESSES, true, by_processes);
 }

@@ -400,7 +400,7 @@ impl TensorSource for OnThreads {
             return Err("a fault on the second thread".into());
         }
         // Until another thread has taken a file of its own; there is one, unless something is wrong.
-        let patience = std::time::Duration::from_secs(60);
+        let patience = std::time::Duration::from_secs(300);
         drop(
             self.seen
                 .more

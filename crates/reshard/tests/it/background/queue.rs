@@ -1,6 +1,12 @@
 use crate::background::common::{Folder, Gate, Training, on_ranks, one};
 use reshard::{AsyncCallsQueue, ErrorKind, FrozenRequest, ProcessGroup, SingleProcess, blocking};
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 #[test]
 fn calls_are_finalized_in_order_when_all_ranks_have_written() {
@@ -16,15 +22,20 @@ fn calls_are_finalized_in_order_when_all_ranks_have_written() {
                 .unwrap()
                 .with_in_flight(2);
             let calls = Arc::new(Mutex::new(Vec::new()));
+            let written = Arc::new(AtomicU64::new(0));
             for step in 0..2 {
                 let training = Training::new(group.rank(), 2, step);
                 let url = home.url(&format!("step-{step}"));
                 // Rank 1 writes its first call late. It holds one I/O thread, of which there may be two: the saves need the other.
                 let (gate, waits) = (gate.clone(), is_late && step == 0);
                 let state = training.state();
-                let save = reshard::save(&state, &url).progress(move |_| {
+                let counted = Arc::clone(&written);
+                let save = reshard::save(&state, &url).progress(move |bytes| {
                     if waits {
                         gate.pass();
+                    }
+                    if step == 1 {
+                        counted.fetch_add(bytes, Ordering::Relaxed);
                     }
                 });
                 let mut request = queue.request(save).await.unwrap();
@@ -47,7 +58,10 @@ fn calls_are_finalized_in_order_when_all_ranks_have_written() {
             }
             assert_eq!(queue.unfinalized(), 2);
             assert!(queue.maybe_finalize(false).await.unwrap().is_empty());
-            // The second call alone is not finalized before the first.
+            // The second call, although this rank has written it, is not finalized before the first.
+            while written.load(Ordering::Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             assert!(queue.maybe_finalize(false).await.unwrap().is_empty());
             assert!(calls.lock().unwrap().is_empty());
             gate.open();

@@ -200,7 +200,7 @@ fn heard(
             let training = Training::new(group.rank(), 2, 0);
             let (state, url) = (training.state(), home.url("x"));
             let queue = AsyncCallsQueue::new(&group).await.unwrap();
-            let mut queue = queue.with_deadline(Duration::from_secs(60));
+            let mut queue = queue.with_deadline(Duration::from_secs(1200));
             let mut save = reshard::save(&state, &url).policy(AllInOne::new().gather());
             if group.rank() == Rank(0) {
                 save = save.progress(move |_| fault());
@@ -228,7 +228,7 @@ fn a_coordinator_that_can_not_write_common_state_is_no_deadline_for_ranks_that_w
         assert!(e.contains("rank 0") && e.contains("a fault"), "{e}");
         assert!(!e.contains("`stage`"), "it was staged: {e}");
     }
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert!(took < Duration::from_secs(600), "{took:?}");
 }
 
 #[test]
@@ -239,6 +239,6 @@ fn a_dropped_request_is_no_deadline_for_ranks_that_write_for_each_other() {
             let what = format!("rank {} dropped its request", rank.0);
             assert!(e.contains(&what), "{e}");
         }
-        assert!(took < Duration::from_secs(30), "{took:?}");
+        assert!(took < Duration::from_secs(600), "{took:?}");
     }
 }

@@ -3,11 +3,8 @@ use reshard::{
     AsyncSaver, Checkpoint, Dialect, ErrorKind, LocalGroup, ProcessGroup, SingleProcess, blocking,
 };
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 #[test]
@@ -87,26 +84,20 @@ fn a_start_waits_while_too_many_saves_are_not_finished_and_says_for_how_long() {
             .unwrap();
         assert!(!first.is_done() && !second.is_done() && saver.unfinished() == 2);
         assert_eq!(first.url(), urls[0]);
-        let (opens, opened) = (gate.clone(), Arc::new(AtomicBool::new(false)));
-        let of_thread = Arc::clone(&opened);
-        let opener = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            of_thread.store(true, Ordering::SeqCst);
-            opens.open();
-        });
-        let third = saver
-            .start(gated(&states[2], &urls[2], &gate))
-            .await
-            .unwrap();
-        assert!(opened.load(Ordering::SeqCst), "it did not wait");
+        let begin = Instant::now();
+        let mut third = Box::pin(saver.start(gated(&states[2], &urls[2], &gate)));
+        for _ in 0..20 {
+            assert!(futures::poll!(&mut third).is_pending(), "it did not wait");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        gate.open();
+        let third = third.await.unwrap();
         assert!(
-            third.waited() >= Duration::from_millis(90) && second.waited() < third.waited(),
-            "{:?}, {:?}",
-            second.waited(),
+            (Duration::from_millis(95)..=begin.elapsed()).contains(&third.waited()),
+            "{:?}",
             third.waited()
         );
         assert!(first.is_done());
-        opener.join().unwrap();
         for handle in [first, second, third] {
             handle.finish().await.unwrap();
         }

@@ -35,7 +35,7 @@ fn next(stream: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// How many bytes are copied, and from how far before.
+/// The number of bytes to copy, and the distance to their source.
 fn reference(code: usize, stream: &mut &[u8]) -> Option<(usize, usize)> {
     let mut length = (code >> 5) + 2;
     if code >> 5 == 7 {
