@@ -1,7 +1,7 @@
 //! From the stored bytes of a chunk to its elements.
 //!
-//! The size of what comes out is known before: it follows from the shape of the chunk. No codec is allowed to give more, so that a file of
-//! a few bytes takes no more memory than its chunk.
+//! The size of the result is known before: it follows from the shape of the chunk. No codec may give more, so a file of a few bytes takes
+//! no more memory than its chunk, or twice that where Blosc has shuffled bytes.
 
 mod blosc;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use anyhow::Result;
 use reshard::Dialect;
 use reshard_crash::{Form, look, save, save_in_processes, steps};
 use reshard_storage::failpoint;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -265,17 +265,20 @@ fn save_that_stops(url: &Path, step: u64, at: &str, meanwhile: impl FnOnce()) ->
         .spawn()
         .unwrap();
     let pid = Pid::from_child(&saver);
-    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
-    if !status.stopped() {
-        return (false, status.exit_status() == Some(0));
+    let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    let status = waitid(WaitId::Pid(pid), options).unwrap().unwrap();
+    if status.stopped() {
+        meanwhile();
+        kill_process(pid, Signal::CONT).unwrap();
     }
-    meanwhile();
-    kill_process(pid, Signal::CONT).unwrap();
-    (true, saver.wait().unwrap().success())
+    (status.stopped(), saver.wait().unwrap().success())
 }
 
-/// Names that change around a place: the place, and the change, which both get the folder around them.
-const CHANGES: [(&str, fn(&Path)); 3] = [
+/// A change of names in the folder around places.
+type Change = fn(&Path);
+
+/// Places, and changes of names on the way to them.
+const CHANGES: [(&str, Change); 3] = [
     ("latest", repoint),
     ("one", swap_directories),
     ("one/ckpt", swap_directories),

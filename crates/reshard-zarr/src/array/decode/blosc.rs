@@ -11,6 +11,8 @@ use bytes::Bytes;
 
 /// Bytes before the table of blocks.
 const HEADER: usize = 16;
+/// Bytes of the length before a stream.
+const LENGTH: usize = 4;
 /// The version of the format since C-Blosc 1.0.
 const VERSION: u8 = 2;
 /// The largest element, in bytes, of which each byte has a stream of its own.
@@ -137,27 +139,58 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
         return Err(Fault::damaged(what));
     };
     let no_memory = |_| Fault::damaged(format!("there is no memory for {} bytes", header.size));
-    let mut out = Vec::new();
-    out.try_reserve_exact(header.size).map_err(no_memory)?;
-    let (mut codec, mut shuffled) = (Compression::of(header)?, Vec::new());
+    let (mut out, mut shuffled) = (Vec::new(), Vec::new());
+    let mut codec = Compression::of(header)?;
+    let mut left = stored.len();
     for (n, start) in table.iter().enumerate() {
         let begin = out.len();
         let size = header.block.min(header.size - begin);
-        out.resize(begin + size, 0);
-        let (out, streams) = (&mut out[begin..], header.streams(size));
         let start = u32::from_le_bytes(*start) as usize;
         let damaged =
             |why: String| Fault::damaged(format!("block {n} of {count}, at byte {start}: {why}"));
+        // Looked at before memory is taken for what the header promises.
+        let streams = streams(stored, start, header.streams(size), &mut left);
+        let streams = streams.map_err(|why| damaged(why.into()))?;
+        out.try_reserve_exact(header.size - begin)
+            .map_err(no_memory)?;
+        out.resize(begin + size, 0);
+        let out = &mut out[begin..];
         if let Some(unshuffle) = header.unshuffle(size) {
+            shuffled
+                .try_reserve_exact(size.saturating_sub(shuffled.len()))
+                .map_err(no_memory)?;
             shuffled.resize(size, 0);
-            let block = codec.block(stored, start, streams, &mut shuffled);
-            block.map_err(damaged)?;
+            codec.block(&streams, &mut shuffled).map_err(damaged)?;
             unshuffle(header.element, &shuffled, out);
         } else {
-            codec.block(stored, start, streams, out).map_err(damaged)?;
+            codec.block(&streams, out).map_err(damaged)?;
         }
     }
     Ok(out)
+}
+
+/// The streams of the block that begins at byte `start`. Each has its length before it, which is taken from `left`: streams that overlap
+/// would let a short buffer take very long, and no writer makes them.
+fn streams<'s>(
+    stored: &'s [u8],
+    start: usize,
+    count: usize,
+    left: &mut usize,
+) -> Result<Vec<&'s [u8]>, &'static str> {
+    let mut rest = stored.get(start..).ok_or("it begins after the end")?;
+    let mut stream = || {
+        let (length, after) = rest.split_first_chunk().ok_or("it is cut")?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let (stream, after) = after.split_at_checked(length).ok_or("it is cut")?;
+        if stream.is_empty() {
+            return Err("a stream is empty");
+        }
+        rest = after;
+        let taken = left.checked_sub(length + LENGTH);
+        *left = taken.ok_or("it overlaps other blocks")?;
+        Ok(stream)
+    };
+    (0..count).map(|_| stream()).collect()
 }
 
 /// The codec of the streams. Those with a large state keep it: a buffer may have a stream for each byte that comes out.
@@ -183,32 +216,21 @@ impl Compression {
         })
     }
 
-    /// Decompresses the block that begins at byte `start`, which has to fill `out`. An error says why it does not.
-    fn block(
-        &mut self,
-        stored: &[u8],
-        start: usize,
-        streams: usize,
-        out: &mut [u8],
-    ) -> Result<(), String> {
-        let each = out.len() / streams;
-        if each * streams != out.len() {
+    /// Decompresses the streams of a block, which have to fill `out`. An error says why they do not.
+    fn block(&mut self, streams: &[&[u8]], out: &mut [u8]) -> Result<(), String> {
+        let each = out.len() / streams.len();
+        if each * streams.len() != out.len() {
+            let (size, count) = (out.len(), streams.len());
             return Err(format!(
-                "its {} bytes can't be divided into {streams} streams",
-                out.len()
+                "its {size} bytes can't be divided into {count} streams"
             ));
         }
-        let mut rest = stored.get(start..).ok_or("it begins after the end")?;
-        for out in out.chunks_exact_mut(each) {
-            let (length, after) = rest.split_first_chunk().ok_or("it is cut")?;
-            let length = u32::from_le_bytes(*length) as usize;
-            let (stream, after) = after.split_at_checked(length).ok_or("it is cut")?;
-            if length == each {
+        for (stream, out) in streams.iter().zip(out.chunks_exact_mut(each)) {
+            if stream.len() == each {
                 out.copy_from_slice(stream);
             } else {
                 self.stream(stream, out)?;
             }
-            rest = after;
         }
         Ok(())
     }

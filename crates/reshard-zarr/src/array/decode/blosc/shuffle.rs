@@ -35,22 +35,29 @@ fn of<const N: usize>(stored: &[u8], out: &mut [u8]) {
     tail.copy_from_slice(&stored[count * N..]);
 }
 
+/// Bytes of each row of bits that are put in order together.
+const COLUMNS: usize = 512;
+
 /// All first bits of elements, then all second bits, and so on. The count of elements is a multiple of 8.
 pub(super) fn bits(element: usize, stored: &[u8], out: &mut [u8]) {
     let row = stored.len() / element / 8;
     let tail = row * 8 * element;
-    let mut planes = vec![0; tail];
-    // In a block of less than one element there is no row, and no plane.
-    let size = (8 * row).max(1);
-    let rows = stored[..tail].chunks_exact(size);
-    for (rows, plane) in rows.zip(planes.chunks_exact_mut(size)) {
-        let rows: [&[u8]; 8] = std::array::from_fn(|bit| &rows[bit * row..][..row]);
-        for (n, eight) in plane.as_chunks_mut().0[..row].iter_mut().enumerate() {
-            let bits = u64::from_le_bytes(std::array::from_fn(|bit| rows[bit][n]));
-            *eight = transposed(bits).to_le_bytes();
+    // Some columns of all rows at a time: they stay in the cache, and take little memory, however large the block is.
+    let mut planes = vec![0; element * 8 * row.min(COLUMNS)];
+    for begin in (0..row).step_by(COLUMNS) {
+        let count = COLUMNS.min(row - begin);
+        let planes = &mut planes[..element * 8 * count];
+        for (k, plane) in planes.chunks_exact_mut(8 * count).enumerate() {
+            let rows: [&[u8]; 8] =
+                std::array::from_fn(|bit| &stored[(8 * k + bit) * row + begin..][..count]);
+            for (n, eight) in plane.as_chunks_mut().0.iter_mut().enumerate() {
+                let bits = u64::from_le_bytes(std::array::from_fn(|bit| rows[bit][n]));
+                *eight = transposed(bits).to_le_bytes();
+            }
         }
+        let elements = 8 * begin * element..8 * (begin + count) * element;
+        bytes(element, planes, &mut out[elements]);
     }
-    bytes(element, &planes, &mut out[..tail]);
     out[tail..].copy_from_slice(&stored[tail..]);
 }
 

@@ -59,6 +59,32 @@ fn headers_that_c_blosc_does_not_write_are_refused() {
     assert!(few.contains("9 bytes are too few"));
 }
 
+/// A buffer of two blocks of four bytes, which begin at these bytes, with one stream as it is at byte 24.
+fn two_blocks(starts: [u32; 2], stream: &[u8]) -> Bytes {
+    let mut stored = vec![VERSION, 1, Header::WHOLE | 1 << 5, 1];
+    let length = stream.len() as u32;
+    for word in [8, 4, 28 + length, starts[0], starts[1], length] {
+        stored.extend(word.to_le_bytes());
+    }
+    stored.extend(stream);
+    stored.into()
+}
+
+/// Thousands of blocks could share a stream that is long and gives one byte.
+#[test]
+fn blocks_that_share_a_stream_are_refused() {
+    let fault = undo(&two_blocks([24, 24], &[7; 4]), 8).unwrap_err().what;
+    assert!(
+        fault.contains("block 1 of 2, at byte 24: it overlaps"),
+        "{fault}"
+    );
+    let fault = undo(&two_blocks([24, 24], &[]), 8).unwrap_err().what;
+    assert!(
+        fault.contains("block 0 of 2, at byte 24: a stream is empty"),
+        "{fault}"
+    );
+}
+
 #[test]
 fn a_block_whose_streams_leave_bytes_over_is_damage() {
     // 515 bytes in blocks of 515, elements of 4, not shuffled, and four streams of 128 bytes as they are.
