@@ -26,7 +26,7 @@ use crate::shell::{doc_tests, say, tests};
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
-  test      all Rust tests of the workspace, then its doc tests; needs no Python
+  test      all Rust tests of the workspace, and its doc tests at the same time; needs no Python
   tidy      house rules that no compiler checks: floors, circles of files, sizes, format pages, paths
             --bless   rewrites the source hashes in docs/formats/*.md
   lint      rustfmt, clippy, rustdoc and cargo-deny; warnings are errors
@@ -34,7 +34,7 @@ Usage: cargo xtask COMMAND
             --short   only the newest torch with its Megatron Core, and torch 2.1
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
-            --torches only torch.load, of every version since 1.13: 17 of them, installed one after the other
+            --torches only torch.load, of every version since 1.13: 17 of them, installed and removed one after the other
             --frugal  removes each Python after its last use; 6 GB of disk are enough then
   bench     benchmarks beside torch DCP and TensorFlow, as a table; prints how long it takes
             --only TEXT   rows whose name contains this text
@@ -47,7 +47,7 @@ Usage: cargo xtask COMMAND
             a network that fails, saves that are killed, and PyTorch with s3fs
             --moto      only those that need no server but moto
             --thorough  2,000 runs in which the network fails, and 300 kills
-  mutants   breaks the code in at most 60 small ways, one at a time, and checks that a test fails for each
+  mutants   tries up to 40 mutants of the critical code, and fails if the tests pass with one
             --seed S      chooses them [default: the day]
             --list        only prints them
   fuzz      fuzz targets, from the files of the fixtures and from earlier findings; one for each CPU at a time
@@ -59,7 +59,7 @@ Usage: cargo xtask COMMAND
             --seed S      seed of the property tests, and of the choice of mutants [default: the day]
             --fuzz SECONDS  time for each fuzz target [default: 300]
 
-.ci/run calls what each change must pass. interop and bench install Python programs into target/venvs (about 25 GB, or 6 GB with --frugal).
+.ci/run calls what each change must pass. interop, bench, clouds and processes use Python programs in target/venvs (about 25 GB; 6 GB with interop --frugal).
 RESHARD_VENVS names another directory for them.";
 
 fn main() -> ExitCode {

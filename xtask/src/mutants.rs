@@ -13,7 +13,7 @@ use crate::shell::{Program, nextest_program, say, target_dir, tool};
 const MUTANTS: (&str, &str) = ("cargo-mutants", "27.1.0");
 
 /// The maximal number of mutants that a run tries. Two CPUs take less than an hour for them.
-const MOST: usize = 60;
+const MOST: usize = 40;
 
 /// Exit code of cargo-mutants when tests of some mutants timed out, which counts as detected, and no mutant survived.
 const TIMEOUT: i32 = 3;

@@ -29,7 +29,7 @@ const STRIDE: usize = 11;
 const KEPT: usize = 1 << 20;
 
 /// Bombs that take more than 2.5 s in a build that is not optimised. They are tried only at night, in a release build.
-const AT_NIGHT: &[&str] = &[
+pub const AT_NIGHT: &[&str] = &[
     "a key of 10 MB",
     "a key of 100 kB in 20,000 chunks that are lost",
     "a key of 5 MB that can't be seen",

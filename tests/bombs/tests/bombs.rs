@@ -111,3 +111,39 @@ fn every_command_ends_on_files_of_safetensors() {
 fn every_command_ends_on_checkpoints_of_tensorflow() {
     every_command_ends_on(bombs::tensor_bundle());
 }
+
+const LISTS: [fn() -> Vec<Bomb>; 20] = [
+    bombs::metadata,
+    bombs::chunks,
+    bombs::keys,
+    bombs::objects,
+    bombs::common,
+    bombs::bare,
+    bombs::saved,
+    bombs::in_tensors,
+    bombs::tensors,
+    bombs::archives,
+    bombs::faults,
+    bombs::files,
+    bombs::many,
+    bombs::packed,
+    bombs::spread,
+    bombs::zarr,
+    bombs::flat,
+    bombs::maps,
+    bombs::safetensors,
+    bombs::tensor_bundle,
+];
+
+#[test]
+fn bombs_that_are_left_to_the_night_or_chosen_by_name_exist() {
+    let all: Vec<Bomb> = LISTS.iter().flat_map(|list| list()).collect();
+    let chosen = std::env::var("RESHARD_BOMBS").unwrap_or_default();
+    let chosen = chosen.split(',').filter(|name| !name.is_empty());
+    for name in run::AT_NIGHT.iter().copied().chain(chosen) {
+        assert!(
+            all.iter().any(|bomb| bomb.name.starts_with(name)),
+            "no bomb has the name {name}"
+        );
+    }
+}

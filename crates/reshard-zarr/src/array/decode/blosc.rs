@@ -141,7 +141,7 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
     let no_memory = |_| Fault::damaged(format!("there is no memory for {} bytes", header.size));
     let (mut out, mut shuffled) = (Vec::new(), Vec::new());
     let mut codec = Compression::of(header)?;
-    let mut left = stored.len();
+    let mut left = stored.len() - HEADER - LENGTH * count;
     for (n, start) in table.iter().enumerate() {
         let begin = out.len();
         let size = header.block.min(header.size - begin);
