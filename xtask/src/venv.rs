@@ -189,7 +189,7 @@ impl Venv {
         // What the caller provided is not ours to replace.
         if trusted && dir.exists() && !stamp.exists() {
             bail!(
-                "{} exists, and `cargo xtask` did not make it; move it away",
+                "{} exists, and has no finished install of `cargo xtask`; move it away",
                 dir.display()
             );
         }

@@ -13,12 +13,6 @@ pub use rule::Rule;
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Returns the number of cases of a law: `PROPTEST_CASES`, or else this many.
-fn cases(default: u32) -> u32 {
-    let asked = std::env::var("PROPTEST_CASES").ok();
-    asked.and_then(|n| n.parse().ok()).unwrap_or(default)
-}
-
 /// Device memory that lies in the host, behind copies.
 #[derive(Debug)]
 pub struct FakeDevice(Mutex<Vec<u8>>);

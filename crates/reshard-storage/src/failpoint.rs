@@ -1,7 +1,8 @@
 //! Named steps at which a test kills or stops the process.
 //!
 //! With the feature `testkit`, a process whose environment has `RESHARD_CRASH_AT=step` dies at that step as by
-//! `SIGKILL`: no destructor runs, nothing is flushed. With `RESHARD_STOP_AT=step` it stops there as by `SIGSTOP`. Without the feature `hit` is all there is, and does nothing.
+//! `SIGKILL`: no destructor runs, nothing is flushed. With `RESHARD_STOP_AT=step` it stops there as by `SIGSTOP`. Without the
+//! feature `hit` is all there is, and does nothing.
 
 #[cfg(feature = "testkit")]
 pub use armed::{REMOVING, REPLACING, STEPS, STOP, VARIABLE, hit};

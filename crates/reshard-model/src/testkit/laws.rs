@@ -43,12 +43,10 @@ const THOROUGH: u32 = 512;
 /// # Panics
 /// If the package has no seed in `SEEDS`, or if cargo or nextest did not start the test.
 pub fn law(cases: u32) -> Config {
-    let cases = if is_thorough() {
-        cases.max(THOROUGH)
-    } else {
-        cases
-    };
-    let mut config = Config::with_cases(super::cases(cases));
+    let asked = std::env::var("PROPTEST_CASES").ok();
+    let asked = asked.and_then(|n| n.parse().ok());
+    let least = if is_thorough() { THOROUGH } else { 0 };
+    let mut config = Config::with_cases(asked.unwrap_or(cases.max(least)));
     if config.rng_seed == RngSeed::Random {
         let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
         let seed = SEEDS.iter().find(|(name, _)| *name == package);

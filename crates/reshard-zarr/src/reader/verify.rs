@@ -203,6 +203,19 @@ impl ReadAhead {
     }
 }
 
+/// Returns the bytes of a chunk that were read ahead, or else reads the range.
+async fn read(
+    reader: &ZarrReader,
+    file: &Name,
+    range: &Range<u64>,
+    ahead: &Option<Bytes>,
+) -> Result<Bytes> {
+    match ahead {
+        Some(stored) => Ok(stored.clone()),
+        None => Ok(reader.store.read(file, range.clone()).await?),
+    }
+}
+
 /// Returns the number of bytes that were read, here or `ahead`.
 async fn check(
     reader: &ZarrReader,
@@ -230,20 +243,14 @@ async fn check(
     }
     if !array.meta.stored().codecs.is_empty() {
         reader.affords(chunk, &at)?;
-        let stored = match ahead {
-            Some(stored) => stored,
-            None => reader.store.read(&file, at.clone()).await?,
-        };
+        let stored = read(reader, &file, &at, &ahead).await?;
         progress.add(stored.len() as u64);
         reader.decoded(chunk, &file, &at, stored)?;
         return Ok(at.end - at.start);
     }
     let mut crc = crc32fast::Hasher::new();
     for step in check_steps(&*reader.store, at.clone(), STEP) {
-        let part = match &ahead {
-            Some(stored) => stored.clone(),
-            None => reader.store.read(&file, step.clone()).await?,
-        };
+        let part = read(reader, &file, &step, &ahead).await?;
         crc.update(&part);
         progress.add(step.end - step.start);
     }
