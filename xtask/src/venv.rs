@@ -24,8 +24,8 @@ pub(crate) struct Venv {
 /// Packages that old versions of torch import without naming them as dependencies. Each environment has them.
 const BASE: &[&str] = &["packaging", "setuptools<70"];
 
-/// Packages that are left out, as requirements that hold nowhere. triton compiles for GPUs, and is a gigabyte.
-const LEFT_OUT: &str = "triton; python_version < '3'\n";
+/// A requirement of torch that reshard's checks don't need: triton compiles for GPUs, and takes a gigabyte.
+const TRITON: &str = "triton";
 
 /// The versions of Python for which most of these packages, old and new, have wheels.
 const USUAL: &str = ">=3.10,<3.12";
@@ -62,7 +62,15 @@ pub(crate) const MCORE_019: Venv = Venv {
     name: "mcore-0.19",
     python: ">=3.12,<3.14",
     installs: &[
-        &["torch==2.15.0", "numpy", "packaging", "psutil", "einops"],
+        // This version of Megatron Core imports triton.
+        &[
+            "torch==2.15.0",
+            "numpy",
+            "packaging",
+            "psutil",
+            "einops",
+            TRITON,
+        ],
         &["--no-deps", "megatron-core==0.19.2"],
     ],
 };
@@ -181,7 +189,7 @@ impl Venv {
         let python = dir.join("bin").join("python");
         // Written last, so that an interrupted install or another list of packages starts anew.
         let stamp = dir.join("reshard-installs.txt");
-        let recipe = format!("{BASE:?} {:?} {LEFT_OUT}", self.installs);
+        let recipe = format!("{BASE:?} {:?} without {TRITON}", self.installs);
         let complete = std::fs::read_to_string(&stamp).is_ok_and(|text| text == recipe);
         if complete || (trusted && python.exists()) {
             return Ok(python);
@@ -224,14 +232,19 @@ impl Venv {
             .args(["venv", "--quiet", "--python", self.python])
             .args([dir])
             .run()?;
-        let left_out = dir.join("left-out.txt");
-        std::fs::write(&left_out, LEFT_OUT)
-            .with_context(|| format!("cannot write {}", left_out.display()))?;
+        // A requirement that holds for no Python leaves the package out.
+        let overrides = match self.installs.iter().any(|set| set.contains(&TRITON)) {
+            true => String::new(),
+            false => format!("{TRITON}; python_version < '3'\n"),
+        };
+        let file = dir.join("overrides.txt");
+        std::fs::write(&file, overrides)
+            .with_context(|| format!("cannot write {}", file.display()))?;
         for packages in std::iter::once(&BASE).chain(self.installs) {
             // Compiled once, each of the many Pythons that follow starts in half the time.
             uv()?
                 .args(["pip", "install", "--quiet", "--compile-bytecode"])
-                .args(["--overrides".as_ref(), left_out.as_path()])
+                .args(["--overrides".as_ref(), file.as_path()])
                 .args(["--python".as_ref(), python])
                 .args(*packages)
                 .run()?;
