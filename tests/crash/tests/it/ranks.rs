@@ -125,13 +125,14 @@ fn ranks_name_the_one_that_dies_at_any_of_its_collectives() {
                 let hit = target.hit;
                 let job = target.start(act, Some((victim, DIES_AT_CALL, &call.to_string())));
                 let ended = job.wait();
-                // How many rounds an exchange has depends on how fast data are read, so the last ones may not come.
+                // The number of rounds of an exchange depends on how fast data are read. So the last fifth of the collectives may not come, or one of
+                // them is the last one, in which the victim only receives and the others may have ended.
+                let may_be_last = call + 1 + calls / 5 >= calls;
                 let died = !ended[victim as usize].succeeded();
                 killed += u32::from(died);
                 target.judge(act, victim, &format!("at its collective {call}"), &ended);
-                // In the last one it only receives, so the others may be done.
                 assert!(
-                    target.hit > hit || call + 1 == calls || !died,
+                    target.hit > hit || may_be_last || !died,
                     "{}: nobody missed rank {victim} at {call}",
                     act.name
                 );
