@@ -27,7 +27,7 @@ pub(crate) struct Options {
 /// A part of the nightly run.
 struct Part {
     name: String,
-    /// Time on two cores, with its builds.
+    /// The most that it took on two cores, with its builds.
     minutes: u32,
     run: Box<dyn Fn() -> Result<()>>,
 }
@@ -97,17 +97,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     )
 }
 
-/// All parts. Their minutes were measured on two idle cores and include one build of what they run.
+/// All parts. Their minutes were measured on two cores that also did other work, and include one build of what they run.
 fn parts(options: &Options) -> Result<Vec<Part>> {
     let Options { fuzz, seed, .. } = *options;
     let mut parts = Vec::new();
     for share in shares(TESTS) {
         let name = format!("tests {share}: more cases, more damage, ignored tests");
-        parts.push(Part::new(name, 30, move || long(&share, seed)));
+        parts.push(Part::new(name, 17, move || long(&share, seed)));
     }
     for share in shares(BOMBS) {
         let name = format!("bombs {share}: all commands, in a release build");
-        parts.push(Part::new(name, 30, move || bombs(&share)));
+        parts.push(Part::new(name, 11, move || bombs(&share)));
     }
     for targets in fuzz::targets()?.chunks(TARGETS) {
         let (name, targets) = (targets.join(", "), targets.to_vec());
@@ -117,7 +117,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
                 targets: targets.clone(),
             })
         };
-        parts.push(Part::new(format!("fuzz {name}"), 25, part));
+        parts.push(Part::new(format!("fuzz {name}"), 34, part));
     }
     let mutants = move || mutants::run(&mutants::Options { seed, list: false });
     let interop = |every_torch| {
@@ -130,17 +130,17 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         })
     };
     parts.push(Part::new("mutants", 55, mutants));
-    parts.push(Part::new("clouds", 40, || clouds::run(Extent::Thorough)));
-    parts.push(Part::new("interop", 30, move || interop(false)));
-    parts.push(Part::new("torch.load of each version", 40, move || {
+    parts.push(Part::new("clouds", 38, || clouds::run(Extent::Thorough)));
+    parts.push(Part::new("interop", 33, move || interop(false)));
+    parts.push(Part::new("torch.load of each version", 23, move || {
         interop(true)
     }));
-    parts.push(Part::new("processes", 30, || {
+    parts.push(Part::new("processes", 52, || {
         // Without torch it would leave out what PyTorch takes part in.
         TORCH_215.python()?;
         processes::run()
     }));
-    parts.push(Part::new("examples", 15, lint::frameworks));
+    parts.push(Part::new("examples", 9, lint::frameworks));
     Ok(parts)
 }
 
