@@ -150,6 +150,19 @@ fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
     );
 }
 
+/// Such a tensor is not loaded, but it is stored in few bytes, and a check reads them.
+#[test]
+fn damage_is_found_in_a_tensor_that_is_too_much_to_load() {
+    let elements = [b'e', b'l', b'e', b'm'];
+    let mut bytes = archive(&pickle(view(&[1 << 38], &[0], 1)), &elements, false);
+    let at = bytes.windows(4).position(|part| part == elements).unwrap();
+    bytes[at] ^= 1;
+    let made = made(&[Item::tensor("huge", &[1 << 38], bytes)]);
+    let (code, j) = made.verified(&[]);
+    assert_eq!((code, &j["status"]), (1, &json!("damaged")), "{j}");
+    assert_eq!(j["damage"][0]["key"], "huge", "{j}");
+}
+
 #[test]
 fn repeated_elements_are_read_up_to_a_gigabyte_in_all() {
     let few = made(&[repeated("a", 1 << 20), repeated("b", 1 << 20)]);
