@@ -107,7 +107,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     }
     for share in shares(BOMBS) {
         let name = format!("bombs {share}: all commands, in a release build");
-        parts.push(Part::new(name, 11, move || bombs(&share)));
+        parts.push(Part::new(name, 20, move || bombs(&share)));
     }
     for targets in fuzz::targets()?.chunks(TARGETS) {
         let (name, targets) = (targets.join(", "), targets.to_vec());
@@ -129,7 +129,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
             short: false,
         })
     };
-    parts.push(Part::new("mutants", 35, mutants));
+    parts.push(Part::new("mutants", 55, mutants));
     parts.push(Part::new("clouds", 38, || clouds::run(Extent::Thorough)));
     parts.push(Part::new("interop", 33, move || interop(false)));
     parts.push(Part::new("torch.load of each version", 23, move || {
