@@ -1,5 +1,9 @@
 //! Fuzz targets, by cargo-fuzz. They begin with files of the fixtures, and with what they found before.
 
+#[path = "../../crates/reshard-torch-format/tests/it/rebuild/pickles.rs"]
+#[expect(dead_code, reason = "the tests of that crate use all of it")]
+mod rebuild_pickles;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -152,6 +156,20 @@ impl First {
     }
 }
 
+/// Puts the first inputs into a folder that are made here: for `pickle`, calls of every function of torch that makes a tensor.
+/// Returns how many there are.
+fn write_made(target: &str, corpus: &Path) -> Result<usize> {
+    if target != "pickle" {
+        return Ok(0);
+    }
+    let mut written = 0;
+    for (name, pickle) in rebuild_pickles::pickles() {
+        fs::write(corpus.join(name), pickle)?;
+        written += 1;
+    }
+    Ok(written)
+}
+
 /// Builds the targets, then runs one for each CPU at a time. All of them run even if one fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let all = targets()?;
@@ -243,8 +261,9 @@ impl Fuzzer {
         for first in FIRST.iter().filter(|first| first.target == target) {
             copied += first.copy(&self.project, &seeds)?;
         }
+        let made = write_made(target, &seeds)?;
         say(format!(
-            "{target}: {copied} files of the fixtures are first inputs"
+            "{target}: {copied} files of the fixtures and {made} made files are first inputs"
         ));
         let program = self
             .cargo_fuzz("run", target)
@@ -315,5 +334,15 @@ mod tests {
             fs::create_dir_all(&home).unwrap();
             assert_eq!(first.copy(&project, &home).unwrap(), found, "{name}");
         }
+    }
+
+    #[test]
+    fn pickles_begin_with_every_rebuild_in_every_arity() {
+        let home = target_dir().join("fuzz/test/made");
+        fs::create_dir_all(&home).unwrap();
+        let made = write_made("pickle", &home).unwrap();
+        assert!(made > 100, "only {made}");
+        let one = fs::read(home.join("_rebuild_tensor-4")).unwrap();
+        assert!(one.starts_with(b"ctorch._utils\n_rebuild_tensor\n("));
     }
 }

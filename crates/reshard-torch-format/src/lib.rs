@@ -31,6 +31,8 @@
 //!
 //! For the same tensors and simple values, the written bytes equal those of torch, even in `.data/serialization_id`.
 
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice))]
+
 mod entry;
 mod error;
 mod legacy;

@@ -287,10 +287,12 @@ impl Tail {
         };
         let tail = &Window { bytes: tail, start };
         let searched = tail.bytes.len().saturating_sub(SEARCH as usize);
+        // The fixed part of the end record takes 22 bytes, so it starts no later.
+        let windows = tail.bytes.windows(22).enumerate().skip(searched).rev();
         let mut first_error = None;
         let mut directories = 0;
-        for at in (searched..(tail.bytes.len() + 1).saturating_sub(22)).rev() {
-            if tail.bytes[at..].starts_with(&END.to_le_bytes()) {
+        for (at, window) in windows {
+            if window.starts_with(&END.to_le_bytes()) {
                 let end = start + at as u64;
                 let found = Self::at_end(archive_len, tail, end).and_then(|found| match found {
                     Ok(found) => {
@@ -575,11 +577,10 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
 
 /// Records may lie in any order, but may not overlap.
 fn set_limits(records: &mut [Record], end: u64) -> Result<()> {
-    let mut order: Vec<usize> = (0..records.len()).collect();
-    order.sort_unstable_by_key(|&i| std::cmp::Reverse(records[i].header));
+    let mut order: Vec<&mut Record> = records.iter_mut().collect();
+    order.sort_unstable_by_key(|r| std::cmp::Reverse(r.header));
     let mut limit = end;
-    for i in order {
-        let r = &mut records[i];
+    for r in order {
         if r.header + 30 + r.name.len() as u64 + r.stored > limit {
             return Err(Error::archive(
                 r.header,

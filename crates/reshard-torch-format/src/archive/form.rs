@@ -105,13 +105,12 @@ impl Form {
             .get(usize::try_from(behind).ok()?..)?
             .get(..8 + self.sizes.len())?;
         let checksum = directory.get(self.checksum..self.checksum + 4)?;
-        let same = self
-            .fixed
-            .iter()
-            .all(|r| directory[r.clone()] == self.directory[r.clone()])
-            && behind[..4] == DESCRIPTOR.to_le_bytes()
-            && behind[4..8] == *checksum
-            && behind[8..] == *self.sizes;
+        let fixed = |r: &Range<usize>| directory.get(r.clone()) == self.directory.get(r.clone());
+        let same = self.fixed.iter().all(fixed)
+            && behind
+                .strip_prefix(&DESCRIPTOR.to_le_bytes())
+                .and_then(|behind| behind.strip_prefix(checksum))
+                == Some(&self.sizes);
         same.then(|| checksum.try_into().map(u32::from_le_bytes).ok())?
     }
 }

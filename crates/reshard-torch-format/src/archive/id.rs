@@ -3,6 +3,8 @@
 //! The first folds the hashes of the record names, in the order in which libstdc++'s hash set keeps them; the second
 //! folds the CRC-32s. Both are reproduced here, so that an archive equals torch's to the last byte.
 
+use indexmap::IndexMap;
+
 /// The first half, for records of these names, in the order in which they are written.
 pub(super) fn fold_names<'a>(names: impl Iterator<Item = &'a str>) -> u64 {
     fold(set_order(names))
@@ -33,71 +35,27 @@ const BUCKETS: [usize; 21] = [
 /// Its elements form one linked list; an element goes to the front of its bucket's stretch, or to the front of the
 /// whole list when its bucket is empty. Growing replays the list into the larger table by the same rule.
 fn set_order<'a>(names: impl Iterator<Item = &'a str>) -> Vec<u64> {
-    let hashes: Vec<u64> = names.map(|n| hash(n.as_bytes())).collect();
+    let mut hashes = names.map(|n| hash(n.as_bytes())).peekable();
     let mut order: Vec<u64> = Vec::new();
-    let mut done = 0;
     for buckets in BUCKETS {
-        let upto = hashes.len().min(buckets);
-        let table = Table::of(
-            buckets,
-            order
-                .iter()
-                .copied()
-                .chain(hashes[done..upto].iter().copied()),
-        );
-        order = table.order();
-        done = upto;
-        if done == hashes.len() {
+        // The table grows when it holds as many elements as buckets.
+        let more: Vec<u64> = hashes.by_ref().take(buckets - order.len()).collect();
+        order = replay(buckets, order.into_iter().chain(more));
+        if hashes.peek().is_none() {
             break;
         }
     }
     order
 }
 
-/// The linked list, as indices into `elements`; slot 0 is the list's head.
-struct Table {
-    hashes: Vec<u64>,
-    next: Vec<u32>,
-}
-
-impl Table {
-    fn of(buckets: usize, elements: impl Iterator<Item = u64>) -> Self {
-        let mut t = Self {
-            hashes: vec![0],
-            next: vec![0],
-        };
-        // the element before the first of each bucket; `u32::MAX`: bucket is empty
-        let mut before = vec![u32::MAX; buckets];
-        for h in elements {
-            let me = t.hashes.len();
-            let bucket = (h % buckets as u64) as usize;
-            t.hashes.push(h);
-            if before[bucket] == u32::MAX {
-                let first = t.next[0];
-                t.next.push(first);
-                t.next[0] = me as u32;
-                before[bucket] = 0;
-                if first != 0 {
-                    before[(t.hashes[first as usize] % buckets as u64) as usize] = me as u32;
-                }
-            } else {
-                let prior = before[bucket] as usize;
-                t.next.push(t.next[prior]);
-                t.next[prior] = me as u32;
-            }
-        }
-        t
+/// The order of a table of so many buckets that these elements were added to.
+fn replay(buckets: usize, elements: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut stretches: IndexMap<u64, Vec<u64>> = IndexMap::new();
+    for h in elements {
+        stretches.entry(h % buckets as u64).or_default().push(h);
     }
-
-    fn order(&self) -> Vec<u64> {
-        let mut out = Vec::with_capacity(self.hashes.len() - 1);
-        let mut at = self.next[0];
-        while at != 0 {
-            out.push(self.hashes[at as usize]);
-            at = self.next[at as usize];
-        }
-        out
-    }
+    let newest_first = stretches.into_values().rev();
+    newest_first.flat_map(|s| s.into_iter().rev()).collect()
 }
 
 /// libstdc++'s `std::hash<std::string>` on 64-bit machines: MurmurHash2, 64 bits, with its fixed seed.

@@ -178,13 +178,14 @@ impl ArchiveLayout {
         }
         records.push(inline("byteorder", b"little"));
         let first = records.len();
-        let order = file_order(storages.len(), options.era);
-        records.extend(
-            order
-                .iter()
-                .map(|&i| (format!("data/{i}"), Body::Storage, storages[i])),
-        );
+        let order = file_order(storages, options.era);
+        let storage = |&(i, len): &(usize, u64)| (format!("data/{i}"), Body::Storage, len);
+        records.extend(order.iter().map(storage));
+        let order: Vec<usize> = order.into_iter().map(|(i, _)| i).collect();
         records.push(inline("version", b"3\n"));
+
+        // The last record holds a hash over the names of all others.
+        let names = fold_names(records.iter().map(|(name, ..)| name.as_str()));
         records.push((".data/serialization_id".into(), Body::Id, 40));
 
         // Every offset depends only on lengths, so no data is needed here.
@@ -208,9 +209,6 @@ impl ArchiveLayout {
             parts.push(part);
         }
 
-        // The last record holds a hash over the names of all others.
-        let others = &parts[..parts.len() - 1];
-        let names = fold_names(others.iter().map(|p| &p.name[prefix.len() + 1..]));
         let mut layout = Self {
             era: options.era,
             names,
@@ -225,12 +223,12 @@ impl ArchiveLayout {
         };
 
         // Everything before the first storage is known now, with the header of that storage.
-        let mut head = Vec::new();
-        for i in 0..first {
-            layout.put_whole(&mut head, i, &Sums::default());
+        let (mut head, none) = (Vec::new(), Sums::default());
+        for (part, crc) in layout.parts_with_sums(&none).take(first) {
+            put_whole(&mut head, part, crc, &none);
         }
-        if !layout.order.is_empty() {
-            put_local_header(&mut head, &layout.parts[first]);
+        if let Some(part) = layout.part_at(0) {
+            put_local_header(&mut head, part);
         }
         layout.head = head;
         Ok(layout)
@@ -258,17 +256,21 @@ impl ArchiveLayout {
         &self.order
     }
 
+    /// The part of the storage at a place in the order of the file.
+    fn part_at(&self, place: usize) -> Option<&Part> {
+        self.parts
+            .get(self.first + place)
+            .filter(|_| place < self.order.len())
+    }
+
     /// The part of storage `i`.
     fn part(&self, i: usize) -> Option<&Part> {
-        self.parts.get(self.first + self.places.get(i)?)
+        self.part_at(*self.places.get(i)?)
     }
 
     /// The part of the storage behind storage `i`.
     fn next(&self, i: usize) -> Option<&Part> {
-        let place = self.places.get(i)? + 1;
-        self.parts
-            .get(self.first + place)
-            .filter(|_| place < self.order.len())
+        self.part_at(self.places.get(i)? + 1)
     }
 
     /// The range of storage `i`, in bytes from the start of the archive. If there is no such storage, an empty range at the end.
@@ -316,37 +318,31 @@ impl ArchiveLayout {
         let behind = self.order.last().map_or(0, |&last| self.storage(last).end);
         let mut out = Vec::with_capacity((self.len - behind) as usize);
         let sums = self.sums(crcs);
-        if let Some(&last) = self.order.last() {
-            put_descriptor(
-                &mut out,
-                &self.parts[self.first + self.order.len() - 1],
-                crcs[last],
-            );
+        let parts = || self.parts_with_sums(&sums);
+        if let Some((part, crc)) = parts().skip(self.first).take(crcs.len()).last() {
+            put_descriptor(&mut out, part, crc);
         }
-        for i in self.first + self.order.len()..self.parts.len() {
-            self.put_whole(&mut out, i, &sums);
+        for (part, crc) in parts().skip(self.first + crcs.len()) {
+            put_whole(&mut out, part, crc, &sums);
         }
-        for i in 0..self.parts.len() {
-            put_central_header(&mut out, &self.parts[i], self.crc(i, &sums));
+        for (part, crc) in parts() {
+            put_central_header(&mut out, part, crc);
         }
         self.put_end(&mut out);
         Ok(out)
     }
 
-    /// CRC-32 of a part's data; of none for an empty one, as torch has it.
-    fn crc(&self, part: usize, sums: &Sums<'_>) -> u32 {
-        let p = &self.parts[part];
-        match &p.body {
-            _ if p.len == 0 => 0,
-            Body::Inline(_, crc) => *crc,
-            Body::Storage => self
-                .order
-                .get(part - self.first)
-                .and_then(|&i| sums.storages.get(i))
-                .copied()
-                .unwrap_or(0),
-            Body::Id => sums.id_crc,
-        }
+    /// All parts, each with the CRC-32 of its data. It is 0 for an empty part, as torch writes it.
+    fn parts_with_sums<'a>(&'a self, sums: &'a Sums<'_>) -> impl Iterator<Item = (&'a Part, u32)> {
+        let mut order = self.order.iter();
+        self.parts.iter().map(move |part| {
+            let crc = match &part.body {
+                Body::Inline(_, crc) => Some(*crc),
+                Body::Storage => order.next().and_then(|&i| sums.storages.get(i).copied()),
+                Body::Id => Some(sums.id_crc),
+            };
+            (part, crc.filter(|_| part.len > 0).unwrap_or(0))
+        })
     }
 
     /// What depends on the storages' checksums.
@@ -355,31 +351,31 @@ impl ArchiveLayout {
             storages,
             ..Sums::default()
         };
-        let others = 0..self.parts.len() - 1;
+        let others = self.parts_with_sums(&sums).take(self.parts.len() - 1);
         let crcs = others
-            .filter(|&i| self.parts[i].has_descriptor())
-            .map(|i| self.crc(i, &sums));
+            .filter(|(part, _)| part.has_descriptor())
+            .map(|(_, crc)| crc);
         let id = serialization_id(self.names, crcs);
         sums.id_crc = crc32fast::hash(id.as_bytes());
         sums.id = id;
         sums
     }
 
-    fn put_whole(&self, out: &mut Vec<u8>, i: usize, sums: &Sums<'_>) {
-        let part = &self.parts[i];
-        put_local_header(out, part);
-        match &part.body {
-            Body::Inline(bytes, _) => out.extend_from_slice(bytes),
-            Body::Storage => {}
-            Body::Id => out.extend_from_slice(sums.id.as_bytes()),
-        }
-        put_descriptor(out, part, self.crc(i, sums));
-    }
-
     fn put_end(&self, out: &mut Vec<u8>) {
         let count = self.parts.len() as u64;
         put_end(out, count, self.directory, self.directory_len);
     }
+}
+
+/// Writes a part that is no storage: its header, data and descriptor.
+fn put_whole(out: &mut Vec<u8>, part: &Part, crc: u32, sums: &Sums<'_>) {
+    put_local_header(out, part);
+    match &part.body {
+        Body::Inline(bytes, _) => out.extend_from_slice(bytes),
+        Body::Storage => {}
+        Body::Id => out.extend_from_slice(sums.id.as_bytes()),
+    }
+    put_descriptor(out, part, crc);
 }
 
 /// The three records behind a directory of so many entries and bytes.
@@ -410,22 +406,20 @@ pub(super) fn put_end(out: &mut Vec<u8>, count: u64, directory: u64, directory_l
     put16(out, 0);
 }
 
-/// Storages in the order of the file.
-fn file_order(n: usize, era: Era) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..n).collect();
+/// The storages in the order of the file, with their lengths.
+fn file_order(lens: &[u64], era: Era) -> Vec<(usize, u64)> {
+    let mut order: Vec<(usize, u64)> = lens.iter().copied().enumerate().collect();
     if era == Era::Torch21 {
-        order.sort_by_cached_key(usize::to_string);
+        order.sort_by_cached_key(|(i, _)| i.to_string());
     }
     order
 }
 
+/// The place of each storage in the order of the file.
 fn inverse(order: &[usize]) -> Vec<usize> {
-    let mut places = vec![0; order.len()];
-    order
-        .iter()
-        .enumerate()
-        .for_each(|(place, &i)| places[i] = place);
-    places
+    let mut places: Vec<(usize, usize)> = order.iter().copied().zip(0..).collect();
+    places.sort_unstable();
+    places.into_iter().map(|(_, place)| place).collect()
 }
 
 /// Writes an archive into memory.
@@ -443,8 +437,10 @@ pub fn write_archive(
     let mut out = Vec::with_capacity(layout.len() as usize);
     out.extend_from_slice(layout.head());
     for &i in layout.order() {
-        out.extend_from_slice(storages[i]);
-        out.extend_from_slice(&layout.gap(i, crcs[i]));
+        if let (Some(storage), Some(&crc)) = (storages.get(i), crcs.get(i)) {
+            out.extend_from_slice(storage);
+            out.extend_from_slice(&layout.gap(i, crc));
+        }
     }
     out.extend_from_slice(&layout.finish(&crcs)?);
     Ok(out)

@@ -32,7 +32,7 @@ impl ByteOrder {
             None | Some(b"little") => Ok(Self::Little),
             Some(b"big") => Ok(Self::Big),
             Some(other) => {
-                let text = String::from_utf8_lossy(&other[..other.len().min(20)]).into_owned();
+                let text = String::from_utf8_lossy(other.get(..20).unwrap_or(other)).into_owned();
                 Err(Error::archive(
                     0,
                     format!("its byte order is {text:?}, neither little nor big"),

@@ -94,7 +94,7 @@ impl<B: AsRef<[u8]>> Inflate<B> {
     /// [`Error::Archive`] if the record unpacks to fewer or more bytes than the directory says.
     pub fn next_block(&mut self, block: &mut [u8]) -> Result<usize> {
         let n = self.fill(block)?;
-        self.crc.update(&block[..n]);
+        self.crc.update(block.get(..n).unwrap_or(block));
         Ok(n)
     }
 
@@ -133,12 +133,11 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         let wanted = block
             .len()
             .min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let block = &mut block[..wanted];
-        let mut filled = 0;
-        while filled < wanted {
-            let (n, end) = self.step(&mut block[filled..])?;
-            filled += n;
-            if end && filled < wanted {
+        let mut block = block.get_mut(..wanted).unwrap_or_default();
+        while !block.is_empty() {
+            let (n, end) = self.step(block)?;
+            block = block.get_mut(n..).unwrap_or_default();
+            if end && !block.is_empty() {
                 return Err(self.bad());
             }
         }
@@ -157,7 +156,9 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         let rest = self.stored.as_ref().get(self.used..).unwrap_or(&[]);
         let Some(stream) = &mut self.stream else {
             let n = rest.len().min(block.len());
-            block[..n].copy_from_slice(&rest[..n]);
+            if let (Some(to), Some(from)) = (block.get_mut(..n), rest.get(..n)) {
+                to.copy_from_slice(from);
+            }
             self.used += n;
             self.ended = self.used as u64 == self.record.stored;
             return Ok((n, self.ended));
@@ -244,7 +245,7 @@ pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
     loop {
         let from = out.len();
         out.resize(size.min(from + STEP), 0);
-        stream.fill(&mut out[from..])?;
+        stream.fill(out.get_mut(from..).unwrap_or_default())?;
         if out.len() == size {
             return Ok(out.into());
         }

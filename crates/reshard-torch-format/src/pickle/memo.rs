@@ -21,10 +21,12 @@ impl Bits {
         if self.0.len() <= i / 64 {
             self.0.resize(i / 64 + 1, 0);
         }
-        let word = &mut self.0[i / 64];
-        let was = *word >> (i % 64) & 1;
-        *word |= 1 << (i % 64);
-        was == 0
+        let bit = 1u64 << (i % 64);
+        self.0.get_mut(i / 64).is_some_and(|word| {
+            let was_clear = *word & bit == 0;
+            *word |= bit;
+            was_clear
+        })
     }
 }
 
@@ -118,8 +120,8 @@ impl Plan {
     fn slot(&self, i: usize) -> Option<usize> {
         let word = *self.fetched.0.get(i / 64)?;
         let bit = 1u64 << (i % 64);
-        (word & bit != 0)
-            .then(|| self.ranks[i / 64] as usize + (word & (bit - 1)).count_ones() as usize)
+        let before = *self.ranks.get(i / 64)? as usize;
+        (word & bit != 0).then(|| before + (word & (bit - 1)).count_ones() as usize)
     }
 }
 

@@ -3,18 +3,16 @@
 use std::borrow::Cow;
 
 /// The shortest two's complement that means the same.
-pub(crate) fn shortest(le: &[u8]) -> &[u8] {
-    let mut n = le.len();
-    while n > 0 {
-        let top = le[n - 1];
-        let below_is_negative = n > 1 && le[n - 2] & 0x80 != 0;
+pub(crate) fn shortest(mut le: &[u8]) -> &[u8] {
+    while let Some((&top, below)) = le.split_last() {
+        let below_is_negative = below.last().is_some_and(|b| b & 0x80 != 0);
         let spare = (top == 0 && !below_is_negative) || (top == 0xFF && below_is_negative);
         if !spare {
             break;
         }
-        n -= 1;
+        le = below;
     }
-    &le[..n]
+    le
 }
 
 /// An int of up to eight bytes; `None` if it is larger.
@@ -106,8 +104,9 @@ pub(crate) fn raw_unicode(raw: &[u8]) -> Option<Cow<'_, str>> {
                 continue;
             }
         };
-        out.push(char::from_u32(hex(tail.get(1..1 + digits)?)?)?);
-        rest = &tail[1 + digits..];
+        let (escape, behind) = tail.split_at_checked(1 + digits)?;
+        out.push(char::from_u32(hex(escape.get(1..)?)?)?);
+        rest = behind;
     }
     Some(out.into())
 }
@@ -148,8 +147,9 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
             b't' => out.push(b'\t'),
             b'v' => out.push(11),
             b'x' => {
-                out.push(u8::try_from(hex(rest.get(..2)?)?).ok()?);
-                rest = &rest[2..];
+                let (digits, behind) = rest.split_at_checked(2)?;
+                out.push(u8::try_from(hex(digits)?).ok()?);
+                rest = behind;
             }
             // Up to three digits count. Python, too, keeps only the low byte.
             b'0'..=b'7' => {
@@ -174,13 +174,10 @@ pub(crate) fn is_surrogate_utf8(mut raw: &[u8]) -> bool {
     loop {
         match std::str::from_utf8(raw) {
             Ok(_) => return true,
-            Err(e) => {
-                let rest = &raw[e.valid_up_to()..];
-                if !matches!(rest, [0xED, 0xA0..=0xBF, 0x80..=0xBF, ..]) {
-                    return false;
-                }
-                raw = &rest[3..];
-            }
+            Err(e) => match raw.get(e.valid_up_to()..) {
+                Some([0xED, 0xA0..=0xBF, 0x80..=0xBF, behind @ ..]) => raw = behind,
+                _ => return false,
+            },
         }
     }
 }

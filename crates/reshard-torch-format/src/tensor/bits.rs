@@ -24,9 +24,8 @@ pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Resu
         }
     };
     if t.conj && dtype.is_complex() {
-        bytes
-            .chunks_exact_mut(2 * word)
-            .for_each(|element| flip(&mut element[word..]));
+        // The imaginary part is the second half of an element.
+        bytes.chunks_exact_mut(2 * word).for_each(flip);
     }
     if t.neg {
         let signed = dtype.is_complex()

@@ -61,24 +61,35 @@ fn is_empty(graph: &Graph<'_>, state: Id) -> bool {
 }
 
 fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<TensorRef>> {
-    let fixed = match function {
-        "_rebuild_tensor" => 4,
-        "_rebuild_tensor_v2" => 6,
-        "_rebuild_tensor_v3" => 7,
-        _ => return Ok(None),
-    };
     let bad =
         |key: &str, what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
-    if args.len() != fixed && (fixed == 4 || args.len() != fixed + 1) {
-        return Err(bad("?", "the number of arguments is wrong"));
-    }
-    let Some(stored) = storage_of(graph, args[0])? else {
+
+    // The second version added `requires_grad` and hooks, the third the element type. Both may end with metadata.
+    let (requires_grad, dtype, metadata) = match (function, args.get(4..).unwrap_or_default()) {
+        ("_rebuild_tensor", []) => (None, None, None),
+        ("_rebuild_tensor_v2", &[grad, _hooks]) => (Some(grad), None, None),
+        ("_rebuild_tensor_v2", &[grad, _hooks, metadata]) => (Some(grad), None, Some(metadata)),
+        ("_rebuild_tensor_v3", &[grad, _hooks, dtype]) => (Some(grad), Some(dtype), None),
+        ("_rebuild_tensor_v3", &[grad, _hooks, dtype, metadata]) => {
+            (Some(grad), Some(dtype), Some(metadata))
+        }
+        ("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", _) => {
+            let what = format!("{function} does not take {} arguments", args.len());
+            return Err(bad("?", &what));
+        }
+        _ => return Ok(None),
+    };
+    let &[storage, offset, shape, strides, ..] = args else {
+        let what = format!("{function} does not take {} arguments", args.len());
+        return Err(bad("?", &what));
+    };
+    let Some(stored) = storage_of(graph, storage)? else {
         return Err(bad("?", "it has no storage"));
     };
     let storage = stored.storage;
     let key = storage.key.clone();
-    let dtype = if fixed == 7 {
-        let Some(("torch", name)) = graph.as_global(args[6]) else {
+    let dtype = if let Some(dtype) = dtype {
+        let Some(("torch", name)) = graph.as_global(dtype) else {
             return Err(bad(&key, "its dtype has no name"));
         };
         // Types that only PyTorch knows, such as bits8, stay what the pickle says.
@@ -92,17 +103,17 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
             None => return Err(bad(&key, "its storage has no element type")),
         }
     };
-    for &id in &args[2..4] {
+    for id in [shape, strides] {
         if let Some(axes) = axes(graph, id).map(<[Id]>::len).filter(|n| *n > MAX_AXES) {
             let what = format!("a tensor of {axes} axes (at most {MAX_AXES})");
             return Err(unsupported(graph, id, what));
         }
     }
     let offset = graph
-        .as_int(args[1])
+        .as_int(offset)
         .and_then(|v| u64::try_from(v).ok()?.checked_add(stored.view));
     let (Some(offset), Some(shape), Some(strides)) =
-        (offset, dims(graph, args[2]), dims(graph, args[3]))
+        (offset, dims(graph, shape), dims(graph, strides))
     else {
         return Err(bad(
             &key,
@@ -112,19 +123,21 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
     if shape.len() != strides.len() {
         return Err(bad(&key, "shape and strides differ in length"));
     }
-    let Node::Bool(requires_grad) = *graph.node(args[4]) else {
-        return Err(bad(&key, "requires_grad is not a bool"));
+    let requires_grad = match requires_grad.map(|id| graph.node(id)) {
+        None => false,
+        Some(&Node::Bool(requires_grad)) => requires_grad,
+        Some(_) => return Err(bad(&key, "requires_grad is not a bool")),
     };
     let (mut conj, mut neg) = (false, false);
-    match args.get(fixed).map(|&id| graph.node(id)) {
-        None | Some(Node::None) => {}
-        Some(Node::Dict(pairs)) => {
+    match metadata.map(|id| (id, graph.node(id))) {
+        None | Some((_, Node::None)) => {}
+        Some((id, Node::Dict(pairs))) => {
             if pairs.len() > MAX_METADATA {
                 let what = format!(
                     "a tensor with {} notes in its metadata (at most {MAX_METADATA})",
                     pairs.len()
                 );
-                return Err(unsupported(graph, args[fixed], what));
+                return Err(unsupported(graph, id, what));
             }
             for &(k, v) in pairs {
                 match (graph.as_str(k), graph.node(v)) {

@@ -274,8 +274,10 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
             if let Node::Str(s) = self.graph.node(k) {
                 self.count_bytes(s.len())?;
             }
-            let out = out.get_or_insert_with(|| pairs[..i].to_vec());
-            out[at].1 = v;
+            let out = out.get_or_insert_with(|| pairs.iter().take(i).copied().collect());
+            if let Some(pair) = out.get_mut(at) {
+                pair.1 = v;
+            }
         }
         Ok(out.map(Rc::from))
     }

@@ -355,8 +355,10 @@ impl Encoder {
                 number
             }
         };
-        if hull == whole {
-            self.storages[number] = t.to_bytes();
+        if hull == whole
+            && let Some(bytes) = self.storages.get_mut(number)
+        {
+            *bytes = t.to_bytes();
         }
         let storage = StorageRef::new(
             &number.to_string(),

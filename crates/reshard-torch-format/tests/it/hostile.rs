@@ -12,7 +12,7 @@ use reshard_torch_format::{
 use std::sync::LazyLock;
 
 /// Everything that reads; small limits keep a hostile file that is *allowed* to be large from taking time.
-fn read_all(bytes: &[u8]) {
+pub(crate) fn read_all(bytes: &[u8]) {
     let limits = Limits {
         nodes: 20_000,
         bytes: 1 << 20,

@@ -14,6 +14,7 @@ mod hostile;
 mod machine;
 mod objects;
 mod python;
+mod rebuild;
 mod samples;
 mod unpack;
 mod values;

@@ -1,0 +1,90 @@
+//! Calls of torch's functions `_rebuild_*`, which make tensors.
+
+mod pickles;
+
+use crate::hostile::read_all;
+use crate::samples::folder;
+use bytes::Bytes;
+use pickles::{FUNCTIONS, KINDS, call, pickles};
+use proptest::{prelude::*, sample::select};
+use reshard_model::{Value, testkit::law};
+use reshard_torch_format::{Limits, TensorRef, load};
+
+#[test]
+fn every_rebuild_in_every_arity_is_an_error_or_a_value() {
+    let mut read = Vec::new();
+    for (name, pickle) in pickles() {
+        read_all(&pickle);
+        match TensorRef::parse(&pickle, &Limits::default()) {
+            Ok(_) => read.push(name),
+            Err(e) => assert!(!e.to_string().is_empty(), "{name}"),
+        }
+    }
+    // As many arguments as torch 0.4 to 2.15 gives them. A parameter is what its first argument is.
+    let parameters = ["_rebuild_parameter", "_rebuild_parameter_with_state"];
+    read.retain(|name| {
+        !parameters
+            .iter()
+            .any(|p| name.starts_with(&format!("{p}-")))
+    });
+    assert_eq!(
+        read,
+        [
+            "_rebuild_tensor-4",
+            "_rebuild_tensor_v2-6",
+            "_rebuild_tensor_v2-7",
+            "_rebuild_tensor_v3-7",
+            "_rebuild_tensor_v3-8",
+            "_rebuild_from_type_v2-4",
+        ]
+    );
+}
+
+proptest! {
+    #![proptest_config(law(300))]
+
+    #[test]
+    fn a_rebuild_of_any_arguments_never_panics(
+        function in select(FUNCTIONS),
+        args in prop::collection::vec(select(KINDS), 0..11),
+    ) {
+        let (module, name, _) = function;
+        read_all(&call(module, name, args.iter().copied()));
+        // The same call by way of a subclass.
+        let inner = format!("c{module}\n{name}\n");
+        let packed = format!("({}t", args.concat());
+        let outer = [&inner, "ctorch\nTensor\n", &packed, "N"];
+        read_all(&call("torch._tensor", "_rebuild_from_type_v2", outer.into_iter()));
+    }
+
+    /// Right arguments with one that is wrong get further.
+    #[test]
+    fn a_rebuild_with_one_wrong_argument_never_panics(
+        function in select(FUNCTIONS), n in 0..12usize, at in 0..12usize, wrong in select(KINDS),
+    ) {
+        let (module, name, args) = function;
+        let mut args: Vec<&str> = args.iter().copied().chain(std::iter::repeat("N")).take(n).collect();
+        if let Some(arg) = args.get_mut(at) {
+            *arg = wrong;
+        }
+        read_all(&call(module, name, args.into_iter()));
+    }
+}
+
+/// Files of torch before 0.4, whose tensors know nothing of gradients, in both layouts.
+#[test]
+fn a_tensor_of_four_arguments_is_read() {
+    for name in ["v1_dict_zip.pt", "v1_dict_legacy.pt"] {
+        let bytes: Bytes = std::fs::read(folder("old").join(name)).unwrap().into();
+        let Value::Dict(state) = load(bytes).expect(name) else {
+            panic!("{name} is a dict")
+        };
+        let w = state[0].1.as_tensor().expect(name);
+        assert_eq!(w.shape()[..], [2, 2], "{name}");
+        let bytes = [1f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
+        assert_eq!(w.to_bytes(), bytes, "{name}");
+    }
+    // This one has its dict from Python 2. Whether or not that is understood, the tensor in it is no reason to panic.
+    let bytes = std::fs::read(folder("old").join("v1_py2od_zip.pt")).unwrap();
+    read_all(&bytes);
+}
