@@ -7,8 +7,9 @@ use crate::{
     settings::Settings,
 };
 use reshard::{
-    ErrorKind, ProcessGroup, Registry, Save, SaveReport, StateDict, Step, StepPattern, Stores,
+    ProcessGroup, Registry, Save, SaveReport, StateDict, Step, StepPattern, Stores,
     comm::{Cause, Comm},
+    strategy::StrategyError,
 };
 use std::{path::Path, time::Duration};
 
@@ -139,11 +140,16 @@ impl Saver {
     pub async fn latest_in(&self, group: &dyn ProcessGroup) -> Result<Option<Step>> {
         let comm = Comm::new(group);
         let guard = comm.guard("a search for the latest checkpoint");
-        let found = match comm.is_coordinator() {
-            true => Some(self.latest().await),
-            false => None,
+        let told = match self.agree_on_settings(None, &comm).await {
+            Ok(()) => {
+                let found = match comm.is_coordinator() {
+                    true => Some(self.latest().await),
+                    false => None,
+                };
+                self.tell(&comm, LATEST, found).await
+            }
+            Err(e) => Err(e),
         };
-        let told = self.tell(&comm, LATEST, found).await;
         guard.done();
         told
     }
@@ -175,8 +181,8 @@ impl Saver {
     /// ```
     ///
     /// # Collective
-    /// Every rank of the group awaits it, with the same step. Beside the steps of a save there are `check`, before it, in which the coordinator looks for newer
-    /// checkpoints, and `retain`, after it, in which all ranks learn what was verified and removed. The deadline of the save
+    /// Every rank of the group awaits it, with the same step and equal settings of the saver, which are compared first (`options`). Beside the steps of a save there
+    /// are `check`, before it, in which the coordinator looks for newer checkpoints, and `retain`, after it, in which all ranks learn what was verified and removed. The deadline of the save
     /// holds for these, too: with [`Verify::Full`] ranks wait while the coordinator reads the whole checkpoint.
     ///
     /// # Cancellation
@@ -184,7 +190,7 @@ impl Saver {
     ///
     /// # Errors
     /// - Before anything is saved: a setting has no meaning ([`Error::Invalid`]), the directory has a newer checkpoint ([`Error::Newer`]), the ranks
-    ///   save different steps, or the save is to a single file, which has no room for the note of its owner.
+    ///   save different steps or have savers with different settings, or the save is to a single file, which has no room for the note of its owner.
     /// - As [`reshard::save`]: an existing checkpoint of this step is replaced only with [`overwrite`](Save::overwrite).
     /// - The new checkpoint is damaged ([`Error::Damaged`]).
     ///
@@ -210,8 +216,21 @@ impl Saver {
         saved
     }
 
+    /// Fails on all ranks if their savers have different settings, or save different steps.
+    async fn agree_on_settings(&self, step: Option<u64>, comm: &Comm<'_>) -> Result<()> {
+        if comm.size() == 1 {
+            return Ok(());
+        }
+        let options = self.settings.agreed_options(step);
+        options.agree(comm).await.map_err(|e| match e {
+            StrategyError::Comm(e) => e.into(),
+            e => Error::Invalid(e.to_string()),
+        })
+    }
+
     /// Whether the step may be saved.
     async fn check(&self, step: u64, comm: &Comm<'_>) -> Result<()> {
+        self.agree_on_settings(Some(step), comm).await?;
         let mine = match self.settings.check() {
             Ok(()) if comm.is_coordinator() => self.may_save(step).await,
             checked => checked,
@@ -220,17 +239,7 @@ impl Saver {
         if comm.size() == 1 {
             return mine;
         }
-        let part = mine.map(|()| step).map_err(|e| cause(&e));
-        let all_same = |steps: Vec<u64>| match steps.iter().position(|other| *other != step) {
-            None => Ok(()),
-            Some(rank) => Err(Cause::new(
-                ErrorKind::Invalid,
-                format!(
-                    "rank {rank} saves another step than the coordinator, which saves {step}; save the same step on all ranks"
-                ),
-            )),
-        };
-        Ok(comm.all_reduce(CHECK, part, all_same).await?)
+        Ok(comm.agree(CHECK, mine.map_err(|e| cause(&e))).await?)
     }
 
     /// Whether the directory can have the checkpoint of this step.
@@ -293,4 +302,26 @@ impl Saver {
 
 fn cause(e: &Error) -> Cause {
     Cause::from_error(e.kind(), e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../docs/ranks.md");
+
+    #[test]
+    fn the_page_shows_the_settings_on_which_ranks_must_agree() {
+        let options = Saver::new("x").settings.agreed_options(None);
+        let rows = options.names().skip(1); // the version
+        let rows: String = rows
+            .map(|name| format!("| `{name}` | must agree |\n"))
+            .chain(["registry", "stores"].map(|name| format!("| `{name}` | may differ |\n")))
+            .collect();
+        let table = format!("| setting | save |\n| --- | --- |\n{rows}\n");
+        assert!(
+            PAGE.contains(&table),
+            "docs/ranks.md must have this table:\n{table}"
+        );
+    }
 }

@@ -3,9 +3,10 @@
 use crate::{Error, Result, keep::Keep};
 use reshard::{
     OpenOptions, Prune, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
-    storage::{Removal, StoreExt as _},
+    storage::{Removal, StorageError, Store, StoreExt as _, without_secrets},
+    strategy::AgreedOptions,
 };
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// The keys of the notes that a saver writes.
 const OWNER: &str = "saver";
@@ -71,17 +72,48 @@ impl Settings {
         Ok(())
     }
 
+    /// The settings that all ranks must pass alike, and the step if there is one. A new field doesn't compile before it is considered here.
+    pub(crate) fn agreed_options(&self, step: Option<u64>) -> AgreedOptions {
+        let Self {
+            dir,
+            pattern,
+            every,
+            keep,
+            verify,
+            unfinished_after,
+            owner,
+            // The place that they open is compared.
+            registry: _,
+            stores: _,
+        } = self;
+        // A directory that can't be opened is reported by the rank that has to open it.
+        let place = self.open_store(dir.trim_end_matches('/'));
+        let place = place.map_or_else(|_| without_secrets(dir).into_owned(), |dir| dir.url());
+        let step = step.map_or_else(|| "none".to_owned(), |step| step.to_string());
+        AgreedOptions::new()
+            .with("directory", place)
+            .with("pattern", pattern)
+            .with("every", every)
+            .with("keep", format_args!("{:?}", keep.newest))
+            .with("keep_every", format_args!("{:?}", keep.every))
+            .with("verify", format_args!("{verify:?}"))
+            .with("unfinished_after", format_args!("{unfinished_after:?}"))
+            .with("owner", owner)
+            .with("step", step)
+    }
+
     /// How checkpoints are removed where they lie.
     pub(crate) fn removal(&self) -> Result<Removal> {
-        let stores = match &self.stores {
-            Some(stores) => stores.clone(),
-            None => Stores::linked().map_err(|e| Error::Invalid(e.to_string()))?,
-        };
-        let url = self.url(0);
-        let store = stores
-            .open(&url)
-            .map_err(|e| Error::Invalid(e.to_string()))?;
+        let store = self.open_store(&self.url(0));
+        let store = store.map_err(|e| Error::Invalid(e.to_string()))?;
         Ok(store.removal())
+    }
+
+    fn open_store(&self, url: &str) -> Result<Arc<dyn Store>, StorageError> {
+        match &self.stores {
+            Some(stores) => stores.open(url),
+            None => Stores::linked()?.open(url),
+        }
     }
 
     /// Whether checkpoints can be removed where they lie. Otherwise they would pile up, with a warning after each save.

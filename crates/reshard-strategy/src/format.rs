@@ -599,6 +599,12 @@ pub trait StorageReader: ReaderHooks {
         Err(format!("the files of {} do not tell", self.key()))
     }
 
+    /// Whether each rank saved metadata of its own: DCP's `use_collectives=False`. The ranks of a load may then open different places. The
+    /// default is no.
+    fn is_rank_local(&self) -> bool {
+        false
+    }
+
     /// Whether one call of [`read_tensors`](Self::read_tensors) reads selections of one chunk together, in long ranges, even if they are
     /// columns of the same rows. Then ranks of one process that read for each other fill each other's leaves directly; otherwise the
     /// rank that reads gets whole blocks into memory and hands them over. The default is no.

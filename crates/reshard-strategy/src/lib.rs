@@ -32,6 +32,7 @@ mod limits;
 mod mosaic;
 mod not_covered;
 mod objects;
+mod options;
 mod pipeline;
 mod registry;
 mod report;
@@ -66,6 +67,7 @@ pub use limits::{
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, unclaimed};
 pub use objects::{load_with_objects, save_with_objects};
+pub use options::{AgreedOptions, Differences};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};

@@ -109,6 +109,10 @@ impl StorageReader for TorchDistReader {
         }
     }
 
+    fn is_rank_local(&self) -> bool {
+        self.rank_local.is_some()
+    }
+
     fn reads_columns_together(&self) -> bool {
         true
     }

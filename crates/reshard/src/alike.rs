@@ -23,7 +23,7 @@ pub(crate) struct Rule {
     pub(crate) dialect: Dialect,
     /// If they differ, the coordinator's are saved.
     pub(crate) coordinators: bool,
-    /// Whether replicas are compared, which all ranks have to do.
+    /// Whether replicas are compared.
     pub(crate) check_replicas: bool,
 }
 
@@ -38,10 +38,6 @@ struct Print {
 /// What a rank sends to the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
-    coordinators: bool,
-    check_replicas: bool,
-    /// The last part of the URL, in an asynchronous save.
-    name: Option<String>,
     prints: Vec<(Path, Print)>,
     /// The digest of the values of common state, if they are compared.
     common: Option<Digest>,
@@ -73,7 +69,6 @@ pub(crate) async fn agree<T>(
     outcome: Result<T>,
     mine: Mine<'_>,
     rule: Rule,
-    name: Option<&str>,
 ) -> Result<(T, Compared)> {
     if comm.size() == 1 {
         return Ok((all_agree(comm, step, outcome).await?, Compared::default()));
@@ -84,9 +79,6 @@ pub(crate) async fn agree<T>(
         Ok(_) => prints(mine.plain).await.map_err(|e| cause(&e)),
     };
     let told = told.map(|prints| Told {
-        coordinators: rule.coordinators,
-        check_replicas: rule.check_replicas,
-        name: name.map(str::to_owned),
         prints,
         common: mine.common,
     });
@@ -158,42 +150,6 @@ impl Rule {
     /// Called on the coordinator: the keys that are left to it.
     fn compare(self, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
         let ranks = || (0..).map(Rank).zip(all);
-        type Chosen = fn(&Told) -> bool;
-        let options: [(&str, Chosen, bool); 2] = [
-            (
-                "coordinators_plain_tensors",
-                |told| told.coordinators,
-                self.coordinators,
-            ),
-            (
-                "check_replicas",
-                |told| told.check_replicas,
-                self.check_replicas,
-            ),
-        ];
-        for (option, told_of, mine) in options {
-            if let Some((rank, _)) = ranks().find(|(_, told)| told_of(told) != mine) {
-                let what = format!(
-                    "rank {rank} and the coordinator, rank {coordinator}, have different values of \
-                     `{option}`; give all ranks the same"
-                );
-                return Err(cause(&StrategyError::Invalid(what)));
-            }
-        }
-        let meant = all
-            .get(coordinator.index())
-            .and_then(|told| told.name.as_deref());
-        if let Some((rank, told)) = ranks().find(|(_, told)| told.name.as_deref() != meant) {
-            let name = |name: Option<&str>| name.unwrap_or("no asynchronous save").to_owned();
-            let what = format!(
-                "rank {rank} starts a save to {}, and the coordinator, rank {coordinator}, to {}; start asynchronous saves in the \
-                 same order on all ranks",
-                name(told.name.as_deref()),
-                name(meant)
-            );
-            return Err(cause(&StrategyError::Invalid(what)));
-        }
-
         // Equal prints on all ranks are the rule, and need no tables.
         if all.iter().all(|told| told.prints == all[0].prints) {
             return Ok(Vec::new());

@@ -1,12 +1,14 @@
 //! Where Megatron Core's dialect keeps common state, and how a tool carries it over unchanged.
 
-use crate::opened::Opened;
+use crate::{control::hex, opened::Opened};
 use reshard_megatron::{COMMON, COMMON_STATE_CELL, TorchCommon};
 use reshard_model::{Payload, ShardedObject, Value, ValueTree};
 use reshard_storage::{FileBody, Name, Progress};
 use reshard_strategy::{
     BackendVersion, ReadCx, ReadObject, SaveCommonStrategy as _, StrategyError,
 };
+use sha2::{Digest as _, Sha256};
+use std::sync::{Arc, OnceLock};
 
 /// Where Megatron Core's dialect keeps common state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub enum CommonForm {
 pub struct StoredCommon {
     form: CommonForm,
     payload: Payload,
+    /// Computed once for all clones, because every rank of a conversion has one.
+    fingerprint: Arc<OnceLock<String>>,
 }
 
 impl StoredCommon {
@@ -39,6 +43,7 @@ impl StoredCommon {
         Self {
             form,
             payload: Payload::Value(value),
+            fingerprint: Arc::default(),
         }
     }
 
@@ -58,6 +63,21 @@ impl StoredCommon {
             Payload::Encoded { bytes, .. } => bytes.len() as u64,
             _ => 0,
         }
+    }
+
+    /// Form, length and digest, by which ranks compare it.
+    pub(crate) fn fingerprint(&self) -> &str {
+        self.fingerprint.get_or_init(|| {
+            let form = self.form;
+            let (bytes, digest) = match &self.payload {
+                Payload::Encoded { bytes, .. } => (bytes.len(), Sha256::digest(bytes)),
+                other => {
+                    let text = format!("{other:?}");
+                    (text.len(), Sha256::digest(text))
+                }
+            };
+            format!("{form:?}, {bytes} bytes, SHA-256 {}", hex(&digest))
+        })
     }
 
     /// The key of the object that holds it, if no file does.
@@ -88,6 +108,7 @@ impl StoredCommon {
             return Ok(Some(Self {
                 form: CommonForm::File,
                 payload,
+                fingerprint: Arc::default(),
             }));
         }
         let Some(object) = opened.reader.metadata().object(COMMON_STATE_CELL) else {
@@ -104,6 +125,7 @@ impl StoredCommon {
         Ok(payload.map(|payload| Self {
             form: CommonForm::Object,
             payload,
+            fingerprint: Arc::default(),
         }))
     }
 

@@ -47,6 +47,7 @@
 //! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
 
 mod advice;
+mod agreement;
 mod alike;
 mod attempt;
 mod background;

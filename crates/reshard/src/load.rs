@@ -1,3 +1,5 @@
+mod options;
+
 use crate::{
     Error, LoadError, LoadReport, Stateful,
     error::OPEN,
@@ -81,6 +83,7 @@ pub fn load<'a>(template: StateDict, place: impl AsRef<std::path::Path>) -> Load
         url: place::place_text(place),
         ranks: Ranks::default(),
         planner: None,
+        planner_type: "",
         statefuls: Vec::new(),
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
@@ -100,6 +103,8 @@ pub struct Load<'a> {
     url: String,
     ranks: Ranks<'a>,
     planner: Option<Arc<dyn LoadPlanner>>,
+    /// The name of its type, or empty.
+    planner_type: &'static str,
     /// Values that take their own state, by key.
     statefuls: Vec<(&'a str, &'a mut dyn Stateful)>,
     default: DefaultLoadPlanner,
@@ -134,8 +139,9 @@ impl<'a> Load<'a> {
     }
 
     /// Sets your own planner. Then [`cast`](Self::cast) and [`strict`](Self::strict) have no effect.
-    pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
+    pub fn planner<P: LoadPlanner + 'static>(mut self, planner: P) -> Self {
         self.planner = Some(Arc::new(planner));
+        self.planner_type = std::any::type_name::<P>();
         self
     }
 
@@ -284,8 +290,12 @@ impl<'a> Load<'a> {
         })
     }
 
-    async fn open(&self, comm: &Comm<'_>) -> Result<(CountingStore, Opened), StrategyError> {
-        let store = CountingStore::new(self.how.store(&self.url)?);
+    async fn open(
+        &self,
+        comm: &Comm<'_>,
+        store: Result<Arc<dyn Store>, StrategyError>,
+    ) -> Result<(CountingStore, Opened), StrategyError> {
+        let store = CountingStore::new(store?);
         let opened = self.how.open_store(Arc::new(store.clone())).await?;
         if self.verify_integrity && comm.is_coordinator() {
             integrity::require(&opened.store).await?;
@@ -293,15 +303,19 @@ impl<'a> Load<'a> {
         Ok((store, opened))
     }
 
-    /// Opens, splits the template and reads common state. Then all ranks learn whether every rank succeeded.
+    /// Compares the options of all ranks, opens, splits the template and reads common state. Then all ranks learn whether every rank succeeded.
     async fn begin(
         &self,
         comm: &Comm<'_>,
         template: StateDict,
         added: Result<(), StrategyError>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
+        let store = self.how.store(&self.url);
+        if let Err(e) = self.agree_on_options(comm, store.as_ref().ok()).await {
+            return Err((e, template));
+        }
         let opened = match added {
-            Ok(()) => self.open(comm).await,
+            Ok(()) => self.open(comm, store).await,
             Err(e) => Err(e),
         };
         let (mine, template) = match opened {

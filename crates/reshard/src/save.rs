@@ -2,6 +2,7 @@
 
 mod begin;
 mod builder;
+mod options;
 mod pending;
 mod run;
 mod set_up;

@@ -1,9 +1,9 @@
 //! Several ranks.
 
 use crate::states::{newest_is, part, save_in, steps};
-use reshard::{ErrorKind, LocalGroup, storage::wait};
-use reshard_manager::{Error, Saver};
-use std::{fs, path::Path};
+use reshard::{ErrorKind, LocalGroup, Step, storage::wait};
+use reshard_manager::{Error, Saver, Verify};
+use std::{fs, path::Path, time::Duration};
 
 const RANKS: usize = 3;
 
@@ -73,10 +73,65 @@ fn ranks_that_save_different_steps_are_told_apart_before_anything_is_saved() {
     });
     for e in saved {
         let e = e.unwrap_err();
-        assert!(matches!(e, Error::Comm(_)), "{e}");
-        assert!(e.to_string().contains("rank 2 saves another step"), "{e}");
+        assert!(matches!(e, Error::Invalid(_)), "{e}");
+        let expected = "`step`: ranks 0, 1 have 5, rank 2 has 6";
+        assert!(e.to_string().contains(expected), "{e}");
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+type Set = fn(Saver) -> Saver;
+
+#[test]
+fn savers_with_different_settings_fail_on_all_ranks_before_anything_is_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let groups = LocalGroup::new(3);
+    let settings: [(&str, Set); 8] = [
+        ("directory", |_| Saver::new("elsewhere").keep(2)),
+        ("pattern", |s| s.pattern("other-{n}".parse().unwrap())),
+        ("every", |s| s.every(7)),
+        ("keep", |s| s.keep(7)),
+        ("keep_every", |s| s.keep_every(7)),
+        ("verify", |s| s.verify(Verify::Full)),
+        ("unfinished_after", |s| s.unfinished_after(Duration::ZERO)),
+        ("owner", |s| s.owner("other")),
+    ];
+    let refused = |name: &str, all: Vec<Result<(), Error>>| {
+        let errors: Vec<_> = all.into_iter().map(|all| all.unwrap_err()).collect();
+        for e in &errors {
+            assert_eq!(e.kind(), ErrorKind::Invalid);
+            assert_eq!(e.to_string(), errors[0].to_string());
+            let text = e.to_string();
+            let line = format!("`{name}`: ranks 0, 2 have ");
+            assert!(text.contains(&line) && text.contains("rank 1 has "), "{e}");
+        }
+    };
+    for (name, set) in settings {
+        let mut savers = savers(dir.path());
+        let other = set(savers.remove(1));
+        savers.insert(1, other);
+        let saved = save_in(&groups, &savers[..3], 5);
+        refused(
+            name,
+            saved.into_iter().map(|saved| saved.map(drop)).collect(),
+        );
+        let found = latest_in(&groups, &savers[..3]);
+        refused(
+            name,
+            found.into_iter().map(|found| found.map(drop)).collect(),
+        );
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+fn latest_in(groups: &[LocalGroup], savers: &[Saver]) -> Vec<Result<Option<Step>, Error>> {
+    std::thread::scope(|scope| {
+        let ranks = groups.iter().zip(savers);
+        let threads: Vec<_> = ranks
+            .map(|(group, saver)| scope.spawn(move || wait(saver.latest_in(group))))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
 }
 
 fn group_rank(group: &LocalGroup) -> u64 {
@@ -89,13 +144,8 @@ fn all_ranks_go_on_from_the_same_checkpoint_and_none_saves_an_earlier_one() {
     let dir = tempfile::tempdir().unwrap();
     let (groups, savers) = (LocalGroup::new(3), savers(dir.path()));
     let latest = || -> Vec<_> {
-        std::thread::scope(|scope| {
-            let ranks = groups.iter().zip(&savers);
-            let threads: Vec<_> = ranks
-                .map(|(group, saver)| scope.spawn(move || wait(saver.latest_in(group)).unwrap()))
-                .collect();
-            threads.into_iter().map(|t| t.join().unwrap()).collect()
-        })
+        let found = latest_in(&groups, &savers);
+        found.into_iter().map(|found| found.unwrap()).collect()
     };
     assert_eq!(latest(), [None, None, None]);
     save_in(&groups, &savers, 7)

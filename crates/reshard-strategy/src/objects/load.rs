@@ -339,6 +339,10 @@ impl StorageReader for Reader {
         self.base.is_whole()
     }
 
+    fn is_rank_local(&self) -> bool {
+        self.base.is_rank_local()
+    }
+
     fn reads_columns_together(&self) -> bool {
         self.base.reads_columns_together()
     }

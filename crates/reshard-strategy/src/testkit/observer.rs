@@ -457,6 +457,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.is_whole()
     }
 
+    fn is_rank_local(&self) -> bool {
+        self.inner.is_rank_local()
+    }
+
     fn reads_columns_together(&self) -> bool {
         self.inner.reads_columns_together()
     }

@@ -40,11 +40,6 @@ pub(crate) struct TorchDistReader {
 }
 
 impl TorchDistReader {
-    /// Whether each rank has metadata of its own.
-    pub(crate) fn is_rank_local(&self) -> bool {
-        self.rank_local.is_some()
-    }
-
     pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
         let OpenCx {
             mut limits,

@@ -1,6 +1,6 @@
 //! All ranks begin the same new version of the place.
 
-use super::set_up::{SetUp, last_part};
+use super::set_up::SetUp;
 use crate::{
     CommonDifference,
     alike::{self, Compared, Mine, Rule},
@@ -188,14 +188,11 @@ pub(super) async fn begin(
                 Some(begun) => Ok(begun),
                 None => setup.join(theirs).await,
             };
-            // Places may be mounted under different directories, but the name of the checkpoint is the same.
-            let place = setup.place().url();
-            let name = setup.in_flight.as_ref().map(|_| last_part(&place));
             let mine = Mine {
                 plain: &setup.plain,
                 common: setup.values.as_ref().map(|values| values.digest),
             };
-            let agreed = alike::agree(comm, "begin", begun, mine, how.rule, name).await;
+            let agreed = alike::agree(comm, "begin", begun, mine, how.rule).await;
             let checked = match agreed {
                 Ok(agreed) if how.rule.check_replicas => {
                     let checked =

@@ -51,6 +51,7 @@ pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Sav
         config: None,
         common: None,
         planner: None,
+        planner_type: "",
         policy: None,
         policy_limits: Limits::default(),
         overwrite: false,
@@ -97,6 +98,8 @@ pub struct Save<'a> {
     pub(super) config: Option<Box<dyn SaveShardedConfig>>,
     pub(super) common: Option<Arc<dyn SaveCommonStrategy>>,
     pub(super) planner: Option<Arc<dyn SavePlanner>>,
+    /// The name of its type, or empty.
+    pub(super) planner_type: &'static str,
     pub(super) policy: Option<Arc<dyn ShardingPolicy>>,
     pub(super) policy_limits: Limits,
     pub(super) overwrite: bool,
@@ -226,8 +229,9 @@ impl<'a> Save<'a> {
 
     /// Sets your own planner. By default its [`base`](SavePlanner::base) is Megatron Core's planner. With [`Dialect::Dcp`],
     /// return [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) there.
-    pub fn planner(mut self, planner: impl SavePlanner + 'static) -> Self {
+    pub fn planner<P: SavePlanner + 'static>(mut self, planner: P) -> Self {
         self.planner = Some(Arc::new(planner));
+        self.planner_type = std::any::type_name::<P>();
         self
     }
 

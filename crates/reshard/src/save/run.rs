@@ -56,11 +56,16 @@ impl Save<'_> {
         let url = self.url.clone();
         let url = &*url;
         let mut clock = Clock::start("save", comm.rank(), url);
-        let set_up = match self.set_up() {
+        // Nothing is begun before all ranks know that they want the same.
+        let target = self.find_target();
+        if let Err(e) = self.agree_on_options(comm, target.as_ref().ok()).await {
+            clock.failed(Phase::Plan, &e);
+            return Err(Error::new(ACT, url, e));
+        }
+        let set_up = match target.and_then(|target| self.set_up(target)) {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
         };
-        // Setting up may choose another dialect.
         let how = How {
             overwrite: self.overwrite,
             rule: self.rule(),

@@ -15,7 +15,7 @@ use reshard_model::{
     Dialect, Flatten, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split_as,
     split_ref,
 };
-use reshard_storage::{PlaceKind, Store, Stores};
+use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
     save_with_objects,
@@ -24,6 +24,14 @@ use std::sync::Arc;
 
 /// Bytes of all notes of a checkpoint.
 const MOST_NOTES: usize = 64 << 10;
+
+/// The format and the place of a save.
+pub(crate) struct Target {
+    registry: Registry,
+    sharded: Arc<dyn SaveShardedStrategy>,
+    /// Other settings are checked before it has to be open.
+    pub(super) store: Result<Arc<dyn Store>, StorageError>,
+}
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,
@@ -93,8 +101,8 @@ impl Save<'_> {
         Ok(())
     }
 
-    /// Checks everything that one rank can check alone.
-    pub(super) fn set_up(&mut self) -> Result<SetUp, StrategyError> {
+    /// Finds the format and the place. The format may choose another dialect.
+    pub(super) fn find_target(&mut self) -> Result<Target, StrategyError> {
         let registry = match self.registry.take() {
             Some(r) => r,
             None => Registry::linked()?,
@@ -103,17 +111,30 @@ impl Save<'_> {
             Some(s) => s,
             None => Stores::linked()?,
         };
-        let default = default_format();
-        let sharded = match self.config.take() {
-            Some(c) => c.build()?,
-            None => registry.save_sharded(&default)?.build()?,
+        let config = match self.config.take() {
+            Some(config) => config,
+            None => registry.save_sharded(&default_format())?,
         };
-
+        let sharded = self.config.insert(config).build()?;
         let can = sharded.capabilities();
         if !self.dialect_is_chosen && !can.saves(self.dialect) {
             self.dialect = can.dialects().first().copied().unwrap_or_default();
         }
+        Ok(Target {
+            registry,
+            sharded,
+            store: stores.open(&self.url),
+        })
+    }
 
+    /// Checks everything that one rank can check alone.
+    pub(super) fn set_up(&mut self, target: Target) -> Result<SetUp, StrategyError> {
+        let Target {
+            registry,
+            sharded,
+            store,
+        } = target;
+        let can = sharded.capabilities();
         // Settings that contradict each other are refused before anything is done with the state.
         self.agree_with_dialect()?;
         let common = match self.common.take() {
@@ -138,7 +159,7 @@ impl Save<'_> {
                 what,
             });
         }
-        let (store, kind) = place(stores.open(&self.url)?, &can, &sharded.key())?;
+        let (store, kind) = place(store?, &can, &sharded.key())?;
         self.check_notes(kind, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod access;
+mod agreement;
 mod alike;
 mod background;
 mod buckets;
