@@ -4,7 +4,7 @@
 //! - [`FullyParallelLoad`]: each piece is read by one rank of a group, which hands it to the others. Ranks that want different regions, which
 //!   overlap or are columns of stored rows, share reads, too.
 //! - [`TwoStageLoad`]: one rank of a group reads everything.
-//! - [`OneReaderLoad`]: one rank opens and reads the files, and the others know nothing of them.
+//! - [`OneReaderLoad`]: one rank opens and reads the files, and sends the other ranks the table and their parts.
 //! - [`distribute_shards_to_ranks`]: Megatron Core's choice of these ranks.
 //!
 //! ```

@@ -1,6 +1,7 @@
 //! Laws of whole saves and loads: what the tests in `tests/` are made of.
 //!
 //! - [`contents`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
+//! - [`formats`]: all formats, with places for their checkpoints;
 //! - [`zarrs`]: the formats of Zarr arrays, and which element types they have names for;
 //! - [`ranks`]: saves and loads on threads of this process;
 //! - [`place`]: stores that a test keeps a hand on, under URLs;
@@ -9,6 +10,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 pub mod contents;
+pub mod formats;
 pub mod observed;
 pub mod place;
 pub mod ranks;

@@ -1,14 +1,15 @@
-//! The readers of such a load: of a checkpoint that nobody has read yet, and of what the templates say of it.
+//! The readers of a load with one reader: before the checkpoint is open, and after its table was sent to all ranks.
 
+use super::description::Description;
 use async_trait::async_trait;
 use reshard_model::{Dialect, Payload};
-use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, Stored};
 use reshard_storage::Progress;
 use reshard_strategy::{
     BackendVersion, CheckedItems, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
     StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// A checkpoint that is not read before the load begins.
 #[derive(Debug)]
@@ -75,45 +76,54 @@ impl StorageReader for Unread {
     }
 }
 
-/// What the reading rank has open, and its chunk for each chunk of the templates.
-type Source = (Arc<dyn StorageReader>, Vec<Option<ChunkId>>);
-
-/// What the templates say is stored. Only one rank can read it.
+/// The table of a checkpoint on every rank. Only the coordinator has the files open.
 #[derive(Debug)]
-pub(super) struct FromTemplate {
+pub(super) struct Described {
     key: BackendVersion,
     dialect: Dialect,
     metadata: Arc<Metadata>,
-    columns: bool,
-    source: Option<Source>,
+    not_understood: Vec<String>,
+    reads_columns_together: bool,
+    source: Option<Arc<dyn StorageReader>>,
 }
 
-impl FromTemplate {
+impl Described {
+    /// The coordinator passes its open checkpoint, whose table it keeps.
     pub(super) fn new(
-        of: &dyn StorageReader,
-        metadata: Metadata,
-        columns: bool,
-        source: Option<Source>,
-    ) -> Self {
-        Self {
-            key: of.key(),
-            dialect: of.dialect(),
-            metadata: Arc::new(metadata),
-            columns,
+        unread: &dyn StorageReader,
+        mut description: Description,
+        source: Option<Arc<dyn StorageReader>>,
+    ) -> Result<Self> {
+        let metadata = match &source {
+            Some(source) => Arc::clone(source.metadata()),
+            None => Arc::new(description.metadata()?),
+        };
+        Ok(Self {
+            key: unread.key(),
+            dialect: unread.dialect(),
+            metadata,
+            not_understood: description.not_understood,
+            reads_columns_together: description.reads_columns_together,
             source,
-        }
-    }
-
-    fn stored(&self, chunk: ChunkId) -> Option<ChunkId> {
-        let (_, numbers) = self.source.as_ref()?;
-        numbers.get(chunk.0 as usize).copied().flatten()
+        })
     }
 }
 
-impl ReaderHooks for FromTemplate {}
+impl ReaderHooks for Described {
+    /// Other ranks can't know whether a tensor may be read, and a planner may have added keys.
+    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        if let Some(source) = &self.source {
+            let items = plans.iter().flat_map(LoadPlan::all_items);
+            let tensors = items.filter(|item| matches!(item.stored, Stored::Chunk(_)));
+            let keys: BTreeSet<&str> = tensors.map(|item| &*item.piece.key).collect();
+            keys.into_iter().try_for_each(|key| source.permits(key))?;
+        }
+        Ok(plans)
+    }
+}
 
 #[async_trait]
-impl StorageReader for FromTemplate {
+impl StorageReader for Described {
     fn key(&self) -> BackendVersion {
         self.key.clone()
     }
@@ -127,35 +137,30 @@ impl StorageReader for FromTemplate {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        match (&self.source, self.stored(chunk)) {
-            (Some((source, _)), Some(stored)) => source.locate_chunk(stored),
-            _ => Vec::new(),
-        }
+        let source = self.source.as_ref();
+        source.map_or_else(Vec::new, |source| source.locate_chunk(chunk))
     }
 
     fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
         Vec::new()
     }
 
-    fn reads_columns_together(&self) -> bool {
-        self.columns
+    fn not_understood(&self) -> Vec<String> {
+        self.not_understood.clone()
     }
 
-    async fn read_tensors(&self, mut reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let Some((source, _)) = &self.source else {
-            return match reads.is_empty() {
-                true => Ok(Traffic::default()),
-                false => Err(StrategyError::Internal(
-                    "a rank reads that does not have the files open".into(),
-                )),
-            };
-        };
-        for read in &mut reads {
-            let chunk = read.selection.chunk;
-            let lost = || StrategyError::Internal(format!("chunk {} is not stored", chunk.0));
-            read.selection.chunk = self.stored(chunk).ok_or_else(lost)?;
+    fn reads_columns_together(&self) -> bool {
+        self.reads_columns_together
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
+        match (&self.source, reads.is_empty()) {
+            (Some(source), _) => source.read_tensors(reads, cx).await,
+            (None, true) => Ok(Traffic::default()),
+            (None, false) => Err(StrategyError::Internal(
+                "a rank reads that does not have the files open".into(),
+            )),
         }
-        source.read_tensors(reads, cx).await
     }
 
     async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {

@@ -30,4 +30,5 @@ mod runtime;
 mod stores;
 mod templates;
 mod variables;
+mod wrapped_loads;
 mod zarr;
