@@ -2,7 +2,7 @@
 
 use reshard::{
     DType, Region,
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
     plan::cast::convert,
 };
 use std::sync::{
@@ -66,7 +66,6 @@ impl Lost {
 
 /// A source whose elements are cast while they are read.
 pub(crate) struct Casting {
-    pub(crate) from: DType,
     pub(crate) to: DType,
     pub(crate) source: Arc<dyn TensorSource>,
     pub(crate) lost: Arc<Lost>,
@@ -76,18 +75,27 @@ pub(crate) struct Casting {
 const STEP: usize = 16 << 10;
 
 impl TensorSource for Casting {
+    fn dtype(&self) -> DType {
+        self.to
+    }
+
+    fn shape(&self) -> Dims {
+        self.source.shape()
+    }
+
     fn block(&self) -> Option<u64> {
         self.source.block()
     }
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let (a, b) = (self.from.size() as usize, self.to.size() as usize);
+        let from = self.source.dtype();
+        let (a, b) = (from.size() as usize, self.to.size() as usize);
         let mut stored = vec![0; out.len() / b * a];
         self.source.read(region, &mut stored)?;
         let mut compared = Compared::default();
         for (stored, cast) in stored.chunks(STEP * a).zip(out.chunks_mut(STEP * b)) {
-            convert(self.from, stored, self.to, cast)?;
-            compared.add(self.from, stored, self.to, cast)?;
+            convert(from, stored, self.to, cast)?;
+            compared.add(from, stored, self.to, cast)?;
         }
         let Compared { counts, .. } = compared;
         let lost = &self.lost;
@@ -162,23 +170,12 @@ fn count<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Floats(Vec<f32>);
-
-    impl TensorSource for Floats {
-        fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-            let range = region.offsets[0] as usize..region.end(0) as usize;
-            let bytes: Vec<u8> = self.0[range].iter().flat_map(|x| x.to_le_bytes()).collect();
-            out.copy_from_slice(&bytes);
-            Ok(())
-        }
-    }
+    use reshard::Tensor;
 
     fn lost(floats: &[f32], to: DType) -> (Vec<u8>, [u64; 3]) {
         let casting = Casting {
-            from: DType::Float32,
             to,
-            source: Arc::new(Floats(floats.to_vec())),
+            source: Arc::new(Tensor::from_vec(&[floats.len() as u64], floats.to_vec()).unwrap()),
             lost: Arc::default(),
         };
         let mut out = vec![0; floats.len() * to.size() as usize];

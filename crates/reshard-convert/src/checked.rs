@@ -2,7 +2,7 @@
 
 use crate::chunks::{Chunk, Chunks};
 use reshard::{
-    Region, TensorHandle,
+    DType, Region, TensorHandle,
     model::{BoxError, Dims, ModelError, SourceError, TensorSource},
     storage::Progress,
     strategy::StrategyError,
@@ -75,6 +75,14 @@ pub(crate) struct Checked {
 }
 
 impl TensorSource for Checked {
+    fn dtype(&self) -> DType {
+        self.source.dtype()
+    }
+
+    fn shape(&self) -> Dims {
+        self.source.shape()
+    }
+
     fn block(&self) -> Option<u64> {
         self.source.block()
     }

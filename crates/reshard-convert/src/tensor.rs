@@ -124,13 +124,12 @@ impl Carried {
             })?,
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
-                at: region.offsets,
+                region,
             }),
         };
         Ok(match &self.cast {
             None => source,
             Some((to, lost)) => Arc::new(Casting {
-                from: self.stored_dtype(),
                 to: *to,
                 source,
                 lost: Arc::clone(lost),
@@ -279,10 +278,18 @@ impl Made {
 /// A region of a made tensor.
 struct Narrowed {
     made: Arc<Made>,
-    at: Dims,
+    region: Region,
 }
 
 impl TensorSource for Narrowed {
+    fn dtype(&self) -> DType {
+        self.made.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.region.lengths.clone()
+    }
+
     /// Each block is read from all parts that it touches, so it should be larger if there are many.
     fn block(&self) -> Option<u64> {
         let parts = &self.made.parts;
@@ -297,7 +304,7 @@ impl TensorSource for Narrowed {
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let offsets: Dims = (0..region.ndim())
-            .map(|a| region.offsets[a].saturating_add(self.at[a]))
+            .map(|a| region.offsets[a].saturating_add(self.region.offsets[a]))
             .collect();
         let whole = Region::new(offsets, region.lengths.clone());
         for part in &self.made.parts {
@@ -313,6 +320,7 @@ impl TensorSource for Narrowed {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use reshard::Tensor;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Each element is its own number.
@@ -321,6 +329,14 @@ mod tests {
     }
 
     impl TensorSource for Numbers {
+        fn dtype(&self) -> DType {
+            DType::Int64
+        }
+
+        fn shape(&self) -> Dims {
+            [u64::MAX].into()
+        }
+
         fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
             self.largest.fetch_max(out.len() as u64, Ordering::Relaxed);
             let numbers = region.offsets[0]..region.end(0);
@@ -391,18 +407,6 @@ mod tests {
         assert!(from.largest.load(Ordering::Relaxed) <= MOST_BETWEEN + 8);
     }
 
-    /// Elements of one axis in memory.
-    struct InMemory(Vec<u64>);
-
-    impl TensorSource for InMemory {
-        fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-            let range = region.offsets[0] as usize..region.end(0) as usize;
-            let bytes: Vec<u8> = self.0[range].iter().flat_map(|n| n.to_le_bytes()).collect();
-            out.copy_from_slice(&bytes);
-            Ok(())
-        }
-    }
-
     /// A tensor whose elements are their row-major indices, and a region of it: for each axis its extent, where it is cut, and two
     /// numbers that choose a range.
     fn axes() -> impl Strategy<Value = Vec<(u64, u64, u64, u64)>> {
@@ -433,7 +437,8 @@ mod tests {
             let part = |region: Region| {
                 let mut elements = vec![u64::MAX; before as usize];
                 elements.extend(indices(&region));
-                Part { region, from: Arc::new(InMemory(elements)), start: before }
+                let elements = Tensor::from_vec(&[elements.len() as u64], elements).unwrap();
+                Part { region, from: Arc::new(elements), start: before }
             };
             let made = Made {
                 dtype: DType::Int64,

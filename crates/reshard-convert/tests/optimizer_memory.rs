@@ -4,7 +4,7 @@
 use reshard::{
     DType, Data, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
 };
 use reshard_convert::convert;
 use reshard_model::testkit::CountingAllocator;
@@ -32,6 +32,14 @@ fn element(row: u64, column: u64) -> f32 {
 struct Half(u64);
 
 impl TensorSource for Half {
+    fn dtype(&self) -> DType {
+        DType::Float32
+    }
+
+    fn shape(&self) -> Dims {
+        [OF_GROUP].into()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         for (i, out) in (region.offsets[0]..).zip(out.chunks_mut(4)) {
             let (row, column) = (i / (COLUMNS / 2), i % (COLUMNS / 2));

@@ -172,6 +172,14 @@ impl DeviceTensor {
 }
 
 impl TensorSource for DeviceTensor {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.layout.shape().clone()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         self.buffer.copy_to_host(&self.layout.narrow(region), out)
     }

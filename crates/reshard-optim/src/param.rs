@@ -48,7 +48,7 @@ impl ModelParam {
             Leaf::Factory(f) => (
                 Declared::Factory(f.without_data()),
                 &f.data,
-                f.data.spec().map(|(_, shape)| shape.clone()),
+                f.data.spec().map(|(_, shape)| shape),
             ),
             _ => return None,
         };

@@ -6,9 +6,7 @@ use crate::{
     flat::{AsStored, as_stored},
     validate_sharding_integrity,
 };
-use reshard_model::{
-    BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
-};
+use reshard_model::{Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, Value};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug, sync::Arc};
 
@@ -78,7 +76,7 @@ pub enum WriteData {
 /// # let plan = RenamePlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # assert_eq!(RenamePlanner.create_global_plan(vec![plan]).unwrap().1.tensor("foo_w").unwrap().bytes(), 2);
 /// ```
-/// All tensors are stored as float16. The plan has the type; the elements are cast when they are written:
+/// All tensors are stored as float16. The plan has the type; the elements are cast when they are written, wherever they are:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -95,8 +93,8 @@ pub enum WriteData {
 ///     }
 ///     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
 ///         Ok(match self.base().transform_object(item, data)? {
-///             WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(t.cast(DType::Float16)?.into()),
-///             other => other,
+///             WriteData::Tensor(data) => WriteData::Tensor(data.cast(DType::Float16)?),
+///             object => object,
 ///         })
 ///     }
 /// }
@@ -249,8 +247,8 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         self.base().lookup_object(item, state)
     }
 
-    /// The last change of the data that are written. The result must have the type and shape of the item. To change these, change the item
-    /// too, in the local plan.
+    /// The last change of the data that are written. The result must have the type and shape of the item, also if it is lazy; otherwise the
+    /// save fails. To change these, change the item too, in the local plan. [`Data::cast`] and [`Data::source`] work on all kinds of data.
     ///
     /// # Errors
     /// Any reason why the item can't be written.
@@ -444,7 +442,7 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
         None => t.prepend_axis_num,
         Some(_) => whole.ndim().saturating_sub(1),
     };
-    if *region == whole && (leading == 0 || !matches!(t.data, Data::Lazy(_))) {
+    if *region == whole {
         return Ok(t.data.clone());
     }
     if !whole.contains(region) {
@@ -457,45 +455,5 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
         offsets: drop(&inner.offsets),
         lengths: drop(&inner.lengths),
     };
-    Ok(match &t.data {
-        Data::None => Data::None,
-        Data::Host(host) => Data::Host(host.narrow(&inner)),
-        Data::Device(device) => Data::Lazy(Arc::new(Part {
-            of: Arc::new(device.clone()),
-            offsets: inner.offsets,
-        })),
-        Data::Lazy(of) => Data::Lazy(Arc::new(Part {
-            of: Arc::clone(of),
-            offsets: inner.offsets,
-        })),
-    })
-}
-
-/// A box of a source, as a source. Whoever writes it asks for regions of the item, with the axes that the leaf prepends, or
-/// without them.
-struct Part {
-    of: Arc<dyn TensorSource>,
-    offsets: reshard_model::Dims,
-}
-
-impl TensorSource for Part {
-    fn block(&self) -> Option<u64> {
-        self.of.block()
-    }
-
-    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let prepended = region.ndim().saturating_sub(self.offsets.len());
-        let (offsets, lengths) = (
-            region.offsets.iter().skip(prepended),
-            region.lengths.iter().skip(prepended),
-        );
-        let offsets = offsets.zip(&self.offsets).map(|(o, by)| o + by).collect();
-        self.of.read(
-            &Region {
-                offsets,
-                lengths: lengths.copied().collect(),
-            },
-            out,
-        )
-    }
+    Ok(t.data.narrow(&inner))
 }

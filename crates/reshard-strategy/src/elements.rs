@@ -3,7 +3,7 @@
 use crate::{Result, StrategyError};
 use bytes::Bytes;
 use reshard_model::{BoxError, Data, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
-use reshard_plan::{TensorWrite, WriteItem};
+use reshard_plan::{TensorWrite, WriteData, WriteItem, WriteKind};
 use std::{fmt, io, sync::Arc};
 
 /// The size of a block. It is small enough to stay in a core's cache between the checksum and the write, and large enough that there are
@@ -46,16 +46,7 @@ impl Elements {
     /// # Errors
     /// [`StrategyError::Invalid`] if there is no data, or the data have another type or shape than planned.
     pub fn of(item: &WriteItem, chunk: &TensorWrite, data: Data) -> Result<Self> {
-        let shape = &chunk.region.lengths;
-        let invalid = |what: String| StrategyError::Invalid(format!("{}: {what}", item.key));
-        if let Some((dtype, have)) = data.spec()
-            && (dtype != chunk.dtype || !is_without_prepended(have, shape))
-        {
-            let planned = chunk.dtype;
-            return Err(invalid(format!(
-                "data of {dtype} {have} was given for a chunk of {planned} {shape}"
-            )));
-        }
+        check_spec(item, chunk, &data)?;
         let size = chunk.dtype.size();
         Ok(Self(match data {
             Data::Host(h) => Source::Host(h),
@@ -68,11 +59,14 @@ impl Elements {
                 }
             }
             Data::Lazy(source) => Source::Pulled {
+                shape: Region::whole(&source.shape()),
                 source,
-                shape: Region::whole(shape),
                 size,
             },
-            Data::None => return Err(invalid("there is no data to save".into())),
+            Data::None => {
+                let what = format!("{}: there is no data to save", item.key);
+                return Err(StrategyError::Invalid(what));
+            }
         }))
     }
 
@@ -104,6 +98,35 @@ impl Elements {
                 }))
             }
         }
+    }
+}
+
+/// Checks that a planner has found what an item writes: an object, or elements of the planned type and shape.
+pub(crate) fn check_planned(item: &WriteItem, data: &WriteData) -> Result<()> {
+    match (&item.kind, data) {
+        (WriteKind::Tensor(chunk), WriteData::Tensor(data)) => check_spec(item, chunk, data),
+        (WriteKind::Object { .. }, WriteData::Object(_)) => Ok(()),
+        _ => {
+            let what = format!(
+                "{}: an object was given for a tensor, or a tensor for an object",
+                item.key
+            );
+            Err(StrategyError::Invalid(what))
+        }
+    }
+}
+
+fn check_spec(item: &WriteItem, chunk: &TensorWrite, data: &Data) -> Result<()> {
+    let (planned, shape) = (chunk.dtype, &chunk.region.lengths);
+    match data.spec() {
+        Some((dtype, have)) if dtype != planned || !is_without_prepended(&have, shape) => {
+            let what = format!(
+                "{}: data of {dtype} {have} was given for a chunk of {planned} {shape}; a planner that changes one must change the other",
+                item.key
+            );
+            Err(StrategyError::Invalid(what))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -171,11 +194,20 @@ pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reshard_model::{DType, Dims};
 
     /// Zeros that want to be read in blocks of so many bytes.
     struct Zeros(Option<u64>);
 
     impl TensorSource for Zeros {
+        fn dtype(&self) -> DType {
+            DType::Float32
+        }
+
+        fn shape(&self) -> Dims {
+            [32, (1 << 20) / 4].into()
+        }
+
         fn block(&self) -> Option<u64> {
             self.0
         }

@@ -37,7 +37,10 @@ impl Piece {
                 let lacks = region.ndim().saturating_sub(device.shape().len());
                 Source::Pulled(Arc::new(device.clone()), lacks)
             }
-            Data::Lazy(lazy) => Source::Pulled(Arc::clone(lazy), 0),
+            Data::Lazy(lazy) => {
+                let lacks = region.ndim().saturating_sub(lazy.shape().len());
+                Source::Pulled(Arc::clone(lazy), lacks)
+            }
             Data::None => Source::None,
         };
         Self {

@@ -342,7 +342,8 @@ impl MappedTensorHandle {
         Ok(Arc::new(Lazy {
             mapped: self.mapped.clone(),
             key: self.key.clone(),
-            offsets: region.offsets,
+            dtype: self.dtype,
+            region,
             stored: Stored(stored),
             block,
         }))
@@ -368,13 +369,22 @@ const MAX_BLOCK: u64 = 4 << 20;
 struct Lazy {
     mapped: MappedCheckpoint,
     key: Box<str>,
-    offsets: Dims,
+    dtype: DType,
+    region: Region,
     stored: Stored,
     /// What the stored tensors ask for.
     block: u64,
 }
 
 impl TensorSource for Lazy {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.region.lengths.clone()
+    }
+
     /// A block may have a part of each piece, so the more pieces there are, the larger it is.
     fn block(&self) -> Option<u64> {
         let tensor = self.mapped.mapping.tensor(&self.key)?;
@@ -387,7 +397,7 @@ impl TensorSource for Lazy {
         let tensor = mapping
             .tensor(&self.key)
             .ok_or("the tensor is not mapped")?;
-        let offsets = region.offsets.iter().zip(&self.offsets);
+        let offsets = region.offsets.iter().zip(&self.region.offsets);
         let offsets: Dims = offsets.map(|(a, b)| a.saturating_add(*b)).collect();
         let region = Region::new(offsets, region.lengths.clone());
         mapping.read(tensor, &region, &self.stored, out)

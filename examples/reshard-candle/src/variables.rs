@@ -8,7 +8,7 @@ use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
 use reshard::{
     Data, Region, ShardedTensor, Value,
-    model::{Leaf, TensorSource},
+    model::{Dims, Leaf, TensorSource},
 };
 use reshard_optim::{ModelState, ParamId, Parameter};
 use std::{
@@ -98,9 +98,9 @@ impl ModelState for Variables {
 
 /// A tensor as a leaf of a state dict; without data it is one of a template.
 pub(crate) fn leaf(tensor: &Tensor, with_data: bool) -> Leaf {
+    // A type that can't be saved came into the map later. Then the data say so when they are read.
+    let dtype = dtype(tensor.dtype()).unwrap_or(reshard::DType::UInt8);
     let declared = |data| {
-        // A type that can't be saved came into the map later. Then the data say so when they are read.
-        let dtype = dtype(tensor.dtype()).unwrap_or(reshard::DType::UInt8);
         Leaf::Tensor(ShardedTensor {
             data,
             ..ShardedTensor::template("", dtype, &shape_of(tensor))
@@ -111,16 +111,32 @@ pub(crate) fn leaf(tensor: &Tensor, with_data: bool) -> Leaf {
     }
     match to_reshard(tensor) {
         Ok(copy) => Leaf::Value(copy.into()),
-        Err(why) => declared(Data::Lazy(Arc::new(Failed(why.to_string())))),
+        Err(why) => declared(Data::Lazy(Arc::new(Failed {
+            dtype,
+            shape: shape_of(tensor)[..].into(),
+            why: why.to_string(),
+        }))),
     }
 }
 
 /// Elements that could not be copied. A leaf can't be an error, so the save gets it when it reads them.
-struct Failed(String);
+struct Failed {
+    dtype: reshard::DType,
+    shape: Dims,
+    why: String,
+}
 
 impl TensorSource for Failed {
+    fn dtype(&self) -> reshard::DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.shape.clone()
+    }
+
     fn read(&self, _region: &Region, _out: &mut [u8]) -> Result<(), BoxError> {
-        Err(self.0.clone().into())
+        Err(self.why.clone().into())
     }
 }
 

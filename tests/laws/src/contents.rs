@@ -9,8 +9,8 @@ use reshard::{
     DType, Data, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     ValueTree,
     model::{
-        BoxError, DeviceBuffer, DeviceMesh, DeviceTensor, Dims, HostBuffer, Layout, Leaf,
-        LocalNonpersistent, Path, Payload, Placement, Segments, Step, TensorSource, Tree,
+        DeviceBuffer, DeviceMesh, DeviceTensor, Dims, HostBuffer, Layout, Leaf, LocalNonpersistent,
+        Path, Payload, Placement, Segments, Step, Tree,
     },
 };
 use reshard_model::testkit::FakeDevice;
@@ -422,16 +422,6 @@ fn put(elements: &[u8], layout: &Layout, buffer: &mut [u8]) {
     }
 }
 
-/// Elements that are pulled.
-struct Pulled(Tensor);
-
-impl TensorSource for Pulled {
-    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        out.copy_from_slice(&self.0.narrow(region).to_bytes());
-        Ok(())
-    }
-}
-
 fn device(dtype: DType, shape: &[u64], elements: Option<&[u8]>, bytes: u64) -> DeviceTensor {
     let memory = FakeDevice::new(bytes);
     let layout = Layout::contiguous(dtype.size(), shape).unwrap();
@@ -504,9 +494,9 @@ impl Memory<'_> {
                 Data::Device(device(dtype, shape, known, elements.len() as u64))
             }
             _ if self.template => Data::None,
-            _ => Data::Lazy(Arc::new(Pulled(
+            _ => Data::Lazy(Arc::new(
                 Tensor::new(dtype, shape, elements.to_vec()).unwrap(),
-            ))),
+            )),
         })
     }
 }

@@ -3,7 +3,7 @@
 use crate::{run, states};
 use reshard::{
     DType, Data, Region, ShardedTensor, StateDict,
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
 };
 use serde_json::json;
 use std::{
@@ -20,12 +20,24 @@ const COLUMNS: u64 = 1 << 10;
 const BYTES: u64 = ROWS * COLUMNS * 4;
 
 /// Elements that are nowhere: each is its row.
-struct Rows(u64);
+struct Rows {
+    dtype: DType,
+    from: u64,
+    to: u64,
+}
 
 impl TensorSource for Rows {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        [self.to - self.from, COLUMNS].into()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let width = region.lengths[1] as usize * 4;
-        for (row, out) in (self.0 + region.offsets[0]..).zip(out.chunks_mut(width)) {
+        for (row, out) in (self.from + region.offsets[0]..).zip(out.chunks_mut(width)) {
             out.chunks_mut(4)
                 .for_each(|e| e.copy_from_slice(&(row as u32).to_le_bytes()));
         }
@@ -44,7 +56,10 @@ fn large(dtype: DType) -> states::Saved {
         let region = Region::new([from, 0], [to - from, COLUMNS]);
         let leaf = ShardedTensor::region_of("w", dtype, &[ROWS, COLUMNS], region);
         let mut state = StateDict::new();
-        state.insert("w", leaf.with_data(Data::Lazy(Arc::new(Rows(from)))));
+        state.insert(
+            "w",
+            leaf.with_data(Data::Lazy(Arc::new(Rows { dtype, from, to }))),
+        );
         state
     };
     states::save(&[rank(0), rank(1)], reshard::Dialect::Dcp)
@@ -58,7 +73,10 @@ fn flattened() -> states::Saved {
         for (name, range) in [("front", 0..cut), ("back", cut..elements)] {
             let half = [ROWS / 2, COLUMNS];
             let leaf = ShardedTensor::declare("w", DType::Int32, &half, &[(0, rank, 2)], 0);
-            let source = Elements(rank * elements + range.start);
+            let source = Elements {
+                from: rank * elements + range.start,
+                elements: range.end - range.start,
+            };
             let leaf = ShardedTensor {
                 flattened_range: Some(range),
                 data: Data::Lazy(Arc::new(source)),
@@ -72,11 +90,22 @@ fn flattened() -> states::Saved {
 }
 
 /// Elements of a range of the tensor that begins there.
-struct Elements(u64);
+struct Elements {
+    from: u64,
+    elements: u64,
+}
 
 impl TensorSource for Elements {
+    fn dtype(&self) -> DType {
+        DType::Int32
+    }
+
+    fn shape(&self) -> Dims {
+        [self.elements].into()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let from = self.0 + region.offsets.last().unwrap();
+        let from = self.from + region.offsets.last().unwrap();
         for (at, out) in (from..).zip(out.chunks_mut(4)) {
             out.copy_from_slice(&((at / COLUMNS) as u32).to_le_bytes());
         }

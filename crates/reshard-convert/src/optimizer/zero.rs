@@ -3,8 +3,8 @@
 use super::stored::{At, Stored};
 use crate::{ConvertError, Result};
 use reshard::{
-    Checkpoint, Region, Tensor, Value,
-    model::{BoxError, ObjectCodec as _, Payload, SourceError, TensorSource},
+    Checkpoint, DType, Region, Tensor, Value,
+    model::{BoxError, Dims, ObjectCodec as _, Payload, SourceError, TensorSource},
     storage::{Name, Store, wait},
 };
 use reshard_optim::{BucketParam, OptimizerKey, StoredOptimizer};
@@ -256,10 +256,11 @@ impl Place {
                     store: Arc::clone(store),
                     file: file.clone(),
                     start: start.saturating_add(skipped),
-                    item,
+                    dtype: tensor.dtype(),
+                    shape: tensor.shape().clone(),
                 })
             }
-            _ => Arc::new(InMemory(tensor.clone())),
+            _ => Arc::new(tensor.clone()),
         }
     }
 }
@@ -269,14 +270,23 @@ struct InFile {
     store: Arc<dyn Store>,
     file: Name,
     start: u64,
-    item: u64,
+    dtype: DType,
+    shape: Dims,
 }
 
 impl TensorSource for InFile {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.shape.clone()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let first = region.offsets.first().copied().unwrap_or(0);
         let start = first
-            .checked_mul(self.item)
+            .checked_mul(self.dtype.size())
             .and_then(|n| n.checked_add(self.start));
         let end = start.and_then(|start| start.checked_add(out.len() as u64));
         let (Some(start), Some(end)) = (start, end) else {
@@ -286,20 +296,6 @@ impl TensorSource for InFile {
             .map_err(|e| SourceError::new(e.kind(), e))?;
         if got.len() != out.len() {
             return Err(format!("{} ends before byte {end}", self.file).into());
-        }
-        out.copy_from_slice(&got);
-        Ok(())
-    }
-}
-
-/// Elements of one axis in memory.
-struct InMemory(Tensor);
-
-impl TensorSource for InMemory {
-    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let got = self.0.narrow(region).to_bytes();
-        if got.len() != out.len() {
-            return Err("a range is not in the tensor".into());
         }
         out.copy_from_slice(&got);
         Ok(())

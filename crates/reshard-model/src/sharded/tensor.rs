@@ -385,7 +385,7 @@ impl ShardedTensor {
                     self.dtype
                 ));
             }
-            if self.flattened_range.is_none() && shape != local_shape {
+            if self.flattened_range.is_none() && shape != *local_shape {
                 return fail(format!(
                     "data shape {shape} should match local_shape {local_shape}"
                 ));

@@ -19,7 +19,7 @@ use reshard_comm::{
     testkit::{Fault as GroupFault, FaultGroup},
 };
 use reshard_model::{
-    BoxError, DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Path, Region, ReplicaId,
+    BoxError, DType, Data, DeviceTensor, Dims, ErrorKind, FlatStateDict, Path, Region, ReplicaId,
     Sharded, Step, Tensor, TensorSource, testkit::FakeDevice,
 };
 use reshard_plan::{
@@ -208,8 +208,8 @@ impl SavePlanner for Wider {
 
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData, PlanError> {
         Ok(match self.base().transform_object(item, data)? {
-            WriteData::Tensor(Data::Host(t)) if t.dtype() == DType::Float32 => {
-                WriteData::Tensor(t.cast(DType::Float64)?.into())
+            WriteData::Tensor(data) if matches!(data.spec(), Some((DType::Float32, _))) => {
+                WriteData::Tensor(data.cast(DType::Float64)?)
             }
             other => other,
         })
@@ -224,6 +224,14 @@ struct Elsewhere {
 }
 
 impl TensorSource for Elsewhere {
+    fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    fn shape(&self) -> Dims {
+        self.tensor.shape().clone()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         if self.reads.fetch_add(1, Ordering::Relaxed) >= self.fails {
             return Err("a fault".into());

@@ -3,7 +3,7 @@
 use reshard::{
     DType, Data, ErrorKind, Region, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
     policy::MaxShardSize,
 };
 use reshard_tensor_bundle::{ObjectGraphSource, TensorBundleConfig};
@@ -150,19 +150,22 @@ struct Made {
     /// The longest read, in bytes.
     longest: AtomicU64,
     bytes: AtomicU64,
+    rows: u64,
     fails: bool,
 }
 
 impl Made {
-    fn new(fails: bool) -> Arc<Self> {
+    fn new(rows: u64, fails: bool) -> Arc<Self> {
         Arc::new(Self {
             longest: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            rows,
             fails,
         })
     }
 
-    fn state(self: &Arc<Self>, rows: u64) -> StateDict {
+    fn state(self: &Arc<Self>) -> StateDict {
+        let rows = self.rows;
         let mut leaf = ShardedTensor::region_of(
             "weight",
             DType::UInt8,
@@ -177,6 +180,14 @@ impl Made {
 }
 
 impl TensorSource for Made {
+    fn dtype(&self) -> DType {
+        DType::UInt8
+    }
+
+    fn shape(&self) -> Dims {
+        [self.rows, 1024].into()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         if self.fails {
             return Err("the source has dried up".into());
@@ -197,8 +208,8 @@ fn what_is_made_while_it_is_written_is_never_in_memory_as_a_whole() {
     let home = tempfile::tempdir().unwrap();
     const ROWS: u64 = 40 << 10;
     for (name, policy) in [("whole", None), ("cut", Some(MaxShardSize::new(7 << 20)))] {
-        let (made, at) = (Made::new(false), url(home.path(), name));
-        let state = made.state(ROWS);
+        let (made, at) = (Made::new(ROWS, false), url(home.path(), name));
+        let state = made.state();
         let save = reshard::save(&state, &at).strategy(TensorBundleConfig::default());
         let save = match policy {
             Some(policy) => save.policy(policy),

@@ -238,6 +238,14 @@ struct Lazy {
 }
 
 impl TensorSource for Lazy {
+    fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    fn shape(&self) -> Dims {
+        self.region.lengths.clone()
+    }
+
     /// A block may have a part of each chunk, as with chunks of columns. So the more chunks there are, the larger it is. Where a request is dear, it is as
     /// much as fits into one.
     fn block(&self) -> Option<u64> {

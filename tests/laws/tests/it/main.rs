@@ -29,6 +29,7 @@ mod round_trip;
 mod runtime;
 mod stores;
 mod templates;
+mod transforms;
 mod variables;
 mod wrapped_loads;
 mod zarr;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use reshard::{
     Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict,
     Tensor,
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
     plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
     policy::{
         AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError,
@@ -595,6 +595,14 @@ fn one_file_for_several_ranks_is_refused_unless_gathered() {
 struct Vast;
 
 impl TensorSource for Vast {
+    fn dtype(&self) -> reshard::DType {
+        reshard::DType::UInt8
+    }
+
+    fn shape(&self) -> Dims {
+        [1 << 60].into()
+    }
+
     fn read(&self, _: &Region, _: &mut [u8]) -> Result<(), BoxError> {
         Err("nobody has room for that".into())
     }

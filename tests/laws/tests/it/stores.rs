@@ -3,7 +3,7 @@
 use reshard::storage::Store;
 use reshard::{
     DType, Data, Dialect, Durability, ErrorKind, Region, ShardedTensor, StateDict, Value,
-    model::{BoxError, TensorSource},
+    model::{BoxError, Dims, TensorSource},
     plan::{DefaultSavePlanner, PlanError, SavePlan, SavePlanner},
     torch_dist::TorchDistConfig,
 };
@@ -390,6 +390,14 @@ struct Seen {
 }
 
 impl TensorSource for OnThreads {
+    fn dtype(&self) -> DType {
+        DType::UInt8
+    }
+
+    fn shape(&self) -> Dims {
+        [1 << 20].into()
+    }
+
     fn read(&self, _: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let me = format!("{:?}", thread::current().id());
         let mut seen = self.seen.threads.lock().unwrap();

@@ -1,6 +1,8 @@
 //! Finds the data of planned items.
 
-use crate::{Blocks, Elements, Result, StorageWriter, StrategyError, encode_object};
+use crate::{
+    Blocks, Elements, Result, StorageWriter, StrategyError, elements::check_planned, encode_object,
+};
 use reshard_model::{FlatStateDict, ObjectCodec, Payload, Sharded, Value};
 use reshard_plan::{SavePlanner, WriteData, WriteItem, WriteKind};
 use std::{collections::BTreeMap, sync::Arc};
@@ -25,10 +27,12 @@ impl<W: StorageWriter> Source<W> {
 
     /// The data of an item that this rank has.
     pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
+        // A format trusts the plan, so planners that contradict it are found here, for all formats.
         let one = |item: &WriteItem| -> Result<WriteData> {
-            Ok(self
-                .planner
-                .transform_object(item, self.planner.lookup_object(item, &self.state)?)?)
+            let found = self.planner.lookup_object(item, &self.state)?;
+            let data = self.planner.transform_object(item, found)?;
+            check_planned(item, &data)?;
+            Ok(data)
         };
         match item.kind {
             WriteKind::Object { .. } if self.writer.object_lists() => self.cells.list(item, &one),

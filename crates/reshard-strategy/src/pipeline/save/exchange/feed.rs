@@ -448,8 +448,15 @@ struct Taken {
 }
 
 impl TensorSource for Taken {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.shape.clone()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let region = self.with_all_axes(region);
         let wanted = region
             .volume()
             .and_then(|n| n.checked_mul(self.dtype.size()));
@@ -466,11 +473,11 @@ impl TensorSource for Taken {
         // One reader at a time: the bytes of an item come in order.
         let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tensor) = &*whole {
-            out.copy_from_slice(&tensor.narrow(&region).to_bytes());
+            out.copy_from_slice(&tensor.narrow(region).to_bytes());
             return Ok(());
         }
         let at = self.feed.at(self.n);
-        match self.start(&region) {
+        match self.start(region) {
             Some(start) if start == at || start == 0 => {
                 if start != at {
                     self.feed.rewind(self.n);
@@ -479,7 +486,7 @@ impl TensorSource for Taken {
             }
             _ => {
                 let tensor = Tensor::new(self.dtype, &self.shape, self.feed.whole(self.n)?)?;
-                out.copy_from_slice(&tensor.narrow(&region).to_bytes());
+                out.copy_from_slice(&tensor.narrow(region).to_bytes());
                 *whole = Some(tensor);
                 Ok(())
             }
@@ -488,20 +495,6 @@ impl TensorSource for Taken {
 }
 
 impl Taken {
-    /// Readers may leave out axes that the leaf prepends, of length 1.
-    fn with_all_axes(&self, region: &Region) -> Region {
-        let missing = self.shape.len().saturating_sub(region.ndim());
-        let with = |fill: u64, d: &Dims| {
-            std::iter::repeat_n(fill, missing)
-                .chain(d.iter().copied())
-                .collect()
-        };
-        Region {
-            offsets: with(0, &region.offsets),
-            lengths: with(1, &region.lengths),
-        }
-    }
-
     /// Where a region begins, in bytes, if its elements follow each other without gaps.
     fn start(&self, region: &Region) -> Option<u64> {
         let part = Layout::contiguous(self.dtype.size(), &self.shape)?.narrow(region);
