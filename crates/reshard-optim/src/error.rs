@@ -144,6 +144,18 @@ pub enum OptimError {
         #[source]
         source: BoxError,
     },
+    /// A load failed, and then the model or an optimizer did not take back the values that it had before.
+    #[error(
+        "a load failed, and these did not take back the values that they had before: {}",
+        listed(names)
+    )]
+    NotRestored {
+        /// What has other values than before.
+        names: Vec<String>,
+        /// Why the load failed.
+        #[source]
+        source: Box<OptimError>,
+    },
     /// A declaration that contradicts itself.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -172,6 +184,7 @@ impl OptimError {
             Self::TransposedAndFlattened { .. } => ErrorKind::Unsupported,
             Self::Model(e) => e.kind(),
             Self::Comm(e) => e.kind(),
+            Self::NotRestored { source, .. } => source.kind(),
             _ => ErrorKind::Invalid,
         }
     }

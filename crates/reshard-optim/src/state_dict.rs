@@ -11,6 +11,8 @@
 //! | `StateDictOptions` | [`StateDictOptions`], field by field |
 
 mod by_name;
+mod changes;
+mod declared;
 mod flat;
 mod full;
 mod get;

@@ -2,13 +2,16 @@
 //!
 //! Tensors go in rounds, so a rank has at most one of them, or [`ROUND`] bytes, in memory in addition to what it keeps.
 
-use super::{STATE, names::Named, plain::Sendable};
+use super::{
+    declared::{Declarations, Want},
+    plain::Sendable,
+};
 use crate::{OptimError, Result};
 use bytes::Bytes;
 use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::{
-    DType, Data, Dims, Leaf, LentBuffer, Path, Region, ShardedTensor, StateDict, Step, Tensor,
-    Tree, Value, ValueTree, unflatten,
+    DType, Dims, Leaf, LentBuffer, Path, Region, ShardedTensor, StateDict, Step, Tensor, Tree,
+    Value, ValueTree, unflatten,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,7 +42,7 @@ impl Part {
 }
 
 /// What a rank holds of a tensor, as boxes in the order in which their elements lie.
-fn regions(t: &ShardedTensor) -> Vec<Region> {
+pub(super) fn regions(t: &ShardedTensor) -> Vec<Region> {
     match &t.flattened_range {
         Some(range) => t.region().boxes(range.clone()).collect(),
         None => vec![t.region()],
@@ -53,7 +56,7 @@ fn bytes_of(dtype: DType, regions: &[Region]) -> u64 {
         .saturating_mul(dtype.size())
 }
 
-fn cause(error: &OptimError) -> Cause {
+pub(super) fn cause(error: &OptimError) -> Cause {
     Cause::from_error(error.kind(), error)
 }
 
@@ -267,24 +270,10 @@ fn own_bytes(state: &StateDict, round: &[Whole], me: Rank) -> Result<Vec<Bytes>>
 
 /// The local elements, row-major; `Err(None)` if there are none.
 fn data_bytes(t: &ShardedTensor) -> Result<Bytes, Option<OptimError>> {
-    match &t.data {
-        Data::None => Err(None),
-        Data::Host(h) => Ok(h.to_bytes()),
-        Data::Device(d) => Ok(d.to_host(&t.key).map_err(|e| Some(e.into()))?.to_bytes()),
-        Data::Lazy(source) => {
-            let shape = t.data_shape();
-            let length = usize::try_from(bytes_of(t.dtype, &[Region::whole(&shape)]));
-            let mut out = vec![0; length.map_err(|_| None)?];
-            let read = source.read(&Region::whole(&shape), &mut out);
-            read.map_err(|source| {
-                Some(OptimError::Load {
-                    name: t.key.to_string(),
-                    source,
-                })
-            })?;
-            Ok(out.into())
-        }
-    }
+    // Data of another type or shape than declared must not be taken for the declared elements.
+    t.validate().map_err(|e| Some(e.into()))?;
+    let data = t.data.to_host(&t.key).map_err(|e| Some(e.into()))?;
+    Ok(data.ok_or(None)?.to_bytes())
 }
 
 /// Makes the tensors of a round from what the ranks have sent.
@@ -333,56 +322,11 @@ enum Entry {
 /// The entries of the coordinator's dict, in its order.
 type List = Vec<(Path, Entry)>;
 
-/// What a rank wants of a tensor: regions, and the shape that it keeps them in.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Want {
-    regions: Vec<Region>,
-    shape: Dims,
-}
-
-impl Want {
-    /// The part that a leaf declares, if the tensor has its global shape; else all of it.
-    fn of(leaf: &Leaf, shape: &Dims) -> Self {
-        match leaf {
-            Leaf::Tensor(t) if t.global_shape == *shape => Self {
-                regions: regions(t),
-                shape: t.data_shape(),
-            },
-            _ => Self {
-                regions: vec![Region::whole(shape)],
-                shape: shape.clone(),
-            },
-        }
-    }
-
-    fn cut(&self, tensor: &Tensor) -> Vec<Bytes> {
-        let filled = self.regions.iter().filter(|r| !r.is_empty());
-        filled.map(|r| tensor.narrow(r).to_bytes()).collect()
-    }
-}
-
-/// This rank's part of a whole tensor; any other value as it is.
-pub(super) fn local_part(value: Value, leaf: &Leaf, name: &str) -> Result<Value> {
-    let Value::Tensor(whole) = &value else {
-        return Ok(value);
-    };
-    let want = Want::of(leaf, whole.shape());
-    if want.shape == *whole.shape() {
-        return Ok(value);
-    }
-    let bytes = want.cut(whole).concat();
-    let part = Tensor::new(whole.dtype(), &want.shape, bytes);
-    part.map(Value::Tensor).map_err(|e| OptimError::NotWhole {
-        name: name.into(),
-        what: e.to_string(),
-    })
-}
-
 /// Sends each rank its part of the coordinator's dict. What a rank's model does not have is sent to it as a placeholder without elements, so that it knows
 /// of it.
 pub(super) async fn scatter(
     state: ValueTree,
-    named: &Result<Vec<Named>>,
+    declared: Result<&Declarations, Cause>,
     comm: Comm<'_>,
 ) -> Result<ValueTree> {
     let (list, tensors) = match comm.is_coordinator() {
@@ -393,10 +337,7 @@ pub(super) async fn scatter(
         false => (None, Vec::new()),
     };
     let list: List = comm.broadcast("broadcast state dict", list).await?;
-    let wants = named
-        .as_ref()
-        .map_err(cause)
-        .map(|named| wanted(&list, named));
+    let wants = declared.and_then(|declared| wanted(&list, declared).map_err(|e| cause(&e)));
     let wants = comm.all_gather("broadcast state dict", wants).await?;
     let mine = wants
         .get(comm.rank().0 as usize)
@@ -476,32 +417,10 @@ fn listed(state: &ValueTree) -> Result<(List, Vec<Tensor>)> {
 }
 
 /// What this rank wants of each tensor of the list.
-fn wanted(list: &[(Path, Entry)], named: &[Named]) -> Vec<Want> {
-    let by_name: BTreeMap<&str, &Named> = named.iter().map(|n| (&*n.fqn, n)).collect();
+fn wanted(list: &[(Path, Entry)], declared: &Declarations) -> Result<Vec<Want>> {
     let want = |(path, entry): &(Path, Entry)| match entry {
         Entry::Sendable(_) => None,
-        Entry::Tensor(_, shape) => Some(match owner(path, &by_name) {
-            Some(named) => Want::of(&named.data, shape),
-            None => Want {
-                regions: Vec::new(),
-                shape: [0].into(),
-            },
-        }),
+        Entry::Tensor(_, shape) => Some(declared.want(path, shape)),
     };
     list.iter().filter_map(want).collect()
-}
-
-/// The parameter or buffer to which a path of a state dict belongs: that of a model, or of an optimizer with or without levels.
-fn owner<'n>(path: &Path, by_name: &BTreeMap<&str, &'n Named>) -> Option<&'n Named> {
-    let text = |step: &Step| step.to_string();
-    let first = text(path.0.first()?);
-    if let Some(named) = by_name.get(&*first) {
-        return Some(named);
-    }
-    if first == STATE {
-        return by_name.get(&*text(path.0.get(1)?)).copied();
-    }
-    let rest = first.strip_prefix(STATE)?.strip_prefix('.')?;
-    let mut dots = rest.rmatch_indices('.');
-    dots.find_map(|(at, _)| by_name.get(&rest[..at]).copied())
 }

@@ -163,7 +163,7 @@ fn optimizer_state_dict(
 }
 
 /// One entry of the state of a parameter. A plain tensor becomes sharded as the parameter is, if it has the parameter's local shape.
-fn declared(param: &Named, id: ParamId, name: &str, leaf: Leaf) -> Result<Leaf> {
+pub(super) fn declared(param: &Named, id: ParamId, name: &str, leaf: Leaf) -> Result<Leaf> {
     let key = format!("{STATE}.{}.{name}", param.fqn);
     let leaf = match (ModelParam::of(id, &param.data), leaf) {
         (Some(model), Leaf::Value(Value::Tensor(t))) if model.has_shape(t.shape()) => {

@@ -2,14 +2,17 @@
 
 use super::{
     GROUPS, ModelState, OptimizerState, PARAMS, STATE, StateDictOptions,
+    changes::{Before, Changes},
+    declared::{Declarations, local_part},
     flat::{params_of, unflatten_optimizer_state_dict},
-    full::{self, local_part},
+    full,
     get::by_id,
     names::Named,
 };
 use crate::{OptimError, ParamId, Result};
 use indexmap::IndexMap;
-use reshard_model::{Step, Tree, Value, ValueTree};
+use reshard_comm::Cause;
+use reshard_model::{Path, Step, Tree, Value, ValueTree};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which keys a model or optimizer and the state dict that it took do not share: PyTorch's `_IncompatibleKeys`. Both are sorted.
@@ -36,23 +39,30 @@ impl IncompatibleKeys {
     }
 }
 
-/// Gives a model its state: PyTorch's function of the same name. Nothing is loaded if keys differ and
-/// [`strict`](StateDictOptions::strict) is set.
+/// Gives a model its state: PyTorch's function of the same name. A call that fails leaves the model as it was: with
+/// [`strict`](StateDictOptions::strict) nothing is loaded if keys differ, and what was loaded before an error of the model is replaced by the old
+/// values.
 ///
 /// # Collective
-/// With [`StateDictOptions::broadcast_from_rank0`].
+/// With [`StateDictOptions::broadcast_from_rank0`]. Then a call that fails on one rank fails on all.
 ///
 /// # Errors
 /// [`OptimError::Incompatible`]; [`OptimError::Options`] if only the coordinator has the dict, and it is not full;
-/// [`OptimError::Load`] with what the model says; [`OptimError::Comm`].
+/// [`OptimError::NotWhole`] if a tensor has another shape than this rank declares; [`OptimError::Load`] with what the model says;
+/// [`OptimError::Comm`].
 pub async fn set_model_state_dict(
     model: &mut dyn ModelState,
     state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
     let named = Named::all(model, options);
-    let state = received(state, &named, options).await?;
-    load_model(model, named?, state, options)
+    let declared = match &named {
+        Ok(named) => Ok(Declarations::of_model(named)),
+        Err(e) => Err(full::cause(e)),
+    };
+    let state = received(state, &declared, options).await;
+    let planned = named.and_then(|named| plan_model(named, state?, options));
+    load(planned, Some(model), &mut [], options).await
 }
 
 /// What [`set_model_state_dict`] does once this rank has the state.
@@ -62,18 +72,33 @@ pub(super) fn load_model(
     state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
+    let (keys, changes) = plan_model(named, state, options)?;
+    let mut before = Before::default();
+    match changes.load(Some(&mut *model), &mut [], &mut before) {
+        Ok(()) => Ok(keys),
+        Err(e) => Err(before.restore(e, Some(model), &mut [])),
+    }
+}
+
+/// The keys that differ, and the values to load.
+type Planned = (IncompatibleKeys, Changes);
+
+fn plan_model(
+    named: Vec<Named>,
+    state: ValueTree,
+    options: &StateDictOptions<'_>,
+) -> Result<Planned> {
     let Tree::Dict(mut state) = state else {
         return Err(OptimError::structure(
             &[],
             "the state dict of a model is a dict",
         ));
     };
-
-    // First all that can be refused.
+    let declared = Declarations::of_model(&named);
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for n in named {
         match state.shift_remove(&Step::from(n.fqn.as_str())) {
-            Some(tree) => found.push((Value::from(tree), n)),
+            Some(tree) => found.push((n, Value::from(tree))),
             None if options.ignore_frozen_params && n.is_frozen() => {}
             None => missing.push(n.fqn),
         }
@@ -87,26 +112,27 @@ pub(super) fn load_model(
     }
     .judged("model", options)?;
 
-    for (value, n) in found {
-        let value = match options.full_state_dict {
-            true => local_part(value, &n.data, &n.fqn)?,
-            false => value,
-        };
-        let failed = |source| OptimError::Load {
-            name: n.fqn.clone(),
-            source,
-        };
-        model.load(&n.own, value).map_err(failed)?;
+    let mut changes = Changes::default();
+    for (n, mut value) in found {
+        if is_whole(options) {
+            let path = Path(vec![n.fqn.as_str().into()]);
+            value = local_part(value, &path, &declared)?;
+        }
+        changes.model.push((n.own, n.fqn, value));
     }
-    Ok(keys)
+    Ok((keys, changes))
 }
 
 /// Gives optimizers their state: PyTorch's function of the same name. The dict may have one level or not, whatever the options say. Parameters
 /// are found by name, so the groups may have changed: each group gets the options of the stored groups that its parameters were in.
 /// An option that has no counterpart today, such as `initial_lr`, is given, too.
 ///
+/// With [`full_state_dict`](StateDictOptions::full_state_dict) each tensor is cut as [`OptimizerState::state`] declares it, which may be in
+/// another way than the parameter is cut. A call that fails leaves the optimizers as they were, except that a group keeps options that it did
+/// not have before.
+///
 /// # Collective
-/// With [`StateDictOptions::broadcast_from_rank0`].
+/// With [`StateDictOptions::broadcast_from_rank0`]. Then a call that fails on one rank fails on all.
 ///
 /// # Errors
 /// [`OptimError::Incompatible`], with keys such as `state.{name}` and `param_groups.{name}`; [`OptimError::Structure`]; [`OptimError::UnknownParam`]; and those of
@@ -117,28 +143,54 @@ pub async fn set_optimizer_state_dict(
     state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
+    let planned = receive_optimizers(model, optimizers, state, options).await;
+    load(planned, None, optimizers, options).await
+}
+
+async fn receive_optimizers(
+    model: &dyn ModelState,
+    optimizers: &[&mut dyn OptimizerState],
+    state: ValueTree,
+    options: &StateDictOptions<'_>,
+) -> Result<Planned> {
     let named = Named::all(model, options);
-    let state = received(state, &named, options).await?;
+    let known = named.as_ref().map_err(full::cause).and_then(|named| {
+        Declarations::with_optimizers(named, optimizers).map_err(|e| full::cause(&e))
+    });
+    let state = received(state, &known, options).await;
+    // The error itself says more than its cause.
     let named = named?;
-    let params = by_id(&named);
+    let declared = Declarations::with_optimizers(&named, optimizers)?;
+    plan_optimizers(&named, &declared, optimizers, state?, options)
+}
+
+fn plan_optimizers(
+    named: &[Named],
+    declared: &Declarations,
+    optimizers: &[&mut dyn OptimizerState],
+    state: ValueTree,
+    options: &StateDictOptions<'_>,
+) -> Result<Planned> {
+    let params = by_id(named);
     let groups = wanted_groups(optimizers, &params, options)?;
     let names: Vec<Vec<String>> = groups.iter().map(|g| g.names.clone()).collect();
     let mut stored = Stored::of(unflatten_optimizer_state_dict(state, &names)?)?;
 
-    // First all that can be refused.
     let (mut states, mut missing) = (Vec::new(), BTreeSet::new());
-    let mut of_groups: Vec<BTreeMap<Box<str>, Value>> = Vec::new();
-    for group in &groups {
+    let mut changes = Changes::default();
+    for group in groups {
         for (id, fqn) in group.ids.iter().zip(&group.names) {
             let frozen = params.get(id).is_none_or(|p| p.is_frozen());
             match stored.state.shift_remove(&Step::from(fqn.as_str())) {
-                Some(entries) => states.push((group.optimizer, *id, entries)),
+                Some(entries) => states.push((group.optimizer, *id, fqn.clone(), entries)),
                 // A parameter that is not trained has no state; neither has one whose optimizer keeps none.
                 None if frozen || optimizers[group.optimizer].state(*id).is_empty() => {}
                 None => drop(missing.insert(format!("{STATE}.{fqn}"))),
             }
         }
-        of_groups.push(stored.options_of(&group.names, &mut missing));
+        let values = stored.options_of(&group.names, &mut missing);
+        let values = values.into_iter().collect();
+        changes.groups.push((group.optimizer, group.index, values));
     }
     let keys = IncompatibleKeys {
         missing_keys: missing.into_iter().collect(),
@@ -146,47 +198,33 @@ pub async fn set_optimizer_state_dict(
     }
     .judged("optimizer", options)?;
 
-    for (optimizer, id, entries) in states {
-        let Some(param) = params.get(&id) else {
-            continue;
-        };
-        let name = format!("{STATE}.{}", param.fqn);
-        let failed = |source| OptimError::Load {
-            name: name.clone(),
-            source,
-        };
+    for (optimizer, id, fqn, entries) in states {
         let Tree::Dict(entries) = entries else {
-            return Err(failed("the state of a parameter is a dict by name".into()));
+            return Err(OptimError::Load {
+                name: format!("{STATE}.{fqn}"),
+                source: "the state of a parameter is a dict by name".into(),
+            });
         };
         let mut values = Vec::new();
         for (step, tree) in entries {
             let mut value = Value::from(tree);
-            if options.full_state_dict {
-                value = local_part(value, &param.data, &format!("{name}.{step}"))?;
+            let entry = step.to_string();
+            if is_whole(options) {
+                let path = Path(vec![STATE.into(), fqn.as_str().into(), step]);
+                value = local_part(value, &path, declared)?;
             }
-            values.push((step.to_string().into(), value));
+            values.push((entry.into(), value));
         }
-        optimizers[optimizer]
-            .load_state(id, values)
-            .map_err(failed)?;
+        changes.states.push((optimizer, id, fqn, values));
     }
-    for (group, values) in groups.iter().zip(of_groups) {
-        let failed = |source| OptimError::Load {
-            name: format!("{GROUPS}.{}", group.index),
-            source,
-        };
-        let values = values.into_iter().collect();
-        let optimizer = &mut optimizers[group.optimizer];
-        optimizer.load_group(group.index, values).map_err(failed)?;
-    }
-    Ok(keys)
+    Ok((keys, changes))
 }
 
 /// Gives a model and its optimizers their state: PyTorch's function of the same name. It returns the keys of both; those of the optimizers
-/// come last.
+/// come last. A call that fails leaves the model and the optimizers as they were; [`set_optimizer_state_dict`] has the exception.
 ///
 /// # Collective
-/// With [`StateDictOptions::broadcast_from_rank0`].
+/// With [`StateDictOptions::broadcast_from_rank0`]. Then a call that fails on one rank fails on all.
 ///
 /// # Errors
 /// Those of [`set_model_state_dict`] and [`set_optimizer_state_dict`].
@@ -197,11 +235,62 @@ pub async fn set_state_dict(
     optim_state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
-    let mut keys = set_model_state_dict(model, model_state, options).await?;
-    let more = set_optimizer_state_dict(model, optimizers, optim_state, options).await?;
-    keys.missing_keys.extend(more.missing_keys);
-    keys.unexpected_keys.extend(more.unexpected_keys);
-    Ok(keys)
+    let named = Named::all(model, options);
+    let declared = match &named {
+        Ok(named) => Ok(Declarations::of_model(named)),
+        Err(e) => Err(full::cause(e)),
+    };
+    let model_state = received(model_state, &declared, options).await;
+    let of_model = named.and_then(|named| plan_model(named, model_state?, options));
+    // Other ranks take part in this, even if the model's state is refused here.
+    let of_optimizers = receive_optimizers(model, optimizers, optim_state, options).await;
+    let planned = of_model.and_then(|(mut keys, mut changes)| {
+        let (more, of_optimizers) = of_optimizers?;
+        keys.missing_keys.extend(more.missing_keys);
+        keys.unexpected_keys.extend(more.unexpected_keys);
+        changes.states = of_optimizers.states;
+        changes.groups = of_optimizers.groups;
+        Ok((keys, changes))
+    });
+    load(planned, Some(model), optimizers, options).await
+}
+
+/// Loads what was planned. If only the coordinator had the state, all ranks load it, or none.
+async fn load(
+    planned: Result<Planned>,
+    mut model: Option<&mut (dyn ModelState + '_)>,
+    optimizers: &mut [&mut dyn OptimizerState],
+    options: &StateDictOptions<'_>,
+) -> Result<IncompatibleKeys> {
+    let agree = async |outcome: Result<()>| {
+        let together = options.broadcast_from_rank0 && options.comm.size() > 1;
+        match together {
+            false => outcome,
+            true => {
+                let told = outcome.as_ref().map(|_| ()).map_err(full::cause);
+                let agreed = options.comm.agree("broadcast state dict", told).await;
+                outcome.and(agreed.map_err(OptimError::from))
+            }
+        }
+    };
+    let (planned, outcome) = match planned {
+        Ok(planned) => (Some(planned), Ok(())),
+        Err(e) => (None, Err(e)),
+    };
+    agree(outcome).await?;
+    let (keys, changes) = planned.unwrap_or_default();
+
+    let mut before = Before::default();
+    let loaded = changes.load(model.as_deref_mut(), optimizers, &mut before);
+    match agree(loaded).await {
+        Ok(()) => Ok(keys),
+        Err(e) => Err(before.restore(e, model, optimizers)),
+    }
+}
+
+/// Whether tensors of the dict on this rank are whole. Those of the coordinator were cut on their way.
+fn is_whole(options: &StateDictOptions<'_>) -> bool {
+    options.full_state_dict && !options.broadcast_from_rank0
 }
 
 /// A group of an optimizer, with the names of its parameters.
@@ -360,12 +449,15 @@ impl StoredGroup {
 /// The state dict, or the coordinator's if only that one has it.
 async fn received(
     state: ValueTree,
-    named: &Result<Vec<Named>>,
+    declared: &Result<Declarations, Cause>,
     options: &StateDictOptions<'_>,
 ) -> Result<ValueTree> {
     match (options.broadcast_from_rank0, options.full_state_dict) {
         (false, _) => Ok(state),
-        (true, true) => full::scatter(state, named, options.comm).await,
+        (true, true) => {
+            let declared = declared.as_ref().map_err(Clone::clone);
+            full::scatter(state, declared, options.comm).await
+        }
         (true, false) => Err(OptimError::Options(
             "`broadcast_from_rank0` needs `full_state_dict`: the coordinator's dict has no parts of other ranks",
         )),

@@ -50,7 +50,7 @@ pub trait OptimizerState {
 
     /// The state of a parameter by name: `exp_avg`, `step`, and so on; empty if there is none. A tensor with the local shape of a
     /// sharded parameter is declared as the parameter is. To declare one otherwise, give a
-    /// [`ShardedTensor`](reshard_model::ShardedTensor).
+    /// [`ShardedTensor`](reshard_model::ShardedTensor). A whole tensor that is set is cut as it is declared here.
     ///
     /// For a template to load into, an optimizer that has not taken a step gives what it would have after one. PyTorch takes such a step with gradients
     /// of zero.

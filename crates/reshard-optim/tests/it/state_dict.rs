@@ -5,4 +5,5 @@ mod devices;
 mod fixtures;
 mod optimizers;
 mod options;
+mod shardings;
 mod toy;
