@@ -4,9 +4,9 @@
 //! `pytorch_model.bin.index.json`, as transformers writes models. It reads every layout of these files: zip archives, and the older ones.
 //! Regions of tensors are read without the rest. It writes zip archives that `torch.load(weights_only=True)` loads.
 //!
-//! The keys are the paths of leaves, as DCP's flattening joins them. So a conversion between such a file and `torch_dist` gives what
-//! PyTorch's `torch_save_to_dcp` and `dcp_to_torch_save` give. No tensor is gathered in memory: the pieces of all ranks stream into the
-//! file.
+//! A key is the path of a leaf in the file, as DCP's flattening joins it. So a conversion between such a file and `torch_dist` gives what
+//! PyTorch's `torch_save_to_dcp` and `dcp_to_torch_save` give. A leaf whose key is not its path, such as a piece of a tensor or a leaf that a
+//! planner has renamed, is stored under its key. No tensor is gathered in memory: the pieces of all ranks stream into the file.
 //!
 //! A file has no room for the properties of tensors other than `requires_grad`.
 //!

@@ -29,7 +29,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tree::Grown;
+use tree::tree_of;
 
 /// Writes files of `torch.save`.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl TorchSaveWriter {
         items: &BTreeMap<&str, Vec<&WriteItem>>,
         resolve: &Resolve<'_>,
     ) -> Result<FileBody> {
-        let (mut grown, mut sources) = (Grown::new(file.indexed), Vec::<Source>::new());
+        let (mut parts, mut sources) = (Vec::new(), Vec::<Source>::new());
         let mut shared: BTreeMap<Shared, usize> = BTreeMap::new();
         for leaf in &file.leaves {
             let own = items.get(&*leaf.key).map_or(&[][..], Vec::as_slice);
@@ -142,10 +142,10 @@ impl TorchSaveWriter {
                     Part::Tensor(tensor, number)
                 }
             };
-            grown.add(leaf, part);
+            parts.push((leaf, part));
         }
-        file.empty.iter().for_each(|path| grown.add_empty(path));
-        let encoded = encode_tree(&grown.tree()).map_err(encoding)?;
+        let tree = tree_of(parts, &file.empty, file.indexed);
+        let encoded = encode_tree(&tree).map_err(encoding)?;
         let lengths = archive::lengths(&encoded.storages, &sources)?;
         let folder = match file.indexed {
             true => prefix(&file.name),

@@ -199,9 +199,10 @@ fn richest(leaves: &[Leaf]) -> u32 {
     most(&shares)
 }
 
-/// The steps of a path, with what contains them.
+/// The steps of a path, with what contains them. A reader takes the text of a path for the key, so a leaf whose key is not the text of its path
+/// is stored under its key.
 fn steps(key: &str, path: Option<&Path>, ints: Option<&BTreeSet<u16>>) -> Vec<At> {
-    let Some(path) = path.filter(|path| !path.0.is_empty()) else {
+    let Some(path) = path.filter(|path| !path.0.is_empty() && path.to_string() == key) else {
         return vec![At::Key(key.into())];
     };
     let step = |(n, step): (u16, &Step)| match step {

@@ -17,6 +17,7 @@ mod groups;
 mod hooks;
 mod kept_load_plans;
 mod kept_plans;
+mod keys;
 mod megatron;
 mod partial;
 mod plain;
