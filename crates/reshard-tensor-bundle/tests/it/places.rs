@@ -241,7 +241,7 @@ fn a_save_that_fails_leaves_only_what_was_there() {
     )
     .unwrap();
     let before = files(home.path());
-    let (state, at) = (Made::new(true).state(4), url(home.path(), "ckpt-2"));
+    let (state, at) = (Made::new(4, true).state(), url(home.path(), "ckpt-2"));
     let e = blocking::run(reshard::save(&state, &at).strategy(TensorBundleConfig::default()))
         .unwrap_err();
     assert!(format!("{e:?}").contains("dried up"), "{e:?}");
