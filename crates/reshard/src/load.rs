@@ -311,7 +311,7 @@ impl<'a> Load<'a> {
         added: Result<(), StrategyError>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
         let store = self.how.store(&self.url);
-        if let Err(e) = self.agree_on_options(comm, store.as_ref().ok()).await {
+        if let Err(e) = self.agree_on_options(comm, &store).await {
             return Err((e, template));
         }
         let opened = match added {

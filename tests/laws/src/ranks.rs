@@ -122,3 +122,20 @@ pub fn told<'e>(
     }
     first
 }
+
+/// The message that every rank got because ranks passed different options.
+///
+/// # Panics
+/// When a rank went on, or got something else than the others.
+pub fn disagreed<'e>(errors: impl IntoIterator<Item = Option<&'e reshard::Error>>) -> String {
+    let mut all = errors.into_iter().map(|e| {
+        let e = e.unwrap_or_else(|| panic!("a rank went on where another failed"));
+        match e.strategy_error() {
+            StrategyError::Invalid(what) if what.contains("different options") => what.clone(),
+            other => panic!("a rank got another error: {other}"),
+        }
+    });
+    let first = all.next().unwrap();
+    all.for_each(|other| assert_eq!(other, first, "ranks got different errors"));
+    first
+}

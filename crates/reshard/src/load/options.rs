@@ -3,11 +3,12 @@
 use super::Load;
 use crate::{
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
+    error::OPEN,
     opened::HowToOpen,
 };
 use reshard_comm::{Comm, Rank};
 use reshard_storage::Store;
-use reshard_strategy::{AgreedOptions, StrategyError};
+use reshard_strategy::{AgreedOptions, StrategyError, cause};
 use std::sync::Arc;
 
 impl Load<'_> {
@@ -15,32 +16,33 @@ impl Load<'_> {
     pub(super) async fn agree_on_options(
         &self,
         comm: &Comm<'_>,
-        store: Option<&Arc<dyn Store>>,
+        store: &Result<Arc<dyn Store>, StrategyError>,
     ) -> Result<(), StrategyError> {
         if comm.size() == 1 {
             return Ok(());
         }
-        let options = self.agreed_options(store);
+        let options = self.agreed_options(store.as_ref().ok());
         let found = options.compare(comm).await?;
         if found.is_empty() {
             return Ok(());
         }
         if found.is_only(PLACE) {
-            let local = Ok(self.is_rank_local(store).await);
+            // A place that a rank can't open is why it differs.
+            let local = match store {
+                Ok(store) => Ok(self.is_rank_local(store).await),
+                Err(e) => Err(cause(e)),
+            };
             let comm = comm.with_coordinator(Rank(0));
             let all = |local: Vec<bool>| Ok(local.into_iter().all(|local| local));
-            if comm.all_reduce("options", local, all).await? {
+            if comm.all_reduce(OPEN, local, all).await? {
                 return Ok(());
             }
         }
         Err(options.refuse(comm, &found).await)
     }
 
-    /// Whether the place is a rank-local checkpoint. A place that can't be opened is none.
-    async fn is_rank_local(&self, store: Option<&Arc<dyn Store>>) -> bool {
-        let Some(store) = store else {
-            return false;
-        };
+    /// Whether the place is a rank-local checkpoint. A place that is no checkpoint is none.
+    async fn is_rank_local(&self, store: &Arc<dyn Store>) -> bool {
         let opened = self.how.open_store(Arc::clone(store)).await;
         opened.is_ok_and(|opened| opened.reader.is_rank_local())
     }

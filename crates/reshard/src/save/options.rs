@@ -5,26 +5,36 @@ use crate::{
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
     common::StoredCommon,
 };
-use reshard_comm::Comm;
+use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::Flatten;
-use reshard_strategy::{AgreedOptions, StrategyError};
+use reshard_strategy::{AgreedOptions, StrategyError, cause};
 
 impl Save<'_> {
     /// Fails on all ranks if they pass different options. Ranks of a rank-local save may have different places.
     pub(super) async fn agree_on_options(
         &self,
         comm: &Comm<'_>,
-        target: Option<&Target>,
+        target: &Result<Target, StrategyError>,
     ) -> Result<(), StrategyError> {
         if comm.size() == 1 {
             return Ok(());
         }
-        let options = self.agreed_options(target);
+        let options = self.agreed_options(target.as_ref().ok());
         let found = options.compare(comm).await?;
         if found.is_empty() || (self.rank_local && found.is_only(PLACE)) {
             return Ok(());
         }
-        Err(options.refuse(comm, &found).await)
+        // A format or place that a rank can't open is why they differ.
+        let ready = match target {
+            Ok(target) => match &target.store {
+                Ok(_) => Ok(()),
+                Err(e) => Err(Cause::from_error(e.kind(), e)),
+            },
+            Err(e) => Err(cause(e)),
+        };
+        let comm = comm.with_coordinator(Rank(0));
+        comm.agree("options", ready).await?;
+        Err(options.refuse(&comm, &found).await)
     }
 
     /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new field of `Save` doesn't compile before it is considered here.

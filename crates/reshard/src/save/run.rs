@@ -58,7 +58,7 @@ impl Save<'_> {
         let mut clock = Clock::start("save", comm.rank(), url);
         // Nothing is begun before all ranks know that they want the same.
         let target = self.find_target();
-        if let Err(e) = self.agree_on_options(comm, target.as_ref().ok()).await {
+        if let Err(e) = self.agree_on_options(comm, &target).await {
             clock.failed(Phase::Plan, &e);
             return Err(Error::new(ACT, url, e));
         }

@@ -19,7 +19,7 @@ use reshard_laws::{
     contents::{Choices, Contents, choices, contents},
     law,
     place::{Place, stores},
-    ranks::{group, load, save, told, try_save},
+    ranks::{disagreed, group, load, save, told, try_save},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, sync::Arc};
@@ -348,18 +348,23 @@ fn a_hostile_policy_is_an_error_on_every_rank_and_leaves_no_checkpoint() {
 }
 
 #[test]
-fn the_coordinator_alone_says_whether_everything_comes_to_it() {
+fn a_policy_says_whether_everything_comes_to_the_coordinator_and_all_ranks_have_the_same() {
+    let chop = |gather| Chop {
+        numbers: vec![3, 1, 4],
+        gather,
+    };
     for gathers in [false, true] {
         let place = Place::new();
-        let chop = move |gather| Chop {
-            numbers: vec![3, 1, 4],
-            gather,
-        };
-        let saved = save(group(3), tables(3), place.url(), move |rank, s| {
-            s.policy(chop((rank.0 == 0) == gathers))
+        let saved = save(group(3), tables(3), place.url(), move |_, s| {
+            s.policy(chop(gathers))
         });
         let saved: Vec<SaveReport> = saved.into_iter().map(|o| o.unwrap()).collect();
         assert_eq!(saved[0].ranks[1..].iter().all(|r| r.items == 0), gathers);
+        let saved = save(group(3), tables(3), Place::new().url(), move |rank, s| {
+            s.policy(chop((rank.0 == 0) == gathers))
+        });
+        let what = disagreed(saved.iter().map(|o| o.as_ref().err()));
+        assert!(what.contains("`policy`: "), "{what}");
     }
 }
 
@@ -373,11 +378,10 @@ fn ranks_with_different_policies_are_told_so() {
         }
     });
     let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
-    let (_, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
-    assert!(
-        causes[&0].contains("rank 2 was given no policy"),
-        "{causes:?}"
-    );
+    let what = disagreed(outcomes.iter().map(|o| o.as_ref().err()));
+    let line =
+        "`policy`: ranks 0, 1 have {\"type\":\"by_files\",\"files\":2}, rank 2 has the default";
+    assert!(what.contains(line), "{what}");
 }
 
 #[test]

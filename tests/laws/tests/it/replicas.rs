@@ -159,7 +159,7 @@ fn every_rank_has_to_ask_for_it() {
     for saved in saved {
         let error = saved.unwrap_err().to_string();
         assert!(
-            error.contains("different values of `check_replicas`"),
+            error.contains("`check_replicas`: rank 0 has false, rank 1 has true"),
             "{error}"
         );
     }
