@@ -1,15 +1,21 @@
 use crate::{
     Result, TcpError, TcpGroup,
+    claims::Claim,
     connection::Watch,
-    env::Variables,
+    env::{self, Variables},
     files,
+    gate::Gate,
     group::Node,
+    handshake::{Process, Token},
     listen,
     meet::{Guest, meet},
-    store::{StoreClient, StoreServer},
+    store::{StoreClient, StoreServer, wake_listener},
     tasks::{self, Job},
 };
-use reshard_comm::mesh::{Limit, Mesh};
+use reshard_comm::{
+    Rank,
+    mesh::{Limit, Mesh},
+};
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
@@ -39,6 +45,7 @@ pub struct Builder {
     master: Option<(String, u16)>,
     name: String,
     attempt: String,
+    job_id: Option<String>,
     serve: Serve,
     bind: Option<IpAddr>,
     deadline: Duration,
@@ -54,7 +61,8 @@ impl TcpGroup {
     ///
     /// If `TORCHELASTIC_USE_AGENT_STORE` is `True`, torchrun serves the store; if it is `False`, rank 0 does. Without
     /// it the rule is [`Serve::Auto`]. `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` keep attempts apart that
-    /// use one store. `RESHARD_TCP_BIND` is the IP address at which this rank listens.
+    /// use one store. `RESHARD_JOB_ID` keeps jobs apart that are given the same store by accident ([`Builder::job_id`]).
+    /// `RESHARD_TCP_BIND` is the IP address at which this rank listens.
     ///
     /// A process may call it again. The n-th groups of all processes meet.
     ///
@@ -72,6 +80,7 @@ impl TcpGroup {
             master: None,
             name: "default".to_owned(),
             attempt: "none/0".to_owned(),
+            job_id: None,
             serve: Serve::Auto,
             bind: None,
             deadline: Duration::from_secs(300),
@@ -152,6 +161,18 @@ impl Builder {
         }
     }
 
+    /// Sets the id of the job. All ranks of a job give the same one, and no other job that may be given the same store by accident. By default it is
+    /// `RESHARD_JOB_ID`, else the run id of torchrun (`TORCHELASTIC_RUN_ID`) unless it is `none`, else `SLURM_JOB_ID`. Empty text means no id.
+    ///
+    /// If a running job with another id uses the store, or one without an id, [`connect`](Self::connect) fails at once, and that job is not disturbed.
+    #[must_use]
+    pub fn job_id(self, id: impl Into<String>) -> Self {
+        Self {
+            job_id: Some(id.into()),
+            ..self
+        }
+    }
+
     /// Who serves the store. By default it is [`Serve::Auto`].
     #[must_use]
     pub fn serve(self, serve: Serve) -> Self {
@@ -213,7 +234,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`TcpError::Setting`] if a setting is missing or wrong; [`TcpError::Store`] if the store can't be reached;
-    /// [`TcpError::Missing`] names the ranks that don't come; [`TcpError::Io`] if the system refuses a port or a thread.
+    /// [`TcpError::OtherJob`] and [`TcpError::RankTaken`] if another job uses the store; [`TcpError::Missing`] names the ranks that don't come; [`TcpError::Io`] if the system refuses a port or a thread.
     pub fn connect(self) -> Result<TcpGroup> {
         let (Some(rank), Some(size)) = (self.rank, self.size) else {
             return Err(setting("the group needs a rank and a size"));
@@ -244,7 +265,41 @@ impl Builder {
         let address = listener.local_addr();
         let address = address.map_err(TcpError::io("listening for other ranks"))?;
 
-        let prefix = format!("reshard/{}/{}", self.name, self.attempt);
+        let at = format!("{host}:{port}");
+        let gate = Gate::new(
+            Token::new().map_err(TcpError::io("making a random token"))?,
+            Process::this().map_err(TcpError::io("making a random number"))?,
+            rank,
+            at.clone(),
+        );
+        // Others may knock from the moment at which this rank claims its number.
+        let forming = Forming {
+            gate: Arc::new(gate),
+            address,
+        };
+        listen::start(&forming.gate, listener).map_err(TcpError::io("starting a thread"))?;
+
+        let job_id = self
+            .job_id
+            .clone()
+            .or_else(|| env::job_id(|name| std::env::var_os(name)))
+            .filter(|id| !id.is_empty());
+        let base = format!("reshard/{}", self.name);
+        let of_job = job_id.as_deref().unwrap_or("-");
+        let prefix = format!("{base}/{of_job}/{}", self.attempt);
+        let claim = Claim {
+            store: &at,
+            rank,
+            size,
+            job_id: job_id.as_deref(),
+            base: &base,
+            prefix: &prefix,
+            address,
+            knocking: &forming.gate.knocking,
+            process: forming.gate.process,
+            limit,
+        };
+        claim.settle(&mut store)?;
         let guest = Guest {
             rank,
             size,
@@ -254,6 +309,8 @@ impl Builder {
             fan: self.fan_out,
             deadline: self.deadline,
             limit,
+            store: &at,
+            gate: &forming.gate,
         };
         let met = meet(&mut store, &guest, |limit| {
             StoreClient::connect(&host, port, limit)
@@ -277,10 +334,31 @@ impl Builder {
             address,
             patience: self.silence,
         };
-        let started = tasks::start(&node.mesh, Arc::clone(&job), waiting)
-            .and_then(|()| listen::start(&node.mesh, job, listener));
-        started.map_err(TcpError::io("starting a thread"))?;
-        Ok(TcpGroup::whole(node))
+        tasks::start(&node.mesh, Arc::clone(&job), waiting)
+            .map_err(TcpError::io("starting a thread"))?;
+        let mesh = Arc::clone(&node.mesh);
+        let group = TcpGroup::whole(node);
+        if forming.gate.open(&mesh, &job) {
+            return Ok(group);
+        }
+        Err(TcpError::RankTaken {
+            address: at,
+            rank: Rank(rank),
+        })
+    }
+}
+
+/// A rank that meets others. Its listener ends with it, unless there is a group by then.
+struct Forming {
+    gate: Arc<Gate>,
+    address: SocketAddr,
+}
+
+impl Drop for Forming {
+    fn drop(&mut self) {
+        if self.gate.give_up() {
+            wake_listener(self.address);
+        }
     }
 }
 

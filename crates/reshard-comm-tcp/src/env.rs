@@ -70,6 +70,20 @@ impl Variables {
     }
 }
 
+/// The id of the job to which this process belongs: `RESHARD_JOB_ID`, else the run id of torchrun unless it is `none`, else the job id of SLURM.
+pub(crate) fn job_id(look_up: impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    ["RESHARD_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
+        .into_iter()
+        .filter_map(|name| {
+            let value = look_up(name)?;
+            let value = value.to_string_lossy().trim().to_owned();
+            // torchrun's run id is `none` unless `--rdzv-id` sets it.
+            let is_id = !value.is_empty() && !(name == "TORCHELASTIC_RUN_ID" && value == "none");
+            is_id.then_some(value)
+        })
+        .next()
+}
+
 fn required<T: FromStr>(
     look_up: impl Fn(&str) -> Option<OsString>,
     name: &'static str,
@@ -137,6 +151,27 @@ mod tests {
         assert_eq!((read.rank, read.size, read.master_port), (1, 2, 29500));
         assert_eq!(read.attempt, "none/3", "a restart has keys of its own");
         assert_eq!(read.agent_store, None);
+    }
+
+    #[test]
+    fn the_first_job_id_counts() {
+        let id = |variables: &[(&str, &str)]| {
+            job_id(|asked| {
+                let found = variables.iter().find(|(name, _)| *name == asked);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let all = [
+            ("SLURM_JOB_ID", "7"),
+            ("TORCHELASTIC_RUN_ID", "run"),
+            ("RESHARD_JOB_ID", "mine"),
+        ];
+        assert_eq!(id(&all).as_deref(), Some("mine"));
+        assert_eq!(id(&all[..2]).as_deref(), Some("run"));
+        assert_eq!(id(&all[..1]).as_deref(), Some("7"));
+        let none = ("TORCHELASTIC_RUN_ID", "none");
+        assert_eq!(id(&[none, all[0]]).as_deref(), Some("7"));
+        assert_eq!(id(&[none, ("RESHARD_JOB_ID", " ")]), None);
     }
 
     #[test]

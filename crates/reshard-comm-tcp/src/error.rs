@@ -44,6 +44,28 @@ pub enum TcpError {
         /// How long this rank waited.
         seconds: f64,
     },
+    /// The store belongs to another job that is still running.
+    #[error(
+        "the store at {address} is used by another job: {}, and {}; give each job a port of its own",
+        job("its", theirs.as_deref()),
+        job("this process's", own.as_deref())
+    )]
+    OtherJob {
+        /// Where the store is.
+        address: String,
+        /// The job id of the ranks at the store. `None` if they have none.
+        theirs: Option<String>,
+        /// The job id of this process.
+        own: Option<String>,
+    },
+    /// Two running processes claim the same rank. Both groups fail, because nobody knows which other ranks belong to which of them.
+    #[error("{}", rank_taken(address, *rank))]
+    RankTaken {
+        /// Where the store is.
+        address: String,
+        /// The rank.
+        rank: Rank,
+    },
     /// The system refused something: a port, a thread, random bytes.
     #[error("{doing} failed")]
     Io {
@@ -65,7 +87,10 @@ impl TcpError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Variable { .. } | Self::Setting(_) => ErrorKind::Invalid,
+            Self::Variable { .. }
+            | Self::Setting(_)
+            | Self::OtherJob { .. }
+            | Self::RankTaken { .. } => ErrorKind::Invalid,
             Self::Store { .. } | Self::Io { .. } => ErrorKind::Unavailable,
             Self::Missing { .. } => ErrorKind::PeerFailed,
         }
@@ -74,4 +99,19 @@ impl TcpError {
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, source }
     }
+}
+
+fn job(whose: &str, id: Option<&str>) -> String {
+    match id {
+        Some(id) => format!("{whose} job id is `{id}`"),
+        None => format!("{whose} job id is not set"),
+    }
+}
+
+/// The message of [`TcpError::RankTaken`], which the ranks of a working group get, too.
+pub(crate) fn rank_taken(address: &str, rank: Rank) -> String {
+    format!(
+        "two running processes are rank {rank} at the store at {address}; it may be shared by two jobs, so give each job a port of its own \
+         and an id (RESHARD_JOB_ID), or two processes may have the same RANK"
+    )
 }

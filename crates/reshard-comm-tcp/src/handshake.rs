@@ -6,6 +6,9 @@
 //! 2. The caller answers with its claim: its rank, the rank it wants, a fresh nonce of 16, and a MAC over all before.
 //! 3. The called rank sends a verdict of 1 byte (1 yes, 2 already connected), and a MAC over all before.
 //!
+//! A process that is no member may *knock*, with a claim whose MAC has the rank's knocking token as its key. It gets an answer of the same form. Only those who
+//! reach the store know that token. It lets nobody in.
+//!
 //! The MAC is HMAC-SHA256 with the token as its key. Each side's MAC begins with a different label, so that neither can
 //! be sent back. No byte of the claim is looked at before its MAC is right.
 
@@ -16,12 +19,15 @@ use sha2::Sha256;
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
+    sync::OnceLock,
 };
 
 const GREETING: &[u8; 8] = b"reshard1";
 const NONCE: usize = 16;
 const MAC: usize = 32;
 const CLAIM: usize = 4 + 4 + NONCE;
+/// The rank that a knock has in its claim. It has the process in place of the nonce.
+const KNOCK: u32 = u32::MAX;
 
 /// What only members of the job know.
 #[derive(Clone, PartialEq, Eq)]
@@ -91,6 +97,7 @@ pub(crate) struct Caller {
 ///
 /// # Errors
 /// `PermissionDenied` if the caller does not know the token; else those of the connection.
+#[cfg(test)]
 pub(crate) fn receive(
     stream: TcpStream,
     token: &Token,
@@ -102,37 +109,176 @@ pub(crate) fn receive(
         stream: &stream,
         limit,
     };
-    let (rank, said) = hear(&mut timed, token, me, size)?;
+    let words = Words::hear(&mut timed)?;
+    let rank = words.member(token, me, size)?;
+    let said = words.all();
     Ok(Caller { rank, stream, said })
 }
 
-/// Greets a caller and checks its claim. Returns its rank, and all that both have said.
+/// Greets a caller and checks its claim.
 ///
 /// # Errors
 /// Those of [`receive`].
+#[cfg(feature = "testkit")]
 pub(crate) fn hear(
     stream: &mut (impl Read + Write),
     token: &Token,
     me: u32,
     size: u32,
-) -> io::Result<(u32, Vec<u8>)> {
-    let greeting = [&GREETING[..], &random::<NONCE>()?].concat();
-    stream.write_all(&greeting)?;
-    let claim: [u8; CLAIM] = read(stream)?;
-    let proof: [u8; MAC] = read(stream)?;
-    token
-        .mac(b"caller", &[&greeting, &claim])?
-        .verify_slice(&proof)
-        .map_err(|_| denied("the caller does not know the token of the job"))?;
-    let [f0, f1, f2, f3, t0, t1, t2, t3, ..] = claim;
-    let (from, to) = (
-        u32::from_le_bytes([f0, f1, f2, f3]),
-        u32::from_le_bytes([t0, t1, t2, t3]),
-    );
-    if to != me || from >= size || from == me {
-        return Err(denied("the caller wants another rank"));
+) -> io::Result<u32> {
+    Words::hear(stream)?.member(token, me, size)
+}
+
+/// What a called rank and its caller have said before the verdict.
+#[derive(Debug)]
+pub(crate) struct Words {
+    greeting: Vec<u8>,
+    claim: [u8; CLAIM],
+    proof: [u8; MAC],
+}
+
+impl Words {
+    /// Greets a caller and reads its claim, unchecked.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(crate) fn hear(stream: &mut (impl Read + Write)) -> io::Result<Self> {
+        let greeting = [&GREETING[..], &random::<NONCE>()?].concat();
+        stream.write_all(&greeting)?;
+        let (claim, proof) = (read(stream)?, read(stream)?);
+        Ok(Self {
+            greeting,
+            claim,
+            proof,
+        })
     }
-    Ok((from, [&greeting[..], &claim, &proof].concat()))
+
+    fn all(&self) -> Vec<u8> {
+        [&self.greeting[..], &self.claim, &self.proof].concat()
+    }
+
+    fn is_of(&self, token: &Token, label: &[u8]) -> io::Result<bool> {
+        let mac = token.mac(label, &[&self.greeting, &self.claim])?;
+        Ok(mac.verify_slice(&self.proof).is_ok())
+    }
+
+    /// The rank of the caller, if it is a member that wants rank `me` of `size`.
+    ///
+    /// # Errors
+    /// `PermissionDenied`.
+    pub(crate) fn member(&self, token: &Token, me: u32, size: u32) -> io::Result<u32> {
+        if !self.is_of(token, b"caller")? {
+            return Err(denied("the caller does not know the token of the job"));
+        }
+        let (from, to) = self.numbers();
+        if to != me || from >= size || from == me {
+            return Err(denied("the caller wants another rank"));
+        }
+        Ok(from)
+    }
+
+    /// The knock, if the caller knows the knocking token.
+    ///
+    /// # Errors
+    /// The token can't be used.
+    pub(crate) fn knock(&self, knocking: &Token) -> io::Result<Option<Knock>> {
+        let (from, to) = self.numbers();
+        if from != KNOCK || !self.is_of(knocking, b"knock")? {
+            return Ok(None);
+        }
+        let process = self.claim.last_chunk::<NONCE>();
+        Ok(Some(match process {
+            Some(process) if to != 0 => Knock::Claim(Process(*process)),
+            _ => Knock::Look,
+        }))
+    }
+
+    fn numbers(&self) -> (u32, u32) {
+        let [f0, f1, f2, f3, t0, t1, t2, t3, ..] = self.claim;
+        (
+            u32::from_le_bytes([f0, f1, f2, f3]),
+            u32::from_le_bytes([t0, t1, t2, t3]),
+        )
+    }
+
+    /// Takes a caller that is a member.
+    pub(crate) fn caller(&self, rank: u32, stream: TcpStream) -> Caller {
+        let said = self.all();
+        Caller { rank, stream, said }
+    }
+
+    /// Answers a knock.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(crate) fn answer_knock(
+        &self,
+        stream: &mut impl Write,
+        knocking: &Token,
+        both_fail: bool,
+    ) -> io::Result<()> {
+        let code = [u8::from(both_fail)];
+        let proof = knocking.mac(b"knocked", &[&self.all(), &code])?.finalize();
+        stream.write_all(&[&code[..], &proof.into_bytes()].concat())
+    }
+}
+
+/// A process, among all that may meet at a store. Its groups share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process(pub(crate) [u8; NONCE]);
+
+impl Process {
+    /// This one.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub(crate) fn this() -> io::Result<Self> {
+        static THIS: OnceLock<[u8; NONCE]> = OnceLock::new();
+        if let Some(this) = THIS.get() {
+            return Ok(Self(*this));
+        }
+        let new = random()?;
+        Ok(Self(*THIS.get_or_init(|| new)))
+    }
+}
+
+/// Why a process that is no member calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Knock {
+    /// It looks whether the rank still runs.
+    Look,
+    /// This process claims the same rank.
+    Claim(Process),
+}
+
+/// Knocks at a rank. Returns whether both fail, if the rank still runs there.
+///
+/// # Errors
+/// Nobody answers there who knows the token.
+pub(crate) fn knock(
+    stream: &mut (impl Read + Write),
+    knocking: &Token,
+    knock: Knock,
+) -> io::Result<bool> {
+    let greeting: [u8; GREETING.len() + NONCE] = read(stream)?;
+    if !greeting.starts_with(GREETING) {
+        return Err(denied("another program listens there"));
+    }
+    let (kind, process) = match knock {
+        Knock::Look => (0_u32, [0; NONCE]),
+        Knock::Claim(Process(process)) => (1, process),
+    };
+    let claim = [&KNOCK.to_le_bytes()[..], &kind.to_le_bytes(), &process].concat();
+    let proof = knocking.mac(b"knock", &[&greeting, &claim])?.finalize();
+    let proof = proof.into_bytes();
+    stream.write_all(&[&claim[..], &proof].concat())?;
+    let code: [u8; 1] = read(stream)?;
+    let theirs: [u8; MAC] = read(stream)?;
+    knocking
+        .mac(b"knocked", &[&greeting, &claim, &proof, &code])?
+        .verify_slice(&theirs)
+        .map_err(|_| denied("another rank listens there"))?;
+    Ok(code == [1])
 }
 
 impl Caller {
@@ -288,6 +434,39 @@ mod tests {
         let (call, called) = meet(Token::new().unwrap(), Token::new().unwrap(), Verdict::Yes);
         assert_eq!(called.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert!(call.is_err());
+    }
+
+    #[test]
+    fn only_those_who_know_the_knocking_token_are_answered() {
+        let (member, knocking) = (Token::new().unwrap(), Token::new().unwrap());
+        let claim = Knock::Claim(Process::this().unwrap());
+        for (said, both_fail) in [(Knock::Look, false), (claim, true)] {
+            for known in [&knocking, &member] {
+                let (caller, called) = pair();
+                let (listens, knows) = (knocking.clone(), known == &knocking);
+                let called = thread::spawn(move || {
+                    let mut timed = Timed {
+                        stream: &called,
+                        limit: limit(),
+                    };
+                    let words = Words::hear(&mut timed).unwrap();
+                    let heard = words.knock(&listens).unwrap();
+                    if heard.is_some() {
+                        words.answer_knock(&mut timed, &listens, both_fail).unwrap();
+                    }
+                    // A knock lets nobody in.
+                    assert!(words.member(&listens, 1, 3).is_err());
+                    heard
+                });
+                let mut timed = Timed {
+                    stream: &caller,
+                    limit: limit(),
+                };
+                let answer = knock(&mut timed, known, said);
+                assert_eq!(called.join().unwrap(), knows.then_some(said));
+                assert_eq!(answer.ok(), knows.then_some(both_fail));
+            }
+        }
     }
 
     #[test]

@@ -29,6 +29,9 @@
 //! token. No byte of a message is read before. So strangers on the network can't join, and can't use what they recorded.
 //! At most 64 unproven connections are open at a time, each for at most 5 seconds.
 //!
+//! Jobs that are given the same store by accident are kept apart by their ids ([`Builder::job_id`]). Two running processes with the same rank
+//! make both groups fail: each rank leaves a token in the store, with which another process can *knock* at its port. A knock lets nobody in.
+//!
 //! TCPStore itself asks nobody who they are, and nothing is encrypted. Whoever can reach the store while the ranks meet,
 //! or read the traffic of the job, must be trusted.
 //!
@@ -59,12 +62,14 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod claims;
 mod clock;
 mod connection;
 mod env;
 mod error;
 mod files;
 mod frame;
+mod gate;
 mod group;
 mod handshake;
 mod listen;

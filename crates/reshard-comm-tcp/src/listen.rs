@@ -1,11 +1,13 @@
 //! The thread that takes the calls of other ranks, and lets no stranger in.
 
 use crate::{
+    clock::Timed,
     connection, files,
-    handshake::{self, Verdict},
-    tasks::{HANDSHAKE, Job},
+    gate::Gate,
+    handshake::{Knock, Verdict, Words},
+    tasks::HANDSHAKE,
 };
-use reshard_comm::mesh::{Admission, Limit, Mesh};
+use reshard_comm::mesh::{Admission, Limit};
 use std::{
     collections::VecDeque,
     io,
@@ -23,14 +25,13 @@ const PROVING: usize = 2 * UNPROVEN;
 /// The stack of a thread that proves a caller.
 const STACK: usize = 256 << 10;
 
-/// Starts the thread. It ends at the first call after the mesh has been shut.
+/// Starts the thread. It ends at the first call after the mesh or the gate has been shut.
 ///
 /// # Errors
 /// The system starts no thread.
-pub(crate) fn start(mesh: &Arc<Mesh>, job: Arc<Job>, listener: TcpListener) -> io::Result<()> {
+pub(crate) fn start(gate: &Arc<Gate>, listener: TcpListener) -> io::Result<()> {
     let door = Door {
-        mesh: Arc::clone(mesh),
-        job,
+        gate: Arc::clone(gate),
         unproven: Arc::default(),
         ended: Arc::default(),
     };
@@ -42,8 +43,7 @@ pub(crate) fn start(mesh: &Arc<Mesh>, job: Arc<Job>, listener: TcpListener) -> i
 
 #[derive(Clone, Debug)]
 struct Door {
-    mesh: Arc<Mesh>,
-    job: Arc<Job>,
+    gate: Arc<Gate>,
     unproven: Arc<Mutex<Unproven>>,
     /// A thread has ended.
     ended: Arc<Condvar>,
@@ -63,7 +63,7 @@ impl Door {
         const PAUSE: Duration = Duration::from_millis(20);
         loop {
             let accepted = listener.accept();
-            if self.mesh.is_shut() {
+            if self.gate.is_over() {
                 return;
             }
             match accepted {
@@ -125,17 +125,49 @@ impl Door {
     }
 
     fn prove(&self, id: u64, stream: TcpStream) -> io::Result<()> {
-        let (mesh, job) = (&self.mesh, &self.job);
+        let gate = &self.gate;
         let limit = Limit::after(HANDSHAKE);
-        let received = handshake::receive(stream, &job.token, mesh.me(), mesh.size(), limit);
+        let mut timed = Timed {
+            stream: &stream,
+            limit,
+        };
+        let heard = Words::hear(&mut timed).and_then(|words| {
+            let knock = words.knock(&gate.knocking)?;
+            // A member may call before this rank has read the addresses of all.
+            let group = match knock {
+                Some(_) => None,
+                None => gate.group(limit),
+            };
+            Ok((words, knock, group))
+        });
+        let heard = heard.and_then(|(words, knock, group)| {
+            let rank = match &group {
+                Some((mesh, job)) => words.member(&job.token, mesh.me(), mesh.size())?,
+                None => 0,
+            };
+            Ok((words, knock, group, rank))
+        });
         self.proven(id);
-        let caller = received?;
-        let peer = caller.rank;
+        let (words, knock, group, peer) = heard?;
+        if let Some(knock) = knock {
+            let both_fail = match knock {
+                Knock::Look => false,
+                Knock::Claim(process) => gate.claimed(process),
+            };
+            return words.answer_knock(&mut timed, &gate.knocking, both_fail);
+        }
+        let Some((mesh, job)) = group else {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the ranks still meet",
+            ));
+        };
+        let caller = words.caller(peer, stream);
         match mesh.called_by(peer) {
             Admission::Yes(messages) => match caller.answer(&job.token, Verdict::Yes, limit) {
-                Ok(stream) => connection::start(mesh, peer, stream, messages, job.watch),
+                Ok(stream) => connection::start(&mesh, peer, stream, messages, job.watch),
                 Err(e) => {
-                    connection::never_used(mesh);
+                    connection::never_used(&mesh);
                     mesh.gone(peer, format!("vanished during its call: {e}"));
                 }
             },

@@ -1,6 +1,7 @@
 //! How ranks find each other: through keys of a store.
 //!
-//! All keys begin with the name of the group, the run and the attempt. Below that, `joined/R` counts the groups that
+//! All keys begin with the name of the group. Below that, `job` is the record of the job that uses the store ([`claims`](crate::claims)). All other keys
+//! continue with the id of the job, the run and the attempt. Below that, `claim/R` says which process is rank R, and `joined/R` counts the groups that
 //! rank R has made, so that the n-th groups of all ranks meet. The keys of the n-th group begin with `n/`:
 //!
 //! | key | value |
@@ -12,8 +13,10 @@
 //! | `over` | how many ranks have read `all` |
 //! | `ended` | exists when all have |
 //! | `broken/G` | why group G is broken |
+//!
+//! If another process claims a rank during the meeting, that rank writes into `token`, `all` and `ended` that it was taken.
 
-use crate::{Result, TcpError, handshake::Token, store::StoreClient};
+use crate::{Result, TcpError, gate::Gate, handshake::Token, store::StoreClient};
 use reshard_comm::Rank;
 use reshard_comm::mesh::Limit;
 use std::{io, net::SocketAddr, time::Duration};
@@ -33,7 +36,13 @@ pub(crate) struct Guest<'a> {
     pub(crate) fan: u32,
     pub(crate) deadline: Duration,
     pub(crate) limit: Limit,
+    /// Where the store is, for errors.
+    pub(crate) store: &'a str,
+    pub(crate) gate: &'a Gate,
 }
+
+/// Begins the values that say which rank was taken during the meeting.
+const TAKEN: &[u8] = b"taken:";
 
 /// What a rank takes home.
 #[derive(Debug)]
@@ -48,18 +57,71 @@ pub(crate) struct Met {
 /// Meets all ranks at the store. `again` makes another connection to it.
 ///
 /// # Errors
-/// [`TcpError::Missing`] if ranks don't come, [`TcpError::Setting`] if `WORLD_SIZE` differs, [`TcpError::Store`].
+/// [`TcpError::Missing`] if ranks don't come, [`TcpError::Setting`] if `WORLD_SIZE` differs, [`TcpError::RankTaken`], [`TcpError::Store`].
 pub(crate) fn meet(
     store: &mut StoreClient,
     guest: &Guest<'_>,
-    again: impl FnOnce(Limit) -> Result<StoreClient>,
+    again: impl Fn(Limit) -> Result<StoreClient>,
 ) -> Result<Met> {
-    let limit = guest.limit;
-    let me = guest.rank;
-    let joined = format!("{}/joined/{me}", guest.prefix);
-    let prefix = format!("{}/{}", guest.prefix, store.add(&joined, 1, limit)?);
+    let joined = format!("{}/joined/{}", guest.prefix, guest.rank);
+    let prefix = format!("{}/{}", guest.prefix, store.add(&joined, 1, guest.limit)?);
+    guest.gate.ends(store.handle()?);
+    let met = meet_at(store, guest, prefix.clone(), &again);
+    match met {
+        Err(_) if guest.gate.is_taken() => {
+            tell_taken(guest, &prefix, &again);
+            Err(guest.taken(guest.rank))
+        }
+        met => met,
+    }
+}
+
+impl Guest<'_> {
+    fn taken(&self, rank: u32) -> TcpError {
+        TcpError::RankTaken {
+            address: self.store.to_owned(),
+            rank: Rank(rank),
+        }
+    }
+
+    /// A value that this rank has waited for.
+    ///
+    /// # Errors
+    /// It says that a rank was taken.
+    fn untaken(&self, value: Vec<u8>) -> Result<Vec<u8>> {
+        let Some(rank) = value.strip_prefix(TAKEN) else {
+            return Ok(value);
+        };
+        let rank = std::str::from_utf8(rank).ok();
+        let rank = rank.and_then(|rank| rank.parse().ok());
+        Err(self.taken(rank.unwrap_or(self.rank)))
+    }
+}
+
+/// Ends the waiting of the others. It is best effort: without it they wait until their deadline.
+fn tell_taken(guest: &Guest<'_>, prefix: &str, again: impl Fn(Limit) -> Result<StoreClient>) {
+    const TELL: Duration = Duration::from_secs(5);
+    let limit = Limit::after(TELL);
+    let value = [TAKEN, guest.rank.to_string().as_bytes()].concat();
+    let told = again(limit).and_then(|mut store| {
+        for name in ["token", "all", "ended"] {
+            store.set(&format!("{prefix}/{name}"), &value, limit)?;
+        }
+        // Nothing answers a `set`.
+        store.has(&format!("{prefix}/all"), limit)
+    });
+    tracing::debug!(?told, "told the others that this rank was taken");
+}
+
+fn meet_at(
+    store: &mut StoreClient,
+    guest: &Guest<'_>,
+    prefix: String,
+    again: impl Fn(Limit) -> Result<StoreClient>,
+) -> Result<Met> {
+    let (limit, me) = (guest.limit, guest.rank);
     let key = |name: &str| format!("{prefix}/{name}");
-    let missing = |error, again| who_is_missing(error, guest, &prefix, again);
+    let missing = |error| who_is_missing(error, guest, &prefix, &again);
 
     store.set(
         &key(&format!("address/{me}")),
@@ -73,11 +135,11 @@ pub(crate) fn meet(
         store.set(&key("token"), &value, limit)?;
     }
     let (token, fan) = match store.get(&key("token"), limit) {
-        Ok(value) => read_token(&value, guest.size)?,
-        Err(e) => return Err(missing(e, again)),
+        Ok(value) => read_token(&guest.untaken(value)?, guest.size)?,
+        Err(e) => return Err(missing(e)),
     };
 
-    // The last one tells all.
+    // The last one gathers all.
     if store.add(&key("present"), 1, limit)? == i64::from(guest.size) {
         store.delete(&key("token"), limit)?;
         let mut all = Vec::new();
@@ -88,8 +150,8 @@ pub(crate) fn meet(
         store.set(&key("all"), &all, limit)?;
     }
     let addresses = match store.get(&key("all"), limit) {
-        Ok(all) => read_addresses(&all, guest.size),
-        Err(e) => return Err(missing(e, again)),
+        Ok(all) => read_addresses(&guest.untaken(all)?, guest.size),
+        Err(e) => return Err(missing(e)),
     };
     let addresses = addresses.ok_or_else(|| TcpError::Store {
         address: guest.prefix.to_owned(),
@@ -102,7 +164,7 @@ pub(crate) fn meet(
     }
     // If this process ended now, its store would end before others have read from it.
     if guest.serves {
-        store.get(&key("ended"), limit)?;
+        guest.untaken(store.get(&key("ended"), limit)?)?;
     }
     Ok(Met {
         token,
@@ -143,8 +205,11 @@ fn who_is_missing(
     error: TcpError,
     guest: &Guest<'_>,
     prefix: &str,
-    again: impl FnOnce(Limit) -> Result<StoreClient>,
+    again: impl Fn(Limit) -> Result<StoreClient>,
 ) -> TcpError {
+    if guest.gate.is_taken() {
+        return error;
+    }
     const LOOK: Duration = Duration::from_secs(10);
     let TcpError::Store { address, .. } = &error else {
         return error;

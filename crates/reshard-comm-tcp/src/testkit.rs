@@ -8,12 +8,13 @@
 use crate::{
     frame,
     handshake::{self, Token},
-    store::{Request, StoreAnswers, read_value},
+    store::{Request, StoreAnswers, StoreClient, read_value},
 };
-use reshard_comm::mesh::{Call, Kind, Mesh, MeshGroup, Message, Node};
+use reshard_comm::mesh::{Call, Kind, Limit, Mesh, MeshGroup, Message, Node};
 use std::{
     io::{self, Read, Write},
     sync::Arc,
+    time::Duration,
 };
 
 /// More than a frame, less than what a fuzzer takes long for.
@@ -32,6 +33,16 @@ fn over(right: &[Vec<u8>], input: &[u8]) -> Vec<u8> {
         .zip(input)
         .for_each(|(byte, by)| *byte ^= by);
     bytes
+}
+
+/// Waits until a store of this host has a key.
+///
+/// # Errors
+/// Those of the store.
+pub fn wait_for_key(port: u16, key: &str) -> crate::Result<()> {
+    let limit = Limit::after(Duration::from_secs(300));
+    let mut store = StoreClient::connect("127.0.0.1", port, limit)?;
+    store.get(key, limit).map(drop)
 }
 
 /// Frames of a member: rank 1 of 3 sends them to rank 0, which is in the group of all.

@@ -134,6 +134,30 @@ impl StoreClient {
         })
     }
 
+    /// Sets a value if the key has the value `old`, or if `old` is empty and the key is missing. Returns the value afterwards.
+    ///
+    /// # Errors
+    /// [`TcpError::Store`].
+    pub(crate) fn compare_set(
+        &mut self,
+        key: &str,
+        old: &[u8],
+        new: &[u8],
+        limit: Limit,
+    ) -> Result<Vec<u8>> {
+        let set = Request::CompareSet(stored(key), old.to_vec(), new.to_vec());
+        self.ask("compare_set", key, &set, limit, wire::value)
+    }
+
+    /// A handle of the connection. Shutting it down ends a request that waits.
+    ///
+    /// # Errors
+    /// [`TcpError::Store`] if the system refuses.
+    pub(crate) fn handle(&self) -> Result<TcpStream> {
+        let handle = self.stream.stream.try_clone();
+        handle.map_err(|source| self.failed("connect", source))
+    }
+
     /// Whether a key exists.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 mod common;
 mod contract;
 mod hostile;
+mod jobs;
 mod leaving;
 mod many;
 mod meeting;

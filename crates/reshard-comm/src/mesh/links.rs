@@ -9,7 +9,7 @@ use super::{
     room::{Left, Room},
     state::{Link, State, Task, abort, decode, leave},
 };
-use crate::{CommError, Rank};
+use crate::{Cause, CommError, Rank};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -305,6 +305,21 @@ impl Mesh {
         self.change(|state| {
             if let Some(body) = state.break_room(self.me, group, error, None) {
                 state.task(Task::Publish(group, body));
+            }
+        });
+    }
+
+    /// Breaks every group of this rank, for a reason that lies outside of their calls. All members learn it.
+    pub fn break_all(&self, cause: &Cause) {
+        self.change(|state| {
+            let open = state.rooms.iter();
+            let open = open.filter(|(_, room)| room.closed.is_none() && !room.members.is_empty());
+            let groups: Vec<u64> = open.map(|(group, _)| *group).collect();
+            for group in groups {
+                let error = CommError::Broken(cause.clone());
+                if let Some(body) = state.break_room(self.me, group, error, None) {
+                    state.task(Task::Publish(group, body));
+                }
             }
         });
     }
