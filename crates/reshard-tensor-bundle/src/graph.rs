@@ -80,8 +80,9 @@ impl ObjectGraph {
                 .iter()
                 .flat_map(|node| &node.children)
             {
-                let slot = &mut from[*child as usize];
-                if *child != 0 && slot.is_none() {
+                if let Some(slot @ None) = from.get_mut(*child as usize)
+                    && *child != 0
+                {
                     *slot = Some((at, name));
                     queue.push_back(*child);
                 }
@@ -98,7 +99,7 @@ impl ObjectGraph {
         let mut out = BTreeMap::new();
         for (n, node) in (0..).zip(&self.nodes) {
             let path = |n, room: &mut usize| match slots.get(&n) {
-                Some((variable, slot, optimizer)) if from[n as usize].is_none() => {
+                Some((variable, slot, optimizer)) if from.get(n as usize) == Some(&None) => {
                     let (variable, optimizer) = (
                         path(&from, *variable, room)?,
                         path(&from, *optimizer, room)?,
