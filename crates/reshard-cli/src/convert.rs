@@ -95,7 +95,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     // Before the source is opened: nothing about it can help.
     check_files(args.ranks, args.files_per_rank.unwrap_or(1)).map_err(told)?;
     misspelt(args)?;
-    let source = program.open(&args.src, args.reading.options())?;
+    let source = program.open(&args.src, args.reading.options(), io)?;
     if let Some(what) = source.unrecorded() {
         io.note(format!("{}: {what}", args.src));
     }
@@ -171,7 +171,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
             bytes: resumed.bytes,
         }),
     };
-    print(&report, &saved, args.json, io)?;
+    print(&report, (&source, &saved), args.json, io)?;
     note_lost(&report, io);
     for name in &saved.stays {
         io.note(format!(
@@ -429,10 +429,14 @@ fn layout(file: &Path) -> Result<BucketLayout> {
         .map_err(|e| CliError::told(format!("{shown} is not a layout of buckets: {e}"), hint))
 }
 
-fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>) -> Result<()> {
+fn print(
+    report: &Report<'_>,
+    (source, saved): (&Checkpoint, &SaveReport),
+    as_json: bool,
+    io: &mut Io<'_>,
+) -> Result<()> {
     if as_json {
-        json::write(io.out, report)?;
-        return Ok(());
+        return json::write_about(io.out, &[source], report);
     }
     let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
     writeln!(out, "{}  {}", styled(GOOD, "converted"), shown(report.dst))?;

@@ -83,8 +83,10 @@ pub(crate) fn tell(
             .iter()
             .map(|(c, cost)| json!({ "url": c.url(), "bytes": cost.bytes, "requests": cost.requests }))
             .collect();
-        json::write(
+        let about: Vec<&Checkpoint> = costs.iter().map(|(c, _)| *c).collect();
+        json::write_about(
             io.out,
+            &about,
             &json!({ "schema": 1, "dry_run": true, "reads": reads }),
         )?;
     } else {

@@ -273,7 +273,7 @@ impl Demo<'_> {
     }
 
     fn verify(&self, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
-        let checkpoint = self.program.open(&self.url, OpenOptions::new())?;
+        let checkpoint = self.program.open_quietly(&self.url, OpenOptions::new())?;
         let (found, time) = timed(|| crate::findings::check_all(&checkpoint, io));
         let found = found?;
         if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {

@@ -33,7 +33,7 @@ pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8>
 
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     // Damage is what `verify` looks for. Here it is a difference like any other.
-    let open = |url: &str| program.open(url, args.reading.options_of_each().verify(false));
+    let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(false), io);
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     if let Some(backend) = args.reading.dequantizes()
         && [&first, &second]
@@ -101,7 +101,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
     if args.json {
-        json::write(io.out, &report(&found, &tensors))?;
+        json::write_about(io.out, &[&first, &second], &report(&found, &tensors))?;
     } else {
         print(&found, &tensors, args, io)?;
     }

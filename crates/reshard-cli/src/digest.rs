@@ -82,7 +82,7 @@ enum Read {
 }
 
 pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();
@@ -162,7 +162,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             untried: (untried > 0).then_some(untried),
             errors: (!errors.is_empty()).then_some(&errors),
         };
-        json::write(io.out, &report)?;
+        json::write_about(io.out, &[&checkpoint], &report)?;
     }
     let Some(what) = tell_failures(&errors, untried, io)? else {
         return Ok(code);

@@ -24,7 +24,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use std::{collections::BTreeMap, ops::Range};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
-    let opened = program.open(&args.dir, args.reading.options());
+    let opened = program.open(&args.dir, args.reading.options(), io);
     let checkpoint = opened.map_err(|e| steps::with_newest(program, &args.dir, e))?;
     let facts = Facts::of(checkpoint)?;
     let code = match facts.is_damaged {
@@ -210,6 +210,8 @@ impl<'a> ProducerRow<'a> {
             notes,
             unknown,
             damaged,
+            // They are among the notes of the report.
+            warnings: _,
         } = p;
         let tensors = checkpoint.metadata().tensors();
         Self {

@@ -6,6 +6,7 @@ mod ints;
 use crate::{error::Result as CliResult, table::steers};
 use reshard::{
     DType, Tensor, Value,
+    blocking::Checkpoint,
     model::{Construct, ModelError, Opaque},
 };
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -19,6 +20,29 @@ pub(crate) fn write(out: &mut dyn Write, value: &(impl Serialize + ?Sized)) -> C
         &mut *out, Inert,
     ))?;
     Ok(writeln!(out)?)
+}
+
+/// Writes the JSON of a report about checkpoints, with their warnings as `notes`.
+pub(crate) fn write_about(
+    out: &mut dyn Write,
+    checkpoints: &[&Checkpoint],
+    report: &impl Serialize,
+) -> CliResult<()> {
+    #[derive(Serialize)]
+    struct WithNotes<'r, R> {
+        #[serde(flatten)]
+        report: &'r R,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        notes: Vec<String>,
+    }
+    let notes = checkpoints.iter().flat_map(|c| warnings(c)).collect();
+    write(out, &WithNotes { report, notes })
+}
+
+/// Warnings about a checkpoint, each with its place.
+pub(crate) fn warnings(of: &Checkpoint) -> Vec<String> {
+    let all = of.producer().warnings.into_iter();
+    all.map(|what| format!("{}: {what}", of.url())).collect()
 }
 
 /// Compact, and what text for people escapes is escaped in strings too.

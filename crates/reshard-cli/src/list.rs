@@ -16,7 +16,7 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
         return steps::list(program, args, io)?
             .ok_or_else(|| steps::none(&args.dir, args.steps.as_ref()));
     }
-    let checkpoint = match program.open(&args.dir, args.reading.options()) {
+    let checkpoint = match program.open(&args.dir, args.reading.options(), io) {
         // Beside the steps of a run there may be a file that looks like one of a checkpoint.
         Err(e) => {
             let listed = steps::list(program, args, io)?;
@@ -36,7 +36,11 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();
     found.sort_unstable();
     if args.json {
-        json::write(io.out, &serde_json::json!({ "schema": 1, "keys": found }))?;
+        json::write_about(
+            io.out,
+            &[&checkpoint],
+            &serde_json::json!({ "schema": 1, "keys": found }),
+        )?;
     } else {
         found
             .iter()

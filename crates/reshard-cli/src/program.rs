@@ -3,6 +3,8 @@
 use crate::{
     args::Reading,
     error::{CliError, Result},
+    io::Io,
+    json,
     units::{Cache, parse_cache},
 };
 use reshard::{
@@ -49,7 +51,22 @@ impl Program {
         })
     }
 
-    pub(crate) fn open(&self, url: &str, options: OpenOptions) -> Result<Checkpoint> {
+    /// Opens a checkpoint, and notes why another program may read other tensors from it.
+    pub(crate) fn open(
+        &self,
+        url: &str,
+        options: OpenOptions,
+        io: &mut Io<'_>,
+    ) -> Result<Checkpoint> {
+        let checkpoint = self.open_quietly(url, options)?;
+        for warning in json::warnings(&checkpoint) {
+            io.note(warning);
+        }
+        Ok(checkpoint)
+    }
+
+    /// Opens a checkpoint of which little is told.
+    pub(crate) fn open_quietly(&self, url: &str, options: OpenOptions) -> Result<Checkpoint> {
         let options = options
             .registry(self.registry.clone())
             .stores(self.stores.clone());

@@ -23,11 +23,13 @@ use std::cell::RefCell;
 const BLOCK: u64 = 1 << 14;
 
 pub(crate) fn run(program: &Program, args: &Show, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.reading.options())?;
+    let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
     let has = |key: &str| checkpoint.metadata().object(key).is_some();
     match checkpoint.tensor(&args.key) {
-        Ok(tensor) => show_tensor(&tensor, args, io)?,
-        Err(_) if has(&args.key) => show_value(&checkpoint.object(&args.key)?, args, io)?,
+        Ok(tensor) => show_tensor(&checkpoint, &tensor, args, io)?,
+        Err(_) if has(&args.key) => {
+            show_value(&checkpoint, &checkpoint.object(&args.key)?, args, io)?
+        }
         Err(e) => {
             let common = checkpoint.common();
             // A slip of the pen has nothing to do with common state that can't be read.
@@ -37,7 +39,7 @@ pub(crate) fn run(program: &Program, args: &Show, io: &mut Io<'_>) -> Result<u8>
             let common = common?;
             let value = common.find(&args.key);
             let value = value.ok_or_else(|| absent(args, &checkpoint, &e))?;
-            show_value(&Value::from(ValueTree::clone(value)), args, io)?;
+            show_value(&checkpoint, &Value::from(ValueTree::clone(value)), args, io)?;
         }
     }
     Ok(OK)
@@ -65,7 +67,7 @@ fn absent(args: &Show, checkpoint: &Checkpoint, e: &reshard::Error) -> CliError 
     }
 }
 
-fn show_value(value: &Value, args: &Show, io: &mut Io<'_>) -> Result<()> {
+fn show_value(of: &Checkpoint, value: &Value, args: &Show, io: &mut Io<'_>) -> Result<()> {
     if args.region.is_some() {
         let what = format!("{} is no tensor, so it has no regions", args.key);
         return Err(CliError::told(what, "leave --region out"));
@@ -79,8 +81,9 @@ fn show_value(value: &Value, args: &Show, io: &mut Io<'_>) -> Result<()> {
                 value: V,
             }
             let value = json::value(value);
-            json::write(
+            json::write_about(
                 io.out,
+                &[of],
                 &Shown {
                     schema: 1,
                     key: &args.key,
@@ -92,7 +95,7 @@ fn show_value(value: &Value, args: &Show, io: &mut Io<'_>) -> Result<()> {
     }
 }
 
-fn show_tensor(tensor: &TensorHandle, args: &Show, io: &mut Io<'_>) -> Result<()> {
+fn show_tensor(of: &Checkpoint, tensor: &TensorHandle, args: &Show, io: &mut Io<'_>) -> Result<()> {
     let whole = Region::whole(tensor.shape());
     let region = match &args.region {
         Some(wanted) => wanted.within(tensor).map_err(|what| {
@@ -104,7 +107,7 @@ fn show_tensor(tensor: &TensorHandle, args: &Show, io: &mut Io<'_>) -> Result<()
         None => whole.clone(),
     };
     if args.json {
-        return json_of(tensor, &region, args, io);
+        return json_of(of, (tensor, &region), args, io);
     }
     let part = match region == whole {
         true => String::new(),
@@ -132,7 +135,12 @@ fn show_tensor(tensor: &TensorHandle, args: &Show, io: &mut Io<'_>) -> Result<()
 }
 
 /// All elements of the region, in row-major order.
-fn json_of(tensor: &TensorHandle, region: &Region, args: &Show, io: &mut Io<'_>) -> Result<()> {
+fn json_of(
+    of: &Checkpoint,
+    (tensor, region): (&TensorHandle, &Region),
+    args: &Show,
+    io: &mut Io<'_>,
+) -> Result<()> {
     #[derive(Serialize)]
     struct Shown<'a> {
         schema: u32,
@@ -161,7 +169,7 @@ fn json_of(tensor: &TensorHandle, region: &Region, args: &Show, io: &mut Io<'_>)
             failed: &failed,
         },
     };
-    let written = json::write(io.out, &shown);
+    let written = json::write_about(io.out, &[of], &shown);
     match failed.into_inner() {
         Some(e) => Err(e),
         None => written,

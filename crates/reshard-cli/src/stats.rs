@@ -44,7 +44,7 @@ impl Number {
 
 pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
     // Damage is what `verify` looks for. Here it may show as a strange number.
-    let checkpoint = program.open(&args.dir, args.reading.options().verify(false))?;
+    let checkpoint = program.open(&args.dir, args.reading.options().verify(false), io)?;
     let keys = args.select.keys();
     let mut damaged = checkpoint.producer().damaged;
     let stored = checkpoint.metadata().tensors().map(|t| t.key());
@@ -78,7 +78,11 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     }
     if args.json {
         let tensors: Vec<Json> = found.iter().map(tensor).collect();
-        json::write(io.out, &json!({ "schema": 1, "tensors": tensors }))?;
+        json::write_about(
+            io.out,
+            &[&checkpoint],
+            &json!({ "schema": 1, "tensors": tensors }),
+        )?;
         return Ok(io.note_damaged(keys, &args.dir, &damaged));
     }
     let titles = [

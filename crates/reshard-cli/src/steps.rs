@@ -106,7 +106,7 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
 
     let (mut all, mut closed) = (Vec::new(), Vec::new());
     for step in found {
-        match program.open(&step.url, args.reading.options()) {
+        match program.open_quietly(&step.url, args.reading.options()) {
             Ok(checkpoint) => all.push(Row::of(step, &checkpoint)),
             Err(e) => closed.push(LeftOut {
                 name: step.name,

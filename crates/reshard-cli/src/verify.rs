@@ -38,6 +38,9 @@ struct Report {
     beside_integrity: Vec<String>,
     /// Bytes that nobody can confirm.
     not_covered: NotCovered,
+    /// Warnings about the checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 /// What was chosen of all items.
@@ -97,6 +100,7 @@ impl Report {
             without_checksum: v.without_checksum,
             not_covered: v.not_covered,
             beside_integrity: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -138,8 +142,9 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let opened = program.open(&args.dir, args.reading.options());
+    let opened = program.open(&args.dir, args.reading.options(), io);
     let mut only_told = None;
+    let notes = opened.as_ref().map_or_else(|_| Vec::new(), json::warnings);
     let checked = opened.and_then(|c| {
         let (items, bytes, sample) = chosen(&c, args);
         let cost = |reads: &Reads<'_>| reads.check(&items);
@@ -156,6 +161,7 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
         Ok((sample, v, beside)) => Report {
             sample,
             beside_integrity: beside.into_iter().map(String::from).collect(),
+            notes,
             ..Report::of(args.quick, v)
         },
         // JSON tells it itself; people get the error as of any command.

@@ -14,7 +14,7 @@ use crate::{
 use async_trait::async_trait;
 use files::Found;
 use reshard_model::{DType, Dialect};
-use reshard_storage::{Listing, PlaceKind};
+use reshard_storage::{Entry, Listing, PlaceKind};
 use reshard_strategy::{
     BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
 };
@@ -49,6 +49,14 @@ impl OpenFormat for Safetensors {
         own.max().unwrap_or(Detection::No)
     }
 
+    fn detect_file(&self, file: &Entry) -> Detection {
+        // An index or a record alone holds no tensor. Its checkpoint is the folder.
+        match Named::of(file.name.as_str()) {
+            Some(Named::Tensors(_)) => Detection::Yes,
+            _ => Detection::No,
+        }
+    }
+
     fn probes(&self) -> &'static [&'static str] {
         &[RECORD, INDEX, MODEL]
     }
@@ -79,10 +87,12 @@ impl OpenFormat for Safetensors {
             files: tables.files,
             unread,
             notes: tables.notes,
+            warnings: tables.warnings,
             kept: Kept {
                 index: found.index_name().cloned(),
                 has_record: found.record.is_some(),
                 is_sharded: tables.is_sharded,
+                is_alone: cx.kind == PlaceKind::File,
             },
         };
         Ok(match self.dequantize {

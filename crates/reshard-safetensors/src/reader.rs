@@ -103,6 +103,8 @@ pub(crate) struct Kept {
     pub(crate) index: Option<Name>,
     pub(crate) has_record: bool,
     pub(crate) is_sharded: bool,
+    /// Whether one file was named, and not its folder.
+    pub(crate) is_alone: bool,
 }
 
 /// An opened checkpoint.
@@ -123,6 +125,7 @@ pub(crate) struct SafetensorsReader {
     /// The headers that were not read.
     pub(crate) unread: UnreadHeaders,
     pub(crate) notes: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     pub(crate) kept: Kept,
 }
 

@@ -3,7 +3,7 @@ use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, Progress, Store, Transaction};
+use reshard_storage::{Durability, PlaceKind, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The runtime objects of one save. A configuration never holds them. A configuration of a third party may name groups, which are found
@@ -112,6 +112,8 @@ pub struct OpenCx {
     pub limits: ReadLimits,
     /// The dialect, as far as files outside the format tell it: [`Dialect::Megatron`] if there is a `metadata.json` of Megatron Core.
     pub dialect: Dialect,
+    /// Whether the place is a folder, or one file that its user has named. The default is a folder.
+    pub kind: PlaceKind,
 }
 
 impl OpenCx {
@@ -121,6 +123,7 @@ impl OpenCx {
             store,
             limits: ReadLimits::default(),
             dialect: Dialect::Dcp,
+            kind: PlaceKind::Folder,
         }
     }
 
@@ -133,6 +136,12 @@ impl OpenCx {
     /// With other limits.
     pub fn with_limits(mut self, limits: ReadLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// For a place of this kind.
+    pub fn with_kind(mut self, kind: PlaceKind) -> Self {
+        self.kind = kind;
         self
     }
 }

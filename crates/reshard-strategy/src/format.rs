@@ -464,6 +464,10 @@ pub struct Producer {
     pub loadable_by: Vec<String>,
     /// Peculiarities.
     pub notes: Vec<String>,
+    /// Reasons why another program may read other tensors from the same files. Whatever is done with the checkpoint, its user has to
+    /// know them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,

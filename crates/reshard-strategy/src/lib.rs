@@ -25,6 +25,7 @@ mod crc;
 mod declared;
 mod elements;
 mod error;
+mod few;
 mod findings;
 mod format;
 mod kept;
@@ -54,6 +55,7 @@ pub use crc::{
 pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
+pub use few::few;
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,

@@ -57,7 +57,12 @@ impl OpenFormat for TorchSaveFormat {
             None => None,
         };
         let reader = match index {
-            Some(index) => folder(cx, index).await?,
+            Some(index) => {
+                let weights = Name::new(WEIGHTS)?;
+                let is_read = index.files.contains_key(&weights);
+                let rival = !is_read && cx.store.exists(&weights).await?;
+                folder(cx, index).await?.with_rival(rival)
+            }
             None => {
                 let file = only_file(&cx.store).await?;
                 let opened = TorchFile::open(&cx.store, file.name, file.bytes, &cx.limits).await?;

@@ -8,7 +8,7 @@ mod verify;
 use crate::{
     NAME,
     file::{Container, TorchFile},
-    names::{INDEX, own_file},
+    names::{INDEX, WEIGHTS, own_file},
     table::Table,
 };
 use async_trait::async_trait;
@@ -18,7 +18,7 @@ use reshard_storage::{Entry, Name, Progress, Store};
 use reshard_strategy::{
     BackendVersion, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer, ReadCx, ReadLimits,
     ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError,
-    Traffic, VerifyReport,
+    Traffic, VerifyReport, few,
     torch::{Kept, TorchObjects},
 };
 use std::{
@@ -38,6 +38,8 @@ pub(crate) struct TorchSaveReader {
     files: Vec<Option<TorchFile>>,
     /// Whether there is an index.
     indexed: bool,
+    /// Whether the file of a whole model is next to the index, which does not name it.
+    rival: bool,
     /// Unpacked parts of storages.
     kept: Kept,
     /// Objects that were decoded.
@@ -62,7 +64,28 @@ impl TorchSaveReader {
             table,
             files,
             indexed,
+            rival: false,
         }
+    }
+
+    /// The same, next to the file of a whole model that its index does not name.
+    pub(crate) fn with_rival(self, rival: bool) -> Self {
+        Self { rival, ..self }
+    }
+
+    /// Reasons why another program may read other tensors from these files.
+    fn warnings(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        if self.rival {
+            out.push(format!(
+                "{WEIGHTS} is next to {INDEX}: transformers reads {WEIGHTS}, and reshard the files of the index; to read {WEIGHTS}, name that file, and move away the one of the two that is out of date"
+            ));
+        }
+        if !self.table.unnamed.is_empty() {
+            let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
+            out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
+        }
+        out
     }
 
     fn file(&self, number: u32) -> Result<&TorchFile> {
@@ -129,6 +152,7 @@ impl StorageReader for TorchSaveReader {
         let refused = self.table.refused.iter();
         Producer {
             written_by: forms.into_iter().map(Into::into).collect(),
+            warnings: self.warnings(),
             ..Producer::default()
         }
         .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))

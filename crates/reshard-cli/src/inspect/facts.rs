@@ -135,7 +135,8 @@ impl Facts {
             .map(Value::from)
             .map_err(|e| crate::error::chain(&e));
         let (sidecar, note) = checkpoint.sidecar();
-        let mut notes: Vec<String> = note.into_iter().collect();
+        let warnings = checkpoint.producer().warnings;
+        let mut notes: Vec<String> = warnings.into_iter().chain(note).collect();
         if let Err(e) = &common {
             notes.push(format!("the common state can't be read: {e}"));
         }

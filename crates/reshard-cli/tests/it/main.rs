@@ -12,6 +12,7 @@ mod flips;
 mod handmade;
 mod help;
 mod hostile;
+mod hub;
 mod inspect;
 mod interrupt;
 mod layouts;

@@ -7,7 +7,7 @@ use crate::{
     record::Record,
 };
 use bytes::Bytes;
-use reshard_storage::{Entry, Listing, Name, StoreExt};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, StoreExt};
 use reshard_strategy::{OpenCx, Result, StrategyError};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +20,8 @@ pub(super) struct Found {
     pub(super) record: Option<Record>,
     /// The length of the file of objects, if it is there.
     pub(super) objects: Option<u64>,
+    /// A file of tensors that other programs read instead of these, with the file that names these.
+    pub(super) rival: Option<(Name, Name)>,
 }
 
 impl Found {
@@ -47,6 +49,7 @@ impl Found {
         if found.record.is_none() {
             found.record = note_of_folder(cx, &names).await?;
         }
+        found.rival = rival(&top, &names)?;
         let lengths = |files: Vec<Entry>| files.into_iter().map(|e| (e.name, e.bytes));
         let mut there: BTreeMap<Name, u64> = lengths(top.files).collect();
         let mut others = names.clone();
@@ -101,11 +104,31 @@ impl Found {
         let mut all: BTreeSet<Name> = named(|named| matches!(named, Named::Tensors(_)))
             .cloned()
             .collect();
-        for missing in missing(&all)? {
-            all.insert(missing);
+        // Whoever names one file of several wants that one.
+        if cx.kind == PlaceKind::Folder {
+            for missing in missing(&all)? {
+                all.insert(missing);
+            }
         }
         Ok(all)
     }
+}
+
+/// The file of a whole model next to an index of other files. `transformers` looks for `model.safetensors` first, and then for its
+/// index.
+fn rival(top: &Listing, names: &BTreeSet<Name>) -> Result<Option<(Name, Name)>> {
+    for name in top.names() {
+        let whole = match Named::of(name) {
+            Some(Named::Index(model)) => names::file(model, 0, 1),
+            Some(Named::Record) => MODEL.into(),
+            _ => continue,
+        };
+        let is_read = names.iter().any(|read| read.as_str() == whole);
+        if !is_read && top.has(&whole) {
+            return Ok(Some((Name::new(whole)?, Name::new(name)?)));
+        }
+    }
+    Ok(None)
 }
 
 /// What reshard noted in a file, if it is there.

@@ -14,8 +14,8 @@ use crate::{
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::Name;
-use reshard_strategy::{Result, StrategyError};
-use std::collections::BTreeMap;
+use reshard_strategy::{Result, StrategyError, few};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// So many notes are made.
 const NOTES: usize = 100;
@@ -32,6 +32,7 @@ pub(super) struct Tables {
     pub(super) refused: BTreeMap<Box<str>, Refused>,
     pub(super) files: Vec<Name>,
     pub(super) notes: Vec<String>,
+    pub(super) warnings: Vec<String>,
     pub(super) is_sharded: bool,
 }
 
@@ -50,6 +51,12 @@ struct Parts {
     refused: BTreeMap<Box<str>, Refused>,
     notes: Vec<String>,
     more_notes: u64,
+    /// Keys that the index does not list, but a file of it has.
+    unlisted: Vec<Box<str>>,
+    /// Keys in other files than the index says. Only what lies where it says is read.
+    elsewhere: Vec<Box<str>>,
+    /// Keys of entries without an element type and without bytes.
+    absent: BTreeSet<Box<str>>,
     /// Keys that were refused without a reason that is kept.
     more_refused: u64,
     is_sharded: bool,
@@ -127,12 +134,18 @@ impl Parts {
         self.is_sharded |= offsets.is_some();
         for entry in header.entries {
             let key = entry.key.clone();
-            if let Some((index, of)) = found.index.as_ref().map(|(name, index)| (name, &index.of)) {
-                match of.get(&key) {
-                    Some(of) if *of == file => {}
-                    Some(_) => continue,
-                    None => self.note(format!("{index} does not name {key}, but a file has it")),
+            match found.index.as_ref().map(|(_, index)| index.of.get(&key)) {
+                None => {}
+                Some(Some(of)) if *of == file => {}
+                Some(Some(_)) => {
+                    self.elsewhere.push(key);
+                    continue;
                 }
+                Some(None) => self.unlisted.push(key.clone()),
+            }
+            if is_absent(&entry) {
+                self.absent.insert(key);
+                continue;
             }
             let noted = found.record.as_ref().map(|r| r.tensors.get(&key));
             let offsets = offsets.as_ref().map(|all| all.get(&key));
@@ -196,7 +209,8 @@ impl Parts {
             .chain(of_record)
             .filter(|(key, file, _)| {
                 let parts = self.of.get(*key);
-                !parts.is_some_and(|parts| parts.iter().any(|part| part.file == *file))
+                !self.absent.contains(*key)
+                    && !parts.is_some_and(|parts| parts.iter().any(|part| part.file == *file))
             })
             .collect();
         for (key, file, by) in missing {
@@ -265,6 +279,7 @@ impl Parts {
         if self.more_notes > 0 {
             self.notes.push(format!("{} more notes", self.more_notes));
         }
+        let warnings = self.warnings(found);
         let planner_data = found.record.as_ref().and_then(|r| r.planner_data.clone());
         Ok(Tables {
             metadata: builder.finish(planner_data)?,
@@ -273,8 +288,36 @@ impl Parts {
             refused: self.refused,
             files: found.files.iter().map(|(name, _)| name.clone()).collect(),
             notes: self.notes,
+            warnings,
             is_sharded: self.is_sharded,
         })
+    }
+
+    /// Reasons why another program may read other tensors from these files.
+    fn warnings(&self, found: &Found) -> Vec<String> {
+        let mut out = Vec::new();
+        if let Some((rival, by)) = &found.rival {
+            out.push(format!(
+                "{rival} is next to {by}: transformers reads {rival}, and reshard the {} of {by}; to read {rival}, name that file, and move away the one of the two that is out of date",
+                files(found.files.len())
+            ));
+        }
+        let named = |keys: &[Box<str>]| few(keys.iter().map(|key| &**key));
+        if let Some(index) = found.index_name() {
+            if !self.unlisted.is_empty() {
+                let keys = named(&self.unlisted);
+                out.push(format!("{index} does not list {keys}, which its files have; reshard reads them, and other programs may not"));
+            }
+            if !self.elsewhere.is_empty() {
+                let keys = named(&self.elsewhere);
+                out.push(format!("{keys} is also in files other than {index} says; reshard reads what the index says, and other programs may not"));
+            }
+        }
+        if !self.absent.is_empty() {
+            let keys = few(self.absent.iter().map(|key| &**key));
+            out.push(format!("{keys} has neither an element type nor bytes, as PyTorch's Hugging Face writer leaves a key of its mapping that the state dict lacks; it is left out, and other readers refuse the file"));
+        }
+        out
     }
 
     /// What the record says of objects. Those that can't lie where it says are refused.
@@ -317,6 +360,18 @@ impl Parts {
         }
         Ok(objects)
     }
+}
+
+fn files(n: usize) -> String {
+    match n {
+        1 => "file".into(),
+        n => format!("{n} files"),
+    }
+}
+
+/// Whether an entry describes no tensor at all.
+fn is_absent(entry: &Entry) -> bool {
+    entry.bytes.is_empty() && matches!(&entry.dtype, Err(name) if name.is_empty())
 }
 
 /// What an entry of a header is in the model.

@@ -59,6 +59,7 @@ pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
         written_by: vec![by.into()],
         loadable_by: vec![can.into()],
         notes: reader.notes.clone(),
+        warnings: reader.warnings.clone(),
         ..Producer::default()
     }
     .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))

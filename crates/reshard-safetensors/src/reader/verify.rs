@@ -38,13 +38,21 @@ pub(super) async fn verify(
     let sound = |t: &TensorRef<'_>| !changed.contains_key(t.key());
     for t in reader.metadata.tensors().filter(sound) {
         if let Some(what) = uncovered(&t) {
+            // The file of one rank has its pieces, and nobody has looked for the others.
+            let (kind, what) = match reader.kept.is_alone {
+                true => (
+                    ErrorKind::Unsupported,
+                    format!("{what}; open the folder of this file"),
+                ),
+                false => (ErrorKind::Corrupt, what),
+            };
             let found = Damage {
                 key: Some(t.key().into()),
                 file: None,
                 offset: None,
                 what,
             };
-            report.add(ErrorKind::Corrupt, found);
+            report.add(kind, found);
         }
         for (id, _) in t.chunks() {
             report.items += 1;

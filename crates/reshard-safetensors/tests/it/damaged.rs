@@ -153,10 +153,12 @@ fn an_index_that_names_what_is_not_there_is_told() {
             && found.contains("does not have x, but model.safetensors.index.json says so"),
         "{found}"
     );
-    let notes = open(&place(&files)).producer().notes;
+    let warnings = open(&place(&files)).producer().warnings;
     assert_eq!(
-        notes,
-        ["model.safetensors.index.json does not name w, but a file has it"]
+        warnings,
+        [
+            "model.safetensors.index.json does not list w, which its files have; reshard reads them, and other programs may not"
+        ]
     );
 
     let mut files = saved(false);
