@@ -212,6 +212,9 @@ impl CliError {
         }
         match self.storage() {
             Some(StorageError::UnknownScheme { .. }) => return LINKED,
+            Some(StorageError::Replaced { .. }) => {
+                return "read it again when nothing writes there; nothing says that it is damaged";
+            }
             Some(StorageError::Unsupported { .. }) => {
                 return "do what the message says, or name another place";
             }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use reshard_storage::Name;
 use reshard_strategy::UniqueMap;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// So many files can an index name. Each is opened.
 const FILES: usize = 1 << 16;
@@ -30,24 +30,27 @@ impl Index {
     /// Parses an index.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, Fault> {
         let raw: Raw<'_> = serde_json::from_slice(text).map_err(|e| Fault::parser(&e, 0))?;
-        let mut names: BTreeMap<&str, u32> = BTreeMap::new();
+        // Two paths, such as `a` and `./a`, may name one file.
+        let mut named: BTreeMap<&str, Name> = BTreeMap::new();
         for (key, file) in &raw.weight_map.0 {
-            if !names.contains_key(&**file) {
-                Name::new(&**file).map_err(|e| Fault::new(format!("the file of {key}: {e}")))?;
-                names.insert(file, 0);
-                if names.len() > FILES {
+            if !named.contains_key(&**file) {
+                let name = Name::from_path(file)
+                    .map_err(|e| Fault::new(format!("the file of {key}: {e}")))?;
+                named.insert(file, name);
+                if named.len() > FILES {
                     return Err(Fault::new(format!("it names more than {FILES} files")));
                 }
             }
         }
-        let mut files = Vec::with_capacity(names.len());
-        for (n, (name, number)) in (0..).zip(&mut names) {
-            *number = n;
-            files.push(Name::new(*name).map_err(|e| Fault::new(e.to_string()))?);
-        }
-        let number = |file: &str| names.get(file).copied().unwrap_or(u32::MAX);
+        let files: BTreeSet<&Name> = named.values().collect();
+        let numbers: BTreeMap<&Name, u32> = files.into_iter().zip(0..).collect();
+        let number = |file: &str| {
+            let number = named.get(file).and_then(|name| numbers.get(name));
+            number.copied().unwrap_or(u32::MAX)
+        };
         let of = raw.weight_map.0.iter();
         let of = of.map(|(key, file)| (key.clone(), number(file))).collect();
+        let files = numbers.into_keys().cloned().collect();
         Ok(Self { files, of })
     }
 
@@ -100,6 +103,16 @@ mod tests {
         assert_eq!(names, ["1.safetensors", "2.safetensors"]);
         let of: Vec<_> = index.of.iter().map(|(key, n)| (&**key, *n)).collect();
         assert_eq!(of, [("a", 1), ("b", 1), ("c", 0)]);
+    }
+
+    #[test]
+    fn dots_before_a_file_mean_nothing() {
+        let text =
+            br#"{"weight_map":{"a":"./1.safetensors","b":"1.safetensors","c":"./2.safetensors"}}"#;
+        let index = Index::parse(text).unwrap();
+        let names: Vec<_> = index.files.iter().map(Name::as_str).collect();
+        assert_eq!(names, ["1.safetensors", "2.safetensors"]);
+        assert_eq!(index.of.values().collect::<Vec<_>>(), [&0, &0, &1]);
     }
 
     #[test]

@@ -167,6 +167,14 @@ pub enum StorageError {
         /// The place.
         path: String,
     },
+    /// The place no longer holds the version that is being read.
+    #[error(
+        "{path} was replaced, moved or removed while it was read; what was read before is of the old version; read it again"
+    )]
+    Replaced {
+        /// The place.
+        path: String,
+    },
     /// Somebody else exchanged directories at the place during this save, and they could not be put back.
     #[error(
         "{path}: somebody renamed directories there while this save exchanged two of them, so the save has moved another directory \
@@ -365,6 +373,7 @@ impl StorageError {
             Self::Io { .. }
             | Self::Incomplete { .. }
             | Self::Changed { .. }
+            | Self::Replaced { .. }
             | Self::Displaced { .. }
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }

@@ -32,6 +32,15 @@ impl Name {
         }
     }
 
+    /// Makes a name of a relative path that another program wrote, such as `./model.safetensors`. Parts `.` are left out.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_path(path: &str) -> Result<Self> {
+        let parts: Vec<&str> = path.split('/').filter(|part| *part != ".").collect();
+        Self::new(parts.join("/"))
+    }
+
     /// The name of a file in the folder of this name.
     #[must_use]
     pub fn join(&self, file: &Self) -> Self {
@@ -101,6 +110,21 @@ impl From<Name> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_a_name_without_its_dots() {
+        for (path, name) in [
+            ("./a", "a"),
+            ("a", "a"),
+            ("././a/./b", "a/b"),
+            (".a/b.", ".a/b."),
+        ] {
+            assert_eq!(Name::from_path(path).unwrap().as_str(), name);
+        }
+        for bad in [".", "./", "", "./../a", "/./a", ".//a", "a/.."] {
+            assert!(Name::from_path(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn names_that_leave_the_directory_are_refused_and_named() {

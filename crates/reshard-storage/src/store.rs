@@ -252,8 +252,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     async fn remove(&self, names: &[Name]) -> Result<()>;
 
     /// A store pinned to the current version. Its reader never sees bytes of a version that is committed later. If the pinned
-    /// version is replaced, files that are not read yet give [`NotFound`](crate::StorageError::NotFound). `None` if the store
-    /// can't pin, or if nothing is there.
+    /// version is replaced or removed, files that are not read yet give [`Replaced`](crate::StorageError::Replaced), or
+    /// [`NotFound`](crate::StorageError::NotFound) from a store that can't tell. `None` if the store can't pin, or if nothing is there.
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }

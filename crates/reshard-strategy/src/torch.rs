@@ -188,10 +188,11 @@ pub fn check_archive(archive: &Bytes, limits: &ReadLimits) -> FormatResult<Uncon
 }
 
 /// What can't be confirmed of an archive, in the words of a report.
-pub fn uncovered(of: Unconfirmed) -> [(Uncovered, u64); 2] {
+pub fn uncovered(of: Unconfirmed) -> [(Uncovered, u64); 3] {
     [
         (Uncovered::Framing, of.framing),
         (Uncovered::Packed, of.packed),
+        (Uncovered::NoChecksum, of.unsummed),
     ]
 }
 

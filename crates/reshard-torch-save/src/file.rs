@@ -129,6 +129,17 @@ impl TorchFile {
         }
     }
 
+    /// Whether it has checksums. The layout before zip archives has none.
+    pub(crate) fn has_checksums(&self) -> bool {
+        match &self.container {
+            Container::Zip(zip) => {
+                let mut records = zip.directory.records();
+                records.all(|record| record.checksum().is_some())
+            }
+            Container::Legacy(_) | Container::Pickle => false,
+        }
+    }
+
     /// The CRC-32 of the elements of a tensor, if they are all of a storage, in its order, and lie there as they are.
     pub(crate) fn checksum(&self, tensor: &TensorRef) -> Option<u32> {
         let Container::Zip(zip) = &self.container else {
@@ -137,8 +148,9 @@ impl TorchFile {
         let record = zip.directory.find(&tensor.storage.record())?;
         let layout = tensor.layout().ok()?;
         let all = layout.is_contiguous() && layout.bytes() == record.size;
-        (all && record.method == Method::Stored && !tensor.is_lazy(zip.order))
-            .then_some(record.crc32)
+        record
+            .checksum()
+            .filter(|_| all && record.method == Method::Stored && !tensor.is_lazy(zip.order))
     }
 
     /// Where a storage lies. In an archive only the header before it says where it begins. Until somebody has read that, the header is counted

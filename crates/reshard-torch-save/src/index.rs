@@ -77,8 +77,8 @@ impl Index {
             serde_json::from_slice(bytes).map_err(|e| damaged(format!("it is no index: {e}")))?;
         let mut files: BTreeMap<Name, Vec<Box<str>>> = BTreeMap::new();
         for (key, file) in index.weight_map.0 {
-            let name = Name::new(file.as_str()).map_err(|e| damaged(format!("{key}: {e}")))?;
-            if file == INDEX {
+            let name = Name::from_path(&file).map_err(|e| damaged(format!("{key}: {e}")))?;
+            if name.as_str() == INDEX {
                 let what = format!("{key}: it names the file {file:?}, which is the index itself");
                 return Err(damaged(what));
             }
@@ -124,6 +124,17 @@ mod tests {
         let json = r#"{"metadata": {"total_size": 1.5e3, "other": []}, "weight_map": {"a": "x.bin", "b": "x.bin"}}"#;
         let parsed = Index::parse(json.as_bytes()).unwrap();
         assert_eq!(parsed.files.values().map(Vec::len).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn dots_before_a_file_mean_nothing() {
+        let text = br#"{"weight_map": {"a": "./x.bin", "b": "x.bin"}}"#;
+        let files = Index::parse(text).unwrap().files;
+        let files: Vec<_> = files
+            .iter()
+            .map(|(name, keys)| (name.as_str(), keys.len()))
+            .collect();
+        assert_eq!(files, [("x.bin", 2)]);
     }
 
     #[test]

@@ -93,6 +93,12 @@ impl TorchSaveReader {
         file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
     }
 
+    /// The number of a file.
+    fn number(&self, file: &TorchFile) -> Option<u32> {
+        let is = |other: &Option<TorchFile>| other.as_ref().is_some_and(|o| o.name == file.name);
+        u32::try_from(self.files.iter().position(is)?).ok()
+    }
+
     /// Names of the files that it consists of.
     fn names(&self) -> BTreeSet<&str> {
         let files = self.files.iter().flatten();
@@ -226,10 +232,9 @@ impl StorageReader for TorchSaveReader {
         ))
     }
 
-    /// The layout before zip archives has no checksums.
     fn covers(&self, file: &Name) -> bool {
         let mut files = self.files.iter().flatten();
-        files.any(|f| f.name == *file && matches!(f.container, Container::Zip(_)))
+        files.any(|f| f.name == *file && f.has_checksums())
     }
 
     async fn verify_items(

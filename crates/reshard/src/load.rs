@@ -295,8 +295,16 @@ impl<'a> Load<'a> {
         comm: &Comm<'_>,
         store: Result<Arc<dyn Store>, StrategyError>,
     ) -> Result<(CountingStore, Opened), StrategyError> {
-        let store = CountingStore::new(store?);
-        let opened = self.how.open_store(Arc::new(store.clone())).await?;
+        let mut counting = None;
+        let count = |store| {
+            let store = CountingStore::new(store);
+            counting = Some(store.clone());
+            Arc::new(store) as _
+        };
+        let opened = self.how.open_in(&self.url, store?, count).await?;
+        let store = counting.ok_or_else(|| {
+            StrategyError::Internal("a place was opened without its store".into())
+        })?;
         if self.verify_integrity && comm.is_coordinator() {
             integrity::require(&opened.store).await?;
         }

@@ -14,10 +14,11 @@ use crate::{
 };
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
-use reshard_storage::{Entry, Listing, Name, PlaceKind, Store, StoreExt, Stores};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx,
-    ReadLimits, Registry, SMALL, StorageReader, StrategyError, item_files, load_with_objects,
+    BackendVersion, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
+    LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
+    StrategyError, item_files, load_with_objects,
 };
 use sha2::{Digest, Sha256};
 use std::{collections::BTreeSet, sync::Arc};
@@ -82,6 +83,20 @@ pub(crate) struct Opened {
     formats: Formats,
 }
 
+/// How often a place is opened again that was replaced meanwhile.
+const REOPENED: usize = 8;
+
+fn is_replaced(e: &StrategyError) -> bool {
+    matches!(e, StrategyError::Storage(StorageError::Replaced { .. }))
+}
+
+/// A record that a URL names, and the folder for which it stands.
+struct RecordAt {
+    folder: String,
+    name: Name,
+    format: BackendVersion,
+}
+
 impl HowToOpen {
     pub(crate) fn store(&self, url: &str) -> Result<Arc<dyn Store>> {
         Ok(match &self.stores {
@@ -91,7 +106,74 @@ impl HowToOpen {
     }
 
     pub(crate) async fn open(&self, url: &str) -> Result<Opened> {
-        self.open_store(self.store(url)?).await
+        self.open_in(url, self.store(url)?, |store| store).await
+    }
+
+    /// Opens a place by way of a store around its own. An index or another record of a folder that is no checkpoint by itself stands
+    /// for the folder.
+    pub(crate) async fn open_in(
+        &self,
+        url: &str,
+        store: Arc<dyn Store>,
+        around: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
+    ) -> Result<Opened> {
+        let Some(record) = self.record_at(url)? else {
+            return self.open_store(around(store)).await;
+        };
+        let how = Self {
+            format: self.format.clone().or(Some(record.format)),
+            ..self.clone()
+        };
+        let opened = how.open_store(around(self.store(&record.folder)?)).await?;
+        let file = Entry {
+            name: record.name,
+            bytes: 0,
+        };
+        match opened.reader.role(&file) {
+            FileRole::Part => Ok(opened),
+            _ => {
+                let what = format!(
+                    "{} is not the file by which the checkpoint in {} is opened; open that folder, or put the files of this one into a folder of their own",
+                    file.name, record.folder
+                );
+                Err(StrategyError::Invalid(what))
+            }
+        }
+    }
+
+    /// What the last part of a URL means, if a format that has checkpoints in single files gives its record this name.
+    fn record_at(&self, url: &str) -> Result<Option<RecordAt>> {
+        let (folder, name) = match url.rsplit_once('/') {
+            None => (".".into(), url),
+            // The root of a machine or of a bucket.
+            Some((folder, name)) if folder.is_empty() || folder.ends_with('/') => {
+                (format!("{folder}/"), name)
+            }
+            Some((folder, name)) => (folder.to_owned(), name),
+        };
+        let Ok(name) = Name::new(name) else {
+            return Ok(None);
+        };
+        let linked;
+        let registry = match &self.registry {
+            Some(registry) => registry,
+            None => {
+                linked = Registry::linked()?;
+                &linked
+            }
+        };
+        let formats = Formats::of(registry)?.of_kind(PlaceKind::File);
+        let file = Entry { name, bytes: 0 };
+        let is_record = |format: &&Arc<dyn LoadShardedStrategy>| {
+            format.own_file(file.name.as_str()) == Some(OwnFile::Record)
+                && format.detect_file(&file) == Detection::No
+        };
+        let format = formats.0.iter().find(is_record).map(|format| format.key());
+        Ok(format.map(|format| RecordAt {
+            folder,
+            name: file.name,
+            format,
+        }))
     }
 
     pub(crate) async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
@@ -104,10 +186,19 @@ impl HowToOpen {
             }
         };
         let formats = Formats::of(registry)?;
-        match self
+        let mut opened = self
             .open_folder(Arc::clone(&store), registry, &formats)
-            .await
-        {
+            .await;
+        // The next version is as good as the one that was just replaced.
+        for _ in 0..REOPENED {
+            if !opened.as_ref().is_err_and(is_replaced) {
+                break;
+            }
+            opened = self
+                .open_folder(Arc::clone(&store), registry, &formats)
+                .await;
+        }
+        match opened {
             Err(e) if is_no_folder(&e) || is_unlisted(&e) => {
                 self.open_part(&store, registry, &formats, e).await
             }
@@ -162,9 +253,8 @@ impl HowToOpen {
                     None => return Err(no_format_of_files(formats, &part)),
                 },
             };
-            return self
-                .open_as(sharded, part, Dialect::Dcp, None, formats)
-                .await;
+            let cx = OpenCx::new(part).with_kind(kind);
+            return self.open_as(sharded, cx, None, formats).await;
         }
         Err(e)
     }
@@ -227,9 +317,8 @@ impl HowToOpen {
             None => self.of_format(registry, &name)?,
         };
         sharded.check_compatibility(&name)?;
-        let opened = self
-            .open_as(sharded, store, dialect, common, formats)
-            .await?;
+        let cx = OpenCx::new(store).with_dialect(dialect);
+        let opened = self.open_as(sharded, cx, common, formats).await?;
         // Whoever chooses the format says that it is a checkpoint.
         if unrecorded && is_free {
             let whole = opened.reader.is_whole();
@@ -323,15 +412,12 @@ impl HowToOpen {
     async fn open_as(
         &self,
         sharded: Arc<dyn LoadShardedStrategy>,
-        store: Arc<dyn Store>,
-        dialect: Dialect,
+        cx: OpenCx,
         common: Option<Arc<dyn LoadCommonStrategy>>,
         formats: &Formats,
     ) -> Result<Opened> {
         let (name, sharded) = (sharded.key(), load_with_objects(sharded, common.clone()));
-        let cx = OpenCx::new(store)
-            .with_limits(self.limits)
-            .with_dialect(dialect);
+        let cx = cx.with_limits(self.limits);
         let reader = sharded.open(&cx).await?;
         let formats = formats.clone();
         Ok(Opened {

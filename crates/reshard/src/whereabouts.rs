@@ -93,6 +93,16 @@ pub(crate) async fn explained(how: &HowToOpen, url: &str, e: Error) -> Error {
         return e;
     };
     let mut found = found.into_iter().flatten().next();
+    // A format that looked into an archive knows more than its first bytes tell.
+    if let StrategyError::NotACheckpoint { why, .. } = e.strategy_error()
+        && let Some(why) = why.strip_prefix("it is a zip archive ")
+    {
+        let hint = "open it with the program that wrote it";
+        found = Some(Whereabouts::new(
+            format!("{url} is a zip archive {why}"),
+            hint,
+        ));
+    }
     // Of a file that may be anything the formats say more: which names they know.
     if let (Some(found), StrategyError::NotACheckpoint { why, .. }) =
         (&mut found, e.strategy_error())

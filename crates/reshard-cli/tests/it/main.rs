@@ -30,6 +30,7 @@ mod resume;
 mod safetensors;
 mod sample;
 mod show;
+mod sound;
 mod states;
 mod steps;
 mod torch_save;

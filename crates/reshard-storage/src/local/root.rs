@@ -24,6 +24,8 @@ const LONGEST: usize = 4095;
 pub(super) struct Root {
     path: PathBuf,
     held: Option<Arc<OwnedFd>>,
+    /// Where the directory was when it was pinned, without links: it is the version to be read as long as it stays there.
+    pinned: Option<Arc<PathBuf>>,
     /// A file that stays the same one when another takes its place.
     file: Option<(Name, Arc<File>)>,
 }
@@ -33,6 +35,7 @@ impl Root {
         Self {
             path,
             held: None,
+            pinned: None,
             file: None,
         }
     }
@@ -42,6 +45,7 @@ impl Root {
         Self {
             path,
             held: fd.map(Arc::new),
+            pinned: None,
             file: None,
         }
     }
@@ -55,10 +59,32 @@ impl Root {
         let Some(fd) = self.open()? else {
             return Ok(None);
         };
+        // A link on the way may lead elsewhere later, and this version is whole where it is.
+        let place = std::fs::canonicalize(&self.path);
         Ok(Some(Self {
             held: Some(Arc::new(fd)),
+            pinned: Some(Arc::new(place.unwrap_or_else(|_| self.path.clone()))),
             ..self.clone()
         }))
+    }
+
+    /// That a pinned directory is still where it was. Called when something is not there: a save that replaces a version takes its
+    /// files away one by one, and a file that is gone then tells nothing about that version.
+    fn is_current(&self) -> Result<()> {
+        let (Some(place), Some(held)) = (&self.pinned, &self.held) else {
+            return Ok(());
+        };
+        let there = rustix::fs::stat(&**place);
+        let here = rustix::fs::fstat(held);
+        let is_same = |a: &Stat, b: &Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+        match (there, here) {
+            (Ok(there), Ok(here)) if is_same(&there, &here) => Ok(()),
+            (Ok(_), Ok(_)) | (Err(Errno::NOENT | Errno::NOTDIR), _) => {
+                let path = self.path.display().to_string();
+                Err(StorageError::Replaced { path })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The same directory with a file of it, both held open. `None` when there is no such file.
@@ -132,6 +158,9 @@ impl Root {
         let opened = self.at(name, |dir, file| {
             rustix::fs::openat(dir, file, flags, Mode::empty())
         });
+        if opened.as_ref().is_err_and(|e| is_absent(*e)) {
+            self.is_current()?;
+        }
         opened
             .map(File::from)
             .map_err(|e| match self.linked_directory(name) {
@@ -196,7 +225,7 @@ impl Root {
             rustix::fs::statat(dir, file, AtFlags::empty())
         }) {
             Ok(stat) => Ok(Some(stat)),
-            Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),
+            Err(e) if is_absent(e) || e == Errno::LOOP => self.is_current().map(|()| None),
             Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
         }
     }
@@ -224,6 +253,7 @@ impl Root {
             true => folders.push(found.name),
             false => files.extend(found.file()),
         })?;
+        self.is_current()?;
         Ok(Listing::new(files, folders))
     }
 

@@ -413,7 +413,7 @@ impl TorchDistReader {
             ));
         }
         // The form is kept: the next archive of this form need not be parsed.
-        let stored = w.stored(&data, layout.clone(), Some(record.crc32));
+        let stored = w.stored(&data, layout.clone(), record.checksum());
         let ends = (&*known.first, &*known.tail);
         if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
             forms.add(form, tensor, layout);

@@ -36,8 +36,10 @@ pub struct Record {
     pub stored: u64,
     /// Bytes of its content.
     pub size: u64,
-    /// CRC-32 of its content.
+    /// CRC-32 of its content, as the archive has it. [`checksum`](Self::checksum) says whether it means anything.
     pub crc32: u32,
+    /// Whether the archive has checksums at all.
+    summed: bool,
     /// Where the next record, or the directory, starts.
     limit: u64,
     /// Where its entry in the directory starts.
@@ -148,6 +150,12 @@ impl Record {
                 Err(Error::archive(data.end, what))
             }
         }
+    }
+
+    /// The CRC-32 of its content. `None` in an archive that torch wrote without checksums
+    /// (`torch.serialization.set_crc32_options(False)`): all its records have 0.
+    pub fn checksum(&self) -> Option<u32> {
+        self.summed.then_some(self.crc32)
     }
 
     /// Checks that its packing method is known.
@@ -442,6 +450,8 @@ impl End {
             ));
         }
         set_limits(&mut records, self.offset)?;
+        let summed = records.iter().any(|r| r.size > 0 && r.crc32 != 0);
+        records.iter_mut().for_each(|r| r.summed = summed);
 
         // torch puts all records into one folder, whose name is that of the first record's.
         let prefix: Box<str> = match records.first().and_then(|r| r.name.split_once('/')) {
@@ -570,6 +580,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
         stored,
         size,
         crc32,
+        summed: true,
         limit: end,
         entry: at,
     })

@@ -26,7 +26,7 @@ pub struct Form {
 
 impl Form {
     /// The form of an archive of `len` bytes. Its `first` and `last` bytes were enough to read the directory and the `described` records,
-    /// and to find the one `storage`. `None` if the archive does not have torch's order: descriptions, the storage, its checksum, the
+    /// and to find the one `storage`. `None` if the archive has no checksums, or not torch's order: descriptions, the storage, its checksum, the
     /// directory.
     pub fn new(
         len: u64,
@@ -36,6 +36,8 @@ impl Form {
         storage: (&Record, &Range<u64>),
     ) -> Option<Self> {
         let (storage, at) = storage;
+        // Without checksums there is none to return for the next archive.
+        storage.checksum()?;
         let last_start = len.checked_sub(last.len() as u64)?;
         let front = first.get(..usize::try_from(at.start).ok()?)?;
         let from = usize::try_from(directory.offset().checked_sub(last_start)?).ok()?;

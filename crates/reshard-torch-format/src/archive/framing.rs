@@ -14,12 +14,15 @@ pub struct Unconfirmed {
     pub framing: u64,
     /// Bytes of packed records. Only what they unpack to has a checksum.
     pub packed: u64,
+    /// Bytes of records without a checksum.
+    pub unsummed: u64,
 }
 
 impl std::ops::AddAssign for Unconfirmed {
     fn add_assign(&mut self, other: Self) {
         self.framing += other.framing;
         self.packed += other.packed;
+        self.unsummed += other.unsummed;
     }
 }
 
@@ -106,6 +109,8 @@ impl Framing {
         let (name, len) = (record.name.len() as u64, header.len() as u64);
         if record.method != Method::Stored {
             self.unconfirmed.packed += record.stored;
+        } else if record.checksum().is_none() {
+            self.unconfirmed.unsummed += record.stored;
         }
         let extra = len.saturating_sub(30 + name);
         let part = Part::of(

@@ -193,7 +193,7 @@ impl<B: AsRef<[u8]>> io::Read for Inflate<B> {
     }
 }
 
-/// Compares the content of a record with its checksum.
+/// Compares the content of a record with its checksum, if it has one.
 ///
 /// # Errors
 /// [`Error::Checksum`].
@@ -202,7 +202,7 @@ pub fn check_crc(record: &Record, content: &[u8]) -> Result<()> {
 }
 
 fn compare(record: &Record, found: u32) -> Result<()> {
-    if found == record.crc32 {
+    if record.checksum().is_none_or(|stored| stored == found) {
         Ok(())
     } else {
         Err(Error::Checksum {

@@ -26,7 +26,38 @@ impl Window<'_> {
         let read = self.store.read(self.name, range).await;
         read.map_err(|e| lost(e, self.name.as_str()))
     }
+
+    /// Whether a name of torch's records is at one of the ends: in the first header, or in the directory.
+    pub(super) fn has_torch_names(&self) -> bool {
+        let tail = self.tail.len().saturating_sub(SEARCHED);
+        let ends = [self.first.get(..), self.tail.get(tail..)];
+        let has = |name: &&[u8]| {
+            let mut ends = ends.into_iter().flatten();
+            ends.any(|end| end.windows(name.len()).any(|part| part == *name))
+        };
+        TORCH_NAMES.iter().any(has)
+    }
+
+    /// The name in the first header of an archive.
+    pub(super) fn first_record(&self) -> String {
+        let len = self.first.get(26..28).and_then(|len| len.first_chunk());
+        let len = len.map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
+        let name = self.first.get(30..).unwrap_or_default();
+        let name = name.get(..len.min(100)).unwrap_or(name);
+        String::from_utf8_lossy(name).into_owned()
+    }
 }
+
+/// Names that every archive of torch has some of.
+const TORCH_NAMES: [&[u8]; 4] = [
+    b"/data.pkl",
+    b"/data/0",
+    b"/byteorder",
+    b"/.data/serialization_id",
+];
+
+/// Bytes of the end that are searched for them.
+const SEARCHED: usize = 1 << 16;
 
 fn within(part: &Bytes, start: u64, range: &Range<u64>) -> Option<Bytes> {
     let from = usize::try_from(range.start.checked_sub(start)?).ok()?;

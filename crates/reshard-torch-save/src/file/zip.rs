@@ -1,8 +1,9 @@
 //! Files that are zip archives.
 
 use super::window::{Window, length};
-use crate::error::{lost, unreadable};
+use crate::error::{lost, not_understood, unreadable};
 use bytes::Bytes;
+use reshard_model::ErrorKind;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
@@ -34,7 +35,6 @@ pub(super) async fn open(
     (first, tail): (Bytes, Bytes),
     limits: &ReadLimits,
 ) -> Result<(Bytes, Zip)> {
-    let damaged = |e| unreadable(e, "the archive", name.as_str());
     let mut window = Window {
         store,
         name,
@@ -42,26 +42,61 @@ pub(super) async fn open(
         first,
         tail,
     };
-    let directory = directory(&mut window, limits).await?;
+    let opened = open_window(&mut window, limits).await;
+    match opened {
+        // Nothing in it is torch's, so nothing of torch's is damaged.
+        Err(e) if e.kind() == ErrorKind::Corrupt && !window.has_torch_names() => {
+            let record = window.first_record();
+            let why = format!(
+                "it is a zip archive that torch.save has not written: its first record is {record:?}"
+            );
+            let url = store.url();
+            Err(StrategyError::NotACheckpoint { url, why })
+        }
+        opened => opened,
+    }
+}
+
+async fn open_window(window: &mut Window<'_>, limits: &ReadLimits) -> Result<(Bytes, Zip)> {
+    let name = window.name;
+    let damaged = |e| unreadable(e, "the archive", name.as_str());
+    let directory = directory(window, limits).await?;
+    if is_torchscript(&directory) {
+        let what = format!(
+            "reading {name} (TorchScript, as torch.jit.save writes it; load it with torch.jit.load, and save its state_dict() with torch.save)"
+        );
+        return Err(not_understood(what));
+    }
     let version = match directory.find(".data/version") {
         Some(version) => version,
         None => directory.get("version").map_err(damaged)?,
     };
-    check_version(version, &word(&window, version, limits).await?).map_err(damaged)?;
+    check_version(version, &word(window, version, limits).await?).map_err(damaged)?;
     let order = match directory.find("byteorder") {
         None => ByteOrder::Little,
         Some(order) => {
-            ByteOrder::parse(Some(&word(&window, order, limits).await?)).map_err(damaged)?
+            ByteOrder::parse(Some(&word(window, order, limits).await?)).map_err(damaged)?
         }
     };
     let pickle = directory.get("data.pkl").map_err(damaged)?;
-    let pickle = record(&window, pickle, limits).await?;
+    let pickle = record(window, pickle, limits).await?;
     let zip = Zip {
         directory,
         order,
         places: Mutex::default(),
     };
     Ok((pickle, zip))
+}
+
+/// Whether an archive holds a program of TorchScript: its constants and code, or the description that torch 1.0 to 1.3 wrote.
+fn is_torchscript(directory: &Directory) -> bool {
+    let prefix = directory.prefix().len() + "/".len();
+    let has_code = || {
+        let mut names = directory.records().filter_map(|r| r.name.get(prefix..));
+        names.any(|name| name.starts_with("code/"))
+    };
+    directory.find("model.json").is_some()
+        || directory.find("constants.pkl").is_some() && has_code()
 }
 
 /// The directory, which is at the end. The parser says how much of the end it needs.

@@ -193,7 +193,8 @@ impl In<'_> {
             Some((tensor, _)) => format!("tensor {}", tensor.key()),
             None => "a tensor".into(),
         };
-        Some(Box::new(Crc::new(record.size, record.crc32, name)))
+        let sum = record.checksum()?;
+        Some(Box::new(Crc::new(record.size, sum, name)))
     }
 
     fn name(&self, chunk: ChunkId) -> String {

@@ -133,6 +133,11 @@ async fn archive(
     // All headers in one call. If one is damaged, each record is asked for by itself.
     let all: Vec<&Record> = zip.directory.records().collect();
     drop(zip.places(&reader.store, &file.name, &all).await);
+    if all.iter().any(|record| record.checksum().is_none()) {
+        let number = reader.number(file);
+        let tensors = reader.table.tensors.iter();
+        report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
+    }
     for record in all {
         let full = is_read(storage(zip, record).unwrap_or_default());
         match check(reader, file, zip, record, full, progress).await {
@@ -181,10 +186,11 @@ async fn check(
         return Ok(bytes);
     }
     let found = crc(reader, file, at.clone(), progress).await?;
-    if found != record.crc32 && record.size > 0 {
+    let stored = record.checksum().filter(|_| record.size > 0);
+    if let Some(stored) = stored.filter(|stored| found != *stored) {
         let what = format!(
-            "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {:08x}",
-            record.name, record.crc32
+            "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}",
+            record.name
         );
         return Err(StrategyError::corrupt(&file.name, Some(at.start), what));
     }

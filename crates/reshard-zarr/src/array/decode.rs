@@ -11,7 +11,11 @@ use super::meta::{Codec, Fault, Stored};
 use bytes::{Buf as _, Bytes, buf::Reader};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
 use reshard_model::{DType, Tensor};
-use std::{cell::RefCell, io::Read, sync::Arc};
+use std::{
+    cell::RefCell,
+    io::{self, Read},
+    sync::Arc,
+};
 
 /// Bytes of a CRC-32C.
 pub(crate) const CRC: usize = 4;
@@ -117,11 +121,9 @@ fn all(stream: &mut impl Read, stored: usize, most: u64) -> Result<Bytes, Fault>
 fn more(out: &mut Vec<u8>, stream: &mut impl Read, stored: usize, most: u64) -> Result<(), Fault> {
     // Memory is taken for what comes out, beyond a small multiple of what is stored.
     let guess = most.min(4 * stored as u64) as usize;
-    let no_memory = |_| Fault::damaged(format!("there is no memory for {guess} bytes"));
     out.try_reserve(guess.saturating_add(1))
-        .map_err(no_memory)?;
+        .map_err(|_| no_memory(guess))?;
     let left = most.saturating_sub(out.len() as u64);
-    let failed = |e| Fault::damaged(format!("the stream can't be decoded: {e}"));
     let came = stream
         .take(left.saturating_add(1))
         .read_to_end(out)
@@ -130,6 +132,24 @@ fn more(out: &mut Vec<u8>, stream: &mut impl Read, stored: usize, most: u64) -> 
         true => Ok(()),
         false => Err(too_many(most)),
     }
+}
+
+/// The fault of a stream that a decoder has given up. A decoder without memory says nothing about its stream.
+fn failed(e: io::Error) -> Fault {
+    let is_short = e.kind() == io::ErrorKind::OutOfMemory || e.to_string().contains(ZSTD_NO_MEMORY);
+    match is_short {
+        true => Fault::unknown(format!(
+            "there is not enough memory to decode the stream: {e}"
+        )),
+        false => Fault::damaged(format!("the stream can't be decoded: {e}")),
+    }
+}
+
+/// libzstd's text for it.
+const ZSTD_NO_MEMORY: &str = "not enough memory";
+
+fn no_memory(bytes: usize) -> Fault {
+    Fault::unknown(format!("there is no memory for {bytes} bytes"))
 }
 
 fn too_many(most: u64) -> Fault {
@@ -150,7 +170,6 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const ZSTD_WINDOW: u32 = 27;
 
 fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
-    let failed = |e| Fault::damaged(format!("the stream can't be decoded: {e}"));
     let (mut out, mut rest) = (Vec::new(), stored);
     while !rest.is_empty() {
         if !rest.starts_with(&ZSTD) {

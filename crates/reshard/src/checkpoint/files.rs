@@ -3,7 +3,7 @@
 use super::handle::{ACT, Checkpoint};
 use crate::{Result, attempt::is_of_a_save, covered, error::Context, integrity};
 use reshard_model::Dialect;
-use reshard_storage::{Entry, Leftover, Link, Name, Progress, StoreExt};
+use reshard_storage::{Entry, Leftover, Link, Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{CheckedItems, FileRole, StrategyError, VerifyReport, with_sources};
 use std::collections::BTreeSet;
 
@@ -111,6 +111,12 @@ impl Checkpoint {
             covered::check(&self.opened, &mut report)
                 .await
                 .during("verifying", &self.url)?;
+        }
+        // What a replaced version lacks says nothing about the one that is there now.
+        if !report.damage.is_empty()
+            && let Err(e @ StorageError::Replaced { .. }) = self.opened.store.top().await
+        {
+            return Err(StrategyError::from(e)).during("verifying", &self.url);
         }
         Ok(report)
     }

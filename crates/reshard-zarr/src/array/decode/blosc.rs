@@ -138,7 +138,7 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
         );
         return Err(Fault::damaged(what));
     };
-    let no_memory = |_| Fault::damaged(format!("there is no memory for {} bytes", header.size));
+    let no_memory = |_| super::no_memory(header.size);
     let (mut out, mut shuffled) = (Vec::new(), Vec::new());
     let mut codec = Compression::of(header)?;
     let mut left = stored.len() - HEADER - LENGTH * count;

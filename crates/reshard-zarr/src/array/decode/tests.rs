@@ -1,4 +1,5 @@
 use super::*;
+use crate::array::meta::FaultKind;
 use flate2::{Compression, write};
 use proptest::prelude::*;
 use reshard_model::Dims;
@@ -196,4 +197,30 @@ proptest! {
         stored[0] = 2;
         drop(decode(&[Codec::Blosc], stored.into(), size.into()));
     }
+}
+
+/// A decoder that can't get memory.
+struct NoMemory(&'static str);
+
+impl Read for NoMemory {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(match self.0 {
+            "" => io::ErrorKind::OutOfMemory.into(),
+            text => io::Error::other(text),
+        })
+    }
+}
+
+#[test]
+fn a_lack_of_memory_is_no_damage() {
+    let kind = |stream: &mut dyn Read, stored| {
+        let mut stream = stream;
+        all(&mut stream, stored, u64::MAX).unwrap_err().kind
+    };
+    assert_eq!(kind(&mut NoMemory(""), 1), FaultKind::Unknown);
+    let zstd = "Allocation error : not enough memory";
+    assert_eq!(kind(&mut NoMemory(zstd), 1), FaultKind::Unknown);
+    assert_eq!(kind(&mut NoMemory("bad block"), 1), FaultKind::Damaged);
+    // No machine has that much.
+    assert_eq!(kind(&mut io::empty(), usize::MAX / 8), FaultKind::Unknown);
 }
