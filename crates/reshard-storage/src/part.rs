@@ -15,9 +15,26 @@ pub enum PlaceKind {
     Folder,
     /// One file, which the URL names, such as `model.safetensors`. In the place it has the same name as in its folder.
     File,
-    /// The files whose names begin with the last part of the URL. In the place a file has the rest as its name: `ckpt-1.index` is
-    /// `.index` in the place `ckpt-1`.
+    /// The files whose names are the last part of the URL and an ending. In the place a file has the ending as its name: `ckpt-1.index` is
+    /// `.index` in the place `ckpt-1`. The ending is the last dot and the text after it, or the last two such parts if the last one is
+    /// `.json`. So each file belongs to exactly one prefix: `ckpt-1.5.index` belongs to `ckpt-1.5`, and not to `ckpt-1`.
     Prefix,
+}
+
+/// Splits the name of a file into its prefix and its ending; see [`PlaceKind::Prefix`]. `None` for a name without an ending.
+fn split_ending(name: &str) -> Option<(&str, &str)> {
+    let last = name.rfind('.')?;
+    // A record of what a format has no place for has a name of its own before `.json`.
+    let at = match &name[last..] {
+        ".json" => name[..last].rfind('.')?,
+        _ => last,
+    };
+    Some(name.split_at(at))
+}
+
+/// Whether a file of a place with a prefix can have this name.
+pub(crate) fn is_ending(name: &str) -> bool {
+    !name.contains('/') && split_ending(name) == Some(("", name))
 }
 
 /// What a store adds to a [`PartStore`] that it can write. The methods are those of [`Store`] and [`Store::recovery`].
@@ -56,7 +73,8 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     fn recovery(&self) -> Option<&dyn Recovery>;
 }
 
-/// Finds the files of a folder whose names begin so, without a look at the others. A store that can do it gives it to a [`PartStore`].
+/// Finds the files of a folder whose names begin with a prefix, without a look at the others. A store that can do it gives it to a [`PartStore`],
+/// which picks those of its place.
 #[async_trait]
 pub trait PrefixLister: fmt::Debug + Send + Sync {
     /// The files of the folder itself whose names begin with `prefix`, with their names in the folder.
@@ -73,7 +91,7 @@ pub trait PrefixLister: fmt::Debug + Send + Sync {
 pub struct PartStore {
     url: String,
     folder: Arc<dyn Store>,
-    /// One file, or what names begin with.
+    /// One file, or the prefix of several.
     part: Result<Name, Box<str>>,
     writer: Option<Arc<dyn PartWriter>>,
     lister: Option<Arc<dyn PrefixLister>>,
@@ -91,7 +109,7 @@ impl PartStore {
         }
     }
 
-    /// The files of a folder itself whose names begin so. `url` opens them again.
+    /// The files with a prefix directly in a folder; see [`PlaceKind::Prefix`]. `url` opens them again.
     pub fn prefix(
         url: impl Into<String>,
         folder: Arc<dyn Store>,
@@ -146,7 +164,7 @@ impl PartStore {
     pub fn outer(&self, name: &Name) -> Option<Name> {
         match &self.part {
             Ok(file) => (name == file).then(|| name.clone()),
-            Err(_) if name.as_str().contains('/') => None,
+            Err(_) if !is_ending(name.as_str()) => None,
             Err(prefix) => Name::new(format!("{prefix}{name}")).ok(),
         }
     }
@@ -155,7 +173,10 @@ impl PartStore {
     fn inner(&self, name: &Name) -> Option<Name> {
         match &self.part {
             Ok(file) => (name == file).then(|| name.clone()),
-            Err(prefix) => Name::new(name.as_str().strip_prefix(&**prefix)?).ok(),
+            Err(prefix) => {
+                let (own, ending) = split_ending(name.as_str())?;
+                Name::new(ending).ok().filter(|_| own == &**prefix)
+            }
         }
     }
 

@@ -213,7 +213,7 @@ impl HowToOpen {
         store: &Arc<dyn Store>,
         registry: &Registry,
         formats: &Formats,
-        e: StrategyError,
+        mut e: StrategyError,
     ) -> Result<Opened> {
         for kind in [PlaceKind::File, PlaceKind::Prefix] {
             let chosen = self.chosen(registry)?;
@@ -250,7 +250,11 @@ impl HowToOpen {
                     Some(name) => self.of_format(registry, &name)?,
                     // Files whose names begin like the URL may have nothing to do with it. A web server may answer a folder's URL with a page.
                     None if kind == PlaceKind::Prefix || is_unlisted(&e) => continue,
-                    None => return Err(no_format_of_files(formats, &part)),
+                    // The index of the prefix `ckpt` is a file at `ckpt.index`, which may be a prefix itself.
+                    None => {
+                        e = no_format_of_files(formats, &part);
+                        continue;
+                    }
                 },
             };
             let cx = OpenCx::new(part).with_kind(kind);

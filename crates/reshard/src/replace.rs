@@ -30,18 +30,25 @@ pub(crate) async fn replace(
     kind: PlaceKind,
 ) -> Result<Replaced> {
     // Only the top folder is listed: a place that was named by mistake may hold millions of files.
-    let top = match store.top().await {
+    let mut top = match store.top().await {
         Ok(top) => top,
         Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
         Err(e) => return Err(e.into()),
     };
-    let formats = Formats::of(registry)?;
-    if kind == PlaceKind::File {
-        return replace_file(store, registry, &top).await;
+    let mut formats = Formats::of(registry)?;
+    match kind {
+        PlaceKind::File => return replace_file(store, registry, &top).await,
+        // Other files with the prefix, such as a log, are in nobody's way: a save creates its files and never replaces one.
+        PlaceKind::Prefix => {
+            formats = formats.of_kind(kind);
+            top.files
+                .retain(|file| formats.own(file.name.as_str()) || is_sidecar(file.name.as_str()));
+        }
+        _ => {}
     }
     let sign = |name: &str| formats.own(name);
     let json = Whose::of(store).await;
-    let checkpoint = formats.of_kind(PlaceKind::Folder).know(&top)
+    let checkpoint = formats.of_kind(kind).know(&top)
         || top.names().any(sign)
         || json == Whose::Megatrons
         || Sidecar::any(store).await.is_some();

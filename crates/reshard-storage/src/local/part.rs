@@ -18,7 +18,9 @@ use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind,
     Progress, Recovery, Removal, Result, StorageError, Transaction, UnfinishedUpload, Written,
     action_log::{Action, note},
-    failpoint, pool,
+    failpoint,
+    part::is_ending,
+    pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -311,8 +313,18 @@ impl PartTransaction {
                 "{} would lie in a directory, but files with a common prefix all lie beside each other",
                 file.name
             ))),
-            _ => Ok(file),
+            _ => check_ending(&self.version, &file.name).map(|()| file),
         }
+    }
+}
+
+/// Fails for a name that no file with a prefix can have: it would belong to another prefix.
+fn check_ending(version: &NewVersion, name: &Name) -> Result<()> {
+    match is_ending(name.as_str()) {
+        true => Ok(()),
+        false => Err(version.unsupported(format!(
+            "{name} is no ending of a file with a prefix, such as .index; save to a directory"
+        ))),
     }
 }
 
@@ -475,6 +487,7 @@ fn commit(
             ));
         }
         (_, Some((name, bytes))) => {
+            check_ending(version, &name)?;
             write_record(built, &name, &bytes, durability)?;
             check(version, built, files)?;
             let all: Vec<&Name> = files.iter().map(|file| &file.name).chain([&name]).collect();

@@ -314,7 +314,13 @@ fn files_with_a_prefix_become_visible_with_their_record() {
     let seen = block_on(store.list(None, Depth::One)).unwrap();
     assert_eq!(
         seen.names().collect::<Vec<_>>(),
-        [".data-0", ".data-1", ".index", "0.index"]
+        [".data-0", ".data-1", ".index"]
+    );
+    // A file of `ckpt-10` can't be named from here.
+    assert_eq!(block_on(store.len(&name("0.index"))).unwrap(), None);
+    assert_eq!(
+        kind(write(&*second, vec![body("0.index", b"")])),
+        ErrorKind::Unsupported
     );
     assert_eq!(
         &block_on(store.read(&name(".data-1"), 0..2)).unwrap()[..],

@@ -126,6 +126,36 @@ fn a_prefix_is_a_checkpoint_beside_others() {
 }
 
 #[test]
+fn a_prefix_is_exactly_the_name_of_its_index() {
+    let home = tempfile::tempdir().unwrap();
+    let save = |name: &str, n| {
+        let at = url(home.path(), name);
+        let state = state(n);
+        let save = reshard::save(&state, &at).strategy(TensorBundleConfig::default());
+        blocking::run(save.overwrite(true)).map(drop)
+    };
+    for (name, n) in [("ckpt-10", 10.), ("ckpt-1.5", 1.5), ("ckpt-1.index", 3.)] {
+        save(name, n).unwrap();
+    }
+    for other in ["ckpt-1.txt", "ckpt-1.json", "ckpt-1checkpoint"] {
+        fs::write(home.path().join(other), "mine").unwrap();
+    }
+    let first = url(home.path(), "ckpt-1");
+    let e = Checkpoint::open(&first).unwrap_err();
+    assert!(e.is_no_checkpoint(), "{e:?}");
+    // They are not in the way of a save either.
+    save("ckpt-1", 1.).unwrap();
+    for (name, n) in [
+        ("ckpt-1", 1.),
+        ("ckpt-10", 10.),
+        ("ckpt-1.5", 1.5),
+        ("ckpt-1.index", 3.),
+    ] {
+        assert_eq!(weight(&url(home.path(), name)), [n; 8], "{name}");
+    }
+}
+
+#[test]
 fn a_prefix_that_exists_is_not_replaced() {
     let home = tempfile::tempdir().unwrap();
     let at = url(home.path(), "ckpt");

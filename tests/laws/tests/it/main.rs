@@ -19,6 +19,7 @@ mod kept_load_plans;
 mod kept_plans;
 mod keys;
 mod megatron;
+mod names;
 mod partial;
 mod plain;
 mod policies;
