@@ -8,6 +8,7 @@ use crate::{
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits, StepPattern,
+    map::Unmapped,
     policy::{ByteSize, ShardingPolicy},
     strategy::SaveShardedConfig,
 };
@@ -521,6 +522,25 @@ pub(crate) struct Mapping {
     /// A parameter of --map; you can give it several times.
     #[arg(long, value_name = "NAME=N", requires = "map", value_parser = parameter)]
     pub(crate) set: Vec<(String, u64)>,
+    /// Carry over, or leave out, tensors that no rule of --map matches. Without this option they are an error if the map comes with
+    /// reshard, and a mapping file keeps them unless it says otherwise.
+    #[arg(long, value_enum, value_name = "keep|drop", requires = "map")]
+    pub(crate) unmapped: Option<UnmappedArg>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum UnmappedArg {
+    Keep,
+    Drop,
+}
+
+impl From<UnmappedArg> for Unmapped {
+    fn from(arg: UnmappedArg) -> Self {
+        match arg {
+            UnmappedArg::Keep => Self::Keep,
+            UnmappedArg::Drop => Self::Drop,
+        }
+    }
 }
 
 fn parameter(text: &str) -> Result<(String, u64), String> {

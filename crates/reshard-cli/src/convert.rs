@@ -99,7 +99,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     if let Some(what) = source.unrecorded() {
         io.note(format!("{}: {what}", args.src));
     }
-    let setup = set_up(program, args, &source)?;
+    let setup = set_up(program, args, &source, io)?;
     let checks = match args.no_verify {
         true => Checks::Not,
         // What an interrupted conversion has checked on the way is not known.
@@ -241,6 +241,7 @@ fn set_up<'a>(
     program: &Program,
     args: &'a Convert,
     source: &'a Checkpoint,
+    io: &mut Io<'_>,
 ) -> Result<reshard_convert::Convert<'a>> {
     let keys = args.select.keys();
     let mut setup = convert(source, &args.dst)
@@ -269,7 +270,7 @@ fn set_up<'a>(
     if let Some(flavour) = args.flavour {
         setup = setup.setting("flavour", flavour.name());
     }
-    if let Some(map) = mapping::map(&args.mapping, source)? {
+    if let Some(map) = mapping::map(&args.mapping, source, io)? {
         setup = setup.map(map);
     }
     if let Some(dtype) = args.dtype {
@@ -695,9 +696,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
             ),
         ),
-        ConvertError::Map(e) => {
-            mapping::explained(args.mapping.map.as_deref().unwrap_or("--map"), e)
-        }
+        ConvertError::Map(e) => mapping::explained(&args.mapping, e),
         ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),

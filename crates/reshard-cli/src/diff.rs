@@ -49,12 +49,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     understood(&first, &args.first)?;
     understood(&second, &args.second)?;
     let keys = args.select.keys();
-    let mapped = match mapping::map(&args.mapping, &first)? {
+    let mapped = match mapping::map(&args.mapping, &first, io)? {
         None => None,
         Some(map) => {
-            let name = args.mapping.map.as_deref().unwrap_or("--map");
             let mapped = first.mapped(&map);
-            Some(mapped.map_err(|e| mapping::explained(name, e))?)
+            Some(mapped.map_err(|e| mapping::explained(&args.mapping, e))?)
         }
     };
     if mapped.is_none() {

@@ -3,7 +3,9 @@
 use crate::{
     args::Mapping,
     error::{CliError, Result},
+    io::Io,
     table::shown,
+    units,
 };
 use reshard::{
     Checkpoint,
@@ -15,17 +17,54 @@ use std::{collections::BTreeMap, fs::File, io::Read as _};
 /// A mapping file of more bytes than this is not read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The map that was asked for, with parameters of the checkpoint.
-pub(crate) fn map(args: &Mapping, source: &Checkpoint) -> Result<Option<Map>> {
+/// The map that was asked for, with parameters of the checkpoint. A note lists the tensors that it does not know.
+pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Result<Option<Map>> {
     let Some(name) = &args.map else {
         return Ok(None);
     };
-    let file = MapFile::parse(&text(name)?).map_err(|e| explained(name, e))?;
+    let told = |e| explained(args, e);
+    let file = MapFile::parse(&text(name)?).map_err(told)?;
+
+    // Before parameters are asked for, which are of no use to a map that does not fit.
+    let tensors = source.metadata().tensors().map(|t| t.key());
+    let keys: Vec<&str> = tensors.chain(source.objects()).collect();
+    file.check_keys(keys.into_iter(), args.inverse)
+        .map_err(told)?;
+
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
     let values = wait(source.map_parameters(&file, &given))?;
-    let map = file.bind(&values).map_err(|e| explained(name, e))?;
-    let map = if args.inverse { map.inverse() } else { Ok(map) };
-    map.map(Some).map_err(|e| explained(name, e))
+    let mut map = file.bind(&values).map_err(told)?;
+    if args.inverse {
+        map = map.inverse().map_err(told)?;
+    }
+    if let Some(unmapped) = args.unmapped {
+        map = map.with_unmapped(unmapped.into());
+    }
+    let mapped = source.mapped(&map).map_err(told)?;
+    note_unmapped(mapped.mapping(), io);
+    Ok(Some(map))
+}
+
+fn note_unmapped(mapping: &reshard::map::Mapping, io: &mut Io<'_>) {
+    // Those that were left out have no rule.
+    let left_out = |key: &str| {
+        let mut dropped = mapping.dropped().iter();
+        dropped.any(|item| item.rule.is_none() && *item.key == *key)
+    };
+    let Some(first) = mapping.unmapped().first() else {
+        return;
+    };
+    let what = match left_out(first) {
+        true => "are left out",
+        false => "keep their names",
+    };
+    let count = units::some(mapping.unmapped().len() as u64, "tensor");
+    let keys = mapping.unmapped().iter().map(|key| &**key);
+    let keys: Vec<&str> = keys.collect();
+    io.note(format!(
+        "no rule of the map matches {count}, which {what}: {}",
+        keys.join(", ")
+    ));
 }
 
 /// The text of a map that comes with reshard, or of a mapping file.
@@ -58,8 +97,20 @@ fn read(path: &str) -> Result<String> {
 }
 
 /// The error of a map, with its name and with what to do.
-pub(crate) fn explained(map: &str, e: MapError) -> CliError {
+pub(crate) fn explained(args: &Mapping, e: MapError) -> CliError {
+    let map = args.map.as_deref().unwrap_or("--map");
+    let other_side = match args.inverse {
+        false => "the keys look like the other side of this map: use `--inverse`?",
+        true => "the keys look like the other side of this map: leave out `--inverse`?",
+    };
     let hint = match &e {
+        MapError::NoMatch { inverse: true, .. } | MapError::Unmapped { inverse: true, .. } => {
+            other_side
+        }
+        MapError::NoMatch { .. } => "`reshard ls` lists the keys; choose a map for them",
+        MapError::Unmapped { .. } => {
+            "`--unmapped keep` carries them over as they are, and `--unmapped drop` leaves them out"
+        }
         MapError::Parameter { .. } => {
             "--set NAME=N gives a parameter; without it, it is taken from `args` or `config.json` in the checkpoint"
         }

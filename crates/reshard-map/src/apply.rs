@@ -8,7 +8,7 @@ use crate::{
     rule::{Layers, Rule, Verb},
 };
 use reshard_model::Dims;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The names that wrappers of modules add to keys.
 const WRAPPERS: [&str; 4] = [
@@ -46,8 +46,59 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) entries: BTreeMap<String, Entry>,
+    pub(crate) known: Known,
     limits: Limits,
     budget: Budget,
+}
+
+/// The tensors of the checkpoint that a rule has mapped or dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// By the number of the source.
+    sources: BTreeSet<usize>,
+    /// Keys of tensors without elements, which have no pieces to find their source by.
+    empty: BTreeSet<String>,
+    /// Sources and objects that a rule has dropped, each with the number of the rule.
+    pub(crate) dropped: BTreeMap<Origin, (usize, &'static str)>,
+}
+
+/// Where an item comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Origin {
+    /// The tensor of the checkpoint with this number.
+    Source(usize),
+    /// The object of this key, or the tensor without elements.
+    Key(Box<str>),
+}
+
+impl Known {
+    /// Notes that a rule maps or drops what has this key.
+    fn add(&mut self, key: &str, entry: &Entry) {
+        match entry {
+            Entry::Tensor(t) if t.pieces.is_empty() => drop(self.empty.insert(key.into())),
+            Entry::Tensor(t) => self.sources.extend(t.pieces.iter().map(|p| p.source)),
+            Entry::Object(_) => {}
+        }
+    }
+
+    /// Notes that a rule drops it.
+    fn drop(&mut self, now: Now, key: &str, entry: &Entry) {
+        self.add(key, entry);
+        let by = (now.rule, now.verb);
+        match entry {
+            Entry::Tensor(t) if !t.pieces.is_empty() => {
+                let sources = t.pieces.iter().map(|p| (Origin::Source(p.source), by));
+                self.dropped.extend(sources);
+            }
+            Entry::Tensor(_) => drop(self.dropped.insert(Origin::Key(key.into()), by)),
+            Entry::Object(from) => drop(self.dropped.insert(Origin::Key(from.clone()), by)),
+        }
+    }
+
+    /// Whether a rule has mapped or dropped a tensor of the checkpoint.
+    pub(crate) fn has(&self, source: usize, key: &str) -> bool {
+        self.sources.contains(&source) || self.empty.contains(key)
+    }
 }
 
 /// A key that a rule took out of the state.
@@ -70,6 +121,7 @@ impl State {
         }
         Ok(Self {
             entries,
+            known: Known::default(),
             limits,
             budget,
         })
@@ -80,21 +132,19 @@ impl State {
         let now = Now {
             rule: rule.number,
             verb: rule.verb.name(),
+            maps: !rule.prepares,
             limits: self.limits,
         };
         let changed = match &rule.verb {
             Verb::Rename { from, to } => self.rename(now, from, to)?,
-            Verb::Drop { keys } => self.take(now, keys)?.len(),
-            Verb::Keep { keys } => {
-                let kept = self.take(now, keys)?;
-                self.entries.clear();
-                self.budget.clear();
-                let count = kept.len();
-                for taken in kept {
-                    self.put(now, taken.key, taken.entry)?;
+            Verb::Drop { keys } => {
+                let dropped = self.take(now, keys)?;
+                for taken in &dropped {
+                    self.known.drop(now, &taken.key, &taken.entry);
                 }
-                count
+                dropped.len()
             }
+            Verb::Keep { keys } => self.keep(now, keys)?,
             Verb::AddPrefix { prefix } => {
                 self.rename_all(now, prefix.len(), |key| Ok(format!("{prefix}{key}")))?
             }
@@ -175,6 +225,23 @@ impl State {
         self.budget.check(now)
     }
 
+    /// Drops everything but the keys that one of the patterns matches, if there are any.
+    fn keep(&mut self, now: Now, keys: &[Pattern]) -> Result<usize> {
+        let kept = self.take(now, keys)?;
+        if kept.is_empty() {
+            return Ok(0);
+        }
+        for (key, entry) in std::mem::take(&mut self.entries) {
+            self.known.drop(now, &key, &entry);
+        }
+        self.budget.clear();
+        let count = kept.len();
+        for taken in kept {
+            self.put(now, taken.key, taken.entry)?;
+        }
+        Ok(count)
+    }
+
     /// Takes the keys that one of the patterns matches, in order.
     fn take(&mut self, now: Now, patterns: &[Pattern]) -> Result<Vec<Taken>> {
         let mut matching = Vec::new();
@@ -188,16 +255,24 @@ impl State {
                 }
             }
         }
-        let taken = matching.into_iter().filter_map(|(key, captures)| {
-            let entry = self.entries.remove(&key)?;
+        let mut taken = Vec::with_capacity(matching.len());
+        for (key, captures) in matching {
+            let Some(entry) = self.entries.remove(&key) else {
+                continue;
+            };
             self.budget.remove(&key, entry.tensor());
-            Some(Taken {
+            if now.maps {
+                let pieces = entry.tensor().map_or(0, |t| t.pieces.len());
+                self.budget.step(now, pieces as u64)?;
+                self.known.add(&key, &entry);
+            }
+            taken.push(Taken {
                 key,
                 captures,
                 entry,
-            })
-        });
-        Ok(taken.collect())
+            });
+        }
+        Ok(taken)
     }
 
     /// Takes tensors; an object that matches is an error.
@@ -263,6 +338,7 @@ impl State {
                 }
             });
             let new = new.map_err(|what| now.error(&key, entry.shape(), what))?;
+            self.known.add(&key, &entry);
             self.put(now, new, entry)?;
         }
         Ok(self.entries.len())

@@ -18,6 +18,8 @@ const CAPTURE: u64 = 200;
 pub(crate) struct Now {
     pub(crate) rule: usize,
     pub(crate) verb: &'static str,
+    /// Whether what the rule matches counts as mapped.
+    pub(crate) maps: bool,
     pub(crate) limits: Limits,
 }
 

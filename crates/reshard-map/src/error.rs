@@ -42,6 +42,33 @@ pub enum MapError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// No rule matches any key of the checkpoint, or a map that refuses unmapped tensors matches fewer keys than its inverse.
+    #[error(
+        "the map matches {}none of the keys of the checkpoint, the first of which is {key}{}",
+        if *inverse { "few or " } else { "" },
+        if *inverse { "; they look like the other side of this map" } else { "" }
+    )]
+    NoMatch {
+        /// The first key.
+        key: String,
+        /// Whether the inverse of the map matches more keys.
+        inverse: bool,
+    },
+    /// No rule maps these tensors, and the map refuses such tensors.
+    #[error(
+        "the map does not know {} of the checkpoint's tensors: {}{}; `--unmapped keep|drop` (`Map::with_unmapped`) keeps or drops them",
+        keys.len(), listed(keys),
+        if *inverse { "; the keys look like the other side of this map" } else { "" }
+    )]
+    Unmapped {
+        /// Their keys in the checkpoint, in order.
+        keys: Vec<Box<str>>,
+        /// Whether the inverse of the map matches more keys.
+        inverse: bool,
+    },
+    /// The rules drop all that the checkpoint has.
+    #[error("the map drops all {0} tensors and objects of the checkpoint, so nothing would remain")]
+    Empty(usize),
     /// A rule has no inverse.
     #[error(
         "the map has no inverse, because of rule {rule}{}: {why}. Change the rule, or give it `direction = \"forward\"`, so that \
@@ -101,6 +128,21 @@ impl MapError {
             _ => ErrorKind::Invalid,
         }
     }
+}
+
+/// Keys as a message lists them: at most 20.
+fn listed(keys: &[Box<str>]) -> String {
+    const SHOWN: usize = 20;
+    let mut out = keys
+        .iter()
+        .take(SHOWN)
+        .map(|key| &**key)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if keys.len() > SHOWN {
+        out.push_str(&format!(", and {} more", keys.len() - SHOWN));
+    }
+    out
 }
 
 fn verb_of(verb: &str) -> String {

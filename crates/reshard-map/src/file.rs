@@ -1,6 +1,6 @@
 //! Mapping files: their text, and their parameters.
 
-use crate::{Map, MapError, Result, number::Number, rule::Rule};
+use crate::{Map, MapError, Result, Unmapped, map::check_sides, number::Number, rule::Rule};
 use std::collections::BTreeMap;
 
 mod fields;
@@ -42,6 +42,7 @@ const MAX_PARAMETERS: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapFile {
     about: Option<String>,
+    unmapped: Unmapped,
     parameters: BTreeMap<String, Parameter>,
     rules: Vec<Rule<Number>>,
 }
@@ -53,6 +54,8 @@ pub struct Parameter {
     args: Option<String>,
     config: Option<String>,
     default: Option<Number>,
+    /// Whether the default is only for the map itself, so that its inverse needs a value.
+    forward_default: bool,
 }
 
 impl Parameter {
@@ -94,11 +97,12 @@ impl MapFile {
         let mut fields = Fields::new(table);
         let syntax = MapError::Syntax;
         let about = fields.text("about").map_err(syntax)?;
+        let unmapped = unmapped(fields.text("unmapped").map_err(syntax)?.as_deref())?;
         let parameters = fields.take("parameters");
         let rules = fields.take("rule");
         fields.done().map_err(|what| {
             syntax(format!(
-                "{what}; a map has `about`, `[parameters.NAME]` and `[[rule]]`"
+                "{what}; a map has `about`, `unmapped`, `[parameters.NAME]` and `[[rule]]`"
             ))
         })?;
 
@@ -120,6 +124,7 @@ impl MapFile {
         });
         let out = Self {
             about,
+            unmapped,
             parameters: parameters_of(parameters)?,
             rules: rules.collect::<Result<_>>()?,
         };
@@ -193,12 +198,39 @@ impl MapFile {
                     number: rule.number,
                     verb: rule.verb.clone().bind(&mut bind)?,
                     optional: rule.optional,
+                    prepares: rule.prepares,
                     direction: rule.direction,
                     when,
                 });
             }
         }
-        Ok(Map { rules })
+        // A default that is only for the map itself.
+        let defaulted =
+            |(name, p): &(&String, &Parameter)| p.forward_default && !given.contains_key(*name);
+        let needed = self.parameters.iter().find(defaulted);
+        Ok(Map {
+            rules,
+            unmapped: self.unmapped,
+            inverse_needs: needed.map(|(name, p)| (name.clone(), p.missing())),
+        })
+    }
+
+    /// Fails if no rule matches any of a checkpoint's keys, or if the map refuses unmapped tensors and its inverse matches more of them. It
+    /// needs no parameters, so it is worth asking before you look for their values. `inverse` asks for the inverse map.
+    ///
+    /// # Errors
+    /// [`MapError::NoMatch`]
+    pub fn check_keys<'k>(
+        &self,
+        keys: impl Iterator<Item = &'k str> + Clone,
+        inverse: bool,
+    ) -> Result<()> {
+        if !inverse {
+            return check_sides(&self.rules, self.unmapped, keys);
+        }
+        // If a rule has no inverse, nothing can be said: `Map::inverse` names it.
+        let rules: Result<Vec<_>, _> = self.rules.iter().map(Rule::inverse).collect();
+        rules.map_or(Ok(()), |rules| check_sides(&rules, self.unmapped, keys))
     }
 
     /// The values of all parameters. A default may use other parameters.
@@ -302,6 +334,17 @@ impl Parameter {
     }
 }
 
+fn unmapped(text: Option<&str>) -> Result<Unmapped> {
+    match text {
+        None | Some("keep") => Ok(Unmapped::Keep),
+        Some("drop") => Ok(Unmapped::Drop),
+        Some("refuse") => Ok(Unmapped::Refuse),
+        Some(other) => Err(MapError::Syntax(format!(
+            "`unmapped` is \"keep\", \"drop\" or \"refuse\", not {other:?}"
+        ))),
+    }
+}
+
 fn parameters_of(value: Option<toml::Value>) -> Result<BTreeMap<String, Parameter>> {
     let table = match value {
         None => return Ok(BTreeMap::new()),
@@ -337,6 +380,14 @@ fn parameters_of(value: Option<toml::Value>) -> Result<BTreeMap<String, Paramete
             args: fields.text("args").map_err(fault)?,
             config: fields.text("config").map_err(fault)?,
             default: fields.number("default").map_err(fault)?,
+            forward_default: match fields.text("default_for").map_err(fault)?.as_deref() {
+                None => false,
+                Some("forward") => true,
+                Some(other) => {
+                    let what = format!("`default_for` is \"forward\", not {other:?}");
+                    return Err(fault(what));
+                }
+            },
         };
         fields.done().map_err(fault)?;
         Ok((name, parameter))

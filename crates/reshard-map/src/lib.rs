@@ -54,8 +54,8 @@ mod tensor;
 
 pub use error::{Limits, MapError, Result};
 pub use file::{MapFile, Parameter};
-pub use map::Map;
-pub use mapping::{Mapping, Source};
+pub use map::{Map, Unmapped};
+pub use mapping::{Dropped, Mapping, Source};
 pub use pattern::Pattern;
 pub use piece::{Loop, Move, Piece};
 pub use read::Elements;

@@ -33,6 +33,21 @@ pub struct Mapping {
     pub(crate) sources: Vec<Source>,
     pub(crate) tensors: BTreeMap<Box<str>, MappedTensor>,
     pub(crate) objects: BTreeMap<Box<str>, Box<str>>,
+    pub(crate) unmapped: Vec<Box<str>>,
+    pub(crate) dropped: Vec<Dropped>,
+}
+
+/// A tensor or object of the checkpoint that a mapping leaves out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Dropped {
+    /// Its key in the checkpoint.
+    pub key: Box<str>,
+    /// The number of the `drop` or `keep` rule that leaves it out. `None` for an unmapped tensor, which [`Unmapped::Drop`](crate::Unmapped)
+    /// leaves out.
+    pub rule: Option<usize>,
+    /// The name of the rule: `drop` or `keep`.
+    pub verb: &'static str,
 }
 
 impl Mapping {
@@ -59,6 +74,16 @@ impl Mapping {
     /// The key in the checkpoint of an object, by its new key.
     pub fn object(&self, key: &str) -> Option<&str> {
         self.objects.get(key).map(|from| &**from)
+    }
+
+    /// The keys in the checkpoint of all tensors that no rule maps, in order. [`Unmapped`](crate::Unmapped) says what becomes of them.
+    pub fn unmapped(&self) -> &[Box<str>] {
+        &self.unmapped
+    }
+
+    /// The tensors and objects of the checkpoint that are left out.
+    pub fn dropped(&self) -> &[Dropped] {
+        &self.dropped
     }
 
     /// The mapping that makes the checkpoint from the mapped one, element for element. Its sources are the tensors of this one in order.
@@ -125,6 +150,7 @@ impl Mapping {
                 .iter()
                 .map(|(a, b)| (b.clone(), a.clone()))
                 .collect(),
+            ..Self::default()
         })
     }
 }

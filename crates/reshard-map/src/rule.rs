@@ -112,6 +112,8 @@ pub(crate) struct Rule<N> {
     pub(crate) verb: Verb<N>,
     /// Whether it may match nothing.
     pub(crate) optional: bool,
+    /// Whether it only makes the layout uniform: a tensor that no other rule matches is unmapped.
+    pub(crate) prepares: bool,
     /// Whether only the map or only its inverse has this rule, as it stands. `None`: the inverse has its inverse.
     pub(crate) direction: Option<Direction>,
     /// The rule is left out if this is 0.
@@ -146,6 +148,85 @@ impl<N> Verb<N> {
             Self::Cast { .. } => "cast",
             Self::Reshape { .. } => "reshape",
         }
+    }
+}
+
+impl<N> Verb<N> {
+    /// The patterns of the keys that the rule takes. `None` if it takes all keys.
+    fn takes(&self) -> Option<&[Pattern]> {
+        match self {
+            Self::Rename { from, .. }
+            | Self::Stack { from, .. }
+            | Self::Unstack { from, .. }
+            | Self::Split { from, .. } => Some(std::slice::from_ref(from)),
+            Self::AddPrefix { .. } | Self::StripPrefix { .. } | Self::Canonical => None,
+            Self::Concat { from: keys, .. }
+            | Self::Drop { keys }
+            | Self::Keep { keys }
+            | Self::Interleave { keys, .. }
+            | Self::Deinterleave { keys, .. }
+            | Self::Transpose { keys, .. }
+            | Self::Pad { keys, .. }
+            | Self::Trim { keys, .. }
+            | Self::Cast { keys, .. }
+            | Self::Reshape { keys, .. } => Some(keys),
+        }
+    }
+
+    /// Whether it only chooses keys, and changes none.
+    fn chooses(&self) -> bool {
+        matches!(self, Self::Drop { .. } | Self::Keep { .. })
+    }
+}
+
+/// The number of keys of a checkpoint that rules match, and that the rules of the inverse match. Keys that a rule only drops or keeps
+/// count for neither side, but `any` says whether a rule matches anything at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sides {
+    pub(crate) these: usize,
+    pub(crate) inverse: usize,
+    pub(crate) any: bool,
+}
+
+impl Sides {
+    /// The most steps of patterns. A map that needs more is not judged.
+    const STEPS: u64 = 1 << 26;
+
+    /// Matches rules against keys as they are before all rules. It needs no parameters.
+    pub(crate) fn of<'k, N: Clone>(
+        rules: &[Rule<N>],
+        keys: impl Iterator<Item = &'k str> + Clone,
+    ) -> Self {
+        let inverse: Vec<Rule<N>> = rules.iter().filter_map(|r| r.inverse().ok()).collect();
+        let mut left = Self::STEPS;
+        let mut out = Self::default();
+        for key in keys {
+            for (side, rules) in [(true, rules), (false, &inverse)] {
+                let [mut chosen, mut changed] = [false; 2];
+                let rules = rules.iter();
+                for rule in rules.filter(|rule| rule.direction != Some(Direction::Inverse)) {
+                    let patterns = rule.verb.takes();
+                    let steps = |p: &Pattern| p.steps(key);
+                    let steps: u64 = patterns.map_or(1, |all| all.iter().map(steps).sum());
+                    left = left.saturating_sub(steps);
+                    let takes = patterns.is_none_or(|all| all.iter().any(|p| p.matches(key)));
+                    chosen |= takes;
+                    changed |= takes && !rule.verb.chooses();
+                }
+                match side {
+                    true => out.these += usize::from(changed),
+                    false => out.inverse += usize::from(changed),
+                }
+                out.any |= side && chosen;
+            }
+            if left == 0 {
+                return Self {
+                    any: true,
+                    ..Self::default()
+                };
+            }
+        }
+        out
     }
 }
 

@@ -9,9 +9,14 @@ use reshard_model::testkit::one_in;
 
 /// A layer of Megatron's: four heads of one row, in two groups.
 fn saved(args: bool) -> Saved {
+    saved_with(args, &[])
+}
+
+/// The same with more tensors.
+fn saved_with(args: bool, more: &[(&str, &[u64])]) -> Saved {
     let mut state = StateDict::new();
     let mut next = 0u8;
-    for (key, shape) in [
+    let model = [
         (
             "decoder.layers.self_attention.linear_qkv.weight",
             &[1, 8, 4][..],
@@ -30,14 +35,15 @@ fn saved(args: bool) -> Saved {
         ("decoder.final_layernorm.weight", &[4]),
         ("embedding.word_embeddings.weight", &[8, 4]),
         ("output_layer.weight", &[8, 4]),
-    ] {
+    ];
+    for (key, shape) in model.iter().chain(more) {
         let count: u64 = shape.iter().product();
         let numbers = (0..count).map(|_| {
             next = next.wrapping_add(1);
             f32::from(next)
         });
         let tensor = Tensor::from_vec(shape, numbers.collect()).unwrap();
-        state.insert(key, ShardedTensor::full(key, tensor));
+        state.insert(*key, ShardedTensor::full(*key, tensor));
     }
     if args {
         let of = |name: &str, n: i64| (Value::from(name), Value::Int(n));
@@ -251,6 +257,134 @@ fn a_vocabulary_that_nobody_names_is_asked_for() {
         let ran = run(&[&args[..], &["--set", one, "--overwrite"]].concat());
         assert_eq!(ran.code, 0, "{one}: {}", ran.err);
     }
+}
+
+/// Tensors of which `hf-llama` knows nothing, under the names of either side.
+const UNKNOWN: [(&str, &[u64]); 4] = [
+    ("mtp.layers.0.eh_proj.weight", &[4, 8]),
+    ("value_head.weight", &[1, 4]),
+    ("decoder.layers.mlp.linear_fc3.bias", &[1, 6]),
+    ("model.layers.0.mlp.extra", &[2]),
+];
+
+#[test]
+fn tensors_that_a_shipped_map_does_not_know_are_refused_by_name() {
+    let (keys, to) = (UNKNOWN.map(|(key, _)| key), "hf-llama");
+    let more = [&UNKNOWN[..], &[("optimizer.state.exp_avg.w", &[4])]].concat();
+    let saved = saved_with(true, &more);
+    let dst = saved.beside("dst");
+    let args = ["convert", &saved.url, &dst, "--map", to];
+    let ran = run(&args);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    let named = |text: &str| keys.iter().all(|key| text.contains(key));
+    assert!(
+        named(&ran.err) && ran.err.contains("--unmapped keep|drop"),
+        "{}",
+        ran.err
+    );
+    assert!(!ran.err.contains("optimizer.state"), "{}", ran.err);
+    assert!(!std::path::Path::new(&dst).exists());
+    // `diff` compares by the same map.
+    let ran = run(&["diff", &saved.url, &saved.url, "--map", to]);
+    assert!(ran.code == 2 && named(&ran.err), "{}", ran.err);
+
+    // They stay as they are stored, although rules that prepare match one of them.
+    let ran = run(&[&args[..], &["--unmapped", "keep"]].concat());
+    assert!(ran.code == 0 && named(&ran.err), "{}", ran.err);
+    let listed = run(&["ls", &dst]).out;
+    assert!(
+        named(&listed) && listed.contains("model.norm.weight"),
+        "{listed}"
+    );
+    assert!(!listed.contains("optimizer"), "{listed}");
+    let ran = run(&[&args[..], &["--unmapped", "drop", "--overwrite"]].concat());
+    assert!(
+        ran.code == 0 && named(&ran.err) && ran.err.contains("left out"),
+        "{}",
+        ran.err
+    );
+    let listed = run(&["ls", &dst]).out;
+    assert!(!keys.iter().any(|key| listed.contains(key)), "{listed}");
+    assert!(listed.contains("model.norm.weight"), "{listed}");
+}
+
+#[test]
+fn a_mapping_file_keeps_what_it_does_not_know_and_says_so() {
+    let saved = saved_with(true, &UNKNOWN);
+    let (file, dst) = (saved.beside("map.toml"), saved.beside("dst"));
+    let rules = "[[rule]]\nrename = 'decoder.final_layernorm.{p}'\nto = 'norm.{p}'\n";
+    std::fs::write(&file, rules).unwrap();
+    let args = ["convert", &saved.url, &dst, "--map", &file];
+    let ran = run(&args);
+    assert!(
+        ran.code == 0 && ran.err.contains("keep their names") && ran.err.contains(UNKNOWN[0].0),
+        "{}",
+        ran.err
+    );
+    assert!(run(&["ls", &dst]).out.contains(UNKNOWN[0].0));
+    std::fs::write(&file, format!("unmapped = 'refuse'\n{rules}")).unwrap();
+    let ran = run(&[&args[..], &["--overwrite"]].concat());
+    assert!(
+        ran.code == 2 && ran.err.contains(UNKNOWN[0].0),
+        "{}",
+        ran.err
+    );
+
+    // A rule that would leave nothing.
+    std::fs::write(&file, "[[rule]]\nkeep = 'model.norm{rest*}'\n").unwrap();
+    for set in ["keep = 'nothing{rest*}'", "drop = '{any*}'"] {
+        std::fs::write(&file, format!("[[rule]]\n{set}\n")).unwrap();
+        let ran = run(&[&args[..], &["--overwrite"]].concat());
+        assert_eq!(ran.code, 2, "{set}: {}", ran.err);
+    }
+    assert!(run(&["ls", &dst]).out.contains("norm.weight"));
+}
+
+/// The parameters are not looked for before.
+#[test]
+fn a_map_that_does_not_fit_is_refused_before_its_parameters_are_asked_for() {
+    let megatron = saved(true);
+    let (hf, dst) = (megatron.beside("hf"), megatron.beside("dst"));
+    let to = ["--to", "safetensors", "--drop-objects"];
+    let args = ["convert", &megatron.url, &hf, "--map", "hf-llama"];
+    assert_eq!(run(&[&args[..], &to].concat()).code, 0);
+    let other = states::dcp();
+    let inverse = "the other side of this map: use `--inverse`?";
+    for (src, more, told) in [
+        (&*hf, None, inverse),
+        (&*megatron.url, Some("--inverse"), "leave out `--inverse`?"),
+        (&*other.url, None, "none of the keys"),
+        (&*other.url, Some("--inverse"), "none of the keys"),
+    ] {
+        for map in ["hf-llama", "hf-gpt-neox"] {
+            let args = ["convert", src, &dst, "--map", map];
+            let ran = run(&[&args[..], more.as_slice()].concat());
+            assert_eq!(ran.code, 2, "{map} {src}: {}", ran.err);
+            // Keys of a Llama are none of GPT-NeoX.
+            let fits = map == "hf-llama" || src == megatron.url;
+            assert!(!fits || ran.err.contains(told), "{map} {src}: {}", ran.err);
+            assert!(!ran.err.contains("parameter"), "{map} {src}: {}", ran.err);
+        }
+    }
+    assert!(!std::path::Path::new(&dst).exists());
+
+    // Nothing says how Megatron pads the vocabulary.
+    let mut args = vec!["convert", &hf, &dst, "--map", "hf-llama", "--inverse"];
+    for set in [
+        "layers=1",
+        "hidden=4",
+        "heads=4",
+        "query_groups=2",
+        "vocab=7",
+    ] {
+        args.extend(["--set", set]);
+    }
+    let ran = run(&args);
+    assert!(
+        ran.code == 2 && ran.err.contains("parameter `padded_vocab`"),
+        "{}",
+        ran.err
+    );
 }
 
 /// Runs `tests/interop/python/models.py`.

@@ -63,6 +63,7 @@ pub(super) fn rule(number: usize, mut fields: Fields) -> Result<Rule<Number>> {
     let out = Rule {
         number,
         optional: fields.flag("optional").map_err(fault)?,
+        prepares: fields.flag("prepares").map_err(fault)?,
         direction: direction(&mut fields).map_err(fault)?,
         when: fields.number("when").map_err(fault)?,
         verb: read(verb, &mut fields).map_err(fault)?,

@@ -1,7 +1,7 @@
 //! The maps between Megatron Core and Hugging Face's transformers, on tiny models that a NumPy script has laid out.
 
 use crate::memory::Memory;
-use reshard_map::{Map, MapFile, Source};
+use reshard_map::{Map, MapError, MapFile, Source, Unmapped};
 use reshard_model::DType;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -204,4 +204,123 @@ fn the_norm_before_experts_has_the_name_of_either_kind_of_layers() {
     assert!(keys.contains_key("decoder.layers.mlp.linear_fc1.layer_norm_weight"));
     assert!(!keys.contains_key("decoder.layers.pre_mlp_layernorm.weight"));
     assert!(megatron.mapped(&megatron.apply(&map).unwrap()).tensors == hf.tensors);
+}
+
+/// Tensors that no rule maps, and a rule that drops others.
+#[test]
+fn what_a_map_does_not_know_is_refused_kept_or_dropped() {
+    for name in MapFile::names() {
+        let Fixture {
+            map, mut megatron, ..
+        } = fixture(name, &[]);
+        let mut put = |key: &str, shape: &[u64]| {
+            let bytes = vec![0; 4 * shape.iter().product::<u64>() as usize];
+            megatron.put(Source::new(key, DType::Float32, shape), bytes);
+        };
+        // Rules that prepare match the first one, and an empty one has no elements.
+        let unknown = [
+            ("decoder.layers.self_attention.more", &[2, 4][..]),
+            ("empty", &[0, 2]),
+            ("mtp.weight", &[2]),
+        ];
+        unknown.iter().for_each(|(key, shape)| put(key, shape));
+        put("optimizer.state.exp_avg.w", &[2]);
+        put("chained_0.optimizer.state.exp_avg.w", &[2]);
+        let keys = unknown.map(|(key, _)| key);
+
+        let e = megatron.apply(&map).unwrap_err();
+        let MapError::Unmapped {
+            keys: told,
+            inverse: false,
+        } = &e
+        else {
+            panic!("{name}: {e}");
+        };
+        assert!(told.iter().map(|key| &**key).eq(keys), "{name}: {e}");
+        assert!(keys.iter().all(|key| e.to_string().contains(key)), "{e}");
+
+        let kept = megatron.apply(&map.clone().with_unmapped(Unmapped::Keep));
+        let kept = kept.unwrap();
+        assert!(kept.unmapped().iter().map(|key| &**key).eq(keys), "{name}");
+        for (key, shape) in unknown {
+            assert_eq!(&kept.tensor(key).unwrap().shape()[..], shape, "{name}");
+        }
+        let rule = |key: &str| {
+            let item = kept.dropped().iter().find(|item| *item.key == *key);
+            item.map(|item| (item.rule, item.verb))
+        };
+        assert_eq!(rule("optimizer.state.exp_avg.w"), Some((Some(1), "drop")));
+        assert_eq!(kept.dropped().len(), 2, "{name}");
+
+        let dropped = megatron.apply(&map.with_unmapped(Unmapped::Drop)).unwrap();
+        assert_eq!(dropped.tensors().len() + keys.len(), kept.tensors().len());
+        assert_eq!(dropped.dropped().len(), 5, "{name}");
+    }
+}
+
+#[test]
+fn the_wrong_side_and_another_model_are_told() {
+    let sides = |name: &str| {
+        let Fixture { map, megatron, hf } = fixture(name, &[]);
+        let back = map.inverse().unwrap();
+        [hf.apply(&map), megatron.apply(&back)]
+    };
+    for name in MapFile::names() {
+        for e in sides(name) {
+            let e = e.unwrap_err();
+            assert!(
+                matches!(e, MapError::NoMatch { inverse: true, .. }),
+                "{name}: {e}"
+            );
+        }
+        let mut other = Memory::default();
+        other.put(Source::new("w", DType::Float32, [1]), vec![0; 4]);
+        let Fixture { map, .. } = fixture(name, &[]);
+        let e = other.apply(&map).unwrap_err();
+        assert!(
+            matches!(e, MapError::NoMatch { inverse: false, .. }),
+            "{name}: {e}"
+        );
+    }
+}
+
+/// Qwen3 has norms of queries and keys, and Llama can have biases.
+#[test]
+fn biases_of_units_and_norms_of_queries_and_keys_come_and_go() {
+    let Fixture { map, mut hf, .. } = fixture("hf-llama", &[("stacked", 0)]);
+    let back = map.inverse().unwrap();
+    let mut megatron = hf.mapped(&hf.apply(&back).unwrap());
+    let pairs = [
+        (
+            "self_attention.q_layernorm.weight",
+            "self_attn.q_norm.weight",
+        ),
+        (
+            "self_attention.k_layernorm.weight",
+            "self_attn.k_norm.weight",
+        ),
+    ];
+    for (megatrons, transformers) in pairs {
+        let source = |key: String| Source::new(&key, DType::Float32, [2]);
+        megatron.put(source(format!("decoder.layers.0.{megatrons}")), vec![7; 8]);
+        hf.put(source(format!("model.layers.0.{transformers}")), vec![7; 8]);
+    }
+    let bias = |key: &str, n: u8, extent: u64| {
+        let bytes = vec![n; 4 * extent as usize];
+        (Source::new(key, DType::Float32, [extent]), bytes)
+    };
+    let (gate, up) = (
+        bias("model.layers.0.mlp.gate_proj.bias", 1, 2),
+        bias("model.layers.0.mlp.up_proj.bias", 2, 2),
+    );
+    let both = [&gate.1[..], &up.1].concat();
+    let fc1 = Source::new("decoder.layers.0.mlp.linear_fc1.bias", DType::Float32, [4]);
+    megatron.put(fc1, both);
+    for (source, bytes) in [gate, up] {
+        hf.put(source, bytes);
+    }
+    let there = megatron.mapped(&megatron.apply(&map).unwrap());
+    assert!(there.tensors == hf.tensors);
+    let again = hf.mapped(&hf.apply(&back).unwrap());
+    assert!(again.tensors == megatron.tensors);
 }
