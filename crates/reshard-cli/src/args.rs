@@ -216,10 +216,16 @@ impl Reading {
         let options = self.basic();
         #[cfg(feature = "full")]
         let options = match self.dequantized() {
-            Some(config) => options.settings(config),
+            // One of them may be the dense one.
+            Some(config) => options.settings(config.with_allow_unquantized(true)),
             None => options,
         };
         options
+    }
+
+    /// Options to open it with as it is stored.
+    pub(crate) fn as_stored(&self) -> OpenOptions {
+        self.basic()
     }
 
     fn basic(&self) -> OpenOptions {

@@ -198,6 +198,8 @@ const OTHER_ENDINGS: [(&str, &str); 7] = [
     ("onnx", UNKNOWN_ENDING),
     ("msgpack", UNKNOWN_ENDING),
 ];
+const QUANTIZED: &str = "--dequantize reads the numbers that quantised tensors stand for, if it knows their form; leave out --dtype, or the `cast` of \
+    the map, to carry them over as they are stored";
 const UNKNOWN_ENDING: &str = "reshard does not write that format; `reshard plugins` lists those that it writes, and --to chooses one";
 
 /// Refuses a destination that nearly has the ending of a file: it would become a folder of that name. Whoever names the format means the folder.
@@ -697,6 +699,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             ),
         ),
         ConvertError::Map(e) => mapping::explained(&args.mapping, e),
+        ConvertError::Quantized { .. } => CliError::told(shown(&what), QUANTIZED),
         ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),

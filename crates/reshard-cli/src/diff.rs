@@ -31,6 +31,27 @@ pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8>
     })
 }
 
+/// Refuses `--dequantize` if both checkpoints are read as they are stored.
+fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Result<()> {
+    let types = |c: &Checkpoint| -> Vec<_> {
+        let tensors = c.metadata().tensors();
+        tensors.map(|t| (t.key().to_owned(), t.dtype())).collect()
+    };
+    for (url, opened) in [&args.first, &args.second].into_iter().zip(opened) {
+        let stored = program.open(url, args.reading.as_stored().verify(false))?;
+        if types(&stored) != types(opened) {
+            return Ok(());
+        }
+    }
+    Err(CliError::told(
+        shown(&format!(
+            "--dequantize has no effect: neither {} nor {} has a tensor that is quantised in a form that it knows",
+            args.first, args.second
+        )),
+        "leave out --dequantize to compare what is stored",
+    ))
+}
+
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     // Damage is what `verify` looks for. Here it is a difference like any other.
     let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(false), io);
@@ -45,6 +66,9 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
             args.first, args.second
         );
         return Err(CliError::told(shown(&what), "leave out --dequantize"));
+    }
+    if args.reading.dequantizes().is_some() {
+        has_effect(program, args, [&first, &second])?;
     }
     understood(&first, &args.first)?;
     understood(&second, &args.second)?;

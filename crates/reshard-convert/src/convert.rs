@@ -10,6 +10,7 @@ use crate::{
     keys::Keys,
     mapped::Mapped,
     optimizer::Canonical,
+    quantized,
     resume::{self, Journal, Resumed},
     rewrite::Rewrite,
     source::{self, Source},
@@ -382,6 +383,7 @@ impl<'a> Convert<'a> {
             }
             self.mapped = Some(Mapped::of(self.source, map, &self.keys)?);
         }
+        self.casts_no_quantized().await?;
         self.few_enough_pieces(source::cut_pieces(self.source, &self.keys, self.ranks))?;
         self.can_be_carried(&target)?;
         let stores = match self.stores.take() {
@@ -556,6 +558,15 @@ impl<'a> Convert<'a> {
             None => Ok(()),
             Some((finding, what)) => Err(self.unsound(finding, what)),
         }
+    }
+
+    /// Fails if a chosen tensor is cast whose elements mean nothing without a scale.
+    async fn casts_no_quantized(&self) -> Result<()> {
+        let casts = |key: &str, dtype| {
+            let by_map = self.mapped.as_ref().is_some_and(|mapped| mapped.casts(key));
+            by_map || (self.carries(key) && quantized::is_cast_to(self.dtype, dtype))
+        };
+        quantized::check(self.source, casts).await
     }
 
     /// Whether something of this item of the source is carried over.

@@ -64,6 +64,16 @@ pub enum ConvertError {
         /// The source.
         src: String,
     },
+    /// A cast would ignore the scale of a quantised tensor.
+    #[error("{key} is quantised as {from}: {found}, which a cast would ignore")]
+    Quantized {
+        /// Key of the tensor in the source.
+        key: String,
+        /// Its element type.
+        from: DType,
+        /// The scale, or the configuration of the model, that was found.
+        found: String,
+    },
     /// Something is at the destination already. Found before anything is written.
     #[error(transparent)]
     Destination(StrategyError),
@@ -408,6 +418,7 @@ impl ConvertError {
             | Self::IntoCommon { .. }
             | Self::Flattened { .. }
             | Self::Unknown { .. }
+            | Self::Quantized { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,
             Self::NoOptimizer { .. } | Self::MissingGroups { .. } => ErrorKind::NotFound,
             Self::Unsound { finding, .. } => match finding {

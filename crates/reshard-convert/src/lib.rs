@@ -58,6 +58,7 @@ mod keys;
 mod leaves;
 mod mapped;
 mod optimizer;
+mod quantized;
 mod resume;
 mod rewrite;
 mod source;

@@ -21,6 +21,8 @@ pub(crate) struct Mapped {
     objects: BTreeMap<String, String>,
     /// The tensors of the source of which something is needed.
     needed: BTreeSet<String>,
+    /// Those of which the map casts something.
+    cast: BTreeSet<String>,
 }
 
 impl Mapped {
@@ -34,16 +36,29 @@ impl Mapped {
         for tensor in &tensors {
             needed.extend(tensor.stored_keys().into_iter().map(String::from));
         }
+        let sources = mapped.mapping().sources();
+        let pieces = mapped.mapping().tensors();
+        let pieces = pieces.filter(|(key, _)| keys.has(key));
+        let pieces = pieces.flat_map(|(_, tensor)| tensor.pieces());
+        let cast = pieces.filter(|piece| !piece.casts.is_empty());
+        let cast = cast.filter_map(|piece| Some(sources.get(piece.source)?.key.to_string()));
+        let cast = cast.collect();
         Ok(Self {
             objects: objects.collect(),
             tensors,
             needed,
+            cast,
         })
     }
 
     /// Whether something of an item of the source is carried over.
     pub(crate) fn needs(&self, key: &str) -> bool {
         self.needed.contains(key) || self.objects.contains_key(key)
+    }
+
+    /// Whether the map casts something of a tensor of the source.
+    pub(crate) fn casts(&self, key: &str) -> bool {
+        self.cast.contains(key)
     }
 
     /// What becomes of the items of the source. Fails if a chunk has no location.

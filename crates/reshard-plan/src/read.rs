@@ -6,6 +6,7 @@ use crate::{
     flat::{FlatGrid, InCell, Taken},
     index::Index,
     near::Near,
+    scale_of,
     shapes::shapes_differ,
 };
 use reshard_model::{
@@ -198,6 +199,19 @@ impl<'m> Reader<'m> {
             return Ok(());
         }
         if stored.dtype() != t.dtype {
+            if let Some(scale) = scale_of(self.metadata, &stored) {
+                let what = format!(
+                    "it is quantised, with its scale in {scale}, which a cast from {} to {} would ignore; load it as {}, or open the checkpoint \
+                     with `dequantize`",
+                    stored.dtype(),
+                    t.dtype,
+                    stored.dtype()
+                );
+                return Err(PlanError::Unsupported {
+                    key: t.key.to_string(),
+                    what,
+                });
+            }
             self.plan.recasts.push(Recast {
                 dest,
                 from: stored.dtype(),

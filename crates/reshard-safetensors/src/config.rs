@@ -35,6 +35,9 @@ pub struct SafetensorsLoadConfig {
     /// The floating-point type as which quantised tensors are read: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and
     /// `_scales`. The scales are then no tensors of the checkpoint. The default is none: everything is read as it is stored.
     pub dequantize: Option<DType>,
+    /// Whether `dequantize` may have no effect. Without it, a checkpoint in which no tensor is quantised in a form that is known is refused. The
+    /// default is no.
+    pub allow_unquantized: bool,
 }
 
 impl SafetensorsLoadConfig {
@@ -43,6 +46,16 @@ impl SafetensorsLoadConfig {
     pub fn with_dequantize(self, dtype: DType) -> Self {
         Self {
             dequantize: Some(dtype),
+            ..self
+        }
+    }
+
+    /// Sets whether `dequantize` may have no effect.
+    #[must_use]
+    pub fn with_allow_unquantized(self, allow_unquantized: bool) -> Self {
+        Self {
+            allow_unquantized,
+            ..self
         }
     }
 }
@@ -59,7 +72,10 @@ impl LoadShardedConfig for SafetensorsLoadConfig {
             );
             return Err(StrategyError::Invalid(what));
         }
-        Ok(Arc::new(PlannedLoad::new(Safetensors { dequantize })))
+        Ok(Arc::new(PlannedLoad::new(Safetensors {
+            dequantize,
+            allow_unquantized: self.allow_unquantized,
+        })))
     }
 }
 

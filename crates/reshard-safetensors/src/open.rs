@@ -8,7 +8,7 @@ mod tables;
 use crate::{
     NAME, RECORD,
     names::{INDEX, MODEL, Named},
-    quantized::{Dequantized, block_size},
+    quantized::{Dequantized, Quantization},
     reader::{Kept, SafetensorsReader},
 };
 use async_trait::async_trait;
@@ -26,6 +26,8 @@ use tables::Tables;
 pub(crate) struct Safetensors {
     /// The type as which quantised tensors are read, if they are not read as they are stored.
     pub(crate) dequantize: Option<DType>,
+    /// Whether there may be no quantised tensor then.
+    pub(crate) allow_unquantized: bool,
 }
 
 #[async_trait]
@@ -98,8 +100,15 @@ impl OpenFormat for Safetensors {
         Ok(match self.dequantize {
             None => Arc::new(reader),
             Some(dtype) => {
-                let block = block_size(&cx.store).await?;
-                Arc::new(Dequantized::new(reader, dtype, block, cx.limits)?)
+                let config = Quantization::of(&cx.store).await?;
+                let reader = Dequantized::new(reader, dtype, config.block, cx.limits)?;
+                if !reader.has_effect() && !self.allow_unquantized {
+                    return Err(StrategyError::Unsupported {
+                        strategy: format!("{NAME}/1"),
+                        what: config.not_known(),
+                    });
+                }
+                Arc::new(reader)
             }
         })
     }

@@ -9,5 +9,5 @@ mod math;
 mod pairs;
 mod reader;
 
-pub(crate) use pairs::block_size;
+pub(crate) use pairs::Quantization;
 pub(crate) use reader::Dequantized;

@@ -86,6 +86,107 @@ fn what_is_dequantised_is_compared_with_a_checkpoint_of_another_format() {
     );
 }
 
+/// A folder with a weight of this type under its key, a scale if it has one, and a `config.json`.
+fn weight(key: &str, dtype: DType, scale: Option<&str>, config: &str) -> Saved {
+    let saved = Saved::made(|url| {
+        let mut state = StateDict::new();
+        let bytes = vec![0x38; 24 * dtype.size() as usize];
+        state.insert(key, Tensor::new(dtype, &[4, 6], bytes).unwrap());
+        if let Some(scale) = scale {
+            state.insert(scale, Tensor::from_vec(&[4, 1], vec![2f32; 4]).unwrap());
+        }
+        let save = reshard::save(&state, url)
+            .dialect(Dialect::TensorsOnly)
+            .strategy(SafetensorsConfig::default());
+        blocking::run(save).unwrap();
+    });
+    std::fs::write(saved.path("config.json"), config).unwrap();
+    saved
+}
+
+#[test]
+fn quantised_weights_are_neither_cast_nor_left_as_they_are() {
+    let fp8 = r#"{"quantization_config": {"quant_method": "fp8"}}"#;
+    let float8 = DType::Float8E4M3Fn;
+    for (key, dtype, scale, config, is_cast, found) in [
+        (
+            "m.weight",
+            float8,
+            Some("m.weight_scale"),
+            "{}",
+            true,
+            "m.weight_scale",
+        ),
+        (
+            "m.weight",
+            float8,
+            Some("m.weight_scale_inv"),
+            "{}",
+            true,
+            "m.weight_scale_inv",
+        ),
+        ("m.weight", float8, None, fp8, true, "quantization_config"),
+        ("m.weight", DType::Int8, Some("m.SCB"), fp8, false, "m.SCB"),
+        (
+            "m.qweight",
+            DType::Int32,
+            Some("m.scales"),
+            fp8,
+            false,
+            "m.scales",
+        ),
+    ] {
+        let saved = weight(key, dtype, scale, config);
+        let (dst, stored) = (saved.beside("dst"), saved.beside("stored"));
+        let args = ["convert", &saved.url, &dst, "--to", "safetensors"];
+        if is_cast {
+            let ran = run(&[&args[..], &["--dtype", "bf16"]].concat());
+            assert_eq!(ran.code, 2, "{key} {found}: {}", ran.err);
+            assert!(
+                ran.err.contains(found) && ran.err.contains("--dequantize"),
+                "{}",
+                ran.err
+            );
+        }
+        // Blocks of 128 rows and columns have one scale, and this has four.
+        let ran = run(&[&args[..], &["--dequantize"]].concat());
+        assert_eq!(ran.code, 2, "{key} {found}: {}", ran.err);
+        assert!(
+            ran.err.contains(scale.unwrap_or(found)) || ran.err.contains("scales"),
+            "{}",
+            ran.err
+        );
+        assert!(!std::path::Path::new(&dst).exists());
+        let ran = run(&["diff", &saved.url, &saved.url, "--dequantize"]);
+        assert_eq!(ran.code, 2, "{key} {found}: {} {}", ran.out, ran.err);
+
+        // A copy has the keys, in whatever format.
+        let ran = run(&["convert", &saved.url, &stored, "--to", "torch_dist"]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        if scale.is_some() && is_cast {
+            let ran = run(&["convert", &stored, &dst, "--dtype", "bf16"]);
+            assert!(ran.code == 2 && ran.err.contains(found), "{}", ran.err);
+        }
+    }
+    // Without a scale and a configuration, float8 is a type like any other.
+    let saved = weight("m.weight", float8, None, "{}");
+    let args = [
+        "convert",
+        &saved.url,
+        &saved.beside("dst"),
+        "--dtype",
+        "bf16",
+    ];
+    let ran = run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let ran = run(&["inspect", &saved.url, "--dequantize"]);
+    assert!(
+        ran.code == 2 && ran.err.contains("no effect"),
+        "{}",
+        ran.err
+    );
+}
+
 #[test]
 fn objects_are_kept_beside_the_tensors_if_asked_to() {
     for source in [crate::states::dcp(), crate::states::megatron()] {

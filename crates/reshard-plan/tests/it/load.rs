@@ -176,6 +176,37 @@ fn a_cast_is_reported_where_it_is_allowed() {
     }
 }
 
+/// Whatever casts are allowed: the elements mean nothing without their scale.
+#[test]
+fn a_quantised_tensor_is_not_cast() {
+    let shape = reshard_model::Dims::from([8]);
+    let load = |key: &str, dtype| {
+        let mut builder = Metadata::builder();
+        for (key, dtype) in [
+            (key, DType::Float8E4M3Fn),
+            ("a.weight_scale", DType::Float32),
+        ] {
+            let tensor = builder.add_tensor(key, dtype, &shape, Default::default());
+            builder
+                .add_chunk(tensor.unwrap(), &Region::whole(&shape))
+                .unwrap();
+        }
+        let metadata = builder.finish(None).unwrap();
+        let template = flat([ShardedTensor {
+            dtype,
+            ..leaf(key, &[8], Region::whole(&[8]))
+        }]);
+        load(PLAIN.cast(Cast::Any), &template, &metadata)
+    };
+    let e = load("a.weight", DType::BFloat16).unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Unsupported && e.to_string().contains("a.weight_scale"),
+        "{e}"
+    );
+    assert!(load("a.weight", DType::Float8E4M3Fn).is_ok());
+    assert!(load("b.weight", DType::BFloat16).is_ok());
+}
+
 #[test]
 fn prepended_axes_of_any_number_read_the_same_chunks() {
     // (4, 5, 80) stored plain, read as (5, 80) with one axis in front, and as (80) with two

@@ -1,7 +1,7 @@
 //! Which tensors are quantised, and with which scales.
 
 use reshard_model::{DType, Dims};
-use reshard_plan::{ChunkId, Metadata, TensorRef};
+use reshard_plan::{ChunkId, Metadata, TensorRef, scale_of};
 use reshard_storage::{Name, Store};
 use reshard_strategy::{Result, read_small};
 use serde::Deserialize;
@@ -51,6 +51,18 @@ pub(super) fn is_scale(metadata: &Metadata, t: &TensorRef<'_>, block: (u64, u64)
         let of = of.and_then(|key| metadata.tensor(&key));
         of.is_some_and(|of| matches!(quantised(metadata, &of, block), Some(Ok(_))))
     })
+}
+
+/// Why a quantised tensor can't be read as what it stands for, if it has a scale of another kind than [`quantised`] applies.
+pub(super) fn of_another_kind(metadata: &Metadata, t: &TensorRef<'_>) -> Option<String> {
+    let scale = scale_of(metadata, t)?;
+    let of_scale = metadata.tensor(&scale)?;
+    Some(format!(
+        "it is quantised as {} with its scale {} {} in {scale}, and this form of scales is not known",
+        t.dtype(),
+        of_scale.dtype(),
+        of_scale.shape()
+    ))
 }
 
 /// How a tensor is quantised, if it is.
@@ -133,20 +145,54 @@ fn whole(t: &TensorRef<'_>) -> Result<ChunkId, String> {
     }
 }
 
-/// The block size in a model's `config.json`, or else the usual one.
-pub(crate) async fn block_size(store: &Arc<dyn Store>) -> Result<(u64, u64)> {
-    #[derive(Deserialize)]
-    struct Config {
-        quantization_config: Option<Quantization>,
+/// The `quantization_config` in the `config.json` of a model.
+#[derive(Debug)]
+pub(crate) struct Quantization {
+    /// The rows and columns that share a scale.
+    pub(crate) block: (u64, u64),
+    /// Its `quant_method`, if there is a `quantization_config`.
+    method: Option<String>,
+}
+
+impl Quantization {
+    pub(crate) async fn of(store: &Arc<dyn Store>) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Config {
+            quantization_config: Option<Found>,
+        }
+        #[derive(Deserialize)]
+        struct Found {
+            weight_block_size: Option<(u64, u64)>,
+            quant_method: Option<String>,
+        }
+        let text = read_small(store, &Name::new("config.json")?).await?;
+        let config = text.and_then(|text| serde_json::from_slice::<Config>(&text).ok());
+        let found = config.and_then(|config| config.quantization_config);
+        let block = found.as_ref().and_then(|found| found.weight_block_size);
+        let method = found.map(|found| {
+            found
+                .quant_method
+                .unwrap_or_else(|| "no quant_method".into())
+        });
+        Ok(Self {
+            block: block.filter(|(a, b)| *a > 0 && *b > 0).unwrap_or(BLOCK),
+            method,
+        })
     }
-    #[derive(Deserialize)]
-    struct Quantization {
-        weight_block_size: Option<(u64, u64)>,
+
+    /// Says that `dequantize` has no effect, as the object of "does not support".
+    pub(crate) fn not_known(&self) -> String {
+        let found = match &self.method {
+            Some(method) => {
+                format!(
+                    "`quantization_config` in config.json says {method}, but no tensor has a scale"
+                )
+            }
+            None => "no tensor has a scale, and config.json has no `quantization_config`".into(),
+        };
+        format!(
+            "`dequantize`, which would have no effect here ({found}; it knows float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` \
+             and `_scales`; leave it out to read what is stored),"
+        )
     }
-    let Some(text) = read_small(store, &Name::new("config.json")?).await? else {
-        return Ok(BLOCK);
-    };
-    let config: Option<Config> = serde_json::from_slice(&text).ok();
-    let block = config.and_then(|config| config.quantization_config?.weight_block_size);
-    Ok(block.filter(|(a, b)| *a > 0 && *b > 0).unwrap_or(BLOCK))
 }

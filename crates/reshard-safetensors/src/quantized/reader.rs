@@ -2,7 +2,7 @@
 
 use super::{
     math,
-    pairs::{Form, Quantised, is_scale, quantised},
+    pairs::{Form, Quantised, is_scale, of_another_kind, quantised},
 };
 use crate::reader::SafetensorsReader;
 use async_trait::async_trait;
@@ -63,6 +63,10 @@ impl Dequantized {
                 }
                 None if is_scale(&inner, &t, block) => {}
                 None => {
+                    if let Some(why) = of_another_kind(&inner, &t) {
+                        refused.insert(t.key().into(), why);
+                        continue;
+                    }
                     let shape = t.shape();
                     let tensor = builder.add_tensor(t.key(), t.dtype(), &shape, t.properties())?;
                     for (id, region) in t.chunks() {
@@ -84,6 +88,12 @@ impl Dequantized {
             sources,
             refused,
         })
+    }
+
+    /// Whether it differs from what is stored.
+    pub(crate) fn has_effect(&self) -> bool {
+        let mut sources = self.sources.iter();
+        !self.refused.is_empty() || sources.any(|source| matches!(source, Source::Quantised(_)))
     }
 
     fn source(&self, chunk: ChunkId) -> Result<&Source> {

@@ -312,7 +312,7 @@ proptest! {
         for dequantize in [None, Some(DType::Float32)] {
             let config = SafetensorsLoadConfig::default();
             let config = match dequantize {
-                Some(dtype) => config.with_dequantize(dtype),
+                Some(dtype) => config.with_dequantize(dtype).with_allow_unquantized(true),
                 None => config,
             };
             let strategy = config.build().unwrap();

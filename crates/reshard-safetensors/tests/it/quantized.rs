@@ -126,3 +126,50 @@ fn a_tensor_whose_scales_do_not_fit_is_refused_by_its_key_and_the_others_are_rea
         assert_eq!(read(&place, "y", &[2], Region::whole(&[2])), [5., 6.]);
     }
 }
+
+#[test]
+fn what_dequantize_does_not_change_is_refused() {
+    let bytes = |dtype: DType, shape: &[u64]| {
+        let count = shape.iter().product::<u64>() * dtype.size();
+        Tensor::new(dtype, shape, vec![1; count as usize]).unwrap()
+    };
+    let float8 = || leaf("x.weight", bytes(DType::Float8E4M3Fn, &[4, 6]));
+    let y = || leaf("y", Tensor::from_vec(&[2], vec![5f32, 6.]).unwrap());
+    let config = r#"{"quantization_config": {"quant_method": "fp8"}}"#;
+    for (config, leaves, found) in [
+        (None, vec![y()], "no tensor has a scale"),
+        (None, vec![y(), float8()], "no tensor has a scale"),
+        (Some(config), vec![y(), float8()], "config.json says fp8"),
+    ] {
+        let place = folder(leaves, config);
+        let open = |config: SafetensorsLoadConfig| {
+            let cx = OpenCx::new(Arc::clone(&place));
+            block_on(config.build().unwrap().open(&cx))
+        };
+        let e = open(as_numbers()).unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Unsupported && e.to_string().contains(found),
+            "{e}"
+        );
+        assert!(open(as_numbers().with_allow_unquantized(true)).is_ok());
+    }
+
+    // Scales of another kind: the tensor is refused by its key, and the others are read.
+    for (key, dtype, scale) in [
+        ("x.weight", DType::Float8E4M3Fn, "x.weight_scale"),
+        ("x.weight", DType::Int8, "x.weight_scale"),
+        ("x.weight", DType::UInt8, "x.weight_scale"),
+        ("x.weight", DType::Int8, "x.SCB"),
+        ("x.weight_packed", DType::Int32, "x.weight_scale"),
+        ("x.qweight", DType::Int32, "x.scales"),
+    ] {
+        let scales = leaf(scale, bytes(DType::BFloat16, &[4, 1]));
+        let place = folder(vec![leaf(key, bytes(dtype, &[4, 6])), scales, y()], None);
+        let reader = open(&place);
+        assert!(reader.metadata().tensor(key).is_none(), "{key} {scale}");
+        let e = reader.permits(key).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert!(e.to_string().contains(scale), "{e}");
+        assert_eq!(read(&place, "y", &[2], Region::whole(&[2])), [5., 6.]);
+    }
+}
