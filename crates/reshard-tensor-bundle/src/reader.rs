@@ -6,6 +6,7 @@ mod swapped;
 mod verify;
 
 use crate::{
+    dtype,
     index::{Index, Place, Refused},
     names::{self, DataFile, INDEX, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
@@ -212,10 +213,24 @@ impl StorageReader for BundleReader {
                 "{n} entries are of slices that no tensor has; nobody reads them"
             ));
         }
+        let sliced = self.metadata.tensors().filter(|t| {
+            let is_whole = t.chunks().nth(1).is_none();
+            !is_whole && !dtype::is_sliced(t.dtype())
+        });
+        let sliced: Vec<_> = sliced.map(|t| (t.key(), t.dtype())).collect();
+        if let Some((key, dtype)) = sliced.first() {
+            notes.push(format!(
+                "{} tensors lie in slices of a type that TensorFlow reads only whole, such as {key} of {dtype}; a conversion to tensor_bundle stores them whole",
+                sliced.len()
+            ));
+        }
         let refused = self.index.refused.iter();
         Producer {
             written_by: vec![by.into()],
-            loadable_by: vec!["TensorFlow".into()],
+            loadable_by: match sliced.is_empty() {
+                true => vec!["TensorFlow".into()],
+                false => Vec::new(),
+            },
             notes,
             ..Producer::default()
         }

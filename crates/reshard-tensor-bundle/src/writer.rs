@@ -3,6 +3,7 @@
 mod item;
 mod numbers;
 mod table;
+mod whole;
 
 use crate::{
     dtype,
@@ -15,7 +16,7 @@ use crate::{
 use item::{Summed, is_stored};
 use numbers::Numbers;
 use reshard_model::{Dialect, ObjectCodec};
-use reshard_plan::{SavePlan, WriteItem};
+use reshard_plan::{SavePlan, TensorWrite, WriteItem};
 use reshard_storage::{Extent, FileBody, Name, PlaceKind};
 use reshard_strategy::{
     BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
@@ -80,6 +81,11 @@ impl BundleWriter {
     }
 }
 
+/// Whether an item has all of its tensor.
+fn is_all(t: &TensorWrite) -> bool {
+    t.region.lengths == t.global_shape
+}
+
 impl WriterHooks for BundleWriter {
     fn plan_settings(&self) -> Option<String> {
         Some(format!("{:?}", self.0))
@@ -93,6 +99,7 @@ impl WriterHooks for BundleWriter {
     /// The name of a data file tells how many there are. So each rank learns which numbers its files have. The object graph that the
     /// save makes is in a file of its own, the last one, because it is known only when everything else is.
     fn prepare_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
+        whole::bring_together(&mut plans)?;
         let items = || plans.iter().flat_map(|plan| &plan.items);
         let tensors = items().filter(|item| item.tensor().is_some());
         self.distinct(items())?;
@@ -149,14 +156,32 @@ impl StorageWriter for BundleWriter {
         let mut out = FileLayout::default();
         for items in plan.by_file()? {
             let mut extents: Vec<Box<dyn Extent>> = Vec::new();
+            let mut wholes: BTreeMap<&str, Vec<&WriteItem>> = BTreeMap::new();
             for item in items {
                 if !is_stored(item) {
                     out.items.push((item.id(), Vec::new()));
                     continue;
                 }
+                if whole::whole(item).is_some_and(|t| !t.region.is_empty()) {
+                    wholes.entry(&item.key).or_default().push(item);
+                    continue;
+                }
                 let at = (out.files.len() as u32, extents.len() as u32);
                 extents.push(Box::new(Summed::of(item, resolve(item)?)?));
                 out.items.push((item.id(), vec![at]));
+            }
+            // All parts of such a tensor are one extent, which belongs to the first of them.
+            for items in wholes.into_values() {
+                let at = (out.files.len() as u32, extents.len() as u32);
+                extents.push(Box::new(match *items {
+                    [item] if item.tensor().is_some_and(is_all) => {
+                        Summed::of(item, resolve(item)?)?
+                    }
+                    _ => whole::summed(&items, resolve)?,
+                }));
+                let ids = items.iter().map(|item| item.id());
+                let parts = std::iter::once(vec![at]).chain(std::iter::repeat(Vec::new()));
+                out.items.extend(ids.zip(parts));
             }
             if extents.is_empty() {
                 continue;

@@ -31,12 +31,10 @@ impl Summed {
     pub(super) fn of(item: &WriteItem, data: WriteData) -> Result<Self> {
         let invalid = |what: String| StrategyError::Invalid(format!("{}: {what}", item.key));
         match (&item.kind, data) {
-            (WriteKind::Tensor(t), WriteData::Tensor(data)) => Ok(Self {
-                length: t.bytes(),
-                blocks: Elements::of(item, t, data)?.blocks(),
-                crc: 0,
-                object: None,
-            }),
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => {
+                let elements = Elements::of(item, t, data)?;
+                Ok(Self::new(t.bytes(), elements.blocks()))
+            }
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
                 let bytes = encode_object(&Codec::default(), &item.key, payload)?;
                 let object = Object::parse(&bytes)
@@ -47,6 +45,16 @@ impl Summed {
             _ => Err(invalid(
                 "an object was given for a tensor, or a tensor for an object".into(),
             )),
+        }
+    }
+
+    /// Elements of this many bytes.
+    pub(super) fn new(length: u64, blocks: Blocks) -> Self {
+        Self {
+            length,
+            blocks,
+            crc: 0,
+            object: None,
         }
     }
 

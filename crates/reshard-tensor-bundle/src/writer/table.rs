@@ -14,7 +14,7 @@ use crate::{
     table::write::TableBuilder,
 };
 use bytes::Bytes;
-use reshard_model::Dims;
+use reshard_model::{Dims, Region};
 use reshard_plan::{Metadata, PieceId, TensorRef};
 use reshard_strategy::{FinishCx, Result, StorageInfo, StrategyError, WriteResult};
 use std::collections::BTreeMap;
@@ -139,7 +139,12 @@ impl<'w> Table<'w> {
             let crc = item::receipt(&at.receipt).map(|(crc, _)| crc);
             let crc = crc
                 .ok_or_else(|| StrategyError::Internal(format!("{} has no checksum", result.id)))?;
-            parts.push((self.entry(at, dtype, &region.lengths, crc)?, region));
+            // All parts of a tensor that is stored whole are one, and its first part has it.
+            let stored = match dtype::is_sliced(t.dtype()) {
+                true => region,
+                false => Region::whole(&shape),
+            };
+            parts.push((self.entry(at, dtype, &stored.lengths, crc)?, stored));
         }
         let whole = parts.iter().position(|(_, region)| region.lengths == shape);
         if let Some(whole) = whole {

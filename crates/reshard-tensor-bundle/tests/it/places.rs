@@ -1,7 +1,8 @@
 //! Prefixes and folders: what a save puts there, what it leaves alone, and what it refuses.
 
+use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Data, ErrorKind, Region, ShardedTensor, StateDict, Tensor, Value,
+    DType, Data, ErrorKind, LocalGroup, Region, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
     model::{BoxError, Dims, TensorSource},
     policy::MaxShardSize,
@@ -10,6 +11,7 @@ use reshard_tensor_bundle::{ObjectGraphSource, TensorBundleConfig};
 use std::{
     collections::BTreeMap,
     fs,
+    future::IntoFuture,
     path::Path,
     sync::{
         Arc,
@@ -173,6 +175,78 @@ fn a_prefix_that_exists_is_not_replaced() {
         "{e:?}"
     );
     assert!(files(home.path()) == before);
+}
+
+/// TensorFlow's reader of slices has no cases for them: "Dtype half not supported".
+const READ_WHOLE: [DType; 8] = [
+    DType::Float16,
+    DType::UInt16,
+    DType::UInt32,
+    DType::UInt64,
+    DType::Float8E4M3Fn,
+    DType::Float8E4M3FnUz,
+    DType::Float8E5M2,
+    DType::Float8E5M2FnUz,
+];
+
+#[test]
+fn types_that_tensorflow_reads_only_whole_are_stored_whole() {
+    let others = [DType::Float32, DType::BFloat16, DType::Int8, DType::Bool];
+    let home = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for dtype in READ_WHOLE.into_iter().chain(others) {
+        let bytes: Vec<u8> = (0..24 * dtype.size()).map(|n| n as u8 % 2).collect();
+        let whole = Tensor::new(dtype, &[4, 6], bytes).unwrap();
+        // Ranks with rows or columns, and a policy that cuts what they have.
+        for (axis, limit) in [(0, None), (1, None), (0, Some(9)), (1, Some(9))] {
+            let at = url(home.path(), &format!("ckpt-{count}"));
+            count += 1;
+            let states: Vec<StateDict> = (0..2)
+                .map(|rank| {
+                    let mut region = Region::whole(&[4, 6]);
+                    region.lengths[axis] /= 2;
+                    region.offsets[axis] = rank * region.lengths[axis];
+                    let part = whole.narrow(&region);
+                    let leaf = ShardedTensor::from_rank_offsets("w", part, &[(axis, rank, 2)]);
+                    let mut state = StateDict::new();
+                    state.insert("w", leaf.unwrap());
+                    let other = Tensor::from_vec(&[2], vec![3i64, 4]).unwrap();
+                    state.insert("n", ShardedTensor::replicated("n", other, rank as u32));
+                    state
+                })
+                .collect();
+            let groups = LocalGroup::new(2);
+            let saves = states.iter().zip(&groups).map(|(state, group)| {
+                let save = reshard::save(state, &at)
+                    .group(group)
+                    .strategy(TensorBundleConfig::default());
+                let save = match limit {
+                    Some(limit) => save.policy(MaxShardSize::new(limit)),
+                    None => save,
+                };
+                save.into_future()
+            });
+            let saved = block_on(join_all(saves));
+            saved.into_iter().for_each(|saved| drop(saved.unwrap()));
+
+            let found = Checkpoint::open(&at).unwrap();
+            let tensor = found.metadata().tensor("w").unwrap();
+            let is_whole = tensor.chunks().count() == 1;
+            assert_eq!(
+                is_whole,
+                READ_WHOLE.contains(&dtype),
+                "{dtype} {axis} {limit:?}"
+            );
+            let read = found.tensor("w").unwrap().read(..).unwrap();
+            assert!(
+                read.to_bytes() == whole.to_bytes(),
+                "{dtype} {axis} {limit:?}"
+            );
+            let report = found.verify(true, reshard::storage::Progress::none());
+            assert!(report.unwrap().damage.is_empty());
+            assert_eq!(found.producer().loadable_by, ["TensorFlow"]);
+        }
+    }
 }
 
 /// Elements that are made while they are read.
