@@ -38,7 +38,7 @@ fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Resul
         tensors.map(|t| (t.key().to_owned(), t.dtype())).collect()
     };
     for (url, opened) in [&args.first, &args.second].into_iter().zip(opened) {
-        let stored = program.open(url, args.reading.as_stored().verify(false))?;
+        let stored = program.open_quietly(url, args.reading.as_stored().verify(false))?;
         if types(&stored) != types(opened) {
             return Ok(());
         }
