@@ -505,7 +505,7 @@ pub(crate) struct Convert {
     /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
-    /// Read no data. Only print how many bytes it would read, and with about how many requests.
+    /// Write nothing. Make every check that needs no tensor data, and print what would be read, written and left out.
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print JSON, schema 1.

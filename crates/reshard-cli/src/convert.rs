@@ -2,7 +2,7 @@
 
 use crate::{
     args::{Convert, Target},
-    cost::{self, Checks, Reads},
+    cost::{self, Checks, ReadCost, Reads},
     error::{CliError, OK, RAISE, Result},
     findings::{line, stored_bytes},
     glob::Keys,
@@ -30,12 +30,19 @@ use std::{fs::File, io::Read as _, path::Path, time::Duration};
 #[derive(Serialize)]
 struct Report<'a> {
     schema: u32,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dry_run: bool,
+    /// What the conversion would read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reads: Vec<ReadCost<'a>>,
     src: &'a str,
     dst: &'a str,
     ranks: u32,
     tensors: u64,
     objects: u64,
     files: u64,
+    /// Stored parts of tensors, and objects.
+    pieces: u64,
     bytes: u64,
     /// With what was checked before.
     seconds: f64,
@@ -50,6 +57,9 @@ struct Report<'a> {
     resumed: Option<Kept>,
     /// What of `seconds` came before anything was written.
     checking_seconds: f64,
+    /// The checks that a dry run does not make.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unmade_checks: Vec<&'static str>,
 }
 
 fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
@@ -110,14 +120,18 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let maps = args.mapping.map.is_some() || args.optimizer.is_some();
     let read = if maps { Keys(&[]) } else { keys };
     let cost = |reads: &Reads<'_>| reads.conversion(read, checks);
-    if let Some(code) = cost::tell(&[(&source, &cost)], (args.dry_run, args.json), io)? {
-        return Ok(code);
-    }
+    let reads = match args.dry_run {
+        true => Some(ReadCost::of(&source, &cost)),
+        false => {
+            cost::note(&source, &cost, io);
+            None
+        }
+    };
 
     // What is checked before anything is written is shown as a step of its own.
     let bar = io.bar(
         "checking",
-        if args.no_verify {
+        if args.no_verify || args.dry_run {
             0
         } else {
             stored_bytes(&source)
@@ -135,7 +149,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         );
     }
 
-    let bar = io.bar("writing", conversion.bytes());
+    let bar = io.bar("writing", if args.dry_run { 0 } else { conversion.bytes() });
     let written = bar.clone();
     let done = wait(conversion.progress(move |n| written.inc(n)).run());
     bar.finish_and_clear();
@@ -149,24 +163,29 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         dropped,
         casts,
         resumed,
+        unmade_checks,
         ..
     } = done.map_err(told)?;
     let report = Report {
         schema: 1,
+        dry_run: args.dry_run,
+        reads: Vec::from_iter(reads),
         src: &args.src,
         dst: &args.dst,
         ranks: args.ranks,
         tensors,
         objects,
         files: saved.files(),
+        pieces: saved.totals.all.items,
         bytes: saved.bytes(),
         seconds: took.as_secs_f64(),
         checking_seconds: checking.as_secs_f64(),
+        unmade_checks,
         policy: saved.policy.as_ref(),
         format: format.to_string(),
         dropped,
         casts: casts.iter().map(Cast::of).collect(),
-        resumed: args.resume.then_some(Kept {
+        resumed: (args.resume && !args.dry_run).then_some(Kept {
             files: resumed.files,
             bytes: resumed.bytes,
         }),
@@ -255,6 +274,7 @@ fn set_up<'a>(
         .keep_objects(args.keep_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
+        .dry_run(args.dry_run)
         .journal(options_that_count(args)?)
         .resume(args.resume)
         .registry(program.registry.clone())
@@ -385,7 +405,8 @@ const NAMED: usize = 20;
 fn note_lost(report: &Report<'_>, io: &mut Io<'_>) {
     let hidden = |all: usize| all.saturating_sub(NAMED) as u64;
     for what in report.dropped.iter().take(NAMED) {
-        io.note(format!("{what} was left out"));
+        let is = if report.dry_run { "would be" } else { "was" };
+        io.note(format!("{what} {is} left out"));
     }
     if hidden(report.dropped.len()) > 0 {
         let more = units::some(hidden(report.dropped.len()), "item");
@@ -441,27 +462,33 @@ fn print(
     if as_json {
         return json::write_about(io.out, &[source], report);
     }
+    for read in &report.reads {
+        read.print(io)?;
+    }
     let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
-    writeln!(out, "{}  {}", styled(GOOD, "converted"), shown(report.dst))?;
+    let (did, as_what) = match report.dry_run {
+        true => ("would convert to", "would write"),
+        false => ("converted", "written as"),
+    };
+    writeln!(out, "{}  {}", styled(GOOD, did), shown(report.dst))?;
     let what = format!(
         "{}, {}",
         units::some(report.tensors, "tensor"),
         units::some(report.objects, "object")
     );
     fact(out, "holds", what)?;
-    let (ranks, files) = (
-        units::some(report.ranks.into(), "rank"),
-        units::some(report.files, "file"),
-    );
-    fact(
-        out,
-        "written as",
-        format!(
-            "{}, {ranks}, {files}, {}",
-            report.format,
-            units::bytes(report.bytes)
-        ),
-    )?;
+    let [ranks, files, pieces] = [
+        (report.ranks.into(), "rank"),
+        (report.files, "file"),
+        (report.pieces, "piece"),
+    ]
+    .map(|(n, of)| units::some(n, of));
+    let bytes = units::bytes(report.bytes);
+    let written = format!("{}, {ranks}, {files}, {pieces}, {bytes}", report.format);
+    fact(out, as_what, written)?;
+    for check in &report.unmade_checks {
+        fact(out, "not checked", check)?;
+    }
     if let Some(kept) = &report.resumed {
         let (files, bytes) = (units::some(kept.files, "file"), units::bytes(kept.bytes));
         fact(

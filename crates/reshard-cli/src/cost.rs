@@ -15,8 +15,9 @@ use reshard::{
     strategy::{CheckedItems, StorageInfo},
     torch_dist,
 };
+use serde::Serialize;
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 /// What is read, and with how many requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,50 +53,76 @@ const REQUESTS: u64 = 1_000;
 /// The cost of a command, from how its checkpoint is read.
 type Computed<'f> = &'f dyn Fn(&Reads<'_>) -> Cost;
 
-/// Tells what it costs to read checkpoints, before anything is read: on stdout if nothing else is to be done, or else in a note, if it is much and requests are
-/// dear. Where it is not told it is not computed either. Returns the exit code if that is all.
+/// The cost of reading one checkpoint.
+#[derive(Serialize)]
+pub(crate) struct ReadCost<'c> {
+    url: &'c str,
+    bytes: u64,
+    requests: u64,
+}
+
+impl<'c> ReadCost<'c> {
+    pub(crate) fn of(c: &'c Checkpoint, cost: Computed<'_>) -> Self {
+        let Cost { bytes, requests } = cost(&Reads::of(c));
+        Self {
+            url: c.url(),
+            bytes,
+            requests,
+        }
+    }
+
+    fn is_large(&self) -> bool {
+        self.bytes >= BYTES || self.requests >= REQUESTS
+    }
+
+    /// Prints the line of a dry run.
+    pub(crate) fn print(&self, io: &mut Io<'_>) -> Result<()> {
+        let text = self.to_string();
+        writeln!(io.out, "would read  {}", crate::table::shown(&text))?;
+        Ok(())
+    }
+}
+
+impl fmt::Display for ReadCost<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests = units::some(self.requests, "request");
+        let bytes = units::bytes(self.bytes);
+        write!(f, "{bytes} with about {requests} from {}", self.url)
+    }
+}
+
+/// Notes the cost of reading a checkpoint, before anything is read, if it is large and requests are expensive. Elsewhere it is not computed.
+pub(crate) fn note(c: &Checkpoint, cost: Computed<'_>, io: &mut Io<'_>) {
+    if c.store().hints().requests_are_dear() {
+        let cost = ReadCost::of(c, cost);
+        if cost.is_large() {
+            io.note(format!("reads {cost}"));
+        }
+    }
+}
+
+/// Reports the cost of reading checkpoints, before anything is read: on stdout for a dry run, of which this is all, or else as a [`note`]. Returns the exit
+/// code of a dry run.
 pub(crate) fn tell(
     costs: &[(&Checkpoint, Computed<'_>)],
     (dry_run, as_json): (bool, bool),
     io: &mut Io<'_>,
 ) -> Result<Option<u8>> {
-    let text = |c: &Checkpoint, cost: Cost| {
-        let requests = units::some(cost.requests, "request");
-        format!(
-            "{} with about {requests} from {}",
-            units::bytes(cost.bytes),
-            c.url()
-        )
-    };
-    let is_told = |c: &Checkpoint| dry_run || c.store().hints().requests_are_dear();
-    let told = costs.iter().filter(|(c, _)| is_told(c));
-    let costs: Vec<(&Checkpoint, Cost)> = told.map(|(c, cost)| (*c, cost(&Reads::of(c)))).collect();
     if !dry_run {
-        for (c, cost) in costs {
-            if cost.bytes >= BYTES || cost.requests >= REQUESTS {
-                io.note(format!("reads {}", text(c, cost)));
-            }
-        }
+        costs.iter().for_each(|(c, cost)| note(c, cost, io));
         return Ok(None);
     }
+    let reads: Vec<_> = costs
+        .iter()
+        .map(|(c, cost)| ReadCost::of(c, cost))
+        .collect();
     if as_json {
-        let reads: Vec<_> = costs
-            .iter()
-            .map(|(c, cost)| json!({ "url": c.url(), "bytes": cost.bytes, "requests": cost.requests }))
-            .collect();
         let about: Vec<&Checkpoint> = costs.iter().map(|(c, _)| *c).collect();
-        json::write_about(
-            io.out,
-            &about,
-            &json!({ "schema": 1, "dry_run": true, "reads": reads }),
-        )?;
+        let report = json!({ "schema": 1, "dry_run": true, "reads": reads });
+        json::write_about(io.out, &about, &report)?;
     } else {
-        for (c, cost) in costs {
-            writeln!(
-                io.out,
-                "would read  {}",
-                crate::table::shown(&text(c, cost))
-            )?;
+        for read in reads {
+            read.print(io)?;
         }
     }
     Ok(Some(OK))

@@ -88,6 +88,7 @@ pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert
         overwrite: false,
         journal: None,
         verify: true,
+        dry_run: false,
         checked: Progress::default(),
         progress: Progress::default(),
         registry: None,
@@ -123,6 +124,7 @@ pub struct Convert<'a> {
     overwrite: bool,
     journal: Option<Journal>,
     verify: bool,
+    dry_run: bool,
     checked: Progress,
     progress: Progress,
     registry: Option<Registry>,
@@ -332,6 +334,13 @@ impl<'a> Convert<'a> {
         self
     }
 
+    /// Whether to make all checks that need no tensor data, and to write nothing. The report contains what would be written, and lists the checks that were not
+    /// made. The default is a real conversion.
+    pub fn dry_run(mut self, dry_run: bool) -> Self {
+        self.dry_run = dry_run;
+        self
+    }
+
     /// Uses a destination that is already open. Its URL is then only its name in messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.stores = Some(Stores::only(store));
@@ -399,13 +408,12 @@ impl<'a> Convert<'a> {
         if self.verify {
             let phase = Started::now("check", self.source.url());
             // Of a chunk that was written in part nobody knows the rest.
-            if !self.journal.as_ref().is_some_and(|j| j.looks) {
+            let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
+            if !resumes && !self.dry_run {
                 checks = self.checks().await;
             }
-            let verified = self
-                .source
-                .verify(checks.is_none(), self.checked.clone())
-                .await;
+            let elements = checks.is_none() && !self.dry_run;
+            let verified = self.source.verify(elements, self.checked.clone()).await;
             let found = verified.map_err(ConvertError::Read);
             let sound = found.and_then(|found| {
                 self.sound(&found)?;
@@ -665,7 +673,12 @@ impl Conversion<'_> {
             .await?;
         Ok(ConvertReport {
             format: target.key(),
-            casts: source.casts(),
+            // A dry run casts nothing, so it can't count losses.
+            casts: match setup.dry_run {
+                true => Vec::new(),
+                false => source.casts(),
+            },
+            unmade_checks: setup.unmade_checks(),
             dropped,
             tensors: source.tensors(),
             objects: source.objects(),
@@ -678,6 +691,30 @@ impl Conversion<'_> {
 }
 
 impl Convert<'_> {
+    /// The checks of this conversion that need tensor data, or need to write.
+    fn unmade_checks(&self) -> Vec<&'static str> {
+        let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
+        let checks = [
+            (self.verify, "the checksums of tensors"),
+            (
+                self.dtype.is_some() || self.mapped.is_some(),
+                "the range and precision that casts lose",
+            ),
+            (
+                self.overwrite,
+                "whether the file system can exchange the old version for the new one in one step",
+            ),
+            (
+                resumes,
+                "which files an interrupted conversion has finished",
+            ),
+        ];
+        let unmade = checks
+            .into_iter()
+            .filter(|(applies, _)| self.dry_run && *applies);
+        unmade.map(|(_, check)| check).collect()
+    }
+
     /// Saves the states of all ranks. I/O threads read and write the bytes, so one task can drive all ranks.
     async fn save(
         &self,
@@ -687,7 +724,8 @@ impl Convert<'_> {
         stores: Stores,
     ) -> Result<(SaveReport, Resumed)> {
         let journal = self.journal.as_ref();
-        let place = match journal.filter(|_| target.place() == PlaceKind::Folder) {
+        let keeps = target.place() == PlaceKind::Folder && !self.dry_run;
+        let place = match journal.filter(|_| keeps) {
             None => None,
             Some(journal) => {
                 let place = resume::place(self.source, &self.dst, &stores, journal).await;
@@ -724,6 +762,7 @@ impl Convert<'_> {
                 .boxed_strategy(config)
                 .planner(planner.clone())
                 .overwrite(self.overwrite)
+                .dry_run(self.dry_run)
                 .stores(stores.clone())
                 .progress(move |n| progress.add(n));
             let save = match &place {
@@ -801,6 +840,8 @@ pub struct ConvertReport {
     pub dropped: Vec<NotHeld>,
     /// The tensors that were cast, and what that has lost.
     pub casts: Vec<CastReport>,
+    /// The checks that a dry run has not made; empty after a real conversion.
+    pub unmade_checks: Vec<&'static str>,
     /// The number of tensors that were carried over.
     pub tensors: u64,
     /// The number of objects that were carried over.

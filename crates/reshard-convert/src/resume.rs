@@ -444,6 +444,14 @@ impl Store for ResumableStore {
         Ok(self.transaction(inner))
     }
 
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.inner.begin_dry_run(attempt, if_exists).await
+    }
+
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let found = self.state.found.get().and_then(Option::as_ref);
         let adopted = found.filter(|f| f.place.is_none());

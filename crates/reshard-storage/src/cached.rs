@@ -273,6 +273,14 @@ impl Store for CachedStore {
         self.inner.begin(attempt, if_exists).await
     }
 
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.inner.begin_dry_run(attempt, if_exists).await
+    }
+
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         self.inner.join(attempt, place).await
     }

@@ -206,6 +206,14 @@ impl Store for CountingStore {
         self.inner.links().await
     }
 
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.inner.begin_dry_run(attempt, if_exists).await
+    }
+
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let inner = self.inner.join(attempt, place).await?;
         Ok(Arc::new(CountingTransaction {

@@ -21,6 +21,7 @@ mod bandwidth;
 mod body;
 mod cached;
 mod counting;
+mod dry_run;
 mod error;
 mod ext;
 #[cfg(feature = "testkit")]
@@ -60,6 +61,7 @@ pub use body::{
 };
 pub use cached::{CachedStore, DiskCache, read_through};
 pub use counting::{CountingStore, Counts};
+pub use dry_run::DryTransaction;
 pub use error::{Result, ServiceFault, StorageError};
 pub use ext::StoreExt;
 #[cfg(feature = "local")]

@@ -18,8 +18,9 @@ mod version;
 mod write;
 
 use crate::{
-    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead,
-    Recovery, Removal, Result, StorageError, Store, Traffic, Transaction, pool,
+    Depth, DryTransaction, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
+    Progress, RecordRead, Recovery, Removal, Result, StorageError, Store, Traffic, Transaction,
+    pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -204,6 +205,24 @@ impl Store for LocalStore {
             None => LocalTransaction::begin(&ResolvedPlace::find(&place)?, &attempt, if_exists),
         };
         Ok(Arc::new(pool::run_one(begin).await?))
+    }
+
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        let (place, resolved, attempt) = (
+            self.path().to_path_buf(),
+            self.resolved.clone(),
+            attempt.to_owned(),
+        );
+        let check = move || match resolved {
+            Some(resolved) => LocalTransaction::check(&resolved, &attempt, &if_exists),
+            None => LocalTransaction::check(&ResolvedPlace::find(&place)?, &attempt, &if_exists),
+        };
+        pool::run_one(check).await?;
+        Ok(Arc::new(DryTransaction::new(None)))
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {

@@ -1,6 +1,6 @@
 use crate::{
-    Among, Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead,
-    Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction,
+    Among, Depth, DryTransaction, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress,
+    RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -45,6 +45,20 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// # Errors
     /// As there.
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
+
+    /// As [`Store::begin_dry_run`].
+    ///
+    /// # Errors
+    /// As there.
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        let begun = self.begin(attempt, if_exists).await?;
+        begun.rollback().await?;
+        Ok(Arc::new(DryTransaction::new(begun.folder())))
+    }
 
     /// As [`Store::join`].
     ///
@@ -178,6 +192,20 @@ impl PartStore {
                 Name::new(ending).ok().filter(|_| own == &**prefix)
             }
         }
+    }
+
+    fn writer(&self) -> Result<&dyn PartWriter> {
+        self.writer.as_deref().ok_or_else(|| StorageError::Unsupported {
+            what: format!("writing a checkpoint at {}", self.url),
+            why: match self.kind() {
+                PlaceKind::Prefix => {
+                    "its store does not write files with a common prefix; save to a local directory, or into a folder, as with the setting \
+                     in_folder of tensor_bundle"
+                }
+                _ => "its store does not write a single file; save to a folder",
+            }
+            .into(),
+        })
     }
 
     fn there(&self, name: &Name) -> Result<Name> {
@@ -336,20 +364,15 @@ impl Store for PartStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        if let Some(writer) = &self.writer {
-            return writer.begin(attempt, if_exists).await;
-        }
-        Err(StorageError::Unsupported {
-            what: format!("writing a checkpoint at {}", self.url),
-            why: match self.kind() {
-                PlaceKind::Prefix => {
-                    "its store does not write files with a common prefix; save to a local directory, or into a folder, as with the setting \
-                     in_folder of tensor_bundle"
-                }
-                _ => "its store does not write a single file; save to a folder",
-            }
-            .into(),
-        })
+        self.writer()?.begin(attempt, if_exists).await
+    }
+
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.writer()?.begin_dry_run(attempt, if_exists).await
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {

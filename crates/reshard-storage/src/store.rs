@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Tags,
-    Traffic, Written,
+    DryTransaction, Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery,
+    Result, Tags, Traffic, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -301,6 +301,21 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`Unsupported`](crate::StorageError::Unsupported) if it can't be replaced in one step. Neither leaves anything of the
     /// attempt.
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
+
+    /// Checks what [`begin`](Self::begin) checks, and returns a transaction that records the files of a save without writing them. Nothing
+    /// is left at the place. The default begins a version and rolls it back.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        let begun = self.begin(attempt, if_exists).await?;
+        begun.rollback().await?;
+        Ok(Arc::new(DryTransaction::new(begun.folder())))
+    }
 
     /// Joins a version that another rank has begun, with the `attempt` and the [`Transaction::place`] of that rank. It creates
     /// nothing, and it changes nothing of the version: files that are already written and the `if_exists` of

@@ -137,6 +137,14 @@ impl Store for ThrottledStore {
         Ok(self.transaction(begun))
     }
 
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.inner.begin_dry_run(attempt, if_exists).await
+    }
+
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let joined = self.inner.join(attempt, place).await?;
         Ok(self.transaction(joined))

@@ -47,6 +47,9 @@ pub struct SaveCx<'a> {
     pub kept_plan: Option<Arc<KeptPlan>>,
     /// Whether a planner that validates what all ranks declare is asked to. Give all ranks the same.
     pub validate_access_integrity: bool,
+    /// Whether the save is only planned and laid out: no tensor data is read, ranks exchange none, and the format makes no records.
+    /// The [`transaction`](Self::transaction) writes nothing then.
+    pub dry_run: bool,
     /// What this rank declares that its state does not show. A strategy that takes leaves out of the state, or makes other replicas of
     /// them, says here what they were, so that the planner validates what the ranks have saved. It adds to what is there.
     pub declares: Arc<Declares>,
@@ -83,6 +86,7 @@ impl<'a> SaveCx<'a> {
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,
             validate_access_integrity: true,
+            dry_run: false,
             declares: Arc::default(),
         }
     }

@@ -94,6 +94,7 @@ pub(crate) const OPTIONS: &[OptionRule] = &[
     option("max_slices", Agree, Absent, ""),
     option("max_files", Agree, Absent, ""),
     option("overwrite", Agree, Absent, ""),
+    option("dry_run", Agree, Absent, ""),
     option("durability", Agree, Absent, ""),
     option("rank_local", Agree, Absent, ""),
     option("coordinators_plain_tensors", Agree, Absent, ""),

@@ -78,6 +78,19 @@ pub(crate) async fn replace(
     files_to_replace(store, &how, json, &formats).await
 }
 
+/// Refuses files with a prefix that are a checkpoint, before a save writes anything. Its commit would refuse them, too.
+pub(crate) async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -> Result<()> {
+    let top = match store.top().await {
+        Ok(top) => top,
+        Err(StorageError::NotFound { .. }) => return Ok(()),
+        Err(e) => return Err(e.into()),
+    };
+    match Formats::of(registry)?.of_kind(PlaceKind::Prefix).know(&top) {
+        true => Err(StorageError::Exists { path: store.url() }.into()),
+        false => Ok(()),
+    }
+}
+
 /// The same for a checkpoint that can be opened, whatever tells what it is.
 pub(crate) async fn replace_opened(
     store: &Arc<dyn Store>,

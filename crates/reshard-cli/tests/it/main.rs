@@ -7,6 +7,7 @@ mod common;
 mod convert;
 mod cost;
 mod digest;
+mod dry_run;
 mod findings;
 mod flips;
 mod handmade;

@@ -15,8 +15,9 @@ use super::{
     write,
 };
 use crate::{
-    Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind,
-    Progress, Recovery, Removal, Result, StorageError, Transaction, UnfinishedUpload, Written,
+    Depth, DryTransaction, Durability, Entry, FileBody, IfExists, Leftover, Name, PartStore,
+    PartWriter, PlaceKind, Progress, Recovery, Removal, Result, StorageError, Transaction,
+    UnfinishedUpload, Written,
     action_log::{Action, note},
     failpoint,
     part::is_ending,
@@ -47,6 +48,15 @@ struct LocalPart {
     resolved: Option<Arc<ResolvedPlace>>,
 }
 
+impl LocalPart {
+    fn resolved(&self) -> Result<Arc<ResolvedPlace>> {
+        match &self.resolved {
+            Some(resolved) => Ok(Arc::clone(resolved)),
+            None => ResolvedPlace::find(&self.path).map(Arc::new),
+        }
+    }
+}
+
 /// One file or files with a prefix as a place. `None` when the path ends in no name that a file can have.
 pub(super) fn place(path: &Path, kind: PlaceKind) -> Option<PartStore> {
     let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
@@ -71,18 +81,25 @@ pub(super) fn place(path: &Path, kind: PlaceKind) -> Option<PartStore> {
 impl PartWriter for LocalPart {
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let (me, attempt) = (self.clone(), attempt.to_owned());
-        let begin = move || {
-            let found;
-            let resolved = match &me.resolved {
-                Some(resolved) => resolved,
-                None => {
-                    found = ResolvedPlace::find(&me.path)?;
-                    &found
-                }
-            };
-            PartTransaction::begin(resolved, &attempt, me.kind, &if_exists)
-        };
+        let begin = move || PartTransaction::begin(&*me.resolved()?, &attempt, me.kind, &if_exists);
         Ok(Arc::new(pool::run_one(begin).await?))
+    }
+
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        let (me, attempt) = (self.clone(), attempt.to_owned());
+        let check = move || {
+            let resolved = me.resolved()?;
+            if let Some(version) = resolved.version_to_make(&attempt)? {
+                to_replace(&resolved, &version, me.kind, &if_exists)?;
+            }
+            Ok(())
+        };
+        pool::run_one(check).await?;
+        Ok(Arc::new(DryTransaction::new(None)))
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
@@ -247,6 +264,34 @@ fn unlink_all(version: &NewVersion, names: &[OsString]) -> Result<()> {
     outcome
 }
 
+/// The file that the version replaces; `None` if there is none, or for a prefix.
+fn to_replace(
+    resolved: &ResolvedPlace,
+    version: &NewVersion,
+    kind: PlaceKind,
+    if_exists: &IfExists,
+) -> Result<Option<OwnedFd>> {
+    if kind != PlaceKind::File {
+        return match if_exists {
+            IfExists::Replace(files) if !files.is_empty() => Err(version.unsupported(
+                "files with a common prefix can't be replaced in one step: new files have the names of old ones, so a crash could \
+                 leave neither checkpoint; save to another prefix and remove the old files yourself, or save to a folder",
+            )),
+            _ => Ok(None),
+        };
+    }
+    let old = standing(version)?;
+    if old.is_some() && *if_exists == IfExists::Refuse {
+        return Err(version.exists());
+    }
+    let found = old.as_ref().map(Identity::of).transpose();
+    let found = found.map_err(|e| StorageError::io("look at", &version.place, e))?;
+    if resolved.known.is_some_and(|known| known != found) {
+        return Err(version.changed());
+    }
+    Ok(old)
+}
+
 /// A new version of one file, or new files with a prefix.
 #[derive(Debug)]
 struct PartTransaction {
@@ -276,27 +321,7 @@ impl PartTransaction {
         if_exists: &IfExists,
     ) -> Result<Self> {
         let version = resolved.made_version(attempt)?;
-        let mut old = None;
-        match (kind, if_exists) {
-            (PlaceKind::File, _) => {
-                old = standing(&version)?.map(Arc::new);
-                if old.is_some() && *if_exists == IfExists::Refuse {
-                    return Err(version.exists());
-                }
-                let found = old.as_deref().map(Identity::of).transpose();
-                let found = found.map_err(|e| StorageError::io("look at", &version.place, e))?;
-                if resolved.known.is_some_and(|known| known != found) {
-                    return Err(version.changed());
-                }
-            }
-            (_, IfExists::Replace(files)) if !files.is_empty() => {
-                return Err(version.unsupported(
-                    "files with a common prefix can't be replaced in one step: new files have the names of old ones, so a crash could \
-                     leave neither checkpoint; save to another prefix and remove the old files yourself, or save to a folder",
-                ));
-            }
-            _ => {}
-        }
+        let old = to_replace(resolved, &version, kind, if_exists)?.map(Arc::new);
         let built = version.make()?;
         failpoint::hit("transaction.created");
         Ok(Self::new(version, built, kind, old))

@@ -87,6 +87,29 @@ pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) ->
     )
 }
 
+/// The directory that the version replaces; `None` if the place is empty.
+fn to_replace(
+    resolved: &ResolvedPlace,
+    version: &NewVersion,
+    if_exists: &IfExists,
+) -> Result<Option<OwnedFd>> {
+    let fail = |e| StorageError::io("list", &version.place, e);
+    let place = match version.standing()? {
+        Some(place) if !dir::is_empty(&place).map_err(fail)? => place,
+        _ => return Ok(None),
+    };
+    let found = Some(Identity::of(&place).map_err(fail)?);
+    if *if_exists == IfExists::Refuse {
+        return Err(version.exists());
+    }
+    // Nobody knows the files of what came since, also when nothing was there.
+    if resolved.known.is_some_and(|known| known != found) {
+        return Err(version.changed());
+    }
+    version.check_replaceable(&place)?;
+    Ok(Some(place))
+}
+
 impl LocalTransaction {
     pub(super) fn begin(
         resolved: &ResolvedPlace,
@@ -94,23 +117,7 @@ impl LocalTransaction {
         if_exists: IfExists,
     ) -> Result<Self> {
         let version = resolved.made_version(attempt)?;
-        let fail = |e| StorageError::io("list", &version.place, e);
-        let old = version.standing()?;
-        let old = match old {
-            Some(place) if !dir::is_empty(&place).map_err(fail)? => Some(place),
-            _ => None,
-        };
-        if let Some(place) = &old {
-            let found = Some(Identity::of(place).map_err(fail)?);
-            if if_exists == IfExists::Refuse {
-                return Err(version.exists());
-            }
-            // Nobody knows the files of what came since, also when nothing was there.
-            if resolved.known.is_some_and(|known| known != found) {
-                return Err(version.changed());
-            }
-            version.check_replaceable(place)?;
-        }
+        let old = to_replace(resolved, &version, &if_exists)?;
         let built = version.make()?;
         if let Some(place) = &old {
             let fits = || version.check_name(&version.aside(built.fd(), place)?);
@@ -128,6 +135,18 @@ impl LocalTransaction {
             old: old.map(Arc::new),
             committed: AtomicBool::new(false),
         })
+    }
+
+    /// Checks what [`begin`](Self::begin) checks, but for what only a new directory shows.
+    pub(super) fn check(
+        resolved: &ResolvedPlace,
+        attempt: &str,
+        if_exists: &IfExists,
+    ) -> Result<()> {
+        if let Some(version) = resolved.version_to_make(attempt)? {
+            to_replace(resolved, &version, if_exists)?;
+        }
+        Ok(())
     }
 
     /// What another rank has begun, and [told](begun::tell) of.

@@ -149,6 +149,22 @@ impl ResolvedPlace {
         }))
     }
 
+    /// The version of an attempt that a dry run would make. `None` if directories above the place are missing and can be made.
+    ///
+    /// # Errors
+    /// This user has no permission to create the version.
+    pub(super) fn version_to_make(&self, attempt: &str) -> Result<Option<NewVersion>> {
+        let version = self.version(attempt)?;
+        let up = match &version {
+            Some(version) => Arc::clone(&version.up),
+            None => Arc::new(nearest_directory(&self.parent)?),
+        };
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        let allowed = rustix::fs::accessat(&*up, c".", access, AtFlags::EACCESS);
+        allowed.map_err(|e| StorageError::io("create", &self.place, e))?;
+        Ok(version)
+    }
+
     /// The same, when the directories above the place are made.
     pub(super) fn made_version(&self, attempt: &str) -> Result<NewVersion> {
         if let Some(version) = self.version(attempt)? {
@@ -163,6 +179,14 @@ impl ResolvedPlace {
         me.version(attempt)?.ok_or_else(|| StorageError::NotFound {
             path: self.parent.display().to_string(),
         })
+    }
+}
+
+/// Opens the directory, or the nearest one above it that exists.
+fn nearest_directory(path: &Path) -> Result<OwnedFd> {
+    match (dir::hold(path), path.parent()) {
+        (Err(Errno::NOENT), Some(above)) => nearest_directory(above),
+        (held, _) => held.map_err(|e| StorageError::io("open", path, e)),
     }
 }
 

@@ -414,6 +414,15 @@ impl Store for FaultStore {
         self.with(Op::List, self.inner.links()).await
     }
 
+    async fn begin_dry_run(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>> {
+        self.with(Op::Begin, self.inner.begin_dry_run(attempt, if_exists))
+            .await
+    }
+
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let inner = self
             .with(Op::Begin, self.inner.join(attempt, place))

@@ -138,8 +138,8 @@ impl<W: StorageWriter> Planned<W> {
         // The last collective step of planning. The result owns everything, so any thread can write it. An exchange has a
         // group of its own, because it runs beside the steps of the whole group.
         let peers = match decided.exchange {
-            None => None,
-            Some(group) => Apart::of(group, comm, cx.exchange_memory).await?,
+            Some(group) if !cx.dry_run => Apart::of(group, comm, cx.exchange_memory).await?,
+            _ => None,
         };
         let takes_folder = self.writer.capabilities().takes_folder();
         let folder = takes_folder.then(|| cx.transaction.folder()).flatten();
@@ -154,6 +154,7 @@ impl<W: StorageWriter> Planned<W> {
             },
             rank: comm.rank().0,
             rank_local: cx.rank_local,
+            dry_run: cx.dry_run,
             url: cx.url.to_owned(),
             dialect: cx.dialect,
             work: Some(Work {

@@ -7,12 +7,14 @@ use crate::{
     attempt::attempt,
     consistent,
     formats::Formats,
-    replace::{Replaced, no_checkpoint, replace},
+    replace::{Replaced, no_checkpoint, refuse_prefix, replace},
     replicas,
     side_by_side::{self, Old, Settings, SideBySide},
 };
 use reshard_comm::Comm;
-use reshard_storage::{IfExists, Name, StorageError, Store, StoreExt, Transaction};
+use reshard_storage::{
+    DryTransaction, IfExists, Name, PlaceKind, StorageError, Store, StoreExt, Transaction,
+};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::Arc;
 
@@ -29,6 +31,7 @@ pub(super) struct Begun {
 #[derive(Clone, Copy)]
 pub(super) struct How {
     pub(super) overwrite: bool,
+    pub(super) dry_run: bool,
     pub(super) rule: Rule,
     pub(super) settings: Settings,
 }
@@ -57,13 +60,20 @@ impl SetUp {
         let Replaced { if_exists, stays } = if overwrite {
             replace(&store, &self.registry, self.kind).await?
         } else {
+            if self.kind == PlaceKind::Prefix {
+                refuse_prefix(&store, &self.registry).await?;
+            }
             Replaced::default()
         };
         let old = match &if_exists {
             IfExists::Refuse => Old::default(),
             IfExists::Replace(files) => Old::of(files, &Formats::of(&self.registry)?),
         };
-        match store.begin(attempt, if_exists).await {
+        let begun = match how.dry_run {
+            true => store.begin_dry_run(attempt, if_exists).await,
+            false => store.begin(attempt, if_exists).await,
+        };
+        match begun {
             Ok(transaction) => self.checked(&store, transaction, stays, (old, how)).await,
             Err(e) => {
                 // The version may exist all the same, if only the answer was lost. A refusal leaves nothing, and the directory that
@@ -111,8 +121,12 @@ impl SetUp {
     async fn join(
         &self,
         (attempt, place): (String, Option<String>),
+        dry_run: bool,
     ) -> Result<Begun, StrategyError> {
-        let transaction = self.store.join(&attempt, place.as_deref()).await?;
+        let transaction = match dry_run {
+            true => Arc::new(DryTransaction::new(place.map(Name::new).transpose()?)),
+            false => self.store.join(&attempt, place.as_deref()).await?,
+        };
         let old = Old::default();
         let side_by_side = SideBySide::of(&*transaction, &*self.sharded, self.kind, old);
         Ok(Begun {
@@ -186,7 +200,7 @@ pub(super) async fn begin(
         (Ok(theirs), Ok(setup)) => {
             let begun = match mine {
                 Some(begun) => Ok(begun),
-                None => setup.join(theirs).await,
+                None => setup.join(theirs, how.dry_run).await,
             };
             let mine = Mine {
                 plain: &setup.plain,

@@ -64,6 +64,7 @@ pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Sav
         kept_plan: None,
         validate_access_integrity: true,
         check_replicas: false,
+        dry_run: false,
         flatten: Flatten::default(),
         compare_common: true,
         integrity: false,
@@ -112,6 +113,7 @@ pub struct Save<'a> {
     pub(crate) kept_plan: Option<Arc<KeptPlan>>,
     pub(super) validate_access_integrity: bool,
     pub(super) check_replicas: bool,
+    pub(super) dry_run: bool,
     pub(super) flatten: Flatten,
     pub(super) compare_common: bool,
     pub(super) integrity: bool,
@@ -283,6 +285,14 @@ impl<'a> Save<'a> {
     /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
+        self
+    }
+
+    /// Whether to only check and plan the save, and to write nothing. All checks of a save run that need no tensor data, also those of the place, and the
+    /// report contains what would be written; for data that are compressed on the way, that is their maximal length. Checks between ranks that compare
+    /// tensors run, too. The format makes no records, because these have checksums of the data. The default is a real save.
+    pub fn dry_run(mut self, dry_run: bool) -> Self {
+        self.dry_run = dry_run;
         self
     }
 

@@ -54,6 +54,7 @@ impl Save<'_> {
             policy,
             policy_limits,
             overwrite,
+            dry_run,
             durability,
             rank_local,
             coordinators_plain_tensors,
@@ -109,6 +110,7 @@ impl Save<'_> {
             .with("max_slices", format_args!("{:?}", policy_limits.max_slices))
             .with("max_files", format_args!("{:?}", policy_limits.max_files))
             .with("overwrite", overwrite)
+            .with("dry_run", dry_run)
             .with("durability", format_args!("{durability:?}"))
             .with("rank_local", rank_local)
             .with("coordinators_plain_tensors", coordinators_plain_tensors)

@@ -58,6 +58,7 @@ pub(super) struct Version {
     /// The files of the common state, when they are written. Only the coordinator has any.
     pub(super) common_files: Vec<Entry>,
     pub(super) durability: Durability,
+    pub(super) dry_run: bool,
     pub(super) progress: Progress,
 }
 
@@ -262,6 +263,14 @@ impl Version {
         checked: Result<(), StrategyError>,
         comm: &Comm<'_>,
     ) -> Result<Vec<Entry>, StrategyError> {
+        if self.dry_run {
+            let planned = checked.map(|()| Files {
+                entries: self.transaction.take(),
+                common: self.common_files.clone(),
+                ..Files::default()
+            });
+            return Ok(gather(comm, planned).await?.common);
+        }
         // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
         let records = match checked {
             Ok(()) => self.write_records(saved, comm.is_coordinator()).await,

@@ -68,6 +68,7 @@ impl Save<'_> {
         };
         let how = How {
             overwrite: self.overwrite,
+            dry_run: self.dry_run,
             rule: self.rule(),
             settings: self.settings(),
         };
@@ -124,9 +125,11 @@ impl Save<'_> {
             common_differs,
             common_files: Vec::new(),
             durability: self.durability,
+            dry_run: self.dry_run,
             progress: self.progress,
         };
-        let last_check = self.last_check;
+        // It concerns data that a dry run does not read.
+        let last_check = self.last_check.filter(|_| !self.dry_run);
         Ok(PendingSave {
             version,
             common_file,
@@ -169,6 +172,7 @@ impl Save<'_> {
             (self.durability, self.dialect, self.rank_local);
         (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
         cx.kept_plan.clone_from(&self.kept_plan);
+        cx.dry_run = self.dry_run;
         cx.validate_access_integrity = self.validate_access_integrity;
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {

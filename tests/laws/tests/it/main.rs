@@ -10,6 +10,7 @@ mod buckets;
 mod bytes;
 mod contracts;
 mod declarations;
+mod dry_run;
 mod exchanges;
 mod flattened;
 mod flattened_tables;

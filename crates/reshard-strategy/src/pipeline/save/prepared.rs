@@ -2,7 +2,7 @@
 
 use super::{
     exchange::exchange,
-    resolve::Source,
+    resolve::{Source, codec},
     written::{Target, check_written, lay_out},
 };
 use crate::{
@@ -13,8 +13,10 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm, CommError};
-use reshard_model::{Data, Dialect, FlatStateDict};
-use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteItem};
+use reshard_model::{
+    BoxError, DType, Data, Dialect, Dims, FlatStateDict, Payload, Region, TensorSource,
+};
+use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteData, WriteItem, WriteKind};
 use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, sync::Arc};
@@ -26,6 +28,8 @@ pub(super) struct Prepared<W> {
     pub(super) target: Target,
     pub(super) rank: u32,
     pub(super) rank_local: bool,
+    /// Whether nothing is written ([`crate::SaveCx::dry_run`]).
+    pub(super) dry_run: bool,
     pub(super) url: String,
     pub(super) dialect: Dialect,
     /// `None` once it is written.
@@ -138,7 +142,11 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let Work { plan, state } = self.work.take().ok_or_else(written_already)?;
         let source = Source::new(Arc::clone(&self.writer), Arc::clone(&self.planner), state);
         let Some(peers) = self.peers.take() else {
-            let resolve = |item: &WriteItem| source.resolve(item);
+            let resolve = |item: &WriteItem| match item.taken() {
+                // Without an exchange group only a dry run has items of other ranks.
+                Some(_) => stand_in(&*self.writer, item),
+                None => source.resolve(item),
+            };
             let FileLayout {
                 files,
                 items,
@@ -185,6 +193,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             ..Saved::default()
         };
         let (writer, metadata, url, dialect) = (&me.writer, &me.metadata, &*me.url, me.dialect);
+        let dry_run = me.dry_run;
         let part = match (&written, &me.heard) {
             (Ok(()), _) => Ok(Part::Written(results)),
             (Err(_), Some(heard)) => Ok(Part::Stopped(heard.to_cause())),
@@ -197,7 +206,10 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
                 .collect::<Result<Vec<_>, Cause>>()?;
             check_written(metadata, &results)?;
             let cx = FinishCx::new(url, dialect, metadata, &results);
-            saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
+            // Records contain checksums and lengths of data that a dry run does not read.
+            if !dry_run {
+                saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
+            }
             saved.ranks = results.iter().map(|p| totals(p)).collect();
             Ok(SaveTotals::of(&saved.ranks))
         });
@@ -224,7 +236,10 @@ impl<W: StorageWriter> Prepared<W> {
                 let own = std::slice::from_ref(results);
                 let cx = FinishCx::new(&self.url, self.dialect, &self.metadata, own)
                     .of_rank(comm.rank().0);
-                let records = self.writer.finish(&cx).map_err(|e| cause(&e))?;
+                let records = match self.dry_run {
+                    true => Records::default(),
+                    false => self.writer.finish(&cx).map_err(|e| cause(&e))?,
+                };
                 Ok((records, totals(results)))
             });
         let items = written.as_ref().map_or(0, |results| results.len() as u64);
@@ -247,6 +262,41 @@ impl<W: StorageWriter> Prepared<W> {
             totals,
             policy: self.policy,
         })
+    }
+}
+
+/// What a dry run lays out in place of an item that another rank would give.
+fn stand_in<W: StorageWriter>(writer: &W, item: &WriteItem) -> Result<WriteData> {
+    Ok(match &item.kind {
+        WriteKind::Tensor(t) => WriteData::Tensor(Data::Lazy(Arc::new(Zeros {
+            dtype: t.dtype,
+            shape: t.region.lengths.clone(),
+        }))),
+        &WriteKind::Object { bytes_hint } => WriteData::Object(Payload::Encoded {
+            codec: codec(writer)?.name(),
+            bytes: vec![0; usize::try_from(bytes_hint).unwrap_or_default()].into(),
+        }),
+    })
+}
+
+/// The elements of a tensor of another rank in a dry run.
+struct Zeros {
+    dtype: DType,
+    shape: Dims,
+}
+
+impl TensorSource for Zeros {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Dims {
+        self.shape.clone()
+    }
+
+    fn read(&self, _: &Region, out: &mut [u8]) -> std::result::Result<(), BoxError> {
+        out.fill(0);
+        Ok(())
     }
 }
 

@@ -1,0 +1,90 @@
+//! Dry runs of conversions: their reports, and the checks that they make.
+
+use crate::{run, states};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The fields that a conversion and its dry run have to agree on.
+const PLANNED: [&str; 8] = [
+    "src", "dst", "ranks", "tensors", "objects", "files", "pieces", "bytes",
+];
+
+fn planned(report: &Value) -> Vec<&Value> {
+    PLANNED.iter().map(|field| &report[field]).collect()
+}
+
+#[test]
+fn a_dry_run_reports_what_the_conversion_then_writes() {
+    let saved = states::dcp();
+    for options in [
+        &["--to", "torch_dist", "--ranks", "3"][..],
+        &[
+            "--to",
+            "torch_dist",
+            "--ranks",
+            "2",
+            "--max-shard-size",
+            "1kB",
+        ],
+        &["--to", "safetensors", "--drop-objects"],
+        &["--to", "tensor_bundle", "--ranks", "2"],
+        &["--to", "torch_save"],
+        &["--to", "zarr3", "--keep-objects"],
+    ] {
+        let to = saved.beside("to");
+        let args = [&["convert", &saved.url, &to, "--json"], options].concat();
+        let dry = run(&[&args[..], &["--dry-run"]].concat());
+        assert!(!Path::new(&to).exists(), "{options:?}");
+        let real = run(&args);
+        assert_eq!(dry.code, real.code, "{options:?}: {}{}", dry.err, real.err);
+        if real.code != 0 {
+            assert_eq!(dry.err, real.err);
+            continue;
+        }
+        let [dry, real] = [&dry, &real].map(|ran| serde_json::from_str(&ran.out).unwrap());
+        assert_eq!(planned(&dry), planned(&real), "{options:?}");
+        assert_eq!(dry["dropped"], real["dropped"], "{options:?}");
+        assert_eq!(
+            (&dry["dry_run"], &real["dry_run"]),
+            (&json!(true), &Value::Null)
+        );
+        assert_eq!(dry["unmade_checks"], json!(["the checksums of tensors"]));
+        let path = Path::new(&to);
+        let removed = match path.is_dir() {
+            true => std::fs::remove_dir_all(path),
+            false => std::fs::remove_file(path),
+        };
+        drop(removed);
+    }
+}
+
+#[test]
+fn a_dry_run_makes_the_checks_that_need_no_data_and_lists_the_others() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let convert = |more: &[&str]| run(&[&["convert", &saved.url, &to, "--dry-run"], more].concat());
+
+    // Refused by the destination, as without --dry-run.
+    run(&["convert", &saved.url, &to]).ok();
+    let refused = convert(&[]);
+    let real = run(&["convert", &saved.url, &to]);
+    assert_eq!((refused.code, refused.err), (real.code, real.err));
+    assert_ne!(real.code, 0);
+
+    let text = convert(&["--overwrite", "--dtype", "bf16"]).ok();
+    assert!(
+        text.contains("would convert to")
+            && text.contains("would write")
+            && text.contains("1 rank"),
+        "{text}"
+    );
+    for check in [
+        "the checksums of tensors",
+        "the range and precision that casts lose",
+        "whether the file system can exchange",
+    ] {
+        assert!(text.contains(check), "{check}: {text}");
+    }
+    let unverified = convert(&["--overwrite", "--no-verify"]).ok();
+    assert!(!unverified.contains("checksums"), "{unverified}");
+}

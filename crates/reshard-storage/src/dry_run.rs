@@ -1,0 +1,112 @@
+use crate::{
+    Durability, Entry, FileBody, Name, Progress, Result, StorageError, Transaction, Written,
+    WrittenExtent,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The transaction of a dry run: it records names and lengths of files, and writes none.
+///
+/// It pulls no bytes from extents, so receipts are empty and the length of an extent that is compressed on the way is its maximum.
+#[derive(Debug, Default)]
+pub struct DryTransaction {
+    folder: Option<Name>,
+    files: Mutex<Vec<Entry>>,
+}
+
+impl DryTransaction {
+    /// A dry run of a version whose data files go into `folder` ([`Transaction::folder`]).
+    pub fn new(folder: Option<Name>) -> Self {
+        Self {
+            folder,
+            files: Mutex::default(),
+        }
+    }
+
+    fn files(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The file as it would be written, without reading its data.
+async fn measure(file: FileBody) -> Result<Written> {
+    let name = file.name.clone();
+    let extents = match file.source {
+        crate::Source::Extents(extents) => extents,
+        crate::Source::CopyOf { store, name: of } => {
+            return Ok(Written {
+                name,
+                bytes: crate::body::whole(&*store, &of).await?,
+                extents: Vec::new(),
+            });
+        }
+    };
+    let too_long = || StorageError::invalid(format!("{name} would have more than 2^64 bytes"));
+    let (mut at, mut written) = (0u64, Vec::with_capacity(extents.len()));
+    for extent in extents {
+        let end = at
+            .checked_add(extent.length().at_most())
+            .ok_or_else(too_long)?;
+        written.push(WrittenExtent {
+            range: at..end,
+            receipt: Bytes::new(),
+        });
+        at = end;
+    }
+    Ok(Written {
+        name,
+        bytes: at,
+        extents: written,
+    })
+}
+
+#[async_trait]
+impl Transaction for DryTransaction {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        _: Durability,
+        _: Progress,
+    ) -> Result<Vec<Written>> {
+        let mut all = Vec::with_capacity(files.len());
+        for file in files {
+            let written = measure(file).await?;
+            let mut files = self.files();
+            if files.iter().any(|f| f.name == written.name) {
+                let what = format!("{} would be written twice", written.name);
+                return Err(StorageError::invalid(what));
+            }
+            files.push(written.entry());
+            drop(files);
+            all.push(written);
+        }
+        Ok(all)
+    }
+
+    /// The folder, with which another rank makes its own dry run.
+    fn place(&self) -> Option<String> {
+        self.folder.as_ref().map(Name::to_string)
+    }
+
+    fn folder(&self) -> Option<Name> {
+        self.folder.clone()
+    }
+
+    async fn commit(&self, _: Option<(Name, Bytes)>, _: &[Entry], _: Durability) -> Result<()> {
+        Err(StorageError::Unsupported {
+            what: "committing a dry run".into(),
+            why: "it has written nothing".into(),
+        })
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        let mut files = self.files().clone();
+        files.sort();
+        Ok(files)
+    }
+
+    async fn rollback(&self) -> Result<()> {
+        Ok(())
+    }
+}
