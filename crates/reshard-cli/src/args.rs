@@ -441,6 +441,9 @@ pub(crate) struct Convert {
     /// Leave out what the format has no place for: objects, common state, tensors of some types.
     #[arg(long)]
     pub(crate) drop_objects: bool,
+    /// Fail, and write nothing, if anything would be left out or changed with a loss: rounded numbers, tensors that share elements no longer.
+    #[arg(long)]
+    pub(crate) lossless: bool,
     /// Keep objects beside the tensors in a format that holds only tensors. Only reshard reads them there. Folders of safetensors can.
     #[arg(long)]
     pub(crate) keep_objects: bool,

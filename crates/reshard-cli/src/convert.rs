@@ -21,7 +21,8 @@ use reshard::{
     strategy::{Damage, Make, SaveShardedConfig},
 };
 use reshard_convert::{
-    Asked, CastReport, ConvertError, ConvertReport, Finding, NotHeld, check_files, convert,
+    Asked, CastReport, ConvertError, ConvertReport, Finding, ItemKind, LedgerEntry, NotHeld,
+    check_files, convert,
 };
 use reshard_optim::BucketLayout;
 use serde::Serialize;
@@ -51,6 +52,10 @@ struct Report<'a> {
     format: String,
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "texts")]
     dropped: Vec<NotHeld>,
+    /// Every item of the source.
+    ledger: Vec<Entry<'a>>,
+    #[serde(skip)]
+    lines: Vec<(ItemKind, String)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     casts: Vec<Cast<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,6 +69,27 @@ struct Report<'a> {
 
 fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(what.iter().map(NotHeld::to_string))
+}
+
+/// An item of the source, and what became of it.
+#[derive(Serialize)]
+struct Entry<'a> {
+    kind: &'static str,
+    name: &'a str,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+impl<'a> Entry<'a> {
+    fn of(e: &'a LedgerEntry) -> Self {
+        Self {
+            kind: e.kind.name(),
+            name: &e.name,
+            outcome: e.outcome.name(),
+            why: e.outcome.why(),
+        }
+    }
 }
 
 /// What an interrupted conversion had finished.
@@ -161,6 +187,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         saved,
         format,
         dropped,
+        ledger,
         casts,
         resumed,
         unmade_checks,
@@ -184,6 +211,11 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         policy: saved.policy.as_ref(),
         format: format.to_string(),
         dropped,
+        ledger: match args.json {
+            true => ledger.entries().iter().map(Entry::of).collect(),
+            false => Vec::new(),
+        },
+        lines: ledger.lines(),
         casts: casts.iter().map(Cast::of).collect(),
         resumed: (args.resume && !args.dry_run).then_some(Kept {
             files: resumed.files,
@@ -271,6 +303,7 @@ fn set_up<'a>(
         .unflatten(args.unflatten)
         .max_files(args.max_files)
         .drop_objects(args.drop_objects)
+        .lossless(args.lossless)
         .keep_objects(args.keep_objects)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
@@ -333,6 +366,7 @@ fn options_that_count(args: &Convert) -> Result<String> {
         to,
         dtype,
         drop_objects,
+        lossless: _,
         keep_objects,
         mapping,
         ranks,
@@ -497,8 +531,8 @@ fn print(
             format!("{files}, {bytes}, not written again"),
         )?;
     }
-    if !report.dropped.is_empty() {
-        fact(out, "left out", left_out(report))?;
+    for (kind, line) in &report.lines {
+        fact(out, kind.title(), shown(line))?;
     }
     if !report.casts.is_empty() {
         let sum = |of: fn(&Cast<'_>) -> u64| {
@@ -563,19 +597,6 @@ fn print(
     Ok(())
 }
 
-/// How much is left out. Tensors are told apart from the rest.
-fn left_out(report: &Report<'_>) -> String {
-    let is_tensor = |what: &&NotHeld| matches!(what, NotHeld::Tensor(..));
-    let tensors = report.dropped.iter().filter(is_tensor).count() as u64;
-    let others = report.dropped.len() as u64 - tensors;
-    let told = units::some(tensors, "tensor");
-    match (tensors, others) {
-        (0, others) => units::some(others, "item"),
-        (_, 0) => told,
-        (_, others) => format!("{told} and {}", units::some(others, "other item")),
-    }
-}
-
 /// The same for errors about the optimizer.
 fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
     let what = e.to_string();
@@ -605,6 +626,26 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
             "without --optimizer it is carried over as it is",
         ),
         ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
+        _ => return None,
+    })
+}
+
+/// The same for errors about a copy that would lack too much.
+fn of_nothing(e: &ConvertError, src: &str, keys: Keys<'_>) -> Option<CliError> {
+    let what = e.to_string();
+    let lists = format!("`reshard ls {src}` lists the keys");
+    Some(match e {
+        ConvertError::NothingLeft { .. } => CliError::told(
+            shown(&what),
+            format!("{lists}; give another --to, such as torch_dist"),
+        ),
+        ConvertError::Lossy { .. } => CliError::told(
+            shown(&what),
+            "give another --to, or leave out --lossless; then the report says what was lost",
+        ),
+        ConvertError::NothingChosen { .. } => {
+            CliError::told(format!("nothing in {src} matches {}", keys.text()), lists)
+        }
         _ => return None,
     })
 }
@@ -645,7 +686,7 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let src = &args.src;
-    if let Some(told) = of_optimizer(&e, src) {
+    if let Some(told) = of_optimizer(&e, src).or_else(|| of_nothing(&e, src, keys)) {
         return told;
     }
     let what = e.to_string();
@@ -728,10 +769,6 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Map(e) => mapping::explained(&args.mapping, e),
         ConvertError::Quantized { .. } => CliError::told(shown(&what), QUANTIZED),
         ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
-        ConvertError::NothingChosen { .. } => CliError::told(
-            format!("nothing in {src} matches {}", keys.text()),
-            format!("`reshard ls {src}` lists the keys"),
-        ),
         // Of the target, since the source is open: so nothing is said of a checkpoint.
         ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => CliError::told(
             CliError::from(e).text(),

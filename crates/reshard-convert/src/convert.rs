@@ -1,13 +1,14 @@
 //! A conversion: its options, its checks, its work.
 
 use crate::{
-    Asked, CastReport, ConvertError, Finding, MAX_FILES, NotHeld, Result,
+    Asked, ConvertError, ConvertReport, Finding, Ledger, MAX_FILES, NotHeld, Result,
     cast::is_number,
     checked::check_rest,
     checks::{Checks, checks},
     destination::{self, check_files, files_of_ranks},
     fit::{Fit, Wants, has_dialect},
     keys::Keys,
+    ledger::{Account, Ties},
     mapped::Mapped,
     optimizer::Canonical,
     quantized,
@@ -29,7 +30,6 @@ use reshard::{
 use reshard_optim::BucketLayout;
 use serde_json::Value as Json;
 use std::{
-    fmt,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -72,6 +72,7 @@ pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert
         format: Wanted::ByName,
         settings: Vec::new(),
         drop_objects: false,
+        lossless: false,
         keep_objects: false,
         dtype: None,
         max_shard_size: None,
@@ -108,6 +109,7 @@ pub struct Convert<'a> {
     format: Wanted,
     settings: Vec<(String, Json)>,
     drop_objects: bool,
+    lossless: bool,
     keep_objects: bool,
     dtype: Option<DType>,
     max_shard_size: Option<u64>,
@@ -207,6 +209,13 @@ impl<'a> Convert<'a> {
     /// default a conversion fails if there is anything.
     pub fn drop_objects(mut self, drop: bool) -> Self {
         self.drop_objects = drop;
+        self
+    }
+
+    /// Whether to fail if the copy would tell less than the source: if the [`Ledger`] has anything that is left out, or changed with a loss
+    /// ([`Outcome::is_loss`](crate::Outcome::is_loss)). Nothing is written then. The default is no.
+    pub fn lossless(mut self, lossless: bool) -> Self {
+        self.lossless = lossless;
         self
     }
 
@@ -402,6 +411,53 @@ impl<'a> Convert<'a> {
         let store = &**self.source.store();
         let place = (&*self.dst, target.place());
         destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
+        let checks = self.verified().await?;
+        self.understood()?;
+        let checks = Arc::new(checks.unwrap_or_default());
+        let canonical = match &self.mapped {
+            Some(mapped) => mapped.canonical(self.source, &checks)?,
+            None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
+            None => Canonical::default(),
+        };
+        // A map has chosen already, by its own keys.
+        let (keys, all) = (&self.keys, Keys::default());
+        let keys = if self.mapped.is_some() { &all } else { keys };
+        let chosen = (keys, &canonical);
+        let fit = Fit::of(self.source, &target, chosen, self.wants()).await?;
+        let phase = Started::now("read", self.source.url());
+        let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
+        phase.done(&read.as_ref().map(Source::traffic));
+        let source = read?;
+        self.carried_as_stored(&source)?;
+        self.few_enough_pieces(source.cut_pieces(self.ranks))?;
+        source.has_places()?;
+        let account = Account {
+            checkpoint: self.source,
+            keys: &self.keys,
+            mapped: self.mapped.as_ref(),
+            canonical: &canonical,
+            fit: &fit,
+            source: &source,
+            format: target.key(),
+            ties: self.ties(&target),
+        };
+        let ledger = account.ledger();
+        self.accepts(&ledger, &source, &target)?;
+        let planner = Rewrite::of(self.source, keys, &canonical, &source);
+        Ok(Conversion {
+            setup: self,
+            target,
+            dropped: fit.dropped,
+            ledger,
+            source,
+            planner,
+            stores,
+            checking: start.elapsed(),
+        })
+    }
+
+    /// Checks the source, except tensors that are checked while they are read, which it returns.
+    async fn verified(&self) -> Result<Option<Checks>> {
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore elements are hashed while they are read, or the source is checked first.
         let mut checks = None;
@@ -422,35 +478,7 @@ impl<'a> Convert<'a> {
             phase.done(&sound);
             sound?;
         }
-        self.understood()?;
-        let checks = Arc::new(checks.unwrap_or_default());
-        let canonical = match &self.mapped {
-            Some(mapped) => mapped.canonical(self.source, &checks)?,
-            None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
-            None => Canonical::default(),
-        };
-        // A map has chosen already, by its own keys.
-        let (keys, all) = (&self.keys, Keys::default());
-        let keys = if self.mapped.is_some() { &all } else { keys };
-        let chosen = (keys, &canonical);
-        let fit = Fit::of(self.source, &target, chosen, self.wants()).await?;
-        let phase = Started::now("read", self.source.url());
-        let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
-        phase.done(&read.as_ref().map(Source::traffic));
-        let source = read?;
-        self.carried_as_stored(&source)?;
-        self.few_enough_pieces(source.cut_pieces(self.ranks))?;
-        source.has_places()?;
-        let planner = Rewrite::of(self.source, keys, &canonical, &source);
-        Ok(Conversion {
-            setup: self,
-            target,
-            dropped: fit.dropped,
-            source,
-            planner,
-            stores,
-            checking: start.elapsed(),
-        })
+        Ok(checks)
     }
 
     /// The tensors that are checked while they are read, if all can be that.
@@ -460,6 +488,42 @@ impl<'a> Convert<'a> {
             return None;
         }
         checks(self.source, |key| self.carries(key), &self.checked).await
+    }
+
+    /// Whether tensors that share elements in the source still do in the copy, if they are carried over as they are.
+    fn ties(&self, target: &Target) -> Ties {
+        match self.ranks == 1 && !self.canonical && target.has_ties() {
+            true => Ties::Stay,
+            false => Ties::Cut,
+        }
+    }
+
+    /// Refuses a copy that would be empty though the source is not, and one that loses something if it may not.
+    fn accepts(&self, ledger: &Ledger, source: &Source, target: &Target) -> Result<()> {
+        let src = || self.source.url().into();
+        if source.is_empty() && self.keys.0.is_some() {
+            return Err(ConvertError::NothingChosen { src: src() });
+        }
+        if let (items @ 1.., 0) = ledger.state() {
+            let ledger = ledger.to_string().replace('\n', "; ");
+            return Err(ConvertError::NothingLeft {
+                src: src(),
+                items,
+                ledger,
+            });
+        }
+        let losses: Vec<_> = match self.lossless {
+            true => ledger.losses().cloned().collect(),
+            false => Vec::new(),
+        };
+        match losses.is_empty() {
+            true => Ok(()),
+            false => Err(ConvertError::Lossy {
+                src: src(),
+                format: target.key(),
+                losses,
+            }),
+        }
     }
 
     /// How what is carried over changes.
@@ -604,6 +668,7 @@ pub struct Conversion<'a> {
     setup: Convert<'a>,
     target: Target,
     dropped: Vec<NotHeld>,
+    ledger: Ledger,
     source: Source,
     planner: Rewrite,
     stores: Stores,
@@ -631,6 +696,11 @@ impl Conversion<'_> {
         &self.dropped
     }
 
+    /// What will become of each item of the source.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     /// The number of bytes of elements and objects.
     pub fn bytes(&self) -> u64 {
         self.source.bytes()
@@ -645,13 +715,13 @@ impl Conversion<'_> {
     /// Writes the destination.
     ///
     /// # Errors
-    /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; the errors
-    /// of [`reshard::save`], also if a policy makes more files than [`Convert::max_files`].
+    /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; the errors of [`reshard::save`], also if a policy makes more files than [`Convert::max_files`].
     pub async fn run(self) -> Result<ConvertReport> {
         let Self {
             setup,
             target,
             dropped,
+            ledger,
             source,
             planner,
             stores,
@@ -660,11 +730,6 @@ impl Conversion<'_> {
         if let Some(max) = setup.max_shard_size {
             let least = source.bytes() / max.max(1);
             destination::few_enough(least, setup.max_files, Asked::BySize)?;
-        }
-        if source.is_empty() && setup.keys.0.is_some() {
-            return Err(ConvertError::NothingChosen {
-                src: setup.source.url().into(),
-            });
         }
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
@@ -680,6 +745,7 @@ impl Conversion<'_> {
             },
             unmade_checks: setup.unmade_checks(),
             dropped,
+            ledger,
             tensors: source.tensors(),
             objects: source.objects(),
             took: checking + start.elapsed(),
@@ -827,58 +893,5 @@ impl<'u> Started<'u> {
             error: error.as_deref(),
         }
         .emit();
-    }
-}
-
-/// What was written.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ConvertReport {
-    /// The format that was written.
-    pub format: BackendVersion,
-    /// What was left out, because the format has no place for it.
-    pub dropped: Vec<NotHeld>,
-    /// The tensors that were cast, and what that has lost.
-    pub casts: Vec<CastReport>,
-    /// The checks that a dry run has not made; empty after a real conversion.
-    pub unmade_checks: Vec<&'static str>,
-    /// The number of tensors that were carried over.
-    pub tensors: u64,
-    /// The number of objects that were carried over.
-    pub objects: u64,
-    /// How long it took, from [`Convert::prepare`] on: with the checks of the source.
-    pub took: Duration,
-    /// How long [`Convert::prepare`] took of it: the checks before anything was written. What is checked while it is read is not counted here.
-    pub checking: Duration,
-    /// What an interrupted conversion had finished.
-    pub resumed: Resumed,
-    /// The report of the save: files, bytes, the balance between ranks, and files that stay at the destination.
-    pub saved: SaveReport,
-}
-
-/// One line: `converted 12 tensors and 3 objects to safetensors version 1 in 0.750 s`, and what was left out or lost.
-impl fmt::Display for ConvertReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let some = |n: u64, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-        let seconds = self.took.as_secs_f64();
-        write!(
-            f,
-            "converted {} and {} to {} in {seconds:.3} s",
-            some(self.tensors, "tensor"),
-            some(self.objects, "object"),
-            self.format
-        )?;
-        if !self.dropped.is_empty() {
-            write!(f, "; left out: {}", self.dropped.len())?;
-        }
-        let lossy = self.casts.iter().filter(|cast| cast.inexact > 0).count();
-        match lossy {
-            0 => Ok(()),
-            _ => write!(
-                f,
-                "; lost precision or range: {}",
-                some(lossy as u64, "tensor")
-            ),
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Why a conversion is refused, or fails.
 
-use crate::MAX_RANKS;
+use crate::{LedgerEntry, MAX_RANKS};
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, ErrorKind, Region,
     map::MapError,
@@ -247,6 +247,26 @@ pub enum ConvertError {
         /// The source.
         src: String,
     },
+    /// The source has tensors, objects or common state, and the copy would have none.
+    #[error("nothing of the {items} items of {src} would be in the copy ({ledger})")]
+    NothingLeft {
+        /// The source.
+        src: String,
+        /// The number of its tensors, objects and values of common state.
+        items: u64,
+        /// What would become of them.
+        ledger: String,
+    },
+    /// [`Convert::lossless`](crate::Convert::lossless) was set, and the copy would tell less than the source.
+    #[error("a copy of {src} in {format} would lose {}", lost(losses))]
+    Lossy {
+        /// The source.
+        src: String,
+        /// The format.
+        format: BackendVersion,
+        /// What would be lost.
+        losses: Vec<LedgerEntry>,
+    },
     /// A thread that looked at elements has failed, which is a bug.
     #[error(transparent)]
     Failed(StrategyError),
@@ -319,11 +339,24 @@ fn count(what: &[NotHeld]) -> String {
 }
 
 fn some(what: &[NotHeld]) -> String {
-    let named: Vec<String> = what.iter().take(NAMED).map(NotHeld::to_string).collect();
+    listed(what, ", ")
+}
+
+fn lost(losses: &[LedgerEntry]) -> String {
+    let s = if losses.len() == 1 { "" } else { "s" };
+    format!(
+        "something of {} item{s}: {}",
+        losses.len(),
+        listed(losses, "; ")
+    )
+}
+
+fn listed(what: &[impl fmt::Display], between: &str) -> String {
+    let named: Vec<String> = what.iter().take(NAMED).map(ToString::to_string).collect();
     let more = what.len().saturating_sub(NAMED);
     match more {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
+        0 => named.join(between),
+        more => format!("{} and {more} more", named.join(between)),
     }
 }
 
@@ -414,6 +447,7 @@ impl ConvertError {
             | Self::DType(_)
             | Self::NoSingleFile { .. } => ErrorKind::Invalid,
             Self::NotHeld { .. }
+            | Self::Lossy { .. }
             | Self::Common { .. }
             | Self::IntoCommon { .. }
             | Self::Flattened { .. }
@@ -428,7 +462,7 @@ impl ConvertError {
                 Finding::NotRead => ErrorKind::Limit,
             },
             Self::NoPlace { .. } => ErrorKind::Corrupt,
-            Self::NothingChosen { .. } => ErrorKind::NotFound,
+            Self::NothingChosen { .. } | Self::NothingLeft { .. } => ErrorKind::NotFound,
             Self::Read(e) | Self::Write(e) => e.kind(),
         }
     }

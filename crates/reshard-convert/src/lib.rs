@@ -41,7 +41,7 @@
 //! - The destination appears in one step at the end.
 //!
 //! [`Convert::prepare`] makes all the checks and says what would be written. The [`Conversion`] that it returns does
-//! the work.
+//! the work. Its [`Ledger`] lists every item of the source as kept, changed or left out, with the reason.
 
 mod analysis;
 #[cfg(doctest)]
@@ -56,9 +56,11 @@ mod error;
 mod fit;
 mod keys;
 mod leaves;
+mod ledger;
 mod mapped;
 mod optimizer;
 mod quantized;
+mod report;
 mod resume;
 mod rewrite;
 mod source;
@@ -72,8 +74,10 @@ pub use analysis::{
     Tolerance, diff, diff_mapped, stats,
 };
 pub use cast::CastReport;
-pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};
+pub use convert::{Conversion, Convert, MAX_PIECES, MAX_RANKS, convert};
 pub use destination::{MAX_FILES, MAX_FILES_OF_RANKS, check_files};
 pub use error::{Asked, ConvertError, Finding, NotHeld, Over, Result};
+pub use ledger::{Change, ItemKind, Ledger, LedgerEntry, Outcome};
 pub use optimizer::stored_optimizers;
+pub use report::ConvertReport;
 pub use resume::Resumed;

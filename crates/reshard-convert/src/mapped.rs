@@ -7,11 +7,22 @@ use crate::{
     optimizer::Canonical,
     tensor::{Carried, has_places},
 };
-use reshard::{Checkpoint, MappedTensorHandle, map::Map};
+use reshard::{Checkpoint, DType, MappedTensorHandle, map::Map};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
+
+/// What a map makes of a stored tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Use {
+    /// The keys of the mapped tensors.
+    pub(crate) keys: BTreeSet<String>,
+    /// The number of its elements that they have.
+    pub(crate) elements: u64,
+    /// The element type of one of them.
+    pub(crate) dtype: Option<DType>,
+}
 
 /// The chosen tensors and objects of a mapped checkpoint.
 #[derive(Debug)]
@@ -20,9 +31,9 @@ pub(crate) struct Mapped {
     /// The mapped key of each object, by its key in the source.
     objects: BTreeMap<String, String>,
     /// The tensors of the source of which something is needed.
-    needed: BTreeSet<String>,
     /// Those of which the map casts something.
     cast: BTreeSet<String>,
+    needed: BTreeMap<String, Use>,
 }
 
 impl Mapped {
@@ -32,9 +43,20 @@ impl Mapped {
         let tensors: Vec<_> = mapped.tensors().filter(|t| keys.has(t.key())).collect();
         let objects = mapped.mapping().objects().filter(|(key, _)| keys.has(key));
         let objects = objects.map(|(key, stored)| (stored.to_owned(), key.to_owned()));
-        let mut needed = BTreeSet::new();
+        let mut needed: BTreeMap<String, Use> = BTreeMap::new();
         for tensor in &tensors {
-            needed.extend(tensor.stored_keys().into_iter().map(String::from));
+            for key in tensor.stored_keys() {
+                let of = needed.entry(key.to_owned()).or_default();
+                of.keys.insert(tensor.key().to_owned());
+                of.dtype = Some(tensor.dtype());
+            }
+            let made = mapped.mapping().tensor(tensor.key());
+            for piece in made.into_iter().flat_map(|made| made.pieces()) {
+                let stored = mapped.mapping().sources().get(piece.source);
+                if let Some(of) = stored.and_then(|stored| needed.get_mut(&*stored.key)) {
+                    of.elements = of.elements.saturating_add(piece.volume());
+                }
+            }
         }
         let sources = mapped.mapping().sources();
         let pieces = mapped.mapping().tensors();
@@ -53,7 +75,17 @@ impl Mapped {
 
     /// Whether something of an item of the source is carried over.
     pub(crate) fn needs(&self, key: &str) -> bool {
-        self.needed.contains(key) || self.objects.contains_key(key)
+        self.needed.contains_key(key) || self.objects.contains_key(key)
+    }
+
+    /// What the map makes of a stored tensor, if anything.
+    pub(crate) fn use_of(&self, key: &str) -> Option<&Use> {
+        self.needed.get(key)
+    }
+
+    /// The mapped key of a stored object, if it is chosen.
+    pub(crate) fn object(&self, stored: &str) -> Option<&str> {
+        self.objects.get(stored).map(String::as_str)
     }
 
     /// Whether the map casts something of a tensor of the source.
@@ -63,7 +95,7 @@ impl Mapped {
 
     /// What becomes of the items of the source. Fails if a chunk has no location.
     pub(crate) fn canonical(&self, source: &Checkpoint, checks: &Arc<Checks>) -> Result<Canonical> {
-        for key in &self.needed {
+        for key in self.needed.keys() {
             has_places(&source.tensor(key).map_err(ConvertError::Read)?)?;
         }
         let tensors = self.tensors.iter().cloned();

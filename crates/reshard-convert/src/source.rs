@@ -29,6 +29,8 @@ pub(crate) struct Source {
     items: Vec<Item>,
     /// Not decoded, so content that this program can't represent is kept.
     common: Option<StoredCommon>,
+    /// Common state of the source, as it is stored there.
+    stored_common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
     /// The paths of all items, if common state becomes items.
     paths: Option<PlannerData>,
@@ -137,6 +139,7 @@ impl Source {
             Item::Tensor(t.with_dtype(dtype))
         }));
         let mut paths = None;
+        let stored_common = common.clone();
         let common = match (common, fit.common) {
             (None, _) | (_, CommonAs::Nothing) => None,
             // What it holds is not decoded.
@@ -179,6 +182,7 @@ impl Source {
             dialect: fit.dialect,
             items,
             common,
+            stored_common,
             empty_dicts,
             paths,
             in_common,
@@ -202,6 +206,16 @@ impl Source {
     /// Common state, if the copy has it as such.
     pub(crate) fn common(&self) -> Option<&StoredCommon> {
         self.common.as_ref()
+    }
+
+    /// Common state of the source.
+    pub(crate) fn stored_common(&self) -> Option<&StoredCommon> {
+        self.stored_common.as_ref()
+    }
+
+    /// The keys of all items.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().map(Item::key)
     }
 
     /// What was read of the checkpoint.

@@ -115,6 +115,11 @@ impl Target {
         has_place && self.strategy.can_handle_sharded_objects()
     }
 
+    /// Whether one rank that has several tensors with the same elements stores these once.
+    pub(crate) fn has_ties(&self) -> bool {
+        self.capabilities().has_ties() && !self.by_policy
+    }
+
     /// The number of files of each rank, if its settings have one.
     pub(crate) fn files_per_rank(&self) -> u32 {
         let files = self.settings.get("files_per_rank").and_then(Json::as_u64);

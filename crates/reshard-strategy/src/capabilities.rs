@@ -33,6 +33,7 @@ pub struct Capabilities {
     codec: &'static str,
     object_lists: bool,
     takes_folder: bool,
+    ties: bool,
 }
 
 impl Default for Capabilities {
@@ -45,6 +46,7 @@ impl Default for Capabilities {
             codec: "torch.save",
             object_lists: false,
             takes_folder: false,
+            ties: false,
         }
     }
 }
@@ -100,6 +102,18 @@ impl Capabilities {
             takes_folder,
             ..self
         }
+    }
+
+    /// Sets whether elements that several tensors share are stored once, if one rank has these tensors whole and no sharding policy decides
+    /// on files.
+    #[must_use]
+    pub fn with_ties(self, ties: bool) -> Self {
+        Self { ties, ..self }
+    }
+
+    /// Whether elements that several tensors share are stored once.
+    pub fn has_ties(&self) -> bool {
+        self.ties
     }
 
     /// Whether data files may lie in a folder.

@@ -48,7 +48,8 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
             // Several files with an index hold only tensors.
             .with_objects(|_, by_policy| !by_policy)
-            .with_folder(true);
+            .with_folder(true)
+            .with_ties(true);
         match self.single_file {
             Some(true) => can.with_places(|_| PlaceKind::File),
             Some(false) => can,

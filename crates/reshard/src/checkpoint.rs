@@ -7,6 +7,7 @@ mod objects;
 mod open;
 mod sample;
 mod tensors;
+mod ties;
 mod whole;
 
 pub use entry_points::{
@@ -17,4 +18,5 @@ pub use handle::Checkpoint;
 pub use open::OpenOptions;
 pub use sample::Sample;
 pub use tensors::{StoredChunk, TensorHandle};
+pub use ties::Tie;
 pub use whole::{load_common, load_metadata};

@@ -96,7 +96,7 @@ pub use background::{
     AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
 };
 pub use checkpoint::{
-    Checkpoint, OpenOptions, Sample, StoredChunk, TensorHandle, is_distributed_checkpoint,
+    Checkpoint, OpenOptions, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint,
     load_common, load_content_metadata, load_metadata, load_plain_tensors,
     load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
 };

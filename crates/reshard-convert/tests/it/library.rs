@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use reshard::{
-    ErrorKind, ShardedTensor, StateDict, Tensor,
+    DType, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
 };
 use reshard_convert::{Asked, ConvertError, Finding, MAX_RANKS, Over, check_files, convert};
@@ -75,6 +75,44 @@ fn what_is_prepared_says_what_it_would_write_and_writes_nothing() {
     );
     drop(prepared);
     assert!(is_empty("memory://prepared-to"));
+}
+
+#[test]
+fn the_ledger_says_what_becomes_of_each_item() {
+    let (_, source) = saved("ledger");
+    let to = "memory://ledger-to";
+    let setup = || {
+        convert(&source, to)
+            .keys(|key| key != "optim.m")
+            .dtype(DType::BFloat16)
+    };
+    let prepared = futures::executor::block_on(setup().prepare()).unwrap();
+    let lines: Vec<String> = prepared
+        .ledger()
+        .entries()
+        .iter()
+        .map(|e| e.to_string())
+        .collect();
+    let want = [
+        "tensor model.w: cast from float32 to bfloat16",
+        "tensor optim.m: left out: its key is not chosen",
+    ];
+    assert_eq!(lines, want);
+    let error = blocking::run(setup().lossless(true)).unwrap_err();
+    let ConvertError::Lossy { losses, .. } = &error else {
+        unreachable!("{error}")
+    };
+    assert_eq!((losses.len(), error.kind()), (2, ErrorKind::Unsupported));
+    assert!(
+        want.iter().all(|line| error.to_string().contains(line)),
+        "{error}"
+    );
+    assert!(is_empty(to));
+    // A wider type holds the same numbers.
+    let wider = convert(&source, to).dtype(DType::Float64).lossless(true);
+    let report = blocking::run(wider).unwrap();
+    let line = "tensors: 2 cast from float32 to float64";
+    assert_eq!(report.ledger.to_string(), line);
 }
 
 #[test]

@@ -74,7 +74,6 @@ fn what_has_no_place_is_refused_by_name_or_left_out() {
             "megatron",
             &["rng_state/shard_0_2", "rng_state/shard_1_2", "common state"],
         ),
-        ("complex", &["the tensor a of type complex64"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
@@ -95,10 +94,34 @@ fn what_has_no_place_is_refused_by_name_or_left_out() {
         assert_eq!(report.dropped, what);
         let there = block_on(Checkpoint::open(&dst)).unwrap();
         assert_eq!(there.objects().count(), 0);
-        let mut left = contents(&source);
-        left.retain(|_, (dtype, ..)| !dtype.is_complex());
-        assert_eq!(contents(&there), left);
+        assert_eq!(contents(&there), contents(&source));
     }
+}
+
+#[test]
+fn a_copy_that_would_be_empty_is_refused_and_replaces_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let [src, dst] = ["src", "dst"].map(|name| dir.path().join(name).display().to_string());
+    let source = saved("complex", &src);
+    let error = blocking::run(convert(&source, &dst).strategy(Narrow::default())).unwrap_err();
+    let named = "the tensor a of type complex64";
+    assert!(error.to_string().contains(named), "{error}");
+    let old = saved("plain", &dst);
+    let none = || {
+        convert(&source, &dst)
+            .strategy(Narrow::default())
+            .drop_objects(true)
+    };
+    let error = blocking::run(none().overwrite(true)).unwrap_err();
+    assert!(
+        matches!(error, ConvertError::NothingLeft { items: 1, .. }),
+        "{error}"
+    );
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let why = "no place for complex64";
+    assert!(error.to_string().contains(why), "{error}");
+    let still = block_on(Checkpoint::open(&dst)).unwrap();
+    assert_eq!(contents(&still), contents(&old));
 }
 
 /// The value of each object.

@@ -1,0 +1,232 @@
+//! Fills the ledger of a conversion: looks up what becomes of each item of the source.
+
+use super::{Change, ItemKind, Ledger, Outcome};
+use crate::{
+    fit::{CommonAs, Fit},
+    keys::Keys,
+    mapped::Mapped,
+    optimizer::Canonical,
+    source::Source,
+};
+use reshard::{
+    BackendVersion, Checkpoint, DType, ReadLimits, StoredCommon, Value, ValueTree,
+    model::{Path, Payload, Step},
+    plan::{Entry, TensorRef},
+    strategy::{decode_object, torch::TorchObjects},
+};
+use std::collections::BTreeSet;
+
+/// Everything that decides about the items of a source.
+pub(crate) struct Account<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    /// The caller's choice. With a map, it chooses among the mapped keys.
+    pub(crate) keys: &'a Keys<'a>,
+    pub(crate) mapped: Option<&'a Mapped>,
+    pub(crate) canonical: &'a Canonical,
+    pub(crate) fit: &'a Fit,
+    pub(crate) source: &'a Source,
+    /// The format of the copy.
+    pub(crate) format: BackendVersion,
+    pub(crate) ties: Ties,
+}
+
+/// Whether the copy can have tensors that share stored elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ties {
+    /// One rank has all tensors whole, and the format stores their elements once.
+    Stay,
+    /// Each tensor gets elements of its own.
+    Cut,
+}
+
+impl Account<'_> {
+    /// The outcome of each item of the source.
+    pub(crate) fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        let in_object = self.source.stored_common();
+        let in_object = in_object.and_then(StoredCommon::object_key);
+        for entry in self.checkpoint.metadata().entries() {
+            let key = entry.key();
+            let (kind, outcome) = match entry {
+                Entry::Tensor(t) => (ItemKind::Tensor, self.tensor(&t)),
+                // Its values are in the ledger.
+                Entry::Object(..) if in_object == Some(key) => continue,
+                Entry::Object(..) => (ItemKind::Object, self.object(key)),
+            };
+            ledger.add(kind, key, outcome);
+        }
+        self.add_common(&mut ledger);
+        self.add_ties(&mut ledger);
+        ledger.0.sort_by_key(|entry| entry.kind);
+        ledger
+    }
+
+    fn left_out(&self, why: &str) -> Outcome {
+        Outcome::LeftOut(why.into())
+    }
+
+    /// The outcome of an item that is carried over as it is, or by the rewritten optimizer. `None` if its content is in another item.
+    fn carried(&self, key: &str, what: &str) -> Result<Vec<Change>, Outcome> {
+        if !self.keys.has(key) {
+            return Err(self.left_out("its key is not chosen"));
+        }
+        match self.canonical.key(key) {
+            None => Err(Outcome::Changed(vec![Change::ByParameter])),
+            Some(to) if !self.fit.has(to) => Err(self.no_place(what)),
+            Some(to) if to == key => Ok(Vec::new()),
+            Some(to) => Ok(vec![Change::Renamed(to.into())]),
+        }
+    }
+
+    fn no_place(&self, what: &str) -> Outcome {
+        self.left_out(&format!("{} has no place for {what}", self.format))
+    }
+
+    fn tensor(&self, t: &TensorRef<'_>) -> Outcome {
+        let (key, dtype) = (t.key(), t.dtype());
+        let carried = match self.mapped {
+            None => self
+                .carried(key, dtype.name())
+                .map(|changes| (changes, dtype)),
+            Some(mapped) => self.mapped(mapped, t),
+        };
+        let (mut changes, made) = match carried {
+            Ok(carried) => carried,
+            Err(outcome) => return outcome,
+        };
+        let to = self.fit.written(made);
+        if to != dtype {
+            changes.push(Change::Cast { from: dtype, to });
+        }
+        if t.original_shape().is_some() {
+            changes.push(Change::Unflattened);
+        }
+        Outcome::with(changes)
+    }
+
+    /// What a map makes of a tensor, and of which element type.
+    fn mapped(&self, mapped: &Mapped, t: &TensorRef<'_>) -> Result<(Vec<Change>, DType), Outcome> {
+        let of = mapped.use_of(t.key());
+        let to = of.into_iter().flat_map(|of| &of.keys);
+        let to: Vec<String> = to.filter(|to| self.fit.has(to)).cloned().collect();
+        let (Some(of), false) = (of, to.is_empty()) else {
+            return Err(self.left_out(match self.keys.0 {
+                None => "the map leaves it out",
+                Some(_) => "the map or the choice of keys leaves it out",
+            }));
+        };
+        let mut changes = vec![Change::Mapped(to)];
+        let all = t.global_shape().volume().unwrap_or(u64::MAX);
+        if of.elements < all {
+            changes.push(Change::Trimmed(all - of.elements));
+        }
+        Ok((changes, of.dtype.unwrap_or(t.dtype())))
+    }
+
+    fn object(&self, key: &str) -> Outcome {
+        let carried = match self.mapped {
+            None => self.carried(key, "objects"),
+            Some(mapped) => match mapped.object(key) {
+                None => Err(self.left_out("the map leaves it out")),
+                Some(to) if !self.fit.has(to) => Err(self.no_place("objects")),
+                Some(to) if to == key => Ok(Vec::new()),
+                Some(to) => Ok(vec![Change::Renamed(to.into())]),
+            },
+        };
+        let mut changes = match carried {
+            Ok(changes) => changes,
+            Err(outcome) => return outcome,
+        };
+        if self.fit.is_common(self.canonical.key(key).unwrap_or(key)) {
+            changes.push(Change::IntoCommon);
+        }
+        Outcome::with(changes)
+    }
+
+    fn add_common(&self, ledger: &mut Ledger) {
+        let Some(stored) = self.source.stored_common() else {
+            return;
+        };
+        let Some(old) = decoded(stored) else {
+            // It is carried over undecoded, or refused.
+            ledger.add(ItemKind::Common, "common state", Outcome::Kept);
+            return;
+        };
+        let items: BTreeSet<&str> = match self.fit.common {
+            CommonAs::Items => self.source.keys().collect(),
+            _ => BTreeSet::new(),
+        };
+        let new = self.canonical.common.as_ref();
+        let new = new.map(|new| ValueTree::from(new.clone()));
+        old.visit(&mut |path: &[Step], value: &Value| {
+            let path = Path::from(path);
+            let outcome = match (self.fit.common, &new) {
+                (CommonAs::Nothing, _) => self.no_place("common state"),
+                (CommonAs::Items, _) => {
+                    let item = item_of(&path, &items);
+                    Outcome::with(vec![Change::IntoItem(item)])
+                }
+                (CommonAs::Common(_), Some(new))
+                    if new.at(&path.0).and_then(|at| at.leaf()) != Some(value) =>
+                {
+                    Outcome::with(vec![Change::ByParameter])
+                }
+                (CommonAs::Common(_), _) => Outcome::Kept,
+            };
+            ledger.add(ItemKind::Common, path.to_string(), outcome);
+        });
+    }
+
+    fn add_ties(&self, ledger: &mut Ledger) {
+        for tie in self.checkpoint.ties() {
+            let carried = |key: &&String| match self.mapped {
+                Some(mapped) => mapped.needs(key),
+                None => {
+                    let to = self.canonical.key(key);
+                    self.keys.has(key) && to.is_some_and(|to| self.fit.has(to))
+                }
+            };
+            let is_cast = |key: &String| {
+                let tensor = self.checkpoint.metadata().tensor(key);
+                tensor.is_some_and(|t| self.fit.written(t.dtype()) != t.dtype())
+            };
+            let carried = tie.keys.iter().filter(carried).count();
+            let stays = self.ties == Ties::Stay
+                && tie.is_whole
+                && carried == tie.keys.len()
+                && self.mapped.is_none()
+                && !tie.keys.iter().any(is_cast);
+            let outcome = match carried {
+                0 | 1 => self.left_out("fewer than two of its tensors are carried over"),
+                _ if stays => Outcome::Kept,
+                _ => Outcome::with(vec![Change::Untied]),
+            };
+            ledger.add(ItemKind::Tie, tie.keys.join(" = "), outcome);
+        }
+    }
+}
+
+/// The key of the item that holds a value of common state: its path, or that of a list around it.
+fn item_of(path: &Path, items: &BTreeSet<&str>) -> String {
+    let starts = (1..=path.0.len()).rev();
+    let mut keys = starts.map(|n| Path::from(&path.0[..n]).to_string());
+    let found = keys.find(|key| items.contains(&**key));
+    found.unwrap_or_else(|| path.to_string())
+}
+
+/// Common state as values; `None` if it can't be decoded.
+fn decoded(stored: &StoredCommon) -> Option<ValueTree> {
+    let value = match stored.payload() {
+        Payload::Value(value) => value.clone(),
+        payload => {
+            let codec = TorchObjects::new(&ReadLimits::default());
+            decode_object(&codec, "common state", payload.clone()).ok()?
+        }
+    };
+    // In an object it is a cell of an array, which is stored as a list.
+    let value = match (stored.object_key(), value) {
+        (Some(_), Value::List(mut all)) if all.len() == 1 => all.remove(0),
+        (_, value) => value,
+    };
+    Some(ValueTree::from(value))
+}
