@@ -15,10 +15,12 @@ use crate::{
 };
 use facts::Facts;
 use reshard::{
-    StoredChunk,
+    StoredChunk, Value,
     blocking::{Checkpoint, TensorHandle},
+    plan::AnnotationId,
     strategy::{Producer, StorageInfo},
 };
+use reshard_convert::ItemKind;
 use reshard_optim::StoredOptimizer;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use std::{collections::BTreeMap, ops::Range};
@@ -114,6 +116,11 @@ impl Serialize for Report<'_> {
             "optimizers",
             &Seq(|| optimizers.iter().map(OptimizerRow::of)),
         )?;
+        if !self.summary {
+            let stated = || c.metadata().annotations().iter();
+            let stated = || stated().map(|(id, value)| AnnotationRow(id, value));
+            m.serialize_entry("metadata", &Seq(stated))?;
+        }
         m.end()
     }
 }
@@ -137,6 +144,19 @@ impl<'a> OptimizerRow<'a> {
             dp_groups: o.dp_groups.len(),
             missing_dp_groups: o.missing_dp_groups.iter().map(range).collect(),
         }
+    }
+}
+
+/// A fact that the checkpoint states beside its tensors and objects.
+struct AnnotationRow<'a>(&'a AnnotationId, &'a Value);
+
+impl Serialize for AnnotationRow<'_> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let mut m = s.serialize_map(None)?;
+        m.serialize_entry("kind", ItemKind::of(self.0.kind).name())?;
+        m.serialize_entry("name", &self.0.to_string())?;
+        m.serialize_entry("value", &json::value(self.1))?;
+        m.end()
     }
 }
 

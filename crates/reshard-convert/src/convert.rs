@@ -2,6 +2,7 @@
 
 use crate::{
     Asked, ConvertError, ConvertReport, Finding, Ledger, MAX_FILES, NotHeld, Result,
+    annotations::Fates,
     cast::is_number,
     checked::check_rest,
     checks::{Checks, checks},
@@ -431,6 +432,7 @@ impl<'a> Convert<'a> {
         self.carried_as_stored(&source)?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
+        let annotations = Fates::of(self.source, &target, (keys, &canonical, &fit));
         let account = Account {
             checkpoint: self.source,
             keys: &self.keys,
@@ -440,10 +442,12 @@ impl<'a> Convert<'a> {
             source: &source,
             format: target.key(),
             ties: self.ties(&target),
+            annotations: &annotations,
         };
         let ledger = account.ledger();
         self.accepts(&ledger, &source, &target)?;
-        let planner = Rewrite::of(self.source, keys, &canonical, &source);
+        let annotations = annotations.kept();
+        let planner = Rewrite::of(self.source, keys, &canonical, &source, annotations);
         Ok(Conversion {
             setup: self,
             target,

@@ -4,7 +4,10 @@ mod fill;
 
 pub(crate) use fill::{Account, Ties};
 
-use reshard::{DType, plan::Cast};
+use reshard::{
+    DType,
+    plan::{AnnotationKind, Cast},
+};
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// The kind of an item in a [`Ledger`].
@@ -17,6 +20,14 @@ pub enum ItemKind {
     Object,
     /// A value of Megatron Core's common state, by its path.
     Common,
+    /// An entry of text of the whole checkpoint, or an attribute of a dict of Python.
+    Metadata,
+    /// An attribute of a group or an array, or the names of its axes.
+    Attribute,
+    /// A key of a dict that is no str.
+    KeyType,
+    /// A dict that is no plain one, such as an `OrderedDict`.
+    ContainerType,
     /// Several tensors that share stored elements, by their keys.
     Tie,
 }
@@ -28,6 +39,10 @@ impl ItemKind {
             Self::Tensor => "tensor",
             Self::Object => "object",
             Self::Common => "common",
+            Self::Metadata => "metadata",
+            Self::Attribute => "attribute",
+            Self::KeyType => "key_type",
+            Self::ContainerType => "container_type",
             Self::Tie => "tie",
         }
     }
@@ -38,7 +53,22 @@ impl ItemKind {
             Self::Tensor => "tensors",
             Self::Object => "objects",
             Self::Common => "common",
+            Self::Metadata => "metadata",
+            Self::Attribute => "attributes",
+            Self::KeyType => "key types",
+            Self::ContainerType => "dict types",
             Self::Tie => "ties",
+        }
+    }
+
+    /// The kind of item that an annotation is.
+    pub fn of(kind: AnnotationKind) -> Self {
+        match kind {
+            AnnotationKind::Attribute | AnnotationKind::DimensionNames => Self::Attribute,
+            AnnotationKind::KeyType => Self::KeyType,
+            AnnotationKind::ContainerType => Self::ContainerType,
+            // Texts, and attributes of dicts.
+            _ => Self::Metadata,
         }
     }
 
@@ -75,6 +105,8 @@ pub enum Change {
     IntoItem(String),
     /// Each of the tensors has elements of its own.
     Untied,
+    /// A key of a dict became text.
+    AsText,
 }
 
 impl Change {
@@ -82,7 +114,7 @@ impl Change {
     pub fn is_loss(&self) -> bool {
         match self {
             Self::Cast { from, to } => !Cast::Lossless.allows(*from, *to),
-            Self::Untied | Self::Trimmed(_) => true,
+            Self::Untied | Self::AsText | Self::Trimmed(_) => true,
             _ => false,
         }
     }
@@ -111,6 +143,7 @@ impl fmt::Display for Change {
             Self::IntoCommon => f.write_str("stored as common state"),
             Self::IntoItem(key) => write!(f, "stored as the item {key}"),
             Self::Untied => f.write_str("stored once each"),
+            Self::AsText => f.write_str("stored as text"),
         }
     }
 }
@@ -185,6 +218,8 @@ impl fmt::Display for LedgerEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             ItemKind::Common => "common state",
+            ItemKind::KeyType => "key",
+            ItemKind::ContainerType => "dict",
             kind => kind.name(),
         };
         write!(f, "{kind} {}: ", self.name)?;

@@ -44,6 +44,7 @@
 //! the work. Its [`Ledger`] lists every item of the source as kept, changed or left out, with the reason.
 
 mod analysis;
+mod annotations;
 #[cfg(doctest)]
 mod book;
 mod cast;

@@ -5,8 +5,8 @@ use reshard::{
     Checkpoint, Dialect,
     model::FlatStateDict,
     plan::{
-        DefaultSavePlanner, Metadata, PlannerData, Result, SaveContext, SavePlan, SavePlanner,
-        TensorProperties, WriteKind,
+        Annotations, DefaultSavePlanner, Metadata, PlannerData, Result, SaveContext, SavePlan,
+        SavePlanner, TensorProperties, WriteKind,
     },
 };
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub(crate) struct Rewrite {
     source: Arc<Metadata>,
     /// Shared by the planners of all ranks, because it is long if there are many keys.
     planner_data: Arc<Option<PlannerData>>,
+    /// What the copy states beside its tensors and objects.
+    annotations: Arc<Annotations>,
 }
 
 impl Rewrite {
@@ -26,6 +28,7 @@ impl Rewrite {
         keys: &Keys<'_>,
         canonical: &Canonical,
         carried: &Source,
+        annotations: Annotations,
     ) -> Self {
         let source = Arc::clone(checkpoint.metadata());
         let megatrons = [checkpoint.dialect(), carried.dialect()].contains(&Dialect::Megatron);
@@ -47,6 +50,7 @@ impl Rewrite {
             base: DefaultSavePlanner::DCP,
             source,
             planner_data: Arc::new(planner_data),
+            annotations: Arc::new(annotations),
         }
     }
 }
@@ -82,7 +86,9 @@ impl SavePlanner for Rewrite {
         let (plans, metadata) = self.base.create_global_plan(plans)?;
         Ok((
             plans,
-            metadata.with_planner_data(Option::clone(&self.planner_data)),
+            metadata
+                .with_planner_data(Option::clone(&self.planner_data))
+                .with_annotations(Annotations::clone(&self.annotations)),
         ))
     }
 }

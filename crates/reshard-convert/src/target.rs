@@ -3,6 +3,7 @@
 use crate::{ConvertError, Result};
 use reshard::{
     BackendVersion, Registry,
+    plan::AnnotationKind,
     storage::{Entry, Name, PlaceKind},
     strategy::{Capabilities, Detection, SaveShardedConfig, SaveShardedStrategy, StrategyError},
 };
@@ -113,6 +114,12 @@ impl Target {
     pub(crate) fn has_objects(&self) -> bool {
         let has_place = self.capabilities().has_objects(self.place, self.by_policy);
         has_place && self.strategy.can_handle_sharded_objects()
+    }
+
+    /// Whether it has a place for annotations of a kind.
+    pub(crate) fn annotates(&self, kind: AnnotationKind) -> bool {
+        self.capabilities()
+            .annotates(kind, self.place, self.by_policy)
     }
 
     /// Whether one rank that has several tensors with the same elements stores these once.

@@ -76,6 +76,7 @@
 //! To change one thing, implement one hook; [`base`](SavePlanner::base) does the rest. To stack planners, return the inner planner from
 //! `base`. [`SavePlanner`] and [`LoadPlanner`] have examples. `docs/planners.md` compares the hooks with PyTorch's.
 
+mod annotation;
 mod error;
 mod exchange;
 mod flat;
@@ -95,6 +96,7 @@ mod selection;
 mod shapes;
 mod strict;
 
+pub use annotation::{AnnotationId, AnnotationKind, Annotations};
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
 pub use exchange::{
     Demand, Exchange, ExchangeAlgo, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange,

@@ -1,6 +1,6 @@
 //! The logical table of a checkpoint, as columns.
 
-use crate::{MemoryFormat, PlannerData, Result, TensorProperties};
+use crate::{Annotations, MemoryFormat, PlannerData, Result, TensorProperties};
 use reshard_model::{DType, Dims, Region};
 use std::{fmt, ops::Range};
 
@@ -105,6 +105,7 @@ pub struct Metadata {
     /// Positions of each tensor's chunks in order of their offsets; empty while they lie so.
     by_offset: Vec<u32>,
     planner_data: Option<PlannerData>,
+    annotations: Annotations,
     /// Original shapes of tensors that are stored flattened, by number.
     originals: Vec<(u32, Dims)>,
 }
@@ -270,6 +271,17 @@ impl Metadata {
         self
     }
 
+    /// What the checkpoint states beside its tensors and objects.
+    pub fn annotations(&self) -> &Annotations {
+        &self.annotations
+    }
+
+    /// The same table with other annotations.
+    pub fn with_annotations(mut self, annotations: Annotations) -> Self {
+        self.annotations = annotations;
+        self
+    }
+
     /// The same table with some chunks replaced by parts of them. It does not check that the parts make up the chunk.
     ///
     /// # Errors
@@ -283,7 +295,8 @@ impl Metadata {
                 }
             }
         }
-        builder.finish(self.planner_data.clone())
+        let cut = builder.finish(self.planner_data.clone())?;
+        Ok(cut.with_annotations(self.annotations.clone()))
     }
 
     /// The same table with more objects, after the existing ones. Existing numbers do not change.
@@ -301,7 +314,8 @@ impl Metadata {
         for key in keys {
             builder.add_object(key)?;
         }
-        builder.finish(self.planner_data.clone())
+        let more = builder.finish(self.planner_data.clone())?;
+        Ok(more.with_annotations(self.annotations.clone()))
     }
 
     /// A table of the same keys under the same numbers.

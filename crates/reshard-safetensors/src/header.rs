@@ -240,7 +240,7 @@ pub(crate) struct NewEntry {
 /// # Errors
 /// It is longer than readers allow, or a key is.
 pub(crate) fn text(
-    metadata: &BTreeMap<&str, String>,
+    metadata: &BTreeMap<Box<str>, String>,
     entries: &[NewEntry],
 ) -> Result<Vec<u8>, Fault> {
     #[derive(Serialize)]

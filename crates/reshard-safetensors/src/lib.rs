@@ -26,6 +26,7 @@ mod save;
 mod settings;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+mod texts;
 mod unread;
 mod writer;
 

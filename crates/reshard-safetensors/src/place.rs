@@ -21,6 +21,8 @@ pub(crate) struct Files {
     pub(crate) of: BTreeMap<Box<str>, u32>,
     /// Tensors without elements. They go into the first file of all, so only one plan has them.
     pub(crate) empty: Vec<Empty>,
+    /// What `__metadata__` of every file says in addition.
+    pub(crate) texts: BTreeMap<Box<str>, String>,
 }
 
 /// A tensor without elements, of which there are no items.
@@ -115,7 +117,9 @@ pub(crate) fn sharded(mut plans: Vec<SavePlan>, model: &str) -> Result<Vec<SaveP
     };
     let counts: Vec<usize> = plans.iter().map(files).collect();
     let most = counts.iter().copied().max().unwrap_or(0);
-    let mut empty = empty(&mut plans)?;
+    let Files {
+        mut empty, texts, ..
+    } = of_planner(&mut plans)?;
     for ((rank, plan), count) in (0..).zip(&mut plans).zip(counts) {
         let names = (0..count).map(|n| names::shard(rank, model, n, most));
         plan.storage_data = Files {
@@ -124,6 +128,7 @@ pub(crate) fn sharded(mut plans: Vec<SavePlan>, model: &str) -> Result<Vec<SaveP
                 0 => Vec::new(),
                 _ => std::mem::take(&mut empty),
             },
+            texts: texts.clone(),
             ..Files::default()
         }
         .pack()?;
@@ -158,11 +163,11 @@ fn place_objects(plans: &mut [SavePlan], objects: Vec<(u32, Held)>) -> Result<()
     Ok(())
 }
 
-/// What the planner has said of tensors without elements.
-fn empty(plans: &mut [SavePlan]) -> Result<Vec<Empty>> {
+/// Tensors without elements, and texts, which only the planner knows.
+fn of_planner(plans: &mut [SavePlan]) -> Result<Files> {
     match plans.first_mut() {
-        Some(first) => Ok(Files::unpack(&std::mem::take(&mut first.storage_data))?.empty),
-        None => Ok(Vec::new()),
+        Some(first) => Files::unpack(&std::mem::take(&mut first.storage_data)),
+        None => Ok(Files::default()),
     }
 }
 
@@ -188,7 +193,9 @@ pub(crate) fn whole(
     settings: &SafetensorsConfig,
     file: Option<&str>,
 ) -> Result<Vec<SavePlan>> {
-    let mut empty = empty(&mut plans)?;
+    let Files {
+        mut empty, texts, ..
+    } = of_planner(&mut plans)?;
     let by_policy = plans.iter().any(|plan| !plan.files.is_empty());
     let mut tensors = gather(&mut plans)?;
     let groups = match (file, by_policy) {
@@ -196,7 +203,11 @@ pub(crate) fn whole(
         (None, true) => by_file(&tensors),
         (None, false) => by_size(&tensors, settings.max_shard_size.0),
     };
-    let mut files: Vec<Files> = plans.iter().map(|_| Files::default()).collect();
+    let of_rank = || Files {
+        texts: texts.clone(),
+        ..Files::default()
+    };
+    let mut files: Vec<Files> = plans.iter().map(|_| of_rank()).collect();
     let mut loads = vec![0u64; plans.len()];
     let count = groups.len();
     for (n, group) in groups.into_iter().enumerate() {

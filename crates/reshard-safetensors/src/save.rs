@@ -1,4 +1,4 @@
-//! The save strategy: the pipeline of any format, with a planner around the caller's that tells of tensors without elements.
+//! The save strategy: the pipeline of any format, with a planner around the caller's that passes on tensors without elements, and texts.
 
 use crate::{
     NAME,
@@ -6,11 +6,12 @@ use crate::{
     names,
     place::{Empty, Files},
     settings::SafetensorsConfig,
+    texts,
     writer::SafetensorsWriter,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict};
-use reshard_plan::{Metadata, PlanError, SavePlan, SavePlanner};
+use reshard_plan::{AnnotationKind, Metadata, PlanError, SavePlan, SavePlanner};
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
@@ -52,7 +53,8 @@ impl SaveShardedStrategy for SafetensorsSave {
                 false => &[Dialect::TensorsOnly, Dialect::Dcp],
             })
             .with_objects(|place, _| place == PlaceKind::Folder)
-            .with_folder(self.0.takes_folder());
+            .with_folder(self.0.takes_folder())
+            .with_annotations(|_, _| &[AnnotationKind::Text]);
         if !self.0.types_as_bytes {
             can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
         }
@@ -83,8 +85,8 @@ impl SaveShardedStrategy for SafetensorsSave {
     }
 }
 
-/// Around the planner of a save. Nobody writes an item of a tensor without elements, so only the metadata tell of it. The writer learns it
-/// from the data of the first plan.
+/// Around the planner of a save. The writer needs facts of the global metadata before it writes the first file: tensors without elements,
+/// which have no items, and texts. It gets them in the data of the first plan.
 #[derive(Debug)]
 struct WithEmpty {
     base: Arc<dyn SavePlanner>,
@@ -114,6 +116,7 @@ impl SavePlanner for WithEmpty {
         });
         let files = Files {
             empty: empty.collect(),
+            texts: texts::of_all_files(metadata.annotations()),
             ..Files::default()
         };
         if let Some(first) = plans.first_mut() {

@@ -72,7 +72,12 @@ impl StorageWriter for SafetensorsWriter {
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
-        let Files { names, of, empty } = Files::unpack(&plan.storage_data)?;
+        let Files {
+            names,
+            of,
+            empty,
+            texts,
+        } = Files::unpack(&plan.storage_data)?;
         let mut files: Vec<BTreeMap<&str, Vec<&WriteItem>>> = vec![BTreeMap::new(); names.len()];
         let mut pieces: BTreeMap<&str, u32> = BTreeMap::new();
         let (mut out, mut objects) = (FileLayout::default(), Vec::new());
@@ -103,9 +108,13 @@ impl StorageWriter for SafetensorsWriter {
         let mut empty = &empty[..];
         for (name, tensors) in names.into_iter().zip(files) {
             let n = out.files.len() as u32;
-            let (body, items) =
-                NewFile::of(tensors, std::mem::take(&mut empty), &self.settings, resolve)?
-                    .body(name)?;
+            let (body, items) = NewFile::of(
+                tensors,
+                (std::mem::take(&mut empty), &texts),
+                &self.settings,
+                resolve,
+            )?
+            .body(name)?;
             out.files.push(body);
             let extents = |of: Vec<u32>| of.into_iter().map(|extent| (n, extent)).collect();
             let items = items.into_iter().map(|(id, of)| (id, extents(of)));

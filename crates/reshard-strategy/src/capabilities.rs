@@ -1,6 +1,7 @@
 //! What a save strategy can write. Tools ask before they save.
 
 use reshard_model::{DType, Dialect};
+use reshard_plan::AnnotationKind;
 use reshard_storage::PlaceKind;
 
 /// What a save strategy can write. A tool that chooses a strategy for a checkpoint asks it, so that it can say what will not fit, and what
@@ -34,6 +35,7 @@ pub struct Capabilities {
     object_lists: bool,
     takes_folder: bool,
     ties: bool,
+    annotations: fn(PlaceKind, bool) -> &'static [AnnotationKind],
 }
 
 impl Default for Capabilities {
@@ -47,6 +49,7 @@ impl Default for Capabilities {
             object_lists: false,
             takes_folder: false,
             ties: false,
+            annotations: |_, _| &[],
         }
     }
 }
@@ -109,6 +112,25 @@ impl Capabilities {
     #[must_use]
     pub fn with_ties(self, ties: bool) -> Self {
         Self { ties, ..self }
+    }
+
+    /// Sets which kinds of [annotations](reshard_plan::Annotations) have a place in a checkpoint, by the kind of the place, and by whether a
+    /// sharding policy decides on files. The writer finds them in the metadata, and its reader returns them again, except those that only
+    /// one file of the source states ([`AnnotationId::file`](reshard_plan::AnnotationId::file)). The default is none.
+    #[must_use]
+    pub fn with_annotations(
+        self,
+        annotations: fn(PlaceKind, bool) -> &'static [AnnotationKind],
+    ) -> Self {
+        Self {
+            annotations,
+            ..self
+        }
+    }
+
+    /// Whether annotations of a kind have a place in a checkpoint of this kind, with a sharding policy or without one.
+    pub fn annotates(&self, kind: AnnotationKind, place: PlaceKind, by_policy: bool) -> bool {
+        (self.annotations)(place, by_policy).contains(&kind)
     }
 
     /// Whether elements that several tensors share are stored once.

@@ -49,6 +49,6 @@ pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, sav
 pub use error::{Error, Result};
 pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};
-pub use outline::{Found, Leaf, ObjectAt, Outline};
+pub use outline::{Contents, Found, FoundDict, KeyType, Leaf, ObjectAt, Outline};
 pub use tensor::{Location, StorageRef, TensorRef};
-pub use value::{Encoded, EncodedTree, Part, Stored, encode, encode_tree};
+pub use value::{Encoded, EncodedTree, Part, PartDict, PartTree, Stored, encode, encode_tree};

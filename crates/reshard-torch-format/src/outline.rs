@@ -10,7 +10,8 @@ use crate::{
     value::Decoder,
 };
 use bytes::Bytes;
-use reshard_model::{Path, Value};
+use reshard_model::{Construct, Opaque, Path, Value};
+use std::collections::BTreeMap;
 
 /// The pickle of a file, parsed. It shows which leaves there are, and where the elements of tensors lie. Values of leaves are decoded when
 /// somebody asks for them.
@@ -55,10 +56,80 @@ pub struct ObjectAt(Id);
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Found {
-    /// Its path, by PyTorch's rules of flattening. Keys of dicts are text, as in PyTorch; an index is that of a list.
+    /// Its path, by PyTorch's rules of flattening. Keys of dicts are text, as in PyTorch ([`FoundDict::keys`] has their types); an index is
+    /// that of a list.
     pub path: Path,
     /// What it is.
     pub leaf: Leaf,
+}
+
+/// A dict of a file that a plain dict with texts as keys can't stand for.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FoundDict {
+    /// Its path; empty for the root.
+    pub path: Path,
+    /// The class, if it is no plain dict: the object without its items and state.
+    pub class: Option<Box<Opaque>>,
+    /// Its attributes, such as `_metadata` of what `Module.state_dict` returns. `None` for one that is not decoded, because it holds
+    /// tensors or is too large.
+    pub state: Vec<(Box<str>, Option<Value>)>,
+    /// The keys that are no str, as text, with their types.
+    pub keys: Vec<(Box<str>, KeyType)>,
+}
+
+impl FoundDict {
+    /// A dict of a class with these attributes, whose keys are all texts.
+    pub fn new(
+        path: Path,
+        class: Option<Box<Opaque>>,
+        state: Vec<(Box<str>, Option<Value>)>,
+    ) -> Self {
+        Self {
+            path,
+            class,
+            state,
+            keys: Vec::new(),
+        }
+    }
+}
+
+/// The type of a key of a dict that is no str.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KeyType {
+    /// An int of up to 64 bits.
+    Int,
+    /// `True` or `False`.
+    Bool,
+    /// `None`.
+    None,
+}
+
+impl KeyType {
+    /// Python's name of it: `int`, `bool` or `None`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int => "int",
+            Self::Bool => "bool",
+            Self::None => "None",
+        }
+    }
+
+    /// The type of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Int, Self::Bool, Self::None];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Everything that a file holds.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Contents {
+    /// All leaves, in their order.
+    pub leaves: Vec<Found>,
+    /// The dicts around them that have a class, a state, or keys that are no str.
+    pub dicts: Vec<FoundDict>,
 }
 
 /// What a leaf is.
@@ -105,7 +176,48 @@ impl<'a> Outline<'a> {
     /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
     /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
     pub fn leaves(&self) -> Result<Vec<Found>> {
-        flatten::leaves(&self.graph, self.root, self.limits)
+        Ok(flatten::contents(&self.graph, self.root, self.limits)?.0)
+    }
+
+    /// All [`leaves`](Self::leaves), and the dicts around them.
+    ///
+    /// # Errors
+    /// As [`leaves`](Self::leaves).
+    pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
+        let (leaves, around) = flatten::contents(&self.graph, self.root, self.limits)?;
+        let mut objects: Vec<ObjectAt> = Vec::new();
+        for dict in &around {
+            objects.extend(dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)));
+        }
+        let values = self.values_without_storages(&objects, order);
+        let values: BTreeMap<ObjectAt, Value> = values.into_iter().collect();
+        let dicts = around.into_iter().map(|dict| {
+            let args = dict.args.iter().map(|at| values.get(at).cloned());
+            let class = dict.class.map(|(module, name)| {
+                let args: Option<Vec<Value>> = args.collect();
+                Box::new(Opaque {
+                    module: module.into(),
+                    name: name.into(),
+                    construct: Construct::Reduce(args.unwrap_or_default()),
+                    state: None,
+                    items: Vec::new(),
+                    pairs: Vec::new(),
+                })
+            });
+            let state = dict.state.into_iter();
+            FoundDict {
+                path: dict.path,
+                class,
+                state: state
+                    .map(|(name, at)| (name, values.get(&at).cloned()))
+                    .collect(),
+                keys: dict.keys,
+            }
+        });
+        Ok(Contents {
+            leaves,
+            dicts: dicts.collect(),
+        })
     }
 
     /// The storages that values of these objects need, each once.

@@ -4,7 +4,7 @@ mod read;
 mod tree;
 mod write;
 
-pub use tree::{EncodedTree, Part, Stored, encode_tree};
+pub use tree::{EncodedTree, Part, PartDict, PartTree, Stored, encode_tree};
 pub use write::{Encoded, encode};
 
 pub(crate) use read::Decoder;

@@ -19,6 +19,7 @@
 //! ```
 
 mod config;
+mod dicts;
 mod error;
 mod file;
 mod index;

@@ -1,7 +1,7 @@
 //! The save strategy: the pipeline of any format, with a planner around the caller's.
 
 use crate::{
-    NAME,
+    NAME, dicts,
     names::{WEIGHTS, is_file, last_part},
     planner::{Target, WholeTensors},
     told::Asked,
@@ -49,7 +49,12 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             // Several files with an index hold only tensors.
             .with_objects(|_, by_policy| !by_policy)
             .with_folder(true)
-            .with_ties(true);
+            .with_ties(true)
+            // The dicts of several files are flat.
+            .with_annotations(|_, by_policy| match by_policy {
+                true => &[],
+                false => dicts::KINDS,
+            });
         match self.single_file {
             Some(true) => can.with_places(|_| PlaceKind::File),
             Some(false) => can,

@@ -1,8 +1,8 @@
 //! What the files of a checkpoint hold, by key.
 
-use crate::{error::Refused, file::TorchFile, index::Parsed, names::INDEX};
+use crate::{dicts::Dicts, error::Refused, file::TorchFile, index::Parsed, names::INDEX};
 use reshard_model::{Path, PathOfKey, Region};
-use reshard_plan::{Metadata, MetadataBuilder, PlannerData, TensorProperties};
+use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Result, repeats};
 use reshard_torch_format::{Found, Leaf, ObjectAt, TensorRef};
 use std::collections::BTreeMap;
@@ -38,13 +38,16 @@ struct Tables {
 impl Table {
     /// Of one file.
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
-        let mut tables = Tables::default();
-        for found in file.outline(limits, |outline| outline.leaves())? {
+        let (mut tables, mut dicts) = (Tables::default(), Dicts::default());
+        let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
+        dicts.add(0, contents.dicts);
+        for found in contents.leaves {
             let key: Box<str> = found.path.to_string().into();
             tables.add(0, file, key, found)?;
         }
         let paths = std::mem::take(&mut tables.paths);
-        tables.finish(paths, Vec::new(), limits)
+        let annotations = dicts.of_one_file(file.name.as_str());
+        tables.finish((paths, annotations), Vec::new(), limits)
     }
 
     /// Of the files of an index. Files that can't be opened come with the reason.
@@ -54,11 +57,14 @@ impl Table {
         limits: &ReadLimits,
     ) -> Result<Self> {
         let (mut tables, mut unnamed) = (Tables::default(), Vec::new());
+        let mut dicts = Dicts::default();
+        let names: Vec<String> = index.files.keys().map(ToString::to_string).collect();
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
-                let leaves = file.outline(limits, |outline| outline.leaves());
-                let leaves = leaves.map_err(|e| Refused::by(&e, name.as_str()))?;
-                Ok((file, leaves))
+                let contents = file.outline(limits, |outline| outline.contents(file.order()));
+                let contents = contents.map_err(|e| Refused::by(&e, name.as_str()))?;
+                dicts.add(n, contents.dicts);
+                Ok((file, contents.leaves))
             });
             let (file, leaves) = match leaves {
                 Ok(found) => found,
@@ -95,7 +101,8 @@ impl Table {
                 .map(|key| (key.clone(), Path(vec![key.to_string().into()])))
                 .collect(),
         };
-        tables.finish(paths, unnamed, limits)
+        let annotations = dicts.of_files(&names);
+        tables.finish((paths, annotations), unnamed, limits)
     }
 }
 
@@ -146,7 +153,7 @@ impl Tables {
 
     fn finish(
         mut self,
-        paths: PathOfKey,
+        (paths, annotations): (PathOfKey, Annotations),
         unnamed: Vec<(Box<str>, String)>,
         limits: &ReadLimits,
     ) -> Result<Table> {
@@ -155,7 +162,10 @@ impl Tables {
             self.repeats.clear();
         }
         Ok(Table {
-            metadata: self.builder.finish(Some(PlannerData::Paths(paths)))?,
+            metadata: self
+                .builder
+                .finish(Some(PlannerData::Paths(paths)))?
+                .with_annotations(annotations),
             tensors: self.tensors,
             objects: self.objects,
             refused: self.refused,

@@ -33,8 +33,19 @@ pub(crate) struct FilePlan {
     pub(crate) leaves: Vec<LeafPlan>,
     /// The paths of empty dicts.
     pub(crate) empty: Vec<Path>,
+    /// The dicts that are no plain ones.
+    pub(crate) dicts: Vec<DictPlan>,
     /// What the policy did, if this is the first of its files.
     pub(crate) policy: Option<PolicyMetrics>,
+}
+
+/// A dict of a file with a class of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DictPlan {
+    /// Its path, with keys as text.
+    pub(crate) path: Path,
+    /// The object without its items, as `torch.save` writes it.
+    pub(crate) object: Bytes,
 }
 
 /// A leaf of a file.
@@ -49,7 +60,9 @@ pub(crate) struct LeafPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum At {
     Key(Box<str>),
-    Int(u64),
+    Int(i64),
+    Bool(bool),
+    None,
     Index(u64),
 }
 

@@ -5,7 +5,7 @@ mod source;
 mod tree;
 
 use crate::{
-    NAME,
+    NAME, dicts,
     index::Index,
     names::{INDEX, prefix},
     told::{Asked, FilePlan, Files, Receipt, What, unpack},
@@ -144,7 +144,8 @@ impl TorchSaveWriter {
             };
             parts.push((leaf, part));
         }
-        let tree = tree_of(parts, &file.empty, file.indexed);
+        let classes = dicts::classes(&file.dicts)?;
+        let tree = tree_of(parts, &file.empty, (file.indexed, classes));
         let encoded = encode_tree(&tree).map_err(encoding)?;
         let lengths = archive::lengths(&encoded.storages, &sources)?;
         let folder = match file.indexed {

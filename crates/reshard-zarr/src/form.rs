@@ -7,7 +7,8 @@ use crate::{
     zarr3, zarray,
 };
 use reshard_model::{DType, Dims};
-use reshard_strategy::BackendVersion;
+use reshard_plan::AnnotationKind;
+use reshard_strategy::{BackendVersion, Capabilities};
 
 /// The version of Zarr that a save writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,21 @@ impl Form {
             },
             1,
         )
+    }
+
+    /// What it can represent.
+    pub(crate) fn capabilities(self) -> Capabilities {
+        let can = Capabilities::default();
+        match self {
+            Self::V2 => can
+                .with_dtypes(|dtype| zarray::spelling(dtype).is_some())
+                .with_annotations(|_, _| &[AnnotationKind::Attribute]),
+            Self::V3 { .. } => can
+                .with_dtypes(|dtype| zarr3::spelling(dtype).is_some())
+                .with_annotations(|_, _| {
+                    &[AnnotationKind::Attribute, AnnotationKind::DimensionNames]
+                }),
+        }
     }
 
     /// How a type is spelled. `None` if this version of Zarr has no name for it.

@@ -26,6 +26,7 @@ mod receipt;
 mod record;
 mod removal;
 mod save;
+mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 mod writer;

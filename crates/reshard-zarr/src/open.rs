@@ -11,7 +11,9 @@ use crate::{
     names::{SYNC, ZARRAY},
     reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
-    removal, zarr3,
+    removal,
+    stated::Stated,
+    zarr3,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
@@ -126,7 +128,9 @@ impl OpenFormat for Zarr {
             Some((_, record)) if cx.store.hints().requests_are_dear() => record.texts(),
             _ => Texts::default(),
         };
-        let found = find::arrays(&cx.store, &cx.limits, &files, skip, &written).await?;
+        let mut stated = Stated::default();
+        let texts = (&written, &mut stated);
+        let found = find::arrays(&cx.store, &cx.limits, &files, skip, texts).await?;
         if found.is_empty()
             && let Some(e) = unlisted
         {
@@ -146,6 +150,8 @@ impl OpenFormat for Zarr {
         }
         let room = Room::of(&cx.limits, &files);
         let mut tables = Tables::of(found, record, noted_in, room)?;
+        let annotations = stated.annotations(&tables.metadata);
+        tables.metadata = tables.metadata.with_annotations(annotations);
         if unlisted.is_some() {
             let chunks = cx.store.present(chunks(&tables.arrays)?).await?;
             files.extend(by_name(chunks));

@@ -9,14 +9,16 @@ use crate::{
     },
     form::Form,
     grid::Grid,
+    names::ZARRAY,
     planner::{Chunks, grid_of},
     receipt::{self, Receipt},
     record::{ArrayRecord, Record, SCHEMA},
+    stated::{self, Facts, ZATTRS},
     zarr3,
 };
 use bytes::Bytes;
 use chunk::{Chunk, tail};
-use reshard_model::{DType, Dims, Region};
+use reshard_model::{Dims, Region};
 use reshard_plan::{PieceId, SavePlan, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
@@ -46,11 +48,7 @@ impl StorageWriter for ZarrWriter {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let dtypes: fn(DType) -> bool = match self.0 {
-            Form::V2 => |dtype| Form::V2.spelling(dtype).is_some(),
-            Form::V3 { .. } => |dtype| zarr3::spelling(dtype).is_some(),
-        };
-        Capabilities::default().with_dtypes(dtypes)
+        self.0.capabilities()
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -85,6 +83,7 @@ impl StorageWriter for ZarrWriter {
             ..Record::default()
         };
         let mut records = Records::default();
+        let facts = stated::of_nodes(cx.metadata.annotations());
         for t in cx.metadata.tensors() {
             let key = t.key();
             let (shape, chunk) = written.array(&t);
@@ -93,20 +92,29 @@ impl StorageWriter for ZarrWriter {
                 StrategyError::Internal(format!("{key} is written as {}", t.dtype()))
             })?;
             let text = text.map_err(json)?;
+            let text = match (self.0, facts.get(key)) {
+                (Form::V3 { .. }, Some(facts)) => {
+                    let axes = described.shape.len();
+                    facts.in_text(&text, Some(axes)).map_err(json)?
+                }
+                _ => text,
+            };
             record.arrays.insert(
                 key.into(),
                 ArrayRecord {
                     zarray: crc32fast::hash(&text),
                     chunks: written.checksums(key, &self.described(key, &text)?)?,
                     properties: t.properties(),
-                    described: Some(described),
+                    // Who reads the descriptions finds attributes, also those of groups.
+                    described: Some(described).filter(|_| facts.is_empty()),
                 },
             );
             let name = format!("{key}/{}", self.0.description());
             records.files.push((Name::new(name)?, text));
         }
-        if let Form::V3 { .. } = self.0 {
-            groups(&mut records)?;
+        match self.0 {
+            Form::V3 { .. } => groups(&mut records, &facts)?,
+            Form::V2 => attributes(&mut records, &facts)?,
         }
         let name = Name::new(self.0.record())?;
         records.commit = Some((name, record.to_bytes().map_err(json)?));
@@ -132,8 +140,12 @@ impl ZarrWriter {
 }
 
 /// Adds the groups around the arrays, and the root group, which has the descriptions of all.
-fn groups(records: &mut Records) -> Result<()> {
-    let group = zarr3::group().map_err(json)?;
+fn groups(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> {
+    let plain = zarr3::group().map_err(json)?;
+    let group = |path: &str| match facts.get(path) {
+        Some(facts) => facts.in_text(&plain, None).map_err(json),
+        None => Ok(plain.clone()),
+    };
     let described = |(name, text): &(Name, Bytes)| {
         let (path, _) = name.as_str().rsplit_once('/')?;
         Some((path.to_owned(), text.clone()))
@@ -144,15 +156,38 @@ fn groups(records: &mut Records) -> Result<()> {
         around.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
     }
     around.retain(|path| !arrays.contains_key(*path));
-    let groups = around.iter().map(|path| (*path, &*group));
-    let mut nodes: BTreeMap<&str, &[u8]> = groups.collect();
+    let groups = around.iter().map(|path| Ok((*path, group(path)?)));
+    let groups: BTreeMap<&str, Bytes> = groups.collect::<Result<_>>()?;
+    let mut nodes: BTreeMap<&str, &[u8]> =
+        groups.iter().map(|(path, text)| (*path, &**text)).collect();
     nodes.extend(arrays.iter().map(|(path, text)| (&**path, &**text)));
-    let root = zarr3::root(nodes).map_err(json)?;
-    for path in around {
+    let mut root = zarr3::root(nodes).map_err(json)?;
+    if let Some(facts) = facts.get("") {
+        root = facts.in_text(&root, None).map_err(json)?;
+    }
+    for (path, text) in groups {
         let name = Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?;
-        records.files.push((name, group.clone()));
+        records.files.push((name, text));
     }
     records.files.push((Name::new(zarr3::ZARR_JSON)?, root));
+    Ok(())
+}
+
+/// Adds the attributes of arrays and groups of Zarr v2. A group with attributes gets a description.
+fn attributes(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> {
+    let file = |path: &str, file: &str| match path {
+        "" => Name::new(file),
+        path => Name::new(format!("{path}/{file}")),
+    };
+    let arrays: BTreeSet<Name> = records.files.iter().map(|(name, _)| name.clone()).collect();
+    for (path, facts) in facts {
+        if !arrays.contains(&file(path, ZARRAY)?) {
+            let group = Bytes::from_static(br#"{"zarr_format": 2}"#);
+            records.files.push((file(path, ".zgroup")?, group));
+        }
+        let text = facts.zattrs().map_err(json)?;
+        records.files.push((file(path, ZATTRS)?, text));
+    }
     Ok(())
 }
 

@@ -7,8 +7,11 @@ use crate::{
     table::{self, BAD, BOLD, GOOD, fact, styled_fact},
     units,
 };
-use reshard::{Value, blocking::TensorHandle, strategy::FileRole, strategy::StorageInfo};
-use std::io::Write;
+use reshard::{
+    Value, blocking::TensorHandle, plan::AnnotationId, strategy::FileRole, strategy::StorageInfo,
+};
+use reshard_convert::ItemKind;
+use std::{collections::BTreeMap, io::Write};
 
 /// Problems and leftovers that are listed; the rest is counted.
 const FEW: usize = 5;
@@ -64,6 +67,9 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
             units::bytes(totals.object_bytes)
         ),
     )?;
+    if let Some(stated) = stated(f) {
+        fact(out, "metadata", stated)?;
+    }
     fact(
         out,
         "files",
@@ -78,6 +84,22 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         fact(out, "note", note)?;
     }
     Ok(())
+}
+
+/// How many facts it states beside its tensors and objects, by kind.
+fn stated(f: &Facts) -> Option<String> {
+    let mut kinds: BTreeMap<ItemKind, u64> = BTreeMap::new();
+    for (id, _) in f.checkpoint.metadata().annotations().iter() {
+        *kinds.entry(ItemKind::of(id.kind)).or_default() += 1;
+    }
+    let all = kinds.iter().map(|(kind, n)| match kind {
+        ItemKind::Attribute => units::some(*n, "attribute"),
+        ItemKind::KeyType => format!("{} that are no text", units::some(*n, "key")),
+        ItemKind::ContainerType => format!("{} with a class", units::some(*n, "dict")),
+        _ => units::some(*n, "text"),
+    });
+    let all: Vec<String> = all.collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// What is wrong with it, and what lies in it that is not its own.
@@ -191,6 +213,21 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     }
     if !keys.all() {
         return Ok(());
+    }
+    let annotations = c.metadata().annotations();
+    if !annotations.is_empty() {
+        writeln!(out)?;
+        let row = |(id, value): (&AnnotationId, &Value)| {
+            let value = match short(value) {
+                text if text.is_empty() => value.type_name(),
+                text => text,
+            };
+            let kind = ItemKind::of(id.kind).name().replace('_', " ");
+            [id.to_string(), kind, value]
+        };
+        table::rows(out, ["METADATA", "KIND", "VALUE"], || {
+            annotations.iter().map(row)
+        })?;
     }
     if let Ok(Value::Dict(common)) = &f.common
         && !common.is_empty()

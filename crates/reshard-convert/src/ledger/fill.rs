@@ -2,6 +2,7 @@
 
 use super::{Change, ItemKind, Ledger, Outcome};
 use crate::{
+    annotations::Fates,
     fit::{CommonAs, Fit},
     keys::Keys,
     mapped::Mapped,
@@ -11,7 +12,7 @@ use crate::{
 use reshard::{
     BackendVersion, Checkpoint, DType, ReadLimits, StoredCommon, Value, ValueTree,
     model::{Path, Payload, Step},
-    plan::{Entry, TensorRef},
+    plan::{AnnotationKind, Entry, TensorRef},
     strategy::{decode_object, torch::TorchObjects},
 };
 use std::collections::BTreeSet;
@@ -28,6 +29,7 @@ pub(crate) struct Account<'a> {
     /// The format of the copy.
     pub(crate) format: BackendVersion,
     pub(crate) ties: Ties,
+    pub(crate) annotations: &'a Fates<'a>,
 }
 
 /// Whether the copy can have tensors that share stored elements.
@@ -56,6 +58,7 @@ impl Account<'_> {
             ledger.add(kind, key, outcome);
         }
         self.add_common(&mut ledger);
+        self.add_annotations(&mut ledger);
         self.add_ties(&mut ledger);
         ledger.0.sort_by_key(|entry| entry.kind);
         ledger
@@ -175,6 +178,21 @@ impl Account<'_> {
             };
             ledger.add(ItemKind::Common, path.to_string(), outcome);
         });
+    }
+
+    fn add_annotations(&self, ledger: &mut Ledger) {
+        let stated = self.checkpoint.metadata().annotations();
+        for (id, _) in stated.iter() {
+            let outcome = match self.annotations.why_not(id) {
+                None => Outcome::Kept,
+                // The entry of the dict is there.
+                Some(_) if id.kind == AnnotationKind::KeyType && self.annotations.has(id) => {
+                    Outcome::with(vec![Change::AsText])
+                }
+                Some(why) => Outcome::LeftOut(why),
+            };
+            ledger.add(ItemKind::of(id.kind), id.to_string(), outcome);
+        }
     }
 
     fn add_ties(&self, ledger: &mut Ledger) {

@@ -2,7 +2,7 @@ use super::{
     ChunkId, Column, FORMAT, HAS_STRIDES, Metadata, Name, ObjectId, PIN_MEMORY, REQUIRES_GRAD, Row,
     TensorId,
 };
-use crate::{PlanError, PlannerData, Result, TensorProperties};
+use crate::{Annotations, PlanError, PlannerData, Result, TensorProperties};
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use reshard_model::{DType, Dims, Region};
@@ -293,6 +293,7 @@ impl MetadataBuilder {
             positions,
             by_offset: Vec::new(),
             planner_data,
+            annotations: Annotations::default(),
             originals: originals.into_iter().collect(),
         };
         out.by_offset = by_offset(&out);

@@ -18,7 +18,7 @@ fn a_header_is_read_as_it_is_written() {
         bytes: f32.bytes(shape).unwrap(),
     };
     let entries = [new("b\"", &[2, 3]), new("a", &[]), new("é", &[0, 7])];
-    let metadata = BTreeMap::from([("format", "pt".to_owned())]);
+    let metadata = BTreeMap::from([("format".into(), "pt".to_owned())]);
     let text = text(&metadata, &entries).unwrap();
     assert_eq!(text.len() % 64, 0);
     let file = text.len() as u64 + 28;

@@ -9,6 +9,7 @@ use crate::{
     names,
     reader::{Chunk, Object, Refused},
     record::TensorRecord,
+    texts::Texts,
     unread::CHANGED,
 };
 use reshard_model::{DType, Dims, Region};
@@ -60,6 +61,7 @@ struct Parts {
     /// Keys that were refused without a reason that is kept.
     more_refused: u64,
     is_sharded: bool,
+    texts: Texts,
 }
 
 impl Tables {
@@ -132,6 +134,7 @@ impl Parts {
     fn add(&mut self, found: &Found, file: u32, header: Header) -> Result<(), Fault> {
         let offsets = sharding::offsets(&header)?;
         self.is_sharded |= offsets.is_some();
+        self.texts.add(file, header.metadata);
         for entry in header.entries {
             let key = entry.key.clone();
             match found.index.as_ref().map(|(_, index)| index.of.get(&key)) {
@@ -281,8 +284,9 @@ impl Parts {
         }
         let warnings = self.warnings(found);
         let planner_data = found.record.as_ref().and_then(|r| r.planner_data.clone());
+        let annotations = self.texts.annotations(&found.files);
         Ok(Tables {
-            metadata: builder.finish(planner_data)?,
+            metadata: builder.finish(planner_data)?.with_annotations(annotations),
             chunks,
             objects,
             refused: self.refused,

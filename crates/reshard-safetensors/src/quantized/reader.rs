@@ -80,6 +80,7 @@ impl Dequantized {
             builder.add_object(key)?;
         }
         let metadata = builder.finish(inner.planner_data().cloned())?;
+        let metadata = metadata.with_annotations(inner.annotations().clone());
         Ok(Self {
             stored,
             dtype,

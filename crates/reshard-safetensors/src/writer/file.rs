@@ -6,6 +6,7 @@ use crate::{
     header::{self, NewEntry},
     place::{Empty, tensor},
     settings::SafetensorsConfig,
+    texts::{FORMAT, PYTORCH},
 };
 use bytes::Bytes;
 use reshard_model::{DType, Data, Dims, Region};
@@ -22,7 +23,7 @@ pub(super) type ItemsOfFile = Vec<(PieceId, Vec<u32>)>;
 
 /// A file that is to be written.
 pub(super) struct NewFile<'p> {
-    metadata: BTreeMap<&'static str, String>,
+    metadata: BTreeMap<Box<str>, String>,
     entries: Vec<NewEntry>,
     tensors: Vec<Pieces<'p>>,
 }
@@ -39,7 +40,7 @@ struct Pieces<'p> {
 impl<'p> NewFile<'p> {
     pub(super) fn of(
         tensors: BTreeMap<&'p str, Vec<&'p WriteItem>>,
-        empty: &'p [Empty],
+        (empty, texts): (&'p [Empty], &BTreeMap<Box<str>, String>),
         settings: &SafetensorsConfig,
         resolve: &Resolve<'_>,
     ) -> Result<Self> {
@@ -51,10 +52,11 @@ impl<'p> NewFile<'p> {
         // The elements of every tensor then begin at a multiple of their size.
         all.sort_by(|a, b| (b.dtype.size(), a.key).cmp(&(a.dtype.size(), b.key)));
         let entries = all.iter().map(Pieces::entry).collect::<Result<_>>()?;
-        let mut metadata = BTreeMap::from([("format", "pt".to_owned())]);
+        let mut metadata = BTreeMap::from([(FORMAT.into(), PYTORCH.to_owned())]);
+        metadata.extend(texts.clone());
         if settings.sharded {
-            metadata.insert("DCP_VERSION", "1.0".into());
-            metadata.insert("DCP_SHARDING_INFO", sharding_info(&all)?);
+            metadata.insert("DCP_VERSION".into(), "1.0".into());
+            metadata.insert("DCP_SHARDING_INFO".into(), sharding_info(&all)?);
         }
         Ok(Self {
             metadata,

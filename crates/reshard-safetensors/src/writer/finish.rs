@@ -12,6 +12,7 @@ use crate::{
     place::Empty,
     record::{ObjectRecord, Record, SCHEMA, TensorRecord},
     settings::SafetensorsConfig,
+    texts,
 };
 use bytes::Bytes;
 use reshard_storage::Name;
@@ -165,7 +166,9 @@ fn without_elements(
         (None, true) => names::shard(0, &settings.name, 0, 1),
         (None, false) => names::file(&settings.name, 0, 1),
     };
-    let file = NewFile::of(BTreeMap::new(), &empty, settings, &|item| {
+    let texts = texts::of_all_files(cx.metadata.annotations());
+    let facts = (&*empty, &texts);
+    let file = NewFile::of(BTreeMap::new(), facts, settings, &|item| {
         Err(StrategyError::Internal(format!("{} is planned", item.id())))
     })?;
     let header = file.header(&name)?;

@@ -1,19 +1,36 @@
 //! PyTorch's rules of flattening, on the graph of a pickle.
 
-use super::{Found, Leaf, ObjectAt, unsupported};
+use super::{Found, KeyType, Leaf, ObjectAt, unsupported};
 use crate::{
     Budget, Error, Limits, Result,
     pickle::{Call, Graph, How, Id, Node},
     tensor::{Wrapped, tensor_of},
 };
 use reshard_model::{Path, Step};
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// The name of the only leaf of a file that is one tensor, or one object.
 const TENSOR: &str = "tensor";
 const OBJECT: &str = "object";
 
-pub(super) fn leaves(graph: &Graph<'_>, root: Id, limits: &Limits) -> Result<Vec<Found>> {
+/// A dict that a plain dict with texts as keys can't stand for.
+pub(super) struct Around<'g> {
+    pub(super) path: Path,
+    /// Module and name of its class, if it is no plain dict.
+    pub(super) class: Option<(&'g str, &'g str)>,
+    /// The arguments of the class.
+    pub(super) args: Vec<ObjectAt>,
+    /// Its attributes.
+    pub(super) state: Vec<(Box<str>, ObjectAt)>,
+    pub(super) keys: Vec<(Box<str>, KeyType)>,
+}
+
+/// All leaves, and the dicts around them of which the paths of leaves don't say everything.
+pub(super) fn contents<'g>(
+    graph: &'g Graph<'_>,
+    root: Id,
+    limits: &'g Limits,
+) -> Result<(Vec<Found>, Vec<Around<'g>>)> {
     let mut walk = Walk {
         graph,
         limits,
@@ -23,9 +40,10 @@ pub(super) fn leaves(graph: &Graph<'_>, root: Id, limits: &Limits) -> Result<Vec
         path: Vec::new(),
         named: 0,
         out: Vec::new(),
+        around: Vec::new(),
     };
-    match mapping(graph, root) {
-        Some(pairs) if walk.has_names(root, pairs) => walk.dict(root, pairs)?,
+    match walk.named(root) {
+        Some(pairs) => walk.dict(root, &pairs)?,
         _ => {
             let name = if is_tensor(graph, root) {
                 TENSOR
@@ -36,9 +54,9 @@ pub(super) fn leaves(graph: &Graph<'_>, root: Id, limits: &Limits) -> Result<Vec
             walk.leaf(root)?;
         }
     }
-    let out = walk.out;
+    let (out, around) = (walk.out, walk.around);
     different(graph, root, &out)?;
-    Ok(out)
+    Ok((out, around))
 }
 
 /// Fails if two leaves have one name.
@@ -70,9 +88,10 @@ struct Walk<'g, 'a> {
     /// Bytes of all names so far.
     named: u64,
     out: Vec<Found>,
+    around: Vec<Around<'g>>,
 }
 
-impl Walk<'_, '_> {
+impl<'g> Walk<'g, '_> {
     fn limit(&self, id: Id, limit: &'static str, max: u64) -> Error {
         Error::Limit {
             offset: self.graph.offset(id),
@@ -82,11 +101,10 @@ impl Walk<'_, '_> {
     }
 
     fn take(&mut self, id: Id) -> Result<()> {
-        if let Some(pairs) = mapping(self.graph, id)
+        if let Some(pairs) = self.named(id)
             && !pairs.is_empty()
-            && self.has_names(id, pairs)
         {
-            return self.dict(id, pairs);
+            return self.dict(id, &pairs);
         }
         match self.graph.node(id) {
             Node::List(items) if self.opens(id)? => self.list(id, items),
@@ -125,12 +143,61 @@ impl Walk<'_, '_> {
                 None => drop(items.insert(name, (key, value))),
             }
         }
+        self.note_dict(id, &items)?;
         for (name, (_, value)) in items {
             self.path.push(Step::Key(name));
             self.take(value)?;
             self.path.pop();
         }
         self.budget.give_back(room);
+        Ok(())
+    }
+
+    /// Notes the class of a dict, its attributes, and the types of its keys, if they are not those of a plain dict.
+    fn note_dict(&mut self, id: Id, items: &indexmap::IndexMap<Box<str>, (Id, Id)>) -> Result<()> {
+        let keys = items.iter().filter_map(|(name, (key, _))| {
+            let kind = match self.graph.node(*key) {
+                Node::Int(_) => KeyType::Int,
+                Node::Bool(_) => KeyType::Bool,
+                Node::None => KeyType::None,
+                _ => return None,
+            };
+            Some((name.clone(), kind))
+        });
+        let keys: Vec<_> = keys.collect();
+        let call = match self.graph.node(id) {
+            Node::Call(call) => Some(&**call),
+            _ => None,
+        };
+        if keys.is_empty() && call.is_none() {
+            return Ok(());
+        }
+        let state = call.and_then(|call| call.state);
+        let state = state.map_or_else(Vec::new, |state| attributes(self.graph, state));
+        // Each key may become a path of its own.
+        let steps: usize = self
+            .path
+            .iter()
+            .map(|s| step_len(s) + size_of::<Step>())
+            .sum();
+        let each = (steps + 2 * size_of::<Step>() + size_of::<Around<'_>>()) as u64;
+        let noted = (keys.len() + state.len() + 1) as u64;
+        let at = self.graph.offset(id) as usize;
+        let takes = each.saturating_mul(noted);
+        self.budget.take(takes).map_err(|r| r.at(at))?;
+        let class = call.and_then(|call| self.graph.as_global(call.callable));
+        let is_plain_list =
+            |args: &[Id]| class == Some(("collections", "OrderedDict")) && args.len() == 1;
+        let args = call.and_then(|call| self.graph.as_seq(call.args));
+        // Python 2 gives an OrderedDict its items as an argument.
+        let args = args.filter(|args| !is_plain_list(args)).unwrap_or_default();
+        self.around.push(Around {
+            path: Path::from(self.path.as_slice()),
+            class,
+            args: args.iter().map(|arg| ObjectAt(*arg)).collect(),
+            state,
+            keys,
+        });
         Ok(())
     }
 
@@ -213,15 +280,23 @@ impl Walk<'_, '_> {
     }
 
     fn is_dict(&mut self, id: Id) -> bool {
-        mapping(self.graph, id).is_some_and(|pairs| self.has_names(id, pairs))
+        match self.odd.get(&id) {
+            Some(odd) => !odd,
+            None => self.named(id).is_some(),
+        }
     }
 
-    /// Whether all keys can be steps of a path. A dict with other keys is one object. Each dict is looked at once, however often it is
-    /// referred to.
-    fn has_names(&mut self, id: Id, pairs: &[(Id, Id)]) -> bool {
+    /// The pairs of a dict all of whose keys can be steps of a path. A dict with other keys is one object. The keys of each dict are looked
+    /// at once, however often it is referred to.
+    fn named(&mut self, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
+        if self.odd.get(&id) == Some(&true) {
+            return None;
+        }
         let graph = self.graph;
+        let pairs = mapping(graph, id)?;
         let odd = || pairs.iter().any(|(key, _)| !is_name(graph.node(*key)));
-        !*self.odd.entry(id).or_insert_with(odd)
+        let odd = *self.odd.entry(id).or_insert_with(odd);
+        (!odd).then_some(pairs)
     }
 }
 
@@ -236,10 +311,24 @@ fn is_tensor(graph: &Graph<'_>, id: Id) -> bool {
     !matches!(tensor_of(graph, id, Wrapped::Any), Ok(None))
 }
 
+/// The attributes of an object, from its state.
+fn attributes(graph: &Graph<'_>, state: Id) -> Vec<(Box<str>, ObjectAt)> {
+    let pairs = match graph.node(state) {
+        Node::Dict(pairs) => pairs.as_slice(),
+        // `__setstate__` or `__slots__` of a class that is not known.
+        _ => return vec![("".into(), ObjectAt(state))],
+    };
+    let name = |key: Id| name(graph, key).unwrap_or_default();
+    let pairs = pairs.iter();
+    pairs
+        .map(|(key, value)| (name(*key), ObjectAt(*value)))
+        .collect()
+}
+
 /// The pairs of a dict, or of an object that is a dict for PyTorch: an `OrderedDict`, as `Module.state_dict` returns, or a `defaultdict`.
-fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [(Id, Id)]> {
+fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
     let call = match graph.node(id) {
-        Node::Dict(pairs) => return Some(pairs),
+        Node::Dict(pairs) => return Some(pairs.into()),
         Node::Call(call) => call,
         _ => return None,
     };
@@ -253,13 +342,28 @@ fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [(Id, Id)]> {
     else {
         return None;
     };
-    let args = graph.as_seq(args)?.len();
-    let is_one = match graph.as_global(callable)? {
-        ("collections", "OrderedDict") => args == 0,
-        ("collections", "defaultdict") => args <= 1,
+    let args = graph.as_seq(args)?;
+    let is_one = match (graph.as_global(callable)?, args) {
+        (("collections", "OrderedDict"), [items]) if call.pairs.is_empty() => {
+            return pairs_of_python2(graph, *items).map(Cow::Owned);
+        }
+        (("collections", "OrderedDict"), args) => args.is_empty(),
+        (("collections", "defaultdict"), args) => args.len() <= 1,
         _ => false,
     };
-    (is_one && call.items.is_empty()).then_some(&call.pairs)
+    (is_one && call.items.is_empty()).then_some((&*call.pairs).into())
+}
+
+/// The items of an `OrderedDict` as Python 2 pickles it: a list of lists of two.
+fn pairs_of_python2(graph: &Graph<'_>, items: Id) -> Option<Vec<(Id, Id)>> {
+    let Node::List(items) = graph.node(items) else {
+        return None;
+    };
+    let pair = |item: &Id| match graph.as_seq(*item)? {
+        [key, value] => Some((*key, *value)),
+        _ => None,
+    };
+    items.iter().map(pair).collect()
 }
 
 fn is_name(node: &Node<'_>) -> bool {

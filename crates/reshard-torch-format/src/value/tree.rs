@@ -1,10 +1,9 @@
 //! The pickle of a file whose tensors are only described: their elements are written later.
 
 use super::write::{BATCH, Encoder};
-use crate::{Error, Result, TensorRef, pickle::Op};
+use crate::{Result, TensorRef, pickle::Op};
 use bytes::Bytes;
-use indexmap::IndexMap;
-use reshard_model::{Step, Tree, Value};
+use reshard_model::{Opaque, Value};
 use std::collections::BTreeMap;
 
 /// A leaf of a tree that [`encode_tree`] writes.
@@ -14,6 +13,26 @@ pub enum Part {
     Tensor(TensorRef, usize),
     /// Anything else, which may hold tensors itself.
     Value(Value),
+}
+
+/// A tree that [`encode_tree`] writes.
+#[derive(Clone, Debug)]
+pub enum PartTree {
+    /// A dict, or an object of a class of dicts.
+    Dict(PartDict),
+    /// A list.
+    List(Vec<Self>),
+    /// A leaf.
+    Leaf(Part),
+}
+
+/// A dict of a [`PartTree`].
+#[derive(Clone, Debug, Default)]
+pub struct PartDict {
+    /// How Python makes it and sets its state, if it is no plain dict: the object without items.
+    pub class: Option<Box<Opaque>>,
+    /// Its keys and values, in order.
+    pub pairs: Vec<(Value, PartTree)>,
 }
 
 /// Where the bytes of a record come from.
@@ -35,18 +54,18 @@ pub struct EncodedTree {
     pub storages: Vec<Stored>,
 }
 
-/// Pickles a tree as [`encode`](crate::encode) does with a value. A key of a dict that is an index becomes an int. Storages are numbered as
-/// they are met.
+/// Pickles a tree as [`encode`](crate::encode) does with a value. Storages are numbered as they are met.
 ///
 /// ```
-/// use reshard_model::{DType, Tree};
-/// use reshard_torch_format::{Part, Stored, TensorRef, encode_tree};
+/// use reshard_model::DType;
+/// use reshard_torch_format::{Part, PartDict, PartTree, Stored, TensorRef, encode_tree};
 ///
 /// # fn main() -> Result<(), reshard_torch_format::Error> {
-/// let mut tree = Tree::new();
-/// tree.insert("step", Part::Value(7.into()));
-/// tree.insert("w", Part::Tensor(TensorRef::contiguous(DType::Float32, &[2])?, 0));
-/// let file = encode_tree(&tree)?;
+/// let weight = Part::Tensor(TensorRef::contiguous(DType::Float32, &[2])?, 0);
+/// let mut dict = PartDict::default();
+/// dict.pairs.push(("step".into(), PartTree::Leaf(Part::Value(7.into()))));
+/// dict.pairs.push(("w".into(), PartTree::Leaf(weight)));
+/// let file = encode_tree(&PartTree::Dict(dict))?;
 /// assert_eq!(file.storages, [Stored::Described(0)]);
 /// # Ok(())
 /// # }
@@ -54,7 +73,7 @@ pub struct EncodedTree {
 ///
 /// # Errors
 /// As [`encode`](crate::encode).
-pub fn encode_tree(tree: &Tree<Part>) -> Result<EncodedTree> {
+pub fn encode_tree(tree: &PartTree) -> Result<EncodedTree> {
     let mut trees = Trees {
         encoder: Encoder::new(),
         known: BTreeMap::new(),
@@ -88,25 +107,37 @@ struct Trees {
 }
 
 impl Trees {
-    fn survey(&mut self, tree: &Tree<Part>) -> Result<()> {
+    fn survey(&mut self, tree: &PartTree) -> Result<()> {
         self.encoder.enter()?;
         match tree {
-            Tree::Leaf(Part::Value(value)) => self.encoder.survey(value)?,
-            Tree::Leaf(Part::Tensor(..)) => {}
-            Tree::Dict(d) => d.values().try_for_each(|tree| self.survey(tree))?,
-            Tree::List(v) => v.iter().try_for_each(|tree| self.survey(tree))?,
+            PartTree::Leaf(Part::Value(value)) => self.encoder.survey(value)?,
+            PartTree::Leaf(Part::Tensor(..)) => {}
+            PartTree::Dict(d) => {
+                if let Some(class) = &d.class {
+                    self.encoder.survey(&Value::Opaque(class.clone()))?;
+                }
+                for (key, tree) in &d.pairs {
+                    self.encoder.survey(key)?;
+                    self.survey(tree)?;
+                }
+            }
+            PartTree::List(v) => v.iter().try_for_each(|tree| self.survey(tree))?,
         }
         self.encoder.leave();
         Ok(())
     }
 
-    fn tree(&mut self, tree: &Tree<Part>) -> Result<()> {
+    fn tree(&mut self, tree: &PartTree) -> Result<()> {
         self.encoder.enter()?;
         match tree {
-            Tree::Leaf(Part::Value(value)) => self.encoder.value(value)?,
-            Tree::Leaf(Part::Tensor(tensor, storage)) => self.tensor(tensor, *storage)?,
-            Tree::Dict(d) => self.dict(d)?,
-            Tree::List(v) => self.list(v)?,
+            PartTree::Leaf(Part::Value(value)) => self.encoder.value(value)?,
+            PartTree::Leaf(Part::Tensor(tensor, storage)) => self.tensor(tensor, *storage)?,
+            PartTree::Dict(PartDict { class: None, pairs }) => self.dict(pairs)?,
+            PartTree::Dict(PartDict {
+                class: Some(class),
+                pairs,
+            }) => self.object(class, pairs)?,
+            PartTree::List(v) => self.list(v)?,
         }
         self.encoder.leave();
         Ok(())
@@ -127,7 +158,7 @@ impl Trees {
         tensor.emit(&mut self.encoder.e)
     }
 
-    fn list(&mut self, items: &[Tree<Part>]) -> Result<()> {
+    fn list(&mut self, items: &[PartTree]) -> Result<()> {
         self.encoder.e.op(Op::EmptyList);
         self.encoder.e.memoize();
         if let [only] = items {
@@ -143,12 +174,25 @@ impl Trees {
         Ok(())
     }
 
-    fn dict(&mut self, dict: &IndexMap<Step, Tree<Part>>) -> Result<()> {
+    /// An object of a class of dicts: its items, then its state, as CPython writes them.
+    fn object(&mut self, class: &Opaque, pairs: &[(Value, PartTree)]) -> Result<()> {
+        self.encoder.made(class)?;
+        for batch in pairs.chunks(BATCH) {
+            if let [pair] = batch {
+                self.pair(pair)?;
+                self.encoder.e.op(Op::SetItem);
+            } else {
+                self.set_items(batch)?;
+            }
+        }
+        self.encoder.state(class)
+    }
+
+    fn dict(&mut self, pairs: &[(Value, PartTree)]) -> Result<()> {
         self.encoder.e.op(Op::EmptyDict);
         self.encoder.e.memoize();
-        let pairs = Vec::from_iter(dict);
-        if let [pair] = &*pairs {
-            self.pair(*pair)?;
+        if let [pair] = pairs {
+            self.pair(pair)?;
             self.encoder.e.op(Op::SetItem);
             return Ok(());
         }
@@ -162,22 +206,15 @@ impl Trees {
         Ok(())
     }
 
-    fn set_items(&mut self, pairs: &[(&Step, &Tree<Part>)]) -> Result<()> {
+    fn set_items(&mut self, pairs: &[(Value, PartTree)]) -> Result<()> {
         self.encoder.e.op(Op::Mark);
-        pairs.iter().try_for_each(|pair| self.pair(*pair))?;
+        pairs.iter().try_for_each(|pair| self.pair(pair))?;
         self.encoder.e.op(Op::SetItems);
         Ok(())
     }
 
-    fn pair(&mut self, (key, value): (&Step, &Tree<Part>)) -> Result<()> {
-        match key {
-            Step::Key(key) => self.encoder.e.str(key),
-            Step::Index(n) => {
-                let n = i64::try_from(*n)
-                    .map_err(|_| Error::encode(format!("the key {n} of a dict")))?;
-                self.encoder.e.int(n);
-            }
-        }
+    fn pair(&mut self, (key, value): &(Value, PartTree)) -> Result<()> {
+        self.encoder.value(key)?;
         self.tree(value)
     }
 }

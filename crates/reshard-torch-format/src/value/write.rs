@@ -233,8 +233,44 @@ impl Encoder {
         if self.bare_storage(o)? {
             return Ok(());
         }
+        if o.construct == Construct::Global {
+            return self.only_global(o);
+        }
+        self.made(o)?;
+        for batch in o.items.chunks(BATCH) {
+            if let [only] = batch {
+                self.value(only)?;
+                self.e.op(Op::Append);
+            } else {
+                self.e.op(Op::Mark);
+                batch.iter().try_for_each(|v| self.value(v))?;
+                self.e.op(Op::Appends);
+            }
+        }
+        for batch in o.pairs.chunks(BATCH) {
+            if let [(k, v)] = batch {
+                self.value(k)?;
+                self.value(v)?;
+                self.e.op(Op::SetItem);
+            } else {
+                self.set_items(batch)?;
+            }
+        }
+        self.state(o)
+    }
+
+    /// CPython writes the state last, so equal objects give equal bytes.
+    pub(super) fn state(&mut self, o: &Opaque) -> Result<()> {
+        if let Some(state) = &o.state {
+            self.value(state)?;
+            self.e.op(Op::Build);
+        }
+        Ok(())
+    }
+
+    /// The object of a class, without items and state.
+    pub(super) fn made(&mut self, o: &Opaque) -> Result<()> {
         match &o.construct {
-            Construct::Global => return self.only_global(o),
             Construct::Reduce(args) => match (&*o.module, &*o.name, args.split_first()) {
                 // Reading shows a call of something that was made first as `operator.call`. It becomes that call again.
                 ("operator", "call", Some((callable @ Value::Opaque(c), args)))
@@ -261,31 +297,6 @@ impl Encoder {
 
         // CPython numbers the object before its contents, since these may refer to it.
         self.e.memoize();
-        for batch in o.items.chunks(BATCH) {
-            if let [only] = batch {
-                self.value(only)?;
-                self.e.op(Op::Append);
-            } else {
-                self.e.op(Op::Mark);
-                batch.iter().try_for_each(|v| self.value(v))?;
-                self.e.op(Op::Appends);
-            }
-        }
-        for batch in o.pairs.chunks(BATCH) {
-            if let [(k, v)] = batch {
-                self.value(k)?;
-                self.value(v)?;
-                self.e.op(Op::SetItem);
-            } else {
-                self.set_items(batch)?;
-            }
-        }
-
-        // CPython writes the state last, so equal objects give equal bytes.
-        if let Some(state) = &o.state {
-            self.value(state)?;
-            self.e.op(Op::Build);
-        }
         Ok(())
     }
 

@@ -2,8 +2,9 @@
 
 use super::whole::{Target, WholeTensors, invalid, unsupported};
 use crate::{
+    dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
-    told::{At, FilePlan, Files, LeafPlan, Told, What, pack},
+    told::{At, DictPlan, FilePlan, Files, LeafPlan, Told, What, pack},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{
@@ -38,6 +39,7 @@ pub(super) struct Assigned {
     plans: Vec<SavePlan>,
     files: Vec<File>,
     policy: Option<PolicyMetrics>,
+    dicts: Vec<DictPlan>,
 }
 
 impl Assigned {
@@ -81,6 +83,7 @@ impl Assigned {
             plans,
             files,
             policy: metrics,
+            dicts: dicts::plans(metadata.annotations())?,
         })
     }
 
@@ -90,6 +93,7 @@ impl Assigned {
             mut plans,
             files,
             mut policy,
+            dicts,
         } = self;
         let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
         for file in files {
@@ -108,12 +112,16 @@ impl Assigned {
                 }
             }
             // A folder of several files holds flat dicts.
-            let empty = if indexed { Vec::new() } else { empty.to_vec() };
+            let (empty, dicts) = match indexed {
+                true => (Vec::new(), Vec::new()),
+                false => (empty.to_vec(), dicts.clone()),
+            };
             of_ranks.entry(by).or_default().0.push(FilePlan {
                 name,
                 indexed,
                 leaves: all,
                 empty,
+                dicts,
                 // A file without items has no receipt.
                 policy: policy.take_if(|_| has_items),
             });
@@ -142,13 +150,14 @@ fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Ve
     let known = paths.into_iter().flat_map(|paths| paths.keys());
     ordered.extend(known.filter_map(|key| left.remove(&**key)));
     ordered.extend(left.into_values());
+    let types = KeyTypes::of(metadata.annotations());
     ordered
         .into_iter()
         .map(|entry| {
             let key: Box<str> = entry.key().into();
             let of = pieces.remove(&key).unwrap_or_default();
             let path = paths.and_then(|paths| paths.get(&key));
-            let steps = steps(&key, path, told.ints.get(&key));
+            let steps = steps(&key, path, told.ints.get(&key), &types);
             leaf(key, steps, &entry, of)
         })
         .collect()
@@ -201,7 +210,12 @@ fn richest(leaves: &[Leaf]) -> u32 {
 
 /// The steps of a path, with what contains them. A reader takes the text of a path for the key, so a leaf whose key is not the text of its path
 /// is stored under its key.
-fn steps(key: &str, path: Option<&Path>, ints: Option<&BTreeSet<u16>>) -> Vec<At> {
+fn steps(
+    key: &str,
+    path: Option<&Path>,
+    ints: Option<&BTreeSet<u16>>,
+    types: &KeyTypes<'_>,
+) -> Vec<At> {
     let Some(path) = path.filter(|path| !path.0.is_empty() && path.to_string() == key) else {
         return vec![At::Key(key.into())];
     };
@@ -209,8 +223,9 @@ fn steps(key: &str, path: Option<&Path>, ints: Option<&BTreeSet<u16>>) -> Vec<At
         Step::Index(i) => At::Index(*i),
         Step::Key(text) => {
             let int = ints.filter(|ints| ints.contains(&n));
-            let int = int.and_then(|_| text.parse().ok());
-            int.map_or_else(|| At::Key(text.clone()), At::Int)
+            let int = int.and_then(|_| text.parse().ok()).map(At::Int);
+            let typed = || types.key(path.0.get(..=usize::from(n))?, text);
+            int.or_else(typed).unwrap_or_else(|| At::Key(text.clone()))
         }
     };
     (0u16..).zip(&path.0).map(step).collect()

@@ -2,8 +2,8 @@
 
 use crate::told::{At, LeafPlan};
 use indexmap::IndexMap;
-use reshard_model::{Path, Step, Tree, Value};
-use reshard_torch_format::Part;
+use reshard_model::{Opaque, Path, Step, Value};
+use reshard_torch_format::{Part, PartDict, PartTree};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More steps would not fit a pickle's nesting.
@@ -11,21 +11,27 @@ const DEPTH: usize = 400;
 /// So many `None`s may fill the holes of lists, in all.
 const PADDING: u64 = 1 << 20;
 
-/// The dict of a file. Readers take the text of a path in it for a key, so it has the keys of the leaves, each once.
-pub(super) fn tree_of(leaves: Vec<(&LeafPlan, Part)>, empty: &[Path], is_flat: bool) -> Tree<Part> {
+/// The dict of a file. Readers take the text of a path in it for a key, so it has the keys of the leaves, each once. `classes` has the
+/// objects of dicts that are no plain ones, by path.
+pub(super) fn tree_of(
+    leaves: Vec<(&LeafPlan, Part)>,
+    empty: &[Path],
+    (is_flat, classes): (bool, BTreeMap<Path, Box<Opaque>>),
+) -> PartTree {
     let plans: Vec<&LeafPlan> = leaves.iter().map(|(plan, _)| *plan).collect();
     let nested = (!is_flat).then(|| grown(&plans, empty, false)).flatten();
     // A key that is no path may be in the way of a dict. Keys differ, so all fit beside each other.
-    let tree = nested.or_else(|| grown(&plans, &[], true));
-    let mut parts: Vec<Option<Part>> = leaves.into_iter().map(|(_, part)| Some(part)).collect();
-    tree.unwrap_or_default().map(&mut |number| {
-        let part = number.and_then(|number: usize| parts.get_mut(number)?.take());
-        part.unwrap_or(Part::Value(Value::None))
-    })
+    let root = nested.or_else(|| grown(&plans, &[], true));
+    let mut finish = Finish {
+        classes,
+        parts: leaves.into_iter().map(|(_, part)| Some(part)).collect(),
+        path: Path::default(),
+    };
+    finish.node(root.unwrap_or_else(|| Node::Dict(IndexMap::new())))
 }
 
 /// The numbers of the leaves in a dict, with nothing in the holes of lists. `None` if two of its paths would have the same text.
-fn grown(plans: &[&LeafPlan], empty: &[Path], is_flat: bool) -> Option<Tree<Option<usize>>> {
+fn grown(plans: &[&LeafPlan], empty: &[Path], is_flat: bool) -> Option<Node> {
     let mut grown = Grown::new(is_flat);
     for (number, leaf) in plans.iter().enumerate() {
         grown.add(leaf, number)?;
@@ -37,16 +43,34 @@ fn grown(plans: &[&LeafPlan], empty: &[Path], is_flat: bool) -> Option<Tree<Opti
     {
         grown.add_empty(path);
     }
-    let tree = finished(grown.root);
-    let mut is_hole_in_the_way = false;
-    tree.visit(&mut |path, number| {
-        is_hole_in_the_way |= number.is_none() && keys.contains(&*Path::from(path).to_string());
-    });
-    (!is_hole_in_the_way).then_some(tree)
+    let is_in_the_way = has_hole(&grown.root, &mut Path::default(), &keys);
+    (!is_in_the_way).then_some(grown.root)
+}
+
+/// Whether a hole of a list has one of these keys as the text of its path.
+fn has_hole(node: &Node, path: &mut Path, keys: &BTreeSet<&str>) -> bool {
+    let mut below = |step: Step, node: Option<&Node>| {
+        path.0.push(step);
+        let found = match node {
+            Some(node) => has_hole(node, path, keys),
+            None => keys.contains(&*path.to_string()),
+        };
+        path.0.pop();
+        found
+    };
+    match node {
+        Node::Leaf(_) => false,
+        Node::Dict(d) => d.iter().any(|(at, node)| below(step(at), Some(node))),
+        Node::List(v) => {
+            let end = v.last_key_value().map_or(0, |(last, _)| last + 1);
+            (0..end).any(|i| below(Step::Index(i), v.get(&i)))
+        }
+    }
 }
 
 enum Node {
-    Dict(IndexMap<Step, Node>),
+    /// By their keys, none of which is an index.
+    Dict(IndexMap<At, Node>),
     List(BTreeMap<u64, Node>),
     /// The number of a leaf.
     Leaf(usize),
@@ -103,7 +127,7 @@ impl Grown {
                     None
                 }
                 (None, _) => None,
-                (Some(Node::Dict(d)), At::Key(_) | At::Int(_)) => d.get(&step(at)),
+                (Some(Node::Dict(d)), at) if !matches!(at, At::Index(_)) => d.get(at),
                 (Some(Node::List(v)), At::Index(i)) => {
                     let end = v.last_key_value().map_or(0, |(last, _)| last + 1);
                     holes = i.saturating_sub(end).saturating_add(holes);
@@ -120,10 +144,25 @@ impl Grown {
     }
 }
 
+/// A step of a path, with keys as text.
 fn step(at: &At) -> Step {
     match at {
         At::Key(key) => Step::Key(key.clone()),
-        At::Int(n) | At::Index(n) => Step::Index(*n),
+        At::Int(n) => Step::Key(n.to_string().into()),
+        At::Bool(true) => "True".into(),
+        At::Bool(false) => "False".into(),
+        At::None => "None".into(),
+        At::Index(n) => Step::Index(*n),
+    }
+}
+
+fn key(at: At) -> Value {
+    match at {
+        At::Key(key) => Value::Str(key),
+        At::Int(n) => n.into(),
+        At::Bool(b) => b.into(),
+        At::None => Value::None,
+        At::Index(n) => n.into(),
     }
 }
 
@@ -138,25 +177,53 @@ fn put(root: &mut Node, path: &[At], new: Node) {
     };
     let child = match (root, first) {
         (Node::List(v), At::Index(i)) => v.entry(*i).or_insert_with(next),
-        (Node::Dict(d), at) => d.entry(step(at)).or_insert_with(next),
+        (Node::Dict(d), at) => d.entry(at.clone()).or_insert_with(next),
         _ => return,
     };
     put(child, rest, new);
 }
 
-fn finished(node: Node) -> Tree<Option<usize>> {
-    match node {
-        Node::Leaf(number) => Tree::Leaf(Some(number)),
-        Node::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, finished(v))).collect()),
-        Node::List(v) => {
-            let mut out = Vec::new();
-            for (i, node) in v {
-                while (out.len() as u64) < i {
-                    out.push(Tree::Leaf(None));
-                }
-                out.push(finished(node));
+struct Finish {
+    classes: BTreeMap<Path, Box<Opaque>>,
+    /// By the numbers of the leaves.
+    parts: Vec<Option<Part>>,
+    /// Of the node that is finished at the moment.
+    path: Path,
+}
+
+impl Finish {
+    fn node(&mut self, node: Node) -> PartTree {
+        match node {
+            Node::Leaf(number) => {
+                let part = self.parts.get_mut(number).and_then(Option::take);
+                PartTree::Leaf(part.unwrap_or(Part::Value(Value::None)))
             }
-            Tree::List(out)
+            Node::Dict(d) => {
+                let class = self.classes.remove(&self.path);
+                let pairs = d.into_iter().map(|(at, node)| {
+                    let tree = self.below(step(&at), node);
+                    (key(at), tree)
+                });
+                let pairs = pairs.collect();
+                PartTree::Dict(PartDict { class, pairs })
+            }
+            Node::List(v) => {
+                let mut out = Vec::new();
+                for (i, node) in v {
+                    while (out.len() as u64) < i {
+                        out.push(PartTree::Leaf(Part::Value(Value::None)));
+                    }
+                    out.push(self.below(Step::Index(i), node));
+                }
+                PartTree::List(out)
+            }
         }
+    }
+
+    fn below(&mut self, step: Step, node: Node) -> PartTree {
+        self.path.0.push(step);
+        let tree = self.node(node);
+        self.path.0.pop();
+        tree
     }
 }

@@ -4,6 +4,7 @@ use super::meta::{
     ArrayMeta, Fault, MAX_TEXT, Node, parse_zarr_json, parse_zarray, parse_zmetadata, takes,
     too_long,
 };
+use crate::stated::{Stated, ZATTRS};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result};
@@ -86,17 +87,17 @@ fn descriptions(
 /// All arrays, sorted by folder. `skip` says which descriptions are none, by the folder and the length of the file.
 ///
 /// A description in the folder of an array counts. Consolidated metadata tell of arrays whose folders have none. A description of `written` whose file
-/// has the written length is not read; if all of them have, nothing else is looked for.
+/// has the written length is not read; if all of them have, nothing else is looked for. `stated` gets attributes and names of axes.
 pub(crate) async fn arrays(
     store: &Arc<dyn Store>,
     limits: &ReadLimits,
     files: &BTreeMap<Name, u64>,
     skip: impl Fn(&str, u64) -> bool,
-    written: &Texts,
+    (written, stated): (&Texts, &mut Stated),
 ) -> Result<Vec<Found>> {
     let mut described = descriptions(files, skip);
     let mut out = BTreeMap::new();
-    let mut consolidated = Vec::new();
+    let (mut consolidated, mut root) = (Vec::new(), None);
     let mut assumed = 0;
     described.retain(|(folder, file, name, bytes)| {
         let text = written.of.get(name.as_str());
@@ -131,6 +132,12 @@ pub(crate) async fn arrays(
             .map(|(_, _, name, bytes)| ((*name).clone(), 0..*bytes));
         let texts = store.read_ranges(ranges.collect()).await?.0;
         for ((folder, file, name, _), text) in part.iter().zip(texts) {
+            if *file == ZARR_JSON && affords(limits, &text) {
+                stated.add_node(folder, &text);
+                if folder.is_empty() {
+                    root = Some(text.clone());
+                }
+            }
             let meta = match parsed(limits, file, &text) {
                 Parsed::Array(meta) => meta,
                 Parsed::Group(nodes) => {
@@ -151,6 +158,19 @@ pub(crate) async fn arrays(
             out.insert(found.folder.clone(), found);
         }
     }
+    described_above(store, limits, files, (consolidated, root), stated, &mut out).await?;
+    Ok(out.into_values().collect())
+}
+
+/// Adds the arrays that only consolidated metadata describe: the nodes of the root group, or a `.zmetadata`. Reads attributes.
+async fn described_above(
+    store: &Arc<dyn Store>,
+    limits: &ReadLimits,
+    files: &BTreeMap<Name, u64>,
+    (mut consolidated, mut root): (Vec<(String, Node)>, Option<Bytes>),
+    stated: &mut Stated,
+    out: &mut BTreeMap<String, Found>,
+) -> Result<()> {
     let all = ZMETADATA;
     if let Some(bytes) = files
         .get(&Name::new(all)?)
@@ -159,7 +179,13 @@ pub(crate) async fn arrays(
         let text = store.read(&Name::new(all)?, 0..*bytes).await?;
         if affords(limits, &text) {
             consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
+            root.get_or_insert(text);
         }
+    }
+    attributes(store, limits, files, stated).await?;
+    // What nodes state themselves counts.
+    if let Some(root) = root {
+        stated.add_consolidated(&root);
     }
     let told_by = match files.contains_key(&Name::new(all)?) {
         true => all,
@@ -180,7 +206,47 @@ pub(crate) async fn arrays(
             out.insert(folder, found);
         }
     }
-    Ok(out.into_values().collect())
+    Ok(())
+}
+
+/// Reads the attributes of arrays and groups of Zarr v2.
+async fn attributes(
+    store: &Arc<dyn Store>,
+    limits: &ReadLimits,
+    files: &BTreeMap<Name, u64>,
+    stated: &mut Stated,
+) -> Result<()> {
+    let of_v2 = |name: &Name| {
+        let folder = name.as_str().strip_suffix(ZATTRS)?;
+        let folder = folder
+            .strip_suffix('/')
+            .or(folder.is_empty().then_some(""))?;
+        let v3 = match folder {
+            "" => ZARR_JSON.to_owned(),
+            folder => format!("{folder}/{ZARR_JSON}"),
+        };
+        let is_v3 = Name::new(v3).is_ok_and(|v3| files.contains_key(&v3));
+        (!is_v3).then(|| folder.to_owned())
+    };
+    let all = files.iter().filter(|(_, bytes)| **bytes <= MAX_TEXT as u64);
+    let all: Vec<(String, &Name, u64)> = all
+        .filter_map(|(name, bytes)| Some((of_v2(name)?, name, *bytes)))
+        .collect();
+    let mut left = &all[..];
+    while !left.is_empty() {
+        let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
+        left = rest;
+        let ranges = part
+            .iter()
+            .map(|(_, name, bytes)| ((*name).clone(), 0..*bytes));
+        let texts = store.read_ranges(ranges.collect()).await?.0;
+        for ((folder, ..), text) in part.iter().zip(texts) {
+            if affords(limits, &text) {
+                stated.add_attributes(folder, &text);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A description.

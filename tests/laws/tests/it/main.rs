@@ -19,6 +19,7 @@ mod hooks;
 mod kept_load_plans;
 mod kept_plans;
 mod keys;
+mod ledger;
 mod megatron;
 mod names;
 mod partial;

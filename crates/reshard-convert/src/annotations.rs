@@ -1,0 +1,111 @@
+//! The annotations of a source that its copy states, too.
+
+use crate::{fit::Fit, keys::Keys, optimizer::Canonical, target::Target};
+use reshard::{
+    Checkpoint, Dialect,
+    model::{Path, Step},
+    plan::{AnnotationId, AnnotationKind, Annotations, PlannerData},
+};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// What becomes of each annotation of the source.
+pub(crate) struct Fates<'a> {
+    source: &'a Checkpoint,
+    target: &'a Target,
+    fit: &'a Fit,
+    canonical: &'a Canonical,
+    /// The keys that are carried over under their own names.
+    carried: BTreeSet<&'a str>,
+    /// The paths of dicts, lists and leaves of the copy.
+    nodes: BTreeSet<Path>,
+}
+
+impl<'a> Fates<'a> {
+    pub(crate) fn of(
+        source: &'a Checkpoint,
+        target: &'a Target,
+        (keys, canonical, fit): (&Keys<'_>, &'a Canonical, &'a Fit),
+    ) -> Self {
+        let stored = source.metadata();
+        let mut out = Self {
+            source,
+            target,
+            fit,
+            canonical,
+            carried: BTreeSet::new(),
+            nodes: BTreeSet::new(),
+        };
+        if stored.annotations().is_empty() {
+            return out;
+        }
+        let stays = |key: &&str| keys.has(key) && canonical.key(key) == Some(*key) && fit.has(key);
+        out.carried = stored.entries().map(|e| e.key()).filter(stays).collect();
+        if let Some(PlannerData::Paths(paths)) = stored.planner_data() {
+            for (_, path) in paths
+                .iter()
+                .filter(|(key, _)| out.carried.contains(&***key))
+            {
+                for n in 0..=path.0.len() {
+                    out.nodes.insert(Path::from(&path.0[..n]));
+                }
+            }
+        }
+        out
+    }
+
+    /// Those that the copy states.
+    pub(crate) fn kept(&self) -> Annotations {
+        let all = self.source.metadata().annotations().iter();
+        let kept = all.filter(|(id, _)| self.why_not(id).is_none());
+        kept.map(|(id, value)| (id.clone(), value.clone()))
+            .collect()
+    }
+
+    /// Why the copy does not state an annotation of the source.
+    pub(crate) fn why_not(&self, id: &AnnotationId) -> Option<Arc<str>> {
+        let what = match id.kind {
+            AnnotationKind::Text => "metadata of the whole checkpoint",
+            AnnotationKind::Attribute => "attributes",
+            AnnotationKind::DimensionNames => "names of axes",
+            AnnotationKind::KeyType => "keys that are no text",
+            AnnotationKind::ContainerType => "types of dicts",
+            _ => "attributes of dicts",
+        };
+        if !self.target.annotates(id.kind) {
+            return Some(format!("{} has no place for {what}", self.target.key()).into());
+        }
+        if id.file.is_some() {
+            return Some(
+                "only one file of the source states it, or files contradict each other".into(),
+            );
+        }
+        let stays = match id.kind {
+            AnnotationKind::Text => true,
+            _ if self.canonical.is_mapped => {
+                return Some("keys and shapes come from a map".into());
+            }
+            AnnotationKind::Attribute | AnnotationKind::DimensionNames => self.has_array(&id.path),
+            _ if self.fit.dialect == Dialect::Megatron => {
+                return Some("common state has plain dicts".into());
+            }
+            _ => self.nodes.contains(&id.path),
+        };
+        (!stays).then(|| "nothing of it is carried over".into())
+    }
+
+    /// Whether the copy has something at the path of an annotation about a dict.
+    pub(crate) fn has(&self, id: &AnnotationId) -> bool {
+        id.file.is_none() && self.nodes.contains(&id.path)
+    }
+
+    /// Whether an array is carried over, or one below the group.
+    fn has_array(&self, path: &Path) -> bool {
+        let [Step::Key(node)] = &*path.0 else {
+            return path.0.is_empty();
+        };
+        let below = format!("{node}/");
+        let first = self.carried.range::<&str, _>(&*below..).next();
+        let is_group = first.is_some_and(|key| key.starts_with(&below));
+        is_group || self.carried.contains(&**node)
+    }
+}
