@@ -576,6 +576,9 @@ pub(crate) struct Diff {
     /// Numbers count as equal if they differ by no more than this part of the number in the second checkpoint, plus --tolerance.
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = bound)]
     pub(crate) relative: f64,
+    /// Count what one of the two can't represent as a difference, too: objects that the format of the other one has no place for.
+    #[arg(long)]
+    pub(crate) lossless: bool,
     /// Tensors of different element types can be equal.
     #[arg(long)]
     pub(crate) any_dtype: bool,

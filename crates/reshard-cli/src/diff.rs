@@ -128,7 +128,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     } else {
         print(&found, &tensors, args, io)?;
     }
-    Ok(if found.is_equal() { OK } else { DIFFERENT })
+    let equal = match args.lossless {
+        true => found.is_lossless(),
+        false => found.is_equal(),
+    };
+    Ok(if equal { OK } else { DIFFERENT })
 }
 
 /// What is damaged or not understood can't be compared, and nobody should take the rest for the whole.
@@ -158,10 +162,13 @@ fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {
         "kinds": found.kinds,
         "objects": found.objects,
         "common": found.common,
+        "metadata": found.annotations,
+        "unrepresented": { "first": found.unrepresented[0], "second": found.unrepresented[1] },
         "compared": {
             "tensors": found.tensors,
             "objects": found.compared_objects,
             "common": found.compared_common,
+            "metadata": found.compared_annotations,
         },
     })
 }
@@ -205,6 +212,9 @@ fn print(
         ),
         ("other objects".into(), &found.objects),
         ("other common state".into(), &found.common),
+        ("other metadata".into(), &found.annotations),
+        (beyond(&args.first, &args.second), &found.unrepresented[0]),
+        (beyond(&args.second, &args.first), &found.unrepresented[1]),
     ] {
         if keys.is_empty() {
             continue;
@@ -239,10 +249,26 @@ fn print(
         writeln!(out, "and {more} more")?;
     }
     match found.is_equal() {
-        true => writeln!(out, "{}  {} compared", styled(GOOD, "equal"), all(found))?,
+        true => {
+            let [first, second] = &found.unrepresented;
+            let rest = match (first.len() + second.len()) as u64 {
+                0 => String::new(),
+                n => format!(
+                    "; {} that only one of them can represent",
+                    units::some(n, "item")
+                ),
+            };
+            let compared = all(found);
+            writeln!(out, "{}  {compared} compared{rest}", styled(GOOD, "equal"))?;
+        }
         false => writeln!(out, "{}  {}", styled(BAD, "different"), differing(found))?,
     }
     Ok(())
+}
+
+/// The title of items that a checkpoint has, and that the other one can't represent.
+fn beyond(has: &str, lacks: &str) -> String {
+    format!("only in {has} ({lacks} has no place for it)")
 }
 
 /// What was compared, if it is equal.
@@ -253,6 +279,9 @@ fn all(found: &CheckpointDiff) -> String {
     }
     if found.compared_common > 0 {
         parts.push("common state".into());
+    }
+    if found.compared_annotations > 0 {
+        parts.push("metadata".into());
     }
     parts.join(", ")
 }
@@ -269,6 +298,12 @@ fn differing(found: &CheckpointDiff) -> String {
     }
     if found.compared_common > 0 || !found.common.is_empty() {
         parts.push(format!("{} of common state", some(&found.common, "path")));
+    }
+    if !found.annotations.is_empty() {
+        parts.push(
+            format!("{} of metadata", some(&found.annotations, "entry"))
+                .replace("entrys", "entries"),
+        );
     }
     let mut what = format!("{} differ", parts.join(", "));
     for (keys, how) in [

@@ -31,9 +31,9 @@ pub(crate) struct Mapped {
     /// The mapped key of each object, by its key in the source.
     objects: BTreeMap<String, String>,
     /// The tensors of the source of which something is needed.
+    needed: BTreeMap<String, Use>,
     /// Those of which the map casts something.
     cast: BTreeSet<String>,
-    needed: BTreeMap<String, Use>,
 }
 
 impl Mapped {

@@ -5,15 +5,15 @@ mod headers;
 mod objects;
 mod verify;
 
-use crate::{OBJECTS, unread::UnreadHeaders};
+use crate::{OBJECTS, dtype::Spelled, unread::UnreadHeaders};
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
-use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer, ReadCx,
-    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport, torch::TorchObjects,
+    BackendVersion, Capabilities, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer,
+    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
+    StorageReader, StrategyError, Traffic, VerifyReport, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -190,6 +190,17 @@ impl StorageReader for SafetensorsReader {
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
         Arc::new(TorchObjects::new(&self.limits))
+    }
+
+    /// Objects have a place only where a save was asked to keep them.
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default()
+            .with_dtypes(|dtype| Spelled::named(dtype).is_some())
+            .with_annotations(|_, _| &[AnnotationKind::Text]);
+        match self.objects.is_empty() {
+            true => can.with_objects(|_, _| false),
+            false => can,
+        }
     }
 
     fn producer(&self) -> Producer {

@@ -557,6 +557,11 @@ pub trait StorageReader: ReaderHooks {
     fn object_lists(&self) -> bool {
         false
     }
+    /// What checkpoints of its form can represent: element types, objects, annotations. A comparison of two checkpoints counts only what both
+    /// can represent. The default is that of [`Capabilities`].
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
     /// Who wrote it.
     fn producer(&self) -> Producer {
         Producer::default()

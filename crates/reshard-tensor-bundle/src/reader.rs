@@ -17,8 +17,8 @@ use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, ElementChecksum, FileRole, Producer, ReadCx, ReadLimits,
-    ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
+    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
     StrategyError, Traffic, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
@@ -156,6 +156,10 @@ impl ReaderHooks for BundleReader {
 impl StorageReader for BundleReader {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(KEY, VERSION)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().with_dtypes(|dtype| dtype::number(dtype).is_some())
     }
 
     fn metadata(&self) -> &Arc<Metadata> {

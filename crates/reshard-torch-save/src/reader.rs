@@ -6,7 +6,7 @@ mod values;
 mod verify;
 
 use crate::{
-    NAME,
+    NAME, dicts,
     file::{Container, TorchFile},
     names::{INDEX, WEIGHTS, own_file},
     table::Table,
@@ -16,9 +16,9 @@ use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress, Store};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer, ReadCx, ReadLimits,
-    ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError,
-    Traffic, VerifyReport, few,
+    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer,
+    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, few,
     torch::{Kept, TorchObjects},
 };
 use std::{
@@ -146,6 +146,14 @@ impl StorageReader for TorchSaveReader {
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
         Arc::new(TorchObjects::new(&self.limits))
+    }
+
+    /// Several files with an index hold flat dicts of tensors.
+    fn capabilities(&self) -> Capabilities {
+        match self.indexed {
+            true => Capabilities::default().with_objects(|_, _| false),
+            false => Capabilities::default().with_annotations(|_, _| dicts::KINDS),
+        }
     }
 
     fn producer(&self) -> Producer {

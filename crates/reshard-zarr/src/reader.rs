@@ -9,6 +9,7 @@ mod packed;
 mod shards;
 mod verify;
 
+use crate::{form::Form, zarr3};
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
@@ -16,8 +17,8 @@ use reshard_model::{Dialect, ErrorKind, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
-    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
 use std::sync::Arc;
 
@@ -37,6 +38,15 @@ impl ReaderHooks for ZarrReader {
 impl StorageReader for ZarrReader {
     fn key(&self) -> BackendVersion {
         self.key.clone()
+    }
+
+    /// The common strategy of Megatron Core's dialect stores objects.
+    fn capabilities(&self) -> Capabilities {
+        let form = match *self.key.backend == *zarr3::NAME {
+            true => Form::V3 { inner: 0 },
+            false => Form::V2,
+        };
+        form.capabilities().with_objects(|_, _| false)
     }
 
     fn metadata(&self) -> &Arc<Metadata> {

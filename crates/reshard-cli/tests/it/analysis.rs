@@ -79,7 +79,7 @@ fn the_last_line_says_what_was_compared() {
         "equal  2 tensors, 2 objects compared\n"
     );
     let j = run(&["diff", &saved.url, &to, "--json"]).json();
-    let want = json!({ "tensors": 2, "objects": 2, "common": 0 });
+    let want = json!({ "tensors": 2, "objects": 2, "common": 0, "metadata": 0 });
     assert_eq!(j["compared"], want);
 
     let one = || [("w", floats(&[1], &[1.0]))];
@@ -94,7 +94,7 @@ fn the_last_line_says_what_was_compared() {
     assert!(ran.code == 1 && ran.out.ends_with(last), "{}", ran.out);
     let ran = run(&["diff", &a.url, &b.url, "--json"]);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    let want = json!({ "tensors": 1, "objects": 0, "common": 2 });
+    let want = json!({ "tensors": 1, "objects": 0, "common": 2, "metadata": 0 });
     assert_eq!((ran.code, &j["compared"]), (1, &want));
     // What was not chosen was not compared.
     let ran = run(&["diff", &a.url, &b.url, "--key", "w"]);

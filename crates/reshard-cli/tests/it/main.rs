@@ -17,6 +17,7 @@ mod hub;
 mod inspect;
 mod interrupt;
 mod layouts;
+mod ledger;
 mod limits;
 mod links;
 mod mapping;

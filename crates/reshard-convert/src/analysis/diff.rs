@@ -4,12 +4,12 @@ use super::{
     blocks::{Rest, Unit, fold_blocks, read},
     numbers::{Bound, Pairs, number},
 };
-use crate::{ConvertError, Result, source::value};
+use crate::{ConvertError, ItemKind, Result, source::value};
 use reshard::{
-    Checkpoint, DType, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle, Value,
-    ValueTree,
+    Checkpoint, DType, Dialect, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle,
+    Value, ValueTree,
     model::{self, Dims},
-    storage::{Progress, wait},
+    storage::{PlaceKind, Progress, wait},
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -39,6 +39,12 @@ pub struct CheckpointDiff {
     pub objects: Vec<String>,
     /// Paths of common state that only one has, or that have different values.
     pub common: Vec<String>,
+    /// Annotations that only one has, or that have different values: attributes, texts, types of dicts and of their keys.
+    pub annotations: Vec<String>,
+    /// For each of the two: what it has, and what the form of the other one can't represent. It doesn't count as different.
+    pub unrepresented: [Vec<String>; 2],
+    /// The number of annotations that were compared.
+    pub compared_annotations: u64,
     /// How many tensors both have.
     pub tensors: u64,
     /// How many of them differ.
@@ -50,7 +56,7 @@ pub struct CheckpointDiff {
 }
 
 impl CheckpointDiff {
-    /// Whether the two are equal.
+    /// Whether the two are equal, as far as both can represent what is in the other one.
     pub fn is_equal(&self) -> bool {
         self.differ == 0
             && [
@@ -59,9 +65,15 @@ impl CheckpointDiff {
                 &self.kinds,
                 &self.objects,
                 &self.common,
+                &self.annotations,
             ]
             .iter()
             .all(|keys| keys.is_empty())
+    }
+
+    /// Whether the two are equal, and neither has anything that the other one can't represent.
+    pub fn is_lossless(&self) -> bool {
+        self.is_equal() && self.unrepresented.iter().all(Vec::is_empty)
     }
 }
 
@@ -242,11 +254,17 @@ async fn beside_tensors(
     };
     let second = View::Stored(second);
     let (of_first, of_second) = (keys(first), keys(second));
-    let mut out = CheckpointDiff {
-        only_first: of_first.difference(&of_second).cloned().collect(),
-        only_second: of_second.difference(&of_first).cloned().collect(),
-        ..CheckpointDiff::default()
+    let mut out = CheckpointDiff::default();
+    let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
+        let (can, cannot) = all.into_iter().partition(|key| other.represents(of, key));
+        [can, cannot]
     };
+    let of_first_only = of_first.difference(&of_second).cloned().collect();
+    let of_second_only = of_second.difference(&of_first).cloned().collect();
+    let [only_first, beyond_second] = only(first, second, of_first_only);
+    let [only_second, beyond_first] = only(second, first, of_second_only);
+    (out.only_first, out.only_second) = (only_first, only_second);
+    out.unrepresented = [beyond_second, beyond_first];
     for key in of_first.intersection(&of_second) {
         match (first.is_object(key), second.is_object(key)) {
             (true, true) => {
@@ -266,7 +284,48 @@ async fn beside_tensors(
     out.common = common(&states[0], &states[1]);
     out.common.retain(|path| chosen(path));
     out.compared_common = values(&states, chosen);
+    let none = states.each_ref().map(|state| *state == ValueTree::new());
+    for (n, other) in [(0, second), (1, first)] {
+        if !other.holds_objects() && none[1 - n] && !none[n] {
+            let paths = std::mem::take(&mut out.common).into_iter();
+            out.unrepresented[n].extend(paths.map(|path| format!("common state {path}")));
+            out.compared_common = 0;
+        }
+    }
+    annotations(first, second, chosen, &mut out);
     Ok(out)
+}
+
+/// Compares annotations. Those of a mapped checkpoint are about keys that it does not have any more.
+fn annotations(
+    first: View<'_>,
+    second: View<'_>,
+    chosen: &impl Fn(&str) -> bool,
+    out: &mut CheckpointDiff,
+) {
+    let (View::Stored(first), View::Stored(second)) = (first, second) else {
+        return;
+    };
+    let stated = [first, second].map(|c| c.metadata().annotations());
+    let mut compared = BTreeSet::new();
+    for (n, of, other) in [(0, stated[0], second), (1, stated[1], first)] {
+        for (id, value) in of.iter().filter(|(id, _)| chosen(&id.path.to_string())) {
+            let can = other.capabilities();
+            let has_place = id.file.is_none() && can.annotates(id.kind, PlaceKind::Folder, false);
+            let name = || format!("{} {id}", ItemKind::of(id.kind).name().replace('_', " "));
+            let same = other.metadata().annotations().get(id);
+            match same {
+                None if !has_place => out.unrepresented[n].push(name()),
+                Some(same) if same == value => drop(compared.insert(id)),
+                _ => {
+                    if compared.insert(id) {
+                        out.annotations.push(name());
+                    }
+                }
+            }
+        }
+    }
+    out.compared_annotations = compared.len() as u64;
 }
 
 /// The paths of common state at which two checkpoints differ.
@@ -318,6 +377,32 @@ impl View<'_> {
         match self {
             Self::Stored(c) => c.tensors().map(Side::Stored).collect(),
             Self::Mapped(m) => m.tensors().map(Side::Mapped).collect(),
+        }
+    }
+
+    /// Whether the form of this checkpoint has a place for an item of another one.
+    fn represents(&self, other: View<'_>, key: &str) -> bool {
+        match other.dtype(key) {
+            Some(dtype) => self.stored().capabilities().holds(dtype),
+            None => self.holds_objects(),
+        }
+    }
+
+    /// Whether the form of this checkpoint has a place for objects.
+    fn holds_objects(&self) -> bool {
+        let stored = self.stored();
+        match stored.dialect() {
+            // What the format does not store, the common strategy stores.
+            Dialect::Megatron => true,
+            _ => stored.capabilities().has_objects(PlaceKind::Folder, false),
+        }
+    }
+
+    /// The element type of a tensor.
+    fn dtype(&self, key: &str) -> Option<DType> {
+        match self {
+            Self::Stored(c) => c.metadata().tensor(key).map(|t| t.dtype()),
+            Self::Mapped(m) => m.tensor(key).ok().map(|t| t.dtype()),
         }
     }
 

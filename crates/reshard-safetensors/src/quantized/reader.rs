@@ -10,8 +10,9 @@ use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Te
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject,
+    ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic,
+    VerifyReport,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -294,6 +295,10 @@ impl StorageReader for Dequantized {
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
         self.stored.codec()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.stored.capabilities()
     }
 
     fn producer(&self) -> Producer {

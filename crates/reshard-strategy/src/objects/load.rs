@@ -1,9 +1,9 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, CheckedItems, Damage, Detection, ElementChecksum, FileRole, LoadCommonStrategy,
-    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx,
-    ReadObject, ReadTensor, ReaderHooks, Removal, Result, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport, agree,
+    BackendVersion, Capabilities, CheckedItems, Damage, Detection, ElementChecksum, FileRole,
+    LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
+    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Removal, Result, StorageInfo,
+    StorageReader, StrategyError, Traffic, VerifyReport, agree,
     pipeline::{judge, load_planned},
 };
 use async_trait::async_trait;
@@ -341,6 +341,10 @@ impl StorageReader for Reader {
 
     fn is_rank_local(&self) -> bool {
         self.base.is_rank_local()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.base.capabilities().with_objects(|_, _| true)
     }
 
     fn reads_columns_together(&self) -> bool {

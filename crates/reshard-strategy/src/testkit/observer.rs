@@ -453,6 +453,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
         self.inner.producer()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
     fn is_whole(&self) -> Result<(), String> {
         self.inner.is_whole()
     }

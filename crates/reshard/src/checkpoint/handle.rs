@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::{Dialect, ErrorKind, FlatStateDict};
 use reshard_plan::{Cast, DefaultLoadPlanner, Metadata};
 use reshard_storage::Store;
-use reshard_strategy::{BackendVersion, LoadCx, Producer, StrategyError};
+use reshard_strategy::{BackendVersion, Capabilities, LoadCx, Producer, StrategyError};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The operation that errors name.
@@ -62,6 +62,11 @@ impl Checkpoint {
             producer.notes.insert(0, note.into());
         }
         producer
+    }
+
+    /// What checkpoints of its form can represent.
+    pub fn capabilities(&self) -> Capabilities {
+        self.opened.reader.capabilities()
     }
 
     /// A warning, if it is older than Megatron Core's `metadata.json`: then nothing records that its save was finished. It was recognised because all that its

@@ -1,0 +1,193 @@
+//! What a conversion keeps, changes and leaves out, and what a comparison counts.
+
+use crate::{run, states};
+use serde_json::{Value as Json, json};
+use std::{fs, path::Path};
+
+fn fixture(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    folder.join(name).display().to_string()
+}
+
+/// What a checkpoint states beside its items.
+fn stated(url: &str) -> Json {
+    run(&["inspect", url, "--json"]).json()["metadata"].clone()
+}
+
+/// The entries of the ledger, as `kind name: outcome`.
+fn ledger(report: &Json) -> Vec<String> {
+    let entries = report["ledger"].as_array().unwrap().iter();
+    let text = |e: &Json| {
+        let [kind, name, outcome] = ["kind", "name", "outcome"].map(|f| e[f].as_str().unwrap());
+        format!("{kind} {name}: {outcome}")
+    };
+    entries.map(text).collect()
+}
+
+#[test]
+fn the_state_of_an_optimizer_keeps_its_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (src, dst) = (fixture("optimizer.pt"), path("o.pt"));
+    let report = run(&["convert", &src, &dst, "--lossless", "--json"]).json();
+    let all = ledger(&report);
+    assert!(all.iter().all(|e| e.ends_with(": kept")), "{all:?}");
+    let key = r#"key_type ["state"]["0"]: kept"#.to_owned();
+    assert!(all.contains(&key), "{all:?}");
+    assert_eq!(stated(&dst), stated(&src));
+    run(&["diff", &src, &dst, "--lossless"]).ok();
+
+    // A format without such keys says so.
+    let other = path("dist");
+    let said = run(&["convert", &src, &other]).ok();
+    assert!(
+        said.contains("key types") && said.contains("stored as text"),
+        "{said}"
+    );
+    let e = run(&["convert", &src, &path("no"), "--lossless"]);
+    assert!(
+        e.code == 2 && e.err.contains("key [\"state\"][\"0\"]: stored as text"),
+        "{}",
+        e.err
+    );
+    assert!(!Path::new(&path("no")).exists());
+    run(&["diff", &src, &other]).ok();
+    let ran = run(&["diff", &src, &other, "--lossless"]);
+    assert_eq!(ran.code, 1, "{}", ran.out);
+    assert!(ran.out.contains("has no place for it"), "{}", ran.out);
+}
+
+#[test]
+fn ordered_dicts_of_python_2_are_dicts() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["python2.pt", "python2_legacy.pt"] {
+        let (src, dst) = (fixture(name), dir.path().join(name).display().to_string());
+        assert_eq!(run(&["ls", &src]).ok(), "w\n", "{name}");
+        run(&["convert", &src, &dst]).ok();
+        run(&["diff", &src, &dst, "--lossless"]).ok();
+        let class = &stated(&dst)[0];
+        assert_eq!(class["kind"], "container_type", "{name}");
+        assert!(
+            class["value"].to_string().contains("OrderedDict"),
+            "{name}: {class}"
+        );
+    }
+}
+
+#[test]
+fn texts_of_safetensors_are_in_every_file_of_the_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let src = fixture("lora.safetensors");
+    let want = stated(&src);
+    assert!(want.as_array().unwrap().len() > 1, "{want}");
+    for (dst, more) in [
+        ("one.safetensors", &["--dtype", "bf16"][..]),
+        (
+            "folder",
+            &["--to", "safetensors", "--max-shard-size", "1kB"],
+        ),
+    ] {
+        let dst = path(dst);
+        let report = run(&[&["convert", &src, &dst, "--json"], more].concat()).json();
+        assert_eq!(stated(&dst), want, "{report}");
+    }
+    let said = run(&["convert", &src, &path("dist")]).ok();
+    assert!(
+        said.contains("left out: torch_dist/1 has no place for metadata"),
+        "{said}"
+    );
+}
+
+#[test]
+fn attributes_of_arrays_and_groups_are_carried_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let src = path("src");
+    fs::create_dir_all(dir.path().join("src/g/a/c")).unwrap();
+    let group = json!({"zarr_format": 3, "node_type": "group", "attributes": {"title": "t"}});
+    let array = json!({
+        "zarr_format": 3, "node_type": "array", "shape": [2], "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "chunk_key_encoding": {"name": "default"}, "fill_value": 0.0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {"units": "K"}, "dimension_names": ["x"],
+    });
+    for (file, text) in [
+        ("zarr.json", &group),
+        ("g/zarr.json", &group),
+        ("g/a/zarr.json", &array),
+    ] {
+        fs::write(dir.path().join("src").join(file), text.to_string()).unwrap();
+    }
+    let elements = [1f32, 2.].map(f32::to_le_bytes).concat();
+    fs::write(dir.path().join("src/g/a/c/0"), elements).unwrap();
+
+    let dst = path("dst");
+    run(&["convert", &src, &dst, "--to", "zarr3", "--lossless"]).ok();
+    assert_eq!(stated(&dst), stated(&src));
+    assert_eq!(stated(&dst).as_array().unwrap().len(), 4);
+    run(&["verify", &dst]).ok();
+    run(&["diff", &src, &dst, "--lossless"]).ok();
+    let read = |file: &str| -> Json {
+        serde_json::from_slice(&fs::read(dir.path().join("dst").join(file)).unwrap()).unwrap()
+    };
+    let written = read("g/a/zarr.json");
+    assert_eq!(written["attributes"], array["attributes"]);
+    assert_eq!(written["dimension_names"], array["dimension_names"]);
+    let root = read("zarr.json");
+    assert_eq!(root["attributes"], group["attributes"]);
+    let inner = &root["consolidated_metadata"]["metadata"]["g/a"];
+    assert_eq!(inner["attributes"], array["attributes"]);
+
+    // A value that changed is a difference.
+    let text = fs::read_to_string(dir.path().join("src/g/zarr.json")).unwrap();
+    fs::write(
+        dir.path().join("src/g/zarr.json"),
+        text.replace("\"t\"", "\"u\""),
+    )
+    .unwrap();
+    let ran = run(&["diff", &src, &dst]);
+    assert_eq!(ran.code, 1, "{}", ran.out);
+    assert!(
+        ran.out.contains("other metadata") && ran.out.contains("g title"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn what_one_format_can_not_represent_is_listed_and_counts_if_asked_for() {
+    let saved = states::dcp();
+    let (src, dst) = (saved.url.clone(), saved.beside("dst"));
+    let said = run(&[
+        "convert",
+        &src,
+        &dst,
+        "--to",
+        "safetensors",
+        "--drop-objects",
+    ])
+    .ok();
+    assert!(
+        said.contains("left out: safetensors/1 has no place for objects"),
+        "{said}"
+    );
+    let ran = run(&["diff", &src, &dst]);
+    assert_eq!(ran.code, 0, "{}", ran.out);
+    assert!(
+        ran.out
+            .contains(&format!("only in {src} ({dst} has no place for it)")),
+        "{}",
+        ran.out
+    );
+    assert_eq!(run(&["diff", &src, &dst, "--lossless"]).code, 1);
+    let report = run(&["diff", &dst, &src, "--json"]).json();
+    assert_eq!(report["equal"], true);
+    assert!(
+        !report["unrepresented"]["second"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+}
