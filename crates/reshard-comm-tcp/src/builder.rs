@@ -228,14 +228,8 @@ impl Builder {
         }
     }
 
-    /// Makes the group. It blocks until all ranks have called it.
-    ///
-    /// If rank 0 serves the store, the store lives as long as its process.
-    ///
-    /// # Errors
-    /// [`TcpError::Setting`] if a setting is missing or wrong; [`TcpError::Store`] if the store can't be reached;
-    /// [`TcpError::OtherJob`] and [`TcpError::RankTaken`] if another job uses the store; [`TcpError::Missing`] names the ranks that don't come; [`TcpError::Io`] if the system refuses a port or a thread.
-    pub fn connect(self) -> Result<TcpGroup> {
+    /// The rank, the size, and the host and port of the master, if all settings have a meaning.
+    fn checked(&self) -> Result<(u32, u32, String, u16)> {
         let (Some(rank), Some(size)) = (self.rank, self.size) else {
             return Err(setting("the group needs a rank and a size"));
         };
@@ -253,6 +247,26 @@ impl Builder {
         if self.fan_out == 0 {
             return Err(setting("at least 1 rank must be below another one"));
         }
+        Ok((rank, size, host, port))
+    }
+
+    /// The id that was set, or that of the environment.
+    fn id_of_job(&self) -> Option<String> {
+        let own = self.job_id.clone();
+        own.or_else(|| env::job_id(|name| std::env::var_os(name)))
+            .filter(|id| !id.is_empty())
+    }
+
+    /// Makes the group. It blocks until all ranks have called it.
+    ///
+    /// If rank 0 serves the store, the store lives as long as its process.
+    ///
+    /// # Errors
+    /// [`TcpError::Setting`] if a setting is missing or wrong; [`TcpError::Store`] if the store can't be reached;
+    /// [`TcpError::OtherJob`] and [`TcpError::RankTaken`] if another job uses the store; [`TcpError::Missing`] names the
+    /// ranks that don't come; [`TcpError::Io`] if the system refuses a port or a thread.
+    pub fn connect(self) -> Result<TcpGroup> {
+        let (rank, size, host, port) = self.checked()?;
         let limit = Limit::after(self.deadline);
         let serves = rank == 0 && serve(self.serve, size, &host, port, limit)?;
         let mut store = StoreClient::connect(&host, port, limit)?;
@@ -279,11 +293,7 @@ impl Builder {
         };
         listen::start(&forming.gate, listener).map_err(TcpError::io("starting a thread"))?;
 
-        let job_id = self
-            .job_id
-            .clone()
-            .or_else(|| env::job_id(|name| std::env::var_os(name)))
-            .filter(|id| !id.is_empty());
+        let job_id = self.id_of_job();
         let base = format!("reshard/{}", self.name);
         let of_job = job_id.as_deref().unwrap_or("-");
         let prefix = format!("{base}/{of_job}/{}", self.attempt);

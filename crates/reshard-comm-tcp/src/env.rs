@@ -78,8 +78,8 @@ pub(crate) fn job_id(look_up: impl Fn(&str) -> Option<OsString>) -> Option<Strin
             let value = look_up(name)?;
             let value = value.to_string_lossy().trim().to_owned();
             // torchrun's run id is `none` unless `--rdzv-id` sets it.
-            let is_id = !value.is_empty() && !(name == "TORCHELASTIC_RUN_ID" && value == "none");
-            is_id.then_some(value)
+            let is_none = name == "TORCHELASTIC_RUN_ID" && value == "none";
+            (!is_none && !value.is_empty()).then_some(value)
         })
         .next()
 }

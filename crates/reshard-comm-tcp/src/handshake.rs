@@ -88,7 +88,6 @@ impl Verdict {
 /// A caller that has proved that it is a member. It waits for a verdict.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pub(crate) rank: u32,
     stream: TcpStream,
     said: Vec<u8>,
 }
@@ -104,15 +103,14 @@ pub(crate) fn receive(
     me: u32,
     size: u32,
     limit: Limit,
-) -> io::Result<Caller> {
+) -> io::Result<(u32, Caller)> {
     let mut timed = Timed {
         stream: &stream,
         limit,
     };
     let words = Words::hear(&mut timed)?;
     let rank = words.member(token, me, size)?;
-    let said = words.all();
-    Ok(Caller { rank, stream, said })
+    Ok((rank, words.caller(stream)))
 }
 
 /// Greets a caller and checks its claim.
@@ -202,9 +200,9 @@ impl Words {
     }
 
     /// Takes a caller that is a member.
-    pub(crate) fn caller(&self, rank: u32, stream: TcpStream) -> Caller {
+    pub(crate) fn caller(&self, stream: TcpStream) -> Caller {
         let said = self.all();
-        Caller { rank, stream, said }
+        Caller { stream, said }
     }
 
     /// Answers a knock.
@@ -411,8 +409,7 @@ mod tests {
     ) -> (io::Result<Verdict>, io::Result<u32>) {
         let (caller, called) = pair();
         let called = thread::spawn(move || {
-            let got = receive(called, &calleds, 1, 3, limit())?;
-            let rank = got.rank;
+            let (rank, got) = receive(called, &calleds, 1, 3, limit())?;
             got.answer(&calleds, verdict, limit()).map(|_| rank)
         });
         let call = call(&caller, &callers, 2, 1, limit());
@@ -476,7 +473,8 @@ mod tests {
         let (caller, mut middle) = pair();
         let (mut onward, called) = pair();
         let known = token.clone();
-        let called = thread::spawn(move || receive(called, &known, 1, 3, limit()).map(|c| c.rank));
+        let called =
+            thread::spawn(move || receive(called, &known, 1, 3, limit()).map(|(rank, _)| rank));
         let known = token.clone();
         let caller = thread::spawn(move || call(&caller, &known, 2, 1, limit()));
         let mut greeting = [0; GREETING.len() + NONCE];

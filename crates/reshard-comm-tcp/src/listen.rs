@@ -162,7 +162,7 @@ impl Door {
                 "the ranks still meet",
             ));
         };
-        let caller = words.caller(peer, stream);
+        let caller = words.caller(stream);
         match mesh.called_by(peer) {
             Admission::Yes(messages) => match caller.answer(&job.token, Verdict::Yes, limit) {
                 Ok(stream) => connection::start(&mesh, peer, stream, messages, job.watch),

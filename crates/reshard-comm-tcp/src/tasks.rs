@@ -219,7 +219,7 @@ mod tests {
         // It says that it calls itself, and dies.
         let limit = Limit::after(Duration::from_secs(60));
         let (stream, _) = listener.accept().unwrap();
-        let caller = handshake::receive(stream, &token, 0, 2, limit).unwrap();
+        let (_, caller) = handshake::receive(stream, &token, 0, 2, limit).unwrap();
         drop(listener);
         drop(caller.answer(&token, Verdict::Declined, limit).unwrap());
         waits.recv_timeout(Duration::from_secs(60)).unwrap();

@@ -166,7 +166,7 @@ fn a_second_process_with_a_number_of_a_working_group_fails_both() {
         [zero, one]
     };
     // They know each other, and work on nothing.
-    barrier().map(|met| met.unwrap());
+    barrier().into_iter().for_each(|met| met.unwrap());
     let newcomer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "jobs::a_newcomer", "--ignored", "--nocapture"])
         .env(PORT, port.to_string())
