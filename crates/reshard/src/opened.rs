@@ -118,13 +118,14 @@ impl HowToOpen {
         around: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
     ) -> Result<Opened> {
         let Some(record) = self.record_at(url)? else {
-            return self.open_store(around(store)).await;
+            return Box::pin(self.open_store(around(store))).await;
         };
         let how = Self {
             format: self.format.clone().or(Some(record.format)),
             ..self.clone()
         };
-        let opened = how.open_store(around(self.store(&record.folder)?)).await?;
+        let folder = around(self.store(&record.folder)?);
+        let opened = Box::pin(how.open_store(folder)).await?;
         let file = Entry {
             name: record.name,
             bytes: 0,
@@ -186,18 +187,15 @@ impl HowToOpen {
             }
         };
         let formats = Formats::of(registry)?;
-        let mut opened = self
-            .open_folder(Arc::clone(&store), registry, &formats)
-            .await;
-        // The next version is as good as the one that was just replaced.
-        for _ in 0..REOPENED {
-            if !opened.as_ref().is_err_and(is_replaced) {
-                break;
+        // The next version is as good as the one that was just replaced. In a box, the states of so many calls take no stack.
+        let mut again = 0;
+        let opened = loop {
+            let opened = self.open_folder(Arc::clone(&store), registry, &formats);
+            match Box::pin(opened).await {
+                Err(e) if is_replaced(&e) && again < REOPENED => again += 1,
+                opened => break opened,
             }
-            opened = self
-                .open_folder(Arc::clone(&store), registry, &formats)
-                .await;
-        }
+        };
         match opened {
             Err(e) if is_no_folder(&e) || is_unlisted(&e) => {
                 self.open_part(&store, registry, &formats, e).await
