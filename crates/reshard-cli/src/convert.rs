@@ -26,7 +26,12 @@ use reshard_convert::{
 };
 use reshard_optim::BucketLayout;
 use serde::Serialize;
-use std::{fs::File, io::Read as _, path::Path, time::Duration};
+use std::{
+    fs::File,
+    io::{Read as _, Write},
+    path::Path,
+    time::Duration,
+};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -136,12 +141,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         io.note(format!("{}: {what}", args.src));
     }
     let setup = set_up(program, args, &source, io)?;
-    let checks = match args.no_verify {
-        true => Checks::Not,
-        // What an interrupted conversion has checked on the way is not known.
-        false if args.resume || args.optimizer.is_some() => Checks::Before,
-        false => Checks::OnTheWay,
-    };
+    let checks = checks(args);
     // A rule may need tensors that were not chosen.
     let maps = args.mapping.map.is_some() || args.optimizer.is_some();
     let read = if maps { Keys(&[]) } else { keys };
@@ -224,13 +224,27 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     };
     print(&report, (&source, &saved), args.json, io)?;
     note_lost(&report, io);
+    note_stays(&saved, &args.dst, io);
+    Ok(OK)
+}
+
+/// When the source is checked.
+fn checks(args: &Convert) -> Checks {
+    match args.no_verify {
+        true => Checks::Not,
+        // What an interrupted conversion has checked on the way is not known.
+        false if args.resume || args.optimizer.is_some() => Checks::Before,
+        false => Checks::OnTheWay,
+    }
+}
+
+/// Notes files of the replaced checkpoint that stay.
+fn note_stays(saved: &SaveReport, dst: &str, io: &mut Io<'_>) {
     for name in &saved.stays {
         io.note(format!(
-            "{name} stays in {}: the replaced checkpoint names it as its own, but no program of the format gives such a name",
-            args.dst
+            "{name} stays in {dst}: the replaced checkpoint names it as its own, but no program of the format gives such a name"
         ));
     }
-    Ok(OK)
 }
 
 /// The endings of files that hold a checkpoint.
@@ -487,6 +501,29 @@ fn layout(file: &Path) -> Result<BucketLayout> {
         .map_err(|e| CliError::told(format!("{shown} is not a layout of buckets: {e}"), hint))
 }
 
+/// The line about casts: how much they have lost.
+fn print_casts(report: &Report<'_>, out: &mut dyn Write) -> Result<()> {
+    if !report.casts.is_empty() {
+        let sum = |of: fn(&Cast<'_>) -> u64| {
+            let all = report.casts.iter().map(of).fold(0, u64::saturating_add);
+            units::count(all)
+        };
+        fact(
+            out,
+            "cast",
+            format!(
+                "{}: of {} elements {} are inexact, {} overflowed, {} became zero",
+                units::some(report.casts.len() as u64, "tensor"),
+                sum(|c| c.elements),
+                sum(|c| c.inexact),
+                sum(|c| c.overflowed),
+                sum(|c| c.underflowed)
+            ),
+        )?;
+    }
+    Ok(())
+}
+
 fn print(
     report: &Report<'_>,
     (source, saved): (&Checkpoint, &SaveReport),
@@ -534,24 +571,7 @@ fn print(
     for (kind, line) in &report.lines {
         fact(out, kind.title(), shown(line))?;
     }
-    if !report.casts.is_empty() {
-        let sum = |of: fn(&Cast<'_>) -> u64| {
-            let all = report.casts.iter().map(of).fold(0, u64::saturating_add);
-            units::count(all)
-        };
-        fact(
-            out,
-            "cast",
-            format!(
-                "{}: of {} elements {} are inexact, {} overflowed, {} became zero",
-                units::some(report.casts.len() as u64, "tensor"),
-                sum(|c| c.elements),
-                sum(|c| c.inexact),
-                sum(|c| c.overflowed),
-                sum(|c| c.underflowed)
-            ),
-        )?;
-    }
+    print_casts(report, out)?;
     if let Some(p) = report.policy {
         let sizes = format!(
             "{} to {}",

@@ -12,6 +12,7 @@ use crate::{
     ledger::{Account, Ties},
     mapped::Mapped,
     optimizer::Canonical,
+    phase::Started,
     quantized,
     resume::{self, Journal, Resumed},
     rewrite::Rewrite,
@@ -20,8 +21,8 @@ use crate::{
 };
 use futures::future::join_all;
 use reshard::{
-    BackendVersion, Checkpoint, CommonForm, DType, Dialect, LocalGroup, PhaseEvent, Registry,
-    SaveReport, ShardingPolicy, StateDict, Stores,
+    BackendVersion, Checkpoint, CommonForm, DType, Dialect, LocalGroup, Registry, SaveReport,
+    ShardingPolicy, StateDict, Stores,
     map::Map,
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
@@ -34,7 +35,7 @@ use std::{
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 /// The maximal number of ranks of one conversion. So many ranks take about 100 MB of memory in addition to their pieces.
@@ -861,41 +862,5 @@ impl<'a> IntoFuture for Convert<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async { self.prepare().await?.run().await })
-    }
-}
-
-/// A phase of a conversion before its save.
-struct Started<'u> {
-    phase: &'static str,
-    url: &'u str,
-    start: SystemTime,
-}
-
-impl<'u> Started<'u> {
-    fn now(phase: &'static str, url: &'u str) -> Self {
-        let start = SystemTime::now();
-        Self { phase, url, start }
-    }
-
-    /// Tells that it has ended, and what it has read, or why it failed.
-    fn done<E: ToString>(self, outcome: &Result<Traffic, E>) {
-        let (read, error) = match outcome {
-            Ok(read) => (*read, None),
-            Err(e) => (Traffic::default(), Some(e.to_string())),
-        };
-        PhaseEvent {
-            act: "convert",
-            phase: self.phase,
-            rank: 0,
-            checkpoint: self.url,
-            start: self.start,
-            end: SystemTime::now(),
-            items: read.items,
-            bytes: read.bytes,
-            files: read.files,
-            imbalance: None,
-            error: error.as_deref(),
-        }
-        .emit();
     }
 }

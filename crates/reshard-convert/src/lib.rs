@@ -60,6 +60,7 @@ mod leaves;
 mod ledger;
 mod mapped;
 mod optimizer;
+mod phase;
 mod quantized;
 mod report;
 mod resume;
