@@ -154,6 +154,14 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         }
     };
 
+    if args.mapping.map.is_none() {
+        io.note_idle(
+            keys,
+            &args.src,
+            source.metadata().entries().map(|e| e.key()),
+        );
+    }
+
     // What is checked before anything is written is shown as a step of its own.
     let bar = io.bar(
         "checking",
@@ -167,13 +175,6 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let prepared = wait(setup.checked(move |n| checked.inc(n)).prepare());
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
-    if args.mapping.map.is_none() {
-        io.note_idle(
-            keys,
-            &args.src,
-            source.metadata().entries().map(|e| e.key()),
-        );
-    }
 
     let bar = io.bar("writing", if args.dry_run { 0 } else { conversion.bytes() });
     let written = bar.clone();

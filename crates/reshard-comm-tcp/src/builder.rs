@@ -1,6 +1,6 @@
 use crate::{
     Result, TcpError, TcpGroup,
-    claims::Claim,
+    claims::RankClaim,
     connection::Watch,
     env::{self, Variables},
     files,
@@ -297,7 +297,7 @@ impl Builder {
         let base = format!("reshard/{}", self.name);
         let of_job = job_id.as_deref().unwrap_or("-");
         let prefix = format!("{base}/{of_job}/{}", self.attempt);
-        let claim = Claim {
+        let claim = RankClaim {
             store: &at,
             rank,
             size,

@@ -25,7 +25,7 @@ const KNOCK: Duration = Duration::from_secs(5);
 
 /// What a rank says of itself before it meets others.
 #[derive(Clone, Debug)]
-pub(crate) struct Claim<'a> {
+pub(crate) struct RankClaim<'a> {
     /// The store, for errors.
     pub(crate) store: &'a str,
     pub(crate) rank: u32,
@@ -42,7 +42,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) limit: Limit,
 }
 
-impl Claim<'_> {
+impl RankClaim<'_> {
     /// Claims the store for this job, and the rank for this process.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Claim<'_> {
             if found == new {
                 return Ok(());
             }
-            match self.knock(&self.read(&found)?, Knock::Claim(self.process)) {
+            match self.knock(&self.read(&found)?, Knock::RankClaim(self.process)) {
                 Ok(true) => {
                     return Err(TcpError::RankTaken {
                         address: self.store.to_owned(),

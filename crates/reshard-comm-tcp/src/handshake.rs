@@ -186,7 +186,7 @@ impl Words {
         }
         let process = self.claim.last_chunk::<NONCE>();
         Ok(Some(match process {
-            Some(process) if to != 0 => Knock::Claim(Process(*process)),
+            Some(process) if to != 0 => Knock::RankClaim(Process(*process)),
             _ => Knock::Look,
         }))
     }
@@ -246,7 +246,7 @@ pub(crate) enum Knock {
     /// It looks whether the rank still runs.
     Look,
     /// This process claims the same rank.
-    Claim(Process),
+    RankClaim(Process),
 }
 
 /// Knocks at a rank. Returns whether both fail, if the rank still runs there.
@@ -264,7 +264,7 @@ pub(crate) fn knock(
     }
     let (kind, process) = match knock {
         Knock::Look => (0_u32, [0; NONCE]),
-        Knock::Claim(Process(process)) => (1, process),
+        Knock::RankClaim(Process(process)) => (1, process),
     };
     let claim = [&KNOCK.to_le_bytes()[..], &kind.to_le_bytes(), &process].concat();
     let proof = knocking.mac(b"knock", &[&greeting, &claim])?.finalize();
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn only_those_who_know_the_knocking_token_are_answered() {
         let (member, knocking) = (Token::new().unwrap(), Token::new().unwrap());
-        let claim = Knock::Claim(Process::this().unwrap());
+        let claim = Knock::RankClaim(Process::this().unwrap());
         for (said, both_fail) in [(Knock::Look, false), (claim, true)] {
             for known in [&knocking, &member] {
                 let (caller, called) = pair();

@@ -152,7 +152,7 @@ impl Door {
         if let Some(knock) = knock {
             let both_fail = match knock {
                 Knock::Look => false,
-                Knock::Claim(process) => gate.claimed(process),
+                Knock::RankClaim(process) => gate.claimed(process),
             };
             return words.answer_knock(&mut timed, &gate.knocking, both_fail);
         }

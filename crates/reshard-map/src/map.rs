@@ -122,7 +122,10 @@ impl Map {
         let count = entries.len();
         // Rules that prepare also change tensors that no other rule maps.
         let prepares = self.rules.iter().any(|rule| rule.prepares);
-        let before = prepares.then(|| entries.clone()).unwrap_or_default();
+        let before = match prepares {
+            true => entries.clone(),
+            false => Default::default(),
+        };
         let mut state = State::new(entries, limits)?;
         for rule in self
             .rules

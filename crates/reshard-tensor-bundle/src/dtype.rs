@@ -100,8 +100,8 @@ impl Kind {
 /// refuses with "Dtype half not supported".
 pub(crate) fn is_sliced(dtype: DType) -> bool {
     use DType as D;
-    !matches!(dtype, D::Float16 | D::UInt16 | D::UInt32 | D::UInt64)
-        && !(dtype.is_float() && dtype.size() == 1)
+    let is_float8 = dtype.is_float() && dtype.size() == 1;
+    !is_float8 && !matches!(dtype, D::Float16 | D::UInt16 | D::UInt32 | D::UInt64)
 }
 
 /// The number of an element type. `None` if TensorFlow has no such type.

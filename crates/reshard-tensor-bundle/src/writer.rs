@@ -162,7 +162,8 @@ impl StorageWriter for BundleWriter {
                     out.items.push((item.id(), Vec::new()));
                     continue;
                 }
-                if whole::whole(item).is_some_and(|t| !t.region.is_empty()) {
+                // A tensor in one part stays at its place in the file.
+                if whole::whole(item).is_some_and(|t| !t.region.is_empty() && !is_all(t)) {
                     wholes.entry(&item.key).or_default().push(item);
                     continue;
                 }
@@ -173,12 +174,7 @@ impl StorageWriter for BundleWriter {
             // All parts of such a tensor are one extent, which belongs to the first of them.
             for items in wholes.into_values() {
                 let at = (out.files.len() as u32, extents.len() as u32);
-                extents.push(Box::new(match *items {
-                    [item] if item.tensor().is_some_and(is_all) => {
-                        Summed::of(item, resolve(item)?)?
-                    }
-                    _ => whole::summed(&items, resolve)?,
-                }));
+                extents.push(Box::new(whole::summed(&items, resolve)?));
                 let ids = items.iter().map(|item| item.id());
                 let parts = std::iter::once(vec![at]).chain(std::iter::repeat(Vec::new()));
                 out.items.extend(ids.zip(parts));

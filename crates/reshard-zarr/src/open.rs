@@ -3,7 +3,7 @@
 use crate::{
     NAME, RECORD,
     array::{
-        find::{self, Found, LONE, Texts, ZARR_JSON, ZMETADATA},
+        find::{self, Found, Texts, ZARR_JSON, ZMETADATA},
         meta::{ArrayMeta, Encoding, Fault, FaultKind},
         shard::Shard,
     },
@@ -12,7 +12,7 @@ use crate::{
     reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
     removal,
-    stated::Stated,
+    stated::{LONE, Stated},
     zarr3,
 };
 use async_trait::async_trait;

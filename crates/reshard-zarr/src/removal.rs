@@ -2,11 +2,12 @@
 
 use crate::{
     array::{
-        find::{LONE, ZARR_JSON, ZMETADATA, affords},
+        find::{ZARR_JSON, ZMETADATA, affords},
         meta::without_nodes,
     },
     reader::{ZarrReader, is_refused, role},
     record::Record,
+    stated::LONE,
 };
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Name, Store};

@@ -1,12 +1,14 @@
 //! Attributes of groups and arrays, and names of axes, as annotations of the checkpoint.
 
-use crate::array::find::LONE;
 use bytes::Bytes;
 use reshard_model::{Path, Value};
 use reshard_plan::{AnnotationId, AnnotationKind, Annotations, Metadata};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
+
+/// The key of an array that is the place itself.
+pub(crate) const LONE: &str = "tensor";
 
 /// The file with the attributes of an array or a group of Zarr v2.
 pub(crate) const ZATTRS: &str = ".zattrs";

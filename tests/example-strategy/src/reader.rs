@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
+use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, CheckedItems, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx,
     ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
@@ -42,11 +42,6 @@ impl OpenFormat for ExampleFormat {
 
     fn probes(&self) -> &'static [&'static str] {
         &[INDEX]
-    }
-
-    // Its files may also lie among others, all of them with one prefix.
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        matches!(kind, PlaceKind::Folder | PlaceKind::Prefix)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

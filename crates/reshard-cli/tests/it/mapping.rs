@@ -43,7 +43,7 @@ fn saved_with(args: bool, more: &[(&str, &[u64])]) -> Saved {
             f32::from(next)
         });
         let tensor = Tensor::from_vec(shape, numbers.collect()).unwrap();
-        state.insert(*key, ShardedTensor::full(*key, tensor));
+        state.insert(*key, ShardedTensor::full(key, tensor));
     }
     if args {
         let of = |name: &str, n: i64| (Value::from(name), Value::Int(n));

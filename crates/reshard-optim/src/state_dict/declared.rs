@@ -1,9 +1,9 @@
 //! Which part of a whole tensor this rank loads, as its model and optimizers declare it.
 
-use super::{GROUPS, STATE, get, names::Named, source::OptimizerState};
-use crate::{OptimError, Result};
+use super::{GROUPS, STATE, names::Named, source::OptimizerState};
+use crate::{ModelParam, OptimError, ParamId, Result, make_sharded_optimizer_tensor};
 use bytes::Bytes;
-use reshard_model::{Dims, Leaf, Path, Region, Step, Tensor, Value};
+use reshard_model::{Dims, Leaf, Path, Region, ShardedTensor, Step, Tensor, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl Want {
     fn of(leaf: &Leaf, shape: &Dims) -> Result<Self, String> {
         match leaf {
             Leaf::Tensor(t) if t.global_shape == *shape => Ok(Self {
-                regions: super::full::regions(t),
+                regions: regions(t),
                 shape: t.data_shape(),
             }),
             Leaf::Tensor(t) => Err(format!(
@@ -103,7 +103,7 @@ impl Declarations {
         optimizers: &[&mut dyn OptimizerState],
     ) -> Result<Self> {
         let mut out = Self::of_model(named);
-        let params = get::by_id(named);
+        let params = by_id(named);
         for optimizer in optimizers {
             for id in optimizer.param_groups().into_iter().flat_map(|g| g.params) {
                 let Some(param) = params.get(&id) else {
@@ -111,7 +111,7 @@ impl Declarations {
                 };
                 let of_param = out.state.entry(param.fqn.clone()).or_default();
                 for (name, leaf) in optimizer.state(id) {
-                    let leaf = get::declared(param, id, &name, leaf)?;
+                    let leaf = declared(param, id, &name, leaf)?;
                     of_param.insert(name.into(), leaf);
                 }
             }
@@ -188,5 +188,50 @@ pub(super) fn local_part(value: Value, path: &Path, declared: &Declarations) -> 
             Ok(part.part(whole, &path.to_string())?.into())
         }
         other => Ok(other),
+    }
+}
+
+/// The first name of each parameter. Tied weights have state under that one.
+pub(super) fn by_id(named: &[Named]) -> BTreeMap<ParamId, &Named> {
+    let mut by_id = BTreeMap::new();
+    for n in named {
+        if let Some((id, _)) = n.param {
+            by_id.entry(id).or_insert(n);
+        }
+    }
+    by_id
+}
+
+/// One entry of the state of a parameter. A plain tensor becomes sharded as the parameter is, if it has the parameter's local shape.
+pub(super) fn declared(param: &Named, id: ParamId, name: &str, leaf: Leaf) -> Result<Leaf> {
+    let key = format!("{STATE}.{}.{name}", param.fqn);
+    let leaf = match (ModelParam::of(id, &param.data), leaf) {
+        (Some(model), Leaf::Value(Value::Tensor(t))) if model.has_shape(t.shape()) => {
+            make_sharded_optimizer_tensor(&model, t, STATE)?
+        }
+        (Some(model), Leaf::Value(Value::Device(t))) if model.has_shape(t.shape()) => {
+            make_sharded_optimizer_tensor(&model, t, STATE)?
+        }
+        (_, leaf) => leaf,
+    };
+    Ok(with_key(leaf, &key))
+}
+
+/// The leaf with another key, if it has one.
+pub(super) fn with_key(mut leaf: Leaf, key: &str) -> Leaf {
+    match &mut leaf {
+        Leaf::Tensor(t) => t.key = key.into(),
+        Leaf::Object(o) => o.key = key.into(),
+        Leaf::Factory(f) => f.key = key.into(),
+        Leaf::Local(_) | Leaf::Value(_) => {}
+    }
+    leaf
+}
+
+/// What a rank holds of a tensor, as boxes in the order in which their elements lie.
+pub(super) fn regions(t: &ShardedTensor) -> Vec<Region> {
+    match &t.flattened_range {
+        Some(range) => t.region().boxes(range.clone()).collect(),
+        None => vec![t.region()],
     }
 }

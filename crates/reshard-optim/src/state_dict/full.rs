@@ -3,7 +3,7 @@
 //! Tensors go in rounds, so a rank has at most one of them, or [`ROUND`] bytes, in memory in addition to what it keeps.
 
 use super::{
-    declared::{Declarations, Want},
+    declared::{Declarations, Want, regions},
     plain::Sendable,
 };
 use crate::{OptimError, Result};
@@ -38,14 +38,6 @@ impl Part {
             regions: regions(t),
             main: t.replica_id.is_main(),
         }
-    }
-}
-
-/// What a rank holds of a tensor, as boxes in the order in which their elements lie.
-pub(super) fn regions(t: &ShardedTensor) -> Vec<Region> {
-    match &t.flattened_range {
-        Some(range) => t.region().boxes(range.clone()).collect(),
-        None => vec![t.region()],
     }
 }
 

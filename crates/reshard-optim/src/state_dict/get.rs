@@ -1,11 +1,13 @@
 //! From a model and its optimizers to state dicts.
 
 use super::{
-    GROUPS, ModelState, OptimizerState, PARAMS, STATE, StateDictOptions, flat, full, names::Named,
+    GROUPS, ModelState, OptimizerState, PARAMS, STATE, StateDictOptions,
+    declared::{by_id, declared, with_key},
+    flat, full,
+    names::Named,
 };
-use crate::{ModelParam, OptimError, ParamId, Result, make_sharded_optimizer_tensor};
+use crate::{OptimError, Result};
 use reshard_model::{Data, Leaf, StateDict, Step, Tree, Value, add_prefix_for_sharding};
-use std::collections::BTreeMap;
 
 /// The state dicts of a model and of its optimizers.
 #[derive(Clone, Debug, Default)]
@@ -105,17 +107,6 @@ pub async fn get_state_dict(
     })
 }
 
-/// The first name of each parameter. Tied weights have state under that one.
-pub(super) fn by_id(named: &[Named]) -> BTreeMap<ParamId, &Named> {
-    let mut by_id = BTreeMap::new();
-    for n in named {
-        if let Some((id, _)) = n.param {
-            by_id.entry(id).or_insert(n);
-        }
-    }
-    by_id
-}
-
 fn optimizer_state_dict(
     model: &dyn ModelState,
     optimizers: &[&dyn OptimizerState],
@@ -160,32 +151,6 @@ fn optimizer_state_dict(
     out.insert_tree(STATE, state);
     out.insert_tree(GROUPS, Tree::List(groups));
     Ok(out)
-}
-
-/// One entry of the state of a parameter. A plain tensor becomes sharded as the parameter is, if it has the parameter's local shape.
-pub(super) fn declared(param: &Named, id: ParamId, name: &str, leaf: Leaf) -> Result<Leaf> {
-    let key = format!("{STATE}.{}.{name}", param.fqn);
-    let leaf = match (ModelParam::of(id, &param.data), leaf) {
-        (Some(model), Leaf::Value(Value::Tensor(t))) if model.has_shape(t.shape()) => {
-            make_sharded_optimizer_tensor(&model, t, STATE)?
-        }
-        (Some(model), Leaf::Value(Value::Device(t))) if model.has_shape(t.shape()) => {
-            make_sharded_optimizer_tensor(&model, t, STATE)?
-        }
-        (_, leaf) => leaf,
-    };
-    Ok(with_key(leaf, &key))
-}
-
-/// The leaf with another key, if it has one.
-fn with_key(mut leaf: Leaf, key: &str) -> Leaf {
-    match &mut leaf {
-        Leaf::Tensor(t) => t.key = key.into(),
-        Leaf::Object(o) => o.key = key.into(),
-        Leaf::Factory(f) => f.key = key.into(),
-        Leaf::Local(_) | Leaf::Value(_) => {}
-    }
-    leaf
 }
 
 /// Does what the options say of tensors. It is called after errors, too: the ranks wait for each other.

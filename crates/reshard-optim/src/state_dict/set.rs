@@ -3,10 +3,9 @@
 use super::{
     GROUPS, ModelState, OptimizerState, PARAMS, STATE, StateDictOptions,
     changes::{Before, Changes},
-    declared::{Declarations, local_part},
+    declared::{Declarations, by_id, local_part},
     flat::{params_of, unflatten_optimizer_state_dict},
     full,
-    get::by_id,
     names::Named,
 };
 use crate::{OptimError, ParamId, Result};

@@ -13,6 +13,9 @@ pub(super) fn whole(item: &WriteItem) -> Option<&TensorWrite> {
     (!dtype::is_sliced(tensor.dtype)).then_some(tensor)
 }
 
+/// The offsets of the first part of a tensor, and the rank and the file in which it lies.
+type FirstPart = (Vec<u64>, (usize, usize));
+
 /// An item with the file in which it lies: the rank, and the number of the file on it.
 type ItemInFile = ((usize, usize), Held);
 
@@ -39,7 +42,7 @@ pub(super) fn bring_together(plans: &mut [SavePlan]) -> Result<()> {
     }
 
     // The first elements of a tensor lie in the smallest of its regions.
-    let mut first: BTreeMap<Box<str>, (Vec<u64>, (usize, usize))> = BTreeMap::new();
+    let mut first: BTreeMap<Box<str>, FirstPart> = BTreeMap::new();
     for (at, held) in &placed {
         if let Some(tensor) = whole(&held.item).filter(|t| !t.region.is_empty()) {
             let found = (tensor.region.offsets.to_vec(), *at);

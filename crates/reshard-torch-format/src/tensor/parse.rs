@@ -128,6 +128,24 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         Some(&Node::Bool(requires_grad)) => requires_grad,
         Some(_) => return Err(bad(&key, "requires_grad is not a bool")),
     };
+    let (conj, neg) = lazy_bits(graph, &key, metadata)?;
+    let tensor = TensorRef {
+        dtype,
+        storage,
+        offset,
+        shape,
+        strides,
+        requires_grad,
+        conj,
+        neg,
+    };
+    tensor.layout()?;
+    Ok(Some(tensor))
+}
+
+/// The lazy bits `conj` and `neg` in the metadata of a tensor.
+fn lazy_bits(graph: &Graph<'_>, key: &str, metadata: Option<Id>) -> Result<(bool, bool)> {
+    let bad = |what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
     let (mut conj, mut neg) = (false, false);
     match metadata.map(|id| (id, graph.node(id))) {
         None | Some((_, Node::None)) => {}
@@ -145,24 +163,13 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
                     (Some("neg"), Node::Bool(v)) => neg = *v,
                     // A backend's own metadata says nothing about the elements.
                     (Some(k), _) if k != "conj" && k != "neg" => {}
-                    _ => return Err(bad(&key, "its metadata is not a dict of names")),
+                    _ => return Err(bad("its metadata is not a dict of names")),
                 }
             }
         }
-        Some(_) => return Err(bad(&key, "its metadata is not a dict")),
+        Some(_) => return Err(bad("its metadata is not a dict")),
     }
-    let tensor = TensorRef {
-        dtype,
-        storage,
-        offset,
-        shape,
-        strides,
-        requires_grad,
-        conj,
-        neg,
-    };
-    tensor.layout()?;
-    Ok(Some(tensor))
+    Ok((conj, neg))
 }
 
 /// Most axes of a tensor: PyTorch can make no more elements than an iterator over 64 axes goes through.

@@ -32,8 +32,8 @@ fn folder(files: usize, numbers: usize) -> CountingStore {
 
 #[test]
 fn a_small_file_takes_one_request_and_a_large_one_two() {
-    // The index, and a listing with the lengths of files.
-    for (files, numbers, requests) in [(100, 10, 2 + 100), (5, 1 << 18, 2 + 2 * 5)] {
+    // The index, a look for `pytorch_model.bin` next to it, and a listing with the lengths of files.
+    for (files, numbers, requests) in [(100, 10, 3 + 100), (5, 1 << 18, 3 + 2 * 5)] {
         let counted = folder(files, numbers);
         let store: Arc<dyn Store> = Arc::new(counted.clone());
         let reader = open(&store);

@@ -4,7 +4,7 @@ use super::meta::{
     ArrayMeta, Fault, MAX_TEXT, Node, parse_zarr_json, parse_zarray, parse_zmetadata, takes,
     too_long,
 };
-use crate::stated::{Stated, ZATTRS};
+use crate::stated::{LONE, Stated, ZATTRS};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result};
@@ -19,9 +19,6 @@ pub(crate) const ZARRAY: &str = ".zarray";
 pub(crate) const ZARR_JSON: &str = "zarr.json";
 /// Consolidated metadata of Zarr v2.
 pub(crate) const ZMETADATA: &str = ".zmetadata";
-
-/// The key of an array that is the place itself.
-pub(crate) const LONE: &str = "tensor";
 
 /// How many descriptions are read in one call, and of how many bytes, except that one always is.
 const AT_ONCE: (usize, u64) = (512, 32 << 20);

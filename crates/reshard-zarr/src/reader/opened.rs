@@ -4,7 +4,10 @@ use super::{
     array::{Array, Refused},
     kept::Kept,
 };
-use crate::array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA};
+use crate::{
+    array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
+    stated::LONE,
+};
 use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Checksum, Name, Part, RecordRead, Store};

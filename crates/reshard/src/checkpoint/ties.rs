@@ -14,11 +14,14 @@ pub struct Tie {
     pub is_whole: bool,
 }
 
+/// A file, and where a range of it begins and ends.
+type StoredRange = (Name, u64, u64);
+
 impl Checkpoint {
     /// The tensors that share stored elements. Only formats that can store elements once for several tensors have any: files of `torch.save`.
     pub fn ties(&self) -> Vec<Tie> {
         let reader = &self.opened.reader;
-        let mut stored: BTreeMap<(Name, u64, u64), Vec<(&str, String)>> = BTreeMap::new();
+        let mut stored: BTreeMap<StoredRange, Vec<(&str, String)>> = BTreeMap::new();
         for tensor in self.metadata().tensors() {
             for (chunk, _) in tensor.chunks() {
                 let Some(elements) = reader.shared_elements(chunk) else {

@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 63] = [
+const FACADE: [&str; 64] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -125,6 +125,7 @@ const FACADE: [&str; 63] = [
     "StoredCommon",
     "Stores",
     "StrictHandling",
+    "Tie",
     "Whereabouts",
     "is_distributed_checkpoint",
     "latest",

@@ -335,16 +335,16 @@ proptest! {
 fn a_local_path_is_made_absolute_and_its_links_are_not_resolved() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    fs::create_dir(dir.join("home")).unwrap();
-    std::os::unix::fs::symlink("home", dir.join("link")).unwrap();
+    fs::create_dir(dir.join("real")).unwrap();
+    std::os::unix::fs::symlink("real", dir.join("link")).unwrap();
     let text = |name: &str| format!("{}/{name}", dir.display());
-    let what = save(Entry::Awaited, [text("home/x"), text("link/x")], |_, s| s);
+    let what = save(Entry::Awaited, [text("real/x"), text("link/x")], |_, s| s);
     let what = refused("place", what);
     assert!(
-        what.contains("/home/x, rank 1 has file:///") && what.ends_with("/link/x"),
+        what.contains("/real/x, rank 1 has file:///") && what.ends_with("/link/x"),
         "{what}"
     );
-    let same = [text("home/./x"), format!("file://{}", text("home/x"))];
+    let same = [text("real/./x"), format!("file://{}", text("real/x"))];
     let saved = save(Entry::Awaited, same, |_, s| s);
     saved.into_iter().for_each(|saved| saved.unwrap());
 }

@@ -143,16 +143,15 @@ fn there_and_back(source: &Source, dir: &Path, to: &BackendVersion, options: [Op
 #[test]
 fn every_item_is_in_the_ledger_once_and_what_it_says_is_true() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut done, mut empty) = (0, 0);
+    let mut done = 0;
     for make in sources::ALL {
         let source = make(dir.path());
         for to in formats() {
             let went = there_and_back(&source, dir.path(), &to, [Options::PLAIN; 2]);
             done += u32::from(went);
-            empty += u32::from(!went);
         }
     }
-    assert!(done >= 40 && empty >= 1, "{done} pairs, {empty} empty");
+    assert!(done >= 40, "{done} pairs");
 }
 
 fn options() -> impl Strategy<Value = Options> {

@@ -19,7 +19,7 @@ const SHAPE: [u64; 2] = [6, 4];
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
     /// A plain tensor on each rank.
-    Plain,
+    Unsharded,
     /// A sharded tensor that is whole on each rank.
     Replicas,
     Rows,
@@ -30,7 +30,7 @@ enum Cut {
 
 fn cut() -> impl Strategy<Value = Cut> {
     let all = &[
-        Cut::Plain,
+        Cut::Unsharded,
         Cut::Replicas,
         Cut::Rows,
         Cut::Columns,
@@ -94,7 +94,7 @@ fn declared(cut: Cut, (rank, ranks): (u64, u64)) -> Option<ShardedTensor> {
     let chunk = |n| local_chunk(n, ranks, rank);
     let mut region = Region::whole(&SHAPE);
     match cut {
-        Cut::Plain => return None,
+        Cut::Unsharded => return None,
         Cut::Replicas | Cut::Flattened => {}
         Cut::Rows => (region.offsets[0], region.lengths[0]) = chunk(SHAPE[0]),
         Cut::Columns => (region.offsets[1], region.lengths[1]) = chunk(SHAPE[1]),
@@ -307,13 +307,13 @@ proptest! {
 #[test]
 fn state_that_an_optimizer_does_not_declare_is_whole_or_an_error() {
     for (param, is_whole) in [
-        (Cut::Plain, true),
+        (Cut::Unsharded, true),
         (Cut::Replicas, true),
         (Cut::Rows, false),
         (Cut::Flattened, false),
     ] {
         for from_coordinator in [false, true] {
-            let cuts = [param, param, Cut::Plain, Cut::Plain];
+            let cuts = [param, param, Cut::Unsharded, Cut::Unsharded];
             on_ranks(2, async |rank, comm| {
                 let options = StateDictOptions {
                     full_state_dict: true,
@@ -376,7 +376,7 @@ impl ModelState for Stubborn {
 
 #[test]
 fn values_that_are_not_taken_back_are_named() {
-    let (model, _) = job([Cut::Plain; 4], (0, 1), 1.);
+    let (model, _) = job([Cut::Unsharded; 4], (0, 1), 1.);
     let mut stubborn = Stubborn(model, false);
     let mut state = ValueTree::new();
     for name in ["net.w", "net.v"] {

@@ -154,15 +154,13 @@ fn an_item_may_be_read_twice_or_not_row_by_row() {
     let items = vec![tensor(0, &[1, 40, 50]), tensor(1, &[40, 50])];
     let (sent, _) = fed(items, &[2000; 2], MEMORY, |feed, items| {
         let sources: Vec<_> = (0..2).map(|n| source(feed, n, &items[n])).collect();
-        // Once more from the start, and without the axis that is prepended.
-        assert_eq!(
-            read(&*sources[0], &Region::whole(&[1, 40, 50])),
-            bytes(0, 2000)
-        );
-        assert_eq!(
-            read(&*sources[0], &Region::whole(&[40, 50])),
-            bytes(0, 2000)
-        );
+        // Once more from the start.
+        for _ in 0..2 {
+            assert_eq!(
+                read(&*sources[0], &Region::whole(&[1, 40, 50])),
+                bytes(0, 2000)
+            );
+        }
         // Columns: all is collected at the first.
         let whole = Tensor::new(DType::UInt8, &[40, 50], bytes(1, 2000)).unwrap();
         for column in [
