@@ -225,9 +225,22 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     };
     print(&report, (&source, &saved), args.json, io)?;
     note_lost(&report, io);
-    if args.no_verify {
-        io.note_unverified();
+    note_stays(&saved, &args.dst, io);
+    Ok(OK)
+}
+
+/// When the source is checked.
+fn checks(args: &Convert) -> Checks {
+    match args.no_verify {
+        true => Checks::Not,
+        // What an interrupted conversion has checked on the way is not known.
+        false if args.resume || args.optimizer.is_some() => Checks::Before,
+        false => Checks::OnTheWay,
     }
+}
+
+/// Notes files of the replaced checkpoint that stay.
+fn note_stays(saved: &SaveReport, dst: &str, io: &mut Io<'_>) {
     for name in &saved.stays {
         io.note(format!(
             "{name} stays in {dst}: the replaced checkpoint names it as its own, but no program of the format gives such a name"

@@ -2,7 +2,6 @@
 
 use crate::{
     error::{OK, Result},
-    findings::has_integrity,
     glob::Keys,
     io::Io,
     json, units,
@@ -10,8 +9,9 @@ use crate::{
 use reshard::{
     Region,
     blocking::{Checkpoint, TensorHandle},
+    megatron::INTEGRITY,
     model::Layout,
-    storage::{Hints, Name, joined_reads, wait},
+    storage::{Hints, Name, StoreExt as _, joined_reads, wait},
     strategy::{CheckedItems, StorageInfo},
     torch_dist,
 };
@@ -224,7 +224,7 @@ impl<'c> Reads<'c> {
             }
         }
         // Its files are read once more.
-        if items.is_all() && has_integrity(self.checkpoint) {
+        if items.is_all() && self.has_integrity() {
             let bytes = cost.bytes;
             cost = cost.and(Cost::new(bytes, bytes.div_ceil(WHOLE)));
         }
@@ -257,6 +257,11 @@ impl<'c> Reads<'c> {
         }
     }
 
+    fn has_integrity(&self) -> bool {
+        let name = Name::new(INTEGRITY);
+        name.is_ok_and(|name| wait(self.checkpoint.store().exists(&name)).unwrap_or(false))
+    }
+
     fn checked(&self, part: &StorageInfo) -> Cost {
         let len = part.length();
         let step = match self.hints.requests_are_dear() {
@@ -283,21 +288,21 @@ impl<'c> Reads<'c> {
         cost.and(HEADER.times(headers))
     }
 
-    /// The same after a [check](Self::check) of these items, or of a checkpoint whose checksums nobody checks.
-    pub(crate) fn blocks_after(
+    /// The same of a checkpoint whose checksums nobody checks.
+    pub(crate) fn blocks_unchecked(
         &self,
-        checked: Option<&CheckedItems>,
         keys: Keys<'_>,
         block: impl Fn(&TensorHandle) -> u64,
     ) -> Cost {
-        match checked {
-            None => self.blocks(keys, block).and(self.unread(keys)),
-            Some(items) => self.blocks_after_check(keys, block).and(self.check(items)),
-        }
+        self.blocks(keys, block).and(self.unread(keys))
     }
 
-    /// The same after a check, which has read the headers.
-    fn blocks_after_check(&self, keys: Keys<'_>, block: impl Fn(&TensorHandle) -> u64) -> Cost {
+    /// The same after a [check](Self::check), which has read the headers.
+    pub(crate) fn blocks_after_check(
+        &self,
+        keys: Keys<'_>,
+        block: impl Fn(&TensorHandle) -> u64,
+    ) -> Cost {
         let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
         let costs = chosen.map(|t| self.tensor(&t, block(&t)));
         costs.fold(Cost::default(), Cost::and)
@@ -333,7 +338,7 @@ impl<'c> Reads<'c> {
 
     fn checks_on_the_way(&self, keys: Keys<'_>) -> bool {
         let mut chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
-        if has_integrity(self.checkpoint) {
+        if self.has_integrity() {
             return false;
         }
         // Other formats have the checksums in memory, if they have any.

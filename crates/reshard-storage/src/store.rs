@@ -4,14 +4,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    fs::File,
-    ops::Range,
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
 
 /// The preferences of a store. These numbers are for tuning; they are no limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +101,6 @@ pub struct Listing {
     /// With [`Depth::One`], the folders, sorted. These are directories, or prefixes of names if the store has only names with
     /// slashes. A link to a directory is no folder.
     pub folders: Vec<Name>,
-    /// Everything else that takes a name where a file could be, and what it is: a link to nothing or to a directory, a named pipe, a
-    /// socket, a device. With [`Depth::All`], directories that hold nothing, too. Only a store with such things lists them.
-    pub others: BTreeMap<Name, &'static str>,
 }
 
 impl Listing {
@@ -123,17 +113,7 @@ impl Listing {
     pub fn new(mut files: Vec<Entry>, mut folders: Vec<Name>) -> Self {
         files.sort();
         folders.sort();
-        Self {
-            files,
-            folders,
-            others: BTreeMap::new(),
-        }
-    }
-
-    /// The same, with names that are taken by something else than files.
-    #[must_use]
-    pub fn with_others(self, others: BTreeMap<Name, &'static str>) -> Self {
-        Self { others, ..self }
+        Self { files, folders }
     }
 
     /// Makes the listing of a folder from all files of a place. It is for stores whose folders are only names with slashes.
@@ -265,11 +245,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// exist is empty.
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing>;
 
-    /// What is known about a file; `None` if nothing has its name.
-    ///
-    /// # Errors
-    /// [`NoFile`](crate::StorageError::NoFile) or [`LinkedDirectory`](crate::StorageError::LinkedDirectory) if something else has its name, in a
-    /// store where that is possible. Callers must not take it for an absent file.
+    /// What is known about a file; `None` if there is no such file.
     async fn head(&self, name: &Name) -> Result<Option<Head>>;
 
     /// Removes files. It is no error if a file does not exist.

@@ -20,7 +20,6 @@ mod form;
 mod grid;
 mod names;
 mod open;
-mod place;
 mod planner;
 mod reader;
 mod receipt;
@@ -30,7 +29,6 @@ mod save;
 mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
-mod undescribed;
 mod writer;
 mod zarr3;
 mod zarray;

@@ -9,18 +9,16 @@ use crate::{
     },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
-    place::PlaceFiles,
     reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
     removal,
-    stated::Stated,
-    undescribed::undescribed,
+    stated::{LONE, Stated},
     zarr3,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
+use reshard_storage::{Depth, Entry, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal,
     Result, StorageReader, StrategyError,
@@ -116,11 +114,10 @@ impl OpenFormat for Zarr {
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let noted = self.noted(&cx.store, &cx.limits).await?;
         let (mut files, unlisted) = match cx.store.list(None, Depth::All).await {
-            Ok(listed) => (PlaceFiles::from(listed), None),
+            Ok(listed) => (by_name(listed.files), None),
             Err(e @ StorageError::Unsupported { .. }) => {
                 let names = descriptions(noted.as_ref().map(|(_, record)| record))?;
-                let there = Listing::of(cx.store.present(names).await?);
-                (there.into(), Some(e))
+                (by_name(cx.store.present(names).await?), Some(e))
             }
             Err(e) => return Err(e.into()),
         };
@@ -133,11 +130,7 @@ impl OpenFormat for Zarr {
         };
         let mut stated = Stated::default();
         let texts = (&written, &mut stated);
-        let mut found = find::arrays(&cx.store, &cx.limits, &files, skip, texts).await?;
-        // Reshard's record names its arrays itself.
-        if noted.is_none() && !found.is_empty() {
-            found.extend(undescribed(&files, &found));
-        }
+        let found = find::arrays(&cx.store, &cx.limits, &files, skip, texts).await?;
         if found.is_empty()
             && let Some(e) = unlisted
         {
@@ -161,7 +154,7 @@ impl OpenFormat for Zarr {
         tables.metadata = tables.metadata.with_annotations(annotations);
         if unlisted.is_some() {
             let chunks = cx.store.present(chunks(&tables.arrays)?).await?;
-            files.extend(chunks);
+            files.extend(by_name(chunks));
         }
         for array in &mut tables.arrays {
             let sums = array.checksums.as_ref();
@@ -200,6 +193,10 @@ impl OpenFormat for Zarr {
         let noted = self.noted(&reader.store, &reader.limits).await?;
         removal::without(reader, noted, prefix).await
     }
+}
+
+fn by_name(files: Vec<Entry>) -> BTreeMap<Name, u64> {
+    files.into_iter().map(|e| (e.name, e.bytes)).collect()
 }
 
 /// So many files are asked for one by one, at most.
@@ -278,12 +275,8 @@ impl Tables {
         let mut chunks = 0;
         for found in by_key(found) {
             let key = found.key().to_owned();
-            // An array that reshard did not write may be anybody's: a replacement must not remove it. What should be a group around
-            // arrays that it did write is not.
-            let is_ours = noted.contains_key(&key)
-                || builder.tensor(&key).is_some()
-                || (found.meta.is_err() && is_around(&noted, &found.folder));
-            if has_record && !is_ours {
+            // An array that reshard did not write may be anybody's: a replacement must not remove it.
+            if has_record && !noted.contains_key(&key) && builder.tensor(&key).is_none() {
                 continue;
             }
             let folder = found.folder.clone();
@@ -317,16 +310,6 @@ impl Tables {
             has_record,
         })
     }
-}
-
-/// Whether a folder holds noted arrays.
-fn is_around(noted: &BTreeMap<String, ArrayRecord>, folder: &str) -> bool {
-    let below = format!("{folder}/");
-    folder.is_empty()
-        || noted
-            .range(below.clone()..)
-            .next()
-            .is_some_and(|(key, _)| key.starts_with(&below))
 }
 
 /// In the order of their keys. Of two with one key, the one in a folder comes first.

@@ -139,12 +139,7 @@ impl StorageReader for ZarrReader {
             let chunk = self.chunk(id)?;
             let meta = &chunk.array.meta;
             match self.stored(&chunk)? {
-                None => {
-                    if cx.verify {
-                        self.may_lack(&chunk)?;
-                    }
-                    self.fill(chunk.array, reads, &mut totals)?
-                }
+                None => self.fill(chunk.array, reads, &mut totals)?,
                 Some(at) if meta.stored().is_plain(meta.dtype) => {
                     let record = self.record(&chunk, at, reads, cx)?;
                     totals.verified += u64::from(record.check.is_some());

@@ -396,7 +396,7 @@ impl HowToOpen {
             return None;
         }
         let note = Name::new(SIDECAR).ok().and_then(|name| known.bytes(&name));
-        let note = note.and_then(|bytes| Sidecar::parse(&bytes).ok());
+        let note = note.and_then(|bytes| serde_json::from_slice::<Sidecar>(&bytes).ok());
         let noted = note.as_ref().and_then(|note| note.format(formats));
         let record = Name::new(record_of_default(formats)?).ok()?;
         if known.bytes(&record).is_some() {
@@ -530,15 +530,6 @@ impl Opened {
                 ),
                 e => e,
             })
-    }
-
-    /// The sidecar, whether it belongs to the checkpoint or not.
-    pub(crate) async fn own_sidecar(&self) -> Result<Option<Sidecar>> {
-        Sidecar::own(&self.store, self.folder().as_ref()).await
-    }
-
-    pub(crate) fn formats(&self) -> &Formats {
-        &self.formats
     }
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {

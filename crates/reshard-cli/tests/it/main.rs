@@ -3,11 +3,9 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod analysis;
-mod changed;
 mod common;
 mod convert;
 mod cost;
-mod damage;
 mod digest;
 mod dry_run;
 mod findings;

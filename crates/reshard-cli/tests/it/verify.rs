@@ -398,7 +398,6 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
             .for_each(|at| metadata[at..at + old.len()].copy_from_slice(new));
     }
     fs::write(saved.path(".metadata"), metadata).unwrap();
-    fs::remove_file(saved.path("reshard.json")).unwrap();
     let ran = run(&["ls", &saved.url]);
     assert!(
         ran.code == 0

@@ -29,13 +29,6 @@ impl Found {
         let known = [INDEX, MODEL, OBJECTS, RECORD].map(Name::new);
         let known = known.into_iter().collect::<Result<_, _>>()?;
         let top = cx.store.top_or(|| known).await?;
-        // What takes their names without being a file is no absent file.
-        for name in [RECORD, INDEX] {
-            let name = Name::new(name)?;
-            if top.others.contains_key(&name) || top.folders.contains(&name) {
-                cx.store.len(&name).await?;
-            }
-        }
         let record = match top.has(RECORD) {
             true => note(cx, &Name::new(RECORD)?).await?,
             false => None,

@@ -5,8 +5,8 @@ use super::{
     kept::Kept,
 };
 use crate::{
-    array::find::{LONE, ZARR_JSON, ZARRAY, ZMETADATA},
-    place::PlaceFiles,
+    array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
+    stated::LONE,
 };
 use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
@@ -35,7 +35,7 @@ pub(crate) struct ZarrReader {
     /// Decoded chunks.
     pub(crate) kept: Kept,
     /// All files of the place.
-    pub(crate) files: PlaceFiles,
+    pub(crate) files: BTreeMap<Name, u64>,
 }
 
 /// A chunk, or an inner chunk of a shard: its array, and its number there.
@@ -62,23 +62,6 @@ impl ZarrReader {
     /// The file should be there, or it is damaged.
     pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<(Name, Range<u64>)>> {
         chunk.array.stored(chunk.number, &self.files)
-    }
-
-    /// Fails if the program that wrote the checkpoint stores a chunk that is not stored. Other programs leave out chunks that have only the fill
-    /// value. Megatron Core does not.
-    pub(super) fn may_lack(&self, chunk: &Chunk<'_>) -> Result<()> {
-        if self.dialect != Dialect::Megatron {
-            return Ok(());
-        }
-        let what = format!(
-            "it is missing, and Megatron Core writes all chunks; a load that checks nothing puts the fill value in the place of this part of {}",
-            chunk.array.key
-        );
-        Err(StrategyError::corrupt(
-            chunk.array.file(chunk.number)?,
-            None,
-            what,
-        ))
     }
 
     /// The array in a folder.

@@ -1,10 +1,10 @@
 //! The files of a checkpoint, and whether they are sound.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, attempt::is_of_a_save, bound, covered, error::Context, grids, integrity};
+use crate::{Result, attempt::is_of_a_save, covered, error::Context, integrity};
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Leftover, Link, Name, Progress, StorageError, StoreExt};
-use reshard_strategy::{CheckedItems, Damage, FileRole, StrategyError, VerifyReport, with_sources};
+use reshard_strategy::{CheckedItems, FileRole, StrategyError, VerifyReport, with_sources};
 use std::collections::BTreeSet;
 
 impl Checkpoint {
@@ -90,15 +90,13 @@ impl Checkpoint {
             .verify_items(items, &progress)
             .await
             .during("verifying", &self.url)?;
-        bound::check(&self.opened, &mut report).await;
         if self.dialect() == Dialect::Megatron {
-            grids::check(self.metadata(), &mut report);
             integrity::check(&self.opened.store, full, &progress, &mut report)
                 .await
                 .during("verifying", &self.url)?;
         }
         if let Err(e) = self.opened.common().await {
-            let damage = Damage {
+            let damage = reshard_strategy::Damage {
                 key: None,
                 file: None,
                 offset: None,
