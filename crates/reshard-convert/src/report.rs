@@ -22,9 +22,9 @@ pub struct ConvertReport {
     pub tensors: u64,
     /// The number of objects that were carried over.
     pub objects: u64,
-    /// How long it took, from [`Convert::prepare`] on: with the checks of the source.
+    /// How long it took, from [`Convert::prepare`](crate::Convert::prepare) on: with the checks of the source.
     pub took: Duration,
-    /// How long [`Convert::prepare`] took of it: the checks before anything was written. What is checked while it is read is not counted here.
+    /// How long [`Convert::prepare`](crate::Convert::prepare) took of it: the checks before anything was written. What is checked while it is read is not counted here.
     pub checking: Duration,
     /// What an interrupted conversion had finished.
     pub resumed: Resumed,
