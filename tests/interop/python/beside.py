@@ -24,7 +24,8 @@ def reshard(program, command, spec, directory):
 
 def groups(store, run):
     """How many groups the ranks of reshard have made at the store of the job."""
-    return int(store.add(f"reshard/default/{run}/0/joined/0", 0))
+    # The id of the job, then the id and the restart of the run; torchrun names both.
+    return int(store.add(f"reshard/default/{run}/{run}/0/joined/0", 0))
 
 
 if __name__ == "__main__":
