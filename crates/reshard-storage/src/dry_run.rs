@@ -4,7 +4,10 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// The transaction of a dry run: it records names and lengths of files, and writes none.
 ///
@@ -12,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub struct DryTransaction {
     folder: Option<Name>,
-    files: Mutex<Vec<Entry>>,
+    /// Lengths by name.
+    files: Mutex<BTreeMap<Name, u64>>,
 }
 
 impl DryTransaction {
@@ -24,7 +28,13 @@ impl DryTransaction {
         }
     }
 
-    fn files(&self) -> MutexGuard<'_, Vec<Entry>> {
+    /// A dry run of a version that has begun, which is rolled back.
+    pub(crate) async fn in_place_of(begun: Arc<dyn Transaction>) -> Result<Arc<dyn Transaction>> {
+        begun.rollback().await?;
+        Ok(Arc::new(Self::new(begun.folder())))
+    }
+
+    fn files(&self) -> MutexGuard<'_, BTreeMap<Name, u64>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -72,13 +82,11 @@ impl Transaction for DryTransaction {
         let mut all = Vec::with_capacity(files.len());
         for file in files {
             let written = measure(file).await?;
-            let mut files = self.files();
-            if files.iter().any(|f| f.name == written.name) {
+            let Entry { name, bytes } = written.entry();
+            if self.files().insert(name, bytes).is_some() {
                 let what = format!("{} would be written twice", written.name);
                 return Err(StorageError::invalid(what));
             }
-            files.push(written.entry());
-            drop(files);
             all.push(written);
         }
         Ok(all)
@@ -101,9 +109,12 @@ impl Transaction for DryTransaction {
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {
-        let mut files = self.files().clone();
-        files.sort();
-        Ok(files)
+        let files = self.files();
+        let entry = |(name, bytes): (&Name, &u64)| Entry {
+            name: name.clone(),
+            bytes: *bytes,
+        };
+        Ok(files.iter().map(entry).collect())
     }
 
     async fn rollback(&self) -> Result<()> {

@@ -100,6 +100,10 @@ impl LocalStore {
     pub fn path(&self) -> &Path {
         self.root.path()
     }
+
+    fn resolved_place(&self) -> Result<Arc<ResolvedPlace>> {
+        ResolvedPlace::known_or_found(self.resolved.as_ref(), self.path())
+    }
 }
 
 #[async_trait]
@@ -195,15 +199,8 @@ impl Store for LocalStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let (place, resolved, attempt) = (
-            self.path().to_path_buf(),
-            self.resolved.clone(),
-            attempt.to_owned(),
-        );
-        let begin = move || match resolved {
-            Some(resolved) => LocalTransaction::begin(&resolved, &attempt, if_exists),
-            None => LocalTransaction::begin(&ResolvedPlace::find(&place)?, &attempt, if_exists),
-        };
+        let (me, attempt) = (self.clone(), attempt.to_owned());
+        let begin = move || LocalTransaction::begin(&*me.resolved_place()?, &attempt, if_exists);
         Ok(Arc::new(pool::run_one(begin).await?))
     }
 
@@ -212,15 +209,8 @@ impl Store for LocalStore {
         attempt: &str,
         if_exists: IfExists,
     ) -> Result<Arc<dyn Transaction>> {
-        let (place, resolved, attempt) = (
-            self.path().to_path_buf(),
-            self.resolved.clone(),
-            attempt.to_owned(),
-        );
-        let check = move || match resolved {
-            Some(resolved) => LocalTransaction::check(&resolved, &attempt, &if_exists),
-            None => LocalTransaction::check(&ResolvedPlace::find(&place)?, &attempt, &if_exists),
-        };
+        let (me, attempt) = (self.clone(), attempt.to_owned());
+        let check = move || LocalTransaction::check(&*me.resolved_place()?, &attempt, &if_exists);
         pool::run_one(check).await?;
         Ok(Arc::new(DryTransaction::new(None)))
     }

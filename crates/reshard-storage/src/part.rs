@@ -55,9 +55,7 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
         attempt: &str,
         if_exists: IfExists,
     ) -> Result<Arc<dyn Transaction>> {
-        let begun = self.begin(attempt, if_exists).await?;
-        begun.rollback().await?;
-        Ok(Arc::new(DryTransaction::new(begun.folder())))
+        DryTransaction::in_place_of(self.begin(attempt, if_exists).await?).await
     }
 
     /// As [`Store::join`].

@@ -312,9 +312,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         attempt: &str,
         if_exists: IfExists,
     ) -> Result<Arc<dyn Transaction>> {
-        let begun = self.begin(attempt, if_exists).await?;
-        begun.rollback().await?;
-        Ok(Arc::new(DryTransaction::new(begun.folder())))
+        DryTransaction::in_place_of(self.begin(attempt, if_exists).await?).await
     }
 
     /// Joins a version that another rank has begun, with the `attempt` and the [`Transaction::place`] of that rank. It creates

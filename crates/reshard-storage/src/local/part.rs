@@ -49,11 +49,8 @@ struct LocalPart {
 }
 
 impl LocalPart {
-    fn resolved(&self) -> Result<Arc<ResolvedPlace>> {
-        match &self.resolved {
-            Some(resolved) => Ok(Arc::clone(resolved)),
-            None => ResolvedPlace::find(&self.path).map(Arc::new),
-        }
+    fn resolved_place(&self) -> Result<Arc<ResolvedPlace>> {
+        ResolvedPlace::known_or_found(self.resolved.as_ref(), &self.path)
     }
 }
 
@@ -81,7 +78,8 @@ pub(super) fn place(path: &Path, kind: PlaceKind) -> Option<PartStore> {
 impl PartWriter for LocalPart {
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let (me, attempt) = (self.clone(), attempt.to_owned());
-        let begin = move || PartTransaction::begin(&*me.resolved()?, &attempt, me.kind, &if_exists);
+        let begin =
+            move || PartTransaction::begin(&*me.resolved_place()?, &attempt, me.kind, &if_exists);
         Ok(Arc::new(pool::run_one(begin).await?))
     }
 
@@ -92,7 +90,7 @@ impl PartWriter for LocalPart {
     ) -> Result<Arc<dyn Transaction>> {
         let (me, attempt) = (self.clone(), attempt.to_owned());
         let check = move || {
-            let resolved = me.resolved()?;
+            let resolved = me.resolved_place()?;
             if let Some(version) = resolved.version_to_make(&attempt)? {
                 to_replace(&resolved, &version, me.kind, &if_exists)?;
             }

@@ -118,6 +118,14 @@ impl ResolvedPlace {
         })
     }
 
+    /// The place that was resolved before, or else what this path is now.
+    pub(super) fn known_or_found(known: Option<&Arc<Self>>, place: &Path) -> Result<Arc<Self>> {
+        match known {
+            Some(known) => Ok(Arc::clone(known)),
+            None => Self::find(place).map(Arc::new),
+        }
+    }
+
     /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
     pub(super) fn open(&mut self) -> Result<Option<OwnedFd>> {
         self.known = Some(None);
