@@ -7,7 +7,7 @@ use crate::{
     findings,
     glob::Keys,
     io::Io,
-    json::{self, hex},
+    json,
     program::Program,
     table::shown,
     units,
@@ -16,7 +16,7 @@ use reshard::{
     Tensor,
     blocking::{Checkpoint, TensorHandle},
     storage::{run_blocking, wait},
-    strategy::CheckedItems,
+    strategy::{CheckedItems, hex},
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};

@@ -8,6 +8,7 @@ use reshard::{
     DType, Tensor, Value,
     blocking::Checkpoint,
     model::{Construct, ModelError, Opaque},
+    strategy::hex,
 };
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value as Json;
@@ -284,16 +285,6 @@ fn int(i: i128) -> Json {
         .map(Json::from)
         .or_else(|_| u64::try_from(i).map(Json::from))
         .unwrap_or(Json::Null)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut out = String::with_capacity(bytes.len() * 2);
-    for b in bytes {
-        out.push(DIGITS[usize::from(b >> 4)].into());
-        out.push(DIGITS[usize::from(b & 15)].into());
-    }
-    out
 }
 
 /// Standard alphabet, padded. Written in pieces, as it is longer than the bytes.

@@ -106,14 +106,16 @@ pub(crate) fn check_planned(item: &WriteItem, data: &WriteData) -> Result<()> {
     match (&item.kind, data) {
         (WriteKind::Tensor(chunk), WriteData::Tensor(data)) => check_spec(item, chunk, data),
         (WriteKind::Object { .. }, WriteData::Object(_)) => Ok(()),
-        _ => {
-            let what = format!(
-                "{}: an object was given for a tensor, or a tensor for an object",
-                item.key
-            );
-            Err(StrategyError::Invalid(what))
-        }
+        _ => Err(other_kind(item)),
     }
+}
+
+/// The error of a planner that found an object for a tensor, or a tensor for an object.
+pub fn other_kind(item: &WriteItem) -> StrategyError {
+    StrategyError::Invalid(format!(
+        "{}: an object was given for a tensor, or a tensor for an object",
+        item.key
+    ))
 }
 
 fn check_spec(item: &WriteItem, chunk: &TensorWrite, data: &Data) -> Result<()> {

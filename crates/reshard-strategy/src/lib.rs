@@ -28,6 +28,7 @@ mod error;
 mod few;
 mod findings;
 mod format;
+mod hex;
 mod kept;
 mod limits;
 mod mosaic;
@@ -53,7 +54,7 @@ pub use crc::{
     Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
 };
 pub use declared::{Declares, declaration_digest};
-pub use elements::{Blocks, Elements, decode_object, encode_object};
+pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};
 pub use error::{Result, StrategyError, cause, with_sources};
 pub use few::few;
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
@@ -62,6 +63,7 @@ pub use format::{
     ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
     WriterHooks, item_files,
 };
+pub use hex::hex;
 pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{
     LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats,

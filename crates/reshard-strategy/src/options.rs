@@ -2,7 +2,7 @@
 //!
 //! Ranks first exchange one digest per option. Values follow in a second step, and only for options that differ.
 
-use crate::{Result, StrategyError};
+use crate::{Result, StrategyError, hex};
 use indexmap::IndexMap;
 use reshard_comm::{Comm, Rank};
 use sha2::{Digest as _, Sha256};
@@ -171,9 +171,7 @@ fn shown(value: &str) -> String {
     match value.char_indices().nth(MAX_SHOWN) {
         None => value.to_owned(),
         Some((cut, _)) => {
-            let sum = digest(value)
-                .iter()
-                .fold(String::new(), |sum, byte| format!("{sum}{byte:02x}"));
+            let sum = hex(&digest(value));
             format!("{}… ({} bytes, SHA-256 {sum}…)", &value[..cut], value.len())
         }
     }

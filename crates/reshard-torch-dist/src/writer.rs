@@ -14,7 +14,7 @@ use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
     BackendVersion, Capabilities, Elements, FileLayout, FinishCx, Records, Resolve, Result,
-    StorageWriter, StrategyError, WriteData, WriterHooks,
+    StorageWriter, StrategyError, WriteData, WriterHooks, other_kind,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -131,10 +131,7 @@ impl TorchDistWriter {
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
                 object::extent(&item.key, payload)
             }
-            _ => Err(StrategyError::Invalid(format!(
-                "{}: an object was given for a tensor, or a tensor for an object",
-                item.key
-            ))),
+            _ => Err(other_kind(item)),
         }
     }
 

@@ -1,11 +1,11 @@
 //! Where Megatron Core's dialect keeps common state, and how a tool carries it over unchanged.
 
-use crate::{control::hex, opened::Opened};
+use crate::opened::Opened;
 use reshard_megatron::{COMMON, COMMON_STATE_CELL, TorchCommon};
 use reshard_model::{Payload, ShardedObject, Value, ValueTree};
 use reshard_storage::{FileBody, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, ReadCx, ReadObject, SaveCommonStrategy as _, StrategyError,
+    BackendVersion, ReadCx, ReadObject, SaveCommonStrategy as _, StrategyError, hex,
 };
 use sha2::{Digest as _, Sha256};
 use std::sync::{Arc, OnceLock};

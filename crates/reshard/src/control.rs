@@ -2,7 +2,7 @@
 
 use crate::formats::Formats;
 use reshard_storage::{Name, Store, StoreExt};
-use reshard_strategy::Result;
+use reshard_strategy::{Result, hex};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
@@ -38,10 +38,6 @@ pub(crate) async fn sha256(
         at = end;
     }
     Ok(Some(hex(&hasher.finalize())))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

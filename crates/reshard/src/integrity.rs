@@ -1,11 +1,11 @@
 //! Megatron Core's `integrity.json`: written by a save, and checked by `verify` and by loads that ask for it.
 
-use crate::{control::hex, opened::Opened};
+use crate::opened::Opened;
 use bytes::Bytes;
 use reshard_megatron::{INTEGRITY, Integrity};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, Progress, StorageError, Store, StoreExt, Transaction};
-use reshard_strategy::{Damage, Result, StrategyError, VerifyReport};
+use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, hex};
 use sha2::{Digest, Sha256};
 use std::{future::Future, sync::Arc};
 

@@ -17,7 +17,7 @@ use reshard_storage::{
     Durability, Entry, FileBody, Name, Progress, StorageError, Store, Stores, Transaction,
 };
 use reshard_strategy::{
-    BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError,
+    BackendVersion, FileRole, ReadLimits, Records, Registry, Removal, StrategyError, hex,
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -301,7 +301,7 @@ impl Next {
         let known = |name: &&Name| old.get(name.as_str()).map(str::to_owned);
         let copies = self.copies.iter();
         let copies = copies.filter_map(|name| Some((name, known(&name)?)));
-        let digest = |bytes: &Bytes| crate::control::hex(&Sha256::digest(bytes));
+        let digest = |bytes: &Bytes| hex(&Sha256::digest(bytes));
         let records = self.records.iter();
         let records = records.map(|(name, bytes)| (name, digest(bytes)));
         let manifest = integrity::manifest(copies.chain(records), self.last.as_ref());

@@ -1,13 +1,13 @@
 //! `reshard.json`: what reshard adds to a checkpoint, in a file that other programs ignore.
 
 use crate::{
-    control::{OTHER_RECORD, hex, sha256},
+    control::{OTHER_RECORD, sha256},
     formats::Formats,
 };
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, PlaceKind, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Result, read_small};
+use reshard_strategy::{BackendVersion, Result, hex, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{collections::BTreeMap, sync::Arc};

@@ -1,5 +1,7 @@
 //! Ints beyond 64 bits as text.
 
+use reshard::strategy::hex;
+
 /// Ints up to so many bytes are written in decimal, larger ones in hexadecimal, which takes no time that grows with the
 /// square of their length.
 const DECIMAL: usize = 512;
@@ -18,7 +20,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
     }
     if magnitude.len() > DECIMAL {
         magnitude.reverse();
-        return format!("{sign}0x{}", super::hex(&magnitude).trim_start_matches('0'));
+        return format!("{sign}0x{}", hex(&magnitude).trim_start_matches('0'));
     }
     decimal(sign, &magnitude)
 }

@@ -1,11 +1,10 @@
 //! What tells a source from what it was before.
 
-use super::journal::hex;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use reshard::{
     Checkpoint,
     storage::{Depth, Head, KnownTags, Name, Result, StorageError, Store},
-    strategy::StorageInfo,
+    strategy::{StorageInfo, hex},
 };
 use sha2::{Digest as _, Sha256};
 use std::{

@@ -1,6 +1,9 @@
 //! The files that an attempt has finished, in a journal among its files.
 
-use reshard::storage::{Name, WrittenExtent};
+use reshard::{
+    storage::{Name, WrittenExtent},
+    strategy::hex,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -100,10 +103,6 @@ pub(super) fn from_json(bytes: &[u8]) -> Option<(Identity, Files)> {
         files.insert(name.into(), Finished { bytes, extents });
     }
     Some((identity, files))
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use reshard_model::Dims;
 use reshard_plan::{WriteItem, WriteKind};
 use reshard_storage::{Extent, Length};
-use reshard_strategy::{Blocks, Elements, Result, StrategyError, WriteData, encode_object};
+use reshard_strategy::{
+    Blocks, Elements, Result, StrategyError, WriteData, encode_object, other_kind,
+};
 use std::io;
 
 /// Whether an item becomes an entry. A part without elements of a tensor that has some becomes none.
@@ -42,9 +44,7 @@ impl Summed {
                 let crc = object.crc().map_err(invalid)?;
                 Ok(Self::of_object(object.stored.clone(), crc, &object))
             }
-            _ => Err(invalid(
-                "an object was given for a tensor, or a tensor for an object".into(),
-            )),
+            _ => Err(other_kind(item)),
         }
     }
 

@@ -4,7 +4,9 @@ use super::item::Summed;
 use crate::dtype;
 use reshard_model::Region;
 use reshard_plan::{Held, SavePlan, TensorWrite, WriteItem, place_item, take_items};
-use reshard_strategy::{Elements, Piece, Resolve, Result, StrategyError, WriteData, mosaic};
+use reshard_strategy::{
+    Elements, Piece, Resolve, Result, StrategyError, WriteData, mosaic, other_kind,
+};
 use std::collections::BTreeMap;
 
 /// The tensor of an item that is stored whole, whatever part of it the item has.
@@ -84,8 +86,7 @@ pub(super) fn summed(items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<Summ
     for item in items {
         let tensor = whole(item).ok_or_else(|| internal("has a part that is none"))?;
         let WriteData::Tensor(data) = resolve(item)? else {
-            let what = format!("{}: an object was given for a tensor", item.key);
-            return Err(StrategyError::Invalid(what));
+            return Err(other_kind(item));
         };
         pieces.push(Piece::new(tensor.region.clone(), size, &data));
         covered = covered.saturating_add(tensor.region.volume().unwrap_or(0));

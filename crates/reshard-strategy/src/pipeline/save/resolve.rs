@@ -2,6 +2,7 @@
 
 use crate::{
     Blocks, Elements, Result, StorageWriter, StrategyError, elements::check_planned, encode_object,
+    other_kind,
 };
 use reshard_model::{FlatStateDict, ObjectCodec, Payload, Sharded, Value};
 use reshard_plan::{SavePlanner, WriteData, WriteItem, WriteKind};
@@ -53,13 +54,7 @@ impl<W: StorageWriter> Source<W> {
                 let bytes = encode_object(&*codec(&*self.writer)?, &item.key, payload)?;
                 Ok(Box::new(std::iter::once(Ok(bytes))))
             }
-            _ => {
-                let what = format!(
-                    "{}: an object was given for a tensor, or a tensor for an object",
-                    item.key
-                );
-                Err(StrategyError::Invalid(what))
-            }
+            _ => Err(other_kind(item)),
         }
     }
 }
