@@ -114,9 +114,13 @@ impl Annotations {
         self.0.iter()
     }
 
-    /// The annotations of a kind.
-    pub fn of(&self, kind: AnnotationKind) -> impl Iterator<Item = (&AnnotationId, &Value)> {
-        self.iter().filter(move |(id, _)| id.kind == kind)
+    /// The annotations of a kind on which all files agree: those that a new checkpoint states.
+    pub fn of_all_files(
+        &self,
+        kind: AnnotationKind,
+    ) -> impl Iterator<Item = (&AnnotationId, &Value)> {
+        self.iter()
+            .filter(move |(id, _)| id.kind == kind && id.file.is_none())
     }
 
     /// The number of annotations.

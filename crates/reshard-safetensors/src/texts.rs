@@ -55,12 +55,12 @@ fn is_of_format(name: &str, text: &str) -> bool {
 
 /// The texts that every file of a new checkpoint gets.
 pub(crate) fn of_all_files(annotations: &Annotations) -> BTreeMap<Box<str>, String> {
-    let of_all = annotations
-        .of(AnnotationKind::Text)
-        .filter(|(id, _)| id.file.is_none());
     let text =
         |(id, value): (&AnnotationId, &Value)| Some((id.name.clone(), value.as_str()?.to_owned()));
-    of_all.filter_map(text).collect()
+    annotations
+        .of_all_files(AnnotationKind::Text)
+        .filter_map(text)
+        .collect()
 }
 
 #[cfg(test)]

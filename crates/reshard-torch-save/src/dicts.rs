@@ -96,8 +96,7 @@ pub(crate) struct KeyTypes<'a>(BTreeMap<&'a Path, KeyType>);
 
 impl<'a> KeyTypes<'a> {
     pub(crate) fn of(annotations: &'a Annotations) -> Self {
-        let of = annotations.of(AnnotationKind::KeyType);
-        let of = of.filter(|(id, _)| id.file.is_none());
+        let of = annotations.of_all_files(AnnotationKind::KeyType);
         let kind = |(id, value): (&'a AnnotationId, &'a Value)| {
             Some((&id.path, KeyType::named(value.as_str()?)?))
         };
@@ -122,15 +121,14 @@ impl<'a> KeyTypes<'a> {
 
 /// The classes and attributes of dicts, for the plan of a file.
 pub(crate) fn plans(annotations: &Annotations) -> Result<Vec<DictPlan>> {
-    let stated = |kind| annotations.of(kind).filter(|(id, _)| id.file.is_none());
     let mut states: BTreeMap<&Path, Vec<(Value, Value)>> = BTreeMap::new();
-    for (id, value) in stated(AnnotationKind::ContainerState) {
+    for (id, value) in annotations.of_all_files(AnnotationKind::ContainerState) {
         let of = states.entry(&id.path).or_default();
         of.push((Value::from(&*id.name), value.clone()));
     }
     let codec = TorchSave::default();
     let mut out = Vec::new();
-    for (id, value) in stated(AnnotationKind::ContainerType) {
+    for (id, value) in annotations.of_all_files(AnnotationKind::ContainerType) {
         let Value::Opaque(class) = value else {
             continue;
         };

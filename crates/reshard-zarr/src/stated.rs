@@ -74,12 +74,17 @@ impl Stated {
     /// The facts of the arrays in the table, and of the groups around them.
     pub(crate) fn annotations(self, stored: &Metadata) -> Annotations {
         let mut out = Annotations::default();
+        let keys: Vec<&str> = stored.tensors().map(|t| t.key()).collect();
         for (path, facts) in self.0 {
+            // Most nodes state nothing.
+            if facts.is_empty() {
+                continue;
+            }
             let node = match &*path {
                 "" if stored.tensor(LONE).is_some() && stored.tensor_count() == 1 => LONE,
                 path => path,
             };
-            let is_group = || node.is_empty() || is_above(stored, node);
+            let is_group = || node.is_empty() || is_above(&keys, node);
             if stored.tensor(node).is_none() && !is_group() {
                 continue;
             }
@@ -109,18 +114,17 @@ fn of_attributes(attributes: Map<String, Json>) -> Facts {
     }
 }
 
-/// Whether an array lies below a path.
-fn is_above(stored: &Metadata, path: &str) -> bool {
+/// Whether an array lies below a path. The keys are sorted.
+fn is_above(keys: &[&str], path: &str) -> bool {
     let below = format!("{path}/");
-    let mut keys = stored.tensors().map(|t| t.key());
-    keys.any(|key| key.starts_with(&below))
+    let first = keys.partition_point(|key| *key < &*below);
+    keys.get(first).is_some_and(|key| key.starts_with(&below))
 }
 
 /// The facts that a new checkpoint states, by path.
 pub(crate) fn of_nodes(annotations: &Annotations) -> BTreeMap<String, Facts> {
     let mut out: BTreeMap<String, Facts> = BTreeMap::new();
-    let stated = |kind| annotations.of(kind).filter(|(id, _)| id.file.is_none());
-    for (id, value) in stated(AnnotationKind::Attribute) {
+    for (id, value) in annotations.of_all_files(AnnotationKind::Attribute) {
         let value = value
             .as_str()
             .and_then(|text| serde_json::from_str(text).ok());
@@ -129,7 +133,7 @@ pub(crate) fn of_nodes(annotations: &Annotations) -> BTreeMap<String, Facts> {
             facts.attributes.insert(id.name.to_string(), value);
         }
     }
-    for (id, value) in stated(AnnotationKind::DimensionNames) {
+    for (id, value) in annotations.of_all_files(AnnotationKind::DimensionNames) {
         let names = value.as_seq().unwrap_or_default().iter();
         let names = names.map(|name| name.as_str().map(String::from));
         let facts = out.entry(id.path.to_string()).or_default();
@@ -139,6 +143,10 @@ pub(crate) fn of_nodes(annotations: &Annotations) -> BTreeMap<String, Facts> {
 }
 
 impl Facts {
+    fn is_empty(&self) -> bool {
+        self.attributes.is_empty() && self.dimension_names.is_none()
+    }
+
     /// The text of a `zarr.json` with these facts in addition. An array has so many axes.
     pub(crate) fn in_text(&self, text: &[u8], axes: Option<usize>) -> serde_json::Result<Bytes> {
         let mut fields: Map<String, Json> = serde_json::from_slice(text)?;
