@@ -2,7 +2,6 @@
 
 use crate::{
     attempt,
-    control::hex,
     formats::{Formats, default_format},
     known::KnownStore,
     outside::is_note,
@@ -18,10 +17,10 @@ use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, Stor
 use reshard_strategy::{
     BackendVersion, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
     LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
-    StrategyError, item_files, load_with_objects,
+    StrategyError, hex, item_files, load_with_objects,
 };
 use sha2::{Digest, Sha256};
-use std::{collections::BTreeSet, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
@@ -105,6 +104,14 @@ impl HowToOpen {
         })
     }
 
+    /// The strategies to choose from.
+    fn registry(&self) -> Result<Cow<'_, Registry>> {
+        Ok(match &self.registry {
+            Some(registry) => Cow::Borrowed(registry),
+            None => Cow::Owned(Registry::linked()?),
+        })
+    }
+
     pub(crate) async fn open(&self, url: &str) -> Result<Opened> {
         self.open_in(url, self.store(url)?, |store| store).await
     }
@@ -155,14 +162,7 @@ impl HowToOpen {
         let Ok(name) = Name::new(name) else {
             return Ok(None);
         };
-        let linked;
-        let registry = match &self.registry {
-            Some(registry) => registry,
-            None => {
-                linked = Registry::linked()?;
-                &linked
-            }
-        };
+        let registry = &*self.registry()?;
         let formats = Formats::of(registry)?.of_kind(PlaceKind::File);
         let file = Entry { name, bytes: 0 };
         let is_record = |format: &&Arc<dyn LoadShardedStrategy>| {
@@ -178,14 +178,7 @@ impl HowToOpen {
     }
 
     pub(crate) async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
-        let linked;
-        let registry = match &self.registry {
-            Some(r) => r,
-            None => {
-                linked = Registry::linked()?;
-                &linked
-            }
-        };
+        let registry = &*self.registry()?;
         let formats = Formats::of(registry)?;
         // The next version is as good as the one that was just replaced. In a box, the states of so many calls take no stack.
         let mut again = 0;
@@ -339,14 +332,7 @@ impl HowToOpen {
     /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata if a file tells the format, except of what may be older than
     /// Megatron Core's `metadata.json`.
     pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
-        let linked;
-        let registry = match &self.registry {
-            Some(registry) => registry,
-            None => {
-                linked = Registry::linked()?;
-                &linked
-            }
-        };
+        let registry = &*self.registry()?;
         let formats = Formats::of(registry)?;
         if self.is_free() {
             let (named, is_older) = match MetadataJson::of(store).await? {

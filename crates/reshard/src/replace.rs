@@ -29,11 +29,8 @@ pub(crate) async fn replace(
     registry: &Registry,
     kind: PlaceKind,
 ) -> Result<Replaced> {
-    // Only the top folder is listed: a place that was named by mistake may hold millions of files.
-    let mut top = match store.top().await {
-        Ok(top) => top,
-        Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
-        Err(e) => return Err(e.into()),
+    let Some(mut top) = top(store).await? else {
+        return Ok(Replaced::default());
     };
     let mut formats = Formats::of(registry)?;
     match kind {
@@ -78,12 +75,19 @@ pub(crate) async fn replace(
     files_to_replace(store, &how, json, &formats).await
 }
 
+/// The contents of a place, if it exists. Only the top folder is listed: a place that was named by mistake may hold millions of files.
+async fn top(store: &Arc<dyn Store>) -> Result<Option<Listing>> {
+    match store.top().await {
+        Ok(top) => Ok(Some(top)),
+        Err(StorageError::NotFound { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Refuses files with a prefix that are a checkpoint, before a save writes anything. Its commit would refuse them, too.
 pub(crate) async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -> Result<()> {
-    let top = match store.top().await {
-        Ok(top) => top,
-        Err(StorageError::NotFound { .. }) => return Ok(()),
-        Err(e) => return Err(e.into()),
+    let Some(top) = top(store).await? else {
+        return Ok(());
     };
     match Formats::of(registry)?.of_kind(PlaceKind::Prefix).know(&top) {
         true => Err(StorageError::Exists { path: store.url() }.into()),

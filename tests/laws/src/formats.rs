@@ -3,8 +3,8 @@
 use crate::place::Place;
 use proptest::prelude::*;
 use reshard::{
-    DType,
-    strategy::{LoadShardedConfig, SaveShardedConfig},
+    BackendVersion, DType, Registry,
+    strategy::{LoadShardedConfig, Make, SaveShardedConfig},
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -48,6 +48,16 @@ pub const FORMATS: [Format; 9] = [
     folder("zarr3", false),
     folder("example", true),
 ];
+
+/// All linked formats that can both save and load, by name.
+pub fn linked() -> Vec<BackendVersion> {
+    let registry = Registry::linked().unwrap();
+    let saves = registry
+        .iter()
+        .filter(|r| matches!(r.make, Make::SaveSharded(_)))
+        .map(|r| BackendVersion::new(r.backend, r.version));
+    saves.filter(|f| registry.load_sharded(f).is_ok()).collect()
+}
 
 /// Any format.
 pub fn format() -> impl Strategy<Value = Format> {

@@ -75,9 +75,16 @@ impl Account<'_> {
         }
         match self.canonical.key(key) {
             None => Err(Outcome::Changed(vec![Change::ByParameter])),
-            Some(to) if !self.fit.has(to) => Err(self.no_place(what)),
-            Some(to) if to == key => Ok(Vec::new()),
-            Some(to) => Ok(vec![Change::Renamed(to.into())]),
+            Some(to) => self.under(key, to, what),
+        }
+    }
+
+    /// The outcome of an item whose key in the copy is `to`.
+    fn under(&self, key: &str, to: &str, what: &str) -> Result<Vec<Change>, Outcome> {
+        match to {
+            to if !self.fit.has(to) => Err(self.no_place(what)),
+            to if to == key => Ok(Vec::new()),
+            to => Ok(vec![Change::Renamed(to.into())]),
         }
     }
 
@@ -131,9 +138,7 @@ impl Account<'_> {
             None => self.carried(key, "objects"),
             Some(mapped) => match mapped.object(key) {
                 None => Err(self.left_out("the map leaves it out")),
-                Some(to) if !self.fit.has(to) => Err(self.no_place("objects")),
-                Some(to) if to == key => Ok(Vec::new()),
-                Some(to) => Ok(vec![Change::Renamed(to.into())]),
+                Some(to) => self.under(key, to, "objects"),
             },
         };
         let mut changes = match carried {

@@ -6,9 +6,9 @@ use reshard::{
     Tensor,
     model::{BoxError, Dims, TensorSource},
     policy::AllInOne,
-    strategy::Make,
 };
 use reshard_laws::{
+    formats::linked,
     law,
     ranks::{group, save},
 };
@@ -46,16 +46,6 @@ fn states(ranks: u32, can_be_read: bool) -> Vec<StateDict> {
         state
     };
     (0..ranks).map(state).collect()
-}
-
-/// The linked formats that can be written.
-fn formats() -> Vec<BackendVersion> {
-    let registry = Registry::linked().unwrap();
-    let saves = registry
-        .iter()
-        .filter(|r| matches!(r.make, Make::SaveSharded(_)));
-    let names = saves.map(|r| BackendVersion::new(r.backend, r.version));
-    names.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +103,7 @@ proptest! {
 
     #[test]
     fn a_dry_run_reports_what_is_written_and_changes_nothing(
-        format in prop::sample::select(formats()), ranks in 1u32..4, one_file in any::<bool>(), below in any::<bool>(),
+        format in prop::sample::select(linked()), ranks in 1u32..4, one_file in any::<bool>(), below in any::<bool>(),
     ) {
         let home = tempfile::tempdir().unwrap();
         // Folders above the place are made by a save only.

@@ -6,22 +6,12 @@ mod sources;
 use check::{Facts, items, name_of};
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard::{BackendVersion, Checkpoint, DType, OpenOptions, Registry, blocking, strategy::Make};
+use reshard::{BackendVersion, Checkpoint, DType, OpenOptions, blocking};
 use reshard_convert::{Convert, ConvertError, Ledger, Outcome, convert};
 use reshard_example as _;
-use reshard_laws::law;
+use reshard_laws::{formats::linked, law};
 use sources::Source;
 use std::path::Path;
-
-/// All linked formats that can both save and load.
-fn formats() -> Vec<BackendVersion> {
-    let registry = Registry::linked().unwrap();
-    let saves = registry
-        .iter()
-        .filter(|r| matches!(r.make, Make::SaveSharded(_)))
-        .map(|r| BackendVersion::new(r.backend, r.version));
-    saves.filter(|f| registry.load_sharded(f).is_ok()).collect()
-}
 
 fn open(url: &str, format: &BackendVersion) -> Checkpoint {
     block_on(OpenOptions::new().format(format.clone()).open(url)).unwrap()
@@ -146,7 +136,7 @@ fn every_item_is_in_the_ledger_once_and_what_it_says_is_true() {
     let mut done = 0;
     for make in sources::ALL {
         let source = make(dir.path());
-        for to in formats() {
+        for to in linked() {
             let went = there_and_back(&source, dir.path(), &to, [Options::PLAIN; 2]);
             done += u32::from(went);
         }
@@ -174,7 +164,7 @@ proptest! {
     ) {
         let dir = tempfile::tempdir().unwrap();
         let source = source.get(&sources::ALL)(dir.path());
-        let formats = formats();
+        let formats = linked();
         there_and_back(&source, dir.path(), to.get(&formats), [there, back]);
     }
 }
