@@ -7,7 +7,10 @@ use crate::{
     optimizer::Canonical,
     tensor::{Carried, has_places},
 };
-use reshard::{Checkpoint, DType, MappedTensorHandle, map::Map};
+use reshard::{
+    Checkpoint, DType, MappedTensorHandle,
+    map::{Dropped, Map},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -34,6 +37,8 @@ pub(crate) struct Mapped {
     needed: BTreeMap<String, Use>,
     /// Those of which the map casts something.
     cast: BTreeSet<String>,
+    /// Why the map leaves out an item of the source, by its key.
+    left_out: BTreeMap<String, String>,
 }
 
 impl Mapped {
@@ -65,11 +70,14 @@ impl Mapped {
         let cast = pieces.filter(|piece| !piece.casts.is_empty());
         let cast = cast.filter_map(|piece| Some(sources.get(piece.source)?.key.to_string()));
         let cast = cast.collect();
+        let left_out = mapped.mapping().dropped().iter();
+        let left_out = left_out.map(|item| (item.key.to_string(), why(item)));
         Ok(Self {
             objects: objects.collect(),
             tensors,
             needed,
             cast,
+            left_out: left_out.collect(),
         })
     }
 
@@ -93,6 +101,11 @@ impl Mapped {
         self.cast.contains(key)
     }
 
+    /// Which rule of the map leaves out an item of the source, if one does.
+    pub(crate) fn why_not(&self, stored: &str) -> Option<&str> {
+        self.left_out.get(stored).map(String::as_str)
+    }
+
     /// What becomes of the items of the source. Fails if a chunk has no location.
     pub(crate) fn canonical(&self, source: &Checkpoint, checks: &Arc<Checks>) -> Result<Canonical> {
         for key in self.needed.keys() {
@@ -101,5 +114,12 @@ impl Mapped {
         let tensors = self.tensors.iter().cloned();
         let tensors = tensors.map(|t| Carried::mapped(t, Arc::clone(checks)));
         Ok(Canonical::mapped(source, tensors.collect(), &self.objects))
+    }
+}
+
+fn why(item: &Dropped) -> String {
+    match item.rule {
+        Some(rule) => format!("rule {rule} of the map ({}) leaves it out", item.verb),
+        None => "no rule of the map knows it, and unmapped tensors are dropped".into(),
     }
 }

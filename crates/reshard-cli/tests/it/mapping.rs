@@ -340,6 +340,44 @@ fn a_mapping_file_keeps_what_it_does_not_know_and_says_so() {
     assert!(run(&["ls", &dst]).out.contains("norm.weight"));
 }
 
+#[test]
+fn the_ledger_names_the_rule_that_leaves_out_a_tensor() {
+    let saved = saved_with(true, &UNKNOWN);
+    let (file, dst) = (saved.beside("map.toml"), saved.beside("dst"));
+    let key = UNKNOWN[0].0;
+    let norm = "decoder.final_layernorm.weight";
+    let outcome = |rules: &str, of: &str, more: &[&str]| {
+        std::fs::write(&file, rules).unwrap();
+        let args = ["convert", &saved.url, &dst, "--map", &file, "--overwrite"];
+        let report = run(&[&args[..], &["--json"], more].concat()).json();
+        let mut entries = report["ledger"].as_array().unwrap().iter();
+        let entry = entries.find(|entry| entry["name"] == of);
+        let entry = entry.unwrap_or_else(|| panic!("{of} is not in the ledger"));
+        assert_eq!(entry["outcome"], "left_out", "{entry}");
+        entry["why"].as_str().unwrap().to_owned()
+    };
+    let first = "[[rule]]\nrename = 'decoder.final_layernorm.{p}'\nto = 'norm.{p}'\n";
+    let drop = format!("{first}[[rule]]\ndrop = '{key}'\n");
+    assert_eq!(
+        outcome(&drop, key, &[]),
+        "rule 2 of the map (drop) leaves it out"
+    );
+    let keep = "[[rule]]\nkeep = 'decoder.final_layernorm.{p}'\n";
+    assert_eq!(
+        outcome(keep, key, &[]),
+        "rule 1 of the map (keep) leaves it out"
+    );
+    let unmapped = format!("unmapped = 'drop'\n{first}");
+    let why = outcome(&unmapped, key, &[]);
+    assert_eq!(
+        why,
+        "no rule of the map knows it, and unmapped tensors are dropped"
+    );
+    let more = ["--key", key];
+    let why = outcome(first, norm, &more);
+    assert_eq!(why, "none of its keys in the copy is chosen");
+}
+
 /// The parameters are not looked for before.
 #[test]
 fn a_map_that_does_not_fit_is_refused_before_its_parameters_are_asked_for() {

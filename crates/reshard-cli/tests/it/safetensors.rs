@@ -188,6 +188,28 @@ fn quantised_weights_are_neither_cast_nor_left_as_they_are() {
 }
 
 #[test]
+fn a_map_does_not_cast_a_quantised_weight() {
+    let saved = weight(
+        "m.weight",
+        DType::Float8E4M3Fn,
+        Some("m.weight_scale"),
+        "{}",
+    );
+    let (map, dst) = (saved.beside("map.toml"), saved.beside("dst"));
+    for (which, code) in [("m.weight", 2), ("m.weight_scale", 0)] {
+        let rule = format!("[[rule]]\ncast = '{which}'\nto = 'bfloat16'\n");
+        std::fs::write(&map, rule).unwrap();
+        let ran = run(&["convert", &saved.url, &dst, "--map", &map]);
+        assert_eq!(ran.code, code, "{which}: {}", ran.err);
+        assert_eq!(
+            ran.err.contains("its scale is in m.weight_scale"),
+            code == 2
+        );
+        assert_eq!(std::path::Path::new(&dst).exists(), code == 0);
+    }
+}
+
+#[test]
 fn objects_are_kept_beside_the_tensors_if_asked_to() {
     for source in [crate::states::dcp(), crate::states::megatron()] {
         let (there, back) = (source.beside("there"), source.beside("back"));

@@ -119,12 +119,12 @@ impl Account<'_> {
         let of = mapped.use_of(t.key());
         let to = of.into_iter().flat_map(|of| &of.keys);
         let to: Vec<String> = to.filter(|to| self.fit.has(to)).cloned().collect();
-        let (Some(of), false) = (of, to.is_empty()) else {
-            return Err(self.left_out(match self.keys.0 {
-                None => "the map leaves it out",
-                Some(_) => "the map or the choice of keys leaves it out",
-            }));
+        let Some(of) = of else {
+            return Err(self.map_leaves_out(mapped, t.key()));
         };
+        if to.is_empty() {
+            return Err(self.no_place(t.dtype().name()));
+        }
         let mut changes = vec![Change::Mapped(to)];
         let all = t.global_shape().volume().unwrap_or(u64::MAX);
         if of.elements < all {
@@ -133,11 +133,19 @@ impl Account<'_> {
         Ok((changes, of.dtype.unwrap_or(t.dtype())))
     }
 
+    fn map_leaves_out(&self, mapped: &Mapped, key: &str) -> Outcome {
+        self.left_out(match (mapped.why_not(key), &self.keys.0) {
+            (Some(why), _) => why,
+            (None, None) => "no tensor of the map has anything of it",
+            (None, Some(_)) => "none of its keys in the copy is chosen",
+        })
+    }
+
     fn object(&self, key: &str) -> Outcome {
         let carried = match self.mapped {
             None => self.carried(key, "objects"),
             Some(mapped) => match mapped.object(key) {
-                None => Err(self.left_out("the map leaves it out")),
+                None => Err(self.map_leaves_out(mapped, key)),
                 Some(to) => self.under(key, to, "objects"),
             },
         };
