@@ -152,7 +152,7 @@ impl<'a> Convert<'a> {
 
     /// Goes on where a conversion of the same source with the same options was interrupted, if one has left a [`journal`](Self::journal). Files that are finished
     /// are not written again; [`ConvertReport::resumed`] counts them. Make sure that the other one no longer runs. The source is checked before anything is written, because what was checked
-    /// on the way is not known. Casts of tensors in finished files are not counted again.
+    /// on the way is not known. Finished files are read and compared with their checksums; one that has changed is written again. Casts of tensors in finished files are not counted again.
     pub fn resume(mut self, resume: bool) -> Self {
         self.journal.get_or_insert_default().looks = resume;
         self

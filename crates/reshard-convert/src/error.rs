@@ -75,8 +75,8 @@ pub enum ConvertError {
         found: String,
     },
     /// Something is at the destination already. Found before anything is written.
-    #[error(transparent)]
-    Destination(StrategyError),
+    #[error("{}", reshard::storage::without_secrets(&.0.to_string()))]
+    Destination(#[source] StrategyError),
     /// The format to write is not linked, or its settings contradict each other.
     #[error(transparent)]
     Target(StrategyError),

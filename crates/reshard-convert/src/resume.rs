@@ -4,6 +4,7 @@
 //! the same options takes these files over: on a local disk it links them, in an object store it goes on in the folder of that attempt.
 
 mod claim;
+mod content;
 mod identity;
 mod journal;
 mod live;
@@ -13,8 +14,9 @@ mod tests;
 use async_trait::async_trait;
 use bytes::Bytes;
 use claim::CLAIM;
+use content::{is_alike, is_intact, summed, unsummed};
 use futures::{StreamExt as _, stream};
-use identity::{digest, source_digest};
+use identity::{digest, source_identity};
 use journal::{Files, Finished, Identity, MOST, MOST_OF_ALL, PREFIX, from_json, to_json};
 use live::{Live, check_open};
 use reshard::{
@@ -88,7 +90,7 @@ pub(crate) async fn place(
                 .into(),
         ));
     }
-    let Some(digest_of_source) = source_digest(source).await? else {
+    let Some(identity) = source_identity(source).await? else {
         let why = format!(
             "{} gives neither tags nor times of its files, so nobody can tell whether they have changed since; convert without resuming",
             source.url()
@@ -101,9 +103,11 @@ pub(crate) async fn place(
     let resume = Resume {
         dst: dst.into(),
         identity: Identity {
-            source: digest_of_source,
+            source: identity.digest,
+            inodes: identity.inodes,
             options: digest(&journal.options),
         },
+        newest: identity.newest,
         live: match journal.looks {
             true => Some(Live::of(dst, stores).await),
             false => None,
@@ -123,10 +127,31 @@ struct Resume {
     /// Opens the place.
     dst: String,
     identity: Identity,
+    /// The file of the source whose status changed last, for messages.
+    newest: Option<Name>,
     /// What must not be continued; `None` if nobody looks for what an interrupted conversion has left.
     live: Option<Live>,
     /// The journal is continued when so many bytes are finished.
     every: u64,
+}
+
+impl Resume {
+    /// Explains why an attempt can't be continued.
+    fn difference(&self, theirs: &Identity, left: &Leftover) -> String {
+        if theirs.options != self.identity.options {
+            return format!("{} is of a conversion with other options", left.path);
+        }
+        let changed = format!("the source has changed since {} began", left.path);
+        if theirs.source != self.identity.source {
+            return changed;
+        }
+        let newest = self.newest.as_ref();
+        let newest = newest.map_or_else(String::new, |n| format!(" ({n} changed last)"));
+        format!(
+            "{changed}: its files have the same lengths and modification times, but other inodes or change times (ctime){newest}; they were replaced \
+             or written to, unless it was a hard link or a chmod, which also change the ctime"
+        )
+    }
 }
 
 /// What an interrupted attempt has left.
@@ -280,15 +305,7 @@ impl ResumableStore {
             match bytes.and_then(|bytes| from_json(&bytes)) {
                 None => {}
                 Some((theirs, named)) if theirs == *mine => files.extend(named),
-                Some((theirs, _)) if theirs.options == mine.options => {
-                    wrong = Some(format!("the source has changed since {} began", left.path));
-                }
-                Some(_) => {
-                    wrong = Some(format!(
-                        "{} is of a conversion with other options",
-                        left.path
-                    ));
-                }
+                Some((theirs, _)) => wrong = Some(self.state.resume.difference(&theirs, left)),
             }
         }
         keep_those(&mut files, &there, below);
@@ -471,12 +488,12 @@ struct ResumableTransaction {
     store: ResumableStore,
 }
 
-/// What becomes of a file that is to be written.
+/// How a file of the new version comes about.
 enum Job {
     /// It is there, also under its name.
-    Done(Written),
+    Done(Written, Finished),
     /// It is linked, and then it has these extents.
-    Link(FileBody, Written),
+    Link(FileBody, Written, Finished),
     Write(FileBody),
 }
 
@@ -489,29 +506,42 @@ impl ResumableTransaction {
         self.state().found.get().and_then(Option::as_ref)
     }
 
-    fn job(&self, body: FileBody) -> Result<Job> {
+    /// Decides whether a file is written. A finished file is used again only if its bytes still match the checksums in the journal.
+    async fn job(&self, body: FileBody) -> Result<Job> {
         let folder = self.inner.folder();
         let bare = inside(&body.name, folder.as_ref());
         let finished = self.found().and_then(|f| Some((f, f.files.get(bare)?)));
         let Some((found, finished)) = finished.filter(|(_, file)| is_alike(&body, file)) else {
             return Ok(Job::Write(body));
         };
-        let written = Written {
-            name: body.name.clone(),
-            bytes: finished.bytes,
-            extents: finished.extents.clone(),
+        let (store, at) = match &found.place {
+            None => (&self.store.inner, body.name.clone()),
+            Some(place) => (place, Name::new(bare)?),
         };
+        if !is_intact(&**store, &at, finished).await? {
+            tracing::warn!(
+                file = %at, attempt = %found.left.path,
+                "a finished file of the interrupted conversion has changed since, so it is written again"
+            );
+            return Ok(Job::Write(body));
+        }
         {
             let mut resumed = lock(&self.state().resumed);
             resumed.files += 1;
             resumed.bytes = resumed.bytes.saturating_add(finished.bytes);
         }
+        let extents = finished.parts.iter().map(|part| part.extent.clone());
+        let written = Written {
+            name: body.name.clone(),
+            bytes: finished.bytes,
+            extents: extents.collect(),
+        };
+        let finished = finished.clone();
         Ok(match &found.place {
-            None => Job::Done(written),
+            None => Job::Done(written, finished),
             Some(place) => {
-                let there = Name::new(bare)?;
-                let link = FileBody::copy_of(written.name.clone(), Arc::clone(place), there);
-                Job::Link(link, written)
+                let link = FileBody::copy_of(body.name, Arc::clone(place), at);
+                Job::Link(link, written, finished)
             }
         })
     }
@@ -520,13 +550,13 @@ impl ResumableTransaction {
     async fn unless_stopped(
         &self,
         stop: &AtomicBool,
-        jobs: Vec<Job>,
+        files: Vec<FileBody>,
         (durability, progress): (Durability, Progress),
     ) -> Result<Vec<Written>> {
         if stop.load(Ordering::Relaxed) {
             return Ok(Vec::new());
         }
-        let written = self.group(jobs, durability, progress).await;
+        let written = self.group(files, durability, progress).await;
         if written.is_err() {
             stop.store(true, Ordering::Relaxed);
         }
@@ -536,23 +566,23 @@ impl ResumableTransaction {
     /// Writes some files, and notes them.
     async fn group(
         &self,
-        jobs: Vec<Job>,
+        files: Vec<FileBody>,
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
         let (mut bodies, mut out) = (Vec::new(), Vec::new());
-        for job in jobs {
-            match job {
-                Job::Done(written) => {
+        for body in files {
+            match self.job(body).await? {
+                Job::Done(written, finished) => {
                     progress.add(written.bytes);
-                    out.push(Some(written));
+                    out.push(Some((written, finished)));
                 }
-                Job::Link(body, written) => {
+                Job::Link(body, written, finished) => {
                     bodies.push(body);
-                    out.push(Some(written));
+                    out.push(Some((written, finished)));
                 }
                 Job::Write(body) => {
-                    bodies.push(body);
+                    bodies.push(summed(body));
                     out.push(None);
                 }
             }
@@ -567,22 +597,22 @@ impl ResumableTransaction {
         for known in out {
             let new = match &known {
                 // It was not written.
-                Some(w) => written.next_if(|new| new.name == w.name),
+                Some((w, _)) => written.next_if(|new| new.name == w.name),
                 None => written.next(),
             };
             let lost = || StorageError::Internal {
                 what: "a file was written without an outcome".into(),
             };
-            let file = match known {
+            let (file, finished) = match known {
                 Some(known) => known,
-                None => new.ok_or_else(lost)?,
+                None => {
+                    let mut file = new.ok_or_else(lost)?;
+                    let finished = unsummed(&mut file)?;
+                    (file, finished)
+                }
             };
             let bare = inside(&file.name, folder.as_ref());
             if bare != reshard::SIDECAR {
-                let finished = Finished {
-                    bytes: file.bytes,
-                    extents: file.extents.clone(),
-                };
                 lock(&self.state().pending).insert(bare.to_owned(), finished);
             }
             all.push(file);
@@ -655,19 +685,6 @@ impl ResumableTransaction {
     }
 }
 
-/// Whether a file that was finished may be the one that is to be written.
-fn is_alike(body: &FileBody, finished: &Finished) -> bool {
-    let extents = match &body.source {
-        reshard::storage::Source::Extents(extents) => extents,
-        reshard::storage::Source::CopyOf { .. } => return false,
-    };
-    extents.len() == finished.extents.len()
-        && extents
-            .iter()
-            .zip(&finished.extents)
-            .all(|(extent, done)| extent.length().allows(done.range.end - done.range.start))
-}
-
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for ResumableTransaction {
@@ -677,7 +694,7 @@ impl Transaction for ResumableTransaction {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        let mut groups: Vec<Vec<Job>> = Vec::new();
+        let mut groups: Vec<Vec<FileBody>> = Vec::new();
         let mut room = 0u64;
         for body in files {
             let bytes = body.length().map_or(u64::MAX, |length| length.at_most());
@@ -686,9 +703,8 @@ impl Transaction for ResumableTransaction {
                 room = CALL.min(self.state().resume.every);
             }
             room = room.saturating_sub(bytes);
-            let job = self.job(body)?;
             if let Some(group) = groups.last_mut() {
-                group.push(job);
+                group.push(body);
             }
         }
         // Those that have begun end before this does, also after an error.

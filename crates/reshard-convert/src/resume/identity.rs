@@ -1,15 +1,17 @@
-//! What tells a source from what it was before.
+//! Identity of a conversion's source, used to decide whether a conversion can be resumed.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use reshard::{
     Checkpoint,
-    storage::{Depth, Head, KnownTags, Name, Result, StorageError, Store},
+    storage::{Depth, KnownTags, Name, Result, StorageError, Store},
     strategy::{StorageInfo, hex},
 };
 use sha2::{Digest as _, Sha256};
 use std::{
     collections::BTreeSet,
+    fs::File,
     io,
+    os::unix::fs::MetadataExt as _,
     sync::{Mutex, PoisonError},
     time::UNIX_EPOCH,
 };
@@ -19,9 +21,20 @@ pub(super) fn digest(text: &str) -> String {
     hex(&Sha256::digest(text))
 }
 
-/// A digest of what a source holds, and of which versions of its files. No tensor is read. `None` if the place gives neither tags nor
-/// times of them: files of equal lengths could not be told apart.
-pub(super) async fn source_digest(source: &Checkpoint) -> Result<Option<String>> {
+/// The digests of a source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SourceIdentity {
+    /// A digest of its items, and of the lengths, times or tags of its files.
+    pub(super) digest: String,
+    /// A digest of the inodes of its files and the times at which their status changed; empty if they are not files of this machine.
+    pub(super) inodes: String,
+    /// The file whose status changed last.
+    pub(super) newest: Option<Name>,
+}
+
+/// Identifies the items and the versions of the files of a source. No tensor is read. `None` if the place gives neither tags nor
+/// times of its files: files of equal lengths could not be told apart.
+pub(super) async fn source_identity(source: &Checkpoint) -> Result<Option<SourceIdentity>> {
     let mut hasher = Sha256::new();
     let mut add = |text: &dyn std::fmt::Debug| hasher.update(format!("{text:?}\n"));
     add(&(source.url(), source.backend(), env!("CARGO_PKG_VERSION")));
@@ -46,14 +59,46 @@ pub(super) async fn source_digest(source: &Checkpoint) -> Result<Option<String>>
     let Some(seen) = versions(store, &names(source).await?).await? else {
         return Ok(None);
     };
-    for version in seen {
-        add(&version);
+    for (name, version) in &seen {
+        add(&(name, version.bytes, &version.tag));
     }
-    Ok(Some(hex(&hasher.finalize())))
+    let inodes: Vec<(&Name, Inode)> = seen
+        .iter()
+        .filter_map(|(name, version)| Some((name, version.inode?)))
+        .collect();
+    let newest = inodes
+        .iter()
+        .max_by_key(|(_, (_, seconds, nanos))| (*seconds, *nanos));
+    Ok(Some(SourceIdentity {
+        digest: hex(&hasher.finalize()),
+        newest: newest.map(|(name, _)| (*name).clone()),
+        inodes: match inodes.is_empty() {
+            true => String::new(),
+            false => digest(&format!("{inodes:?}")),
+        },
+    }))
 }
 
-/// A file with its length, and what no other version of it has.
-type Version = (Name, u64, String);
+/// The number of a file's inode, and its change time (ctime) in seconds and nanoseconds. A replaced file has another number, and each write changes the
+/// time, even if the modification time is set back afterwards.
+type Inode = (u64, i64, i64);
+
+fn inode(file: &File) -> io::Result<Inode> {
+    let metadata = file.metadata()?;
+    Ok((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// The version of a file.
+#[derive(Debug)]
+struct Version {
+    bytes: u64,
+    /// A tag that no other version of the file has, or the time of its last modification.
+    tag: String,
+    /// `None` for a file that is not in a file system of this machine.
+    inode: Option<Inode>,
+}
+
+type Versions = Vec<(Name, Version)>;
 
 /// The files of a source: those directly in its place, and those that hold items.
 async fn names(source: &Checkpoint) -> Result<BTreeSet<Name>> {
@@ -75,7 +120,7 @@ async fn names(source: &Checkpoint) -> Result<BTreeSet<Name>> {
 }
 
 /// The versions of files, by their tags, or by their times if the store has no tags.
-async fn versions(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<Version>>> {
+async fn versions(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
     match tagged(store, names).await? {
         None => times(store, names).await,
         tagged => Ok(tagged),
@@ -88,7 +133,7 @@ fn folder(name: &Name) -> &str {
     path.map_or("", |(folder, _)| folder)
 }
 
-async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<Version>>> {
+async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
     let learned = Mutex::new(KnownTags::default());
     let locked = || learned.lock().unwrap_or_else(PoisonError::into_inner);
     let mut folders = BTreeSet::new();
@@ -118,26 +163,47 @@ async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<
         let (bytes, tag) = learned
             .get(name)
             .map_or_else(Default::default, |t| (t.head.bytes, t.tag.clone()));
-        (name.clone(), bytes, tag)
+        let inode = None;
+        (name.clone(), Version { bytes, tag, inode })
     };
     Ok(Some(names.iter().map(version).collect()))
 }
 
-async fn times(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Vec<Version>>> {
-    let heads = stream::iter(names.clone());
-    let heads = heads.map(|name| async move { store.head(&name).await.map(|head| (name, head)) });
-    let heads = heads.buffered(store.hints().concurrency.max(1));
-    let heads: Vec<(Name, Option<Head>)> = heads.try_collect().await?;
-    let version = |(name, head): (Name, Option<Head>)| {
-        let Some(head) = head else {
-            return Some((name, 0, String::new()));
+async fn times(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
+    let versions = stream::iter(names.clone()).map(|name| timed(store, name));
+    let versions = versions.buffered(store.hints().concurrency.max(1));
+    let versions: Vec<Option<(Name, Version)>> = versions.try_collect().await?;
+    Ok(versions.into_iter().collect())
+}
+
+/// The version of a file by its time, and by its inode if it is a file of this machine. `None` if the store has no time.
+async fn timed(store: &dyn Store, name: Name) -> Result<Option<(Name, Version)>> {
+    let Some(head) = store.head(&name).await? else {
+        let absent = Version {
+            bytes: 0,
+            tag: String::new(),
+            inode: None,
         };
-        let time = head.modified?.duration_since(UNIX_EPOCH).ok();
-        // Web servers without a time give the first one of all.
-        let time = time.filter(|time| !time.is_zero())?;
-        Some((name, head.bytes, format!("{time:?}")))
+        return Ok(Some((name, absent)));
     };
-    Ok(heads.into_iter().map(version).collect())
+    let time = head
+        .modified
+        .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+    // Web servers without a time give the first one of all.
+    let Some(time) = time.filter(|time| !time.is_zero()) else {
+        return Ok(None);
+    };
+    let at = || format!("{}/{name}", store.url());
+    let inode = match store.local_file(&name).await? {
+        Some(file) => Some(inode(&file).map_err(|e| StorageError::io("look at", at(), e))?),
+        None => None,
+    };
+    let version = Version {
+        bytes: head.bytes,
+        tag: format!("{time:?}"),
+        inode,
+    };
+    Ok(Some((name, version)))
 }
 
 #[cfg(test)]
@@ -148,7 +214,7 @@ mod tests {
     use futures::executor::block_on;
     use reshard::{
         OpenOptions, StateDict,
-        storage::{Among, IfExists, Listing, StoreExt as _, Tagged, Tags, Transaction},
+        storage::{Among, Head, IfExists, Listing, StoreExt as _, Tagged, Tags, Transaction},
     };
     use reshard_storage::testkit::VersionedStore;
     use std::{
@@ -251,10 +317,10 @@ mod tests {
         }
     }
 
-    fn digest_of(told: &Told) -> Option<String> {
+    fn digest_of(told: &Told) -> Option<SourceIdentity> {
         let open = OpenOptions::new().store(Arc::new(told.clone()));
         let source = block_on(open.open("told://source")).unwrap();
-        block_on(source_digest(&source)).unwrap()
+        block_on(source_identity(&source)).unwrap()
     }
 
     /// It is another one for each of its files that has changed, and only then.

@@ -15,22 +15,31 @@ pub(super) const MOST: u64 = 32 << 20;
 pub(super) const MOST_OF_ALL: u64 = 256 << 20;
 
 /// Journals that were written by others can't be read.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What is converted, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// A digest of the source.
+    /// A digest of the source: its items, and the lengths, times or tags of its files.
     pub(super) source: String,
+    /// A digest of the inodes of the source's files and of the times at which their status changed. Empty for a source that is not on a file system.
+    pub(super) inodes: String,
     /// A digest of all options that change what is written.
     pub(super) options: String,
+}
+
+/// An extent that was written, with the CRC-32 of its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WrittenPart {
+    pub(super) extent: WrittenExtent,
+    pub(super) sum: u32,
 }
 
 /// A file that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finished {
     pub(super) bytes: u64,
-    pub(super) extents: Vec<WrittenExtent>,
+    pub(super) parts: Vec<WrittenPart>,
 }
 
 /// Files by their names, without the folder of the attempt.
@@ -41,6 +50,7 @@ pub(super) type Files = BTreeMap<String, Finished>;
 struct Stored {
     version: u64,
     source: String,
+    inodes: String,
     options: String,
     files: Vec<StoredFile>,
 }
@@ -49,21 +59,25 @@ struct Stored {
 struct StoredFile {
     name: String,
     bytes: u64,
-    /// Start, end and receipt of each.
-    extents: Vec<(u64, u64, String)>,
+    /// Start, end, receipt and CRC-32 of each.
+    extents: Vec<(u64, u64, String, u32)>,
 }
 
 /// The text of a journal.
 pub(super) fn to_json(identity: &Identity, files: &Files) -> serde_json::Result<Vec<u8>> {
-    let extent = |e: &WrittenExtent| (e.range.start, e.range.end, hex(&e.receipt));
+    let part = |WrittenPart { extent, sum }: &WrittenPart| {
+        let range = &extent.range;
+        (range.start, range.end, hex(&extent.receipt), *sum)
+    };
     let file = |(name, f): (&String, &Finished)| StoredFile {
         name: name.clone(),
         bytes: f.bytes,
-        extents: f.extents.iter().map(extent).collect(),
+        extents: f.parts.iter().map(part).collect(),
     };
     serde_json::to_vec(&Stored {
         version: VERSION,
         source: identity.source.clone(),
+        inodes: identity.inodes.clone(),
         options: identity.options.clone(),
         files: files.iter().map(file).collect(),
     })
@@ -77,30 +91,30 @@ pub(super) fn from_json(bytes: &[u8]) -> Option<(Identity, Files)> {
     }
     let identity = Identity {
         source: stored.source,
+        inodes: stored.inodes,
         options: stored.options,
     };
     let mut files = Files::new();
     for file in stored.files {
         let name = Name::new(file.name).ok()?;
-        let mut extents = Vec::with_capacity(file.extents.len());
+        let mut parts = Vec::with_capacity(file.extents.len());
         let mut at = 0;
-        for (start, end, receipt) in file.extents {
+        for (start, end, receipt, sum) in file.extents {
             // They follow each other.
             if start != at || end < start {
                 return None;
             }
             at = end;
             let receipt = unhex(&receipt)?.into();
-            extents.push(WrittenExtent {
-                range: start..end,
-                receipt,
-            });
+            let range = start..end;
+            let extent = WrittenExtent { range, receipt };
+            parts.push(WrittenPart { extent, sum });
         }
         if at != file.bytes {
             return None;
         }
         let bytes = file.bytes;
-        files.insert(name.into(), Finished { bytes, extents });
+        files.insert(name.into(), Finished { bytes, parts });
     }
     Some((identity, files))
 }
@@ -126,25 +140,29 @@ mod tests {
     fn a_journal_is_read_as_it_was_written_and_not_when_it_is_cut() {
         let identity = Identity {
             source: "s".into(),
+            inodes: "i".into(),
             options: "o".into(),
         };
-        let extent = |range, receipt: &'static [u8]| WrittenExtent {
-            range,
-            receipt: receipt.into(),
+        let part = |range, receipt: &'static [u8], sum| WrittenPart {
+            extent: WrittenExtent {
+                range,
+                receipt: receipt.into(),
+            },
+            sum,
         };
         let files = Files::from([
             (
                 "a/b".into(),
                 Finished {
                     bytes: 10,
-                    extents: vec![extent(0..4, b""), extent(4..10, b"\x00\xff")],
+                    parts: vec![part(0..4, b"", 1), part(4..10, b"\x00\xff", u32::MAX)],
                 },
             ),
             (
                 "c".into(),
                 Finished {
                     bytes: 0,
-                    extents: Vec::new(),
+                    parts: Vec::new(),
                 },
             ),
         ]);
@@ -155,11 +173,12 @@ mod tests {
         }
         let text = String::from_utf8(text).unwrap();
         for (from, to) in [
-            ("\"version\":1", "\"version\":2"),
+            ("\"version\":2", "\"version\":1"),
             ("[4,10,", "[5,10,"),
             ("[4,10,", "[4,9,"),
             ("00ff", "00f"),
             ("00ff", "00fx"),
+            ("4294967295", "4294967296"),
             ("a/b", "../b"),
         ] {
             assert!(text.contains(from), "{from}");

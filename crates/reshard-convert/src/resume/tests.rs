@@ -14,6 +14,7 @@ fn store(place: &Arc<dyn Store>, looks: bool, every: u64) -> ResumableStore {
     let resume = Resume {
         dst: place.url(),
         identity: Identity::default(),
+        newest: None,
         live: looks.then(|| Live::Folders(BTreeSet::new())),
         every,
     };
@@ -292,4 +293,27 @@ fn files_count_as_finished_by_eight_mebibytes() {
         counted.calls() - before
     };
     assert_eq!((calls(9) - calls(8), calls(17) - calls(8)), (1, 2));
+}
+
+#[test]
+fn a_finished_file_of_which_any_bit_has_changed_is_written_again() {
+    let names = ["a", "b"];
+    for bit in 0..8 * b"content".len() {
+        let place = in_memory();
+        let (_, first) = begin(&place, false, 1);
+        write(&first, &names);
+        // Another program writes over it, with the same length.
+        let mut changed = b"content".to_vec();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let name = Name::new(format!("{}/a", attempt(1))).unwrap();
+        let other = block_on(place.begin(&attempt(1), IfExists::Replace([].into()))).unwrap();
+        let body = FileBody::from_bytes(name, changed.into());
+        block_on(other.write(vec![body], Durability::Process, Progress::none())).unwrap();
+
+        let (store, second) = begin(&place, true, 2);
+        let files = write(&second, &names);
+        assert_eq!(store.resumed(), Resumed { files: 1, bytes: 7 }, "bit {bit}");
+        commit(&second, &files).unwrap();
+        are_whole(&place, &files);
+    }
 }

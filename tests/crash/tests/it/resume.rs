@@ -8,6 +8,7 @@ use reshard_storage::failpoint;
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -152,7 +153,6 @@ fn killed_at() -> impl Iterator<Item = String> {
 
 #[test]
 fn what_is_taken_over_is_linked_and_not_written() {
-    use std::os::unix::fs::MetadataExt;
     let home = reshard_crash::scratch().unwrap();
     let src = source(home.path(), 1);
     let dst = home.path().join("dst");
@@ -250,4 +250,111 @@ fn files_of_another_length_than_the_journal_says_are_written_again() {
         data.len()
     );
     assert_eq!(files(&dst), files(&whole));
+}
+
+/// Sets the modification times of all files in `dir` to those of `times`.
+fn set_times(dir: &Path, times: &BTreeMap<PathBuf, std::time::SystemTime>) {
+    for (name, time) in times {
+        let file = fs::File::options().write(true).open(dir.join(name));
+        file.unwrap().set_modified(*time).unwrap();
+    }
+}
+
+/// The modification times of all files in `dir`.
+fn times(dir: &Path) -> BTreeMap<PathBuf, std::time::SystemTime> {
+    let modified = |name: &PathBuf| fs::metadata(dir.join(name)).unwrap().modified();
+    let names = files(dir).into_keys();
+    names.map(|n| (n.clone(), modified(&n).unwrap())).collect()
+}
+
+#[test]
+fn a_source_of_equal_lengths_and_times_is_told_apart_by_inodes_and_change_times() {
+    let home = reshard_crash::scratch().unwrap();
+    let src = source(home.path(), 1);
+    let other = home.path().join("other");
+    save(&other, 2, false, Form::TorchDist(Dialect::Dcp)).unwrap();
+    let format = FORMATS[0];
+    // Each way changes the source and leaves its lengths and times of modification.
+    type Change = fn(&Path, &Path);
+    let changes: [(&str, Change); 4] = [
+        ("replaced", |src, other| {
+            for (name, bytes) in files(other) {
+                fs::write(src.join("new"), bytes).unwrap();
+                fs::rename(src.join("new"), src.join(name)).unwrap();
+            }
+        }),
+        ("written in place", |src, other| {
+            for (name, bytes) in files(other) {
+                fs::write(src.join(name), bytes).unwrap();
+            }
+        }),
+        ("linked", |src, other| {
+            fs::hard_link(src.join(".metadata"), other.join("link")).unwrap();
+        }),
+        ("chmod", |src, _| {
+            let mode = fs::Permissions::from_mode(0o600);
+            fs::set_permissions(src.join(".metadata"), mode).unwrap();
+        }),
+    ];
+    for (n, (how, change)) in changes.into_iter().enumerate() {
+        let folder = home.path().join(format!("{n}"));
+        fs::create_dir(&folder).unwrap();
+        let dst = folder.join("dst");
+        let killed = convert(&src, &dst, format, Some(IN_THE_MIDDLE));
+        assert!(!killed.status.success(), "{how}");
+        let (before, modified) = (left(&dst), times(&src));
+        change(&src, &other);
+        set_times(&src, &modified);
+        assert_eq!(times(&src), modified, "{how}");
+
+        let out = convert(&src, &dst, format, None);
+        let told = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success(), "{how}: {told}");
+        for part in [
+            "the source has changed",
+            "ctime",
+            "hard link",
+            "chmod",
+            "changed last",
+        ] {
+            assert!(told.contains(part), "{how}: {told}");
+        }
+        assert!(!dst.exists(), "{how}");
+        assert_eq!(left(&dst), before, "{how}");
+    }
+}
+
+#[test]
+fn finished_files_are_compared_with_the_journal_before_they_are_linked() {
+    let home = reshard_crash::scratch().unwrap();
+    let src = source(home.path(), 1);
+    for (n, format) in FORMATS.into_iter().enumerate() {
+        let folder = home.path().join(format!("{n}"));
+        fs::create_dir(&folder).unwrap();
+        let (whole, dst) = (folder.join("whole"), folder.join("dst"));
+        convert(&src, &whole, format, None);
+        let killed = convert(&src, &dst, format, Some("write.done 14"));
+        assert!(!killed.status.success(), "{format:?}");
+        let [(hidden, there)] = &left(&dst)[..] else {
+            panic!()
+        };
+        // One bit of each file but the journals, with the old times.
+        let modified = times(hidden);
+        let is_data = |name: &Path| !name.display().to_string().contains("reshard");
+        let data = there.iter().filter(|(name, _)| is_data(name));
+        let mut changed = 0;
+        for (name, bytes) in data.filter(|(_, bytes)| !bytes.is_empty()) {
+            let mut bytes = bytes.clone();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(hidden.join(name), bytes).unwrap();
+            changed += 1;
+        }
+        assert!(changed > 1, "{format:?}: {changed}");
+        set_times(hidden, &modified);
+
+        let took = resumed(&convert(&src, &dst, format, None)).unwrap();
+        assert_eq!(took, 0, "{format:?}");
+        assert_eq!(files(&dst), files(&whole), "{format:?}");
+    }
 }
