@@ -8,6 +8,7 @@ use crate::{
     units,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use reshard::storage::without_secrets;
 use serde_json::json;
 use std::{collections::BTreeMap, fmt, io::Write, time::Duration};
 
@@ -33,23 +34,27 @@ impl Io<'_> {
     /// Something the user should know that is no result.
     pub(crate) fn note(&mut self, text: impl fmt::Display) {
         let text = text.to_string();
+        let text = without_secrets(&text);
         // Who can't be told can't be told that either.
         writeln!(self.err, "{BOLD}note:{BOLD:#} {}", shown(&text)).unwrap_or(());
     }
 
     /// What went wrong, and what to do.
     pub(crate) fn error(&mut self, e: &CliError) {
-        let (text, hint) = (e.text(), e.hint());
+        let (text, hint) = (e.text(), without_secrets(e.hint()));
+        let text = without_secrets(&text);
         writeln!(
             self.err,
             "{BAD}error:{BAD:#} {text}\n{BOLD}hint:{BOLD:#} {}",
-            shown(hint)
+            shown(&hint)
         )
         .unwrap_or(());
     }
 
     /// The same for programs, on stdout; a closed pipe is no news any more.
     pub(crate) fn error_json(&mut self, kind: &str, url: Option<&str>, message: &str, hint: &str) {
+        let [message, hint] = [message, hint].map(without_secrets);
+        let url = url.map(without_secrets);
         let error = json!({ "kind": kind, "url": url, "message": message, "hint": hint });
         drop(json::write(
             self.out,

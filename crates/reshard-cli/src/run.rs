@@ -14,7 +14,7 @@ use crate::{
     usage, verify,
 };
 use clap::Parser;
-use reshard::{Registry, Stores};
+use reshard::{Registry, Stores, storage::without_secrets};
 use std::{
     ffi::OsString,
     io::{self, Write},
@@ -36,7 +36,9 @@ impl Program {
             Ok(cli) => cli,
             Err(e) => {
                 let (is_error, code) = (e.use_stderr(), e.exit_code());
+                // It quotes arguments.
                 let text = usage::text(e);
+                let text = without_secrets(&text);
                 if asked_for_json && is_error {
                     let message = anstream::adapter::strip_str(&text).to_string();
                     let message = message.trim_start_matches("error: ").trim_end();

@@ -1,4 +1,4 @@
-use crate::Region;
+use crate::{Region, without_secrets};
 use serde::{Deserialize, Serialize};
 
 /// An error of foreign code, kept as it is.
@@ -74,7 +74,7 @@ impl std::error::Error for SourceError {
 }
 
 /// Writes an error as a program shows it that ends with it: the message, then each cause that the message does not say already. The `Debug` of
-/// reshard's errors is this, because a `main` that returns an error prints its `Debug`.
+/// reshard's errors is this, because a `main` that returns an error prints its `Debug`. URLs are [without their secrets](without_secrets).
 ///
 /// # Errors
 /// Those of the formatter.
@@ -82,12 +82,13 @@ pub fn write_with_causes(
     error: &(dyn std::error::Error + 'static),
     f: &mut std::fmt::Formatter<'_>,
 ) -> std::fmt::Result {
-    let mut told = error.to_string();
+    let clean = |e: &dyn std::error::Error| without_secrets(&e.to_string()).into_owned();
+    let mut told = clean(error);
     f.write_str(&told)?;
     let mut is_first = true;
     let mut next = error.source();
     while let Some(cause) = next {
-        let text = cause.to_string();
+        let text = clean(cause);
         if !told.contains(&text) {
             f.write_str(if is_first { "\n\nCaused by:" } else { "" })?;
             write!(f, "\n    {text}")?;

@@ -37,6 +37,7 @@ mod layout;
 mod mesh;
 mod overlap;
 mod region;
+mod secrets;
 mod sharded;
 mod split;
 mod tensor;
@@ -59,6 +60,7 @@ pub use layout::{FlatView, Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};
+pub use secrets::without_secrets;
 pub use sharded::{
     AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn,
     ObjectCodec, Payload, ReplicaId, ShardPlace, Sharded, ShardedObject, ShardedTensor,

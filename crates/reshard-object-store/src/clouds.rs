@@ -2,12 +2,19 @@
 
 #[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
 use crate::client::Pages;
-use crate::{client::Bucket, fault::Budget, pause::Connector};
+use crate::{
+    client::Bucket,
+    fault::{Budget, without_secrets_of},
+    pause::Connector,
+    web::Redirects,
+};
 #[cfg(any(feature = "gcp", feature = "azure", feature = "http"))]
 use object_store::ObjectStore;
 #[cfg(any(feature = "gcp", feature = "azure"))]
 use object_store::list::PaginatedListStore;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
+use reshard_storage::without_secrets;
 use reshard_storage::{Result, ServiceFault, StorageError};
 use std::{str::FromStr, sync::Arc, time::Duration};
 
@@ -51,14 +58,19 @@ fn setting(url: &str, hint: &str, e: object_store::Error) -> StorageError {
         url: url.into(),
         fault: ServiceFault::Unauthenticated,
         hint: hint.into(),
-        source: Box::new(e),
+        source: without_secrets_of(&e),
     }
 }
 
 /// What settings say of the place where a bucket is.
 #[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
 fn site<const N: usize>(settings: [Option<String>; N]) -> String {
-    let said = settings.map(|value| value.map_or_else(|| "the usual".into(), |v| format!("{v:?}")));
+    let said = settings.map(|value| {
+        value.map_or_else(
+            || "the usual".into(),
+            |v| format!("{:?}", without_secrets(&v)),
+        )
+    });
     said.join(", ")
 }
 
@@ -78,7 +90,7 @@ fn bucket(store: impl ObjectStore + PaginatedListStore, site: String) -> Bucket 
 pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     use crate::unfinished::{Uploads, s3::S3Uploads};
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, S3CopyIfNotExists};
-    let connector = Connector::new(settings.budget);
+    let connector = Connector::new(settings.budget, Redirects::None);
     let mut builder = AmazonS3Builder::from_env()
         .with_url(url)
         .with_client_options(client_options())
@@ -118,7 +130,7 @@ pub(crate) fn google(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_url(url)
         .with_client_options(client_options())
-        .with_http_connector(Connector::new(settings.budget))
+        .with_http_connector(Connector::new(settings.budget, Redirects::None))
         .with_retry(retries(settings.budget));
     for (key, value) in from_env("GOOGLE_").chain(options(settings)) {
         builder = builder.with_config(key, value);
@@ -135,7 +147,7 @@ pub(crate) fn azure(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_url(url)
         .with_client_options(client_options())
-        .with_http_connector(Connector::new(settings.budget))
+        .with_http_connector(Connector::new(settings.budget, Redirects::None))
         .with_retry(retries(settings.budget));
     for (key, value) in from_env("AZURE_").chain(options(settings)) {
         builder = builder.with_config(key, value);
@@ -165,7 +177,7 @@ pub(crate) fn http(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let mut builder = HttpBuilder::new()
         .with_url(url)
         .with_client_options(options_of_client)
-        .with_http_connector(Connector::new(settings.budget))
+        .with_http_connector(Connector::new(settings.budget, Redirects::Web))
         .with_retry(retries(settings.budget));
     for (key, value) in options(settings) {
         builder = builder.with_config(key, value);

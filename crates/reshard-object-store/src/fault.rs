@@ -1,7 +1,7 @@
 //! What the errors of the clients mean.
 
 use crate::scheme::Service;
-use reshard_storage::{ServiceFault, StorageError};
+use reshard_storage::{ServiceFault, StorageError, without_secrets};
 use std::{error::Error, fmt, time::Duration};
 
 /// How long a request is tried.
@@ -35,6 +35,50 @@ impl fmt::Display for Budget {
 
 /// What an error says if a service wants more time before the next try than there is.
 pub(crate) const ASKS_FOR_PAUSE: &str = "asks for a pause";
+
+/// A redirect that was not followed.
+#[cfg_attr(
+    not(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http")),
+    expect(dead_code, reason = "only services in the network redirect")
+)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("A redirect to {to} is not followed: {why}")]
+pub(crate) struct RedirectRefused {
+    /// The target, without secrets.
+    pub(crate) to: String,
+    pub(crate) why: &'static str,
+}
+
+/// The redirect that was not followed, if that is among the causes of an error.
+pub(crate) fn refused_redirect<'e>(e: &'e (dyn Error + 'static)) -> Option<&'e RedirectRefused> {
+    let mut cause = Some(e);
+    while let Some(e) = cause {
+        if let Some(refused) = e.downcast_ref() {
+            return Some(refused);
+        }
+        cause = e.source();
+    }
+    None
+}
+
+/// The messages of a client, whose URLs may have a password or a signature.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ClientMessage(String);
+
+/// The messages of an error and its causes, without the secrets of URLs, as an error that an error of a store may have.
+pub(crate) fn without_secrets_of(e: &object_store::Error) -> Box<dyn Error + Send + Sync> {
+    let mut told = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        cause = e.source();
+        let text = e.to_string();
+        if !told.contains(&text) {
+            told = format!("{told}: {text}");
+        }
+    }
+    Box::new(ClientMessage(without_secrets(&told).into_owned()))
+}
 
 /// All that an error and its causes say. The client has no other way to tell, for example, a missing bucket from a missing
 /// object.
@@ -228,10 +272,14 @@ pub(crate) fn explain(
     if is_unsupported(&e) {
         return StorageError::Unsupported {
             what: format!("to {action} {url}"),
-            why: said,
+            why: without_secrets(&said).into_owned(),
         };
     }
-    let fault = fault(&e, &said);
+    let refused = refused_redirect(&e);
+    let fault = match refused {
+        Some(_) => ServiceFault::Redirected,
+        None => fault(&e, &said),
+    };
     let hint = match fault {
         ServiceFault::Throttled | ServiceFault::Unreachable | ServiceFault::Failed => {
             format!(
@@ -242,14 +290,17 @@ pub(crate) fn explain(
                 }
             )
         }
-        fault => service.hint(fault).to_owned(),
+        fault => {
+            let hint = service.hint(fault);
+            refused.map_or_else(|| hint.to_owned(), |refused| format!("{refused}. {hint}"))
+        }
     };
     StorageError::Service {
         action,
         url,
         fault,
         hint,
-        source: Box::new(e),
+        source: without_secrets_of(&e),
     }
 }
 

@@ -71,6 +71,8 @@ mod transaction;
 mod tries;
 mod unfinished;
 mod upload;
+#[cfg(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http"))]
+mod web;
 
 pub use object_store;
 pub use open::ObjectStores;

@@ -103,9 +103,10 @@ impl ObjectStores {
     /// The URL names no place, a setting is wrong or missing, or no feature of this crate serves the scheme.
     pub fn open_place(&self, url: &str) -> Result<ObjectStorePlace> {
         let parsed = scheme::parse(url)?;
-        if parsed.service == Service::Http && url.contains(['?', '#']) {
+        let shown = without_secrets(url);
+        if shown != url {
             return Err(StorageError::Unsupported {
-                what: format!("opening a URL of the web with a query, {}", without_secrets(url)),
+                what: format!("opening a URL with a query, {shown}"),
                 why: "the files of a checkpoint have paths of their own below it, and a query, such as the signature of a signed URL, \
                       is of one file; use the URL of the bucket with its keys, or download the files; a `?` in a name is written %3F"
                     .into(),
@@ -115,7 +116,7 @@ impl ObjectStores {
             // The client encodes it again.
             Service::Http => {
                 let decoded = Path::from_url_path(parsed.path);
-                let wrong = |e| StorageError::invalid(format!("{url:?} names no place: {e}"));
+                let wrong = |e| StorageError::invalid(format!("{shown:?} names no place: {e}"));
                 decoded.map_err(wrong)?.to_string()
             }
             _ => parsed.path.to_owned(),

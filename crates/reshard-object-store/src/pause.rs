@@ -3,6 +3,7 @@
 use crate::{
     fault::{ASKS_FOR_PAUSE, Budget},
     silence, tries,
+    web::Redirects,
 };
 use async_trait::async_trait;
 use chrono::DateTime;
@@ -25,13 +26,15 @@ const MOST: usize = 64 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     budget: Budget,
+    redirects: Redirects,
     last: Arc<Mutex<Option<HttpClient>>>,
 }
 
 impl Connector {
-    pub(crate) fn new(budget: &Budget) -> Self {
+    pub(crate) fn new(budget: &Budget, redirects: Redirects) -> Self {
         Self {
             budget: budget.clone(),
+            redirects,
             last: Arc::default(),
         }
     }
@@ -49,7 +52,7 @@ impl Connector {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = HttpClient::new(Patient {
-            inner: silence::connect(options)?,
+            inner: silence::connect(options, self.redirects)?,
             budget: self.budget.clone(),
         });
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -42,6 +42,18 @@ impl Service {
     pub(crate) fn hint(self, fault: ServiceFault) -> &'static str {
         match (fault, self) {
             (ServiceFault::NoBucket, _) => "Create it first, or correct the URL",
+            (ServiceFault::Redirected, Self::S3) => {
+                "Set AWS_REGION to the region of the bucket, or AWS_ENDPOINT_URL to the right address of the service"
+            }
+            (ServiceFault::Redirected, Self::Google) => {
+                "Check GOOGLE_BASE_URL, and the proxies between here and the service"
+            }
+            (ServiceFault::Redirected, Self::Azure) => {
+                "Check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT"
+            }
+            (ServiceFault::Redirected, _) => {
+                "If you trust that address, open it by its own URL, or download the files"
+            }
             (ServiceFault::WrongRegion, Self::S3) => "Set AWS_REGION to the region of the bucket",
             (ServiceFault::WrongRegion, _) => "Set the region of the bucket",
             (ServiceFault::Denied, Self::S3) => {

@@ -1,13 +1,11 @@
 //! The time for which a service may be silent. A client of `reqwest` counts what it sends as silence of the service, so on a slow line it
 //! would give up large parts that are on their way.
 
+use crate::web::{self, Redirects};
 use async_trait::async_trait;
 use object_store::{
     ClientConfigKey, ClientOptions,
-    client::{
-        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-        HttpService, ReqwestConnector,
-    },
+    client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
 };
 use std::time::Duration;
 
@@ -22,8 +20,11 @@ const OF_COPIES: u32 = 10;
 const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A client that waits longer for an answer if a request sends much, or copies.
-pub(crate) fn connect(options: &ClientOptions) -> object_store::Result<HttpClient> {
-    let usual = ReqwestConnector::default().connect(options)?;
+pub(crate) fn connect(
+    options: &ClientOptions,
+    redirects: Redirects,
+) -> object_store::Result<HttpClient> {
+    let usual = web::connect(options, redirects)?;
     let silence = options.get_config_value(&ClientConfigKey::ReadTimeout);
     let Some(silence) = silence.and_then(|text| humantime::parse_duration(&text).ok()) else {
         return Ok(usual);
@@ -32,7 +33,7 @@ pub(crate) fn connect(options: &ClientOptions) -> object_store::Result<HttpClien
     let patient = options.clone().with_read_timeout(NO_LIMIT);
     Ok(HttpClient::new(Sender {
         usual,
-        patient: ReqwestConnector::default().connect(&patient)?,
+        patient: web::connect(&patient, redirects)?,
         silence,
     }))
 }
@@ -121,7 +122,7 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let client = connect(&options).unwrap();
+            let client = connect(&options, Redirects::Web).unwrap();
             let mut request = HttpRequest::new(vec![7; bytes].into());
             *request.method_mut() = "PUT".parse().unwrap();
             *request.uri_mut() = url.parse().unwrap();

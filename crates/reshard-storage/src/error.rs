@@ -305,6 +305,8 @@ pub enum ServiceFault {
     NoBucket,
     /// The bucket is in another region than the one that was asked.
     WrongRegion,
+    /// The service redirects to an address to which no request is sent.
+    Redirected,
     /// The service asks for fewer requests.
     Throttled,
     /// No connection, or no answer in time.
@@ -321,6 +323,7 @@ impl fmt::Display for ServiceFault {
             Self::Unauthenticated => "there are no valid credentials",
             Self::NoBucket => "there is no such bucket",
             Self::WrongRegion => "the bucket is in another region",
+            Self::Redirected => "the service redirects to another address",
             Self::Throttled => "the service asks for fewer requests",
             Self::Unreachable => "the service can't be reached",
             Self::Failed => "the service failed",
@@ -337,7 +340,8 @@ impl ServiceFault {
             | Self::Expired
             | Self::Unauthenticated
             | Self::NoBucket
-            | Self::WrongRegion => ErrorKind::Invalid,
+            | Self::WrongRegion
+            | Self::Redirected => ErrorKind::Invalid,
             Self::Throttled | Self::Unreachable | Self::Failed => ErrorKind::Unavailable,
         }
     }

@@ -74,9 +74,10 @@ pub use record_read::{
     reads::{ReadPieces, TakePiece, joined_reads, read_pieces_into},
 };
 pub use recovery::{Leftover, Recovery, Removal, UnfinishedUpload, remove_by_record};
+pub use reshard_model::without_secrets;
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
-pub use stores::{OpenStore, StoreScheme, Stores, without_secrets};
+pub use stores::{OpenStore, StoreScheme, Stores};
 pub use tags::{Among, KnownTags, Tagged, Tags};
 pub use throttled::ThrottledStore;
 pub use traffic::Traffic;

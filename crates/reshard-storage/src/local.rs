@@ -20,7 +20,7 @@ mod write;
 use crate::{
     Depth, DryTransaction, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
     Progress, RecordRead, Recovery, Removal, Result, StorageError, Store, Traffic, Transaction,
-    pool,
+    pool, without_secrets,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -73,7 +73,8 @@ impl LocalStore {
         match url.strip_prefix("file://") {
             Some(rest) => Self::at(url::path(rest).ok_or_else(|| {
                 StorageError::invalid(format!(
-                    "{url}: a file URL has an absolute path: file:///dir/name"
+                    "{}: a file URL has an absolute path: file:///dir/name",
+                    without_secrets(url)
                 ))
             })?),
             None => Self::at(url),

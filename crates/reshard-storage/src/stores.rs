@@ -1,6 +1,5 @@
-use crate::{Result, StorageError, Store};
+use crate::{Result, StorageError, Store, without_secrets};
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -252,33 +251,6 @@ pub(crate) fn scheme_of(url: &str) -> Option<&str> {
     (first && bytes.all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))).then_some(scheme)
 }
 
-/// A URL as messages may show it: without the query and fragment of a URL of the web, such as a signature, and without a
-/// user's name and password.
-///
-/// ```
-/// use reshard_storage::without_secrets;
-/// assert_eq!(without_secrets("https://me:word@host/ckpt?sig=1234"), "https://host/ckpt");
-/// assert_eq!(without_secrets("s3://bucket/what?"), "s3://bucket/what?"); // a key may have any character
-/// ```
-pub fn without_secrets(url: &str) -> Cow<'_, str> {
-    let Some(scheme) = scheme_of(url) else {
-        return url.into();
-    };
-    let is_web = ["http", "https"].contains(&scheme);
-    let rest = &url[scheme.len() + 3..];
-    let end = if is_web { rest.find(['?', '#']) } else { None };
-    let shown = &rest[..end.unwrap_or(rest.len())];
-    let authority = shown.find('/').unwrap_or(shown.len());
-    // In `abfss://container@account` it is no user.
-    let user = shown[..authority]
-        .rfind('@')
-        .filter(|at| is_web || shown[..*at].contains(':'));
-    match (user, end) {
-        (None, None) => url.into(),
-        (user, _) => format!("{scheme}://{}", &shown[user.map_or(0, |at| at + 1)..]).into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,32 +275,6 @@ mod tests {
         );
         assert!(said("flie:///x").contains("serves it; is the scheme misspelt?"));
         assert!(hint("memory").contains("`testkit` of reshard-storage"));
-    }
-
-    #[test]
-    fn messages_show_no_secrets_of_urls() {
-        for (url, shown) in [
-            ("https://h/a?X-Amz-Signature=1", "https://h/a"),
-            ("https://h/a#b", "https://h/a"),
-            ("http://u:p@h:80/a@b", "http://h:80/a@b"),
-            ("http://u@h", "http://h"),
-            ("http://u:p@ss@h?q@r", "http://h"),
-            ("s3://key:secret@bucket/a", "s3://bucket/a"),
-            ("s3://bucket/a?b@c", "s3://bucket/a?b@c"),
-            (
-                "abfss://c@acc.dfs.core.windows.net/a",
-                "abfss://c@acc.dfs.core.windows.net/a",
-            ),
-            ("/a?b", "/a?b"),
-            ("", ""),
-        ] {
-            assert_eq!(without_secrets(url), shown, "{url}");
-        }
-        let e = Stores::linked()
-            .unwrap()
-            .open("https://u:p@h/a?q")
-            .unwrap_err();
-        assert!(e.to_string().contains("(of https://h/a)"), "{e}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use crate::{BackendVersion, LimitOption, StrategyKey};
 use reshard_comm::{Cause, CommError};
-use reshard_model::{BoxError, ErrorKind, ModelError};
+use reshard_model::{BoxError, ErrorKind, ModelError, without_secrets};
 use reshard_plan::PlanError;
 use reshard_policy::PolicyError;
 use reshard_storage::StorageError;
@@ -188,7 +188,7 @@ impl StrategyError {
     }
 }
 
-/// What is said of an error, and then what its sources say that is not in it yet.
+/// The message of an error, followed by the messages of its sources that it does not contain, without the secrets of URLs.
 pub fn with_sources(mut said: String, e: &dyn std::error::Error) -> String {
     for source in std::iter::successors(e.source(), |e| e.source()) {
         let text = source.to_string();
@@ -196,7 +196,7 @@ pub fn with_sources(mut said: String, e: &dyn std::error::Error) -> String {
             said = format!("{said}: {text}");
         }
     }
-    said
+    without_secrets(&said).into_owned()
 }
 
 /// What crosses the wire of an error.

@@ -29,6 +29,15 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        self.write(&mut text)?;
+        // The store may be of another crate, and show in its errors what it was given.
+        f.write_str(&without_secrets(&text))
+    }
+}
+
+impl Error {
+    fn write(&self, f: &mut impl fmt::Write) -> fmt::Result {
         f.write_str(self.doing)?;
         // What is done for several checkpoints has no URL.
         if !self.url.is_empty() {

@@ -1,5 +1,6 @@
 //! One event of `tracing` for each phase of a save, load or conversion, on each rank.
 
+use reshard_storage::without_secrets;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The target of the events. A subscriber that wants only them filters by it.
@@ -46,14 +47,14 @@ impl PhaseEvent<'_> {
             act = self.act,
             phase = self.phase,
             rank = self.rank,
-            checkpoint = self.checkpoint,
+            checkpoint = &*without_secrets(self.checkpoint),
             start_us = us(self.start),
             end_us = us(self.end),
             items = self.items,
             bytes = self.bytes,
             files = self.files,
             imbalance = self.imbalance,
-            error = self.error,
+            error = self.error.map(without_secrets).as_deref(),
         );
     }
 }

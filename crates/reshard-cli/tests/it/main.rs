@@ -31,6 +31,7 @@ mod remove;
 mod resume;
 mod safetensors;
 mod sample;
+mod secrets;
 mod show;
 mod sound;
 mod states;

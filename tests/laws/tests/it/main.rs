@@ -31,6 +31,7 @@ mod replicas;
 mod repointed;
 mod round_trip;
 mod runtime;
+mod secrets;
 mod stores;
 mod templates;
 mod transforms;
