@@ -1,3 +1,4 @@
+use reshard_comm::CommError;
 use reshard_model::{DType, ErrorKind, ModelError};
 use reshard_policy::PolicyError;
 
@@ -45,6 +46,21 @@ pub enum EmbeddingError {
         /// The task that holds it.
         task: u32,
     },
+    /// A part that no rank of the group holds.
+    #[error("{name}: part {part} is needed for id {id}, and none of the {ranks} ranks holds it")]
+    NotHeld {
+        /// Name of the variable.
+        name: String,
+        /// Number of the part.
+        part: usize,
+        /// The id.
+        id: i64,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// The ranks of a group.
+    #[error(transparent)]
+    Comm(#[from] CommError),
     /// Tensors and buffers.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -75,9 +91,11 @@ impl EmbeddingError {
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Model(e) => e.kind(),
             Self::Policy(e) => e.kind(),
-            Self::Invalid { .. } | Self::IdOutOfRange { .. } | Self::NoData { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::Comm(e) => e.kind(),
+            Self::Invalid { .. }
+            | Self::IdOutOfRange { .. }
+            | Self::NoData { .. }
+            | Self::NotHeld { .. } => ErrorKind::Invalid,
         }
     }
 }

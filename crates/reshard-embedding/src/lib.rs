@@ -4,7 +4,8 @@
 //!   along any axes. [`Mirrored`] has a copy on every task. [`Variable`] is what they share. [`VariableScope`] makes
 //!   many of them.
 //! - [`embedding_lookup`], [`embedding_lookup_sparse`], [`safe_embedding_lookup_sparse`] and [`lookup_gradients`], with
-//!   [`LookupOptions`].
+//!   [`LookupOptions`], take any [`Table`].
+//! - [`embedding_lookup_over`] and [`lookup_gradients_over`] do the same over a group of ranks, for parts of other ranks.
 //! - [`Permutation`]: an order of rows that spreads the load, or the order of "mod" lookups.
 //!
 //! Names and results are TensorFlow's, without its bugs. `docs/embeddings.md` is the guide, and lists the differences.
@@ -41,17 +42,20 @@ mod permutation;
 mod rows;
 mod scope;
 mod sharded;
+mod table;
 mod variable;
 
 pub use error::{EmbeddingError, Result};
 pub use ids::Ids;
 pub use lookup::{
     Combiner, Gradient, IndexedSlices, LookupOptions, SparseIds, Strategy, embedding_lookup,
-    embedding_lookup_into, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
+    embedding_lookup_into, embedding_lookup_over, embedding_lookup_sparse, lookup_gradients,
+    lookup_gradients_over, safe_embedding_lookup_sparse,
 };
 pub use mirrored::Mirrored;
 pub use partitioned::PartitionedVariable;
 pub use permutation::{Loads, Permutation};
 pub use scope::{AnyVariable, Choice, Placement, VariableScope, slices_of};
 pub use sharded::ShardedVariable;
+pub use table::Table;
 pub use variable::{Cut, Index, Part, PlacementHint, Tasks, Variable};

@@ -1,18 +1,21 @@
 use crate::{
-    EmbeddingError, Ids, Permutation, Result, ShardedVariable,
+    EmbeddingError, Ids, Permutation, Result, Table,
     memory::{filled, refilled},
     rows::Rows,
+    table::TableView,
 };
 use bytes::Bytes;
-use reshard_model::{Caches, Dims, Tensor, copy_rows};
+use reshard_model::{Caches, Tensor, copy_rows};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 mod gradients;
+mod group;
 mod norm;
 mod sparse;
 
 pub use gradients::{Gradient, IndexedSlices, lookup_gradients};
+pub use group::{embedding_lookup_over, lookup_gradients_over};
 pub use sparse::{Combiner, SparseIds, embedding_lookup_sparse, safe_embedding_lookup_sparse};
 
 /// Which row of which part an id means.
@@ -96,14 +99,14 @@ impl<'a> LookupOptions<'a> {
 /// - A `max_norm` that is infinite or not a number, or elements that are not float16, bfloat16, float32 or float64.
 /// - No memory.
 pub fn embedding_lookup<'a>(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: impl Into<Ids<'a>>,
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
-    let ids = ids.into();
+    let (table, ids) = (&table.view()?, ids.into());
     let elements = elements_of(table);
     let reader = Reader::new(table, &elements, options)?;
-    let list = shape_of_rows(table, &[ids.values().len() as u64]);
+    let list = table.shape_of_rows(&[ids.values().len() as u64]);
     let rows = filled(
         table.name(),
         table.dtype(),
@@ -111,7 +114,7 @@ pub fn embedding_lookup<'a>(
         options.threads,
         |run, to| reader.read(&ids, run, to),
     )?;
-    Ok(rows.view(&shape_of_rows(table, ids.shape()))?)
+    Ok(rows.view(&table.shape_of_rows(ids.shape()))?)
 }
 
 /// As [`embedding_lookup`], into an existing tensor, such as the result of an earlier lookup. So it needs no new memory.
@@ -130,16 +133,16 @@ pub fn embedding_lookup<'a>(
 /// Those of [`embedding_lookup`]. Also, `out` has another shape or element type, has gaps, or shares its memory. After an error its
 /// contents are undefined.
 pub fn embedding_lookup_into<'a>(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: impl Into<Ids<'a>>,
     options: &LookupOptions<'_>,
     out: &mut Tensor,
 ) -> Result<()> {
-    let ids = ids.into();
+    let (table, ids) = (&table.view()?, ids.into());
     table.check_value(
         "a lookup of these ids",
         out,
-        &shape_of_rows(table, ids.shape()),
+        &table.shape_of_rows(ids.shape()),
     )?;
     if !out.layout().is_contiguous() {
         return Err(EmbeddingError::invalid(
@@ -155,11 +158,6 @@ pub fn embedding_lookup_into<'a>(
     })
 }
 
-/// These axes, and those of a row.
-fn shape_of_rows(table: &ShardedVariable, axes: &[u64]) -> Dims {
-    axes.iter().chain(table.row_shape()).copied().collect()
-}
-
 /// From ids to places in parts.
 #[derive(Clone, Copy)]
 enum Places<'a> {
@@ -169,7 +167,7 @@ enum Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn new(table: &'a ShardedVariable, options: &LookupOptions<'a>) -> Result<Self> {
+    fn new(table: &TableView<'a>, options: &LookupOptions<'a>) -> Result<Self> {
         let fail = |what: String| Err(EmbeddingError::invalid(table.name(), what));
         let rows = table.rows();
         match (options.strategy, options.permutation) {
@@ -202,7 +200,7 @@ impl<'a> Places<'a> {
     }
 
     /// Why an id has no place.
-    fn refuse(self, table: &ShardedVariable, id: i64, at: usize) -> EmbeddingError {
+    fn refuse(self, table: &TableView<'_>, id: i64, at: usize) -> EmbeddingError {
         let (Self::Mod(rows), Ok(row)) = (self, u64::try_from(id)) else {
             return table.out_of_range(id, at);
         };
@@ -224,13 +222,20 @@ impl<'a> Places<'a> {
 /// Clips the norm of a row.
 type Clip = fn(&mut [u8], f64);
 
+/// How the options clip rows.
+fn clip_of(table: &TableView<'_>, options: &LookupOptions<'_>) -> Result<Option<(Clip, f64)>> {
+    let Some(bound) = options.max_norm else {
+        return Ok(None);
+    };
+    let clip = norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
+    norm::check(bound, table)?;
+    Ok(Some((clip, bound)))
+}
+
 /// The elements of each part; none of those that do not lie here.
-fn elements_of(table: &ShardedVariable) -> Vec<Bytes> {
-    table
-        .parts()
-        .iter()
-        .map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes))
-        .collect()
+fn elements_of(table: &TableView<'_>) -> Vec<Bytes> {
+    let bytes = |data: &Option<&Tensor>| data.map_or_else(Bytes::new, Tensor::to_bytes);
+    table.parts().iter().map(bytes).collect()
 }
 
 /// A result of so many bytes is larger than what most processors have as caches for a few of their cores.
@@ -238,7 +243,7 @@ const LARGE: usize = 32 << 20;
 
 /// A table that is read.
 struct Reader<'a> {
-    table: &'a ShardedVariable,
+    table: &'a TableView<'a>,
     places: Places<'a>,
     parts: Vec<&'a [u8]>,
     width: usize,
@@ -250,20 +255,12 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Of a table with these [elements](elements_of).
     fn new(
-        table: &'a ShardedVariable,
+        table: &'a TableView<'a>,
         parts: &'a [Bytes],
         options: &LookupOptions<'a>,
     ) -> Result<Self> {
         let parts = parts.iter().map(|part| &part[..]).collect();
-        let clip = match options.max_norm {
-            None => None,
-            Some(bound) => {
-                let clip =
-                    norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
-                norm::check(bound, table)?;
-                Some((clip, bound))
-            }
-        };
+        let clip = clip_of(table, options)?;
         Ok(Self {
             table,
             places: Places::new(table, options)?,
@@ -297,11 +294,10 @@ impl<'a> Reader<'a> {
     /// Why an id has no row here. `at` is its position.
     fn refuse(&self, id: i64, at: usize) -> EmbeddingError {
         match self.places.locate(id) {
-            Some((part, _)) => self
-                .table
-                .data(part)
-                .err()
-                .unwrap_or_else(|| self.table.out_of_range(id, at)),
+            Some((part, _)) => match self.table.parts().get(part) {
+                Some(None) => self.table.missing(part),
+                _ => self.table.out_of_range(id, at),
+            },
             None => self.places.refuse(self.table, id, at),
         }
     }

@@ -1,4 +1,9 @@
-use crate::{EmbeddingError, Result, Tasks, Variable, memory::assembled};
+use crate::{
+    EmbeddingError, Result, Tasks, Variable,
+    memory::assembled,
+    rows::Rows,
+    table::{TableView, View},
+};
 use reshard_model::{DType, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use std::ops::Deref;
 
@@ -16,6 +21,8 @@ use std::ops::Deref;
 #[derive(Debug)]
 pub struct Mirrored {
     variable: Variable,
+    /// `None` without axes.
+    rows: Option<Rows>,
 }
 
 /// The fields and methods of all variables.
@@ -66,6 +73,7 @@ impl Mirrored {
         let copies = (0..tasks.count()).map(|task| (Region::whole(shape), task));
         Ok(Self {
             variable: Variable::declare(name, dtype, shape, copies, true)?,
+            rows: shape.first().map(|rows| Rows::new([*rows])),
         })
     }
 
@@ -88,6 +96,17 @@ impl Mirrored {
             .get(task as usize)
             .and_then(|p| p.data())
             .ok_or_else(missing)
+    }
+}
+
+impl View for Mirrored {
+    fn view(&self) -> Result<TableView<'_>> {
+        let no_rows =
+            || EmbeddingError::invalid(self.name(), "a variable without axes has no rows");
+        let rows = self.rows.as_ref().ok_or_else(no_rows)?;
+        // All copies are equal, so one that lies here will do.
+        let copy = self.parts().iter().find_map(|p| p.data());
+        Ok(TableView::new(self, rows, vec![copy]))
     }
 }
 

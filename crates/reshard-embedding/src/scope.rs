@@ -1,6 +1,7 @@
 use crate::{
     Cut, EmbeddingError, Mirrored, PartitionedVariable, Result, ShardedVariable, Tasks, Variable,
     memory::assembled,
+    table::{TableView, View},
 };
 use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
@@ -66,6 +67,19 @@ impl AnyVariable {
             Self::Sharded(v) => v.variable_mut(),
             Self::Partitioned(v) => v.variable_mut(),
             Self::Mirrored(v) => v.variable_mut(),
+        }
+    }
+}
+
+impl View for AnyVariable {
+    fn view(&self) -> Result<TableView<'_>> {
+        match self {
+            Self::Sharded(v) => v.view(),
+            Self::Mirrored(v) => v.view(),
+            Self::Partitioned(v) => Err(EmbeddingError::invalid(
+                v.name(),
+                "its parts are not whole rows, which a lookup needs; cut it along the first axis, or mirror it",
+            )),
         }
     }
 }

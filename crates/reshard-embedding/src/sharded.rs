@@ -3,6 +3,7 @@ use crate::{
     lookup::embedding_lookup,
     number::{Op, first_zero},
     rows::Rows,
+    table::{TableView, View},
 };
 use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use reshard_policy::partition::Grid;
@@ -216,26 +217,6 @@ impl ShardedVariable {
         embedding_lookup(self, ids, &LookupOptions::new())
     }
 
-    /// Bytes of a row.
-    pub(crate) fn row_bytes(&self) -> usize {
-        // The shape with 1 in place of the rows fits the memory, as was checked when the variable was declared.
-        (self.row_shape().iter().product::<u64>() * self.dtype().size()) as usize
-    }
-
-    /// An id without a row.
-    pub(crate) fn out_of_range(&self, id: i64, at: usize) -> EmbeddingError {
-        let why = match self.rows.total() {
-            0 => "there are no rows".into(),
-            n => format!("rows are 0 to {}", n - 1),
-        };
-        EmbeddingError::IdOutOfRange {
-            name: self.name().into(),
-            id,
-            at,
-            why,
-        }
-    }
-
     fn check_list(&self, ids: &Ids<'_>) -> Result<()> {
         if ids.shape().len() == 1 {
             return Ok(());
@@ -261,14 +242,15 @@ impl ShardedVariable {
             let what = format!("division by zero: value {i} (row-major) is 0");
             return Err(EmbeddingError::invalid(self.name(), what));
         }
+        let table = self.view()?;
         let mut places = Vec::with_capacity(ids.values().len());
         for (at, &id) in ids.values().iter().enumerate() {
             let place = u64::try_from(id).ok().and_then(|row| self.rows.locate(row));
-            let (part, row) = place.ok_or_else(|| self.out_of_range(id, at))?;
+            let (part, row) = place.ok_or_else(|| table.out_of_range(id, at))?;
             self.data(part)?;
             places.push((part, row as usize));
         }
-        let width = self.row_bytes();
+        let width = table.row_bytes();
         self.variable.edit(|parts| {
             if width > 0 {
                 for ((part, row), from) in places.into_iter().zip(bytes.chunks_exact(width)) {
@@ -337,6 +319,13 @@ impl ShardedVariable {
     /// As above.
     pub fn scatter_update<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
         self.scatter(Op::Update, &ids.into(), values)
+    }
+}
+
+impl View for ShardedVariable {
+    fn view(&self) -> Result<TableView<'_>> {
+        let parts = self.parts().iter().map(|p| p.data()).collect();
+        Ok(TableView::new(self, &self.rows, parts))
     }
 }
 

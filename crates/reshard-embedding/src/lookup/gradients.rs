@@ -1,8 +1,9 @@
-use super::{LookupOptions, Places, shape_of_rows};
+use super::{LookupOptions, Places};
 use crate::{
-    EmbeddingError, Ids, Result, ShardedVariable,
+    EmbeddingError, Ids, Result, Table,
     memory::{filled, written},
     number::{Op, kernel},
+    table::TableView,
 };
 use reshard_model::{Dims, Tensor};
 
@@ -133,16 +134,24 @@ pub enum Gradient {
 /// An id without a row, an `upstream` whose shape or element type is not that of the looked-up rows, or options with `max_norm`,
 /// because gradients through clipping are not implemented.
 pub fn lookup_gradients<'a>(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: impl Into<Ids<'a>>,
     upstream: &Tensor,
     options: &LookupOptions<'_>,
 ) -> Result<Vec<IndexedSlices>> {
-    let ids = ids.into();
+    gradients(&table.view()?, &ids.into(), upstream, options)
+}
+
+pub(super) fn gradients(
+    table: &TableView<'_>,
+    ids: &Ids<'_>,
+    upstream: &Tensor,
+    options: &LookupOptions<'_>,
+) -> Result<Vec<IndexedSlices>> {
     table.check_value(
         "a gradient for these ids",
         upstream,
-        &shape_of_rows(table, ids.shape()),
+        &table.shape_of_rows(ids.shape()),
     )?;
     if options.max_norm.is_some() {
         return Err(EmbeddingError::invalid(
@@ -163,9 +172,9 @@ pub fn lookup_gradients<'a>(
         positions[part].push(at);
     }
     let (bytes, width) = (upstream.to_bytes(), table.row_bytes());
-    let parts = table.parts().iter().zip(indices.into_iter().zip(positions));
+    let parts = indices.into_iter().zip(positions).enumerate();
     let slices = parts.map(|(part, (indices, positions))| {
-        let shape = shape_of_rows(table, &[indices.len() as u64]);
+        let shape = table.shape_of_rows(&[indices.len() as u64]);
         let values = filled(
             table.name(),
             table.dtype(),
@@ -185,7 +194,7 @@ pub fn lookup_gradients<'a>(
         Ok(IndexedSlices {
             indices,
             values,
-            dense_shape: part.region().lengths.clone(),
+            dense_shape: table.shape_of(part),
         })
     });
     slices.collect()

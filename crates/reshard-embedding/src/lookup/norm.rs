@@ -1,6 +1,6 @@
 use super::Clip;
 use crate::{
-    EmbeddingError, Result, ShardedVariable,
+    EmbeddingError, Result, Variable,
     number::{Float, Real, elements, map, with_float},
 };
 use reshard_model::DType;
@@ -11,7 +11,7 @@ pub(super) fn clip(dtype: DType) -> Option<Clip> {
 }
 
 /// Whether rows can be multiplied by it: infinity would make each of them NaN.
-pub(super) fn check(bound: f64, table: &ShardedVariable) -> Result<()> {
+pub(super) fn check(bound: f64, table: &Variable) -> Result<()> {
     let most = if table.dtype() == DType::Float64 {
         f64::MAX
     } else {

@@ -1,6 +1,6 @@
-use super::{LookupOptions, Reader, elements_of, shape_of_rows};
+use super::{LookupOptions, Reader, elements_of};
 use crate::{
-    EmbeddingError, Result, ShardedVariable,
+    EmbeddingError, Result, Table,
     memory::filled,
     number::{Float, Real, elements, with_float},
 };
@@ -130,7 +130,7 @@ impl SparseIds {
 /// # Errors
 /// Those of [`embedding_lookup`](crate::embedding_lookup), and tables whose elements are not float16, bfloat16, float32 or float64.
 pub fn embedding_lookup_sparse(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: &SparseIds,
     combiner: Combiner,
     options: &LookupOptions<'_>,
@@ -153,7 +153,7 @@ pub fn embedding_lookup_sparse(
 /// # Errors
 /// Those of [`embedding_lookup_sparse`]. `default_id` is looked up only if a line needs it.
 pub fn safe_embedding_lookup_sparse(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: &SparseIds,
     combiner: Combiner,
     default_id: Option<i64>,
@@ -186,16 +186,17 @@ impl Rules {
 }
 
 fn lookup(
-    table: &ShardedVariable,
+    table: &(impl Table + ?Sized),
     ids: &SparseIds,
     options: &LookupOptions<'_>,
     rules: Rules,
 ) -> Result<Tensor> {
+    let table = &table.view()?;
     let elements = elements_of(table);
     let reader = Reader::new(table, &elements, options)?;
     let combine = with_float!(table.dtype(), T => combine::<T> as Combine);
     let combine = combine.ok_or_else(|| table.unsupported("a combination of rows"))?;
-    let shape = shape_of_rows(table, &[ids.lines]);
+    let shape = table.shape_of_rows(&[ids.lines]);
     filled(
         table.name(),
         table.dtype(),

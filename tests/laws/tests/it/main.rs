@@ -20,6 +20,7 @@ mod kept_load_plans;
 mod kept_plans;
 mod keys;
 mod ledger;
+mod lookups;
 mod megatron;
 mod names;
 mod partial;
