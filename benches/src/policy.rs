@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use reshard::{
     DType, Region,
     model::Dims,
-    policy::{Content, Limits, MIB, MaxShardSize, Piece, decide},
+    policy::{Content, Limits, MIB, MaxShardSize, Overhead, Piece, decide},
 };
 use std::time::Instant;
 
@@ -53,6 +53,8 @@ pub(crate) fn policy(pieces: u32, cut: bool, iterations: usize) -> Result<Measur
                 owner: key.rsplit_once('.').map_or("", |(owner, _)| owner),
                 tag: None,
                 bytes: region.volume().unwrap_or(0) * dtype.size(),
+                whole: false,
+                overhead: Overhead::default(),
             }
         })
         .collect();

@@ -385,7 +385,7 @@ impl Run {
 
     /// Tensors cut and spread over files as a sharding policy says: chunks like others.
     fn policies(&mut self, program: &Path, venv: &Venv, python: &Path) {
-        for bytes in ["4096", "300"] {
+        for bytes in ["8192", "2500"] {
             let dir = format!("dcp-shards-of-{bytes}");
             if !self.place.join(&dir).exists() {
                 let write = ["write", "--ranks", "2", "--max-shard-size", bytes];

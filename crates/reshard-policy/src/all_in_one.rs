@@ -8,12 +8,13 @@ use std::collections::BTreeSet;
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
-/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// # use reshard_policy::{Content, Limits, Overhead, Piece, decide};
 /// use reshard_policy::AllInOne;
 /// # let region = Region::whole(&[1]);
 /// # let piece = |task| Piece {
 /// #     key: "k", name: "k", content: Content::Tensor(DType::UInt8), global_shape: &[1], region: &region,
-/// #     task, device: "cpu", owner: "", tag: None, bytes: 1,
+/// #     task, device: "cpu", owner: "", tag: None, bytes: 1, whole: false,
+/// #     overhead: Overhead::default(),
 /// # };
 /// assert_eq!(decide(&AllInOne::new(), &[piece(0), piece(0)], Limits::default())?.shards.len(), 1);
 /// assert!(decide(&AllInOne::new(), &[piece(0), piece(1)], Limits::default()).is_err());

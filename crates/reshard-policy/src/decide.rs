@@ -88,7 +88,8 @@ impl Sharding {
     }
 }
 
-/// Figures of a policy's call. The `tracing` event of [`decide`] has them as fields too.
+/// Figures of a policy's call. The sizes that [`decide`] computes, and that its `tracing` event has as fields, are those of the
+/// payload. A save replaces them by [the lengths of its files](Self::of_files).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PolicyMetrics {
@@ -100,7 +101,7 @@ pub struct PolicyMetrics {
     pub shards: u64,
     /// Number of slices.
     pub slices: u64,
-    /// Bytes of all slices.
+    /// Bytes of all shards.
     pub bytes: u64,
     /// Bytes of the largest shard.
     pub largest: u64,
@@ -110,17 +111,41 @@ pub struct PolicyMetrics {
     pub split_tensors: u64,
 }
 
+impl PolicyMetrics {
+    /// Of a policy whose limit holds for a format that makes one file.
+    pub fn of_one_file(description: String) -> Self {
+        Self {
+            description,
+            ..Self::default()
+        }
+    }
+
+    /// Replaces number and sizes of shards by those of the files that were written.
+    #[must_use]
+    pub fn of_files(self, lengths: &[u64]) -> Self {
+        Self {
+            shards: lengths.len() as u64,
+            bytes: lengths.iter().fold(0, |sum, &n| sum.saturating_add(n)),
+            largest: lengths.iter().copied().max().unwrap_or(0),
+            smallest: lengths.iter().copied().min().unwrap_or(0),
+            ..self
+        }
+    }
+}
+
 /// Calls `policy`, and checks its answer: every element of every piece lies in exactly one slice, an empty piece is in a
-/// slice too, a shard has pieces of one task only, and no other slice is empty or lies outside its piece. The check takes
+/// slice too, a shard has pieces of one task only, no whole piece is cut, and no other slice is empty or lies outside its
+/// piece. The check takes
 /// O(n log n) time and O(n) memory for n slices, in addition to the policy itself.
 ///
 /// ```
 /// use reshard_model::{DType, Region};
-/// use reshard_policy::{Content, Limits, MaxShardSize, Piece, decide};
+/// use reshard_policy::{Content, Limits, MaxShardSize, Overhead, Piece, decide};
 /// let whole = Region::whole(&[10]);
 /// let piece = Piece {
 ///     key: "w", name: "w", content: Content::Tensor(DType::Float32), global_shape: &[10], region: &whole,
-///     task: 0, device: "cpu", owner: "", tag: None, bytes: 40,
+///     task: 0, device: "cpu", owner: "", tag: None, bytes: 40, whole: false,
+///     overhead: Overhead::default(),
 /// };
 /// let sharding = decide(&MaxShardSize::new(32), &[piece], Limits::default())?;
 /// assert_eq!(sharding.shards[0].cuts[0].region, Region::new([0], [8]));
@@ -240,6 +265,14 @@ pub fn gathers(policy: &dyn ShardingPolicy) -> Result<bool> {
 /// When it panics.
 pub fn files_per_task(policy: &dyn ShardingPolicy) -> Result<u32> {
     guarded(&describe(policy)?, || policy.files_per_task())
+}
+
+/// The size that no file exceeds, if a policy promises one.
+///
+/// # Errors
+/// When it panics.
+pub fn max_file_bytes(policy: &dyn ShardingPolicy) -> Result<Option<u64>> {
+    guarded(&describe(policy)?, || policy.max_file_bytes())
 }
 
 /// All settings on which a policy's answers depend, its type among them, if it says so.

@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
-/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// # use reshard_policy::{Content, Limits, Overhead, Piece, decide};
 /// use reshard_policy::Importance;
 /// # let region = Region::whole(&[1]);
 /// # let piece = |name: &'static str| Piece {
 /// #     key: name, name, content: Content::Tensor(DType::UInt8), global_shape: &[1], region: &region,
-/// #     task: 0, device: "cpu", owner: "", tag: None, bytes: 1,
+/// #     task: 0, device: "cpu", owner: "", tag: None, bytes: 1, whole: false,
+/// #     overhead: Overhead::default(),
 /// # };
 /// let pieces = [piece("embedding"), piece("step"), piece("head"), piece("body")];
 /// let sharding = decide(&Importance::new(["head", "embedding"]), &pieces, Limits::default())?;

@@ -8,7 +8,7 @@
 //! | policy | what lies in a shard |
 //! | --- | --- |
 //! | [`ShardByTask`], [`ShardByDevice`] | the pieces of one task, or of one device of a task |
-//! | [`MaxShardSize`] | at most a given number of bytes; larger tensors are cut |
+//! | [`MaxShardSize`] | at most a given number of bytes on disk; larger tensors are cut |
 //! | [`ByFiles`], [`ByItem`] | a share of a task's pieces, or a single piece |
 //! | [`ByOwner`] | one model's pieces |
 //! | [`Importance`] | the pieces of one chosen key, or of all other keys |
@@ -45,14 +45,14 @@ pub use by_owner::ByOwner;
 pub use by_task::{ShardByDevice, ShardByTask};
 pub use decide::{
     Limits, PolicyMetrics, Shard, Sharding, decide, describe, files_per_task, gathers,
-    plan_settings,
+    max_file_bytes, plan_settings,
 };
 pub use error::{PolicyError, Result};
 pub use files::{ByFiles, ByItem};
 pub use importance::Importance;
 pub use max_shard_size::{MaxShardSize, MaxShardSizeMode};
 pub use names::names;
-pub use piece::{Content, Piece, Slice};
+pub use piece::{Content, Overhead, Piece, Slice};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};
 pub use size::{ByteSize, GIB, KIB, MIB};

@@ -7,15 +7,17 @@ use serde::{Deserialize, Serialize};
 mod fill;
 mod tensorflow;
 
-/// Makes shards of at most a given number of bytes of payload, and cuts larger tensors.
+/// Makes shards of at most a given number of bytes on disk, and cuts larger tensors.
 ///
 /// The pieces of each task, in their order, fill as few shards as possible, each up to the limit. As many of these shards as
 /// possible end between two tensors, so few tensors are cut (if all elements have one size, as few as possible). A cut lies
 /// between two indexes of the first axis if possible, else of the second axis, and so on. Every slice is contiguous in its
-/// piece, so it is written without a copy. If a single element, string or object is larger than the limit, it gets a shard
-/// of its own, after the others, and a warning. Tensors without elements are kept.
+/// piece, so it is written without a copy. If a single element, string, object or tensor that the format stores whole is
+/// larger than the limit, it gets a shard of its own, after the others, and a warning. Tensors without elements are kept.
 ///
-/// The limit counts elements and strings. It does not count what a format adds to them (heads, alignment, pickles).
+/// The limit counts all bytes of a file: elements, strings, encoded objects, and the [`Overhead`](crate::Overhead) of the
+/// format (headers, alignment, pickles). A save fails rather than write a larger file of several items. It does not count
+/// files that describe the checkpoint, such as an index.
 ///
 /// ```
 /// use reshard_policy::{MIB, MaxShardSize, ShardingPolicy};
@@ -25,11 +27,12 @@ mod tensorflow;
 /// assert_eq!(same.description(), policy.description());
 ///
 /// # use reshard_model::{DType, Region};
-/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// # use reshard_policy::{Content, Limits, Overhead, Piece, decide};
 /// # let region = Region::whole(&[10_000_000_000]);
 /// # let table = Piece {
 /// #     key: "k", name: "k", content: Content::Tensor(DType::Float32), global_shape: &[10_000_000_000], region: &region,
-/// #     task: 0, device: "cpu", owner: "", tag: None, bytes: 40_000_000_000,
+/// #     task: 0, device: "cpu", owner: "", tag: None, bytes: 40_000_000_000, whole: false,
+/// #     overhead: Overhead::default(),
 /// # };
 /// let sharding = decide(&policy, &[table], Limits::default())?; // one tensor of 40 GB
 /// assert_eq!((sharding.metrics.shards, sharding.metrics.slices), (77, 77));
@@ -62,7 +65,8 @@ pub enum MaxShardSizeMode {
     /// As TensorFlow 2.21's `MaxShardSizePolicy`: it cuts into balanced parts along one axis at a time, and counts each
     /// string as long as the longest. You get an error where TensorFlow never returns, because no slice of one index fits,
     /// and where it raises (empty vectors of strings, most arrays of strings). Where TensorFlow leaves out tensors without
-    /// elements, this mode does too, and [`decide`](crate::decide) refuses that.
+    /// elements, this mode does too, and [`decide`](crate::decide) refuses that. As in TensorFlow, the limit counts neither
+    /// the object graph nor overhead, so files may be larger.
     #[serde(rename = "tensorflow")]
     TensorFlow,
 }
@@ -96,11 +100,11 @@ impl MaxShardSize {
 
     fn keeps_whole(&self, piece: &Piece<'_>) -> bool {
         match piece.content {
-            Content::Object => true,
-            Content::Strings(_) => self.readable_by_tensorflow,
+            _ if piece.is_whole() => true,
             Content::Tensor(dtype) => {
                 self.readable_by_tensorflow && !COPIED_BY_TENSORFLOW.contains(&dtype)
             }
+            Content::Strings(_) | Content::Object => self.readable_by_tensorflow,
         }
     }
 }
@@ -137,6 +141,10 @@ impl ShardingPolicy for MaxShardSize {
 
     fn plan_settings(&self) -> Option<String> {
         Some(format!("{self:?}"))
+    }
+
+    fn max_file_bytes(&self) -> Option<u64> {
+        (self.mode == MaxShardSizeMode::Fill).then_some(self.max_shard_size.0)
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {

@@ -40,8 +40,21 @@ pub struct Piece<'a> {
     pub owner: &'a str,
     /// The tag that the caller gave it.
     pub tag: Option<&'a str>,
-    /// The bytes of the payload. For an object this is an estimate, if it is known.
+    /// The bytes of the payload. An object's are those of its encoding.
     pub bytes: u64,
+    /// Whether the format stores it only as a whole. Objects always are.
+    pub whole: bool,
+    /// What its files have in addition to the payload.
+    pub overhead: Overhead,
+}
+
+/// Upper bounds of the bytes that a file has in addition to the payload of its pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overhead {
+    /// For each slice of the piece: an entry in a header, the records of an archive, padding.
+    pub slice: u64,
+    /// For the file itself, whatever it holds.
+    pub file: u64,
 }
 
 impl<'a> Piece<'a> {
@@ -87,6 +100,11 @@ impl<'a> Piece<'a> {
             "{}: {part} does not lie in the piece {}",
             self.key, self.region
         )))
+    }
+
+    /// Whether a policy must not cut it.
+    pub fn is_whole(&self) -> bool {
+        self.whole || self.content == Content::Object
     }
 
     /// Whether its fields go with each other.
@@ -151,6 +169,8 @@ mod tests {
             owner: "",
             tag: Some("t"),
             bytes: 21,
+            whole: false,
+            overhead: Overhead::default(),
         };
         piece.check().unwrap();
         let slice = piece.slice(Region::new([1, 1], [2, 2])).unwrap();

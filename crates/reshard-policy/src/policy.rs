@@ -29,6 +29,13 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
         0
     }
 
+    /// The size that no file exceeds unless it holds a single item that can't be cut, if the policy promises one. A save
+    /// compares the lengths of its files with it before it writes them, and fails if one is larger. A format that makes one
+    /// file takes only policies that promise a size, and refuses a file above it.
+    fn max_file_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// All settings on which its answers depend, as text. Two policies of one type with equal settings must give the same answer for
     /// the same pieces, always. Then a repeated save of a structure that is known need not ask again. `None`, the default, means that it
     /// is asked in each save. If `Debug` is derived, it is such a text.

@@ -1,6 +1,6 @@
 //! Pieces for tests, and answers as text.
 
-use crate::{Content, Limits, Piece, Result, Sharding, ShardingPolicy, decide};
+use crate::{Content, Limits, Overhead, Piece, Result, Sharding, ShardingPolicy, decide};
 use proptest::prelude::*;
 use reshard_model::{DType, Dims, Region};
 
@@ -15,6 +15,8 @@ pub(crate) struct Owned {
     shape: Dims,
     region: Region,
     content: OwnedContent,
+    whole: bool,
+    pub(crate) overhead: Overhead,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ impl Owned {
             shape: shape.into(),
             region: Region::whole(shape),
             content,
+            whole: false,
+            overhead: Overhead::default(),
         }
     }
 
@@ -73,6 +77,20 @@ impl Owned {
         }
     }
 
+    pub(crate) fn whole(self) -> Self {
+        Self {
+            whole: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn overhead(self, slice: u64, file: u64) -> Self {
+        Self {
+            overhead: Overhead { slice, file },
+            ..self
+        }
+    }
+
     /// Only a part, of which a piece of strings has the lengths.
     pub(crate) fn part(self, offsets: &[u64], lengths: &[u64]) -> Self {
         Self {
@@ -101,6 +119,8 @@ impl Owned {
             owner: &self.owner,
             tag: self.tag.as_deref(),
             bytes,
+            whole: self.whole,
+            overhead: self.overhead,
         }
     }
 }

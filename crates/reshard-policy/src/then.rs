@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
-/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// # use reshard_policy::{Content, Limits, Overhead, Piece, decide};
 /// use reshard_policy::{ByOwner, MaxShardSize, ShardingPolicy, Then};
 /// # let region = Region::whole(&[6]);
 /// # let piece = |name: &'static str, owner| Piece {
 /// #     key: name, name, content: Content::Tensor(DType::Float32), global_shape: &[6], region: &region,
-/// #     task: 0, device: "cpu", owner, tag: None, bytes: 24,
+/// #     task: 0, device: "cpu", owner, tag: None, bytes: 24, whole: false,
+/// #     overhead: Overhead::default(),
 /// # };
 /// let per_model = Then::new(ByOwner::each(), MaxShardSize::new(16));
 /// let pieces = [piece("critic.w", "critic"), piece("generator.w", "generator")]; // 24 bytes each
@@ -89,6 +90,11 @@ impl ShardingPolicy for Then {
 
     fn gathers(&self) -> bool {
         self.first.gathers() || self.second.gathers()
+    }
+
+    fn max_file_bytes(&self) -> Option<u64> {
+        let both = [&self.first, &self.second];
+        both.into_iter().filter_map(|p| p.max_file_bytes()).min()
     }
 
     fn plan_settings(&self) -> Option<String> {

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 
 /// What the first tensor of a file that is written begins at a multiple of: a line of a processor's cache, since aligned memory is copied faster.
 /// The format asks for 8.
-const ALIGNED: usize = 64;
+pub(crate) const ALIGNED: usize = 64;
 
 /// Bytes before the header: its length.
 pub(crate) const LENGTH: u64 = 8;
@@ -243,12 +243,6 @@ pub(crate) fn text(
     metadata: &BTreeMap<Box<str>, String>,
     entries: &[NewEntry],
 ) -> Result<Vec<u8>, Fault> {
-    #[derive(Serialize)]
-    struct Written<'e> {
-        dtype: &'static str,
-        shape: &'e [u64],
-        data_offsets: [u64; 2],
-    }
     let unwritable = |e: serde_json::Error| Fault::new(e.to_string());
     let mut out = vec![0; LENGTH as usize];
     out.extend(b"{\"__metadata__\":");
@@ -260,15 +254,7 @@ pub(crate) fn text(
         }
         let end = at.checked_add(entry.bytes);
         let end = end.ok_or_else(|| Fault::new("a file of more than 2⁶⁴ bytes"))?;
-        out.push(b',');
-        serde_json::to_writer(&mut out, &entry.key).map_err(unwritable)?;
-        out.push(b':');
-        let written = Written {
-            dtype: entry.dtype.name,
-            shape: &entry.shape,
-            data_offsets: [at, end],
-        };
-        serde_json::to_writer(&mut out, &written).map_err(unwritable)?;
+        out.extend(entry_text(entry, [at, end])?);
         at = end;
     }
     out.push(b'}');
@@ -279,6 +265,27 @@ pub(crate) fn text(
             "its header would have {length} bytes, and readers allow at most {MOST}; choose a smaller max_shard_size"
         )));
     }
+    Ok(out)
+}
+
+/// An entry, with the comma before it.
+pub(crate) fn entry_text(entry: &NewEntry, data_offsets: [u64; 2]) -> Result<Vec<u8>, Fault> {
+    #[derive(Serialize)]
+    struct Written<'e> {
+        dtype: &'static str,
+        shape: &'e [u64],
+        data_offsets: [u64; 2],
+    }
+    let unwritable = |e: serde_json::Error| Fault::new(e.to_string());
+    let mut out = vec![b','];
+    serde_json::to_writer(&mut out, &entry.key).map_err(unwritable)?;
+    out.push(b':');
+    let written = Written {
+        dtype: entry.dtype.name,
+        shape: &entry.shape,
+        data_offsets,
+    };
+    serde_json::to_writer(&mut out, &written).map_err(unwritable)?;
     Ok(out)
 }
 

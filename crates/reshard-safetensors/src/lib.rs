@@ -18,6 +18,7 @@ mod header;
 mod index;
 mod names;
 mod open;
+mod overhead;
 mod place;
 mod quantized;
 mod reader;

@@ -1,6 +1,11 @@
 //! Which rank writes which tensors into which file.
 
-use crate::{dtype::Spelled, header, names, settings::SafetensorsConfig};
+use crate::{
+    dtype::Spelled,
+    header, names,
+    overhead::{entry_bytes, header_bytes},
+    settings::SafetensorsConfig,
+};
 use bytes::Bytes;
 use reshard_model::{DType, Dims};
 use reshard_plan::{Held, SavePlan, TensorWrite, WriteItem, place_item, take_items};
@@ -8,7 +13,7 @@ use reshard_strategy::{Result, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
 };
 
 /// What the plan of a rank says to the writer.
@@ -34,6 +39,16 @@ pub(crate) struct Empty {
 }
 
 impl Files {
+    /// Upper bound of the header of a file, without the entries of tensors that have elements. Tensors without elements are in the first
+    /// file, whichever that is.
+    pub(crate) fn overhead(&self) -> Result<u64> {
+        let mut out = header_bytes(&self.texts)?;
+        for empty in &self.empty {
+            out = out.saturating_add(entry_bytes(&empty.key, empty.dtype, &empty.shape)?);
+        }
+        Ok(out)
+    }
+
     pub(crate) fn pack(&self) -> Result<Bytes> {
         let packed = serde_json::to_vec(self).map_err(|e| internal(&e.to_string()))?;
         Ok(packed.into())
@@ -173,6 +188,7 @@ fn of_planner(plans: &mut [SavePlan]) -> Result<Files> {
 
 /// Pieces of a tensor, each with the rank that writes it as the plans are.
 struct Whole {
+    /// With its entry in the header.
     bytes: u64,
     /// The file in which a policy has placed the first elements: its rank, and its number there.
     placed: Option<(u32, u32)>,
@@ -193,15 +209,21 @@ pub(crate) fn whole(
     settings: &SafetensorsConfig,
     file: Option<&str>,
 ) -> Result<Vec<SavePlan>> {
+    let planned = of_planner(&mut plans)?;
+    // What every file has takes away room for tensors.
+    let room = settings
+        .max_shard_size
+        .0
+        .saturating_sub(planned.overhead()?);
     let Files {
         mut empty, texts, ..
-    } = of_planner(&mut plans)?;
+    } = planned;
     let by_policy = plans.iter().any(|plan| !plan.files.is_empty());
     let mut tensors = gather(&mut plans)?;
     let groups = match (file, by_policy) {
         (Some(_), _) => by_size(&tensors, u64::MAX),
         (None, true) => by_file(&tensors),
-        (None, false) => by_size(&tensors, settings.max_shard_size.0),
+        (None, false) => by_size(&tensors, room),
     };
     let of_rank = || Files {
         texts: texts.clone(),
@@ -255,12 +277,20 @@ fn gather(plans: &mut [SavePlan]) -> Result<BTreeMap<Box<str>, Whole>> {
                 without.push((by, held));
                 continue;
             }
-            let bytes = t.global_shape.volume().unwrap_or(0);
-            let whole = out.entry(held.item.key.clone()).or_insert_with(|| Whole {
-                bytes: bytes.saturating_mul(t.dtype.size()),
-                placed: None,
-                pieces: Vec::new(),
-            });
+            let whole = match out.entry(held.item.key.clone()) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let elements = t.global_shape.volume().unwrap_or(0);
+                    let entry = entry_bytes(&held.item.key, t.dtype, &t.global_shape)?;
+                    new.insert(Whole {
+                        bytes: elements
+                            .saturating_mul(t.dtype.size())
+                            .saturating_add(entry),
+                        placed: None,
+                        pieces: Vec::new(),
+                    })
+                }
+            };
             if t.region.offsets.iter().all(|n| *n == 0) && whole.placed.is_none() {
                 whole.placed = file.map(|file| (by, file));
             }

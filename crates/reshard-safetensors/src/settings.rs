@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct SafetensorsConfig {
-    /// At most so many bytes of tensors go into a file, unless one tensor alone has more. Tensors are never cut. The default is 5 GB, as in
-    /// `transformers`. A sharding policy of the save decides instead, if there is one.
+    /// The most bytes of a file of tensors, with its header, unless one tensor alone has more. Tensors are never cut. The default is 5 GB,
+    /// as in `transformers`, which does not count headers. A sharding policy of the save decides instead, if there is one.
     pub max_shard_size: ByteSize,
     /// The name of the model, with which the names of files begin. The default is `model`.
     pub name: String,
@@ -49,7 +49,7 @@ impl SafetensorsConfig {
         !self.sharded && !self.keep_objects
     }
 
-    /// Sets how many bytes of tensors go into a file.
+    /// Sets how many bytes a file has at most.
     #[must_use]
     pub fn with_max_shard_size(self, bytes: u64) -> Self {
         let max_shard_size = ByteSize(bytes);

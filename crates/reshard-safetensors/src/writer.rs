@@ -7,6 +7,7 @@ mod summed;
 
 use crate::{
     names,
+    overhead::entry_bytes,
     place::{self, Files},
     settings::SafetensorsConfig,
 };
@@ -14,8 +15,8 @@ use file::NewFile;
 use reshard_model::ObjectCodec;
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriterHooks,
+    BackendVersion, Capabilities, FileLayout, FinishCx, Footprint, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriterHooks,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
@@ -69,6 +70,26 @@ impl StorageWriter for SafetensorsWriter {
 
     fn takes_policy(&self) -> bool {
         !self.settings.sharded && self.file.is_none()
+    }
+
+    fn is_one_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    fn footprint(&self, item: &WriteItem) -> Result<Footprint> {
+        let overhead = match item.tensor() {
+            Some(t) => entry_bytes(&item.key, t.dtype, &t.global_shape)?,
+            None => 0,
+        };
+        Ok(Footprint {
+            whole: !self.settings.sharded,
+            overhead,
+        })
+    }
+
+    fn file_overhead(&self, plans: &[SavePlan]) -> Result<u64> {
+        let planned = plans.first().map_or(&[][..], |plan| &plan.storage_data);
+        Files::unpack(planned)?.overhead()
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {

@@ -226,6 +226,8 @@ pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 /// 4. each rank gets its plan;
 /// 5. on each rank: the planner's `finish_plan`;
 /// 6. later, when the rank writes: [`StorageWriter::layout`]. Its `resolve` calls the planner's `lookup_object`, then `transform_object`.
+///
+/// If the save has a sharding policy, objects are also looked up and encoded at the end of step 1, because the policy counts their bytes.
 pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
@@ -294,6 +296,53 @@ pub trait StorageWriter: WriterHooks {
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
         None
     }
+    /// Describes how an item is stored in a file, for sharding policies. The default is that every part of a tensor can be stored, and takes
+    /// no bytes but its elements.
+    ///
+    /// # Errors
+    /// An item that the format can't store.
+    fn footprint(&self, _item: &WriteItem) -> Result<Footprint> {
+        Ok(Footprint::default())
+    }
+    /// Upper bound of the bytes of each file that belong to no item: headers, what is stated of the whole checkpoint, padding. The default
+    /// is none.
+    ///
+    /// # Errors
+    /// Plans that the format can't read.
+    fn file_overhead(&self, _plans: &[SavePlan]) -> Result<u64> {
+        Ok(0)
+    }
+    /// The bytes that an encoded object takes in a file. The default is all of them.
+    fn object_bytes(&self, encoded: &Bytes) -> u64 {
+        encoded.len() as u64
+    }
+    /// An object that takes this number of bytes in a file, in place of one that another rank has: a dry run lays it out. The default is
+    /// zeros.
+    ///
+    /// # Errors
+    /// The format has no codec.
+    fn blank_object(&self, bytes: u64) -> Result<Payload> {
+        let codec = self.codec().ok_or_else(|| StrategyError::Unsupported {
+            strategy: self.key().to_string(),
+            what: "bringing objects to another rank".into(),
+        })?;
+        let bytes = vec![0; usize::try_from(bytes).unwrap_or_default()].into();
+        let codec = codec.name();
+        Ok(Payload::Encoded { codec, bytes })
+    }
+    /// Whether the checkpoint is a single file. Then a save takes only a policy with a limit
+    /// ([`ShardingPolicy::max_file_bytes`]), and fails if the file would exceed it. The default is no.
+    fn is_one_file(&self) -> bool {
+        false
+    }
+    /// The limit of a policy that the format asks itself, in place of the pipeline.
+    fn max_file_bytes(&self) -> Option<u64> {
+        None
+    }
+    /// On the coordinator, the figures of such a policy if this save has asked it: a dry run has no [`Records`], which else have them.
+    fn policy_metrics(&self) -> Option<PolicyMetrics> {
+        None
+    }
     /// Decides which files this rank writes, and which extents of these files make up each item. Elements are pulled later.
     /// [`SavePlan::by_file`] says which items share a file.
     ///
@@ -311,6 +360,16 @@ pub trait StorageWriter: WriterHooks {
     /// # Errors
     /// Items that the format can't describe; a rank-local checkpoint, if the format has none.
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records>;
+}
+
+/// How an item is stored in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Whether the tensor of the item is stored only as a whole, so that all its pieces belong to one file.
+    pub whole: bool,
+    /// Upper bound of the bytes in addition to the elements, for the item or any part of it that a policy cuts: an entry in a header, the
+    /// records of an archive, padding. For an object it is what its encoding does not have.
+    pub overhead: u64,
 }
 
 /// What is wanted of one stored chunk, and where it goes.

@@ -22,7 +22,8 @@ use std::{
 /// All on which a plan depends, on every rank, not a hash of it: for each leaf its path, key, element type, shapes, offsets, replica id,
 /// flattened range, tag and device, and the length of an object that is encoded; then the planner, policy, format and their settings,
 /// limits, dialect, paths of keys, ranks and coordinator. If anything differs on any rank, or if a rank has not kept the plan of the
-/// same save, all ranks plan anew. The data are not compared. They may have other strides, and objects other values and lengths.
+/// same save, all ranks plan anew. The data are not compared. They may have other strides, and objects other values and lengths. If the save has a policy, which counts the
+/// bytes of objects, the lengths of encoded objects are compared as well.
 ///
 /// # What is not kept
 /// The plan of a planner, policy or format that does not say what its plans depend on

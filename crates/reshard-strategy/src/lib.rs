@@ -59,7 +59,7 @@ pub use error::{Result, StrategyError, cause, with_sources};
 pub use few::few;
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
-    ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,
+    ExtentId, FileLayout, FileRole, FinishCx, Footprint, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
     WriterHooks, item_files,
 };

@@ -18,6 +18,7 @@ const MAX_LISTS: usize = 32;
 
 /// Numbers of types that a number has as an entry.
 const FLOAT64: Enum = 2;
+const UINT8: Enum = 4;
 const INT64: Enum = 9;
 const BOOL: Enum = 10;
 
@@ -46,6 +47,16 @@ impl Object {
             dtype,
             shape: Dims::default(),
             stored: Bytes::copy_from_slice(stored),
+        }
+    }
+
+    /// Zeros.
+    pub(crate) fn blank(bytes: u64) -> Self {
+        Self {
+            form: Form::Stored,
+            dtype: UINT8,
+            shape: [bytes].into(),
+            stored: vec![0; usize::try_from(bytes).unwrap_or_default()].into(),
         }
     }
 

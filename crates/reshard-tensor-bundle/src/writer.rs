@@ -9,18 +9,19 @@ use crate::{
     dtype,
     graph::OBJECT_GRAPH,
     names::{self, KEY, RECORD, STATE, VERSION},
-    object::{CODEC, Codec},
+    object::{CODEC, Codec, Object},
     settings::Settings,
     state_file::CheckpointState,
 };
+use bytes::Bytes;
 use item::{Summed, is_stored};
 use numbers::Numbers;
-use reshard_model::{Dialect, ObjectCodec};
+use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{SavePlan, TensorWrite, WriteItem};
 use reshard_storage::{Extent, FileBody, Name, PlaceKind};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriterHooks,
+    BackendVersion, Capabilities, FileLayout, FinishCx, Footprint, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriterHooks,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -147,6 +148,25 @@ impl StorageWriter for BundleWriter {
 
     fn takes_policy(&self) -> bool {
         true
+    }
+
+    /// A data file holds nothing but elements and objects.
+    fn footprint(&self, item: &WriteItem) -> Result<Footprint> {
+        Ok(Footprint {
+            whole: whole::whole(item).is_some(),
+            overhead: 0,
+        })
+    }
+
+    fn object_bytes(&self, encoded: &Bytes) -> u64 {
+        Object::parse(encoded).map_or(0, |object| object.stored.len() as u64)
+    }
+
+    fn blank_object(&self, bytes: u64) -> Result<Payload> {
+        Ok(Payload::Encoded {
+            codec: CODEC,
+            bytes: Object::blank(bytes).to_bytes(),
+        })
     }
 
     fn layout(&self, _: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {

@@ -13,12 +13,12 @@ use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, Elements, FileLayout, FinishCx, Records, Resolve, Result,
-    StorageWriter, StrategyError, WriteData, WriterHooks, other_kind,
+    BackendVersion, Capabilities, Elements, FileLayout, FinishCx, Footprint, Records, Resolve,
+    Result, StorageWriter, StrategyError, WriteData, WriterHooks, other_kind,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
-    archive::{ArchiveLayout, ArchiveOptions},
+    archive::{ALIGNMENT, ArchiveLayout, ArchiveOptions},
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -64,6 +64,27 @@ impl StorageWriter for TorchDistWriter {
 
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
         self.policy.clone()
+    }
+
+    /// Every chunk is an archive, whose length grows with that of its pickle. A part of the chunk has smaller numbers in its pickle, and
+    /// at most one step of alignment more behind its elements.
+    fn footprint(&self, item: &WriteItem) -> Result<Footprint> {
+        let Some(t) = item.tensor() else {
+            return Ok(Footprint::default());
+        };
+        let shape = &t.region.lengths;
+        let described = TensorRef::contiguous(t.dtype, shape).map_err(format_error)?;
+        let mut pickle = described.pickle().map_err(format_error)?;
+        if self.keep_strides {
+            // Other strides than row-major ones may have longer numbers.
+            pickle.resize(pickle.len() + LONGEST_NUMBER * shape.len(), 0);
+        }
+        let layout =
+            ArchiveLayout::new(&pickle, &[t.bytes()], &self.archive).map_err(format_error)?;
+        Ok(Footprint {
+            whole: false,
+            overhead: layout.len().saturating_sub(t.bytes()) + ALIGNMENT,
+        })
     }
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -170,7 +191,6 @@ impl TorchDistWriter {
         if let Some(form) = forms.get(&which) {
             return Ok(Box::new(Blob::new(Arc::clone(form), elements)));
         }
-        let format_error = |e: reshard_torch_format::Error| StrategyError::Invalid(e.to_string());
         let mut described = TensorRef::contiguous(t.dtype, layout.shape()).map_err(format_error)?;
         described.strides = layout.strides().clone();
         let pickle = described.pickle().map_err(format_error)?;
@@ -180,6 +200,13 @@ impl TorchDistWriter {
         forms.insert(which, Arc::clone(&form));
         Ok(Box::new(Blob::new(form, elements)))
     }
+}
+
+/// The bytes of the longest integer of 64 bits in a pickle.
+const LONGEST_NUMBER: usize = 11;
+
+fn format_error(e: reshard_torch_format::Error) -> StrategyError {
+    StrategyError::Invalid(e.to_string())
 }
 
 /// As PyTorch orders a file.

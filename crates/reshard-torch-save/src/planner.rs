@@ -33,10 +33,6 @@ impl SavePlanner for WholeTensors {
     }
 
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
-        if let (Target::File(name), Some(_)) = (&self.target, &self.policy) {
-            let what = "a sharding policy can't decide on a single file; save to a folder, or leave the policy out";
-            return Err(invalid(name, what));
-        }
         let mut plan = self.base.create_local_plan(state, cx)?;
         plan.items.iter().try_for_each(storable)?;
         let mut told = Told {

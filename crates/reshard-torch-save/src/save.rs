@@ -9,6 +9,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict};
+use reshard_policy::max_file_bytes;
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
@@ -47,14 +48,16 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         let can = Capabilities::default()
             .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
             // Several files with an index hold only tensors.
-            .with_objects(|_, by_policy| !by_policy)
+            .with_objects(|place, by_policy| !by_policy || place == PlaceKind::File)
             .with_folder(true)
             .with_ties(true)
             // The dicts of several files are flat.
-            .with_annotations(|_, by_policy| match by_policy {
-                true => &[],
-                false => dicts::KINDS,
-            });
+            .with_annotations(
+                |place, by_policy| match by_policy && place != PlaceKind::File {
+                    true => &[],
+                    false => dicts::KINDS,
+                },
+            );
         match self.single_file {
             Some(true) => can.with_places(|_| PlaceKind::File),
             Some(false) => can,
@@ -80,6 +83,13 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         let mut cx = cx.clone();
         let asked = Asked::default();
         let takes_folder = matches!(target, Target::Folder);
+        // In a folder the planner asks the policy, which places whole tensors, not the pieces of ranks. For a single file only the limit
+        // of a policy matters, which the pipeline checks.
+        let policy = match takes_folder {
+            true => cx.policy.take(),
+            false => None,
+        };
+        let limit = policy.as_deref().map(max_file_bytes).transpose()?.flatten();
         let prefix = match &target {
             Target::File(name) => name.clone(),
             Target::Folder => WEIGHTS.into(),
@@ -87,8 +97,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         cx.planner = Arc::new(WholeTensors {
             base: cx.planner,
             target,
-            // The policy places whole tensors, not the pieces of ranks.
-            policy: cx.policy.take(),
+            policy,
             limits: cx.policy_limits,
             asked: Arc::clone(&asked),
             paths: cx.planner_data.clone(),
@@ -98,6 +107,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             file: prefix,
             takes_folder,
             asked,
+            limit,
         };
         Planned::new(writer).prepare(state, &cx).await
     }

@@ -7,7 +7,7 @@ use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, OnceLock},
 };
 
 /// What a rank tells the coordinator.
@@ -99,5 +99,5 @@ pub(crate) struct Receipt {
     pub(crate) policy: Option<PolicyMetrics>,
 }
 
-/// How long the coordinator's policy took, in nanoseconds: zero until it is asked. The plan of a file may be one that was kept.
-pub(crate) type Asked = Arc<AtomicU64>;
+/// What the coordinator's policy did in this save. Nothing if it was not asked, because the plan is one that was kept.
+pub(crate) type Asked = Arc<OnceLock<PolicyMetrics>>;

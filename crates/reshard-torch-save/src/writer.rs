@@ -1,6 +1,7 @@
 //! The bytes of files: pickles, and storages that stream.
 
 mod archive;
+mod overhead;
 mod source;
 mod tree;
 
@@ -13,23 +14,23 @@ use crate::{
 use archive::FileExtent;
 use reshard_model::{DType, Data, Layout, ObjectCodec};
 use reshard_plan::{SavePlan, WriteItem};
+use reshard_policy::PolicyMetrics;
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Capabilities, Elements, FileLayout, FinishCx, Piece, Records, Resolve,
-    Result, StorageWriter, StrategyError, WriteData, WriterHooks, decode_object, mosaic, run_of,
+    BackendVersion, Blocks, Capabilities, Elements, FileLayout, FinishCx, Footprint, Piece,
+    Records, Resolve, Result, StorageWriter, StrategyError, WriteData, WriterHooks, decode_object,
+    mosaic, run_of,
 };
 use reshard_torch_format::{
-    Part, TorchSave,
+    Part, TensorRef, TorchSave,
     archive::{ArchiveLayout, ArchiveOptions},
     encode_tree,
 };
 use source::Source;
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tree::tree_of;
+
+pub(crate) use overhead::{of_file, of_leaf};
 
 /// Writes files of `torch.save`.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) struct TorchSaveWriter {
     /// Whether the checkpoint is a folder, whose index names its files.
     pub(crate) takes_folder: bool,
     pub(crate) asked: Asked,
+    /// The limit of the policy that the planner asks.
+    pub(crate) limit: Option<u64>,
 }
 
 impl WriterHooks for TorchSaveWriter {
@@ -58,6 +61,25 @@ impl StorageWriter for TorchSaveWriter {
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         Some(Arc::new(TorchSave::default()))
+    }
+
+    fn is_one_file(&self) -> bool {
+        !self.takes_folder
+    }
+
+    fn max_file_bytes(&self) -> Option<u64> {
+        self.limit
+    }
+
+    fn policy_metrics(&self) -> Option<PolicyMetrics> {
+        self.asked.get().cloned()
+    }
+
+    fn footprint(&self, _: &WriteItem) -> Result<Footprint> {
+        Ok(Footprint {
+            whole: true,
+            overhead: 0,
+        })
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -90,7 +112,8 @@ impl StorageWriter for TorchSaveWriter {
             }
         }
         if let Some(metrics) = &mut policy {
-            metrics.duration = Duration::from_nanos(self.asked.load(Ordering::Relaxed));
+            let asked = self.asked.get();
+            metrics.duration = asked.map_or(Duration::ZERO, |asked| asked.duration);
         }
         let mut records = Records {
             policy,
@@ -125,9 +148,7 @@ impl TorchSaveWriter {
                     shape,
                     requires_grad,
                 } => {
-                    let described = reshard_torch_format::TensorRef::contiguous(*dtype, shape);
-                    let mut tensor = described.map_err(encoding)?;
-                    tensor.requires_grad = *requires_grad;
+                    let tensor = described(*dtype, shape, *requires_grad)?;
                     let bytes = tensor.storage.len;
                     let (blocks, who) = elements(&leaf.key, shape, bytes, own, resolve)?;
                     let number = match who.as_ref().and_then(|who| shared.get(who)) {
@@ -173,6 +194,12 @@ enum Shared {
     Memory(usize, DType, u64, u64),
     /// Of a source that says which they are.
     Source(String, DType),
+}
+
+fn described(dtype: DType, shape: &[u64], requires_grad: bool) -> Result<TensorRef> {
+    let mut tensor = TensorRef::contiguous(dtype, shape).map_err(encoding)?;
+    tensor.requires_grad = requires_grad;
+    Ok(tensor)
 }
 
 fn encoding(e: reshard_torch_format::Error) -> StrategyError {

@@ -291,8 +291,8 @@ fn damage_is_not_carried_over() {
 #[test]
 fn files_are_as_a_policy_says_and_inspect_tells_which() {
     let saved = states::megatron();
-    let limit = r#"{"type":"max_shard_size","max_shard_size":"40 B"}"#;
-    let ways: [&[&str]; 2] = [&["--max-shard-size", "40"], &["--policy", limit]];
+    let limit = r#"{"type":"max_shard_size","max_shard_size":"1 kB"}"#;
+    let ways: [&[&str]; 2] = [&["--max-shard-size", "1000"], &["--policy", limit]];
     let mut told = Vec::new();
     for (name, way) in ["flag", "json"].into_iter().zip(ways) {
         let to = converted(&saved, name, &[&["--ranks", "2"], way].concat());
@@ -306,12 +306,12 @@ fn files_are_as_a_policy_says_and_inspect_tells_which() {
             .unwrap()
             .iter()
             .flat_map(|t| t["chunks"].as_array().unwrap());
-        // Rows of four floats: a rank's three and two rows don't fit a file of 40 bytes whole.
+        // No file has room for two elements and their archives.
         let lengths: Vec<u64> = chunks
             .map(|c| c["lengths"].as_array().unwrap())
             .map(|l| l.iter().map(|n| n.as_u64().unwrap()).product())
             .collect();
-        assert!(lengths.iter().all(|n| n * 4 <= 40), "{lengths:?}");
+        assert!(lengths.iter().all(|n| *n <= 1), "{lengths:?}");
         let files = j["files"]
             .as_array()
             .unwrap()
@@ -586,7 +586,8 @@ fn a_policy_of_too_many_slices_names_the_option_that_allows_them() {
         ran.err
     );
     assert!(ran.err.contains("--max-slices"), "{}", ran.err);
-    assert_eq!(convert("12").code, 0);
+    // No file has room for two elements and their archives.
+    assert_eq!(convert("300").code, 0);
 }
 
 #[test]
@@ -617,15 +618,16 @@ fn a_policy_of_too_many_files_is_refused_whatever_it_is_called() {
         refused(&["--policy", &policy, "--ranks", ranks], &told);
     }
     let by_size = r#"{"type":"max_shard_size","max_shard_size":"100"}"#;
-    let told = ["12 files, and at most 11", "--max-files"];
-    refused(&["--policy", by_size, "--max-files", "11"], &told);
+    // No file has room for two elements and their archives.
+    let told = ["300 files, and at most 299", "--max-files"];
+    refused(&["--policy", by_size, "--max-files", "299"], &told);
     let told = [
         "12 files",
         "at most 11",
         "raise the limit with --max-files N",
     ];
     refused(&["--max-shard-size", "100B", "--max-files", "11"], &told);
-    convert(&["--policy", by_size, "--max-files", "12"]).ok();
+    convert(&["--policy", by_size, "--max-files", "300"]).ok();
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn a_dry_run_reports_what_the_conversion_then_writes() {
             "--ranks",
             "2",
             "--max-shard-size",
-            "1kB",
+            "2kB",
         ],
         &["--to", "safetensors", "--drop-objects"],
         &["--to", "tensor_bundle", "--ranks", "2"],

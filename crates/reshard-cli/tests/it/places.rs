@@ -95,7 +95,7 @@ fn items_are_not_removed_from_an_object_store() {
 fn conversions_lead_into_an_object_store_through_it_and_back() {
     let saved = states::dcp();
     let want = digest(&saved.url);
-    let shards: &[&str] = &["--max-shard-size", "10B"];
+    let shards: &[&str] = &["--max-shard-size", "1kB"];
     let drop: &[&str] = &["--drop-objects"];
     for (name, format, how) in [
         ("torch_dist", "torch_dist", &[][..]),

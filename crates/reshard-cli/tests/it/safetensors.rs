@@ -278,7 +278,7 @@ fn files_of_torch_save_by_a_policy_drop_what_they_have_no_place_for() {
         "--to",
         "torch_save",
         "--max-shard-size",
-        "30",
+        "1kB",
     ];
     let ran = run(&convert);
     assert_eq!(ran.code, 2);

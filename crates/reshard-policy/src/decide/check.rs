@@ -55,6 +55,13 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
                     format!("does not lie in the piece {}", of.region),
                 );
             }
+            if of.is_whole() && region != of.region {
+                let what = format!(
+                    "is a part of the piece {}, but the format stores this tensor only whole; don't cut pieces that are `whole`",
+                    of.region
+                );
+                return wrong(of.key, region, Some(number), what);
+            }
             if region.is_empty() && region != of.region {
                 return wrong(
                     of.key,

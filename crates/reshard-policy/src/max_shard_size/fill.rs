@@ -19,7 +19,9 @@ pub(super) fn fill(
     task: &[usize],
     out: &mut Shards,
 ) -> Result<()> {
-    let limit = policy.max_shard_size.0;
+    // What a file has in any case takes away room for everything else.
+    let of_file = task.iter().map(|&i| pieces[i].overhead.file).max();
+    let limit = policy.max_shard_size.0.saturating_sub(of_file.unwrap_or(0));
     // Objects, which can't be cut, come first, as PyTorch has it; then there are elements for what is left free.
     let objects = |of: bool| {
         task.iter()
@@ -54,11 +56,8 @@ pub(super) fn fill(
     }
     let Filler { too_large, out, .. } = shard;
     for (row, elements) in too_large {
-        warn_too_large(
-            row.piece,
-            row.bytes(elements.start..elements.start + 1),
-            limit,
-        );
+        let one = row.bytes(elements.start..elements.start + 1);
+        warn_too_large(row.piece, one, policy.max_shard_size.0);
         for element in elements {
             out.start();
             row.push(element..element + 1, out)?;
@@ -82,10 +81,6 @@ struct Filler<'p, 'o> {
 
 impl<'p> Filler<'p, '_> {
     fn put(&mut self, row: &Row<'p>) -> Result<()> {
-        if row.count == 0 {
-            self.empty = false;
-            return row.push(0..0, self.out);
-        }
         let mut at = 0;
         while at < row.count {
             let (run, too_large) = row.run(at, self.limit);
@@ -104,27 +99,33 @@ impl<'p> Filler<'p, '_> {
         loop {
             let fit = row.fit(at, self.room);
             if fit.0 >= run.end {
-                return self.take(row, at..run.end, fit.1);
+                return self.take(row, at..run.end);
             }
             let need = self.plan.need(self.room, self.limit);
             if self.empty || need > 0 {
-                let (to, bytes) = row.cut(at, fit, need);
-                self.take(row, at..to, bytes)?;
+                let (to, _) = row.cut(at, fit, (need, self.room));
+                self.take(row, at..to)?;
                 at = to;
             }
             self.close();
         }
     }
 
-    fn take(&mut self, row: &Row<'p>, elements: Range<u64>, bytes: u64) -> Result<()> {
+    fn take(&mut self, row: &Row<'p>, elements: Range<u64>) -> Result<()> {
         if elements.is_empty() {
             return Ok(());
         }
-        row.push(elements, self.out)?;
-        self.plan.left -= u128::from(bytes);
-        self.room -= bytes;
+        // The plan has the overhead of one slice of each row, which its last elements take.
+        let last = if elements.end == row.count {
+            row.overhead
+        } else {
+            0
+        };
+        let taken = u128::from(row.bytes(elements.clone())) + u128::from(last);
+        self.plan.left = self.plan.left.saturating_sub(taken);
+        self.room = self.room.saturating_sub(row.cost(elements.clone()));
         self.empty = false;
-        Ok(())
+        row.push(elements, self.out)
     }
 
     fn close(&mut self) {

@@ -5,11 +5,12 @@ use reshard_model::Region;
 ///
 /// ```
 /// use reshard_model::{DType, Region};
-/// use reshard_policy::{Content, Piece};
+/// use reshard_policy::{Content, Overhead, Piece};
 /// let whole = Region::whole(&[4, 2]);
 /// let piece = Piece {
 ///     key: "w", name: "model.w", content: Content::Tensor(DType::Float32), global_shape: &[4, 2], region: &whole,
-///     task: 0, device: "cpu", owner: "model", tag: None, bytes: 32,
+///     task: 0, device: "cpu", owner: "model", tag: None, bytes: 32, whole: false,
+///     overhead: Overhead::default(),
 /// };
 /// let rows = piece.slice(Region::new([1, 0], [2, 2]))?;
 /// assert_eq!(rows.piece().bytes, 16);

@@ -4,9 +4,9 @@ use super::summed::{Part, Summed};
 use crate::{
     dtype::Spelled,
     header::{self, NewEntry},
+    overhead::{invalid, metadata, new_entry},
     place::{Empty, tensor},
     settings::SafetensorsConfig,
-    texts::{FORMAT, PYTORCH},
 };
 use bytes::Bytes;
 use reshard_model::{DType, Data, Dims, Region};
@@ -52,8 +52,7 @@ impl<'p> NewFile<'p> {
         // The elements of every tensor then begin at a multiple of their size.
         all.sort_by(|a, b| (b.dtype.size(), a.key).cmp(&(a.dtype.size(), b.key)));
         let entries = all.iter().map(Pieces::entry).collect::<Result<_>>()?;
-        let mut metadata = BTreeMap::from([(FORMAT.into(), PYTORCH.to_owned())]);
-        metadata.extend(texts.clone());
+        let mut metadata = metadata(texts);
         if settings.sharded {
             metadata.insert("DCP_VERSION".into(), "1.0".into());
             metadata.insert("DCP_SHARDING_INFO".into(), sharding_info(&all)?);
@@ -68,9 +67,7 @@ impl<'p> NewFile<'p> {
     /// All before its first tensor.
     pub(super) fn header(&self, name: &str) -> Result<Bytes> {
         let text = header::text(&self.metadata, &self.entries);
-        let text =
-            text.map_err(|fault| StrategyError::Invalid(format!("{name}: {}", fault.what)))?;
-        Ok(text.into())
+        Ok(text.map_err(|fault| invalid(name, fault))?.into())
     }
 
     /// Its bytes, and which of its extents make up each item. The header belongs to the first item.
@@ -159,26 +156,7 @@ impl<'p> Pieces<'p> {
     }
 
     fn entry(&self) -> Result<NewEntry> {
-        let shape = &self.whole.lengths;
-        let no_name =
-            || StrategyError::Internal(format!("{} is written as {}", self.key, self.dtype));
-        let (dtype, shape) = match Spelled::named(self.dtype) {
-            Some(spelled) => (spelled, spelled.in_header(shape)),
-            None => {
-                let mut shape = shape.to_vec();
-                shape.push(self.dtype.size());
-                (
-                    Spelled::named(DType::UInt8).ok_or_else(no_name)?,
-                    Some(shape),
-                )
-            }
-        };
-        Ok(NewEntry {
-            key: self.key.into(),
-            dtype,
-            shape: shape.ok_or_else(no_name)?,
-            bytes: self.bytes()?,
-        })
+        new_entry(self.key, self.dtype, &self.whole.lengths, self.bytes()?)
     }
 
     /// Adds its extents. Pieces that are runs of the tensor follow each other. Otherwise all pieces are one extent, which belongs to the

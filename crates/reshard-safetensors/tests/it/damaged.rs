@@ -15,7 +15,7 @@ pub(super) const SECOND: &str = "model-00002-of-00002.safetensors";
 /// `v` in the first file, `w` in the second. With reshard's record, or as another program leaves it.
 pub(super) fn saved(with_record: bool) -> Files {
     let place = store();
-    let config = SafetensorsConfig::default().with_max_shard_size(16);
+    let config = SafetensorsConfig::default().with_max_shard_size(300);
     let half = |rank: u64| {
         let rows = Region::new([2 * rank, 0], [2, 3]);
         vec![

@@ -27,7 +27,7 @@ fn found(store: &Arc<dyn Store>) -> (u64, Vec<String>) {
 fn a_thousand_files_are_open_after_their_record_and_a_listing() {
     let place = store();
     let leaves = (0..1_000).map(|n| whole(&format!("t.{n}"), &[2]));
-    let config = SafetensorsConfig::default().with_max_shard_size(8);
+    let config = SafetensorsConfig::default().with_max_shard_size(256);
     super::save(&place, &config, vec![leaves.collect()]);
     let mut files = files(&place);
     assert_eq!(files.len(), 1_002);

@@ -33,9 +33,9 @@ fn a_small_model_is_one_file_without_an_index() {
 #[test]
 fn a_large_model_has_an_index_as_transformers_writes_it() {
     let place = store();
-    let config = SafetensorsConfig::default().with_max_shard_size(20);
-    // d alone is larger than a file may be.
-    let sizes = [("a", 2), ("b", 3), ("c", 1), ("d", 9), ("e", 1)];
+    // Room for a header and the entries of two small tensors. d alone is larger than a file may be.
+    let config = SafetensorsConfig::default().with_max_shard_size(340);
+    let sizes = [("a", 2), ("b", 3), ("c", 1), ("d", 90), ("e", 1)];
     save(
         &place,
         &config,
@@ -45,7 +45,7 @@ fn a_large_model_has_an_index_as_transformers_writes_it() {
     let file = |n: u32| format!("model-{n:05}-of-00004.safetensors");
     let text = String::from_utf8(found[INDEX].clone()).unwrap();
     let want = format!(
-        "{{\n  \"metadata\": {{\n    \"total_size\": 64\n  }},\n  \"weight_map\": {{\n    \"a\": \"{0}\",\n    \"b\": \"{0}\",\n    \"c\": \"{1}\",\n    \"d\": \"{2}\",\n    \"e\": \"{3}\"\n  }}\n}}\n",
+        "{{\n  \"metadata\": {{\n    \"total_size\": 388\n  }},\n  \"weight_map\": {{\n    \"a\": \"{0}\",\n    \"b\": \"{0}\",\n    \"c\": \"{1}\",\n    \"d\": \"{2}\",\n    \"e\": \"{3}\"\n  }}\n}}\n",
         file(1),
         file(2),
         file(3),

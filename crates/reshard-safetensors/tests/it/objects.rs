@@ -124,7 +124,7 @@ fn an_object_is_refused_by_its_key_unless_it_is_to_be_kept() {
 fn objects_lie_beside_the_tensors_and_come_back_with_them() {
     for config in [
         keep(),
-        keep().with_max_shard_size(8),
+        keep().with_max_shard_size(256),
         keep().with_sharded(true),
     ] {
         let found = saved(&config, states());

@@ -1,6 +1,7 @@
 //! The collective part of a save: everything that is decided before a byte moves.
 
 mod exchange;
+mod limit;
 mod local;
 mod plans;
 mod prepared;
@@ -17,16 +18,28 @@ use crate::{
     pipeline::exchange::{Apart, Share},
 };
 use async_trait::async_trait;
+use limit::SizeLimit;
 use local::Local;
 use prepared::{Prepared, Step, Work};
 use reshard_model::{FlatStateDict, Value};
 use reshard_plan::{SaveContext, SavePlan};
-use reshard_policy::{ShardingPolicy, describe, gathers};
+use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers, max_file_bytes};
 use resolve::codec;
 use share::{Shared, share};
 use std::{sync::Arc, time::Duration};
 use structure::structure;
 use written::Target;
+
+/// The policy of a save, and the limit that it sets.
+#[derive(Debug, Default)]
+struct Asked {
+    policy: Option<Arc<dyn ShardingPolicy>>,
+    limit: Option<SizeLimit>,
+    /// Whether objects are encoded for their lengths. Policies in the configuration of a format don't look at them.
+    measures_objects: bool,
+    /// The figures of a policy that is not called, because only its limit matters to a format that makes one file.
+    of_one_file: Option<PolicyMetrics>,
+}
 
 /// The save strategy of any [`StorageWriter`].
 #[derive(Debug)]
@@ -77,20 +90,24 @@ impl<W: StorageWriter> Planned<W> {
         let comm = &cx.comm;
         let kept = cx.kept_plan.as_deref();
         // A rank that fails still takes the step `plan`, so that all ranks learn it.
-        let policy = self.policy(cx);
-        let asked = policy.as_ref().ok().cloned().flatten();
-        let local = policy
-            .and_then(|_| self.set_up(&mut state, cx))
+        let (asked, refused) = match self.asked(cx) {
+            Ok(asked) => (asked, Ok(())),
+            Err(e) => (Asked::default(), Err(e)),
+        };
+        let policy = asked.policy.as_deref();
+        let local = refused
+            .and_then(|()| self.set_up(&mut state, cx))
             .and_then(|storage_meta| {
                 let structure = match kept {
-                    Some(_) => structure(&*self.writer, asked.as_deref(), &state, cx)?,
+                    Some(_) => structure(&*self.writer, &asked, &state, cx)?,
                     None => None,
                 };
                 Ok(Local {
                     writer: &*self.writer,
                     state: &state,
                     cx,
-                    policy: asked.as_deref(),
+                    policy,
+                    measures_objects: asked.measures_objects,
                     storage_meta,
                     structure,
                 })
@@ -99,7 +116,7 @@ impl<W: StorageWriter> Planned<W> {
         // What was decided for this structure before, or is decided now.
         // For a plan that is known nobody asks the policy.
         let mut asking_took = None;
-        let decided = match share(local, asked.as_deref(), &*self.writer, cx).await? {
+        let decided = match share(local, policy, &*self.writer, cx).await? {
             Shared::Known(decided) => {
                 if cx.rank_local {
                     agree(comm, "plan", Ok(())).await?;
@@ -151,6 +168,7 @@ impl<W: StorageWriter> Planned<W> {
                 durability: cx.durability,
                 progress: cx.progress.clone(),
                 folder,
+                limit: asked.limit,
             },
             rank: comm.rank().0,
             rank_local: cx.rank_local,
@@ -166,10 +184,14 @@ impl<W: StorageWriter> Planned<W> {
             results: Vec::new(),
             heard: None,
             metadata: Arc::clone(&decided.metadata),
-            policy: decided.policy.clone().map(|mut metrics| {
-                metrics.duration = asking_took.unwrap_or(metrics.duration);
-                metrics
-            }),
+            policy: decided
+                .policy
+                .clone()
+                .or(asked.of_one_file)
+                .map(|mut metrics| {
+                    metrics.duration = asking_took.unwrap_or(metrics.duration);
+                    metrics
+                }),
         })
     }
 
@@ -197,12 +219,32 @@ impl<W: StorageWriter> Planned<W> {
     }
 
     /// The policy of the save, or else the policy in the format's configuration.
-    fn policy(&self, cx: &SaveCx<'_>) -> Result<Option<Arc<dyn ShardingPolicy>>> {
+    fn asked(&self, cx: &SaveCx<'_>) -> Result<Asked> {
         let configured = self.writer.policy();
         let Some(policy) = &cx.policy else {
-            return Ok(configured);
+            let limit = configured.as_deref().map(max_file_bytes).transpose()?;
+            let bytes = limit.flatten().or_else(|| self.writer.max_file_bytes());
+            return Ok(Asked {
+                policy: configured,
+                limit: bytes.map(|bytes| SizeLimit {
+                    bytes,
+                    is_one_file: false,
+                }),
+                ..Asked::default()
+            });
         };
         let strategy = self.writer.key().to_string();
+        let limit = max_file_bytes(&**policy)?.map(|bytes| SizeLimit {
+            bytes,
+            is_one_file: self.writer.is_one_file(),
+        });
+        if self.writer.is_one_file() && limit.is_some() {
+            return Ok(Asked {
+                limit,
+                of_one_file: Some(PolicyMetrics::of_one_file(describe(&**policy)?)),
+                ..Asked::default()
+            });
+        }
         if !self.writer.takes_policy() {
             return Err(StrategyError::Unsupported {
                 strategy,
@@ -222,7 +264,12 @@ impl<W: StorageWriter> Planned<W> {
                 describe(&**policy)?
             )));
         }
-        Ok(Some(Arc::clone(policy)))
+        Ok(Asked {
+            policy: Some(Arc::clone(policy)),
+            limit,
+            measures_objects: true,
+            of_one_file: None,
+        })
     }
 
     /// Makes DCP's first calls, which every save needs. Returns the data of the storage for planners.

@@ -1,8 +1,8 @@
 use crate::{
     BackendVersion, Capabilities, CheckedItems, Detection, ElementChecksum, FileLayout, FileRole,
-    FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx,
-    ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, StorageInfo,
-    StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    FinishCx, Footprint, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
+    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
+    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use reshard_plan::{
     ChunkId, Declared, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
     PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
-use reshard_policy::ShardingPolicy;
+use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source};
 use std::{fmt, io, sync::Arc};
 
@@ -249,6 +249,34 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
 
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
         self.inner.policy()
+    }
+
+    fn footprint(&self, item: &WriteItem) -> Result<Footprint> {
+        self.inner.footprint(item)
+    }
+
+    fn file_overhead(&self, plans: &[SavePlan]) -> Result<u64> {
+        self.inner.file_overhead(plans)
+    }
+
+    fn object_bytes(&self, encoded: &Bytes) -> u64 {
+        self.inner.object_bytes(encoded)
+    }
+
+    fn blank_object(&self, bytes: u64) -> Result<Payload> {
+        self.inner.blank_object(bytes)
+    }
+
+    fn is_one_file(&self) -> bool {
+        self.inner.is_one_file()
+    }
+
+    fn max_file_bytes(&self) -> Option<u64> {
+        self.inner.max_file_bytes()
+    }
+
+    fn policy_metrics(&self) -> Option<PolicyMetrics> {
+        self.inner.policy_metrics()
     }
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {

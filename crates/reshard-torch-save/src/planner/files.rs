@@ -5,16 +5,16 @@ use crate::{
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
     told::{At, DictPlan, FilePlan, Files, LeafPlan, Told, What, pack},
+    writer::{of_file, of_leaf},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{
     Entry, Held, Metadata, PlanError, PlannerData, Result, SavePlan, place_item, take_items,
 };
-use reshard_policy::{Content, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, gathers};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::atomic::Ordering,
+use reshard_policy::{
+    Content, Overhead, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, gathers,
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A key, with all its pieces.
 struct Leaf {
@@ -58,10 +58,11 @@ impl Assigned {
             return Err(invalid(&item.key, what));
         }
         let leaves = leaves(&mut plans, told, metadata)?;
+        let dicts = dicts::plans(metadata.annotations())?;
         let mut metrics = None;
         let files = match &planner.policy {
             Some(policy) => {
-                let (files, did) = by_policy(planner, &**policy, leaves)?;
+                let (files, did) = by_policy(planner, &**policy, leaves, &dicts)?;
                 metrics = Some(did);
                 files
             }
@@ -83,7 +84,7 @@ impl Assigned {
             plans,
             files,
             policy: metrics,
-            dicts: dicts::plans(metadata.annotations())?,
+            dicts,
         })
     }
 
@@ -237,6 +238,7 @@ fn by_policy(
     planner: &WholeTensors,
     policy: &dyn ShardingPolicy,
     leaves: Vec<Leaf>,
+    dicts: &[DictPlan],
 ) -> Result<(Vec<File>, PolicyMetrics)> {
     if let Some(leaf) = leaves
         .iter()
@@ -251,24 +253,35 @@ fn by_policy(
     // Tensors without elements lie where the first other tensor does, because nobody writes an item for them.
     let (with, without): (Vec<Leaf>, Vec<Leaf>) =
         leaves.into_iter().partition(|leaf| !leaf.pieces.is_empty());
-    let pieces: Vec<Piece<'_>> = with
-        .iter()
-        .map(|leaf| {
-            let key = &*leaf.plan.key;
-            Piece {
-                key,
-                name: key,
-                content: Content::Object,
-                global_shape: &[],
-                region: &no_axes,
-                task: if gathers { all } else { leaf.home },
-                device: "cpu",
-                owner: key.rsplit_once('.').map_or("", |(owner, _)| owner),
-                tag: None,
-                bytes: leaf.bytes,
-            }
+    let overhead = |leaf: &Leaf| of_leaf(&leaf.plan).map_err(PlanError::planner);
+    let mut file = of_file(&planner.empty, dicts).map_err(PlanError::planner)?;
+    for leaf in &without {
+        file = file.saturating_add(overhead(leaf)?);
+    }
+    let piece = |leaf| -> Result<Piece<'_>> {
+        let Leaf {
+            plan, bytes, home, ..
+        }: &Leaf = leaf;
+        let key = &*plan.key;
+        Ok(Piece {
+            key,
+            name: key,
+            content: Content::Object,
+            global_shape: &[],
+            region: &no_axes,
+            task: if gathers { all } else { *home },
+            device: "cpu",
+            owner: key.rsplit_once('.').map_or("", |(owner, _)| owner),
+            tag: None,
+            bytes: *bytes,
+            whole: true,
+            overhead: Overhead {
+                slice: overhead(leaf)?,
+                file,
+            },
         })
-        .collect();
+    };
+    let pieces = with.iter().map(piece).collect::<Result<Vec<_>>>()?;
     // The pieces come task by task.
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_by_key(|&n| pieces.get(n).map(|piece| piece.task));
@@ -278,8 +291,7 @@ fn by_policy(
         .collect();
     let sharding = decide(policy, &sorted, planner.limits).map_err(PlanError::planner)?;
     let metrics = sharding.metrics.clone();
-    let took = u64::try_from(metrics.duration.as_nanos()).unwrap_or(u64::MAX);
-    planner.asked.store(took, Ordering::Relaxed);
+    planner.asked.get_or_init(|| metrics.clone());
     Ok((files(sharding, &order, with, without), metrics))
 }
 

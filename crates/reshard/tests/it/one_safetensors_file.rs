@@ -5,7 +5,7 @@ use futures::{executor::block_on, future::join_all};
 use reshard::{
     Dialect, LocalGroup, Region, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
-    policy::{MIB, MaxShardSize},
+    policy::{ByItem, MIB, MaxShardSize},
     safetensors::SafetensorsConfig,
 };
 
@@ -70,7 +70,7 @@ fn what_is_no_tensor_is_refused_by_its_path() {
 }
 
 #[test]
-fn a_policy_decides_on_the_files_of_a_folder_and_not_on_one_file() {
+fn a_policy_decides_on_the_files_of_a_folder_and_only_limits_one_file() {
     let dir = tempfile::tempdir().unwrap();
     let mut state = StateDict::new();
     for key in ["a", "b", "c"] {
@@ -79,17 +79,28 @@ fn a_policy_decides_on_the_files_of_a_folder_and_not_on_one_file() {
             Tensor::from_vec(&[1 << 17], vec![1f32; 1 << 17]).unwrap(),
         );
     }
-    let save = |name: &str| {
+    let save = |name: &str, limit: u64| {
         let url = dir.path().join(name).display().to_string();
         let saved = reshard::save(&state, &url)
             .strategy(SafetensorsConfig::default())
-            .policy(MaxShardSize::new(MIB));
+            .policy(MaxShardSize::new(limit));
         blocking::run(saved).map(|_| url)
     };
-    let url = save("folder").unwrap();
+    // Two tensors and a header.
+    let url = save("folder", MIB + 1000).unwrap();
     let file = std::path::Path::new(&url).join("model-00002-of-00002.safetensors");
     assert!(file.exists());
     assert_eq!(Checkpoint::open(&url).unwrap().tensors().count(), 3);
-    let e = save("one.safetensors").unwrap_err().to_string();
+    let e = save("one.safetensors", MIB).unwrap_err().to_string();
+    assert!(
+        e.contains("one.safetensors would have") && e.contains("the limit of 1 MiB"),
+        "{e}"
+    );
+    save("one.safetensors", 2 * MIB).unwrap();
+    let url = dir.path().join("other.safetensors").display().to_string();
+    let by_item = reshard::save(&state, &url)
+        .strategy(SafetensorsConfig::default())
+        .policy(ByItem::new());
+    let e = blocking::run(by_item).unwrap_err().to_string();
     assert!(e.contains("policy"), "{e}");
 }

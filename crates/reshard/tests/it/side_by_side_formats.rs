@@ -53,7 +53,8 @@ fn save(
         .dialect(Dialect::TensorsOnly)
         .overwrite(overwrite);
     if format!("{:?}", config()).starts_with("TorchSave") {
-        save = save.policy(MaxShardSize::new(100));
+        // A file has room for one of the tensors.
+        save = save.policy(MaxShardSize::new(1_500));
     }
     block_on(async { save.await.map(drop) })
 }

@@ -9,13 +9,13 @@ use reshard::{
 };
 use std::{future::IntoFuture, sync::Arc, time::Duration};
 
-/// Rows of two tensors on each of two ranks: `a` has 64 bytes, and `b` 128.
+/// Rows of two tensors on each of two ranks: `a` has 6,400 bytes, and `b` 12,800.
 fn state(rank: u64) -> StateDict {
     let mut state = StateDict::new();
     for (key, rows) in [("a", 4), ("b", 8)] {
-        let half = Region::new([rank * rows / 2, 0], [rows / 2, 4]);
-        let data = Tensor::from_vec(&half.lengths, vec![rank as f32; 2 * rows as usize]).unwrap();
-        let leaf = ShardedTensor::region_of(key, reshard::DType::Float32, &[rows, 4], half);
+        let half = Region::new([rank * rows / 2, 0], [rows / 2, 400]);
+        let data = Tensor::from_vec(&half.lengths, vec![rank as f32; 200 * rows as usize]).unwrap();
+        let leaf = ShardedTensor::region_of(key, reshard::DType::Float32, &[rows, 400], half);
         state.insert(key, leaf.with_data(data));
     }
     state
@@ -32,7 +32,7 @@ fn save(url: &str, kept: &[Arc<KeptPlan>]) -> Vec<SaveReport> {
             reshard::save(state, url)
                 .group(group)
                 .overwrite(true)
-                .policy(MaxShardSize::new(100))
+                .policy(MaxShardSize::new(16_000))
                 .kept_plan(kept)
                 .strategy(TorchSaveConfig::default())
                 .into_future()
@@ -50,7 +50,20 @@ fn the_report_and_the_checkpoint_say_what_the_policy_did() {
     assert!(first[1].policy.is_none(), "only the coordinator has it");
     let did = first[0].policy.clone().unwrap();
     assert_eq!((did.shards, did.slices, did.split_tensors), (2, 2, 0));
-    assert_eq!((did.bytes, did.largest, did.smallest), (192, 128, 64));
+    let length = |file: &str| {
+        std::fs::metadata(dir.path().join("ckpt").join(file))
+            .unwrap()
+            .len()
+    };
+    let (a, b) = (
+        length("pytorch_model-00001-of-00002.bin"),
+        length("pytorch_model-00002-of-00002.bin"),
+    );
+    assert_eq!(
+        (did.bytes, did.largest, did.smallest),
+        (a + b, a.max(b), a.min(b))
+    );
+    assert!(a.max(b) > 12_800 && a.max(b) < 16_000);
     assert!(did.duration > Duration::ZERO);
 
     let checkpoint = block_on(Checkpoint::open(&url)).unwrap();

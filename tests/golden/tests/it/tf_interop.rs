@@ -147,7 +147,8 @@ impl ShardingPolicy for Halves {
             out.start();
             for (n, piece) in pieces.iter().enumerate().filter(|(_, p)| p.task == task) {
                 let mut region = piece.region.clone();
-                match region.lengths.first().copied().filter(|rows| *rows > 1) {
+                let rows = region.lengths.first().copied();
+                match rows.filter(|rows| *rows > 1 && !piece.is_whole()) {
                     Some(rows) if second => {
                         region.offsets[0] += rows / 2;
                         region.lengths[0] = rows - rows / 2;

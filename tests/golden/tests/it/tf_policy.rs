@@ -12,8 +12,8 @@ use reshard::{
     DType, Region,
     model::Dims,
     policy::{
-        Content, Limits, MaxShardSize, Piece, ShardByTask, ShardingPolicy, Shards, SliceSpec,
-        decide,
+        Content, Limits, MaxShardSize, Overhead, Piece, ShardByTask, ShardingPolicy, Shards,
+        SliceSpec, decide,
         partition::{ElementType, Grid, PartitionSpec, Partitioner},
     },
 };
@@ -101,6 +101,8 @@ impl Tensor {
             owner: "",
             tag: None,
             bytes,
+            whole: false,
+            overhead: Overhead::default(),
         }
     }
 }

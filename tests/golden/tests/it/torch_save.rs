@@ -126,7 +126,7 @@ fn a_policy_makes_several_files_with_an_index_and_objects_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("model");
     let url = folder.display().to_string();
-    let tensor = |n: u64| Tensor::from_vec(&[n], vec![n as f32; n as usize]).unwrap();
+    let tensor = |n: u64| Tensor::from_vec(&[1000 * n], vec![n as f32; 1000 * n as usize]).unwrap();
     let mut model = StateDict::new();
     for (key, n) in [("a", 10), ("b", 8), ("c", 3), ("d", 12)] {
         model.insert(key, Value::Tensor(tensor(n)));
@@ -137,7 +137,7 @@ fn a_policy_makes_several_files_with_an_index_and_objects_are_refused() {
         let save = reshard::save(state, &url)
             .dialect(Dialect::Dcp)
             .strategy(TorchSaveConfig::default())
-            .policy(MaxShardSize::new(50));
+            .policy(MaxShardSize::new(52_000));
         blocking::run(save)
     };
     let mut with_object = saved.clone();
@@ -154,7 +154,7 @@ fn a_policy_makes_several_files_with_an_index_and_objects_are_refused() {
     assert_eq!(files, [&shards[..], &others[..]].concat());
     let index = std::fs::read(folder.join(&others[0])).unwrap();
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
-    assert_eq!(index["metadata"]["total_size"], 4 * (10 + 8 + 3 + 12));
+    assert_eq!(index["metadata"]["total_size"], 4000 * (10 + 8 + 3 + 12));
     assert_eq!(index["weight_map"].as_object().unwrap().len(), 4);
     // The nesting is kept in the index; a file alone is flat.
     let want: ValueTree = saved

@@ -70,7 +70,7 @@ proptest! {
             match cut {
                 0 => save,
                 1 => save.policy(ByFiles::new(2)),
-                _ => save.policy(MaxShardSize::new(cut * 500)),
+                _ => save.policy(MaxShardSize::new(cut * 2000)),
             }
         });
         saved.into_iter().for_each(|o| drop::<SaveReport>(o.unwrap()));

@@ -44,7 +44,7 @@ proptest! {
             let states = contents.states(&cut, &mut choices.clone());
             for saved in save(group(saved), states, place.url(), move |_, s| {
                 let s = s.dialect(dialect);
-                if policy { s.policy(MaxShardSize::new(300)) } else { s }
+                if policy { s.policy(MaxShardSize::new(3000)) } else { s }
             }) {
                 saved.unwrap();
             }

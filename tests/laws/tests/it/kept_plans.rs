@@ -48,7 +48,7 @@ impl How {
             .rank_local(self.alone)
             .coordinator(Rank(self.coordinator));
         match self.policy {
-            1 => save.policy(MaxShardSize::new(300)),
+            1 => save.policy(MaxShardSize::new(3000)),
             2 if !self.alone => save.policy(AllInOne { gather: true }),
             3 => save.policy(ByFiles::new(2)),
             _ => save,
@@ -435,8 +435,8 @@ fn pieces_that_move_between_ranks_are_planned_anew() {
 fn other_settings_are_planned_anew() {
     type Set = for<'a> fn(Rank, Save<'a>) -> Save<'a>;
     let settings: [Set; 9] = [
-        |_, s| s.policy(MaxShardSize::new(400)),
-        |_, s| s.policy(MaxShardSize::new(500)),
+        |_, s| s.policy(MaxShardSize::new(4000)),
+        |_, s| s.policy(MaxShardSize::new(5000)),
         |_, s| s.policy(ByFiles::new(2)),
         |_, s| s.policy(AllInOne { gather: true }),
         |_, s| s.max_files(1000),

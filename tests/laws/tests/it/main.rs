@@ -33,6 +33,7 @@ mod repointed;
 mod round_trip;
 mod runtime;
 mod secrets;
+mod sizes;
 mod stores;
 mod templates;
 mod transforms;

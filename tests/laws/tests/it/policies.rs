@@ -124,8 +124,8 @@ fn choice() -> impl Strategy<Value = Choice> {
         prop::bool::weighted(0.3),
     )
         .prop_map(|(numbers, gather)| Choice::Chop(Chop { numbers, gather }));
-    // Worlds have tensors of some KiB.
-    let size = 1u64..4000;
+    // Worlds have tensors of some KiB, and a file with an element has more than one.
+    let size = 1_500u64..8_000;
     prop_oneof![
         4 => chop,
         1 => (1u32..5).prop_map(Choice::Files),
@@ -665,18 +665,21 @@ fn a_limit_of_slices_can_be_set() {
     let place = Place::new();
     let of = |max| {
         let saved = save(group(1), tables(1), place.url(), move |_, s| {
-            s.policy(MaxShardSize::new(8)).max_slices(max)
+            // No file has room for two elements and their archives, so each element is a slice.
+            s.policy(MaxShardSize::new(100)).max_slices(max)
         });
         saved.into_iter().next().unwrap()
     };
-    let error = of(4).unwrap_err();
+    let error = of(10).unwrap_err();
     let why = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
     assert!(
-        why.map(|e| e.to_string()).any(|e| e.contains("4 slices")),
+        why.map(|e| e.to_string()).any(|e| e.contains("10 slices")),
         "{error:?}"
     );
     assert_eq!(
-        of(5).map(|saved| saved.policy.unwrap().slices).unwrap_or(0),
-        5
+        of(11)
+            .map(|saved| saved.policy.unwrap().slices)
+            .unwrap_or(0),
+        11
     );
 }

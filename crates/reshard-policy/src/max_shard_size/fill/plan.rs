@@ -22,36 +22,48 @@ impl Plan {
             sure: limit,
         };
         let mut room = limit;
-        // The largest size of an element, and what all sizes are multiples of.
-        let (mut largest, mut step) = (0, 0);
-        let mut add = |count: u64, item: u64, object: bool| {
-            if count == 0 || item == 0 || item > limit {
-                return;
+        // The largest size of an element, what all sizes are multiples of, and the largest overhead of a row.
+        let (mut largest, mut step, mut extra) = (0, 0, 0);
+        let mut add = |count: u64, item: u64, overhead: u64, whole: bool| {
+            if count == 0 || item == 0 || item.saturating_add(overhead) > limit {
+                return false;
             }
-            if !object {
+            if !whole {
                 (largest, step) = (item.max(largest), gcd(item, step));
+                extra = overhead.max(extra);
             }
             plan.left += u128::from(count) * u128::from(item);
-            let mut here = count.min(room / item);
+            let mut here = count.min(room.saturating_sub(overhead) / item);
             if here < count {
-                let each = limit / item;
+                let each = (limit - overhead) / item;
                 let more = (count - here).div_ceil(each);
                 plan.shards += u128::from(more);
                 here = count - here - (more - 1) * each;
                 room = limit;
             }
-            room -= here * item;
+            room = room.saturating_sub(here * item + overhead);
+            true
         };
+        let mut overheads = 0u128;
         for row in rows {
-            match row.size {
-                Size::Even(item) => add(row.count, item, row.piece.content == Content::Object),
-                Size::Each(lengths) => lengths.iter().for_each(|&item| add(1, item, false)),
-            }
+            let whole = row.piece.content == Content::Object;
+            let added = match row.size {
+                Size::Even(item) => add(row.count, item, row.overhead, whole),
+                // All of them are added, also if the first one fits.
+                Size::Each(lengths) => {
+                    let fits = |&&item: &&u64| add(1, item, row.overhead, false);
+                    lengths.iter().filter(fits).count() > 0
+                }
+            };
+            overheads += u128::from(if added { row.overhead } else { 0 });
         }
+        plan.left += overheads;
         if step > 0 {
             // What is free when the next element does not fit is less than that, and differs from the limit by multiples
             // of the step.
             plan.sure = limit - (largest - step + limit % step);
+            // A cut takes overhead once more, and the next row begins only where it has room for its own.
+            plan.sure = plan.sure.saturating_sub(extra.saturating_mul(2));
         }
         plan
     }
@@ -68,6 +80,13 @@ impl Plan {
         rows: impl Iterator<Item = u128>,
     ) -> Vec<Segment> {
         let sure = u128::from(self.sure);
+        if sure == 0 {
+            return vec![Segment {
+                rows: usize::MAX,
+                left: self.left,
+                shards: self.shards,
+            }];
+        }
         let start = sure - u128::from(room.saturating_sub(limit - self.sure));
         let end = start + self.left;
 

@@ -1,5 +1,5 @@
 use crate::{
-    Content, MaxShardSize,
+    Content, Cut, MaxShardSize, Piece, Result, ShardingPolicy, Shards,
     testing::{Owned, any_state, decided, pieces, told},
 };
 use proptest::prelude::*;
@@ -109,6 +109,62 @@ fn an_element_above_the_limit_is_a_shard_of_its_own_behind_the_others() {
         filled(3, &[Owned::f32("t", &[2, 1])]),
         ["t[0:1, 0:1]", "t[1:2, 0:1]"]
     );
+}
+
+#[test]
+fn each_slice_takes_its_overhead_from_the_room_of_a_file() {
+    // A file of 99 bytes has 89 for slices, each with 10 more than its elements.
+    let table = |key| Owned::f32(key, &[5, 4]).overhead(10, 10);
+    assert_eq!(
+        filled(99, &[table("t")]),
+        ["t[0:4, 0:4]", "t[4:5, 0:4]"],
+        "the tensor would take 90 bytes"
+    );
+    let vectors = ["a", "b", "c"].map(|key| Owned::f32(key, &[5]).overhead(15, 10));
+    assert_eq!(filled(100, &vectors), ["a b", "c"]);
+    // Elements that leave no room for overhead are alone.
+    let tight = Owned::f32("t", &[2]).overhead(95, 0);
+    assert_eq!(filled(98, &[tight]), ["t[0:1]", "t[1:2]"]);
+}
+
+#[test]
+fn whole_tensors_are_not_cut() {
+    let state = [
+        Owned::f32("a", &[10]).whole(),
+        Owned::f32("b", &[30]).whole(),
+        Owned::f32("c", &[15]),
+        Owned::f32("d", &[10]).whole().overhead(61, 0),
+    ];
+    assert_eq!(filled(100, &state), ["a c", "b", "d"]);
+    let cut = |policy: &dyn ShardingPolicy| decided(policy, &state).unwrap_err().to_string();
+    let e = cut(&Halves);
+    assert!(
+        e.contains("a [0:5]") && e.contains("stores this tensor only whole"),
+        "{e}"
+    );
+}
+
+/// Cuts everything into halves.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Halves;
+
+#[typetag::serde(name = "halves_of_whole_tensors")]
+impl ShardingPolicy for Halves {
+    fn description(&self) -> String {
+        "halves".into()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        for (number, piece) in pieces.iter().enumerate() {
+            let count = piece.region.volume().unwrap();
+            for part in [0..count / 2, count / 2..count] {
+                for region in piece.region.boxes(part) {
+                    out.push(number, region)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 #[test]
@@ -268,6 +324,27 @@ proptest! {
         for shard in &sharding.shards {
             let bytes: u64 = shard.cuts.iter().map(|c| pieces[c.piece as usize].bytes_of(&c.region).unwrap()).sum();
             let one = shard.cuts.len() == 1 && shard.cuts[0].region.volume() == Some(1);
+            prop_assert!(bytes <= limit || one, "{bytes} bytes in {shard:?}");
+        }
+    }
+
+    #[test]
+    fn the_overhead_of_slices_and_files_counts(
+        mut state in any_state(true), limit in 1u64..400, wholes in any::<u16>(), slice in 0u64..60, file in 0u64..60,
+    ) {
+        for (n, owned) in state.iter_mut().enumerate() {
+            *owned = owned.clone().overhead(slice * (n as u64 % 3), file);
+            if wholes >> n & 1 == 1 {
+                *owned = owned.clone().whole();
+            }
+        }
+        let sharding = decided(&MaxShardSize::new(limit), &state).unwrap();
+        let pieces = pieces(&state);
+        for shard in &sharding.shards {
+            let bytes = |c: &Cut| pieces[c.piece as usize].bytes_of(&c.region).unwrap() + state[c.piece as usize].overhead.slice;
+            let bytes = file + shard.cuts.iter().map(bytes).sum::<u64>();
+            let whole = |c: &Cut| c.region.volume().is_some_and(|n| n <= 1) || pieces[c.piece as usize].whole;
+            let one = shard.cuts.len() == 1 && whole(&shard.cuts[0]);
             prop_assert!(bytes <= limit || one, "{bytes} bytes in {shard:?}");
         }
     }

@@ -1,6 +1,6 @@
 //! What one rank brings to the planning of a save.
 
-use super::{plans::local_plan, structure::holds_a_piece_twice};
+use super::{plans::local_plan, resolve::measure_objects, structure::holds_a_piece_twice};
 use crate::{
     KeptPlan, Result, SaveCx, StorageWriter,
     declared::{Digest, Told},
@@ -19,6 +19,8 @@ pub(super) struct Local<'a, W> {
     pub(super) state: &'a FlatStateDict,
     pub(super) cx: &'a SaveCx<'a>,
     pub(super) policy: Option<&'a dyn ShardingPolicy>,
+    /// Whether the policy counts the bytes of objects.
+    pub(super) measures_objects: bool,
     pub(super) storage_meta: Option<Value>,
     /// All on which its plan depends, if that is known and the caller keeps plans.
     pub(super) structure: Option<Vec<u8>>,
@@ -39,7 +41,10 @@ impl<W: StorageWriter> Local<'_, W> {
     /// What it offers, and the digest of its declarations. If `kept`, declarations that were sent before are not sent again.
     pub(super) fn offer(&mut self, kept: Option<&KeptPlan>) -> Result<(Offer, Option<Digest>)> {
         let meta = self.storage_meta.as_ref();
-        let plan = local_plan(self.writer, self.state, meta, self.cx)?;
+        let mut plan = local_plan(self.writer, self.state, meta, self.cx)?;
+        if self.measures_objects {
+            measure_objects(self.writer, &*self.cx.planner, self.state, &mut plan.items)?;
+        }
         let declarations = kept.map(|kept| &kept.declarations);
         let declared = || self.declared();
         let (told, digest) = Told::of(self.cx.validates(), declared, declarations)?;

@@ -61,12 +61,12 @@ pub(super) fn global_plan<W: StorageWriter>(
     };
     let ranks = plans.len();
     let (plans, metrics) = placement::place(
+        writer,
         policy,
         plans,
         &leaves,
         &mut metadata,
-        tasks,
-        cx.policy_limits,
+        (tasks, cx.policy_limits),
     )?;
     let plans = writer.prepare_global_plan(plans)?;
     if plans.len() != ranks {

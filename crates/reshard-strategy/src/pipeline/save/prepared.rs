@@ -2,7 +2,7 @@
 
 use super::{
     exchange::exchange,
-    resolve::{Source, codec},
+    resolve::Source,
     written::{Target, check_written, lay_out},
 };
 use crate::{
@@ -13,13 +13,14 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm, CommError};
-use reshard_model::{
-    BoxError, DType, Data, Dialect, Dims, FlatStateDict, Payload, Region, TensorSource,
-};
+use reshard_model::{BoxError, DType, Data, Dialect, Dims, FlatStateDict, Region, TensorSource};
 use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteData, WriteItem, WriteKind};
 use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// A save that is planned. It borrows nothing: another thread can write it, and finish it with the group.
 pub(super) struct Prepared<W> {
@@ -151,7 +152,12 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
                 files,
                 items,
                 copied,
-            } = lay_out(&*self.writer, self.rank, &plan, &resolve)?;
+            } = lay_out(
+                &*self.writer,
+                (self.rank, self.target.limit),
+                &plan,
+                &resolve,
+            )?;
             self.step = Step::Write;
             let written = self.target.write(files).await?;
             self.results = FileLayout::results(items, copied, &written)?;
@@ -186,6 +192,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         if me.rank_local {
             return me.finish_alone(written.map(|()| results), comm).await;
         }
+        let mut lengths = Vec::new();
         // The coordinator checks all results before the format makes its records of them. It keeps records and totals in
         // `saved`; the other ranks only get the sums.
         let mut saved = Saved {
@@ -211,12 +218,15 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
                 saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
             }
             saved.ranks = results.iter().map(|p| totals(p)).collect();
+            lengths = file_lengths(results.iter().flatten());
             Ok(SaveTotals::of(&saved.ranks))
         });
         saved.totals = totals.await.map_err(|e| agree::theirs(comm, e, written))?;
         if comm.is_coordinator() {
             saved.metadata = Some(me.metadata);
-            saved.policy = me.policy.or_else(|| saved.records.policy.take());
+            let policy = me.policy.or_else(|| saved.records.policy.take());
+            let policy = policy.or_else(|| me.writer.policy_metrics());
+            saved.policy = policy.map(|metrics| metrics.of_files(&lengths));
         }
         Ok(saved)
     }
@@ -243,6 +253,7 @@ impl<W: StorageWriter> Prepared<W> {
                 Ok((records, totals(results)))
             });
         let items = written.as_ref().map_or(0, |results| results.len() as u64);
+        let lengths = file_lengths(written.iter().flatten());
         let (records, mine) = match records {
             Ok((records, totals)) => (records, Ok(totals)),
             Err(cause) => (Records::default(), Err(cause)),
@@ -260,7 +271,7 @@ impl<W: StorageWriter> Prepared<W> {
             items,
             ranks,
             totals,
-            policy: self.policy,
+            policy: self.policy.map(|metrics| metrics.of_files(&lengths)),
         })
     }
 }
@@ -272,10 +283,7 @@ fn stand_in<W: StorageWriter>(writer: &W, item: &WriteItem) -> Result<WriteData>
             dtype: t.dtype,
             shape: t.region.lengths.clone(),
         }))),
-        &WriteKind::Object { bytes_hint } => WriteData::Object(Payload::Encoded {
-            codec: codec(writer)?.name(),
-            bytes: vec![0; usize::try_from(bytes_hint).unwrap_or_default()].into(),
-        }),
+        &WriteKind::Object { bytes_hint } => WriteData::Object(writer.blank_object(bytes_hint)?),
     })
 }
 
@@ -304,6 +312,16 @@ fn written_already() -> StrategyError {
     StrategyError::Internal(
         "a prepared save can be written only once, and staged only before that".into(),
     )
+}
+
+/// The lengths of files, by the ends of the items in them.
+fn file_lengths<'r>(results: impl Iterator<Item = &'r WriteResult>) -> Vec<u64> {
+    let mut files: BTreeMap<&str, u64> = BTreeMap::new();
+    for part in results.flat_map(|result| &result.parts) {
+        let end = files.entry(part.file.as_str()).or_default();
+        *end = part.range.end.max(*end);
+    }
+    files.into_values().collect()
 }
 
 fn totals(results: &[WriteResult]) -> Traffic {

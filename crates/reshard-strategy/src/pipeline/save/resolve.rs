@@ -28,17 +28,12 @@ impl<W: StorageWriter> Source<W> {
 
     /// The data of an item that this rank has.
     pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
-        // A format trusts the plan, so planners that contradict it are found here, for all formats.
-        let one = |item: &WriteItem| -> Result<WriteData> {
-            let found = self.planner.lookup_object(item, &self.state)?;
-            let data = self.planner.transform_object(item, found)?;
-            check_planned(item, &data)?;
-            Ok(data)
-        };
-        match item.kind {
-            WriteKind::Object { .. } if self.writer.object_lists() => self.cells.list(item, &one),
-            _ => one(item),
-        }
+        resolve(
+            &*self.writer,
+            &*self.planner,
+            (&self.state, &self.cells),
+            item,
+        )
     }
 
     /// The bytes of an item that this rank gives to another one: the elements in row-major order, or the encoded object.
@@ -57,6 +52,67 @@ impl<W: StorageWriter> Source<W> {
             _ => Err(other_kind(item)),
         }
     }
+}
+
+/// The data of an item in a state.
+fn resolve<W: StorageWriter>(
+    writer: &W,
+    planner: &dyn SavePlanner,
+    (state, cells): (&FlatStateDict, &Cells),
+    item: &WriteItem,
+) -> Result<WriteData> {
+    // A format trusts the plan, so planners that contradict it are found here, for all formats.
+    let one = |item: &WriteItem| -> Result<WriteData> {
+        let found = planner.lookup_object(item, state)?;
+        let data = planner.transform_object(item, found)?;
+        check_planned(item, &data)?;
+        Ok(data)
+    };
+    match item.kind {
+        WriteKind::Object { .. } if writer.object_lists() => cells.list(item, &one),
+        _ => one(item),
+    }
+}
+
+/// Replaces the estimated lengths of objects by those of their encodings, one object after the other, so that a policy counts them.
+pub(super) fn measure_objects<W: StorageWriter>(
+    writer: &W,
+    planner: &dyn SavePlanner,
+    state: &FlatStateDict,
+    items: &mut [WriteItem],
+) -> Result<()> {
+    let Some(codec) = writer.codec() else {
+        return Ok(());
+    };
+    let cells = Cells::of(state);
+    for item in items.iter_mut().filter(|item| item.tensor().is_none()) {
+        let WriteData::Object(payload) = resolve(writer, planner, (state, &cells), item)? else {
+            return Err(other_kind(item));
+        };
+        let bytes_hint = writer.object_bytes(&encode_object(&*codec, &item.key, payload)?);
+        item.kind = WriteKind::Object { bytes_hint };
+    }
+    Ok(())
+}
+
+/// The lengths of all encoded objects of a state, as its leaves have them.
+pub(super) fn object_lengths<W: StorageWriter>(
+    writer: &W,
+    state: &FlatStateDict,
+) -> Result<Vec<u64>> {
+    let Some(codec) = writer.codec() else {
+        return Ok(Vec::new());
+    };
+    let objects = state.values().filter_map(|leaf| match leaf {
+        Sharded::Object(o) => Some(o),
+        Sharded::Tensor(_) => None,
+    });
+    objects
+        .map(|o| match &o.data {
+            Payload::None => Ok(0),
+            data => encode_object(&*codec, &o.key, data.clone()).map(|b| writer.object_bytes(&b)),
+        })
+        .collect()
 }
 
 /// The codec by which objects go to other ranks.

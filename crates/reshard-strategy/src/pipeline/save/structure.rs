@@ -1,8 +1,9 @@
 //! All on which the plan of a save depends on one rank.
 
+use super::{Asked, resolve::object_lengths};
 use crate::{Result, SaveCx, StorageWriter, pipeline::structure::Structure};
 use reshard_model::{FlatStateDict, Sharded};
-use reshard_policy::{ShardingPolicy, plan_settings};
+use reshard_policy::plan_settings;
 use std::{any::TypeId, collections::BTreeSet};
 
 /// All on which the plan of this rank depends, but the data of leaves. `None` if that is not known.
@@ -10,14 +11,19 @@ use std::{any::TypeId, collections::BTreeSet};
 /// It holds for this process only. Types are told apart by their ids.
 pub(super) fn structure<W: StorageWriter>(
     writer: &W,
-    policy: Option<&dyn ShardingPolicy>,
+    Asked {
+        policy,
+        limit,
+        measures_objects,
+        ..
+    }: &Asked,
     state: &FlatStateDict,
     cx: &SaveCx<'_>,
 ) -> Result<Option<Vec<u8>>> {
     let (Some(format), Some(planner)) = (writer.plan_settings(), cx.planner.plan_settings()) else {
         return Ok(None);
     };
-    let policy = match policy.map(plan_settings).transpose()? {
+    let policy = match policy.as_deref().map(plan_settings).transpose()? {
         Some(None) => return Ok(None),
         Some(Some(settings)) => settings,
         None => String::new(),
@@ -33,6 +39,10 @@ pub(super) fn structure<W: StorageWriter>(
         "{:?} {:?} {} {}",
         cx.policy_limits, cx.dialect, cx.rank_local, cx.validate_access_integrity
     ));
+    out.text(&format!("{limit:?}"));
+    if *measures_objects {
+        out.text(&format!("{:?}", object_lengths(writer, state)?));
+    }
     out.ranks(&cx.comm);
     out.planner_data(cx.planner_data.as_ref());
     out.declares(&cx.declares)?;

@@ -1,5 +1,6 @@
 //! Lays out and writes the files of one rank, and checks that what was planned was written.
 
+use super::limit::SizeLimit;
 use crate::{FileLayout, Resolve, Result, StorageWriter, StrategyError, WriteResult};
 use reshard_comm::Cause;
 use reshard_model::{Dims, ErrorKind};
@@ -18,6 +19,8 @@ pub(super) struct Target {
     pub(super) progress: Progress,
     /// The folder for data files, if the place keeps versions side by side and the format can have one.
     pub(super) folder: Option<Name>,
+    /// The limit of a policy on the length of files.
+    pub(super) limit: Option<SizeLimit>,
 }
 
 impl Target {
@@ -40,15 +43,18 @@ impl Target {
     }
 }
 
-/// Decides which files this rank writes. Their bytes are pulled later.
+/// Decides which files this rank writes. Their bytes are pulled later. A file that exceeds the limit fails here, before any is written.
 pub(super) fn lay_out<W: StorageWriter>(
     writer: &W,
-    rank: u32,
+    (rank, limit): (u32, Option<SizeLimit>),
     plan: &SavePlan,
     resolve: &Resolve<'_>,
 ) -> Result<FileLayout> {
     let layout = writer.layout(rank, plan, resolve)?;
     check_layout(plan, &layout)?;
+    if let Some(limit) = limit {
+        limit.check(writer, plan, &layout)?;
+    }
     Ok(layout)
 }
 

@@ -64,7 +64,7 @@ fn write<W: StorageWriter>(
         files,
         items,
         copied,
-    } = lay_out(&*source.writer, rank, plan, &resolve)?;
+    } = lay_out(&*source.writer, (rank, target.limit), plan, &resolve)?;
     feed.laid_out();
     let fed = fed(plan, &items);
     let written = write_files(files, &fed, feed, target)?;

@@ -13,7 +13,7 @@ use reshard_model::{
 use reshard_model::{Data, Path, Payload, Step};
 use reshard_plan::PlannerData;
 use reshard_plan::{Declaration, DefaultSavePlanner, SavePlan, SavePlanner};
-use reshard_policy::{ByFiles, ShardByTask};
+use reshard_policy::{ByFiles, ShardByTask, ShardingPolicy};
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -92,7 +92,7 @@ fn with_object(change: impl FnOnce(&mut ShardedObject)) -> FlatStateDict {
 fn of_with(
     state: &FlatStateDict,
     format: &Format,
-    policy: Option<&dyn ShardingPolicy>,
+    policy: Option<Arc<dyn ShardingPolicy>>,
     change: impl FnOnce(&mut SaveCx<'_>),
 ) -> Option<Vec<u8>> {
     let store = MemoryStore::new();
@@ -101,7 +101,11 @@ fn of_with(
     let planner = Arc::new(DefaultSavePlanner::DEFAULT);
     let mut cx = SaveCx::new(Comm::single(), &groups, transaction, "url", planner);
     change(&mut cx);
-    structure(format, policy, state, &cx).unwrap()
+    let asked = Asked {
+        policy,
+        ..Asked::default()
+    };
+    structure(format, &asked, state, &cx).unwrap()
 }
 
 fn of(state: &FlatStateDict) -> Vec<u8> {
@@ -220,7 +224,14 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
         let paths = [(key.into(), path(at))].into_iter().collect();
         Some(PlannerData::Paths(paths))
     };
-    let by_files = |n| of_with(base, &Format(Some("")), Some(&ByFiles::new(n)), |_| {});
+    let by_files = |n| {
+        of_with(
+            base,
+            &Format(Some("")),
+            Some(Arc::new(ByFiles::new(n))),
+            |_| {},
+        )
+    };
     let with_data = |data: Option<PlannerData>| {
         of_with(base, &Format(Some("")), None, move |cx| {
             cx.planner_data = data
@@ -238,7 +249,12 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
         of_with(base, &Format(Some("x")), None, |_| {}),
         by_files(2),
         by_files(3),
-        of_with(base, &Format(Some("")), Some(&ShardByTask::new()), |_| {}),
+        of_with(
+            base,
+            &Format(Some("")),
+            Some(Arc::new(ShardByTask::new())),
+            |_| {},
+        ),
         plain(|cx| cx.planner = Arc::new(DefaultSavePlanner::DCP)),
         plain(|cx| {
             let same = DefaultSavePlanner::DEFAULT.plan_settings();
