@@ -250,7 +250,7 @@ fn hash_all<'t>(
     thread::scope(|scope| {
         // The channel holds one block, so at most a few are in memory: in the hash, in the channel, and being read.
         let (send, receive) = mpsc::sync_channel(1);
-        scope.spawn(move || {
+        let reading = thread::Builder::new().spawn_scoped(scope, move || {
             tensors
                 .chunk_by(are_small)
                 .flat_map(|run| run.chunks(TOGETHER))
@@ -259,6 +259,10 @@ fn hash_all<'t>(
                     several => send.send(read_together(several)),
                 })
         });
+        reading.map_err(|source| CliError::Io {
+            what: "the thread that reads can't be started",
+            source,
+        })?;
 
         // The thread reads in the order of `tensors`, so its messages always belong to the first one that is left.
         let mut left = tensors.iter();

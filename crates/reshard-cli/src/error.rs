@@ -284,6 +284,9 @@ pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, 
 /// What to do about something that asks for too much.
 pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE, --max-kept SIZE or --allow-repeated";
 
+/// What to do if the process has too little memory.
+pub(crate) const MORE_MEMORY: &str = "give the process more memory: raise `ulimit -v`, or the memory limit of its cgroup or container";
+
 /// For a name that is not linked.
 const LINKED: &str =
     "`reshard plugins` lists the formats, stores and policies that this program knows";
@@ -317,6 +320,7 @@ fn raise(option: LimitOption) -> &'static str {
             "if you trust the checkpoint, raise that limit with --max-whole SIZE"
         }
         LimitOption::MaxKept => "if you have the memory, raise that limit with --max-kept SIZE",
+        LimitOption::Process => MORE_MEMORY,
         LimitOption::AllowRepeated => "if you trust the checkpoint, read it with --allow-repeated",
         _ => RAISE,
     }

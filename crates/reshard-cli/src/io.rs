@@ -163,7 +163,8 @@ impl Io<'_> {
 
     /// Shows it at once and again and again, so that it is seen before the first byte has moved.
     fn shown(&self, bar: ProgressBar) -> ProgressBar {
-        if self.bars {
+        // Without a terminal, the thread that draws would only take memory.
+        if self.bars && !bar.is_hidden() {
             bar.enable_steady_tick(TICK);
         }
         bar

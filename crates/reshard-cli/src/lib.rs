@@ -4,6 +4,9 @@
 //!
 //! ```no_run
 //! // use my_strategies as _;
+//! #[global_allocator]
+//! static ALLOCATOR: reshard_cli::Allocator = reshard_cli::Allocator;
+//!
 //! fn main() -> std::process::ExitCode {
 //!     match reshard::Registry::linked() {
 //!         Ok(registry) => reshard_cli::main_with(registry),
@@ -29,6 +32,7 @@ mod io;
 mod json;
 mod list;
 mod mapping;
+mod memory;
 mod not_covered;
 mod plugins;
 mod program;
@@ -49,5 +53,6 @@ mod verify;
 mod waiting;
 
 pub use io::Io;
+pub use memory::Allocator;
 pub use program::Program;
 pub use run::{main_linked, main_with, main_with_stores};

@@ -6,7 +6,7 @@ use crate::{
     error::{CliError, FAILED, OK, Result},
     inspect,
     io::Io,
-    list, plugins,
+    list, memory, plugins,
     program::Program,
     prune, remove, show, stats,
     table::BAD,
@@ -32,6 +32,9 @@ impl Program {
     ) -> u8 {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let asked_for_json = args.iter().any(|a| a == "--json");
+        if asked_for_json {
+            memory::report_as_json();
+        }
         let cli = match Cli::try_parse_from(args) {
             Ok(cli) => cli,
             Err(e) => {
@@ -100,6 +103,7 @@ impl Program {
 
     /// Runs with the process's own arguments and streams.
     pub fn main(&self) -> ExitCode {
+        memory::enforce();
         report_full_files();
         raise_open_files();
         let styles = anstream::AutoStream::choice(&io::stdout());

@@ -9,7 +9,7 @@
 //! - [`split`] and [`Skeleton::join`]: they split a state dict into the parts that a checkpoint stores, and join these
 //!   parts again, in each [`Dialect`].
 //!
-//! The crate is pure: it has no I/O, no async and no clock. Only its module `buffer` has `unsafe` code, and an allocator for tests.
+//! The crate is pure: it has no I/O, no async and no clock, except that [`MemoryLimit`] reads the limits of the process. Only its module `buffer` has `unsafe` code, and an allocator for tests.
 //!
 //! ```
 //! use reshard_model::{ShardedTensor, StateDict, Tensor};
@@ -34,6 +34,7 @@ mod dtype;
 mod element;
 mod error;
 mod layout;
+mod memory_limit;
 mod mesh;
 mod overlap;
 mod region;
@@ -57,6 +58,7 @@ pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
 pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError, write_with_causes};
 pub use layout::{FlatView, Layout, Segments};
+pub use memory_limit::MemoryLimit;
 pub use mesh::{DeviceMesh, Placement};
 pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};

@@ -1,12 +1,9 @@
 use crate::{Result, StrategyError};
 use bytes::Bytes;
+use reshard_model::MemoryLimit;
 use reshard_policy::ByteSize;
 use reshard_storage::{Name, StorageError, Store};
-use std::{
-    fmt,
-    ops::Range,
-    sync::{Arc, LazyLock},
-};
+use std::{fmt, ops::Range, sync::Arc};
 
 /// Limits on what a checkpoint may ask for while it is read. A file of a few hundred bytes can ask for a terabyte of memory. If a
 /// checkpoint asks for more than a limit, the error names the option that raises the limit.
@@ -20,7 +17,7 @@ use std::{
 #[non_exhaustive]
 pub struct ReadLimits {
     /// The most memory for the parsed form of one file or object, in bytes. `None` means 64 times its length plus 64 MiB, at most 4 GiB,
-    /// and at most an eighth of the address space of the process, if that is limited (`ulimit -v`).
+    /// and at most an eighth of the [`MemoryLimit`] of the process. It is never more than that limit.
     pub max_memory: Option<u64>,
     /// The most bytes of anything that can only be read as a whole: metadata, common state, an object, a compressed chunk as it is stored
     /// and as it is unpacked. The default is 4 GiB.
@@ -77,18 +74,31 @@ impl ReadLimits {
 
     /// The most memory for the parsed form of so many bytes, as [`max_memory`](Self::max_memory) has it.
     pub fn memory(&self, input: u64) -> u64 {
-        let usual = || input.saturating_mul(64).saturating_add(self.slack);
-        self.max_memory
-            .unwrap_or_else(|| usual().min(4 << 30).min(*SHARE))
+        let usual = input.saturating_mul(64).saturating_add(self.slack);
+        MemoryLimit::budget(self.max_memory, usual)
     }
 
-    /// Fails if so many bytes may not be read as a whole. Call it before reading. `what` names the item for the error.
+    /// The most memory for what is kept from one read to the next: [`max_kept`](Self::max_kept), and at most an eighth of the [`MemoryLimit`]
+    /// of the process.
+    pub fn kept(&self) -> u64 {
+        self.max_kept.min(MemoryLimit::bytes() / 8)
+    }
+
+    /// Fails if so many bytes may not be read as a whole, or exceed the memory of this process. Call it before reading. `what` names the item
+    /// for the error.
     ///
     /// # Errors
     /// [`StrategyError::Limit`].
     pub fn whole(&self, what: impl fmt::Display, bytes: u64) -> Result<()> {
         if bytes <= self.max_whole {
-            return Ok(());
+            return match MemoryLimit::of_process().filter(|limit| bytes > limit.bytes) {
+                None => Ok(()),
+                Some(limit) => Err(StrategyError::Limit {
+                    what: format!("{what} has {bytes} bytes; {limit}"),
+                    option: LimitOption::Process,
+                    max: limit.bytes,
+                }),
+            };
         }
         let what = format!("{what} has {bytes} bytes, which is too much to read as a whole");
         Err(StrategyError::Limit {
@@ -127,12 +137,6 @@ impl ReadLimits {
         read_if(store, name, self.max_whole, |len| self.whole(name, len)).await
     }
 }
-
-/// The part of a limited address space that one parse may take. The data made from the result, and the file, need space too.
-static SHARE: LazyLock<u64> = LazyLock::new(|| {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As);
-    limit.current.map_or(u64::MAX, |bytes| bytes / 8)
-});
 
 /// A whole file, if it is no longer than permitted; `None` when there is none. `refuses` says why a longer one is not read.
 async fn read_if(
@@ -222,16 +226,19 @@ pub enum LimitOption {
     AllowRepeated,
     /// [`ReadLimits::max_kept`].
     MaxKept,
+    /// The [`MemoryLimit`] of the process.
+    Process,
 }
 
 impl LimitOption {
-    /// The name of the field; with hyphens it is the flag of the program.
+    /// The name of the field; with hyphens it is the flag of the program. For the limit of the process, the command that shows it.
     pub fn name(self) -> &'static str {
         match self {
             Self::MaxMemory => "max_memory",
             Self::MaxWhole => "max_whole",
             Self::AllowRepeated => "allow_repeated",
             Self::MaxKept => "max_kept",
+            Self::Process => "ulimit -v",
         }
     }
 
@@ -242,6 +249,7 @@ impl LimitOption {
             Self::MaxMemory | Self::MaxWhole | Self::MaxKept => {
                 format!("the option {} raises the limit of {max}", self.name())
             }
+            Self::Process => format!("raise `ulimit -v`, or the limit of its cgroup, beyond {max}"),
             Self::AllowRepeated => {
                 format!("beyond {max} only the option {} reads that", self.name())
             }

@@ -1,5 +1,5 @@
 use crate::pickle::{Built, Refusal};
-use std::sync::LazyLock;
+use reshard_model::MemoryLimit;
 
 /// Limits on what a pickle or an archive may ask for. Beyond a limit there is an error with the offset, never a panic.
 ///
@@ -24,7 +24,7 @@ pub struct Limits {
     pub memo: u64,
     /// The most memory that the parsed form of one input may take, in bytes. Each copy counts with its real size. Data that are not copied,
     /// such as the elements of most tensors, do not count. `None` means 64 times the length of the input plus `slack`, at most 4 GiB, and at
-    /// most an eighth of the address space of the process, if that is limited (`ulimit -v`). For a pickle in an archive, the input is the
+    /// most an eighth of the [`MemoryLimit`] of the process. It is never more than that limit. For a pickle in an archive, the input is the
     /// archive.
     pub memory: Option<u64>,
     /// The most bytes that one compressed record of an archive may unpack to, and the largest size of a tensor whose elements share memory.
@@ -52,20 +52,10 @@ impl Default for Limits {
 impl Limits {
     /// The memory that the parsed form of an input of so many bytes may take.
     pub fn budget(&self, input: u64) -> Budget {
-        let usual = input
-            .saturating_mul(64)
-            .saturating_add(self.slack)
-            .min(4 << 30)
-            .min(*SHARE);
-        Budget::new(self.memory.unwrap_or(usual))
+        let usual = input.saturating_mul(64).saturating_add(self.slack);
+        Budget::new(MemoryLimit::budget(self.memory, usual))
     }
 }
-
-/// The part of a limited address space that one parse may take. The data made from the result, and the file, need space too.
-static SHARE: LazyLock<u64> = LazyLock::new(|| {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As);
-    limit.current.map_or(u64::MAX, |bytes| bytes / 8)
-});
 
 /// The memory that one parse may still take. Everything that is built draws from it, before it is built and each time it is copied.
 ///

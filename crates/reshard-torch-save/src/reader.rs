@@ -59,7 +59,7 @@ impl TorchSaveReader {
             limits: cx.limits,
             dialect: cx.dialect,
             metadata: Arc::new(metadata),
-            kept: Kept::new(cx.limits.max_kept),
+            kept: Kept::new(cx.limits.kept()),
             values: Mutex::new(Values::new(files.len())),
             table,
             files,

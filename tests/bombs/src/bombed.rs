@@ -7,6 +7,9 @@ use std::{
     process::ExitCode,
 };
 
+#[global_allocator]
+static ALLOCATOR: reshard_cli::Allocator = reshard_cli::Allocator;
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1..) {

@@ -82,9 +82,8 @@ async fn one(cx: &OpenCx, name: &Name, bytes: u64, first: Bytes) -> Result<Read>
     let end = LENGTH + length;
     // A header takes some times its length when it is parsed.
     cx.limits.whole(format_args!("the header of {name}"), end)?;
-    if let Some(max) = cx.limits.max_memory
-        && length.saturating_mul(4) > max
-    {
+    let max = cx.limits.memory(length);
+    if length.saturating_mul(4) > max {
         return Err(StrategyError::Limit {
             what: format!("the header of {name} has {length} bytes"),
             option: reshard_strategy::LimitOption::MaxMemory,

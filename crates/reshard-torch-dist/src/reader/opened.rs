@@ -70,7 +70,7 @@ impl TorchDistReader {
             .map(Into::into)
             .collect();
         let named = table.files.iter().flatten().cloned().collect();
-        let kept = Kept::new(limits.max_kept);
+        let kept = Kept::new(limits.kept());
         Self {
             store,
             table,
