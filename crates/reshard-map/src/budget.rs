@@ -3,7 +3,7 @@
 use crate::{
     Limits, MapError, MappedTensor, Pattern, Piece, Result, error::Fault, pattern::Captures,
 };
-use reshard_model::Dims;
+use reshard_model::{Dims, shortened};
 
 /// The longest name that a map takes or makes, in bytes.
 const MAX_NAME: usize = 1 << 16;
@@ -84,19 +84,10 @@ pub(crate) fn check_name(key: &str) -> Result<()> {
     Err(MapError::Apply {
         rule: 0,
         verb: "",
-        key: shortened(key),
+        key: shortened(key).into(),
         shape: None,
         what,
     })
-}
-
-/// A key as a message shows it.
-fn shortened(key: &str) -> String {
-    const SHOWN: usize = 200;
-    match key.char_indices().nth(SHOWN) {
-        None => key.into(),
-        Some((end, _)) => format!("{}… ({} bytes)", &key[..end], key.len()),
-    }
 }
 
 /// What the names and pieces that are there take, and the steps that were made.

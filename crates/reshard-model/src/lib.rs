@@ -40,6 +40,7 @@ mod overlap;
 mod region;
 mod secrets;
 mod sharded;
+mod shortened;
 mod split;
 mod tensor;
 mod tree;
@@ -69,6 +70,7 @@ pub use sharded::{
     ShardedTensorFactory, StateDict, Swiglu, TensorSource, add_prefix_for_sharding,
     apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
+pub use shortened::shortened;
 pub use split::{
     Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split,
     split_as, split_ref, unflatten,

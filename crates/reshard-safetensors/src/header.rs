@@ -1,6 +1,7 @@
 //! The header of a file: which tensors it has, and where.
 
 use crate::{dtype::Spelled, fault::Fault};
+use reshard_model::shortened;
 use reshard_strategy::UniqueMap;
 use serde::{
     Deserialize, Serialize,
@@ -144,7 +145,7 @@ fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Fault> {
         );
         return Err(Fault::new(what));
     }
-    let dtype = Spelled::of(&info.dtype).ok_or(info.dtype);
+    let dtype = Spelled::of(&info.dtype).ok_or_else(|| shortened(&info.dtype).into());
     if let Ok(dtype) = &dtype {
         let takes = dtype.bytes(&info.shape);
         if takes != Some(to - from) {

@@ -13,8 +13,8 @@ mod waste;
 use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
 use head::{Head, RecentForms, Wanted, reads_all};
-use names::{name_of, short};
-use reshard_model::{Dialect, ObjectCodec, Payload};
+use names::name_of;
+use reshard_model::{Dialect, ObjectCodec, Payload, shortened};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
@@ -244,7 +244,7 @@ impl TorchDistReader {
         match self.repeats.get(key) {
             None => Ok(()),
             Some((bytes, stored, max)) => Err(ReadLimits::refused(
-                format_args!("tensor {}", short(key)),
+                format_args!("tensor {}", shortened(key)),
                 *bytes,
                 *stored,
                 *max,
@@ -257,7 +257,7 @@ impl TorchDistReader {
         match self.table.contradictions.get(key) {
             None => Ok(()),
             Some((file, what)) => {
-                let what = format!("{kind} {} {what}", short(key));
+                let what = format!("{kind} {} {what}", shortened(key));
                 Err(StrategyError::corrupt(file, None, what))
             }
         }

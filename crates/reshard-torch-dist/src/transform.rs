@@ -1,6 +1,7 @@
 //! DCP's stream transforms: what was done to an item's archive before it was stored.
 
 use bytes::Bytes;
+use reshard_model::shortened;
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use std::{fmt::Display, io::Read};
 
@@ -32,7 +33,8 @@ pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes
             zstd(stored, most)
         }
         _ => Err(Refused::Unknown(format!(
-            "this version does not know the stream transform {descriptor:?}, only stream.zstd/1"
+            "this version does not know the stream transform {:?}, only stream.zstd/1",
+            shortened(descriptor)
         ))),
     }
 }

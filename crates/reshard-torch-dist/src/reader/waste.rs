@@ -1,8 +1,7 @@
 //! Finds chunks of which far more is stored than their elements are.
 
-use super::names::short;
 use crate::table::{Item, Place, Table, chunk_bytes};
-use reshard_model::Region;
+use reshard_model::{Region, shortened};
 use reshard_plan::{TensorId, TensorRef};
 use reshard_strategy::{LimitOption, StrategyError};
 use std::collections::BTreeMap;
@@ -67,7 +66,7 @@ impl Sums {
 pub(super) fn refused(key: &str, (stored, bytes): (u64, u64), max: u64) -> StrategyError {
     let what = format!(
         "tensor {} has {bytes} bytes of elements, but {stored} bytes are stored for it; all such tensors together are too much to read",
-        short(key)
+        shortened(key)
     );
     StrategyError::Limit {
         what,

@@ -14,7 +14,7 @@ use crate::metadata::{
 };
 use bytes::Bytes;
 use indexmap::IndexSet;
-use reshard_model::{DType, Dims, ErrorKind, Path, Region, Step};
+use reshard_model::{DType, Dims, ErrorKind, Path, Region, Step, shortened};
 use reshard_plan::{
     MemoryFormat, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
@@ -637,7 +637,8 @@ fn describe<'c>(
         ) => {
             let name = columns.text_at(*name).unwrap_or_default();
             Err(format!(
-                "its element type torch.{name} is not one that this version knows"
+                "its element type torch.{} is not one that this version knows",
+                shortened(name)
             ))
         }
         (None, _, Some(_)) => Err(other("size or properties")),
