@@ -155,11 +155,7 @@ impl Facts {
         if let Some(names) = names.filter(|names| Some(names.len()) == axes) {
             fields.insert("dimension_names".into(), json!(names));
         }
-        // The root group is compact, because it describes all arrays.
-        match axes.is_none() && fields.contains_key("consolidated_metadata") {
-            true => serde_json::to_vec(&fields).map(Bytes::from),
-            false => serde_json::to_vec_pretty(&fields).map(Bytes::from),
-        }
+        serde_json::to_vec_pretty(&fields).map(Bytes::from)
     }
 
     /// The text of a `.zattrs`.

@@ -161,10 +161,9 @@ fn groups(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> 
     let mut nodes: BTreeMap<&str, &[u8]> =
         groups.iter().map(|(path, text)| (*path, &**text)).collect();
     nodes.extend(arrays.iter().map(|(path, text)| (&**path, &**text)));
-    let mut root = zarr3::root(nodes).map_err(json)?;
-    if let Some(facts) = facts.get("") {
-        root = facts.in_text(&root, None).map_err(json)?;
-    }
+    let none = Facts::default();
+    let of_root = facts.get("").unwrap_or(&none);
+    let root = zarr3::root(&nodes, &of_root.attributes).map_err(json)?;
     for (path, text) in groups {
         let name = Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?;
         records.files.push((name, text));

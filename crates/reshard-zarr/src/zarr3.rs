@@ -5,7 +5,12 @@
 pub(crate) use crate::array::find::ZARR_JSON;
 use bytes::Bytes;
 use reshard_model::{DType, Dims};
+use serde::{
+    Serialize, Serializer,
+    ser::{Error as _, SerializeMap as _},
+};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 /// Name of the backend.
 pub(crate) const NAME: &str = "zarr3";
@@ -112,21 +117,52 @@ pub(crate) fn group() -> serde_json::Result<Bytes> {
     serde_json::to_vec_pretty(&group).map(Bytes::from)
 }
 
-/// The `zarr.json` of the root group. `nodes` are the texts of all groups and arrays below it, by path.
-pub(crate) fn root<'t>(
-    nodes: impl IntoIterator<Item = (&'t str, &'t [u8])>,
+/// The `zarr.json` of the root group. `nodes` are the texts of all groups and arrays below it, by path. Only one of them is parsed at a time,
+/// because each takes several times its length.
+pub(crate) fn root(
+    nodes: &BTreeMap<&str, &[u8]>,
+    attributes: &Map<String, Value>,
 ) -> serde_json::Result<Bytes> {
-    let metadata = nodes
-        .into_iter()
-        .map(|(path, text)| Ok((path.to_owned(), serde_json::from_slice(text)?)))
-        .collect::<serde_json::Result<Map<String, Value>>>()?;
-    let root = json!({
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": {},
-        "consolidated_metadata": {"kind": "inline", "must_understand": false, "metadata": metadata},
-    });
+    let root = Root {
+        zarr_format: 3,
+        node_type: "group",
+        attributes,
+        consolidated_metadata: Consolidated {
+            kind: "inline",
+            must_understand: false,
+            metadata: Nodes(nodes),
+        },
+    };
     serde_json::to_vec(&root).map(Bytes::from)
+}
+
+#[derive(Serialize)]
+struct Root<'t> {
+    zarr_format: u32,
+    node_type: &'static str,
+    attributes: &'t Map<String, Value>,
+    consolidated_metadata: Consolidated<'t>,
+}
+
+#[derive(Serialize)]
+struct Consolidated<'t> {
+    kind: &'static str,
+    must_understand: bool,
+    metadata: Nodes<'t>,
+}
+
+/// Texts of groups and arrays, by path.
+struct Nodes<'t>(&'t BTreeMap<&'t str, &'t [u8]>);
+
+impl Serialize for Nodes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (path, text) in self.0 {
+            let node: Value = serde_json::from_slice(text).map_err(S::Error::custom)?;
+            map.serialize_entry(path, &node)?;
+        }
+        map.end()
+    }
 }
 
 /// The index of a shard whose `count` inner chunks of so many bytes follow each other, with its checksum.
