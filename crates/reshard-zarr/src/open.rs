@@ -4,7 +4,7 @@ use crate::{
     NAME, RECORD,
     array::{
         find::{self, Found, Texts, ZARR_JSON, ZMETADATA},
-        meta::{ArrayMeta, Encoding, Fault, FaultKind},
+        meta::{ArrayMeta, Encoding, Fault},
         shard::Shard,
     },
     grid::{Grid, MAX_CHUNKS},
@@ -176,7 +176,7 @@ impl OpenFormat for Zarr {
             arrays: tables.arrays,
             refused: tables.refused,
             has_record: tables.has_record,
-            kept: Kept::new(cx.limits.max_kept),
+            kept: Kept::new(cx.limits.kept()),
             files,
         }))
     }
@@ -330,10 +330,7 @@ fn array(
         return Err(Refused::changed(&found.description, noted_in));
     }
     let meta = found.meta.map_err(|Fault { kind, what }| Refused {
-        kind: match kind {
-            FaultKind::Damaged => ErrorKind::Corrupt,
-            FaultKind::Unknown => ErrorKind::Unsupported,
-        },
+        kind: kind.of_error(),
         what,
     })?;
     Ok((meta, noted))

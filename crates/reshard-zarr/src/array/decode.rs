@@ -16,6 +16,7 @@ use std::{
     io::{self, Read},
     sync::Arc,
 };
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
 /// Bytes of a CRC-32C.
 pub(crate) const CRC: usize = 4;
@@ -138,9 +139,7 @@ fn more(out: &mut Vec<u8>, stream: &mut impl Read, stored: usize, most: u64) -> 
 fn failed(e: io::Error) -> Fault {
     let is_short = e.kind() == io::ErrorKind::OutOfMemory || e.to_string().contains(ZSTD_NO_MEMORY);
     match is_short {
-        true => Fault::unknown(format!(
-            "there is not enough memory to decode the stream: {e}"
-        )),
+        true => Fault::no_memory(format!("no memory to decode the stream: {e}")),
         false => Fault::damaged(format!("the stream can't be decoded: {e}")),
     }
 }
@@ -149,7 +148,7 @@ fn failed(e: io::Error) -> Fault {
 const ZSTD_NO_MEMORY: &str = "not enough memory";
 
 fn no_memory(bytes: usize) -> Fault {
-    Fault::unknown(format!("there is no memory for {bytes} bytes"))
+    Fault::no_memory(format!("no memory for {bytes} bytes"))
 }
 
 fn too_many(most: u64) -> Fault {
@@ -170,18 +169,50 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const ZSTD_WINDOW: u32 = 27;
 
 fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
+    // There may be millions of frames without content, and a decoder takes longer to make than such a frame to decode.
+    let mut decoder = Decoder::new().map_err(failed)?;
+    let window = DParameter::WindowLogMax(ZSTD_WINDOW);
+    decoder.set_parameter(window).map_err(failed)?;
     let (mut out, mut rest) = (Vec::new(), stored);
     while !rest.is_empty() {
         if !rest.starts_with(&ZSTD) {
             return Err(Fault::damaged("no frame begins where one should"));
         }
-        let stream = zstd::stream::read::Decoder::with_buffer(rest).map_err(failed)?;
-        let mut stream = stream.single_frame();
-        stream.window_log_max(ZSTD_WINDOW).map_err(failed)?;
-        more(&mut out, &mut stream, rest.len(), most)?;
-        rest = stream.finish();
+        rest = zstd_frame(&mut decoder, rest, &mut out, most)?;
     }
     Ok(out.into())
+}
+
+/// Appends the content of a frame, and returns what follows it. There may be at most `most` bytes in all.
+fn zstd_frame<'s>(
+    decoder: &mut Decoder<'_>,
+    mut rest: &'s [u8],
+    out: &mut Vec<u8>,
+    most: u64,
+) -> Result<&'s [u8], Fault> {
+    loop {
+        let had = out.len();
+        if out.capacity() == had {
+            // Room for a byte too many shows that there are more. Memory is taken for what comes out, beyond a small multiple of what is stored.
+            let left = most.saturating_add(1).saturating_sub(had as u64);
+            let guess = left.min((4 * rest.len()).max(had) as u64 + 1) as usize;
+            out.try_reserve_exact(guess.max(1))
+                .map_err(|_| no_memory(guess))?;
+        }
+        let mut input = InBuffer::around(rest);
+        let mut output = OutBuffer::around_pos(out, had);
+        let wants = decoder.run(&mut input, &mut output).map_err(failed)?;
+        let used = input.pos();
+        rest = rest.get(used..).unwrap_or_default();
+        match out.len() {
+            now if now as u64 > most => return Err(too_many(most)),
+            _ if wants == 0 => return Ok(rest),
+            now if now == had && used == 0 => {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            _ => {}
+        }
+    }
 }
 
 fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Fault> {

@@ -15,7 +15,9 @@ mod v2;
 mod v3;
 mod without;
 
-pub(crate) use fault::{Fault, FaultKind};
+pub(crate) use fault::Fault;
+#[cfg(test)]
+pub(crate) use fault::FaultKind;
 pub(crate) use json::{MAX_TEXT, takes, too_long};
 pub(crate) use keys::ChunkKeys;
 pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};

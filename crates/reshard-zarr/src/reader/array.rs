@@ -151,7 +151,14 @@ impl Array {
         let at = match inner {
             None => 0..bytes,
             Some(inner) => match self.shards.range(&self.meta, &position, inner) {
-                Err(what) => return wrong(format!("{key}: {what}")),
+                Err(fault) => {
+                    let what = format!("{key}: {fault}");
+                    return Err(Fault {
+                        what,
+                        ..fault.clone()
+                    }
+                    .in_file(&file, None));
+                }
                 Ok(Some(at)) => at,
                 Ok(None) if self.checksum(number).is_some() => {
                     return wrong(format!(

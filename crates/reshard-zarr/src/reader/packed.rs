@@ -6,7 +6,7 @@ use bytes::Bytes;
 use reshard_model::Tensor;
 use reshard_plan::ChunkId;
 use reshard_storage::Name;
-use reshard_strategy::{ReadCx, ReadTensor, Result, StrategyError, Traffic};
+use reshard_strategy::{ReadCx, ReadTensor, Result, Traffic};
 use std::ops::Range;
 
 /// The most stored bytes that are in memory together, except that one chunk always is.
@@ -85,11 +85,13 @@ impl ZarrReader {
         Ok(())
     }
 
-    /// Fails if a chunk is too much to be read and decoded as a whole.
+    /// Fails if a chunk is too much to be read and decoded as a whole, or if few stored bytes would expand to very many.
     pub(super) fn affords(&self, chunk: &Chunk<'_>, at: &Range<u64>) -> Result<()> {
         let what = || format!("a chunk of {}", chunk.array.key);
-        self.limits.whole(what(), at.end - at.start)?;
-        self.limits.whole(what(), chunk.array.meta.cell_bytes())
+        let (stored, bytes) = (at.end - at.start, chunk.array.meta.cell_bytes());
+        self.limits.whole(what(), stored)?;
+        self.limits.whole(what(), bytes)?;
+        self.limits.repeated(what(), bytes, stored)
     }
 
     /// The elements of a chunk that lie in the shape.
@@ -104,11 +106,11 @@ impl ZarrReader {
         let meta = &array.meta;
         let whole = decode::elements(meta.stored(), meta.dtype, meta.cell(), stored);
         let region = || array.grid.region(&array.grid.nth((*number).into()));
-        let damaged = |Fault { what, .. }| {
-            let what = format!("chunk {} of {}: {what}", region(), array.key);
-            StrategyError::corrupt(file, Some(at.start), what)
+        let failed = |fault: Fault| {
+            let what = format!("chunk {} of {}: {fault}", region(), array.key);
+            Fault { what, ..fault }.in_file(file, Some(at.start))
         };
-        Ok(whole.map_err(damaged)?.narrow(&array.inside(*number)))
+        Ok(whole.map_err(failed)?.narrow(&array.inside(*number)))
     }
 }
 

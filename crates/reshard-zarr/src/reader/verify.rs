@@ -9,11 +9,11 @@ use crate::array::{
     shard::Shard,
 };
 use bytes::Bytes;
-use reshard_model::{Dialect, ErrorKind};
+use reshard_model::Dialect;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
-    CheckedItems, Damage, Result, StrategyError, Uncovered, VerifyReport, check_steps,
-    crc32_differs, unclaimed,
+    CheckedItems, Damage, Result, StorageReader, StrategyError, Uncovered, VerifyReport,
+    check_steps, crc32_differs, unclaimed,
 };
 use std::{collections::BTreeMap, ops::Range};
 
@@ -48,6 +48,7 @@ pub(super) async fn verify(
     let sound = |array: &&Array| !changed.contains_key(&*array.key);
     for array in reader.arrays.iter().filter(sound) {
         indexes(array, &mut report);
+        let mut permitted = None;
         let mut ahead = ReadAhead::default();
         for number in 0..array.count {
             report.items += 1;
@@ -56,7 +57,10 @@ pub(super) async fn verify(
                 continue;
             }
             let chunk = Chunk { array, number };
-            let full = items.has_chunk(chunk.id());
+            let mut full = items.has_chunk(chunk.id());
+            if full && !array.meta.stored().codecs.is_empty() {
+                full = *permitted.get_or_insert_with(|| is_permitted(reader, array, &mut report));
+            }
             let bytes = ahead.take(reader, &chunk, items).await;
             match check(reader, &chunk, full, bytes, progress).await {
                 Ok(read) => {
@@ -77,6 +81,18 @@ pub(super) async fn verify(
         }
     }
     Ok(report)
+}
+
+/// Whether chunks of an array may be decoded. Elements that are too much to load are not decoded for a check either, which is reported once
+/// for the array.
+fn is_permitted(reader: &ZarrReader, array: &Array, report: &mut VerifyReport) -> bool {
+    match reader.permits(&array.key) {
+        Ok(()) => true,
+        Err(e) => {
+            report.add(e.kind(), Damage::of(Some(&array.key), &e));
+            false
+        }
+    }
 }
 
 /// The arrays whose descriptions were not read when the checkpoint was opened, and are not the written ones.
@@ -121,7 +137,7 @@ fn indexes(array: &Array, report: &mut VerifyReport) {
             offset: None,
             what: fault.what.clone(),
         };
-        report.add(ErrorKind::Corrupt, found);
+        report.add(fault.kind.of_error(), found);
     }
 }
 

@@ -7,7 +7,7 @@ use reshard_model::{DType, Dialect, ErrorKind, Region, ShardedTensor, Tensor};
 use reshard_storage::{Entry, LocalStore, Name, Progress, Store};
 use reshard_strategy::{FileRole, LoadShardedConfig, OpenCx, VerifyReport};
 use reshard_zarr::ZarrLoadConfig;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -327,6 +327,46 @@ fn a_chunk_that_would_take_more_memory_than_is_allowed_is_refused() {
         .filter_map(|found| found.key.as_deref())
         .collect();
     assert_eq!(keys, ["blosc", "blosc_bits"].into());
+}
+
+/// An array of bytes in one chunk of zstd, which has 4 bytes for each 128 KiB of zeros.
+fn blown_up(blocks: u64) -> Files {
+    const BLOCK: u64 = 128 << 10;
+    let array = json!({
+        "zarr_format": 3, "node_type": "array", "shape": [blocks * BLOCK], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [blocks * BLOCK]}},
+        "chunk_key_encoding": "default", "codecs": ["bytes", "zstd"],
+    });
+    let mut chunk = b"\x28\xb5\x2f\xfd\x00\x38".to_vec();
+    for n in 1..=blocks {
+        let header = u32::from(n == blocks) | 1 << 1 | (BLOCK as u32) << 3;
+        chunk.extend_from_slice(&header.to_le_bytes());
+    }
+    Files::from([
+        ("a/zarr.json".into(), array.to_string().into_bytes()),
+        ("a/c/0".into(), chunk),
+    ])
+}
+
+#[test]
+fn a_chunk_of_few_bytes_and_very_many_elements_is_not_decoded_for_a_check() {
+    let open = |blocks| {
+        let strategy = ZarrLoadConfig::default().build().unwrap();
+        block_on(strategy.open(&OpenCx::new(stored(&blown_up(blocks))))).unwrap()
+    };
+    let verify = |blocks| block_on(open(blocks).verify(true, &Progress::none())).unwrap();
+    let report = verify(8);
+    assert!(
+        report.not_read.is_empty() && report.bytes == 38,
+        "{report:?}"
+    );
+    let report = verify(2049);
+    let said: Vec<_> = report.not_read.iter().map(|found| &*found.what).collect();
+    assert!(
+        matches!(&said[..], [one] if one.contains("268566528 bytes of elements share 8202 stored bytes")),
+        "{said:?}"
+    );
+    assert!(report.damage.is_empty() && report.bytes == 0, "{report:?}");
 }
 
 fn part(shape: &[u64]) -> impl Strategy<Value = Region> + use<> {

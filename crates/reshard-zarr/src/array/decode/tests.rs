@@ -217,10 +217,10 @@ fn a_lack_of_memory_is_no_damage() {
         let mut stream = stream;
         all(&mut stream, stored, u64::MAX).unwrap_err().kind
     };
-    assert_eq!(kind(&mut NoMemory(""), 1), FaultKind::Unknown);
+    assert_eq!(kind(&mut NoMemory(""), 1), FaultKind::NoMemory);
     let zstd = "Allocation error : not enough memory";
-    assert_eq!(kind(&mut NoMemory(zstd), 1), FaultKind::Unknown);
+    assert_eq!(kind(&mut NoMemory(zstd), 1), FaultKind::NoMemory);
     assert_eq!(kind(&mut NoMemory("bad block"), 1), FaultKind::Damaged);
     // No machine has that much.
-    assert_eq!(kind(&mut io::empty(), usize::MAX / 8), FaultKind::Unknown);
+    assert_eq!(kind(&mut io::empty(), usize::MAX / 8), FaultKind::NoMemory);
 }
