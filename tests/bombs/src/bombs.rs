@@ -55,6 +55,8 @@ pub struct Bomb {
     pub commands: Vec<Vec<String>>,
     /// Whether the usual ones are tried. If what is hostile is no part of the checkpoint, they say nothing.
     pub usual: bool,
+    /// The most resident memory that a command may take, in bytes, if it is less than usual.
+    pub resident: Option<u64>,
 }
 
 impl fmt::Debug for Bomb {
@@ -72,7 +74,14 @@ impl Bomb {
             make: Box::new(make),
             commands: Vec::new(),
             usual: true,
+            resident: None,
         }
+    }
+
+    /// With at most so many bytes of resident memory.
+    fn within(mut self, bytes: u64) -> Self {
+        self.resident = Some(bytes);
+        self
     }
 
     /// A `.metadata`, and nothing else.

@@ -14,6 +14,8 @@ use std::{
 
 /// Of address space.
 const MEMORY: u64 = 1_500_000_000;
+/// Of resident memory, unless the bomb has a limit of its own.
+const RESIDENT: u64 = 1_200_000_000;
 /// Time of all CPUs. A release build, which users have, gets 10 s. The build of `cargo xtask test` is not optimised: it shows
 /// only whether a command ends at all.
 const CPU_SECONDS: u64 = if cfg!(debug_assertions) { 100 } else { 10 };
@@ -158,12 +160,13 @@ pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
                 break;
             }
             let ended = command_on(program, &command, &dir, &to)?;
+            let resident = bomb.resident.unwrap_or(RESIDENT);
             deaths += u32::from(ended.status.signal().is_some());
             if to.exists() {
                 std::fs::remove_dir_all(&to)?;
             }
             let name = format!("{} {}", bomb.name, text(&command));
-            for problem in ended.problems(&command) {
+            for problem in ended.problems(&command, resident) {
                 writeln!(stderr(), "{name}: {problem}")?;
                 failures.push(format!("{name}: {problem}"));
             }
@@ -209,11 +212,22 @@ struct Ended {
     err: String,
     took: Duration,
     hung: bool,
+    /// The most resident memory that was seen, in bytes.
+    peak: u64,
 }
 
 impl Ended {
-    fn problems(&self, command: &[&str]) -> Vec<String> {
+    fn problems(&self, command: &[&str], resident: u64) -> Vec<String> {
         let mut found = Vec::new();
+        if self.peak > resident {
+            let peak = self.peak;
+            found.push(format!(
+                "{peak} bytes of resident memory, beyond {resident}"
+            ));
+        }
+        if self.err.len() == KEPT {
+            found.push("more than a megabyte of messages".into());
+        }
         let took = self.took.as_secs_f64();
         let first: String = self
             .err
@@ -289,8 +303,9 @@ fn command_on(program: &str, command: &[&str], dir: &Path, to: &Path) -> Result<
         .context("sh")?;
     let out = child.stdout.take().map(|s| thread::spawn(|| first_of(s)));
     let err = child.stderr.take().map(|s| thread::spawn(|| first_of(s)));
-    let (mut hung, mut pause) = (false, Duration::from_millis(1));
+    let (mut hung, mut pause, mut peak) = (false, Duration::from_millis(1), 0);
     let status = loop {
+        peak = peak.max(peak_of(child.id()));
         if let Some(status) = child.try_wait()? {
             break status;
         }
@@ -311,7 +326,16 @@ fn command_on(program: &str, command: &[&str], dir: &Path, to: &Path) -> Result<
         err: String::from_utf8_lossy(&err).into_owned(),
         took,
         hung,
+        peak,
     })
+}
+
+/// The most resident memory of a process so far, in bytes; 0 if it has ended. What it takes in its last moments is not seen.
+fn peak_of(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map_or(0, |kib| kib << 10)
 }
 
 /// The beginning of a stream that is read to its end, and whether that is all of it.

@@ -70,6 +70,14 @@ fn headers() -> Vec<Bomb> {
                 format!(r#""{n}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}"#)
             })
         }),
+        headed("safetensors/tensors of 64 axes", || {
+            let shape = vec!["0"; 64].join(",");
+            entries(1000, |n| {
+                format!(r#""{n}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}"#)
+            })
+        })
+        .with(&["convert", "DIR/model.safetensors", "TO", "--to", "zarr3"])
+        .within(150 << 20),
         headed("safetensors/a shape of millions of axes", || {
             let shape = vec!["1"; HEADER / 3].join(",");
             format!(r#"{{"w":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}}}"#)

@@ -1,7 +1,10 @@
 //! Folders of Zarr arrays.
 
 use super::Bomb;
-use crate::checkpoint::{put, put_sparse};
+use crate::{
+    checkpoint::{put, put_sparse},
+    zstd,
+};
 use anyhow::Result;
 use flate2::{Compression, write::ZlibEncoder};
 use serde_json::{Value, json};
@@ -34,6 +37,17 @@ fn put_in(dir: &Path, folder: &str, name: &str, bytes: &[u8]) -> Result<()> {
 
 fn put_array(dir: &Path, folder: &str, array: &Value) -> Result<()> {
     put_in(dir, folder, ".zarray", array.to_string().as_bytes())
+}
+
+/// An array of bytes in one chunk of zstd.
+fn put_packed(dir: &Path, length: u64, chunk: &[u8]) -> Result<()> {
+    let array = json!({
+        "zarr_format": 3, "node_type": "array", "shape": [length], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [length]}}, "chunk_key_encoding": "default",
+        "codecs": ["bytes", "zstd"],
+    });
+    put_in(dir, "a", "zarr.json", array.to_string().as_bytes())?;
+    put_in(dir, "a/c", "0", chunk)
 }
 
 /// An array with attributes that are a list of one text many times.
@@ -126,6 +140,17 @@ pub fn zarr() -> Vec<Bomb> {
             let mut shard = one.repeat(INNER as usize);
             shard.extend(index(INNER, one.len() as u64));
             put_in(dir, "a/c/0", "0", &shard)
+        }),
+        Bomb::new("zarr/a chunk that unpacks to 800 MB", |dir| {
+            const BLOCKS: usize = 6100;
+            let length = (BLOCKS as u64) << 17;
+            let chunk = zstd::blown_up(0, BLOCKS);
+            put_packed(dir, length, &chunk)
+        })
+        .within(400 << 20),
+        Bomb::new("zarr/empty frames of zstd", |dir| {
+            let frame = b"\x28\xb5\x2f\xfd\x00\x38\x01\x00\x00";
+            put_packed(dir, 4, &frame.repeat(10_000_000))
         }),
         Bomb::new("zarr/a record of many checksums", |dir| {
             put_array(dir, "a", &v2(&[4], &[4]))?;

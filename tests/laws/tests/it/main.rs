@@ -22,6 +22,7 @@ mod keys;
 mod ledger;
 mod lookups;
 mod megatron;
+mod memory;
 mod names;
 mod partial;
 mod plain;
