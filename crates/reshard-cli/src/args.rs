@@ -372,6 +372,9 @@ pub(crate) struct Verify {
     /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Exit with 1 also if another program has saved over a checkpoint of reshard (`changed`).
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Check structure, coverage and sizes of all items, and the checksums of so many of them: 1%, 0.1%. It chooses at random, from all files, at least
     /// one of each element type and size.
     #[arg(long, value_name = "SHARE", conflicts_with = "quick", value_parser = units::parse_share)]
@@ -582,6 +585,9 @@ pub(crate) struct Diff {
     /// Tensors of different element types can be equal.
     #[arg(long)]
     pub(crate) any_dtype: bool,
+    /// Don't check checksums. Then large tensors are read once instead of twice, and damage may show as a difference.
+    #[arg(long)]
+    pub(crate) no_verify: bool,
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -608,6 +614,9 @@ pub(crate) struct Stats {
     /// Show only tensors in which something is suspicious.
     #[arg(long)]
     pub(crate) suspicious: bool,
+    /// Don't check checksums. Then large tensors are read once instead of twice.
+    #[arg(long)]
+    pub(crate) no_verify: bool,
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,

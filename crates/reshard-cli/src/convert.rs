@@ -225,6 +225,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     };
     print(&report, (&source, &saved), args.json, io)?;
     note_lost(&report, io);
+    io.note_unverified(args.no_verify && !args.dry_run);
     note_stays(&saved, &args.dst, io);
     Ok(OK)
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     error::{OK, Result},
+    findings::has_integrity,
     glob::Keys,
     io::Io,
     json, units,
@@ -9,9 +10,8 @@ use crate::{
 use reshard::{
     Region,
     blocking::{Checkpoint, TensorHandle},
-    megatron::INTEGRITY,
     model::Layout,
-    storage::{Hints, Name, StoreExt as _, joined_reads, wait},
+    storage::{Hints, Name, joined_reads, wait},
     strategy::{CheckedItems, StorageInfo},
     torch_dist,
 };
@@ -149,7 +149,7 @@ const HEADER: Cost = Cost {
     requests: 2,
 };
 const HEADERS: Cost = Cost {
-    bytes: 44 << 10,
+    bytes: 72 << 10,
     requests: 3,
 };
 const NO_TENSORS: u64 = 4;
@@ -224,7 +224,7 @@ impl<'c> Reads<'c> {
             }
         }
         // Its files are read once more.
-        if items.is_all() && self.has_integrity() {
+        if items.is_all() && has_integrity(self.checkpoint) {
             let bytes = cost.bytes;
             cost = cost.and(Cost::new(bytes, bytes.div_ceil(WHOLE)));
         }
@@ -257,11 +257,6 @@ impl<'c> Reads<'c> {
         }
     }
 
-    fn has_integrity(&self) -> bool {
-        let name = Name::new(INTEGRITY);
-        name.is_ok_and(|name| wait(self.checkpoint.store().exists(&name)).unwrap_or(false))
-    }
-
     fn checked(&self, part: &StorageInfo) -> Cost {
         let len = part.length();
         let step = match self.hints.requests_are_dear() {
@@ -288,21 +283,21 @@ impl<'c> Reads<'c> {
         cost.and(HEADER.times(headers))
     }
 
-    /// The same of a checkpoint whose checksums nobody checks.
-    pub(crate) fn blocks_unchecked(
+    /// The same after a [check](Self::check) of these items, or of a checkpoint whose checksums nobody checks.
+    pub(crate) fn blocks_after(
         &self,
+        checked: Option<&CheckedItems>,
         keys: Keys<'_>,
         block: impl Fn(&TensorHandle) -> u64,
     ) -> Cost {
-        self.blocks(keys, block).and(self.unread(keys))
+        match checked {
+            None => self.blocks(keys, block).and(self.unread(keys)),
+            Some(items) => self.blocks_after_check(keys, block).and(self.check(items)),
+        }
     }
 
-    /// The same after a [check](Self::check), which has read the headers.
-    pub(crate) fn blocks_after_check(
-        &self,
-        keys: Keys<'_>,
-        block: impl Fn(&TensorHandle) -> u64,
-    ) -> Cost {
+    /// The same after a check, which has read the headers.
+    fn blocks_after_check(&self, keys: Keys<'_>, block: impl Fn(&TensorHandle) -> u64) -> Cost {
         let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
         let costs = chosen.map(|t| self.tensor(&t, block(&t)));
         costs.fold(Cost::default(), Cost::and)
@@ -338,7 +333,7 @@ impl<'c> Reads<'c> {
 
     fn checks_on_the_way(&self, keys: Keys<'_>) -> bool {
         let mut chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
-        if self.has_integrity() {
+        if has_integrity(self.checkpoint) {
             return false;
         }
         // Other formats have the checksums in memory, if they have any.

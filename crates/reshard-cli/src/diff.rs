@@ -4,6 +4,8 @@ use crate::{
     args::Diff,
     cost::{self, Reads},
     error::{CliError, DAMAGED, DIFFERENT, FAILED, OK, Result},
+    findings::{Doubts, items_before},
+    glob::Keys,
     io::Io,
     json, mapping,
     program::Program,
@@ -12,7 +14,8 @@ use crate::{
     units,
 };
 use reshard::{
-    blocking::Checkpoint,
+    DType,
+    blocking::{Checkpoint, TensorHandle},
     model::Dims,
     storage::{Progress, wait},
 };
@@ -53,8 +56,8 @@ fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Resul
 }
 
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
-    // Damage is what `verify` looks for. Here it is a difference like any other.
-    let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(false), io);
+    let verify = !args.no_verify;
+    let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(verify), io);
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     if let Some(backend) = args.reading.dequantizes()
         && [&first, &second]
@@ -70,8 +73,6 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     if args.reading.dequantizes().is_some() {
         has_effect(program, args, [&first, &second])?;
     }
-    understood(&first, &args.first)?;
-    understood(&second, &args.second)?;
     let keys = args.select.keys();
     let mapped = match mapping::map(&args.mapping, &first, io)? {
         None => None,
@@ -86,14 +87,29 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         io.require_some(keys, &args.first, stored.map(|e| e.key()))?;
     }
 
-    let cost = |reads: &Reads<'_>| {
-        reads
-            .blocks_unchecked(keys, |_| ANALYSIS_BLOCK)
-            .and(reads.objects(keys))
-    };
-    let costs = [&first, &second].map(|c| (c, &cost as _));
-    if let Some(code) = cost::tell(&costs, (args.dry_run, args.json), io)? {
+    // A map reads parts of stored tensors, which have other keys.
+    let read = if mapped.is_some() { Keys(&[]) } else { keys };
+    let sides = [(&first, &*args.first, read), (&second, &args.second, keys)];
+    let before = sides.map(|(checkpoint, _, keys)| {
+        let is_cut = |t: &TensorHandle| mapped.is_some() || elements(t) > ANALYSIS_BLOCK;
+        verify.then(|| items_before(checkpoint, keys, is_cut))
+    });
+    let costs = sides.iter().zip(&before).map(|((_, _, keys), before)| {
+        move |reads: &Reads<'_>| {
+            let tensors = reads.blocks_after(before.as_ref(), *keys, |_| ANALYSIS_BLOCK);
+            tensors.and(reads.objects(*keys))
+        }
+    });
+    let costs: Vec<_> = costs.collect();
+    let costs = sides
+        .iter()
+        .zip(&costs)
+        .map(|((c, ..), cost)| (*c, cost as _));
+    if let Some(code) = cost::tell(&costs.collect::<Vec<_>>(), (args.dry_run, args.json), io)? {
         return Ok(code);
+    }
+    for ((checkpoint, url, keys), before) in sides.iter().zip(&before) {
+        can_be_compared(&Doubts::of(checkpoint, before.as_ref(), *keys, io)?, url)?;
     }
     let tolerance = Tolerance {
         absolute: args.tolerance,
@@ -124,10 +140,16 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
     if args.json {
-        json::write_about(io.out, &[&first, &second], &report(&found, &tensors))?;
+        let mut report = report(&found, &tensors);
+        if args.no_verify {
+            report["no_verify"] = true.into();
+        }
+        json::write_about(io.out, &[&first, &second], &report)?;
     } else {
         print(&found, &tensors, args, io)?;
     }
+    io.out.flush()?;
+    io.note_unverified(args.no_verify);
     let equal = match args.lossless {
         true => found.is_lossless(),
         false => found.is_equal(),
@@ -135,20 +157,27 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     Ok(if equal { OK } else { DIFFERENT })
 }
 
+/// The size of a tensor whose elements take the most bytes that elements take. Blocks have elements of two tensors.
+fn elements(tensor: &TensorHandle) -> u64 {
+    let most = DType::Complex128.size();
+    let count = tensor.shape().volume().unwrap_or(u64::MAX);
+    count.saturating_mul(most)
+}
+
 /// What is damaged or not understood can't be compared, and nobody should take the rest for the whole.
-fn understood(checkpoint: &Checkpoint, url: &str) -> Result<()> {
-    let producer = checkpoint.producer();
-    match producer.damaged.into_iter().chain(producer.unknown).next() {
-        None => Ok(()),
-        Some((key, why)) => Err(CliError::told(
-            format!(
-                "{} of {url} can't be compared: {}",
-                shown(&key),
-                shown(&why)
-            ),
-            format!("`reshard inspect {url}` lists all such items"),
-        )),
-    }
+fn can_be_compared(doubts: &Doubts, url: &str) -> Result<()> {
+    let key = doubts.keys.first_key_value();
+    let what = match (key, doubts.whole.first()) {
+        (Some((key, (why, _))), _) => {
+            format!("{} of {url} can't be compared: {}", shown(key), shown(why))
+        }
+        (None, Some(what)) => format!("{url} can't be compared: damaged: {}", shown(what)),
+        (None, None) => return Ok(()),
+    };
+    let hint = format!(
+        "`reshard verify {url}` lists all such items; --key chooses the others, and --no-verify compares damaged elements"
+    );
+    Err(CliError::told(what, hint))
 }
 
 fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {

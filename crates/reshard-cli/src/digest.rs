@@ -3,9 +3,8 @@
 use crate::{
     args::Digest,
     cost::{self, Reads},
-    error::{CliError, DAMAGED, FAILED, OK, Result, worse},
-    findings,
-    glob::Keys,
+    error::{CliError, Result, worse},
+    findings::{Doubts, items_before},
     io::Io,
     json,
     program::Program,
@@ -14,14 +13,14 @@ use crate::{
 };
 use reshard::{
     Tensor,
-    blocking::{Checkpoint, TensorHandle},
+    blocking::TensorHandle,
     storage::{run_blocking, wait},
-    strategy::{CheckedItems, hex},
+    strategy::hex,
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use sha2::Digest as _;
-use std::{collections::BTreeMap, sync::mpsc, thread};
+use std::{sync::mpsc, thread};
 
 /// Read at once at most, in bytes. Three of them are in memory: one read, one waiting, one hashed.
 const BLOCK: u64 = 8 << 20;
@@ -45,6 +44,12 @@ struct Report<'a> {
     untried: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     errors: Option<&'a Map<String, Json>>,
+    /// Of the whole checkpoint.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    damage: &'a [String],
+    /// Whether nothing was checked before it was read.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    no_verify: bool,
 }
 
 type Sha256 = [u8; 32];
@@ -94,36 +99,21 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     io.require_tensors(keys, about, tensors.chain(unknown), checkpoint.objects())?;
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
-    let checks_before = !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK);
-    let cost = |reads: &Reads<'_>| match checks_before {
-        true => reads
-            .blocks_after_check(keys, |_| BLOCK)
-            .and(reads.check(&CheckedItems::All)),
-        false => reads.blocks(keys, |_| BLOCK),
-    };
+    let before = || items_before(&checkpoint, keys, |t| t.nbytes() > BLOCK);
+    let before = (!args.no_verify).then(before);
+    let cost = |reads: &Reads<'_>| reads.blocks_after(before.as_ref(), keys, |_| BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
     }
-    let mut damage = match checks_before {
-        true => damage_by_key(&checkpoint, keys, io)?,
-        false => BTreeMap::new(),
-    };
-    let (sound, damaged): (Vec<_>, Vec<_>) = chosen
-        .into_iter()
-        .partition(|t| !damage.contains_key(t.key()));
+    let doubts = Doubts::of(&checkpoint, before.as_ref(), keys, io)?;
+    let mut doubts = doubts.of_tensors(&checkpoint);
+    let mut code = doubts.exit_code();
+    let mut sound = chosen;
+    sound.retain(|t| !doubts.keys.contains_key(t.key()));
     let mut tensors = Vec::new();
     let mut errors: Map<String, Json> = Map::new();
-    for t in damaged {
-        let what = damage.remove(t.key()).unwrap_or_default();
-        errors.insert(t.key().into(), what.into());
-    }
-    for (key, what) in producer.damaged.into_iter().filter(|(k, _)| keys.has(k)) {
-        errors.insert(key, format!("damaged: {what}").into());
-    }
-    let mut code = if errors.is_empty() { OK } else { DAMAGED };
-    for (key, what) in producer.unknown.into_iter().filter(|(k, _)| keys.has(k)) {
-        errors.insert(key, format!("not understood: {what}").into());
-        code = worse(code, FAILED);
+    for (key, (what, _)) in std::mem::take(&mut doubts.keys) {
+        errors.insert(key, what.into());
     }
     let bar = io.bar(
         "digesting",
@@ -161,9 +151,14 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             tensors: Hashed(&tensors),
             untried: (untried > 0).then_some(untried),
             errors: (!errors.is_empty()).then_some(&errors),
+            damage: &doubts.whole,
+            no_verify: args.no_verify,
         };
         json::write_about(io.out, &[&checkpoint], &report)?;
     }
+    io.out.flush()?;
+    doubts.note_whole(io);
+    io.note_unverified(args.no_verify);
     let Some(what) = tell_failures(&errors, untried, io)? else {
         return Ok(code);
     };
@@ -180,33 +175,6 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     Ok(code)
 }
 
-/// What is damaged, of the chosen keys.
-fn damage_by_key(
-    checkpoint: &Checkpoint,
-    keys: Keys<'_>,
-    io: &mut Io<'_>,
-) -> Result<BTreeMap<String, String>> {
-    let mut damage = BTreeMap::new();
-    let report = findings::check_all(checkpoint, io)?;
-    for d in findings::concerning(&report.damage, keys) {
-        if let Some(key) = &d.key {
-            damage
-                .entry(key.clone())
-                .or_insert_with(|| findings::below_key(d));
-        }
-    }
-    let rest = &report.unlisted.damage;
-    for key in rest.keys.iter().filter(|key| keys.has(key)) {
-        damage.entry(key.clone()).or_insert_with(|| {
-            format!(
-                "damaged, one of {} findings that are not listed",
-                rest.findings
-            )
-        });
-    }
-    Ok(damage)
-}
-
 /// Tells all failures but the first, which it returns.
 fn tell_failures(
     errors: &Map<String, Json>,
@@ -220,7 +188,6 @@ fn tell_failures(
     let Some(first) = all.next() else {
         return Ok(None);
     };
-    io.out.flush()?;
     for failure in all.take(TOLD) {
         io.note(failure);
     }

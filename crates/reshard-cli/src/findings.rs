@@ -1,9 +1,17 @@
 //! The check that commands make before they trust what they read, and what it finds.
 
-use crate::{error::Result, glob::Keys, io::Io, table::shown, units};
+use crate::{
+    error::{DAMAGED, FAILED, OK, Result, worse},
+    glob::Keys,
+    io::{Io, keys_that},
+    table::shown,
+    units,
+};
 use reshard::{
-    blocking::Checkpoint,
-    storage::Progress,
+    ShardedObject,
+    blocking::{Checkpoint, TensorHandle},
+    megatron::INTEGRITY,
+    storage::{Name, Progress, StoreExt as _, wait},
     strategy::{CheckedItems, Damage, VerifyReport},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +90,163 @@ pub(crate) fn check(
 /// Checks everything, with a bar.
 pub(crate) fn check_all(checkpoint: &Checkpoint, io: &Io<'_>) -> Result<VerifyReport> {
     check(checkpoint, &CheckedItems::All, stored_bytes(checkpoint), io)
+}
+
+/// What a check found about the chosen keys before their data are read.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts {
+    /// What is wrong with a key, and the exit code for it.
+    pub(crate) keys: BTreeMap<String, (String, u8)>,
+    /// Damage that concerns the whole checkpoint.
+    pub(crate) whole: Vec<String>,
+}
+
+/// The items to check before tensors are read in blocks: the chunks of the tensors that `is_cut` into several. A tensor that is read as a whole is
+/// checked by that. `integrity.json` has digests of whole files, so with it all items are checked.
+pub(crate) fn items_before(
+    checkpoint: &Checkpoint,
+    keys: Keys<'_>,
+    is_cut: impl Fn(&TensorHandle) -> bool,
+) -> CheckedItems {
+    if has_integrity(checkpoint) {
+        return CheckedItems::All;
+    }
+    let tensors = checkpoint.metadata().tensors();
+    let chosen = tensors
+        .zip(checkpoint.tensors())
+        .filter(|(t, handle)| keys.has(t.key()) && is_cut(handle));
+    let chunks: BTreeSet<_> = chosen
+        .flat_map(|(t, _)| t.chunks().map(|(id, _)| id).collect::<Vec<_>>())
+        .collect();
+    match chunks.is_empty() {
+        true => CheckedItems::None,
+        false => CheckedItems::Some {
+            chunks,
+            objects: BTreeSet::new(),
+        },
+    }
+}
+
+pub(crate) fn has_integrity(checkpoint: &Checkpoint) -> bool {
+    let name = Name::new(INTEGRITY);
+    name.is_ok_and(|name| wait(checkpoint.store().exists(&name)).unwrap_or(true))
+}
+
+impl Doubts {
+    /// What opening has found, and what a check of these items finds. `None` checks nothing.
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        items: Option<&CheckedItems>,
+        keys: Keys<'_>,
+        io: &Io<'_>,
+    ) -> Result<Self> {
+        let mut out = Self::default();
+        let producer = checkpoint.producer();
+        for (refused, word, code) in [
+            (producer.damaged, "damaged", DAMAGED),
+            (producer.unknown, "not understood", FAILED),
+        ] {
+            for (key, what) in refused.into_iter().filter(|(key, _)| keys.has(key)) {
+                out.keys.insert(key, (format!("{word}: {what}"), code));
+            }
+        }
+        if let Some(items) = items {
+            let bytes = match items {
+                CheckedItems::None => 0,
+                _ => stored_bytes(checkpoint),
+            };
+            out.add(&check(checkpoint, items, bytes, io)?, keys);
+        }
+        Ok(out)
+    }
+
+    fn add(&mut self, report: &VerifyReport, keys: Keys<'_>) {
+        let rest = &report.unlisted;
+        // Common state that is not understood, or too large, is no obstacle to reading tensors.
+        for (found, rest, code) in [
+            (&report.damage, &rest.damage, DAMAGED),
+            (&report.unchecked, &rest.unchecked, FAILED),
+            (&report.not_understood, &rest.not_understood, FAILED),
+            (&report.not_read, &rest.not_read, FAILED),
+        ] {
+            for d in concerning(found, keys) {
+                match &d.key {
+                    Some(key) => {
+                        let why = || (below_key(d), code);
+                        self.keys.entry(key.clone()).or_insert_with(why);
+                    }
+                    None if code == DAMAGED => self.whole.push(line(d)),
+                    None => {}
+                }
+            }
+            for key in rest.keys.iter().filter(|key| keys.has(key)) {
+                let why = || {
+                    let what = format!("one of {} findings that are not listed", rest.findings);
+                    (what, code)
+                };
+                self.keys.entry(key.clone()).or_insert_with(why);
+            }
+        }
+    }
+
+    /// Those that concern tensors: objects, and cells of arrays of objects, have no elements.
+    pub(crate) fn of_tensors(mut self, checkpoint: &Checkpoint) -> Self {
+        let metadata = checkpoint.metadata();
+        self.keys.retain(|key, _| {
+            metadata.object(key).is_none()
+                && (metadata.tensor(key).is_some()
+                    || ShardedObject::empty_from_unique_key(key).is_err())
+        });
+        self
+    }
+
+    /// The exit code for all of them.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let whole = if self.whole.is_empty() { OK } else { DAMAGED };
+        let codes = self.keys.values().map(|(_, code)| *code);
+        codes.fold(whole, worse)
+    }
+
+    /// Notes the damage of the whole checkpoint.
+    pub(crate) fn note_whole(&self, io: &mut Io<'_>) {
+        for what in self.whole.iter().take(NAMED) {
+            io.note(format!("damaged: {what}"));
+        }
+        if let Some(more @ 1..) = self.whole.len().checked_sub(NAMED) {
+            io.note(format!("damaged: {}", more_findings(more as u64)));
+        }
+    }
+
+    /// Notes all of them, those of keys as `left out`, or as listed in spite of them. Returns the exit code.
+    pub(crate) fn note(&self, dir: &str, is_listed: impl Fn(&str) -> bool, io: &mut Io<'_>) -> u8 {
+        self.note_whole(io);
+        for this in [DAMAGED, FAILED] {
+            for listed in [false, true] {
+                let mut of = self
+                    .keys
+                    .iter()
+                    .filter(|(key, (_, code))| *code == this && is_listed(key) == listed);
+                let Some((first, (why, _))) = of.next() else {
+                    continue;
+                };
+                let are = match this {
+                    DAMAGED => "damaged",
+                    _ if why.starts_with("not understood") => "not understood",
+                    _ => "not read",
+                };
+                let what = keys_that(first, of.count(), are);
+                let how = if listed { "listed" } else { "left out" };
+                io.note(match this {
+                    DAMAGED => format!(
+                        "{how}: {what} ({}); `reshard verify {dir}` lists all damage",
+                        shown(why)
+                    ),
+                    _ => format!("{how}: {what}; `reshard inspect {dir}` says why"),
+                });
+            }
+        }
+        self.exit_code()
+    }
 }
 
 /// Bytes of all stored items.

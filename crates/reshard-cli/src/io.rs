@@ -1,7 +1,7 @@
 //! Where a run writes to: results, notes, errors, progress bars.
 
 use crate::{
-    error::{CliError, DAMAGED, OK, Result},
+    error::{CliError, Result},
     glob::Keys,
     json,
     table::{BAD, BOLD, shown},
@@ -10,7 +10,7 @@ use crate::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reshard::storage::without_secrets;
 use serde_json::json;
-use std::{collections::BTreeMap, fmt, io::Write, time::Duration};
+use std::{fmt, io::Write, time::Duration};
 
 /// Where a run writes to.
 pub struct Io<'a> {
@@ -125,23 +125,11 @@ impl Io<'_> {
         Err(none_chosen(told.chain(idle).collect(), hint))
     }
 
-    /// Tells of chosen keys that are left out because opening has found that they are damaged. Returns the exit code.
-    pub(crate) fn note_damaged(
-        &mut self,
-        keys: Keys<'_>,
-        dir: &str,
-        damaged: &BTreeMap<String, String>,
-    ) -> u8 {
-        let mut chosen = damaged.iter().filter(|(key, _)| keys.has(key));
-        let Some((first, why)) = chosen.next() else {
-            return OK;
-        };
-        let what = keys_that(first, chosen.count(), "damaged");
-        let why = shown(why);
-        self.note(format!(
-            "left out: {what} ({why}); `reshard verify {dir}` lists all damage"
-        ));
-        DAMAGED
+    /// Notes with `no_verify` that nothing was checked, so that nobody takes the result for one that was.
+    pub(crate) fn note_unverified(&mut self, no_verify: bool) {
+        if no_verify {
+            self.note("no checksum was checked before reading (--no-verify)");
+        }
     }
 
     /// A bar of bytes.

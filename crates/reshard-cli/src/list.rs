@@ -2,13 +2,15 @@
 
 use crate::{
     args::Ls,
-    error::{NO_CHECKPOINT, Result},
-    io::{Io, keys_that},
+    error::{DAMAGED, NO_CHECKPOINT, OK, Result},
+    findings::Doubts,
+    io::Io,
     json,
     program::Program,
     steps,
     table::shown,
 };
+use reshard::strategy::CheckedItems;
 
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     // A pattern says that it is a folder of checkpoints.
@@ -68,14 +70,12 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             .chain(unknown.keys().map(String::as_str))
             .chain(damaged.keys().map(String::as_str)),
     );
-    // What nothing but `inspect` can tell of is left out, and not in silence.
-    let mut unknown = unknown.keys().filter(|k| keys.has(k));
-    if let Some(first) = unknown.next() {
-        let what = keys_that(first, unknown.count(), "not understood");
-        io.note(format!(
-            "left out: {what}; `reshard inspect {}` says why",
-            args.dir
-        ));
-    }
-    Ok(io.note_damaged(keys, &args.dir, &damaged))
+    let doubts = Doubts::of(&checkpoint, Some(&CheckedItems::None), keys, io)?;
+    let metadata = checkpoint.metadata();
+    let is_listed = |key: &str| metadata.tensor(key).is_some() || metadata.object(key).is_some();
+    // A key that is not understood is no damage.
+    Ok(match doubts.note(&args.dir, is_listed, io) {
+        DAMAGED => DAMAGED,
+        _ => OK,
+    })
 }

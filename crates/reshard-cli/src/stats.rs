@@ -3,7 +3,8 @@
 use crate::{
     args::Stats,
     cost::{self, Reads},
-    error::{CliError, Result},
+    error::{CliError, DAMAGED, Result},
+    findings::{Doubts, items_before},
     io::Io,
     json,
     program::Program,
@@ -43,47 +44,54 @@ impl Number {
 }
 
 pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
-    // Damage is what `verify` looks for. Here it may show as a strange number.
-    let checkpoint = program.open(&args.dir, args.reading.options().verify(false), io)?;
+    let options = args.reading.options().verify(!args.no_verify);
+    let checkpoint = program.open(&args.dir, options, io)?;
     let keys = args.select.keys();
-    let mut damaged = checkpoint.producer().damaged;
+    let producer = checkpoint.producer();
+    let refused = producer.damaged.keys().chain(producer.unknown.keys());
     let stored = checkpoint.metadata().tensors().map(|t| t.key());
-    let stored = stored.chain(damaged.keys().map(String::as_str));
+    let stored = stored.chain(refused.map(String::as_str));
     let about = (&*args.dir, "statistics");
     io.require_tensors(keys, about, stored, checkpoint.objects())?;
-    let cost = |reads: &Reads<'_>| reads.blocks_unchecked(keys, |_| ANALYSIS_BLOCK);
+    // A block of a larger tensor is not a whole item with a checksum.
+    let before = || items_before(&checkpoint, keys, |t| t.nbytes() > ANALYSIS_BLOCK);
+    let before = (!args.no_verify).then(before);
+    let cost = |reads: &Reads<'_>| reads.blocks_after(before.as_ref(), keys, |_| ANALYSIS_BLOCK);
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
     }
-    let chosen = checkpoint.tensors().filter(|t| keys.has(t.key()));
+    let doubts = Doubts::of(&checkpoint, before.as_ref(), keys, io)?;
+    let mut doubts = doubts.of_tensors(&checkpoint);
+    let is_read = |key: &str| keys.has(key) && !doubts.keys.contains_key(key);
+    let chosen = checkpoint.tensors().filter(|t| is_read(t.key()));
     let bytes = chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add);
     let bar = io.bar("reading", bytes);
     let told = bar.clone();
     let mut found = Vec::new();
     let looked = wait(stats(
         &checkpoint,
-        |key| keys.has(key),
+        is_read,
         Progress::new(move |n| told.inc(n)),
         |t| found.push(t),
     ));
     bar.finish_and_clear();
     let unread = looked.map_err(CliError::from_analysis)?;
-    damaged.extend(
+    doubts.keys.extend(
         unread
             .into_iter()
-            .map(|t| (t.key, CliError::from(t.error).text())),
+            .map(|t| (t.key, (CliError::from(t.error).text(), DAMAGED))),
     );
     if args.suspicious {
         found.retain(|t| !flags(t).is_empty());
     }
     if args.json {
         let tensors: Vec<Json> = found.iter().map(tensor).collect();
-        json::write_about(
-            io.out,
-            &[&checkpoint],
-            &json!({ "schema": 1, "tensors": tensors }),
-        )?;
-        return Ok(io.note_damaged(keys, &args.dir, &damaged));
+        let mut report = json!({ "schema": 1, "tensors": tensors });
+        if args.no_verify {
+            report["no_verify"] = true.into();
+        }
+        json::write_about(io.out, &[&checkpoint], &report)?;
+        return noted(&doubts, args, io);
     }
     let titles = [
         "TENSOR",
@@ -110,8 +118,14 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
             units::some(flagged, "tensor")
         ));
     }
+    noted(&doubts, args, io)
+}
+
+/// Notes what is not in the result. Returns the exit code.
+fn noted(doubts: &Doubts, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
     io.out.flush()?;
-    Ok(io.note_damaged(keys, &args.dir, &damaged))
+    io.note_unverified(args.no_verify);
+    Ok(doubts.note(&args.dir, |_| false, io))
 }
 
 fn flags(t: &TensorStats) -> Vec<Flag> {

@@ -12,7 +12,7 @@ use crate::{
     units,
 };
 use reshard::{
-    ErrorKind,
+    ErrorKind, SIDECAR,
     blocking::Checkpoint,
     strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
 };
@@ -28,6 +28,8 @@ struct Report {
     sample: Option<Sampled>,
     damage: Vec<Damage>,
     unchecked: Vec<Damage>,
+    /// Files of metadata that another program has saved since.
+    changed: Vec<Damage>,
     items: u64,
     bytes: u64,
     not_understood: Vec<Damage>,
@@ -83,6 +85,7 @@ impl Report {
         ];
         let status = all
             .iter()
+            .chain(&[("changed", &v.changed)])
             .find(|(_, found)| !found.is_empty())
             .map_or("sound", |(status, _)| status);
         Self {
@@ -91,6 +94,7 @@ impl Report {
             quick,
             sample: None,
             damage: v.damage,
+            changed: v.changed,
             unchecked: v.unchecked,
             items: v.items,
             bytes: v.bytes,
@@ -131,9 +135,11 @@ impl Report {
         }
     }
 
-    fn exit_code(&self) -> u8 {
+    /// `strict` does not accept what another program has saved.
+    fn exit_code(&self, strict: bool) -> u8 {
         match self.status {
-            "sound" => OK,
+            "changed" if strict => DAMAGED,
+            "sound" | "changed" => OK,
             "damaged" => DAMAGED,
             "not a checkpoint" => NO_CHECKPOINT,
             _ => FAILED,
@@ -168,7 +174,7 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
         Err(e) if args.json => Report::failed(args.quick, &e),
         Err(e) => return Err(e),
     };
-    let code = report.exit_code();
+    let code = report.exit_code(args.strict);
     printed(print(&report, args, io), code)
 }
 
@@ -203,6 +209,9 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         return json::write(io.out, report);
     }
     let rest = &report.not_listed;
+    for line in lines(&report.changed) {
+        writeln!(io.out, "{}  {line}", styled(BAD, "changed"))?;
+    }
     for (word, found, rest) in [
         ("damaged", &report.damage, rest.damage),
         ("unchecked", &report.unchecked, rest.unchecked),
@@ -231,7 +240,9 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         ),
         (None, false) => {
             let read = match report.bytes {
-                0 if report.status != "sound" => "of which nothing could be read".into(),
+                0 if !matches!(report.status, "sound" | "changed") => {
+                    "of which nothing could be read".into()
+                }
                 bytes => units::bytes(bytes),
             };
             let checked = checksums(report.items, report.without_checksum);
@@ -242,6 +253,13 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     // Findings go to `out`, and what follows from them to `err`. A flush in between keeps them in order on a terminal.
     match report.status {
         "sound" => writeln!(io.out, "{}  {looked}", styled(GOOD, "sound"))?,
+        "changed" => {
+            writeln!(io.out, "{}  {looked}", styled(GOOD, "sound but changed"))?;
+            io.out.flush()?;
+            io.note(format!(
+                "another program has saved over this checkpoint, so nothing confirms its metadata; `verify --strict` exits with 1, and without {SIDECAR} it counts as that program's"
+            ));
+        }
         "damaged" => {
             let n = units::some(report.damage.len() as u64 + rest.damage, "problem");
             io.out.flush()?;
@@ -371,7 +389,7 @@ mod tests {
                 _ => 2,
             };
             assert_eq!(
-                (report.status, report.exit_code()),
+                (report.status, report.exit_code(false)),
                 (worst, code),
                 "{found:04b}"
             );

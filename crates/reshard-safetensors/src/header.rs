@@ -306,6 +306,8 @@ pub(crate) fn json(all: &[u8]) -> Option<&str> {
 
 /// Adds the spaces behind the JSON, and writes its length before it.
 fn finish(out: &mut Vec<u8>) {
+    // More spaces than other writers add: a header that one of them writes over this one is never the same, even of the same tensors.
+    out.extend([b' '; 8]);
     while !out.len().is_multiple_of(ALIGNED) {
         out.push(b' ');
     }

@@ -90,6 +90,7 @@ impl OpenFormat for Safetensors {
             unread,
             notes: tables.notes,
             warnings: tables.warnings,
+            rewritten: tables.rewritten,
             kept: Kept {
                 index: found.index_name().cloned(),
                 has_record: found.record.is_some(),

@@ -12,8 +12,8 @@ use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer,
-    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport, torch::TorchObjects,
+    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, Selection,
+    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -126,6 +126,8 @@ pub(crate) struct SafetensorsReader {
     pub(crate) unread: UnreadHeaders,
     pub(crate) notes: Vec<String>,
     pub(crate) warnings: Vec<String>,
+    /// Headers that are not the written ones, as far as opening has read them.
+    pub(crate) rewritten: Vec<Rewritten>,
     pub(crate) kept: Kept,
 }
 
@@ -236,6 +238,12 @@ impl StorageReader for SafetensorsReader {
 
     fn role(&self, file: &Entry) -> FileRole {
         files::role(self, file)
+    }
+
+    fn rewritten(&self) -> Vec<Rewritten> {
+        let mut all = self.rewritten.clone();
+        all.extend(self.rewritten_unread());
+        all
     }
 
     fn reads_columns_together(&self) -> bool {

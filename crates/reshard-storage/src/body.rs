@@ -66,6 +66,14 @@ pub trait Extent: Send {
     fn receipt(&mut self) -> Bytes {
         Bytes::new()
     }
+    /// Whether [`crc32`](Self::crc32) will return a checksum. Then nobody else needs to compute one.
+    fn has_crc32(&self) -> bool {
+        false
+    }
+    /// The CRC-32 of all blocks, after the last one, if the extent computes it anyway. It is called before the receipt.
+    fn crc32(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Bytes that are in memory already.

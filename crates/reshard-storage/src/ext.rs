@@ -34,7 +34,11 @@ pub trait StoreExt: Store {
     fn present(&self, names: BTreeSet<Name>) -> impl Future<Output = Result<Vec<Entry>>> + Send {
         async move {
             let heads = stream::iter(names).map(|name| async move {
-                let bytes = self.len(&name).await?;
+                let bytes = self.len(&name).await.or_else(|e| match e {
+                    // As in a listing: it is no file.
+                    StorageError::NoFile { .. } | StorageError::LinkedDirectory { .. } => Ok(None),
+                    e => Err(e),
+                })?;
                 Ok(bytes.map(|bytes| Entry { name, bytes }))
             });
             let found = heads.buffered(self.hints().concurrency.max(1));

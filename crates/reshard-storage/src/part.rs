@@ -1,6 +1,7 @@
 use crate::{
     Among, Depth, DryTransaction, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress,
-    RecordRead, Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction,
+    RecordRead, Recovery, Result, StorageError, Store, StoreExt, Tagged, Tags, Traffic,
+    Transaction,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -263,11 +264,8 @@ impl Store for PartStore {
             // It has no folders.
             _ if below.is_some() => {}
             Ok(name) => {
-                let head = self.folder.head(name).await?;
-                files.extend(head.map(|head| Entry {
-                    name: name.clone(),
-                    bytes: head.bytes,
-                }));
+                // A folder of that name is a place of another kind.
+                files = self.folder.present([name.clone()].into()).await?;
             }
             Err(prefix) => {
                 let all = match &self.lister {

@@ -4,7 +4,14 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    fs::File,
+    ops::Range,
+    sync::Arc,
+    time::SystemTime,
+};
 
 /// The preferences of a store. These numbers are for tuning; they are no limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,9 +108,15 @@ pub struct Listing {
     /// With [`Depth::One`], the folders, sorted. These are directories, or prefixes of names if the store has only names with
     /// slashes. A link to a directory is no folder.
     pub folders: Vec<Name>,
+    /// Everything else that takes a name where a file could be, and what it is: a link to nothing or to a directory, a named pipe, a
+    /// socket, a device. With [`Depth::All`], directories that hold nothing, too. Only a store with such things lists them.
+    pub others: BTreeMap<Name, &'static str>,
 }
 
 impl Listing {
+    /// Describes a link to a directory among [`others`](Self::others).
+    pub const LINKED_FOLDER: &'static str = "it is a link to a directory, which is not followed";
+
     /// These files, and no folders.
     pub fn of(files: Vec<Entry>) -> Self {
         Self::new(files, Vec::new())
@@ -113,7 +126,17 @@ impl Listing {
     pub fn new(mut files: Vec<Entry>, mut folders: Vec<Name>) -> Self {
         files.sort();
         folders.sort();
-        Self { files, folders }
+        Self {
+            files,
+            folders,
+            others: BTreeMap::new(),
+        }
+    }
+
+    /// The same, with names that are taken by something else than files.
+    #[must_use]
+    pub fn with_others(self, others: BTreeMap<Name, &'static str>) -> Self {
+        Self { others, ..self }
     }
 
     /// Makes the listing of a folder from all files of a place. It is for stores whose folders are only names with slashes.
@@ -245,7 +268,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// exist is empty.
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing>;
 
-    /// What is known about a file; `None` if there is no such file.
+    /// What is known about a file; `None` if nothing has its name.
+    ///
+    /// # Errors
+    /// [`NoFile`](crate::StorageError::NoFile) or [`LinkedDirectory`](crate::StorageError::LinkedDirectory) if something else has its name, in a
+    /// store where that is possible. Callers must not take it for an absent file.
     async fn head(&self, name: &Name) -> Result<Option<Head>>;
 
     /// Removes files. It is no error if a file does not exist.

@@ -118,6 +118,9 @@ pub struct OpenCx {
     pub dialect: Dialect,
     /// Whether the place is a folder, or one file that its user has named. The default is a folder.
     pub kind: PlaceKind,
+    /// Whether another program has saved over the checkpoint, so that records of the format that only reshard writes are of an earlier version, and are
+    /// ignored. The default is no.
+    pub saved_over: bool,
 }
 
 impl OpenCx {
@@ -128,6 +131,7 @@ impl OpenCx {
             limits: ReadLimits::default(),
             dialect: Dialect::Dcp,
             kind: PlaceKind::Folder,
+            saved_over: false,
         }
     }
 

@@ -72,6 +72,9 @@ pub struct VerifyReport {
     /// Items that exceed the [`ReadLimits`](crate::ReadLimits). They may be sound.
     #[serde(default)]
     pub not_read: Vec<Damage>,
+    /// Files of metadata that another program has saved since, with other data files. This is no damage.
+    #[serde(default)]
+    pub changed: Vec<Damage>,
     /// Stored items that were looked at.
     pub items: u64,
     /// Bytes that were read.
@@ -111,9 +114,13 @@ impl fmt::Display for VerifyReport {
                 n => counts.push(format!("{n} {verdict}")),
             }
         }
-        let verdict = match counts.is_empty() {
-            true => "sound".into(),
-            false => counts.join(", "),
+        for found in &self.changed {
+            writeln!(f, "changed: {found}")?;
+        }
+        let verdict = match (counts.is_empty(), self.changed.is_empty()) {
+            (true, true) => "sound".into(),
+            (true, false) => "changed".into(),
+            (false, _) => counts.join(", "),
         };
         write!(f, "{verdict}: {} items, {} bytes", self.items, self.bytes)?;
         if self.without_checksum > 0 {

@@ -667,6 +667,13 @@ pub trait StorageReader: ReaderHooks {
         Err(format!("the files of {} do not tell", self.key()))
     }
 
+    /// Descriptions that are not those in a record that only reshard writes, though they can be read. Either another program has saved here,
+    /// or they are damaged: the elements tell which. Where requests are expensive, a description may be read only when it is needed. The default
+    /// is none.
+    fn rewritten(&self) -> Vec<Rewritten> {
+        Vec::new()
+    }
+
     /// Whether each rank saved metadata of its own: DCP's `use_collectives=False`. The ranks of a load may then open different places. The
     /// default is no.
     fn is_rank_local(&self) -> bool {
@@ -722,6 +729,23 @@ pub trait StorageReader: ReaderHooks {
     /// As [`verify_items`](Self::verify_items).
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         self.verify_items(&full.into(), progress).await
+    }
+}
+
+/// A description that is not the one in the format's own record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rewritten {
+    /// The file that has it.
+    pub file: Name,
+    /// The elements that lie in the same file, as the record has them: the range of each tensor, and its CRC-32. `None` if they lie in other files.
+    pub elements: Option<Vec<(Range<u64>, u32)>>,
+}
+
+impl Rewritten {
+    /// A description in this file.
+    pub fn new(file: Name, elements: Option<Vec<(Range<u64>, u32)>>) -> Self {
+        Self { file, elements }
     }
 }
 

@@ -60,8 +60,8 @@ pub use few::few;
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Footprint, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
-    WriterHooks, item_files,
+    ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader, StorageWriter,
+    WriteResult, WriterHooks, item_files,
 };
 pub use hex::hex;
 pub use kept::{KeptLoadPlan, KeptPlan};

@@ -10,8 +10,6 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 pub enum Uncovered {
     /// Nothing in the checkpoint has a checksum of them.
     NoChecksum,
-    /// The checkpoint has a digest of another version of the file: it was written anew, or damaged.
-    OtherVersion,
     /// They lie between or behind items, and no item has them.
     Between,
     /// Headers and paddings of archives that another program than PyTorch has written.
@@ -27,9 +25,6 @@ impl fmt::Display for Uncovered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoChecksum => "without a checksum",
-            Self::OtherVersion => {
-                "of files that are not as reshard wrote them, by damage or by another save"
-            }
             Self::Between => "between items",
             Self::Framing => "of headers and paddings",
             Self::Packed => "that are packed, of which only what they unpack to is checked",

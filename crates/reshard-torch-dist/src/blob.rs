@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
-use reshard_strategy::{Blocks, Elements};
+use reshard_strategy::{Blocks, Elements, crc32_combined};
 use reshard_torch_format::archive::ArchiveLayout;
 use std::{collections::VecDeque, io, sync::Arc};
 
@@ -22,12 +22,14 @@ enum State {
 pub(crate) struct Form {
     layout: ArchiveLayout,
     head: Bytes,
+    head_crc: u32,
 }
 
 impl Form {
     pub(crate) fn new(layout: ArchiveLayout) -> Self {
         Self {
             head: Bytes::copy_from_slice(layout.head()),
+            head_crc: crc32fast::hash(layout.head()),
             layout,
         }
     }
@@ -38,6 +40,8 @@ pub(crate) struct Blob {
     form: Arc<Form>,
     checksum: Checksum,
     state: State,
+    /// The length of the elements, their checksum and that of the tail, when all is written.
+    sums: Option<(u64, u32, u32)>,
 }
 
 impl Blob {
@@ -46,6 +50,7 @@ impl Blob {
             form,
             checksum: Checksum::default(),
             state: State::Head(elements),
+            sums: None,
         }
     }
 }
@@ -56,11 +61,14 @@ struct Checksum {
     crc: crc32fast::Hasher,
     waiting: VecDeque<Bytes>,
     bytes: usize,
+    /// The length of all.
+    total: u64,
 }
 
 impl Checksum {
     fn push(&mut self, block: Bytes) {
         self.bytes += block.len();
+        self.total += block.len() as u64;
         self.waiting.push_back(block);
         while let Some(first) = self.waiting.front()
             && self.bytes - first.len() >= BEHIND
@@ -99,16 +107,30 @@ impl Extent for Blob {
                 Some(Err(e)) => Some(Err(e)),
                 None => {
                     let crc = self.checksum.finish();
-                    Some(
-                        self.form
-                            .layout
-                            .finish(&[crc])
-                            .map(Bytes::from)
-                            .map_err(io::Error::other),
-                    )
+                    let tail = self.form.layout.finish(&[crc]).map(Bytes::from);
+                    if let Ok(tail) = &tail {
+                        self.sums = Some((self.checksum.total, crc, crc32fast::hash(tail)));
+                    }
+                    Some(tail.map_err(io::Error::other))
                 }
             },
             State::Done => None,
         }
+    }
+
+    fn has_crc32(&self) -> bool {
+        true
+    }
+
+    fn crc32(&self) -> Option<u32> {
+        let (bytes, elements, tail) = self.sums?;
+        let head = self.form.head.len() as u64;
+        let behind = self.form.layout.len().checked_sub(head + bytes)?;
+        let parts = [
+            (head, self.form.head_crc),
+            (bytes, elements),
+            (behind, tail),
+        ];
+        Some(crc32_combined(parts.into_iter()))
     }
 }

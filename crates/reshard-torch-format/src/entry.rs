@@ -103,7 +103,11 @@ pub fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
 
 fn load_pickle(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     let mut graph = Graph::default();
-    let (root, _) = run(bytes, &mut graph, limits)?;
+    let (root, end) = run(bytes, &mut graph, limits)?;
+    if end < bytes.len() {
+        let what = "bytes follow the pickle: it is an old torch file without its magic number, or has elements behind the pickle";
+        return Err(Error::pickle(end, what));
+    }
     let fetch = |s: &StorageRef, _: &mut Budget| {
         Err(Error::tensor(&s.key, "a bare pickle has no storages"))
     };

@@ -20,8 +20,15 @@ const PROTOCOL: i64 = 1001;
 /// Whether bytes start as such a file does.
 pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
     let mut reader = Reader::new(bytes);
-    matches!(reader.next_op(), Ok(Op::Proto(_)))
-        && matches!(reader.next_op(), Ok(Op::Long1(v)) if v == MAGIC)
+    if !matches!(reader.next_op(), Ok(Op::Proto(_))) {
+        return false;
+    }
+    // Pickles of protocol 4 have frames.
+    let mut next = reader.next_op();
+    if matches!(next, Ok(Op::Frame(_))) {
+        next = reader.next_op();
+    }
+    matches!(next, Ok(Op::Long1(v)) if v == MAGIC)
 }
 
 /// The beginning of an old file, from which follows where everything lies.

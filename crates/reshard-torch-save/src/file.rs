@@ -73,6 +73,7 @@ impl TorchFile {
                         all.map_err(|e| lost(e, name.as_str()))?
                     }
                 };
+                whole(&all, &name, limits)?;
                 (all, Container::Pickle)
             }
             Some(Kind::Tar) => {
@@ -195,6 +196,24 @@ fn freed(part: Bytes, read: usize) -> Bytes {
         true => Bytes::copy_from_slice(&part),
         false => part,
     }
+}
+
+/// Fails if something follows a bare pickle: elements that nothing describes, or the rest of an old file whose magic number is damaged.
+fn whole(all: &Bytes, name: &Name, limits: &ReadLimits) -> Result<()> {
+    let bytes = all.len() as u64;
+    let parsing = parsing(limits);
+    let outline = Outline::parse(all, bytes, &parsing);
+    let outline = outline.map_err(|e| unreadable(e, "the pickle", name.as_str()))?;
+    let end = outline.pickle_len() as u64;
+    if end == bytes {
+        return Ok(());
+    }
+    let what = format!(
+        "{} bytes follow its pickle: it is an old file of torch.save without its magic number, or a file with elements behind the pickle, as \
+         torch's serialization_offset has them, which reshard does not read",
+        bytes - end
+    );
+    Err(StrategyError::corrupt(name, Some(end), what))
 }
 
 fn no_storage(storage: &StorageRef) -> FormatError {

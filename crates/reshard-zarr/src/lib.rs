@@ -20,6 +20,7 @@ mod form;
 mod grid;
 mod names;
 mod open;
+mod place;
 mod planner;
 mod reader;
 mod receipt;
@@ -29,6 +30,7 @@ mod save;
 mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+mod undescribed;
 mod writer;
 mod zarr3;
 mod zarray;

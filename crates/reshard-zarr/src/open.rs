@@ -9,19 +9,21 @@ use crate::{
     },
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
+    place::PlaceFiles,
     reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
     removal,
     stated::{LONE, Stated},
+    undescribed::undescribed,
     zarr3,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::{Depth, Entry, Listing, Name, StorageError, Store, StoreExt};
+use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal,
-    Result, StorageReader, StrategyError,
+    Result, Rewritten, StorageReader, StrategyError,
 };
 use std::{
     any::Any,
@@ -112,12 +114,16 @@ impl OpenFormat for Zarr {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let noted = self.noted(&cx.store, &cx.limits).await?;
+        let noted = match cx.saved_over {
+            true => None,
+            false => self.noted(&cx.store, &cx.limits).await?,
+        };
         let (mut files, unlisted) = match cx.store.list(None, Depth::All).await {
-            Ok(listed) => (by_name(listed.files), None),
+            Ok(listed) => (PlaceFiles::from(listed), None),
             Err(e @ StorageError::Unsupported { .. }) => {
                 let names = descriptions(noted.as_ref().map(|(_, record)| record))?;
-                (by_name(cx.store.present(names).await?), Some(e))
+                let there = Listing::of(cx.store.present(names).await?);
+                (there.into(), Some(e))
             }
             Err(e) => return Err(e.into()),
         };
@@ -130,7 +136,11 @@ impl OpenFormat for Zarr {
         };
         let mut stated = Stated::default();
         let texts = (&written, &mut stated);
-        let found = find::arrays(&cx.store, &cx.limits, &files, skip, texts).await?;
+        let mut found = find::arrays(&cx.store, &cx.limits, &files, skip, texts).await?;
+        // Reshard's record names its arrays itself.
+        if noted.is_none() && (!found.is_empty() || cx.dialect == Dialect::Megatron) {
+            found.extend(undescribed(&files, &found));
+        }
         if found.is_empty()
             && let Some(e) = unlisted
         {
@@ -154,7 +164,7 @@ impl OpenFormat for Zarr {
         tables.metadata = tables.metadata.with_annotations(annotations);
         if unlisted.is_some() {
             let chunks = cx.store.present(chunks(&tables.arrays)?).await?;
-            files.extend(by_name(chunks));
+            files.extend(chunks);
         }
         for array in &mut tables.arrays {
             let sums = array.checksums.as_ref();
@@ -175,6 +185,7 @@ impl OpenFormat for Zarr {
             metadata: Arc::new(tables.metadata),
             arrays: tables.arrays,
             refused: tables.refused,
+            rewritten: tables.rewritten,
             has_record: tables.has_record,
             kept: Kept::new(cx.limits.kept()),
             files,
@@ -193,10 +204,6 @@ impl OpenFormat for Zarr {
         let noted = self.noted(&reader.store, &reader.limits).await?;
         removal::without(reader, noted, prefix).await
     }
-}
-
-fn by_name(files: Vec<Entry>) -> BTreeMap<Name, u64> {
-    files.into_iter().map(|e| (e.name, e.bytes)).collect()
 }
 
 /// So many files are asked for one by one, at most.
@@ -250,6 +257,8 @@ struct Tables {
     metadata: Metadata,
     arrays: Vec<Array>,
     refused: BTreeMap<String, Refused>,
+    /// Descriptions that can be read, and are not those in the record.
+    rewritten: Vec<Rewritten>,
     has_record: bool,
 }
 
@@ -272,15 +281,22 @@ impl Tables {
         } = record.unwrap_or_default();
         let (mut builder, mut arrays, mut refused) =
             (Metadata::builder(), Vec::new(), BTreeMap::new());
-        let mut chunks = 0;
+        let (mut chunks, mut rewritten) = (0, Vec::new());
         for found in by_key(found) {
             let key = found.key().to_owned();
-            // An array that reshard did not write may be anybody's: a replacement must not remove it.
-            if has_record && !noted.contains_key(&key) && builder.tensor(&key).is_none() {
+            // An array that reshard did not write may be anybody's: a replacement must not remove it. What should be a group around
+            // arrays that it did write is not.
+            let is_ours = noted.contains_key(&key)
+                || builder.tensor(&key).is_some()
+                || (found.meta.is_err() && is_around(&noted, &found.folder));
+            if has_record && !is_ours {
                 continue;
             }
             let folder = found.folder.clone();
             let unread = found.is_assumed.then(|| found.description.clone());
+            if found.meta.is_ok() && is_rewritten(&found, noted.get(&key)) {
+                rewritten.push(Rewritten::new(Name::new(&*found.description)?, None));
+            }
             let taken = match builder.tensor(&key) {
                 None => array(found, noted.remove(&key), noted_in),
                 Some(_) => Err(Refused::unknown("a folder in it has the same key")),
@@ -307,9 +323,20 @@ impl Tables {
             metadata: builder.finish(planner_data)?,
             arrays,
             refused,
+            rewritten,
             has_record,
         })
     }
+}
+
+/// Whether a folder holds noted arrays.
+fn is_around(noted: &BTreeMap<String, ArrayRecord>, folder: &str) -> bool {
+    let below = format!("{folder}/");
+    folder.is_empty()
+        || noted
+            .range(below.clone()..)
+            .next()
+            .is_some_and(|(key, _)| key.starts_with(&below))
 }
 
 /// In the order of their keys. Of two with one key, the one in a folder comes first.
@@ -318,15 +345,19 @@ fn by_key(mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
+/// Whether the description of an array is not the noted one.
+fn is_rewritten(found: &Found, noted: Option<&ArrayRecord>) -> bool {
+    let crc = || found.text.as_deref().map(crc32fast::hash);
+    noted.is_some_and(|noted| crc() != Some(noted.zarray))
+}
+
 /// The description of an array, and what the record says of it.
 fn array(
     found: Found,
     noted: Option<ArrayRecord>,
     noted_in: &str,
 ) -> Result<(ArrayMeta, Option<ArrayRecord>), Refused> {
-    if let Some(noted) = &noted
-        && found.text.as_deref().map(crc32fast::hash) != Some(noted.zarray)
-    {
+    if is_rewritten(&found, noted.as_ref()) {
         return Err(Refused::changed(&found.description, noted_in));
     }
     let meta = found.meta.map_err(|Fault { kind, what }| Refused {

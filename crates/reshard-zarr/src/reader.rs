@@ -18,7 +18,8 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
+    VerifyReport,
 };
 use std::sync::Arc;
 
@@ -125,6 +126,13 @@ impl StorageReader for ZarrReader {
         files::is_whole(self)
     }
 
+    fn rewritten(&self) -> Vec<Rewritten> {
+        let unread = self.arrays.iter().filter_map(|array| array.unread.as_ref());
+        let found = unread.filter(|unread| matches!(unread.found(), Some(Some(_))));
+        let found = found.map(|unread| Rewritten::new(unread.file.clone(), None));
+        self.rewritten.iter().cloned().chain(found).collect()
+    }
+
     fn reads_columns_together(&self) -> bool {
         true
     }
@@ -139,7 +147,12 @@ impl StorageReader for ZarrReader {
             let chunk = self.chunk(id)?;
             let meta = &chunk.array.meta;
             match self.stored(&chunk)? {
-                None => self.fill(chunk.array, reads, &mut totals)?,
+                None => {
+                    if cx.verify {
+                        self.may_lack(&chunk)?;
+                    }
+                    self.fill(chunk.array, reads, &mut totals)?
+                }
                 Some(at) if meta.stored().is_plain(meta.dtype) => {
                     let record = self.record(&chunk, at, reads, cx)?;
                     totals.verified += u64::from(record.check.is_some());

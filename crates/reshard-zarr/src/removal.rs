@@ -32,7 +32,7 @@ pub(crate) async fn without(
 
     let folders = folders(&keys, &stay);
     let mut goes = Vec::new();
-    for (name, bytes) in &reader.files {
+    for (name, bytes) in reader.files.iter() {
         let file = entry(name, *bytes);
         if lies_in(name.as_str(), &folders) && role(reader, &file) == FileRole::Part {
             goes.push(file.name);

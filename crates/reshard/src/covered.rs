@@ -1,6 +1,6 @@
 //! Which files of a checkpoint a full check covers. What no checksum covers is listed, so that nobody takes it for checked.
 
-use crate::{opened::Opened, sidecar::Sidecar};
+use crate::{opened::Opened, sidecar::is_sidecar};
 use reshard_megatron::Integrity;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Name;
@@ -9,33 +9,14 @@ use reshard_strategy::{
 };
 use std::collections::BTreeSet;
 
-/// Files that have digests in other files of the checkpoint.
-struct Digests {
-    /// Those that have them.
-    right: BTreeSet<String>,
-    /// Those that have other ones: the file with the digests is of another version, or either is damaged.
-    other: BTreeSet<String>,
-}
-
-impl Digests {
-    async fn of(opened: &Opened) -> Self {
-        let (own, _) = opened.sidecar().await;
-        let names = |sidecar: Sidecar| sidecar.names().into_iter().collect();
-        let mut found = Self {
-            other: BTreeSet::new(),
-            right: BTreeSet::new(),
-        };
-        match own {
-            Some(own) => found.right = names(own),
-            None => {
-                found.other = Sidecar::any(&opened.store)
-                    .await
-                    .map(names)
-                    .unwrap_or_default()
-            }
-        }
-        found
-    }
+/// Files that have their digests in `reshard.json`. It has its own, too.
+async fn noted(opened: &Opened) -> (Vec<String>, bool) {
+    let Some(own) = opened.sidecar().await.0 else {
+        return (Vec::new(), false);
+    };
+    let mut names = own.names();
+    names.extend(own.records.into_iter().map(|record| record.file));
+    (names, own.schema > 1)
 }
 
 /// After a full check of all items: checks the files of common state, and lists what nobody can confirm.
@@ -43,8 +24,8 @@ impl Digests {
 /// # Errors
 /// The place can't be listed.
 pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
-    let digests = Digests::of(opened).await;
-    let noted: Vec<String> = digests.right.iter().cloned().collect();
+    let (noted, has_own) = noted(opened).await;
+    let right: BTreeSet<&str> = noted.iter().map(String::as_str).collect();
     // All of them were compared.
     let integrity = match opened.reader.dialect() {
         Dialect::Megatron => Integrity::of(&opened.store).await.ok().flatten(),
@@ -53,7 +34,8 @@ pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) -> Result<
     for (file, role) in opened.roles_by(&noted).await? {
         let name = file.name.as_str();
         let listed = integrity.as_ref().is_some_and(|i| i.get(name).is_some());
-        if listed || digests.right.contains(name) {
+        let is_sidecar = has_own && is_sidecar(name.rsplit('/').next().unwrap_or(name));
+        if listed || right.contains(name) || is_sidecar {
             report.not_covered.confirm(name);
             continue;
         }
@@ -66,7 +48,6 @@ pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) -> Result<
             continue;
         }
         let why = match role {
-            _ if digests.other.contains(name) => Uncovered::OtherVersion,
             FileRole::Items | FileRole::Part => Uncovered::NoChecksum,
             _ => Uncovered::Foreign,
         };

@@ -191,8 +191,10 @@ impl MappedCheckpoint {
     /// Reads every tensor as a whole, by mapped key.
     ///
     /// # Errors
-    /// As [`MappedTensorHandle::read`].
+    /// As [`MappedTensorHandle::read`]. A stored item is damaged or not understood, so that it can't be mapped.
     pub async fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        let understood = self.checkpoint.is_understood();
+        understood.during(ACT, self.checkpoint.url())?;
         let mut out = BTreeMap::new();
         for tensor in self.tensors() {
             out.insert(tensor.key().to_owned(), tensor.read(..).await?);

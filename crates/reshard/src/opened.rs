@@ -9,13 +9,14 @@ use crate::{
         is_no_folder, is_unlisted, no_format_of_files, noted_other, recognise, recognise_part,
         unfinished,
     },
-    sidecar::{SIDECAR, Sidecar, is_sidecar},
+    sidecar::{SIDECAR, Seen, Sidecar, is_sidecar},
+    written,
 };
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
+    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
     LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
     StrategyError, hex, item_files, load_with_objects,
 };
@@ -79,7 +80,11 @@ pub(crate) struct Opened {
     pub(crate) name: BackendVersion,
     /// Whether nothing records that its save was finished, because it is older than `metadata.json`.
     pub(crate) unrecorded: bool,
+    /// The file that shows that another program has saved over it, if its format keeps a record of what reshard wrote.
+    pub(crate) changed: Option<Damage>,
+    kind: PlaceKind,
     formats: Formats,
+    seen: Seen,
 }
 
 /// How often a place is opened again that was replaced meanwhile.
@@ -319,12 +324,17 @@ impl HowToOpen {
             let whole = opened.reader.is_whole();
             whole.map_err(|why| unfinished(&opened.store, &name, &why))?;
         }
+        let seen = known.as_ref().map(|known| {
+            let record = record_of_default(formats).and_then(|name| Name::new(name).ok());
+            Seen::of(|name| known.bytes(name), record)
+        });
         if let Some(known) = known {
             known.forget();
         }
         Ok(Opened {
             name,
             unrecorded,
+            seen: seen.unwrap_or_default(),
             ..opened
         })
     }
@@ -382,7 +392,7 @@ impl HowToOpen {
             return None;
         }
         let note = Name::new(SIDECAR).ok().and_then(|name| known.bytes(&name));
-        let note = note.and_then(|bytes| serde_json::from_slice::<Sidecar>(&bytes).ok());
+        let note = note.and_then(|bytes| Sidecar::parse(&bytes).ok());
         let noted = note.as_ref().and_then(|note| note.format(formats));
         let record = Name::new(record_of_default(formats)?).ok()?;
         if known.bytes(&record).is_some() {
@@ -408,7 +418,7 @@ impl HowToOpen {
         let cx = cx.with_limits(self.limits);
         let reader = sharded.open(&cx).await?;
         let formats = formats.clone();
-        Ok(Opened {
+        let opened = Opened {
             store: cx.store,
             limits: cx.limits,
             sharded,
@@ -416,7 +426,14 @@ impl HowToOpen {
             common,
             name,
             unrecorded: false,
+            changed: None,
+            kind: cx.kind,
             formats,
+            seen: Seen::default(),
+        };
+        Ok(match opened.saved_over().await? {
+            Some(other) => other,
+            None => opened,
         })
     }
 
@@ -518,8 +535,63 @@ impl Opened {
             })
     }
 
+    /// The same as the checkpoint of another program, if one has saved over it. Descriptions that opening has not read are known only after a check.
+    pub(crate) async fn saved_over(&self) -> Result<Option<Self>> {
+        let rewritten = self.reader.rewritten();
+        if rewritten.is_empty() || self.changed.is_some() {
+            return Ok(None);
+        }
+        // A damaged one tells nothing, and a check reports it.
+        let sidecar = self.own_sidecar().await.ok().flatten();
+        let found = written::saved_over(&self.store, rewritten, sidecar.as_ref()).await?;
+        if found.is_none() {
+            return Ok(None);
+        }
+        let mut cx = OpenCx::new(Arc::clone(&self.store))
+            .with_limits(self.limits)
+            .with_dialect(self.reader.dialect())
+            .with_kind(self.kind);
+        cx.saved_over = true;
+        Ok(Some(Self {
+            store: Arc::clone(&self.store),
+            limits: self.limits,
+            reader: self.sharded.open(&cx).await?,
+            sharded: Arc::clone(&self.sharded),
+            common: self.common.clone(),
+            name: self.name.clone(),
+            unrecorded: self.unrecorded,
+            changed: found,
+            kind: self.kind,
+            formats: self.formats.clone(),
+            seen: self.seen.clone(),
+        }))
+    }
+
+    /// The sidecar, whether it belongs to the checkpoint or not.
+    pub(crate) async fn own_sidecar(&self) -> Result<Option<Sidecar>> {
+        Sidecar::own(&self.store, self.folder().as_ref(), &self.seen).await
+    }
+
+    /// The first file to which its sidecar belongs that is not there, or has changed.
+    pub(crate) async fn differing(&self, sidecar: &Sidecar) -> Result<Option<String>> {
+        sidecar
+            .differing(&self.store, &self.formats, &self.seen)
+            .await
+    }
+
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
-        Sidecar::read(&self.store, &self.formats, self.folder().as_ref()).await
+        if self.changed.is_some() {
+            let why =
+                format!("{SIDECAR} is ignored: another program has saved over the checkpoint");
+            return (None, Some(why));
+        }
+        Sidecar::read(
+            &self.store,
+            &self.formats,
+            self.folder().as_ref(),
+            &self.seen,
+        )
+        .await
     }
 
     /// The folder of this version, if its data files lie in one: in a place that keeps versions side by side, or in a copy of one.

@@ -220,16 +220,10 @@ impl Next {
             ..
         } = removal;
         let mut last = commit;
-        if let (Some(sidecar), _) = opened.sidecar().await
-            && let Some(new) = Sidecar::of(last.as_ref(), &files)
-        {
-            let sidecar = Sidecar {
-                commit: new.commit,
-                metadata: new.metadata,
-                ..sidecar
-            };
-            files.push((Name::new(SIDECAR)?, sidecar.to_bytes()));
-        }
+        let noted = match opened.sidecar().await {
+            (Some(old), _) => Sidecar::of(last.as_ref(), &files).map(|new| (old, new)),
+            (None, _) => None,
+        };
         // Its bytes name the strategies, and nothing of what was removed.
         let json = Name::new(METADATA_JSON)?;
         if opened.reader.dialect() == Dialect::Megatron
@@ -265,6 +259,13 @@ impl Next {
             } else if !is_part && !stays {
                 removed.files.push(file);
             }
+        }
+        if let Some((old, new)) = noted {
+            let json = last
+                .as_ref()
+                .filter(|(name, _)| name.as_str() == METADATA_JSON);
+            let sidecar = old.without(new, json, &copies);
+            files.push((Name::new(SIDECAR)?, sidecar.to_bytes()));
         }
         Ok(Self {
             removed,

@@ -7,10 +7,13 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, PlaceKind, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Result, hex, read_small};
+use reshard_strategy::{BackendVersion, Result, StrategyError, hex, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Name of the file.
 pub const SIDECAR: &str = "reshard.json";
@@ -59,6 +62,13 @@ pub struct Sidecar {
     /// What the program that saved it noted with [`Save::note`](crate::Save::note).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
+    /// Files of metadata other than those above, such as those that the format writes beside its record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<FileSum>,
+    /// Data files: all, or some of very many. If metadata have changed, they tell whether another program has saved here, or whether the metadata are
+    /// damaged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<FileSum>,
     /// Whether the files after this one were shown as they were written. Then there is no checkpoint before its format record is there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shown: bool,
@@ -73,6 +83,28 @@ pub struct FileDigest {
     pub sha256: String,
 }
 
+/// A file, its length and its checksum.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSum {
+    /// Its name.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32 of its bytes. `None` if they did not pass through the process that saved, as those of a hard link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crc32: Option<u32>,
+}
+
+impl FileSum {
+    pub(crate) fn of((file, bytes): &(Name, Bytes)) -> Self {
+        Self {
+            file: file.to_string(),
+            bytes: bytes.len() as u64,
+            crc32: Some(crc32fast::hash(bytes)),
+        }
+    }
+}
+
 impl FileDigest {
     fn of((file, bytes): &(Name, Bytes)) -> Self {
         Self {
@@ -85,17 +117,41 @@ impl FileDigest {
 /// Files of metadata that one sidecar can belong to.
 const MOST_FILES: usize = 65_536;
 
+/// Of more data files some are noted, evenly chosen.
+const MOST_DATA: usize = 256;
+
+/// The version of the form. The first one had neither sums of files nor a digest of itself.
+const SCHEMA: u32 = 2;
+
+/// What comes before the digest of the file itself, at its end. The digest is of all bytes before this text.
+const OWN: &str = ",\"sha256\":\"";
+
+/// The length of that digest and of what comes after it.
+const OWN_DIGEST: usize = 64 + "\"}".len();
+
+/// The text without its own digest, and whether the digest is right. `None` if it has none.
+fn signed(text: &[u8]) -> Option<bool> {
+    let (text, digest) = text.split_at_checked(text.len().checked_sub(OWN_DIGEST)?)?;
+    let text = text.strip_suffix(OWN.as_bytes())?;
+    let digest = digest.strip_suffix(b"\"}")?;
+    Some(hex(&Sha256::digest(text)).as_bytes() == digest)
+}
+
 impl Sidecar {
     /// A sidecar that says nothing yet except to which files it belongs. `None` if there are no such files.
-    pub(crate) fn of(commit: Option<&(Name, Bytes)>, metadata: &[(Name, Bytes)]) -> Option<Self> {
+    pub(crate) fn of(commit: Option<&(Name, Bytes)>, files: &[(Name, Bytes)]) -> Option<Self> {
         let commit = commit.map(FileDigest::of);
         let mut metadata: Vec<_> = match commit {
             Some(_) => Vec::new(),
-            None => metadata.iter().map(FileDigest::of).collect(),
+            None => files.iter().map(FileDigest::of).collect(),
         };
         metadata.sort_by(|a, b| a.file.cmp(&b.file));
+        let records = match commit {
+            Some(_) => files.iter().map(FileSum::of).collect(),
+            None => Vec::new(),
+        };
         let mine = Self {
-            schema: 1,
+            schema: SCHEMA,
             writer: concat!("reshard ", env!("CARGO_PKG_VERSION")).into(),
             commit,
             metadata,
@@ -103,6 +159,8 @@ impl Sidecar {
             empty_dicts: Vec::new(),
             policy: None,
             notes: BTreeMap::new(),
+            records,
+            data: Vec::new(),
             shown: false,
         };
         mine.is_bound().then_some(mine)
@@ -148,13 +206,88 @@ impl Sidecar {
             .or_else(|| formats.of_record(&self.commit.as_ref()?.file))
     }
 
+    /// The same after keys were removed: `new` has the files that it belongs to now, `json` is `metadata.json`, and `copies` are the files that stay.
+    pub(crate) fn without(self, new: Self, json: Option<&(Name, Bytes)>, copies: &[Name]) -> Self {
+        let copies: BTreeSet<&str> = copies.iter().map(Name::as_str).collect();
+        let stays = |sums: Vec<FileSum>| {
+            let sums = sums.into_iter();
+            sums.filter(|sum| copies.contains(&*sum.file))
+                .collect::<Vec<_>>()
+        };
+        let mut records = new.records;
+        records.extend(json.map(FileSum::of));
+        records.extend(stays(self.records));
+        Self {
+            commit: new.commit,
+            metadata: new.metadata,
+            records,
+            data: stays(self.data),
+            schema: SCHEMA,
+            ..self
+        }
+    }
+
+    /// Notes the sums of the files that were written.
+    pub(crate) fn note(&mut self, written: impl IntoIterator<Item = FileSum>, formats: &Formats) {
+        let noted: BTreeSet<String> = self.names().into_iter().collect();
+        let (records, data): (Vec<_>, Vec<_>) = written
+            .into_iter()
+            .filter(|sum| !noted.contains(&sum.file))
+            // Ranks that plan alone write their own records.
+            .partition(|sum| formats.of_record(&sum.file).is_some());
+        self.records.extend(records);
+        self.records.sort_by(|a, b| a.file.cmp(&b.file));
+        self.records.truncate(MOST_FILES);
+        let every = data.len().div_ceil(MOST_DATA).max(1);
+        self.data = data.into_iter().step_by(every).collect();
+    }
+
+    /// The text, with its own digest at the end.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        serde_json::to_vec(self).unwrap_or_default().into()
+        let mut text = serde_json::to_vec(self).unwrap_or_default();
+        text.truncate(text.len().saturating_sub(1));
+        let digest = hex(&Sha256::digest(&text));
+        text.extend_from_slice(format!("{OWN}{digest}\"}}").as_bytes());
+        text.into()
+    }
+
+    /// Parses the text.
+    ///
+    /// # Errors
+    /// It is not as it was written, or of a later version.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self> {
+        let damaged = |what: &str| StrategyError::corrupt(SIDECAR, None, what);
+        let me: Self = serde_json::from_slice(text).map_err(|e| damaged(&e.to_string()))?;
+        match (me.schema, signed(text)) {
+            (_, Some(false)) => Err(damaged("its bytes do not have the SHA-256 that it says")),
+            (SCHEMA, None) => Err(damaged("it does not end with its own SHA-256")),
+            (1 | SCHEMA, _) => Ok(me),
+            (other, _) => Err(StrategyError::Unsupported {
+                strategy: SIDECAR.into(),
+                what: format!("schema {other} (this version knows {SCHEMA})"),
+            }),
+        }
     }
 
     /// The sidecar of a place, whatever format record it belongs to.
     pub(crate) async fn any(store: &Arc<dyn Store>) -> Option<Self> {
-        serde_json::from_slice(&bytes(store).await?).ok()
+        Self::parse(&bytes(store).await.ok()??).ok()
+    }
+
+    /// The sidecar in this folder, or else directly in the place, whether it belongs to the checkpoint or not.
+    ///
+    /// # Errors
+    /// Its bytes are damaged, or something else has its name; what the store says.
+    pub(crate) async fn own(
+        store: &Arc<dyn Store>,
+        folder: Option<&Name>,
+        seen: &Seen,
+    ) -> Result<Option<Self>> {
+        let found = match in_folder(store, folder).await? {
+            Some(found) => Some(found),
+            None => seen.or_read(store).await?,
+        };
+        found.map(|bytes| Self::parse(&bytes)).transpose()
     }
 
     /// The sidecar of a checkpoint whose data files lie in this folder, and the reason if it was ignored. It lies with them, or directly in
@@ -163,15 +296,17 @@ impl Sidecar {
         store: &Arc<dyn Store>,
         formats: &Formats,
         folder: Option<&Name>,
+        seen: &Seen,
     ) -> (Option<Self>, Option<String>) {
-        if let Some(bytes) = in_folder(store, folder).await
-            && let (Some(me), _) = Self::parsed(bytes, store, formats).await
+        if let Ok(Some(bytes)) = in_folder(store, folder).await
+            && let (Some(me), _) = Self::parsed(bytes, store, formats, seen).await
         {
             return (Some(me), None);
         }
-        match bytes(store).await {
-            Some(bytes) => Self::parsed(bytes, store, formats).await,
-            None => (None, None),
+        match seen.or_read(store).await {
+            Ok(Some(bytes)) => Self::parsed(bytes, store, formats, seen).await,
+            Ok(None) => (None, None),
+            Err(e) => (None, Some(format!("{SIDECAR} is ignored: {e}"))),
         }
     }
 
@@ -179,16 +314,14 @@ impl Sidecar {
         bytes: Bytes,
         store: &Arc<dyn Store>,
         formats: &Formats,
+        seen: &Seen,
     ) -> (Option<Self>, Option<String>) {
-        let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
-            return (
-                None,
-                Some(format!(
-                    "{SIDECAR} is ignored: it is not in a form that this version knows"
-                )),
-            );
+        let me = match Self::parse(&bytes) {
+            Ok(me) => me,
+            Err(e) => return (None, Some(format!("{SIDECAR} is ignored: {e}"))),
         };
-        match me.belongs(store, formats).await {
+        let differing = me.differing(store, formats, seen).await;
+        match me.is_bound() && matches!(differing, Ok(None)) {
             true => (Some(me), None),
             false => {
                 let files = me.names().join(", ");
@@ -221,42 +354,87 @@ impl Sidecar {
 
     /// Whether all files that it belongs to are there, unchanged. This hashes all of them.
     pub(crate) async fn belongs(&self, store: &Arc<dyn Store>, formats: &Formats) -> bool {
-        if !self.is_bound() {
-            return false;
-        }
+        let nothing = Seen::default();
+        let differing = self.differing(store, formats, &nothing);
+        self.is_bound() && matches!(differing.await, Ok(None))
+    }
+
+    /// The first of the files that it belongs to that is not there, or has changed. This hashes all of them.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub(crate) async fn differing(
+        &self,
+        store: &Arc<dyn Store>,
+        formats: &Formats,
+        seen: &Seen,
+    ) -> Result<Option<String>> {
         // All together are no longer than one may be.
         let mut room = OTHER_RECORD;
         for of in self.files() {
             let Ok(name) = Name::new(&*of.file) else {
-                return false;
+                return Ok(Some(of.file.clone()));
             };
             if self.commit.is_none() {
-                let left = match store.len(&name).await {
-                    Ok(len) => len.and_then(|len| room.checked_sub(len)),
-                    Err(_) => None,
+                let len = store.len(&name).await?;
+                let Some(left) = len.and_then(|len| room.checked_sub(len)) else {
+                    return Ok(Some(of.file.clone()));
                 };
-                let Some(left) = left else { return false };
                 room = left;
             }
-            if sha256(store, &name, formats).await.ok().flatten().as_ref() != Some(&of.sha256) {
-                return false;
+            let digest = match &seen.record {
+                Some((record, digest)) if *record == name => Some(digest.clone()),
+                _ => sha256(store, &name, formats).await?,
+            };
+            if digest.as_ref() != Some(&of.sha256) {
+                return Ok(Some(of.file.clone()));
             }
         }
-        true
+        Ok(None)
     }
 }
 
-async fn in_folder(store: &Arc<dyn Store>, folder: Option<&Name>) -> Option<Bytes> {
-    let name = folder?.join(&Name::new(SIDECAR).ok()?);
-    read_small(store, &name).await.ok()?
+/// What opening has read, where requests are expensive.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// The bytes of the sidecar directly in the place.
+    sidecar: Option<Bytes>,
+    /// The format record of the default format, and its digest.
+    record: Option<(Name, String)>,
 }
 
-async fn bytes(store: &Arc<dyn Store>) -> Option<Bytes> {
+impl Seen {
+    /// `known` returns what was read of a file, and `record` is the name of the format record among them.
+    pub(crate) fn of(known: impl Fn(&Name) -> Option<Bytes>, record: Option<Name>) -> Self {
+        let sidecar = Name::new(SIDECAR).ok().and_then(|name| known(&name));
+        let record = record.and_then(|name| {
+            let digest = hex(&Sha256::digest(known(&name)?));
+            Some((name, digest))
+        });
+        Self { sidecar, record }
+    }
+
+    async fn or_read(&self, store: &Arc<dyn Store>) -> Result<Option<Bytes>> {
+        match &self.sidecar {
+            Some(bytes) => Ok(Some(bytes.clone())),
+            None => bytes(store).await,
+        }
+    }
+}
+
+async fn in_folder(store: &Arc<dyn Store>, folder: Option<&Name>) -> Result<Option<Bytes>> {
+    match folder {
+        Some(folder) => read_small(store, &folder.join(&Name::new(SIDECAR)?)).await,
+        None => Ok(None),
+    }
+}
+
+async fn bytes(store: &Arc<dyn Store>) -> Result<Option<Bytes>> {
     let mut found = None;
     for name in [SIDECAR, OF_PREFIX] {
         if found.is_none() {
-            found = read_small(store, &Name::new(name).ok()?).await.ok()?;
+            found = read_small(store, &Name::new(name)?).await?;
         }
     }
-    found
+    Ok(found)
 }

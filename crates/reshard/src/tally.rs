@@ -1,6 +1,6 @@
 //! Records what ranks write in a save, so that the commit can check that all of it is there.
 
-use crate::{attempt::in_folder, outside};
+use crate::{attempt::in_folder, outside, summed::FileCrc};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
@@ -29,8 +29,11 @@ pub(crate) struct Tally {
     notes: AtomicU64,
     /// The coordinator removes what a failed save has written.
     is_coordinator: bool,
-    files: Mutex<Vec<Entry>>,
+    files: Mutex<Vec<WrittenFile>>,
 }
+
+/// A file that was written, with its checksum if that is known.
+type WrittenFile = (Entry, Option<u32>);
 
 impl Tally {
     pub(crate) fn new(inner: Arc<dyn Transaction>, place: Arc<dyn Store>, comm: &Comm<'_>) -> Self {
@@ -86,7 +89,8 @@ impl Tally {
     /// What this rank has written so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = files.iter().filter(|file| !is_note(file)).map(|f| f.bytes);
+        let files = files.iter().map(|(file, _)| file);
+        let bytes = files.filter(|file| !is_note(file)).map(|f| f.bytes);
         let files = bytes.clone().count() as u64;
         Traffic::read(bytes.fold(0, u64::saturating_add), files)
     }
@@ -94,11 +98,12 @@ impl Tally {
     /// What this rank has written so far, without notes.
     pub(crate) fn so_far(&self) -> Vec<Entry> {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        (files.iter().filter(|file| !is_note(file)).cloned()).collect()
+        let files = files.iter().map(|(file, _)| file);
+        files.filter(|file| !is_note(file)).cloned().collect()
     }
 
-    /// Takes the list of files that this rank has written.
-    pub(crate) fn take(&self) -> Vec<Entry> {
+    /// Takes the list of files that this rank has written, and their checksums.
+    pub(crate) fn take(&self) -> Vec<WrittenFile> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -117,7 +122,7 @@ impl Tally {
             .write(vec![body], durability, Progress::none())
             .await?;
         let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        own.push(Entry { name, bytes });
+        own.push((Entry { name, bytes }, None));
         Ok(())
     }
 
@@ -133,7 +138,7 @@ impl Tally {
     }
 }
 
-fn is_note(file: &Entry) -> bool {
+pub(crate) fn is_note(file: &Entry) -> bool {
     in_folder(file.name.as_str()).is_some_and(outside::is_note)
 }
 
@@ -159,9 +164,10 @@ impl Transaction for Tally {
         }
         let names = asked.iter().map(|(name, _)| name.clone()).collect();
         self.note(names, durability).await?;
+        let (files, sums): (Vec<_>, Vec<_>) = files.into_iter().map(FileCrc::of).unzip();
         let written = self.inner.write(files, durability, progress).await?;
         let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        for (i, (name, length)) in asked.into_iter().enumerate() {
+        for (i, ((name, length), sum)) in asked.into_iter().zip(sums).enumerate() {
             let bytes = match (length, written.get(i)) {
                 (Length::Exact(bytes), _) => bytes,
                 (Length::Unknown { .. }, Some(w)) => w.bytes,
@@ -171,7 +177,7 @@ impl Transaction for Tally {
                     )));
                 }
             };
-            own.push(Entry { name, bytes });
+            own.push((Entry { name, bytes }, sum.value()));
         }
         drop(own);
         Ok(written)
@@ -209,6 +215,8 @@ impl Transaction for Tally {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Files {
     pub(crate) entries: Vec<Entry>,
+    /// The CRC-32 of each entry, if it is known.
+    pub(crate) sums: Vec<Option<u32>>,
     pub(crate) digests: Vec<String>,
     /// Those of the entries that hold the common state.
     pub(crate) common: Vec<Entry>,
@@ -225,6 +233,7 @@ pub(crate) async fn gather(
         let mut common = Vec::new();
         for rank in ranks {
             all.entries.extend(rank.entries);
+            all.sums.extend(rank.sums);
             all.digests.extend(rank.digests);
             common.extend(rank.common);
         }

@@ -7,6 +7,7 @@ use reshard::{
     strategy::{LoadShardedConfig, Make, SaveShardedConfig},
 };
 use serde_json::{Value as Json, json};
+use std::path::Path;
 use tempfile::TempDir;
 
 /// A format.
@@ -89,6 +90,17 @@ impl Format {
                 FormatPlace::Disk(url, dir)
             }
         }
+    }
+
+    /// Whether it is stored in one file.
+    pub fn is_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// A place in a folder of the disk.
+    pub fn on_disk(&self, folder: &Path) -> String {
+        let place = folder.join(self.file.unwrap_or("ckpt"));
+        place.display().to_string()
     }
 
     /// A type that all formats store.

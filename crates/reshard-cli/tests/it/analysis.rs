@@ -326,7 +326,7 @@ fn tensors_of_many_blocks_are_looked_at_as_a_whole() {
 }
 
 #[test]
-fn a_changed_byte_is_a_difference_and_no_error() {
+fn a_changed_byte_is_an_error_and_a_difference_only_if_nothing_is_verified() {
     // A chunk that is read as a whole, so that its checksum could be checked.
     let saved = saved(&[("w", floats(&[4], &[1., 2., 3., 4.]))], &[]);
     let to = saved.beside("copy");
@@ -344,13 +344,27 @@ fn a_changed_byte_is_a_difference_and_no_error() {
     std::fs::write(&file, bytes).unwrap();
     assert_eq!(run(&["verify", &to]).code, 1);
 
-    let ran = run(&["diff", &saved.url, &to, "--json"]);
-    assert_eq!((ran.code, ran.err.as_str()), (1, ""));
+    let ran = run(&["diff", &saved.url, &to]);
+    assert!(ran.code == 2 && ran.err.contains("CRC-32"), "{}", ran.err);
+    let ran = run(&["stats", &to]);
+    assert!(
+        ran.code == 1 && ran.err.contains("left out: w, which is damaged ("),
+        "{}",
+        ran.err
+    );
+
+    let ran = run(&["diff", &saved.url, &to, "--json", "--no-verify"]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     let diff = &j["tensors"][0]["diff"];
     assert_eq!((&diff["differ"], &diff["first"]), (&json!(1), &json!([2])));
-    let j = run(&["stats", &to, "--json"]).json();
-    assert_eq!(j["tensors"][0]["stats"]["min"], json!(-3.0), "{j}");
+    let ran = run(&["stats", &to, "--json", "--no-verify"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(
+        (ran.code, &j["tensors"][0]["stats"]["min"]),
+        (0, &json!(-3.0)),
+        "{j}"
+    );
 }
 
 /// A file that is cut short: the first block of the last tensor is there, and its others are not.

@@ -40,7 +40,7 @@ fn findings_that_are_not_listed_count_for_every_command() {
     let ran = run(&["digest", &made.url, "--key", "z*"]);
     assert_eq!(ran.code, 1);
     assert!(ran.out.ends_with("  zz\n") && ran.out.lines().count() == 1);
-    assert!(ran.err.contains("no digest of z: damaged"), "{}", ran.err);
+    assert!(ran.err.contains("no digest of z: "), "{}", ran.err);
     let to = made.beside("to");
     let ran = run(&["convert", &made.url, &to, "--key", "z"]);
     assert_eq!(ran.code, 1, "{}", ran.err);

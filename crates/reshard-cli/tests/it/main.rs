@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod analysis;
+mod changed;
 mod common;
 mod convert;
 mod cost;
+mod damage;
 mod digest;
 mod dry_run;
 mod findings;
@@ -66,6 +68,13 @@ impl Ran {
     /// The output of a run that went well.
     pub(crate) fn ok(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
+        self.out
+    }
+
+    /// The output of a run with `--no-verify` that went well.
+    pub(crate) fn unverified(self) -> String {
+        let note = "note: no checksum was checked before reading (--no-verify)\n";
+        assert_eq!((self.code, self.err.as_str()), (0, note), "{}", self.out);
         self.out
     }
 

@@ -29,7 +29,14 @@ impl Found {
         let known = [INDEX, MODEL, OBJECTS, RECORD].map(Name::new);
         let known = known.into_iter().collect::<Result<_, _>>()?;
         let top = cx.store.top_or(|| known).await?;
-        let record = match top.has(RECORD) {
+        // What takes their names without being a file is no absent file.
+        for name in [RECORD, INDEX] {
+            let name = Name::new(name)?;
+            if top.others.contains_key(&name) || top.folders.contains(&name) {
+                cx.store.len(&name).await?;
+            }
+        }
+        let record = match top.has(RECORD) && !cx.saved_over {
             true => note(cx, &Name::new(RECORD)?).await?,
             false => None,
         };
@@ -146,7 +153,7 @@ async fn note(cx: &OpenCx, name: &Name) -> Result<Option<Record>> {
 /// What reshard noted of these files, if they lie in one folder, as they do in a place that keeps versions side by side.
 async fn note_of_folder(cx: &OpenCx, files: &BTreeSet<Name>) -> Result<Option<Record>> {
     let folder = files.first().and_then(names::folder_of);
-    let Some(folder) = folder else {
+    let Some(folder) = folder.filter(|_| !cx.saved_over) else {
         return Ok(None);
     };
     if files

@@ -5,7 +5,7 @@ use crate::{
     OBJECTS, RECORD,
     dtype::Spelled,
     fault::Fault,
-    header::{Entry, Header},
+    header::{self, Entry, Header, LENGTH},
     names,
     reader::{Chunk, Object, Refused},
     record::TensorRecord,
@@ -15,7 +15,7 @@ use crate::{
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::Name;
-use reshard_strategy::{Result, StrategyError, few};
+use reshard_strategy::{Result, Rewritten, StrategyError, few};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many notes are made.
@@ -35,6 +35,8 @@ pub(super) struct Tables {
     pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
     pub(super) is_sharded: bool,
+    /// Headers that are not those in the record.
+    pub(super) rewritten: Vec<Rewritten>,
 }
 
 /// What a file has of a tensor.
@@ -62,6 +64,7 @@ struct Parts {
     more_refused: u64,
     is_sharded: bool,
     texts: Texts,
+    rewritten: Vec<Rewritten>,
 }
 
 impl Tables {
@@ -69,14 +72,17 @@ impl Tables {
     /// A file is damaged, and nothing tells which keys it should have; or the files at `url` are several models.
     pub(super) fn of(found: &Found, read: Vec<Read>, url: &str) -> Result<Self> {
         let mut parts = Parts::default();
-        for (n, ((name, _), read)) in (0..).zip(found.files.iter().zip(read)) {
-            let read = read.and_then(|(header, crc)| match changed(found, name, crc) {
-                Some(what) => Err(Fault::new(what)),
+        for (n, (file, read)) in (0..).zip(found.files.iter().zip(read)) {
+            let read = read.and_then(|(header, crc)| match rewritten(found, file, crc) {
+                Some(rewritten) => {
+                    parts.rewritten.push(rewritten);
+                    Err(Fault::new(CHANGED))
+                }
                 None => Ok(header),
             });
             let added = read.and_then(|header| parts.add(found, n, header));
             if let Err(fault) = added {
-                parts.refuse_file(found, n, name, fault)?;
+                parts.refuse_file(found, n, &file.0, fault)?;
             }
         }
         parts.missing(found);
@@ -86,10 +92,24 @@ impl Tables {
     }
 }
 
-/// Why a file is not the one that was noted.
-fn changed(found: &Found, name: &Name, crc: u32) -> Option<String> {
-    let noted = found.record.as_ref()?.files.get(name)?;
-    (*noted != crc).then(|| CHANGED.to_owned())
+/// The file of this number, if its header is not the noted one, and the elements that the noted one describes.
+fn rewritten(found: &Found, (name, bytes): &(Name, Option<u64>), crc: u32) -> Option<Rewritten> {
+    let record = found.record.as_ref()?;
+    if *record.files.get(name)? == crc {
+        return None;
+    }
+    let noted = record.header(name);
+    let text = noted
+        .as_ref()
+        .and_then(|(all, _)| all.get(LENGTH as usize..));
+    // If it does not fit to the file, that has another length now.
+    let noted = text.and_then(|text| header::parse(text, bytes.unwrap_or(0)).ok());
+    let elements = noted.into_iter().flat_map(|noted| noted.entries);
+    let elements = elements.filter_map(|entry| {
+        let crc = record.tensors.get(&entry.key)?.parts.get(name)?;
+        Some((entry.bytes, *crc))
+    });
+    Some(Rewritten::new(name.clone(), Some(elements.collect())))
 }
 
 impl Parts {
@@ -294,6 +314,7 @@ impl Parts {
             notes: self.notes,
             warnings,
             is_sharded: self.is_sharded,
+            rewritten: self.rewritten,
         })
     }
 

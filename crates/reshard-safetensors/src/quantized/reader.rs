@@ -11,7 +11,7 @@ use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject,
-    ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic,
+    ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
     VerifyReport,
 };
 use std::{
@@ -356,6 +356,10 @@ impl StorageReader for Dequantized {
 
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         self.stored.read_objects(reads, cx).await
+    }
+
+    fn rewritten(&self) -> Vec<Rewritten> {
+        self.stored.rewritten()
     }
 
     fn covers(&self, file: &Name) -> bool {

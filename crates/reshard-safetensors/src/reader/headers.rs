@@ -3,7 +3,7 @@
 use super::{SafetensorsReader, tensor};
 use crate::unread::CHANGED;
 use reshard_plan::ChunkId;
-use reshard_strategy::{ReadTensor, Result, Selection, StrategyError};
+use reshard_strategy::{ReadTensor, Result, Rewritten, Selection, StrategyError};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl SafetensorsReader {
@@ -53,5 +53,22 @@ impl SafetensorsReader {
             .into_iter()
             .filter(|n| self.unread.is_changed(*n))
             .collect())
+    }
+
+    /// Those that were read since, with the elements that were described.
+    pub(super) fn rewritten_unread(&self) -> Vec<Rewritten> {
+        let is_changed = |n: &u32| self.unread.is_changed(*n);
+        let changed = self.unread.files().filter(is_changed);
+        let of = |n: u32| {
+            let all = self.metadata.tensors().flat_map(|t| t.chunks());
+            let stored = all.filter_map(|(id, _)| {
+                let is_in = self.chunks.get(id.0 as usize)?.file == n;
+                is_in.then(|| self.stored(id).ok()).flatten()
+            });
+            let elements = stored.filter_map(|stored| Some((stored.bytes, stored.crc?)));
+            let file = self.files.get(n as usize)?.clone();
+            Some(Rewritten::new(file, Some(elements.collect())))
+        };
+        changed.filter_map(of).collect()
     }
 }

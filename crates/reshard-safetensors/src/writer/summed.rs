@@ -59,6 +59,14 @@ impl Extent for Summed {
         Some(block)
     }
 
+    fn has_crc32(&self) -> bool {
+        true
+    }
+
+    fn crc32(&self) -> Option<u32> {
+        Some(self.crc.clone().finalize())
+    }
+
     fn receipt(&mut self) -> Bytes {
         let number = Part::ALL.iter().position(|part| *part == self.part);
         let mut out = vec![number.unwrap_or_default() as u8];

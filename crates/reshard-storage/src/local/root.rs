@@ -10,6 +10,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    collections::BTreeMap,
     fs::File,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -92,7 +93,7 @@ impl Root {
         let Some(root) = self.hold()? else {
             return Ok(None);
         };
-        if root.head(&name)?.is_none() {
+        if root.stat(&name)?.as_ref().and_then(file_len).is_none() {
             return Ok(None);
         }
         let file = root.open_file(&name)?;
@@ -202,19 +203,11 @@ impl Root {
             .as_str()
             .match_indices('/')
             .map(|(end, _)| &name.as_str()[..end]);
-        let is_link = |dir: &&str| {
-            let Ok(name) = Name::new(*dir) else {
-                return false;
-            };
-            let stat = self.at(&name, |above, part| {
-                rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW)
-            });
-            stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
-        };
+        let is_link = |dir: &&str| Name::new(*dir).is_ok_and(|name| self.is_link(&name));
         dirs.into_iter().find(is_link).map(str::to_owned)
     }
 
-    /// What there is about a file, or what it is a link to; `None` when there is none.
+    /// What there is about a file, or what it is a link to; `None` when there is none. A link to nothing is as if it were absent.
     fn stat(&self, name: &Name) -> Result<Option<Stat>> {
         if let Some(file) = self.held_file(name) {
             let stat = rustix::fs::fstat(file)
@@ -230,10 +223,44 @@ impl Root {
         }
     }
 
-    /// What is known of a file; `None` when there is none.
+    /// What is known of a file; `None` if nothing has that name.
+    ///
+    /// # Errors
+    /// Something else has that name. It must not pass for an absent file: a link to nothing may be data that were not fetched.
     pub(super) fn head(&self, name: &Name) -> Result<Option<Head>> {
-        let head = |stat: &Stat| Some(Head::new(file_len(stat)?, changed(stat)));
-        Ok(self.stat(name)?.as_ref().and_then(head))
+        let path = || self.path_of(name).display().to_string();
+        match self.stat(name)? {
+            Some(stat) => match file_len(&stat) {
+                Some(len) => Ok(Some(Head::new(len, changed(&stat)))),
+                None => Err(StorageError::NoFile {
+                    path: path(),
+                    what: what_it_is(FileType::from_raw_mode(stat.st_mode)),
+                }),
+            },
+            None if self.is_link(name) => {
+                let followed = self.at(name, |dir, file| {
+                    rustix::fs::statat(dir, file, AtFlags::empty())
+                });
+                let found = followed.err().and_then(|e| self.obstacle(name, e));
+                let what = found.unwrap_or(DANGLING);
+                Err(StorageError::NoFile { path: path(), what })
+            }
+            None => match self.linked_directory(name) {
+                Some(directory) => Err(StorageError::LinkedDirectory {
+                    path: path(),
+                    directory,
+                }),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Whether a link has this name, wherever it leads.
+    fn is_link(&self, name: &Name) -> bool {
+        let stat = self.at(name, |above, part| {
+            rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW)
+        });
+        stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
     }
 
     /// Removes files; no link is followed on the way.
@@ -246,15 +273,24 @@ impl Root {
         })
     }
 
-    /// Files, and directories if they are not entered.
+    /// Files, directories that are not entered, and everything else that takes a name.
     pub(super) fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        let (mut files, mut folders) = (Vec::new(), Vec::new());
-        self.walk(below, depth, |found| match found.is_directory() {
-            true => folders.push(found.name),
-            false => files.extend(found.file()),
+        let (mut files, mut folders, mut others) = (Vec::new(), Vec::new(), BTreeMap::new());
+        self.walk(below, depth, |found| {
+            match (found.stat.as_ref().and_then(file_len), found.is_directory()) {
+                (Some(bytes), _) => files.push(Entry {
+                    bytes,
+                    name: found.name,
+                }),
+                (None, true) if depth == Depth::One => folders.push(found.name),
+                (None, _) => {
+                    let what = found.what_it_is();
+                    others.insert(found.name, what);
+                }
+            }
         })?;
         self.is_current()?;
-        Ok(Listing::new(files, folders))
+        Ok(Listing::new(files, folders).with_others(others))
     }
 
     /// Links below, sorted.
@@ -274,7 +310,7 @@ impl Root {
         Ok(out)
     }
 
-    /// Everything below but directories that are entered. What lies deeper than a path can say is skipped: no checkpoint has it.
+    /// Everything below but directories that are entered and hold something. What lies deeper than a path can say is skipped: no checkpoint has it.
     fn walk(&self, below: Option<&Name>, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else {
@@ -292,9 +328,15 @@ impl Root {
                 Err(e) if (is_absent(e) || e == Errno::LOOP) && at.is_some() => continue,
                 other => other.map_err(fail)?,
             };
-            let prefix = at.map(|name| format!("{name}/")).unwrap_or_default();
+            let prefix = at
+                .as_ref()
+                .map(|name| format!("{name}/"))
+                .unwrap_or_default();
+            let mut is_empty = true;
             for entry in Dir::read_from(&dir).map_err(fail)? {
                 let entry = entry.map_err(fail)?;
+                let is_own = matches!(entry.file_name().to_bytes(), b"." | b"..");
+                is_empty &= is_own;
                 let Some(file) = utf8(entry.file_name()) else {
                     continue;
                 };
@@ -335,6 +377,15 @@ impl Root {
                     }),
                 }
             }
+            // A directory that holds something shows by the names below it.
+            if let Some(name) = at.filter(|at| is_empty && Some(at) != below) {
+                let stat = rustix::fs::fstat(&dir).map_err(fail)?;
+                each(Found {
+                    name,
+                    stat: Some(stat),
+                    target: None,
+                });
+            }
         }
         Ok(())
     }
@@ -350,11 +401,15 @@ struct Found {
 }
 
 impl Found {
-    fn file(self) -> Option<Entry> {
-        Some(Entry {
-            bytes: self.stat.as_ref().and_then(file_len)?,
-            name: self.name,
-        })
+    /// Describes it, if it is no file.
+    fn what_it_is(&self) -> &'static str {
+        let is_link = self.target.is_some();
+        let stat = self.stat.as_ref();
+        match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            None => DANGLING,
+            Some(FileType::Directory) if is_link => Listing::LINKED_FOLDER,
+            Some(kind) => what_it_is(kind),
+        }
     }
 
     /// Itself; not what it points to.
@@ -363,6 +418,10 @@ impl Found {
         self.target.is_none() && self.stat.as_ref().is_some_and(is)
     }
 }
+
+/// A link that leads to no file.
+const DANGLING: &str =
+    "it is a link to nothing, as git-annex and DVC leave it for data that are not fetched";
 
 /// What lies in place of a file.
 pub(super) fn what_it_is(kind: FileType) -> &'static str {
@@ -438,6 +497,8 @@ mod tests {
         file(at("file"));
         fs::create_dir(at("dir")).unwrap();
         symlink("itself", at("itself")).unwrap();
+        symlink("absent", at("nothing")).unwrap();
+        symlink("dir", at("link")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
         let root = Root::new(home.path().into());
         for root in [root.clone(), root.hold().unwrap().unwrap()] {
@@ -452,14 +513,17 @@ mod tests {
                 };
                 assert_eq!((what, path), (told, at(name).display().to_string()));
             }
-            // As if it were not there: looked at, it is none.
-            for name in ["itself", "file/a", "absent", "dir/absent/a"] {
-                assert_eq!(
-                    root.head(&Name::new(name).unwrap()).unwrap(),
-                    None,
-                    "{name}"
-                );
+            // What is no file is not as if it were absent.
+            let head = |name: &str| root.head(&Name::new(name).unwrap());
+            for name in ["file/a", "absent", "dir/absent/a"] {
+                assert_eq!(head(name).unwrap(), None, "{name}");
             }
+            for name in ["itself", "nothing", "dir", "socket"] {
+                let e = head(name).unwrap_err();
+                assert!(matches!(e, StorageError::NoFile { .. }), "{name}: {e}");
+            }
+            let e = head("link/a").unwrap_err();
+            assert!(matches!(e, StorageError::LinkedDirectory { .. }), "{e}");
             // What can't be looked at is not as if it were not there.
             let long = Name::new("x".repeat(300)).unwrap();
             assert!(matches!(root.head(&long), Err(StorageError::Io { .. })));
@@ -500,7 +564,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         symlink("itself", home.path().join("itself")).unwrap();
         let root = Root::new(home.path().into());
-        assert_eq!(root.list(None, Depth::All).unwrap(), Listing::default());
+        let listed = root.list(None, Depth::All).unwrap();
+        assert!(
+            listed.files.is_empty() && listed.folders.is_empty(),
+            "{listed:?}"
+        );
+        assert_eq!(listed.others.len(), 1);
         let links = root.links().unwrap();
         assert_eq!(
             links

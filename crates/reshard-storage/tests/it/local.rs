@@ -6,8 +6,8 @@ use bytes::Bytes;
 use futures::{executor::block_on, future::join_all};
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, Extent, FileBody, IfExists, Leftover, Length, LocalStore, Name, Progress, Result,
-    StorageError, Store, StoreExt, Written,
+    Depth, Durability, Extent, FileBody, IfExists, Leftover, Length, LocalStore, Name, Progress,
+    Result, StorageError, Store, StoreExt, Written,
     testkit::{Action, ActionLog},
     wait,
 };
@@ -344,7 +344,12 @@ fn a_named_pipe_does_not_block_a_reader() {
         "{e}"
     );
     assert!(block_on(store.files()).unwrap().is_empty());
-    assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
+    let e = block_on(store.len(&name("p"))).unwrap_err();
+    assert!(matches!(e, StorageError::NoFile { .. }), "{e}");
+    assert_eq!(
+        block_on(store.list(None, Depth::All)).unwrap().others[&name("p")],
+        "it is a named pipe"
+    );
 }
 
 #[test]
@@ -422,8 +427,8 @@ fn a_link_to_a_file_is_that_file_and_one_to_a_directory_is_not_entered() {
                 matches!(&e, StorageError::LinkedDirectory { directory, .. } if directory == "dir"),
                 "{e}"
             );
-            assert_eq!(store.len(&behind).await.unwrap(), None);
-            assert_eq!(store.modified(&behind).await.unwrap(), None);
+            let e = store.len(&behind).await.unwrap_err();
+            assert!(matches!(e, StorageError::LinkedDirectory { .. }), "{e}");
             let all: Vec<_> = store
                 .files()
                 .await
@@ -467,9 +472,10 @@ fn when_a_file_changed_is_told() {
     fs::create_dir(dir.path().join("d")).unwrap();
     let store = LocalStore::at(dir.path()).unwrap();
     assert_eq!(block_on(store.modified(&name("a"))).unwrap(), Some(when));
-    for nothing in ["b", "d", "a/b"] {
+    for nothing in ["b", "a/b"] {
         assert_eq!(block_on(store.modified(&name(nothing))).unwrap(), None);
     }
+    assert!(block_on(store.modified(&name("d"))).is_err());
 }
 
 #[test]

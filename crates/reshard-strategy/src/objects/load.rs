@@ -2,7 +2,7 @@ use super::{join, nobody, part};
 use crate::{
     BackendVersion, Capabilities, CheckedItems, Damage, Detection, ElementChecksum, FileRole,
     LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Removal, Result, StorageInfo,
+    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo,
     StorageReader, StrategyError, Traffic, VerifyReport, agree,
     pipeline::{judge, load_planned},
 };
@@ -337,6 +337,10 @@ impl StorageReader for Reader {
 
     fn is_whole(&self) -> Result<(), String> {
         self.base.is_whole()
+    }
+
+    fn rewritten(&self) -> Vec<Rewritten> {
+        self.base.rewritten()
     }
 
     fn is_rank_local(&self) -> bool {

@@ -2,7 +2,8 @@ use crate::{
     BackendVersion, Capabilities, CheckedItems, Detection, ElementChecksum, FileLayout, FileRole,
     FinishCx, Footprint, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
     Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
-    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    Rewritten, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData,
+    WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -487,6 +488,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
 
     fn is_whole(&self) -> Result<(), String> {
         self.inner.is_whole()
+    }
+
+    fn rewritten(&self) -> Vec<Rewritten> {
+        self.inner.rewritten()
     }
 
     fn is_rank_local(&self) -> bool {

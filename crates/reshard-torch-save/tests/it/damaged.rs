@@ -238,6 +238,20 @@ fn damaged_old() -> Damaged<Vec<u8>> {
             "elements, but the pickle says",
         ),
         (
+            "old, with another magic number",
+            {
+                let mut bytes = legacy();
+                bytes[6] ^= 1;
+                bytes
+            },
+            "bytes follow its pickle: it is an old file of torch.save without its magic number",
+        ),
+        (
+            "a pickle with elements behind it",
+            [&b"\x80\x04K)."[..], &[7; 24]].concat(),
+            "Corrupt: model.pt at byte 5: 24 bytes follow its pickle",
+        ),
+        (
             "a tar file",
             {
                 let mut tar = vec![0; 512];
@@ -338,7 +352,7 @@ fn each_damaged_checkpoint_gets_a_clear_verdict_and_the_rest_is_read() {
     let sound = sound();
     let files = [damaged_zips(&sound), damaged_pickles(), damaged_old()].concat();
     let [of_b, indexes] = damaged_folders();
-    assert_eq!((files.len(), of_b.len(), indexes.len()), (23, 3, 9));
+    assert_eq!((files.len(), of_b.len(), indexes.len()), (25, 3, 9));
     for (name, bytes, want) in files {
         assert_ne!(bytes, sound, "{name}");
         let told = said(&file(bytes));

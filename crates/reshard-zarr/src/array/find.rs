@@ -4,7 +4,10 @@ use super::meta::{
     ArrayMeta, Fault, MAX_TEXT, Node, parse_zarr_json, parse_zarray, parse_zmetadata, takes,
     too_long,
 };
-use crate::stated::{LONE, Stated, ZATTRS};
+use crate::{
+    place::PlaceFiles,
+    stated::{LONE, Stated, ZATTRS},
+};
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result};
@@ -47,6 +50,17 @@ pub(crate) struct Texts {
 }
 
 impl Found {
+    /// What can't be read, for this reason.
+    pub(crate) fn refused(folder: &str, description: &str, fault: Fault) -> Self {
+        Self {
+            folder: folder.into(),
+            description: description.into(),
+            text: None,
+            meta: Err(fault),
+            is_assumed: false,
+        }
+    }
+
     /// The key of its tensor: the path of the array, joined by `/`.
     pub(crate) fn key(&self) -> &str {
         match &*self.folder {
@@ -58,12 +72,12 @@ impl Found {
 
 /// The files that describe arrays or groups: the folder, the name in it, the whole name and the length.
 fn descriptions(
-    files: &BTreeMap<Name, u64>,
+    files: &PlaceFiles,
     skip: impl Fn(&str, u64) -> bool,
 ) -> Vec<(&str, &str, &Name, u64)> {
     let mut described = Vec::new();
     let mut v3 = BTreeSet::new();
-    for (name, bytes) in files {
+    for (name, bytes) in files.iter() {
         let (folder, file) = name
             .as_str()
             .rsplit_once('/')
@@ -88,12 +102,13 @@ fn descriptions(
 pub(crate) async fn arrays(
     store: &Arc<dyn Store>,
     limits: &ReadLimits,
-    files: &BTreeMap<Name, u64>,
+    files: &PlaceFiles,
     skip: impl Fn(&str, u64) -> bool,
     (written, stated): (&Texts, &mut Stated),
 ) -> Result<Vec<Found>> {
-    let mut described = descriptions(files, skip);
-    let mut out = BTreeMap::new();
+    let mut described = descriptions(files, &skip);
+    let mut out = unreadable(files, &skip);
+    described.retain(|(folder, file, ..)| *file == ZARR_JSON || !out.contains_key(*folder));
     let (mut consolidated, mut root) = (Vec::new(), None);
     let mut assumed = 0;
     described.retain(|(folder, file, name, bytes)| {
@@ -169,14 +184,22 @@ async fn described_above(
     out: &mut BTreeMap<String, Found>,
 ) -> Result<()> {
     let all = ZMETADATA;
-    if let Some(bytes) = files
-        .get(&Name::new(all)?)
-        .filter(|n| **n <= MAX_TEXT as u64)
-    {
-        let text = store.read(&Name::new(all)?, 0..*bytes).await?;
-        if affords(limits, &text) {
-            consolidated.extend(parse_zmetadata(&text).unwrap_or_default());
-            root.get_or_insert(text);
+    if let Some(&bytes) = files.get(&Name::new(all)?) {
+        let nodes = match bytes > MAX_TEXT as u64 {
+            true => Err(too_long(all, bytes)),
+            false => match store.read(&Name::new(all)?, 0..bytes).await? {
+                text if !affords(limits, &text) => Err(too_large(all, &text)),
+                text => {
+                    let nodes = parse_zmetadata(&text);
+                    root.get_or_insert(text);
+                    nodes
+                }
+            },
+        };
+        match nodes {
+            Ok(nodes) => consolidated.extend(nodes),
+            // Nobody knows which arrays it describes.
+            Err(fault) => drop(out.insert(all.into(), Found::refused(all, all, fault))),
         }
     }
     attributes(store, limits, files, stated).await?;
@@ -244,6 +267,25 @@ async fn attributes(
         }
     }
     Ok(())
+}
+
+/// Arrays whose descriptions are no files.
+fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<String, Found> {
+    let mut out = BTreeMap::new();
+    for (folder, file, what) in files.obstacles(&[ZARR_JSON, ZARRAY, ZMETADATA]) {
+        let array = match file {
+            ZMETADATA => ZMETADATA,
+            _ if skip(folder, 0) => continue,
+            _ => folder,
+        };
+        let description = match folder {
+            "" => file.to_owned(),
+            folder => format!("{folder}/{file}"),
+        };
+        let fault = Fault::damaged(format!("{what}, and should be its {file}"));
+        out.insert(array.into(), Found::refused(array, &description, fault));
+    }
+    out
 }
 
 /// A description.

@@ -7,6 +7,7 @@ use crate::{
         shard::Shard,
     },
     grid::Grid,
+    place::PlaceFiles,
 };
 use reshard_model::{Dims, ErrorKind, Layout, Region};
 use reshard_storage::Name;
@@ -136,13 +137,18 @@ impl Array {
     pub(crate) fn stored(
         &self,
         number: u32,
-        files: &BTreeMap<Name, u64>,
+        files: &PlaceFiles,
     ) -> Result<Option<(Name, Range<u64>)>> {
         let (position, inner) = self.place(number);
         let file = self.file_at(&position)?;
         let key = &self.key;
         let wrong = |what: String| Err(StrategyError::corrupt(&file, None, what));
         let Some(&bytes) = files.get(&file) else {
+            if let Some(what) = files.obstacle(file.as_str()) {
+                return wrong(format!(
+                    "{what}, and should be a file with a chunk of {key}"
+                ));
+            }
             return match self.checksum(number) {
                 Some(_) => wrong(format!("it is missing, and it holds a chunk of {key}")),
                 None => Ok(None),
@@ -238,7 +244,7 @@ impl Array {
     }
 
     /// Bytes of its chunks that are stored, as far as they are sound.
-    pub(crate) fn stored_bytes(&self, files: &BTreeMap<Name, u64>) -> u64 {
+    pub(crate) fn stored_bytes(&self, files: &PlaceFiles) -> u64 {
         let stored = |n| Some(self.stored(n, files).ok()??.1);
         let bytes = (0..self.count)
             .filter_map(stored)

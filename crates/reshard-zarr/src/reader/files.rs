@@ -35,7 +35,8 @@ pub(super) fn owns(name: &Name) -> bool {
         )
 }
 
-/// Whether an array that can't be read belongs to the checkpoint. Without a record, what is damaged may be anything.
+/// Whether the files of an array that can't be read belong to the checkpoint, so that a replacement may remove them. Without a record, what is
+/// damaged may be anything.
 pub(crate) fn is_refused(reader: &ZarrReader, key: &str) -> bool {
     let refused = reader.refused.get(key);
     refused.is_some_and(|why| reader.has_record || why.kind != ErrorKind::Corrupt)
@@ -214,7 +215,6 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
         ));
     }
     let refused = reader.refused.iter();
-    let refused = refused.filter(|(key, _)| is_refused(reader, key));
     let refused = refused.map(|(key, why)| (&**key, why.kind, &*why.what));
     let of = |text: &str| vec![text.to_owned()];
     Producer {

@@ -6,14 +6,15 @@ use super::{
 };
 use crate::{
     array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
+    place::PlaceFiles,
     stated::LONE,
 };
 use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Result, Selection, StrategyError,
-    Traffic,
+    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Result, Rewritten, Selection,
+    StrategyError, Traffic,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -32,10 +33,12 @@ pub(crate) struct ZarrReader {
     pub(crate) refused: BTreeMap<String, Refused>,
     /// Whether reshard wrote it.
     pub(crate) has_record: bool,
+    /// Descriptions that are not the written ones, as far as opening has read them.
+    pub(crate) rewritten: Vec<Rewritten>,
     /// Decoded chunks.
     pub(crate) kept: Kept,
     /// All files of the place.
-    pub(crate) files: BTreeMap<Name, u64>,
+    pub(crate) files: PlaceFiles,
 }
 
 /// A chunk, or an inner chunk of a shard: its array, and its number there.
@@ -62,6 +65,23 @@ impl ZarrReader {
     /// The file should be there, or it is damaged.
     pub(crate) fn stored(&self, chunk: &Chunk<'_>) -> Result<Option<(Name, Range<u64>)>> {
         chunk.array.stored(chunk.number, &self.files)
+    }
+
+    /// Fails if the program that wrote the checkpoint stores a chunk that is not stored. Other programs leave out chunks that have only the fill
+    /// value. Megatron Core does not.
+    pub(super) fn may_lack(&self, chunk: &Chunk<'_>) -> Result<()> {
+        if self.dialect != Dialect::Megatron {
+            return Ok(());
+        }
+        let what = format!(
+            "it is missing, and Megatron Core writes all chunks; a load that checks nothing puts the fill value in the place of this part of {}",
+            chunk.array.key
+        );
+        Err(StrategyError::corrupt(
+            chunk.array.file(chunk.number)?,
+            None,
+            what,
+        ))
     }
 
     /// The array in a folder.

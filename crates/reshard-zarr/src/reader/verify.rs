@@ -9,7 +9,7 @@ use crate::array::{
     shard::Shard,
 };
 use bytes::Bytes;
-use reshard_model::Dialect;
+use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
     CheckedItems, Damage, Result, StorageReader, StrategyError, Uncovered, VerifyReport,
@@ -242,17 +242,7 @@ async fn check(
 ) -> Result<u64> {
     let Chunk { array, number } = chunk;
     let Some((file, at)) = reader.stored(chunk)? else {
-        // Other programs leave out chunks that have only the fill value. Megatron Core does not.
-        return match reader.dialect {
-            Dialect::Megatron => {
-                let what = format!(
-                    "it is missing, and Megatron Core writes all chunks; a load puts the fill value in the place of this part of {}",
-                    array.key
-                );
-                Err(StrategyError::corrupt(array.file(*number)?, None, what))
-            }
-            _ => Ok(0),
-        };
+        return reader.may_lack(chunk).map(|()| 0);
     };
     if !full {
         return Ok(0);

@@ -255,7 +255,7 @@ fn an_array_in_the_way_of_a_chunk_is_an_array_and_the_chunk_is_missing() {
     files.insert("w/1.0/0".into(), vec![0; 8]);
     files.insert("w/1.0/1".into(), vec![0; 8]);
     let found = one(&verified(&files, Dialect::Megatron).damage);
-    assert!(found.starts_with("w: w/1.0: it is missing"), "{found}");
+    assert!(found.starts_with("w: w/1.0: it is a directory"), "{found}");
     assert!(
         open(&place(&files), Dialect::Megatron)
             .metadata()

@@ -1,11 +1,11 @@
 //! The files of a checkpoint, and whether they are sound.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, attempt::is_of_a_save, covered, error::Context, integrity};
+use crate::{Result, attempt::is_of_a_save, bound, covered, error::Context, grids, integrity};
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Leftover, Link, Name, Progress, StorageError, StoreExt};
-use reshard_strategy::{CheckedItems, FileRole, StrategyError, VerifyReport, with_sources};
-use std::collections::BTreeSet;
+use reshard_strategy::{CheckedItems, Damage, FileRole, StrategyError, VerifyReport, with_sources};
+use std::{collections::BTreeSet, sync::Arc};
 
 impl Checkpoint {
     /// All files of its directory. A web server can't list its files, so of a checkpoint there it has only those that its metadata and its format
@@ -90,13 +90,25 @@ impl Checkpoint {
             .verify_items(items, &progress)
             .await
             .during("verifying", &self.url)?;
+        let other = self.opened.saved_over().await;
+        if let Some(opened) = other.during("verifying", &self.url)? {
+            // Where requests are expensive, only this check has read the descriptions.
+            let opened = Arc::new(opened);
+            let other = Self {
+                opened,
+                ..self.clone()
+            };
+            return Box::pin(other.verify_items(items, progress)).await;
+        }
+        bound::check(&self.opened, &mut report).await;
         if self.dialect() == Dialect::Megatron {
+            grids::check(self.metadata(), &mut report);
             integrity::check(&self.opened.store, full, &progress, &mut report)
                 .await
                 .during("verifying", &self.url)?;
         }
         if let Err(e) = self.opened.common().await {
-            let damage = reshard_strategy::Damage {
+            let damage = Damage {
                 key: None,
                 file: None,
                 offset: None,

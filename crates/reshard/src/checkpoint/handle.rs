@@ -115,7 +115,7 @@ impl Checkpoint {
     }
 
     /// Fails if a part of the metadata is damaged or not understood, so that nobody takes the rest for the whole.
-    pub(super) fn is_understood(&self) -> Result<(), StrategyError> {
+    pub(crate) fn is_understood(&self) -> Result<(), StrategyError> {
         let Producer {
             unknown, damaged, ..
         } = self.producer();

@@ -14,6 +14,8 @@ impl Checkpoint {
     /// Damage, an item whose description is not understood, or no memory.
     pub async fn state(&self) -> Result<ValueTree> {
         self.is_understood().during(ACT, &self.url)?;
+        // One that can't be read may name empty dicts.
+        self.opened.own_sidecar().await.during(ACT, &self.url)?;
         let metadata = self.metadata();
         let paths = paths_of(metadata);
         let mut entries = Vec::new();

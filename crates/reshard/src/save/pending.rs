@@ -4,13 +4,13 @@ use super::builder::LastCheck;
 use crate::{
     CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
     error::Context,
-    formats::default_format,
+    formats::{Formats, default_format},
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
     side_by_side::{Settings, SideBySide, metadata_json},
-    sidecar::{self, Sidecar},
-    tally::{Files, Tally, gather},
+    sidecar::{self, FileSum, Sidecar},
+    tally::{self, Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
@@ -18,8 +18,8 @@ use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
 use reshard_storage::{Durability, Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
-    AsyncStager, BackendVersion, PreparedSave, Records, SaveCommonStrategy, Saved, StrategyError,
-    agree, stage_save,
+    AsyncStager, BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, Saved,
+    StrategyError, agree, stage_save,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -51,6 +51,8 @@ pub(super) struct Version {
     pub(super) side_by_side: Option<SideBySide>,
     /// What kind of place it is.
     pub(super) kind: PlaceKind,
+    /// It tells which files are records.
+    pub(super) registry: Registry,
     pub(super) empty_dicts: Vec<Path>,
     pub(super) notes: BTreeMap<String, String>,
     pub(super) stays: Vec<Name>,
@@ -265,25 +267,30 @@ impl Version {
     ) -> Result<Vec<Entry>, StrategyError> {
         if self.dry_run {
             let planned = checked.map(|()| Files {
-                entries: self.transaction.take(),
+                entries: self
+                    .transaction
+                    .take()
+                    .into_iter()
+                    .map(|(entry, _)| entry)
+                    .collect(),
                 common: self.common_files.clone(),
                 ..Files::default()
             });
             return Ok(gather(comm, planned).await?.common);
         }
-        // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
+        // The coordinator writes its records when it knows every file of every rank: `reshard.json` has their checksums.
         let records = match checked {
-            Ok(()) => self.write_records(saved, comm.is_coordinator()).await,
-            Err(e) => Err(e),
+            Ok(()) if !comm.is_coordinator() => self.write_records(saved).await,
+            checked => checked,
         };
-        let (last, written) = match records {
-            Ok(last) => (last, self.written().await),
-            Err(e) => (None, Err(e)),
+        let written = match records {
+            Ok(()) => self.written().await,
+            Err(e) => Err(e),
         };
         let mut files = gather(comm, written).await?;
         let common = std::mem::take(&mut files.common);
         let committed = if comm.is_coordinator() {
-            self.commit_all(files, last).await
+            self.commit_all(saved, files).await
         } else {
             Ok(())
         };
@@ -293,7 +300,7 @@ impl Version {
 
     /// What this rank has written.
     async fn written(&self) -> Result<Files, StrategyError> {
-        let entries = self.transaction.take();
+        let (entries, sums): (Vec<_>, Vec<_>) = self.transaction.take().into_iter().unzip();
         let digests = match self.settings.integrity {
             true => integrity::of_written(&*self.transaction, &entries).await?,
             false => Vec::new(),
@@ -301,17 +308,18 @@ impl Version {
         let common = self.common_files.clone();
         Ok(Files {
             entries,
+            sums,
             digests,
             common,
         })
     }
 
-    /// The coordinator writes `integrity.json`, if it is wanted, and commits.
-    async fn commit_all(
-        &self,
-        files: Files,
-        last: Option<(Name, Bytes)>,
-    ) -> Result<(), StrategyError> {
+    /// The coordinator writes its records and `integrity.json`, if it is wanted, and commits.
+    async fn commit_all(&self, saved: &Saved, mut files: Files) -> Result<(), StrategyError> {
+        let last = self.write_all_records(saved, &files).await?;
+        let own = self.written().await?;
+        files.entries.extend(own.entries);
+        files.digests.extend(own.digests);
         let Files {
             mut entries,
             digests,
@@ -322,17 +330,25 @@ impl Version {
             let bytes = integrity::manifest(names, last.as_ref()).to_bytes();
             let file = FileBody::from_bytes(Name::new(INTEGRITY)?, bytes);
             self.write(vec![file], Progress::default()).await?;
-            entries.append(&mut self.transaction.take());
+            let written = self.transaction.take().into_iter();
+            entries.extend(written.map(|(entry, _)| entry));
         }
         let committed = self.transaction.commit(last, &entries, self.durability);
         committed.await.map_err(StrategyError::from)
     }
 
-    /// Writes the records that describe what was written, except the commit record. The coordinator gets that one back.
-    async fn write_records(
+    /// Another rank than the coordinator writes its records, if it has any. Only the coordinator commits, so here they are plain files.
+    async fn write_records(&self, saved: &Saved) -> Result<(), StrategyError> {
+        let files = saved.records.clone().into_files();
+        let files = files.map(|(name, bytes)| FileBody::from_bytes(name, bytes));
+        self.write(files.collect(), Progress::default()).await
+    }
+
+    /// The coordinator writes the records that describe what was written, except the commit record, which it returns.
+    async fn write_all_records(
         &self,
         saved: &Saved,
-        is_coordinator: bool,
+        written: &Files,
     ) -> Result<Option<(Name, Bytes)>, StrategyError> {
         let Records {
             mut files,
@@ -340,10 +356,15 @@ impl Version {
             ..
         } = saved.records.clone();
         let mut first = Vec::new();
+        let json = metadata_json(&self.backend, &self.common.key(), self.settings);
+        let json = match json {
+            Some(bytes) => Some((Name::new(METADATA_JSON)?, bytes)),
+            None => None,
+        };
 
         // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
         // checkpoint lacks it.
-        if is_coordinator && let Some((name, sidecar)) = self.sidecar(saved)? {
+        if let Some((name, sidecar)) = self.sidecar(saved, json.as_ref(), written)? {
             let file = FileBody::from_bytes(name, sidecar.to_bytes());
             match sidecar.shown {
                 // Nobody takes the files after it for a checkpoint.
@@ -354,21 +375,14 @@ impl Version {
 
         // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file before it. If versions
         // lie side by side and only the format's record may change, that one completes it.
-        let json = metadata_json(&self.backend, &self.common.key(), self.settings);
-        if is_coordinator && let Some(bytes) = json {
-            let json = (Name::new(METADATA_JSON)?, bytes);
+        if let Some(json) = json {
             match self.side_by_side.is_some() && self.settings.common_form == CommonForm::Object {
                 true => files.push(json),
                 false => files.extend(commit.replace(json)),
             }
         }
-        if is_coordinator && let Some(side_by_side) = &self.side_by_side {
+        if let Some(side_by_side) = &self.side_by_side {
             side_by_side.permits(commit.as_ref(), &self.backend)?;
-        }
-
-        // Only the coordinator commits. Records of other ranks are plain files.
-        if !is_coordinator {
-            files.extend(commit.take());
         }
         let files = files
             .into_iter()
@@ -380,7 +394,12 @@ impl Version {
 
     /// What reshard adds, and its name. It lies with the data of its version, where no other version can replace it. `None` in a place
     /// without room for it.
-    fn sidecar(&self, saved: &Saved) -> Result<Option<(Name, Sidecar)>, StrategyError> {
+    fn sidecar(
+        &self,
+        saved: &Saved,
+        json: Option<&(Name, Bytes)>,
+        written: &Files,
+    ) -> Result<Option<(Name, Sidecar)>, StrategyError> {
         let Records { files, commit, .. } = &saved.records;
         let (Some(name), Some(mut sidecar)) = (
             sidecar::name(self.kind),
@@ -396,6 +415,16 @@ impl Version {
             });
         };
         sidecar.notes.clone_from(&self.notes);
+        sidecar.records.extend(json.map(FileSum::of));
+        let sums = written.entries.iter().zip(&written.sums);
+        // Notes go after the commit.
+        let sums = sums.filter(|(entry, _)| !tally::is_note(entry));
+        let sums = sums.map(|(entry, crc32)| FileSum {
+            file: entry.name.to_string(),
+            bytes: entry.bytes,
+            crc32: *crc32,
+        });
+        sidecar.note(sums, &Formats::of(&self.registry)?);
         let megatrons = self.settings.dialect == Dialect::Megatron;
         let named = megatrons || self.backend == default_format();
         sidecar.empty_dicts.clone_from(&self.empty_dicts);

@@ -119,6 +119,7 @@ impl Save<'_> {
             settings: self.settings(),
             side_by_side,
             kind: set_up.kind,
+            registry: set_up.registry,
             empty_dicts: set_up.parts.dropped_empty,
             notes: std::mem::take(&mut self.notes),
             stays,

@@ -225,11 +225,11 @@ fn only_what_has_the_note_is_removed() {
     assert!(e.to_string().contains("has no reshard.json"), "{e}");
     // The file of another version.
     let text = String::from_utf8(sidecar.clone()).unwrap();
-    fs::write(
-        at.join("reshard.json"),
-        text.replace("\"sha256\":\"", "\"sha256\":\"0"),
-    )
-    .unwrap();
+    // In the older form, which has no digest of itself.
+    let (text, _) = text.rsplit_once(",\"sha256\"").unwrap();
+    let text = text.replace("\"schema\":2", "\"schema\":1");
+    let text = text.replace("\"sha256\":\"", "\"sha256\":\"0");
+    fs::write(at.join("reshard.json"), text + "}").unwrap();
     let e = removed("run", "a7").unwrap_err();
     assert!(e.to_string().contains("belongs to another version"), "{e}");
     assert!(Checkpoint::open(&at).is_ok());

@@ -9,6 +9,7 @@ mod background;
 mod buckets;
 mod bytes;
 mod contracts;
+mod damage;
 mod declarations;
 mod dry_run;
 mod exchanges;

@@ -1,0 +1,295 @@
+//! Damage one thing: no command passes over it in silence.
+
+use crate::{Ran, run, states::Saved};
+use reshard::{
+    Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedConfig,
+};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn state(dialect: Dialect) -> StateDict {
+    let mut state = StateDict::new();
+    for (key, n) in [("w", 6), ("layer.b", 3)] {
+        let data = (0..n).map(|i| i as f32 + 0.5).collect();
+        let tensor = Tensor::from_vec(&[n], data).unwrap();
+        state.insert(key, ShardedTensor::replicated(key, tensor, 0));
+    }
+    if dialect != Dialect::TensorsOnly {
+        state.insert("step", Value::Int(7));
+    }
+    state
+}
+
+fn saved(dialect: Dialect, config: Option<Box<dyn SaveShardedConfig>>) -> Saved {
+    Saved::made(|url| {
+        let state = state(dialect);
+        let save = reshard::save(&state, url).dialect(dialect);
+        let save = save.integrity(dialect == Dialect::Megatron);
+        let save = match config {
+            Some(config) => save.boxed_strategy(config),
+            None => save,
+        };
+        drop(blocking::run(save).unwrap());
+    })
+}
+
+/// The same as another program leaves it.
+fn of_others(saved: Saved) -> Saved {
+    for name in fs::read_dir(&saved.url).unwrap() {
+        let at = name.unwrap().path();
+        let name = at.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("reshard") || name == "integrity.json" {
+            fs::remove_file(at).unwrap();
+        }
+    }
+    saved
+}
+
+/// A checkpoint in each format, and as others write it.
+fn checkpoints() -> Vec<(&'static str, Saved)> {
+    use reshard::{safetensors, tensor_bundle, torch_save, zarr};
+    let only = Dialect::TensorsOnly;
+    let st = || Box::new(safetensors::SafetensorsConfig::default()) as Box<dyn SaveShardedConfig>;
+    let zarr = || Box::new(zarr::ZarrConfig::default()) as Box<dyn SaveShardedConfig>;
+    let zarr3 = || Box::new(zarr::Zarr3Config::default()) as Box<dyn SaveShardedConfig>;
+    let tf = || {
+        let config = tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
+        Box::new(config) as Box<dyn SaveShardedConfig>
+    };
+    let pt = || Box::new(torch_save::TorchSaveConfig::default()) as Box<dyn SaveShardedConfig>;
+    vec![
+        ("torch_dist", saved(Dialect::Dcp, None)),
+        ("megatron", saved(Dialect::Megatron, None)),
+        (
+            "megatron of others",
+            of_others(saved(Dialect::Megatron, None)),
+        ),
+        ("safetensors", saved(only, Some(st()))),
+        ("safetensors of others", of_others(saved(only, Some(st())))),
+        ("zarr", saved(only, Some(zarr()))),
+        ("zarr of others", of_others(saved(only, Some(zarr())))),
+        (
+            "zarr of megatron",
+            of_others(saved(Dialect::Megatron, Some(zarr()))),
+        ),
+        ("zarr3", saved(only, Some(zarr3()))),
+        ("zarr3 of others", of_others(saved(only, Some(zarr3())))),
+        ("tensor_bundle", saved(only, Some(tf()))),
+        (
+            "tensor_bundle of others",
+            of_others(saved(only, Some(tf()))),
+        ),
+        ("torch_save", saved(Dialect::Dcp, Some(pt()))),
+    ]
+}
+
+/// All files below a path.
+fn files(at: &Path) -> Vec<PathBuf> {
+    let (mut out, mut left) = (Vec::new(), vec![at.to_path_buf()]);
+    while let Some(next) = left.pop() {
+        match next.is_dir() {
+            true => left.extend(fs::read_dir(next).unwrap().map(|e| e.unwrap().path())),
+            false => out.push(next),
+        }
+    }
+    out.sort();
+    out
+}
+
+const KINDS: [&str; 5] = ["cut", "link", "folder", "full folder", "pipe"];
+
+fn damage(kind: &str, at: &Path) {
+    let whole = fs::read(at).unwrap();
+    fs::remove_file(at).unwrap();
+    match kind {
+        "cut" => fs::write(at, &whole[..whole.len() / 2]).unwrap(),
+        "link" => symlink("../../.git/annex/objects/none", at).unwrap(),
+        "folder" => fs::create_dir(at).unwrap(),
+        "full folder" => {
+            fs::create_dir(at).unwrap();
+            fs::write(at.join("file"), &whole).unwrap();
+        }
+        _ => assert!(Command::new("mkfifo").arg(at).status().unwrap().success()),
+    }
+}
+
+fn mend(at: &Path, whole: &[u8]) {
+    match at.symlink_metadata() {
+        Ok(is) if is.is_dir() => fs::remove_dir_all(at).unwrap(),
+        _ => fs::remove_file(at).unwrap(),
+    }
+    fs::write(at, whole).unwrap();
+}
+
+fn is_silent(ran: &Ran) -> bool {
+    ran.code == 0 && ran.err.is_empty()
+}
+
+/// The commands that are silent about what `verify` finds, or `verify --quick`.
+fn silent(url: &str, to: &str, loads: bool) -> Vec<String> {
+    let mut silent = Vec::new();
+    let mut look = |args: &[&str]| {
+        if is_silent(&run(args)) {
+            silent.push(args.join(" "));
+        }
+    };
+    if !is_silent(&run(&["verify", "--quick", url])) {
+        look(&["inspect", url]);
+        look(&["ls", url]);
+    }
+    match is_silent(&run(&["verify", url])) {
+        true => look(&["verify", url]),
+        false => {
+            for command in ["digest", "stats"] {
+                look(&[command, url]);
+            }
+            look(&["diff", url, url]);
+            look(&["convert", url, to]);
+            let loaded = blocking::Checkpoint::open(url).and_then(|all| {
+                all.load_plain_tensors()?;
+                all.state()
+            });
+            if loads && loaded.is_ok() {
+                silent.push("a load".into());
+            }
+        }
+    }
+    fs::remove_dir_all(to).unwrap_or(());
+    silent
+}
+
+#[test]
+fn no_command_is_silent_about_a_file_that_is_damaged() {
+    for (name, saved) in checkpoints() {
+        let to = saved.beside("to");
+        assert!(
+            is_silent(&run(&["verify", "--quick", &saved.url])),
+            "{name}"
+        );
+        for command in ["inspect", "ls", "digest", "stats", "verify"] {
+            let ran = run(&[command, &saved.url]);
+            assert!(is_silent(&ran), "{name} {command}: {}{}", ran.out, ran.err);
+        }
+        for at in files(Path::new(&saved.url)) {
+            let whole = fs::read(&at).unwrap();
+            for kind in KINDS {
+                if kind == "cut" && whole.len() < 2 {
+                    continue;
+                }
+                damage(kind, &at);
+                // A load reads `integrity.json` only if it is asked to.
+                let silent = silent(&saved.url, &to, !at.ends_with("integrity.json"));
+                assert!(
+                    silent.is_empty(),
+                    "{name}: {kind} {}: {silent:?}",
+                    at.display()
+                );
+                mend(&at, &whole);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_command_is_silent_about_a_chunk_or_a_description_that_another_program_wrote_and_that_is_missing()
+ {
+    let zarr = |v3: bool, dialect| {
+        let config: Box<dyn SaveShardedConfig> = match v3 {
+            true => Box::new(reshard::zarr::Zarr3Config::default()),
+            false => Box::new(reshard::zarr::ZarrConfig::default()),
+        };
+        of_others(saved(dialect, Some(config)))
+    };
+    let only = Dialect::TensorsOnly;
+    for (saved, lost) in [
+        (zarr(false, only), "layer.b/.zarray"),
+        (zarr(true, only), "layer.b/zarr.json"),
+        (zarr(false, Dialect::Megatron), "layer.b/.zarray"),
+        // Megatron Core writes every chunk; others leave out what is the fill value.
+        (zarr(false, Dialect::Megatron), "layer.b/0"),
+    ] {
+        // The group of all arrays has their descriptions, too.
+        if saved.path("zarr.json").exists() {
+            let group = r#"{"zarr_format":3,"node_type":"group","attributes":{}}"#;
+            fs::write(saved.path("zarr.json"), group).unwrap();
+        }
+        fs::remove_file(saved.path(lost)).unwrap();
+        let silent = silent(&saved.url, &saved.beside("to"), true);
+        assert!(silent.is_empty(), "{lost}: {silent:?}");
+        // The other array is as sound as before.
+        run(&["digest", &saved.url, "--key", "w"]).ok();
+    }
+}
+
+#[test]
+fn an_array_whose_folder_is_a_link_is_not_left_out_in_silence() {
+    for (v3, dialect) in [
+        (false, Dialect::TensorsOnly),
+        (true, Dialect::TensorsOnly),
+        (false, Dialect::Megatron),
+    ] {
+        let config: Box<dyn SaveShardedConfig> = match v3 {
+            true => Box::new(reshard::zarr::Zarr3Config::default()),
+            false => Box::new(reshard::zarr::ZarrConfig::default()),
+        };
+        let saved = of_others(saved(dialect, Some(config)));
+        let elsewhere = saved.beside("elsewhere");
+        for (folder, chunks) in [("w", false), ("w/c", true)] {
+            if !saved.path(folder).exists() {
+                continue;
+            }
+            fs::rename(saved.path(folder), &elsewhere).unwrap();
+            symlink(&elsewhere, saved.path(folder)).unwrap();
+            assert!(!is_silent(&run(&["verify", "--quick", &saved.url])));
+            let mut silent = silent(&saved.url, &saved.beside("to"), chunks);
+            // An item that is not understood is in its list.
+            let inspected = run(&["inspect", &saved.url]).out;
+            silent.retain(|ran| !ran.starts_with("inspect") || !inspected.contains("is a link"));
+            assert!(silent.is_empty(), "{folder}: {silent:?} {inspected}");
+            fs::remove_file(saved.path(folder)).unwrap();
+            fs::rename(&elsewhere, saved.path(folder)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_consolidated_description_that_is_damaged_is_told() {
+    let saved = of_others(saved(
+        Dialect::TensorsOnly,
+        Some(Box::new(reshard::zarr::ZarrConfig::default())),
+    ));
+    fs::write(saved.path(".zmetadata"), "{").unwrap();
+    let silent = silent(&saved.url, &saved.beside("to"), true);
+    assert!(silent.is_empty(), "{silent:?}");
+}
+
+#[test]
+fn what_is_not_verified_is_named() {
+    let saved = saved(Dialect::Dcp, None);
+    let url = &*saved.url;
+    for args in [
+        &["digest", url, "--no-verify"][..],
+        &["stats", url, "--no-verify"],
+        &["diff", url, url, "--no-verify"],
+        &["convert", url, &saved.beside("to"), "--no-verify"],
+    ] {
+        let ran = run(args);
+        assert!(
+            ran.code == 0 && ran.err.contains("--no-verify"),
+            "{args:?} {}",
+            ran.err
+        );
+    }
+    for args in [
+        &["digest", url, "--no-verify", "--json"][..],
+        &["stats", url, "--no-verify", "--json"],
+        &["diff", url, url, "--no-verify", "--json"],
+    ] {
+        let j: serde_json::Value = serde_json::from_str(&run(args).out).unwrap();
+        assert_eq!(j["no_verify"], true, "{args:?}");
+    }
+}

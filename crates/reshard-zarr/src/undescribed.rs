@@ -1,0 +1,97 @@
+//! Arrays whose descriptions are missing or out of reach.
+
+use crate::{
+    array::{find::Found, meta::Fault},
+    names::{locked, parse_chunk_key},
+    place::PlaceFiles,
+    stated::ZATTRS,
+};
+use reshard_storage::Listing;
+use std::collections::BTreeSet;
+
+/// Folders without a description that hold nothing but files with the names of chunks, and links to folders, which may hold anything.
+pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found> {
+    let described: BTreeSet<&str> = described.iter().map(|found| &*found.folder).collect();
+    let is_described = |name: &str| {
+        let mut folders = name.match_indices('/').map(|(at, _)| &name[..at]);
+        described.contains("") || folders.any(|folder| described.contains(folder))
+    };
+    let folders: BTreeSet<&str> = files
+        .keys()
+        .filter(|name| !is_described(name.as_str()))
+        .filter_map(|name| folder_of_chunk(name.as_str()))
+        .filter(|folder| locked(folder).is_none())
+        .collect();
+    let of_array = |folder: &str, name: &str| {
+        folder_of_chunk(name) == Some(folder) || name.rsplit('/').next() == Some(ZATTRS)
+    };
+    let only_chunks = |folder: &&str| files.below(folder).all(|name| of_array(folder, name));
+    let refused = |folder: &str| {
+        let what = "it has chunks, and neither a .zarray nor a zarr.json that describes them";
+        Found::refused(folder, folder, Fault::damaged(what))
+    };
+    let linked = files.linked_folders().filter(|name| !is_described(name));
+    let linked = linked.map(|name| {
+        let what = format!(
+            "{}; if it has an array, put the folder itself here",
+            Listing::LINKED_FOLDER
+        );
+        Found::refused(name, name, Fault::unknown(what))
+    });
+    let folders = folders.into_iter().filter(only_chunks).map(refused);
+    folders.chain(linked).collect()
+}
+
+/// The folder of the array that has a chunk of this name, judging by the name: `w/1.0`, `w/1/0`, `w/c/1/0`, `w/c.1.0` or `w/c`.
+fn folder_of_chunk(name: &str) -> Option<&str> {
+    let (folder, file) = name.rsplit_once('/')?;
+    if file == "c" || file.strip_prefix("c.").is_some_and(is_position) {
+        return Some(folder);
+    }
+    if !is_position(file) {
+        return None;
+    }
+    if file.contains('.') {
+        return Some(folder);
+    }
+    let mut folder = folder;
+    while let Some((above, last)) = folder.rsplit_once('/') {
+        match last {
+            "c" => return Some(above),
+            last if is_position(last) => folder = above,
+            _ => break,
+        }
+    }
+    (folder != "c" && !is_position(folder)).then_some(folder)
+}
+
+fn is_position(text: &str) -> bool {
+    parse_chunk_key(text).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_chunk_is_told_by_its_name() {
+        for (name, folder) in [
+            ("w/1.0", Some("w")),
+            ("a/w/0", Some("a/w")),
+            ("w/1/0", Some("w")),
+            ("w/c/1/0", Some("w")),
+            ("w/c.1.0", Some("w")),
+            ("w/c", Some("w")),
+            // Layers are numbered, too.
+            ("layers/0/w/1.0", Some("layers/0/w")),
+            ("layers/0/1.0", Some("layers/0")),
+            ("0", None),
+            ("0/1", None),
+            ("c/0", None),
+            ("w/01", None),
+            ("w/data", None),
+        ] {
+            assert_eq!(folder_of_chunk(name), folder, "{name}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether the records of a checkpoint are those that reshard wrote.
+//!
+//! `reshard.json` has digests of all metadata, and of data files. If metadata differ, the data files tell why: if they differ, too, another
+//! program has saved over the checkpoint, which is legal. If they are as they were written, the metadata are damaged.
+
+use crate::{
+    opened::Opened,
+    sidecar::{SIDECAR, Sidecar},
+    written::{data_differ, is_as_written, of_another_program},
+};
+use reshard_model::ErrorKind;
+use reshard_storage::Name;
+use reshard_strategy::{Damage, Result, VerifyReport};
+
+/// Adds what is wrong with the metadata, judging by `reshard.json`, and with that file itself.
+pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) {
+    if let Err(e) = look(opened, report).await {
+        report.add(e.kind(), Damage::of(None, &e));
+    }
+}
+
+async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
+    if let Some(found) = &opened.changed {
+        report.changed.push(found.clone());
+        return Ok(());
+    }
+    let Some(sidecar) = opened.own_sidecar().await? else {
+        return Ok(());
+    };
+    let Some(file) = differing(opened, &sidecar).await? else {
+        return Ok(());
+    };
+    // What the format says of the file, or of the array in whose folder it lies, concerns its key alone.
+    let is_told = |d: &Damage| match &d.key {
+        Some(key) => {
+            let inside = file.strip_prefix(&**key);
+            d.file.as_ref() == Some(&file) || inside.is_some_and(|rest| rest.starts_with('/'))
+        }
+        None => false,
+    };
+    if report.damage.iter().any(is_told) {
+        return Ok(());
+    }
+    if data_differ(&opened.store, &sidecar).await? {
+        report.changed.push(of_another_program(file));
+    } else {
+        let what = format!(
+            "it is not the file that was written, judging by {SIDECAR}, though the data files are; restore it from a copy. If another program \
+             has saved the same data here, remove {SIDECAR}"
+        );
+        let file = Some(file);
+        let found = Damage {
+            key: None,
+            file,
+            offset: None,
+            what,
+        };
+        report.add(ErrorKind::Corrupt, found);
+    }
+    Ok(())
+}
+
+/// The first file of metadata that is not as it was written. Files that the format checks itself are left to it.
+async fn differing(opened: &Opened, sidecar: &Sidecar) -> Result<Option<String>> {
+    if let Some(file) = opened.differing(sidecar).await? {
+        return Ok(Some(file));
+    }
+    for record in &sidecar.records {
+        let name = Name::new(&*record.file)?;
+        if !opened.reader.covers(&name) && !is_as_written(&opened.store, record).await? {
+            return Ok(Some(record.file.clone()));
+        }
+    }
+    Ok(None)
+}

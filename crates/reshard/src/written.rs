@@ -1,0 +1,105 @@
+//! Compares files with their sums in `reshard.json`, to find out whether another program has saved over a checkpoint.
+
+use crate::sidecar::{FileSum, Sidecar};
+use reshard_storage::{Name, Store, StoreExt};
+use reshard_strategy::{Damage, Result, Rewritten, check_steps};
+use std::{ops::Range, sync::Arc};
+
+/// Bytes that are read at a time.
+const STEP: u64 = 4 << 20;
+
+/// Describes a file of another program.
+pub(crate) fn of_another_program(file: impl Into<String>) -> Damage {
+    Damage {
+        key: None,
+        file: Some(file.into()),
+        offset: None,
+        what: "another program has saved over this checkpoint: this file and data files are not those that reshard wrote".into(),
+    }
+}
+
+/// The first of these descriptions that another program has written: its data are not those that were written, either.
+///
+/// # Errors
+/// What the store says.
+pub(crate) async fn saved_over(
+    store: &Arc<dyn Store>,
+    rewritten: Vec<Rewritten>,
+    sidecar: Option<&Sidecar>,
+) -> Result<Option<Damage>> {
+    for Rewritten { file, elements, .. } in rewritten {
+        let differ = match elements {
+            Some(elements) => elements_differ(store, &file, elements, sidecar).await?,
+            None => match sidecar {
+                Some(sidecar) => data_differ(store, sidecar).await?,
+                None => false,
+            },
+        };
+        if differ {
+            return Ok(Some(of_another_program(file.to_string())));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a file with a description and elements has other elements, or another length.
+async fn elements_differ(
+    store: &Arc<dyn Store>,
+    name: &Name,
+    elements: Vec<(Range<u64>, u32)>,
+    sidecar: Option<&Sidecar>,
+) -> Result<bool> {
+    let Some(bytes) = store.len(name).await? else {
+        return Ok(true);
+    };
+    let noted = sidecar.and_then(|s| s.data.iter().find(|sum| sum.file == name.as_str()));
+    if noted.is_some_and(|sum| sum.bytes != bytes) {
+        return Ok(true);
+    }
+    for (range, crc32) in elements {
+        if range.end > bytes || crc_of(store, name, range).await? != crc32 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a data file is not as it was written. Short ones are read first.
+pub(crate) async fn data_differ(store: &Arc<dyn Store>, sidecar: &Sidecar) -> Result<bool> {
+    // Older versions noted no data files.
+    if sidecar.schema == 1 {
+        return Ok(true);
+    }
+    let mut data: Vec<&FileSum> = sidecar.data.iter().collect();
+    data.sort_by_key(|file| file.bytes);
+    for file in &data {
+        if store.len(&Name::new(&*file.file)?).await? != Some(file.bytes) {
+            return Ok(true);
+        }
+    }
+    for file in data {
+        if !is_as_written(store, file).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+pub(crate) async fn is_as_written(store: &Arc<dyn Store>, file: &FileSum) -> Result<bool> {
+    let name = Name::new(&*file.file)?;
+    if store.len(&name).await? != Some(file.bytes) {
+        return Ok(false);
+    }
+    let Some(crc32) = file.crc32 else {
+        return Ok(true);
+    };
+    Ok(crc_of(store, &name, 0..file.bytes).await? == crc32)
+}
+
+async fn crc_of(store: &Arc<dyn Store>, name: &Name, range: Range<u64>) -> Result<u32> {
+    let mut crc = crc32fast::Hasher::new();
+    for range in check_steps(&**store, range, STEP) {
+        crc.update(&store.read(name, range).await?);
+    }
+    Ok(crc.finalize())
+}
