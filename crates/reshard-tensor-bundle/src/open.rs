@@ -200,7 +200,11 @@ async fn record(
     (index, top): (&[u8], Option<&Listing>),
 ) -> Result<Option<Record>> {
     let name = Name::new(format!("{stem}{RECORD}"))?;
-    if !stem.contains('/') && top.is_some_and(|top| !top.has(name.as_str())) {
+    // What takes its name without being a file is no absent file.
+    let has = |top: &Listing| {
+        top.has(name.as_str()) || top.folders.contains(&name) || top.others.contains_key(&name)
+    };
+    if !stem.contains('/') && top.is_some_and(|top| !has(top)) {
         return Ok(None);
     }
     let Some(bytes) = limits.read(store, &name).await? else {

@@ -165,8 +165,9 @@ fn of_format(config: impl SaveShardedConfig + 'static, value: f32, in_place: &st
     saved
 }
 
-/// The file as another program writes it: with other spaces in the description, and with these elements.
-fn of_another_program(file: &Path, value: f32) {
+/// The file as another program writes it: with other spaces in the description, and with the elements of another save.
+fn of_another_program(file: &str, to: &Saved, value: f32, other: &Saved) {
+    let (file, name) = (&to.path(file), file);
     let bytes = fs::read(file).unwrap();
     let elements: Vec<u8> = value.to_le_bytes().repeat(6);
     let new = match file.extension().and_then(|end| end.to_str()) {
@@ -187,7 +188,7 @@ fn of_another_program(file: &Path, value: f32) {
             let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
             serde_json::to_vec(&json).unwrap()
         }
-        _ => elements,
+        _ => fs::read(Path::new(&other.url).join(name)).unwrap(),
     };
     fs::write(file, new).unwrap();
 }
@@ -233,11 +234,11 @@ fn files_with_descriptions_of_another_program_are_changed_if_their_elements_are_
         ),
     ];
     for (make, files) in formats {
-        let (ours, same) = (make(1.0), make(1.0));
+        let (ours, same, other) = (make(1.0), make(1.0), make(2.0));
         let to = ours.beside("to");
         for file in files {
-            of_another_program(&ours.path(file), 2.0);
-            of_another_program(&same.path(file), 1.0);
+            of_another_program(file, &ours, 2.0, &other);
+            of_another_program(file, &same, 1.0, &make(1.0));
         }
         all_say(&ours.url, &to, 0, "changed");
         // What is read is what that program wrote.
@@ -248,7 +249,7 @@ fn files_with_descriptions_of_another_program_are_changed_if_their_elements_are_
         // One file of several is enough.
         let one = make(1.0);
         for file in &files[..files.len() / 2] {
-            of_another_program(&one.path(file), 2.0);
+            of_another_program(file, &one, 2.0, &other);
         }
         all_say(&one.url, &one.beside("to"), 0, "changed");
     }
