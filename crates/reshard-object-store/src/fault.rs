@@ -37,10 +37,6 @@ impl fmt::Display for Budget {
 pub(crate) const ASKS_FOR_PAUSE: &str = "asks for a pause";
 
 /// A redirect that was not followed.
-#[cfg_attr(
-    not(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http")),
-    expect(dead_code, reason = "only services in the network redirect")
-)]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("A redirect to {to} is not followed: {why}")]
 pub(crate) struct RedirectRefused {

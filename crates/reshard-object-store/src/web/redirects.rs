@@ -40,7 +40,10 @@ impl Redirects {
     pub(super) fn policy(self, hosts: Arc<Hosts>) -> Policy {
         match self {
             #[cfg(any(feature = "aws", feature = "gcp", feature = "azure"))]
-            Self::None => Policy::none(),
+            Self::None => {
+                drop(hosts);
+                Policy::none()
+            }
             #[cfg(any(feature = "http", test))]
             Self::Web => Policy::custom(move |attempt: reqwest::redirect::Attempt<'_>| {
                 let Some(why) = hosts.refusal(attempt.previous(), attempt.url()) else {
