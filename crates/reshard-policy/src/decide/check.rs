@@ -56,19 +56,11 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
                 );
             }
             if of.is_whole() && region != of.region {
-                let what = format!(
-                    "is a part of the piece {}, but the format stores this tensor only whole; don't cut pieces that are `whole`",
-                    of.region
-                );
-                return wrong(of.key, region, Some(number), what);
+                return wrong(of.key, region, Some(number), cut_whole(of.region));
             }
             if region.is_empty() && region != of.region {
-                return wrong(
-                    of.key,
-                    region,
-                    Some(number),
-                    format!("is an empty slice of the piece {}", of.region),
-                );
+                let what = format!("is an empty slice of the piece {}", of.region);
+                return wrong(of.key, region, Some(number), what);
             }
         }
     }
@@ -110,6 +102,13 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
         }
     }
     Ok(())
+}
+
+/// What is wrong with a part of a whole piece.
+fn cut_whole(piece: &Region) -> String {
+    format!(
+        "is a part of the piece {piece}, but the format stores this tensor only whole; don't cut pieces that are `whole`"
+    )
 }
 
 /// Whether its ends are numbers of 64 bits.

@@ -18,28 +18,17 @@ use crate::{
     pipeline::exchange::{Apart, Share},
 };
 use async_trait::async_trait;
-use limit::SizeLimit;
+use limit::{Asked, SizeLimit};
 use local::Local;
 use prepared::{Prepared, Step, Work};
 use reshard_model::{FlatStateDict, Value};
 use reshard_plan::{SaveContext, SavePlan};
-use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers, max_file_bytes};
+use reshard_policy::{PolicyMetrics, describe, gathers, max_file_bytes};
 use resolve::codec;
 use share::{Shared, share};
 use std::{sync::Arc, time::Duration};
 use structure::structure;
 use written::Target;
-
-/// The policy of a save, and the limit that it sets.
-#[derive(Debug, Default)]
-struct Asked {
-    policy: Option<Arc<dyn ShardingPolicy>>,
-    limit: Option<SizeLimit>,
-    /// Whether objects are encoded for their lengths. Policies in the configuration of a format don't look at them.
-    measures_objects: bool,
-    /// The figures of a policy that is not called, because only its limit matters to a format that makes one file.
-    of_one_file: Option<PolicyMetrics>,
-}
 
 /// The save strategy of any [`StorageWriter`].
 #[derive(Debug)]
@@ -158,18 +147,10 @@ impl<W: StorageWriter> Planned<W> {
             Some(group) if !cx.dry_run => Apart::of(group, comm, cx.exchange_memory).await?,
             _ => None,
         };
-        let takes_folder = self.writer.capabilities().takes_folder();
-        let folder = takes_folder.then(|| cx.transaction.folder()).flatten();
         Ok(Prepared {
             writer: Arc::clone(&self.writer),
             planner: Arc::clone(&cx.planner),
-            target: Target {
-                transaction: Arc::clone(&cx.transaction),
-                durability: cx.durability,
-                progress: cx.progress.clone(),
-                folder,
-                limit: asked.limit,
-            },
+            target: self.target(cx, asked.limit),
             rank: comm.rank().0,
             rank_local: cx.rank_local,
             dry_run: cx.dry_run,
@@ -193,6 +174,18 @@ impl<W: StorageWriter> Planned<W> {
                     metrics
                 }),
         })
+    }
+
+    /// Where this rank writes its files.
+    fn target(&self, cx: &SaveCx<'_>, limit: Option<SizeLimit>) -> Target {
+        let takes_folder = self.writer.capabilities().takes_folder();
+        Target {
+            transaction: Arc::clone(&cx.transaction),
+            durability: cx.durability,
+            progress: cx.progress.clone(),
+            folder: takes_folder.then(|| cx.transaction.folder()).flatten(),
+            limit,
+        }
     }
 
     /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because

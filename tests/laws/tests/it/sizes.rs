@@ -43,14 +43,14 @@ struct Part {
 }
 
 #[derive(Clone, Debug)]
-struct World {
+struct Model {
     ranks: u32,
     tensors: Vec<Part>,
     /// The lengths of objects.
     objects: Vec<usize>,
 }
 
-fn worlds() -> impl Strategy<Value = World> {
+fn models() -> impl Strategy<Value = Model> {
     let shape = prop_oneof![
         4 => (1u64..60, 1u64..40).prop_map(|(rows, columns)| vec![rows, columns]),
         2 => (1u64..4, 1u64..8, 1u64..30).prop_map(|(a, b, c)| vec![a, b, c]),
@@ -66,7 +66,7 @@ fn worlds() -> impl Strategy<Value = World> {
     });
     let objects = prop::collection::vec(0usize..6000, 0..4);
     (1u32..4, prop::collection::vec(part, 1..9), objects).prop_map(|(ranks, tensors, objects)| {
-        World {
+        Model {
             ranks,
             tensors,
             objects,
@@ -74,7 +74,7 @@ fn worlds() -> impl Strategy<Value = World> {
     })
 }
 
-impl World {
+impl Model {
     /// The states of all ranks.
     fn states(&self) -> Vec<StateDict> {
         let mut states: Vec<StateDict> = (0..self.ranks).map(|_| StateDict::new()).collect();
@@ -158,16 +158,16 @@ fn config(format: &str, has_objects: bool) -> Box<dyn SaveShardedConfig> {
 
 /// Saves with a limit on all ranks, and returns the coordinator's report.
 fn saved(
-    world: &World,
+    model: &Model,
     format: &'static str,
     url: &Path,
     limit: Option<(By, u64)>,
     set: impl for<'a> Fn(Save<'a>) -> Save<'a> + Send + Sync + 'static,
 ) -> Result<SaveReport, reshard::Error> {
-    let has_objects = !world.objects.is_empty();
+    let has_objects = !model.objects.is_empty();
     let outcomes = save(
-        group(world.ranks),
-        world.states(),
+        group(model.ranks),
+        model.states(),
         &url.display().to_string(),
         move |_, save| {
             let save = set(save
@@ -255,16 +255,16 @@ proptest! {
 
     #[test]
     fn no_file_exceeds_the_limit_and_reports_have_the_lengths_of_files(
-        world in worlds(), format in prop::sample::select(&FORMATS[..]), limit in 2_500u64..30_000,
+        model in models(), format in prop::sample::select(&FORMATS[..]), limit in 2_500u64..30_000,
         by in prop::sample::select(vec![By::Size, By::Size, By::Owner, By::OneRank]),
     ) {
         // Several files of torch.save hold no objects.
-        let world = if format == "torch_save" { world.without_objects() } else { world };
+        let model = if format == "torch_save" { model.without_objects() } else { model };
         let home = tempfile::tempdir().unwrap();
         let place = home.path().join("ckpt");
-        let planned = saved(&world, format, &place, Some((by, limit)), |save| save.dry_run(true));
+        let planned = saved(&model, format, &place, Some((by, limit)), |save| save.dry_run(true));
         prop_assert!(!place.exists());
-        let real = saved(&world, format, &place, Some((by, limit)), |save| save);
+        let real = saved(&model, format, &place, Some((by, limit)), |save| save);
         match (planned, real) {
             (Ok(planned), Ok(real)) => {
                 check(format, &place, limit, real.policy.as_ref().unwrap());
@@ -273,8 +273,8 @@ proptest! {
             }
             // All objects of safetensors are in one file, which can't be divided.
             (Err(planned), Err(real)) if format == "safetensors" => {
-                let bytes: usize = world.objects.iter().sum();
-                prop_assert!(world.objects.len() > 1 && bytes + 3000 * world.objects.len() > limit as usize);
+                let bytes: usize = model.objects.iter().sum();
+                prop_assert!(model.objects.len() > 1 && bytes + 3000 * model.objects.len() > limit as usize);
                 prop_assert!(real.to_string().contains("objects"), "{}", real);
                 prop_assert_eq!((planned.to_string(), real.kind()), (real.to_string(), ErrorKind::Invalid));
                 prop_assert!(!place.exists());
@@ -285,23 +285,23 @@ proptest! {
 
     #[test]
     fn a_format_of_one_file_refuses_a_limit_that_the_file_would_exceed(
-        world in worlds(), is_torch in any::<bool>(), percent in 50u64..150,
+        model in models(), is_torch in any::<bool>(), percent in 50u64..150,
     ) {
         let home = tempfile::tempdir().unwrap();
         let (format, name) = match is_torch {
             true => ("torch_save", "model.pt"),
             false => ("safetensors", "model.safetensors"),
         };
-        let world = if is_torch { world } else { world.without_objects() };
+        let model = if is_torch { model } else { model.without_objects() };
         let place = home.path().join(name);
-        saved(&world, format, &place, None, |save| save).unwrap();
+        saved(&model, format, &place, None, |save| save).unwrap();
         let before = fs::read(&place).unwrap();
         let length = before.len() as u64;
         for limit in [length, length - 1, length * percent / 100] {
             let outcomes = [true, false].map(|dry_run| {
                 // A dry run has no objects of other ranks.
-                let dry_run = dry_run && (world.ranks == 1 || world.objects.is_empty());
-                saved(&world, format, &place, Some((By::Size, limit)), move |save| save.overwrite(true).dry_run(dry_run))
+                let dry_run = dry_run && (model.ranks == 1 || model.objects.is_empty());
+                saved(&model, format, &place, Some((By::Size, limit)), move |save| save.overwrite(true).dry_run(dry_run))
             });
             for outcome in outcomes {
                 match outcome {
@@ -380,7 +380,7 @@ fn objects_that_have_grown_are_planned_anew() {
         .into_iter()
         .enumerate()
     {
-        let world = World {
+        let model = Model {
             ranks: 1,
             tensors: Vec::new(),
             objects: vec![length; 2],
@@ -388,7 +388,7 @@ fn objects_that_have_grown_are_planned_anew() {
         let (place, kept) = (home.path().join(n.to_string()), Arc::clone(&kept));
         let plans = Arc::clone(&kept);
         let saved = saved(
-            &world,
+            &model,
             "torch_dist",
             &place,
             Some((By::Size, LIMIT)),

@@ -3,9 +3,23 @@
 use crate::{FileLayout, Result, StorageWriter, StrategyError};
 use reshard_model::Dims;
 use reshard_plan::{PieceId, SavePlan, WriteItem};
-use reshard_policy::ByteSize;
+use reshard_policy::{ByteSize, PolicyMetrics, ShardingPolicy};
 use reshard_storage::Length;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// The policy of a save, and the limit that it sets.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    pub(super) policy: Option<Arc<dyn ShardingPolicy>>,
+    pub(super) limit: Option<SizeLimit>,
+    /// Whether objects are encoded for their lengths. Policies in the configuration of a format don't look at them.
+    pub(super) measures_objects: bool,
+    /// The figures of a policy that is not called, because only its limit matters to a format that makes one file.
+    pub(super) of_one_file: Option<PolicyMetrics>,
+}
 
 /// The length that no file exceeds unless it holds a single item that can't be cut.
 #[derive(Clone, Copy, Debug)]

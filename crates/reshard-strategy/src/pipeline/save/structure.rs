@@ -1,6 +1,6 @@
 //! All on which the plan of a save depends on one rank.
 
-use super::{Asked, resolve::object_lengths};
+use super::{limit::Asked, resolve::object_lengths};
 use crate::{Result, SaveCx, StorageWriter, pipeline::structure::Structure};
 use reshard_model::{FlatStateDict, Sharded};
 use reshard_policy::plan_settings;
