@@ -9,7 +9,6 @@ use crate::array::{
     shard::Shard,
 };
 use bytes::Bytes;
-use reshard_model::ErrorKind;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
     CheckedItems, Damage, Result, StorageReader, StrategyError, Uncovered, VerifyReport,
