@@ -12,6 +12,15 @@ use std::{
 /// The lengths and checksums of the extents of a file, by their numbers.
 type Extents = Arc<Mutex<BTreeMap<usize, (u64, u32)>>>;
 
+/// What is known of the checksum of a file that was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sum {
+    Known(u32),
+    /// The bytes of an earlier attempt were kept, so nobody pulled them.
+    Kept,
+    Copied,
+}
+
 /// The checksum of a file that is being written. `None` for a copy, whose bytes may never pass through this process.
 #[derive(Debug)]
 pub(crate) struct FileCrc(Option<(usize, Extents)>);
@@ -37,10 +46,15 @@ impl FileCrc {
     }
 
     /// The CRC-32 of the file, after it was written.
-    pub(crate) fn value(self) -> Option<u32> {
-        let (count, sums) = self.0?;
+    pub(crate) fn value(self) -> Sum {
+        let Some((count, sums)) = self.0 else {
+            return Sum::Copied;
+        };
         let sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
-        (sums.len() == count).then(|| crc32_combined(sums.values().copied()))
+        match sums.len() == count {
+            true => Sum::Known(crc32_combined(sums.values().copied())),
+            false => Sum::Kept,
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! Records what ranks write in a save, so that the commit can check that all of it is there.
 
-use crate::{attempt::in_folder, outside, summed::FileCrc};
+use crate::{
+    attempt::in_folder,
+    outside,
+    summed::{FileCrc, Sum},
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
@@ -29,20 +33,31 @@ pub(crate) struct Tally {
     notes: AtomicU64,
     /// The coordinator removes what a failed save has written.
     is_coordinator: bool,
+    /// Whether nothing is written.
+    dry_run: bool,
     files: Mutex<Vec<WrittenFile>>,
 }
+
+/// A file is read in parts of so many bytes.
+const BLOCK: u64 = 4 << 20;
 
 /// A file that was written, with its checksum if that is known.
 type WrittenFile = (Entry, Option<u32>);
 
 impl Tally {
-    pub(crate) fn new(inner: Arc<dyn Transaction>, place: Arc<dyn Store>, comm: &Comm<'_>) -> Self {
+    pub(crate) fn new(
+        inner: Arc<dyn Transaction>,
+        place: Arc<dyn Store>,
+        comm: &Comm<'_>,
+        dry_run: bool,
+    ) -> Self {
         Self {
             inner,
             place,
             rank: comm.rank().0,
             notes: AtomicU64::new(0),
             is_coordinator: comm.is_coordinator(),
+            dry_run,
             files: Mutex::default(),
         }
     }
@@ -107,6 +122,17 @@ impl Tally {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// The checksum of a file that is there.
+    async fn crc32_of(&self, file: &Entry) -> Result<u32> {
+        let (mut at, mut crc) = (0, crc32fast::Hasher::new());
+        while at < file.bytes {
+            let end = file.bytes.min(at.saturating_add(BLOCK));
+            crc.update(&self.inner.read(&file.name, at..end).await?);
+            at = end;
+        }
+        Ok(crc.finalize())
+    }
+
     /// Notes what of these files lies outside of the folder of the attempt, before any of them is there.
     async fn note(&self, names: Vec<Name>, durability: Durability) -> Result<()> {
         let Some(folder) = self.inner.folder() else {
@@ -166,7 +192,7 @@ impl Transaction for Tally {
         self.note(names, durability).await?;
         let (files, sums): (Vec<_>, Vec<_>) = files.into_iter().map(FileCrc::of).unzip();
         let written = self.inner.write(files, durability, progress).await?;
-        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Vec::with_capacity(asked.len());
         for (i, ((name, length), sum)) in asked.into_iter().zip(sums).enumerate() {
             let bytes = match (length, written.get(i)) {
                 (Length::Exact(bytes), _) => bytes,
@@ -177,8 +203,16 @@ impl Transaction for Tally {
                     )));
                 }
             };
-            own.push((Entry { name, bytes }, sum.value()));
+            let file = Entry { name, bytes };
+            let crc32 = match sum.value() {
+                Sum::Known(crc32) => Some(crc32),
+                Sum::Kept if !self.dry_run => Some(self.crc32_of(&file).await?),
+                Sum::Kept | Sum::Copied => None,
+            };
+            all.push((file, crc32));
         }
+        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        own.append(&mut all);
         drop(own);
         Ok(written)
     }
