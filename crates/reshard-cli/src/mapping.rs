@@ -10,6 +10,7 @@ use crate::{
 use reshard::{
     Checkpoint,
     map::{Map, MapError, MapFile},
+    model::shortened,
     storage::wait,
 };
 use std::{collections::BTreeMap, fs::File, io::Read as _};
@@ -45,6 +46,9 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     Ok(Some(map))
 }
 
+/// So many tensors are named. The ledger in JSON has all.
+const NAMED: usize = 20;
+
 fn note_unmapped(mapping: &reshard::map::Mapping, io: &mut Io<'_>) {
     // Those that were left out have no rule.
     let left_out = |key: &str| {
@@ -59,10 +63,14 @@ fn note_unmapped(mapping: &reshard::map::Mapping, io: &mut Io<'_>) {
         false => "keep their names",
     };
     let count = units::some(mapping.unmapped().len() as u64, "tensor");
-    let keys = mapping.unmapped().iter().map(|key| &**key);
-    let keys: Vec<&str> = keys.collect();
+    let keys = mapping.unmapped().iter().take(NAMED);
+    let keys: Vec<_> = keys.map(|key| shortened(key)).collect();
+    let more = match mapping.unmapped().len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
     io.note(format!(
-        "no rule of the map matches {count}, which {what}: {}",
+        "no rule of the map matches {count}, which {what}: {}{more}",
         keys.join(", ")
     ));
 }

@@ -349,7 +349,9 @@ fn the_ledger_names_the_rule_that_leaves_out_a_tensor() {
     let outcome = |rules: &str, of: &str, more: &[&str]| {
         std::fs::write(&file, rules).unwrap();
         let args = ["convert", &saved.url, &dst, "--map", &file, "--overwrite"];
-        let report = run(&[&args[..], &["--json"], more].concat()).json();
+        let ran = run(&[&args[..], &["--json"], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
         let mut entries = report["ledger"].as_array().unwrap().iter();
         let entry = entries.find(|entry| entry["name"] == of);
         let entry = entry.unwrap_or_else(|| panic!("{of} is not in the ledger"));
