@@ -55,6 +55,14 @@ fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Resul
     ))
 }
 
+fn tolerance(args: &Diff) -> Tolerance {
+    Tolerance {
+        absolute: args.tolerance,
+        relative: args.relative,
+        any_dtype: args.any_dtype,
+    }
+}
+
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let verify = !args.no_verify;
     let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(verify), io);
@@ -111,11 +119,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     for ((checkpoint, url, keys), before) in sides.iter().zip(&before) {
         can_be_compared(&Doubts::of(checkpoint, before.as_ref(), *keys, io)?, url)?;
     }
-    let tolerance = Tolerance {
-        absolute: args.tolerance,
-        relative: args.relative,
-        any_dtype: args.any_dtype,
-    };
+    let tolerance = tolerance(args);
     let bytes = |c: &Checkpoint| -> u64 {
         let chosen = c.tensors().filter(|t| keys.has(t.key()));
         chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add)

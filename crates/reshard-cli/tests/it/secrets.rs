@@ -1,7 +1,6 @@
 //! Nothing that the program prints has the password or the signature of a URL, whatever the command and whatever goes wrong.
 
-use crate::{Ran, run, run_with, states};
-use reshard::Stores;
+use crate::{Ran, run, states};
 
 /// URLs with secrets. None of them can be opened.
 const URLS: [&str; 11] = [

@@ -80,7 +80,7 @@ fn a_prefix_is_a_checkpoint_beside_others() {
     let save = state(2.);
     let save = reshard::save(&save, &second)
         .strategy(config())
-        .policy(MaxShardSize::new(16));
+        .policy(MaxShardSize::new(40));
     assert_eq!(blocking::run(save).unwrap().files(), 2);
     let now = files(home.path());
     assert!(of_first.iter().all(|(name, bytes)| now[name] == *bytes));
