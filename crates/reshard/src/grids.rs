@@ -27,7 +27,7 @@ pub(crate) fn check(metadata: &Metadata, report: &mut VerifyReport) {
         let positions = Region::whole(&shape).blocks(1).map(|cell| cell.offsets);
         let missing = positions.filter(|cell| !cells.contains(cell));
         let name = |offset: Dims| {
-            let mut cell = ShardedObject::item(&*key, reshard_model::Payload::None);
+            let mut cell = ShardedObject::item(&key, reshard_model::Payload::None);
             (cell.global_shape, cell.global_offset) = (shape.clone(), offset);
             cell.unique_key()
         };

@@ -93,9 +93,11 @@ fn no_command_prints_the_password_of_an_endpoint() {
         "http://user:PASSWORD@ 127.0.0.1",
     ] {
         for args in commands("s3://bucket/a", &sound.url, &new) {
-            let stores = Stores::linked().unwrap().with("s3", clouds(endpoint));
+            let stores = reshard::Stores::linked()
+                .unwrap()
+                .with("s3", clouds(endpoint));
             let args = [&args[..], &["--json"]].concat();
-            is_clean(&args, &run_with(stores, &args));
+            is_clean(&args, &crate::run_with(stores, &args));
         }
     }
 }
