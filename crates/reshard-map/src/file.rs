@@ -1,6 +1,7 @@
 //! Mapping files: their text, and their parameters.
 
 use crate::{Map, MapError, Result, Unmapped, map::check_sides, number::Number, rule::Rule};
+use reshard_model::shortened;
 use std::collections::BTreeMap;
 
 mod fields;
@@ -93,7 +94,7 @@ impl MapFile {
         }
         let table: toml::Table = text
             .parse()
-            .map_err(|e: toml::de::Error| MapError::Syntax(e.to_string()))?;
+            .map_err(|e: toml::de::Error| MapError::Syntax(short_lines(&e.to_string())))?;
         let mut fields = Fields::new(table);
         let syntax = MapError::Syntax;
         let about = fields.text("about").map_err(syntax)?;
@@ -343,6 +344,12 @@ fn unmapped(text: Option<&str>) -> Result<Unmapped> {
             "`unmapped` is \"keep\", \"drop\" or \"refuse\", not {other:?}"
         ))),
     }
+}
+
+/// A message that shows a line of the file, which may be as long as the file.
+fn short_lines(message: &str) -> String {
+    let lines: Vec<_> = message.lines().map(shortened).collect();
+    lines.join("\n")
 }
 
 fn parameters_of(value: Option<toml::Value>) -> Result<BTreeMap<String, Parameter>> {
