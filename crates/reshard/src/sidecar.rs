@@ -230,6 +230,9 @@ impl Sidecar {
     /// Notes the sums of the files that were written.
     pub(crate) fn note(&mut self, written: impl IntoIterator<Item = FileSum>, formats: &Formats) {
         let noted: BTreeSet<String> = self.names().into_iter().collect();
+        let mut written: Vec<FileSum> = written.into_iter().collect();
+        // Threads write them in any order.
+        written.sort_by(|a, b| a.file.cmp(&b.file));
         let (records, data): (Vec<_>, Vec<_>) = written
             .into_iter()
             .filter(|sum| !noted.contains(&sum.file))

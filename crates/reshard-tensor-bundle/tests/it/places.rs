@@ -96,7 +96,7 @@ fn a_prefix_is_a_checkpoint_beside_others() {
         Value::List(vec!["a".into(), "b".into()])
     );
     let policy = found.sidecar().0.unwrap().policy.unwrap();
-    assert!(policy.contains("16"), "{policy}");
+    assert!(policy.contains("40"), "{policy}");
     assert!(
         found
             .verify(true, reshard::storage::Progress::none())
