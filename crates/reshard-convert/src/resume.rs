@@ -14,7 +14,7 @@ mod tests;
 use async_trait::async_trait;
 use bytes::Bytes;
 use claim::CLAIM;
-use content::{is_alike, is_intact, summed, unsummed};
+use content::{is_alike, is_intact};
 use futures::{StreamExt as _, stream};
 use identity::{digest, source_identity};
 use journal::{Files, Finished, Identity, MOST, MOST_OF_ALL, PREFIX, from_json, to_json};
@@ -491,9 +491,9 @@ struct ResumableTransaction {
 /// How a file of the new version comes about.
 enum Job {
     /// It is there, also under its name.
-    Done(Written, Finished),
+    Done(Written),
     /// It is linked, and then it has these extents.
-    Link(FileBody, Written, Finished),
+    Link(FileBody, Written),
     Write(FileBody),
 }
 
@@ -530,18 +530,16 @@ impl ResumableTransaction {
             resumed.files += 1;
             resumed.bytes = resumed.bytes.saturating_add(finished.bytes);
         }
-        let extents = finished.parts.iter().map(|part| part.extent.clone());
         let written = Written {
             name: body.name.clone(),
             bytes: finished.bytes,
-            extents: extents.collect(),
+            extents: finished.extents.clone(),
         };
-        let finished = finished.clone();
         Ok(match &found.place {
-            None => Job::Done(written, finished),
+            None => Job::Done(written),
             Some(place) => {
                 let link = FileBody::copy_of(body.name, Arc::clone(place), at);
-                Job::Link(link, written, finished)
+                Job::Link(link, written)
             }
         })
     }
@@ -573,16 +571,16 @@ impl ResumableTransaction {
         let (mut bodies, mut out) = (Vec::new(), Vec::new());
         for body in files {
             match self.job(body).await? {
-                Job::Done(written, finished) => {
+                Job::Done(written) => {
                     progress.add(written.bytes);
-                    out.push(Some((written, finished)));
+                    out.push(Some(written));
                 }
-                Job::Link(body, written, finished) => {
+                Job::Link(body, written) => {
                     bodies.push(body);
-                    out.push(Some((written, finished)));
+                    out.push(Some(written));
                 }
                 Job::Write(body) => {
-                    bodies.push(summed(body));
+                    bodies.push(body.with_checksums());
                     out.push(None);
                 }
             }
@@ -597,22 +595,24 @@ impl ResumableTransaction {
         for known in out {
             let new = match &known {
                 // It was not written.
-                Some((w, _)) => written.next_if(|new| new.name == w.name),
+                Some(w) => written.next_if(|new| new.name == w.name),
                 None => written.next(),
             };
             let lost = || StorageError::Internal {
                 what: "a file was written without an outcome".into(),
             };
-            let (file, finished) = match known {
+            let file = match known {
                 Some(known) => known,
-                None => {
-                    let mut file = new.ok_or_else(lost)?;
-                    let finished = unsummed(&mut file)?;
-                    (file, finished)
-                }
+                None => new.ok_or_else(lost)?,
             };
             let bare = inside(&file.name, folder.as_ref());
-            if bare != reshard::SIDECAR {
+            // A file without checksums could not be compared later.
+            let is_summed = file.extents.iter().all(|extent| extent.crc32.is_some());
+            if bare != reshard::SIDECAR && is_summed {
+                let finished = Finished {
+                    bytes: file.bytes,
+                    extents: file.extents.clone(),
+                };
                 lock(&self.state().pending).insert(bare.to_owned(), finished);
             }
             all.push(file);

@@ -186,10 +186,11 @@ impl Pull {
                 None if !current.want.allows(self.at - current.start) => {
                     return Err(self.odd(&current));
                 }
-                None => self.written.push(WrittenExtent {
-                    range: current.start..self.at,
-                    receipt: current.extent.receipt(),
-                }),
+                None => {
+                    let range = current.start..self.at;
+                    let written = WrittenExtent::of(&mut *current.extent, range);
+                    self.written.push(written);
+                }
             }
         }
         Ok(true)

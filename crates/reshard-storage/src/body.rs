@@ -88,6 +88,39 @@ impl Extent for Bytes {
     }
 }
 
+/// An extent whose checksum is computed while it is pulled.
+struct Summed {
+    inner: Box<dyn Extent>,
+    crc: crc32fast::Hasher,
+}
+
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner extent
+impl Extent for Summed {
+    fn length(&self) -> Length {
+        self.inner.length()
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let block = self.inner.next_block()?;
+        if let Ok(block) = &block {
+            self.crc.update(block);
+        }
+        Some(block)
+    }
+
+    fn receipt(&mut self) -> Bytes {
+        self.inner.receipt()
+    }
+
+    fn has_crc32(&self) -> bool {
+        true
+    }
+
+    fn crc32(&self) -> Option<u32> {
+        Some(self.crc.clone().finalize())
+    }
+}
+
 /// The contents of a file to write.
 pub enum Source {
     /// Extents, which follow each other without gaps.
@@ -131,6 +164,22 @@ impl FileBody {
             name,
             source: Source::CopyOf { store, name: of },
         }
+    }
+
+    /// The same file, in which each extent has a [checksum](Extent::crc32): its own, or one that is computed while it is pulled.
+    #[must_use]
+    pub fn with_checksums(self) -> Self {
+        let Source::Extents(extents) = self.source else {
+            return self;
+        };
+        let with = |inner: Box<dyn Extent>| match inner.has_crc32() {
+            true => inner,
+            false => Box::new(Summed {
+                inner,
+                crc: crc32fast::Hasher::new(),
+            }),
+        };
+        Self::new(self.name, extents.into_iter().map(with).collect())
     }
 
     /// Its length, as far as it is known before writing. The length of a copy is unknown. `None` if it does not fit 64 bits.
@@ -210,10 +259,7 @@ impl FileBody {
                     got: end - offset,
                 });
             }
-            extents.push(WrittenExtent {
-                range: offset..end,
-                receipt: extent.receipt(),
-            });
+            extents.push(WrittenExtent::of(&mut *extent, offset..end));
         }
         let written = Written {
             name,
@@ -248,6 +294,19 @@ pub struct WrittenExtent {
     pub range: Range<u64>,
     /// The result of [`Extent::receipt`].
     pub receipt: Bytes,
+    /// The result of [`Extent::crc32`].
+    pub crc32: Option<u32>,
+}
+
+impl WrittenExtent {
+    /// Describes an extent whose last block was pulled, and which lies in this range of its file.
+    pub fn of(extent: &mut dyn Extent, range: Range<u64>) -> Self {
+        Self {
+            range,
+            crc32: extent.crc32(),
+            receipt: extent.receipt(),
+        }
+    }
 }
 
 /// A file that was written.

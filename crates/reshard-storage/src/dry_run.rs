@@ -60,7 +60,7 @@ async fn measure(file: FileBody) -> Result<Written> {
             .ok_or_else(too_long)?;
         written.push(WrittenExtent {
             range: at..end,
-            receipt: Bytes::new(),
+            ..WrittenExtent::default()
         });
         at = end;
     }

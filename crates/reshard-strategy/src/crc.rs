@@ -1,10 +1,12 @@
 //! Checksums of what is written and read in parts, for formats that write down the checksum of each item.
 
+use crate::check_steps;
 use reshard_model::BoxError;
-use reshard_storage::Checksum;
+use reshard_storage::{Checksum, Name, Store};
 use std::{
     collections::BTreeMap,
     fmt,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -132,6 +134,25 @@ pub fn crc32_combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
         all.combine(&crc32fast::Hasher::new_with_initial_len(crc, length));
     }
     all.finalize()
+}
+
+/// Bytes that are usually read at a time for a checksum.
+const STEP: u64 = 4 << 20;
+
+/// The checksum of a range of a stored file, which is read in steps.
+///
+/// # Errors
+/// Those of the store.
+pub async fn crc32_of(
+    store: &dyn Store,
+    name: &Name,
+    range: Range<u64>,
+) -> reshard_storage::Result<u32> {
+    let mut crc = crc32fast::Hasher::new();
+    for range in check_steps(store, range, STEP) {
+        crc.update(&store.read(name, range).await?);
+    }
+    Ok(crc.finalize())
 }
 
 impl<C: PartialCrc> Checksum for CrcCheck<C> {

@@ -119,7 +119,8 @@ impl FileLayout {
         for (id, extents) in items {
             let part = |(file, extent): ExtentId| {
                 let file = written.get(file as usize)?;
-                let WrittenExtent { range, receipt } = file.extents.get(extent as usize)?.clone();
+                let WrittenExtent { range, receipt, .. } =
+                    file.extents.get(extent as usize)?.clone();
                 Some(StorageInfo {
                     file: file.name.clone(),
                     range,

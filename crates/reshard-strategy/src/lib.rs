@@ -52,6 +52,7 @@ pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
 pub use crc::{
     Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
+    crc32_of,
 };
 pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};

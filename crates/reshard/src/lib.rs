@@ -87,7 +87,6 @@ mod sidecar;
 mod stateful;
 mod step_pattern;
 mod steps;
-mod summed;
 mod tally;
 mod versions;
 mod whereabouts;

@@ -1,18 +1,14 @@
 //! Records what ranks write in a save, so that the commit can check that all of it is there.
 
-use crate::{
-    attempt::in_folder,
-    outside,
-    summed::{FileCrc, Sum},
-};
+use crate::{attempt::in_folder, outside};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_storage::{
     Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Store, Traffic,
-    Transaction, Written,
+    Transaction, Written, WrittenExtent,
 };
-use reshard_strategy::{StrategyError, cause};
+use reshard_strategy::{StrategyError, cause, crc32_combined};
 use serde::{Deserialize, Serialize};
 use std::{
     ops::Range,
@@ -33,31 +29,20 @@ pub(crate) struct Tally {
     notes: AtomicU64,
     /// The coordinator removes what a failed save has written.
     is_coordinator: bool,
-    /// Whether nothing is written.
-    dry_run: bool,
     files: Mutex<Vec<WrittenFile>>,
 }
-
-/// A file is read in parts of so many bytes.
-const BLOCK: u64 = 4 << 20;
 
 /// A file that was written, with its checksum if that is known.
 type WrittenFile = (Entry, Option<u32>);
 
 impl Tally {
-    pub(crate) fn new(
-        inner: Arc<dyn Transaction>,
-        place: Arc<dyn Store>,
-        comm: &Comm<'_>,
-        dry_run: bool,
-    ) -> Self {
+    pub(crate) fn new(inner: Arc<dyn Transaction>, place: Arc<dyn Store>, comm: &Comm<'_>) -> Self {
         Self {
             inner,
             place,
             rank: comm.rank().0,
             notes: AtomicU64::new(0),
             is_coordinator: comm.is_coordinator(),
-            dry_run,
             files: Mutex::default(),
         }
     }
@@ -122,17 +107,6 @@ impl Tally {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The checksum of a file that is there.
-    async fn crc32_of(&self, file: &Entry) -> Result<u32> {
-        let (mut at, mut crc) = (0, crc32fast::Hasher::new());
-        while at < file.bytes {
-            let end = file.bytes.min(at.saturating_add(BLOCK));
-            crc.update(&self.inner.read(&file.name, at..end).await?);
-            at = end;
-        }
-        Ok(crc.finalize())
-    }
-
     /// Notes what of these files lies outside of the folder of the attempt, before any of them is there.
     async fn note(&self, names: Vec<Name>, durability: Durability) -> Result<()> {
         let Some(folder) = self.inner.folder() else {
@@ -164,6 +138,18 @@ impl Tally {
     }
 }
 
+/// The checksum of a file that was written. `None` for a copy, whose bytes may never pass through this process.
+fn crc32_of(file: &Written) -> Option<u32> {
+    let length = |extent: &WrittenExtent| extent.range.end - extent.range.start;
+    let parts = file.extents.iter();
+    let parts: Option<Vec<_>> = parts
+        .map(|extent| Some((length(extent), extent.crc32?)))
+        .collect();
+    let parts = parts?;
+    let is_whole = parts.iter().map(|(bytes, _)| bytes).sum::<u64>() == file.bytes;
+    is_whole.then(|| crc32_combined(parts.into_iter()))
+}
+
 pub(crate) fn is_note(file: &Entry) -> bool {
     in_folder(file.name.as_str()).is_some_and(outside::is_note)
 }
@@ -190,10 +176,10 @@ impl Transaction for Tally {
         }
         let names = asked.iter().map(|(name, _)| name.clone()).collect();
         self.note(names, durability).await?;
-        let (files, sums): (Vec<_>, Vec<_>) = files.into_iter().map(FileCrc::of).unzip();
+        let files = files.into_iter().map(FileBody::with_checksums).collect();
         let written = self.inner.write(files, durability, progress).await?;
-        let mut all = Vec::with_capacity(asked.len());
-        for (i, ((name, length), sum)) in asked.into_iter().zip(sums).enumerate() {
+        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, (name, length)) in asked.into_iter().enumerate() {
             let bytes = match (length, written.get(i)) {
                 (Length::Exact(bytes), _) => bytes,
                 (Length::Unknown { .. }, Some(w)) => w.bytes,
@@ -203,16 +189,8 @@ impl Transaction for Tally {
                     )));
                 }
             };
-            let file = Entry { name, bytes };
-            let crc32 = match sum.value() {
-                Sum::Known(crc32) => Some(crc32),
-                Sum::Kept if !self.dry_run => Some(self.crc32_of(&file).await?),
-                Sum::Kept | Sum::Copied => None,
-            };
-            all.push((file, crc32));
+            own.push((Entry { name, bytes }, written.get(i).and_then(crc32_of)));
         }
-        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        own.append(&mut all);
         drop(own);
         Ok(written)
     }

@@ -2,11 +2,8 @@
 
 use crate::sidecar::{FileSum, Sidecar};
 use reshard_storage::{Name, Store, StoreExt};
-use reshard_strategy::{Damage, Result, Rewritten, check_steps};
+use reshard_strategy::{Damage, Result, Rewritten, crc32_of};
 use std::{ops::Range, sync::Arc};
-
-/// Bytes that are read at a time.
-const STEP: u64 = 4 << 20;
 
 /// Describes a file of another program.
 pub(crate) fn of_another_program(file: impl Into<String>) -> Damage {
@@ -57,7 +54,7 @@ async fn elements_differ(
         return Ok(true);
     }
     for (range, crc32) in elements {
-        if range.end > bytes || crc_of(store, name, range).await? != crc32 {
+        if range.end > bytes || crc32_of(&**store, name, range).await? != crc32 {
             return Ok(true);
         }
     }
@@ -93,13 +90,5 @@ pub(crate) async fn is_as_written(store: &Arc<dyn Store>, file: &FileSum) -> Res
     let Some(crc32) = file.crc32 else {
         return Ok(true);
     };
-    Ok(crc_of(store, &name, 0..file.bytes).await? == crc32)
-}
-
-async fn crc_of(store: &Arc<dyn Store>, name: &Name, range: Range<u64>) -> Result<u32> {
-    let mut crc = crc32fast::Hasher::new();
-    for range in check_steps(&**store, range, STEP) {
-        crc.update(&store.read(name, range).await?);
-    }
-    Ok(crc.finalize())
+    Ok(crc32_of(&**store, &name, 0..file.bytes).await? == crc32)
 }

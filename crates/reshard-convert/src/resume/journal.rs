@@ -28,18 +28,11 @@ pub(super) struct Identity {
     pub(super) options: String,
 }
 
-/// An extent that was written, with the CRC-32 of its bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct WrittenPart {
-    pub(super) extent: WrittenExtent,
-    pub(super) sum: u32,
-}
-
 /// A file that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finished {
     pub(super) bytes: u64,
-    pub(super) parts: Vec<WrittenPart>,
+    pub(super) extents: Vec<WrittenExtent>,
 }
 
 /// Files by their names, without the folder of the attempt.
@@ -60,19 +53,16 @@ struct StoredFile {
     name: String,
     bytes: u64,
     /// Start, end, receipt and CRC-32 of each.
-    extents: Vec<(u64, u64, String, u32)>,
+    extents: Vec<(u64, u64, String, Option<u32>)>,
 }
 
 /// The text of a journal.
 pub(super) fn to_json(identity: &Identity, files: &Files) -> serde_json::Result<Vec<u8>> {
-    let part = |WrittenPart { extent, sum }: &WrittenPart| {
-        let range = &extent.range;
-        (range.start, range.end, hex(&extent.receipt), *sum)
-    };
+    let extent = |e: &WrittenExtent| (e.range.start, e.range.end, hex(&e.receipt), e.crc32);
     let file = |(name, f): (&String, &Finished)| StoredFile {
         name: name.clone(),
         bytes: f.bytes,
-        extents: f.parts.iter().map(part).collect(),
+        extents: f.extents.iter().map(extent).collect(),
     };
     serde_json::to_vec(&Stored {
         version: VERSION,
@@ -97,24 +87,25 @@ pub(super) fn from_json(bytes: &[u8]) -> Option<(Identity, Files)> {
     let mut files = Files::new();
     for file in stored.files {
         let name = Name::new(file.name).ok()?;
-        let mut parts = Vec::with_capacity(file.extents.len());
+        let mut extents = Vec::with_capacity(file.extents.len());
         let mut at = 0;
-        for (start, end, receipt, sum) in file.extents {
+        for (start, end, receipt, crc32) in file.extents {
             // They follow each other.
             if start != at || end < start {
                 return None;
             }
             at = end;
-            let receipt = unhex(&receipt)?.into();
-            let range = start..end;
-            let extent = WrittenExtent { range, receipt };
-            parts.push(WrittenPart { extent, sum });
+            extents.push(WrittenExtent {
+                range: start..end,
+                receipt: unhex(&receipt)?.into(),
+                crc32,
+            });
         }
         if at != file.bytes {
             return None;
         }
         let bytes = file.bytes;
-        files.insert(name.into(), Finished { bytes, parts });
+        files.insert(name.into(), Finished { bytes, extents });
     }
     Some((identity, files))
 }
@@ -143,26 +134,24 @@ mod tests {
             inodes: "i".into(),
             options: "o".into(),
         };
-        let part = |range, receipt: &'static [u8], sum| WrittenPart {
-            extent: WrittenExtent {
-                range,
-                receipt: receipt.into(),
-            },
-            sum,
+        let extent = |range, receipt: &'static [u8], crc32| WrittenExtent {
+            range,
+            receipt: receipt.into(),
+            crc32: Some(crc32),
         };
         let files = Files::from([
             (
                 "a/b".into(),
                 Finished {
                     bytes: 10,
-                    parts: vec![part(0..4, b"", 1), part(4..10, b"\x00\xff", u32::MAX)],
+                    extents: vec![extent(0..4, b"", 1), extent(4..10, b"\x00\xff", u32::MAX)],
                 },
             ),
             (
                 "c".into(),
                 Finished {
                     bytes: 0,
-                    parts: Vec::new(),
+                    extents: Vec::new(),
                 },
             ),
         ]);

@@ -279,13 +279,8 @@ impl Output {
             }
             let range = offset..offset + got;
             offset = range.end;
-            done.push((
-                (self.number, number),
-                WrittenExtent {
-                    range,
-                    receipt: extent.receipt(),
-                },
-            ));
+            let written = WrittenExtent::of(&mut *extent, range);
+            done.push(((self.number, number), written));
         }
 
         // Extents count as written only after the last of their bytes is.

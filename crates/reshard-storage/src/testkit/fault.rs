@@ -516,10 +516,8 @@ impl FaultTransaction {
                 while let Some(block) = extent.next_block() {
                     bytes.extend_from_slice(&block.unwrap());
                 }
-                extents.push(WrittenExtent {
-                    range: start..bytes.len() as u64,
-                    receipt: extent.receipt(),
-                });
+                let range = start..bytes.len() as u64;
+                extents.push(WrittenExtent::of(&mut *extent, range));
             }
             said.push(Written {
                 name: name.clone(),

@@ -97,7 +97,7 @@ impl Save<'_> {
             alike::leave_to_coordinator(&left, &set_up.plain, &mut set_up.parts.flat);
         }
         let place = Arc::clone(set_up.place());
-        let transaction = Arc::new(Tally::new(transaction, place, comm, self.dry_run));
+        let transaction = Arc::new(Tally::new(transaction, place, comm));
         let prepared = self.prepare(comm, &mut set_up, &transaction).await;
         let prepared = match prepared {
             Ok(prepared) => prepared,

@@ -45,6 +45,15 @@ impl Extent for Made {
     fn receipt(&mut self) -> Bytes {
         format!("{} bytes", self.2).into()
     }
+
+    fn has_crc32(&self) -> bool {
+        true
+    }
+
+    /// Any number will do: stores only return it.
+    fn crc32(&self) -> Option<u32> {
+        Some(self.2 as u32)
+    }
 }
 
 /// Where extents of these lengths lie, and what comes back for them.
@@ -56,6 +65,7 @@ fn receipts(lengths: impl IntoIterator<Item = usize>) -> Vec<WrittenExtent> {
         WrittenExtent {
             range: start..at,
             receipt: format!("{len} bytes").into(),
+            crc32: Some(len as u32),
         }
     };
     lengths.into_iter().map(one).collect()
