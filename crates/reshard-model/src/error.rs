@@ -73,6 +73,17 @@ impl std::error::Error for SourceError {
     }
 }
 
+/// Returns the message of an error, followed by the messages of its sources that it does not contain, without the secrets of URLs.
+pub fn with_sources(mut said: String, e: &dyn std::error::Error) -> String {
+    for source in std::iter::successors(e.source(), |e| e.source()) {
+        let text = source.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+    }
+    without_secrets(&said).into_owned()
+}
+
 /// Writes an error as a program shows it that ends with it: the message, then each cause that the message does not say already. The `Debug` of
 /// reshard's errors is this, because a `main` that returns an error prints its `Debug`. URLs are [without their secrets](without_secrets).
 ///

@@ -57,7 +57,9 @@ pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
-pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError, write_with_causes};
+pub use error::{
+    BoxError, ErrorKind, ModelError, Result, SourceError, with_sources, write_with_causes,
+};
 pub use layout::{FlatView, Layout, Segments};
 pub use memory_limit::MemoryLimit;
 pub use mesh::{DeviceMesh, Placement};

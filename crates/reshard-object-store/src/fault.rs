@@ -1,6 +1,7 @@
 //! What the errors of the clients mean.
 
 use crate::scheme::Service;
+use reshard_model::with_sources;
 use reshard_storage::{ServiceFault, StorageError, without_secrets};
 use std::{error::Error, fmt, time::Duration};
 
@@ -64,16 +65,7 @@ struct ClientMessage(String);
 
 /// The messages of an error and its causes, without the secrets of URLs, as an error that an error of a store may have.
 pub(crate) fn without_secrets_of(e: &object_store::Error) -> Box<dyn Error + Send + Sync> {
-    let mut told = e.to_string();
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        cause = e.source();
-        let text = e.to_string();
-        if !told.contains(&text) {
-            told = format!("{told}: {text}");
-        }
-    }
-    Box::new(ClientMessage(without_secrets(&told).into_owned()))
+    Box::new(ClientMessage(with_sources(e.to_string(), e)))
 }
 
 /// All that an error and its causes say. The client has no other way to tell, for example, a missing bucket from a missing

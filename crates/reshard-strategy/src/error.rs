@@ -1,6 +1,6 @@
 use crate::{BackendVersion, LimitOption, StrategyKey};
 use reshard_comm::{Cause, CommError};
-use reshard_model::{BoxError, ErrorKind, ModelError, without_secrets};
+use reshard_model::{BoxError, ErrorKind, ModelError};
 use reshard_plan::PlanError;
 use reshard_policy::PolicyError;
 use reshard_storage::StorageError;
@@ -186,17 +186,6 @@ impl StrategyError {
             source: None,
         }
     }
-}
-
-/// The message of an error, followed by the messages of its sources that it does not contain, without the secrets of URLs.
-pub fn with_sources(mut said: String, e: &dyn std::error::Error) -> String {
-    for source in std::iter::successors(e.source(), |e| e.source()) {
-        let text = source.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
-        }
-    }
-    without_secrets(&said).into_owned()
 }
 
 /// What crosses the wire of an error.
