@@ -167,6 +167,11 @@ impl Listing {
         self.names().any(|n| n == name)
     }
 
+    /// Whether something that is no file has this name.
+    pub fn has_other(&self, name: &Name) -> bool {
+        self.folders.contains(name) || self.others.contains_key(name)
+    }
+
     /// Whether nothing lies there.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty() && self.folders.is_empty()

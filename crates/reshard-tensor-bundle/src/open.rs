@@ -201,9 +201,7 @@ async fn record(
 ) -> Result<Option<Record>> {
     let name = Name::new(format!("{stem}{RECORD}"))?;
     // What takes its name without being a file is no absent file.
-    let has = |top: &Listing| {
-        top.has(name.as_str()) || top.folders.contains(&name) || top.others.contains_key(&name)
-    };
+    let has = |top: &Listing| top.has(name.as_str()) || top.has_other(&name);
     if !stem.contains('/') && top.is_some_and(|top| !has(top)) {
         return Ok(None);
     }

@@ -32,7 +32,7 @@ impl Found {
         // What takes their names without being a file is no absent file.
         for name in [RECORD, INDEX] {
             let name = Name::new(name)?;
-            if top.others.contains_key(&name) || top.folders.contains(&name) {
+            if top.has_other(&name) {
                 cx.store.len(&name).await?;
             }
         }
