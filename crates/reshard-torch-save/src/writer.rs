@@ -30,7 +30,7 @@ use source::Source;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tree::tree_of;
 
-pub(crate) use overhead::{of_file, of_leaf};
+pub(crate) use overhead::{WithoutLeaves, of_file};
 
 /// Writes files of `torch.save`.
 #[derive(Debug)]

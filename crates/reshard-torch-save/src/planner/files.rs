@@ -5,7 +5,7 @@ use crate::{
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
     told::{At, DictPlan, FilePlan, Files, LeafPlan, Told, What, pack},
-    writer::{of_file, of_leaf},
+    writer::{WithoutLeaves, of_file},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{
@@ -253,7 +253,11 @@ fn by_policy(
     // Tensors without elements lie where the first other tensor does, because nobody writes an item for them.
     let (with, without): (Vec<Leaf>, Vec<Leaf>) =
         leaves.into_iter().partition(|leaf| !leaf.pieces.is_empty());
-    let overhead = |leaf: &Leaf| of_leaf(&leaf.plan).map_err(PlanError::planner);
+    let without_leaves = WithoutLeaves::new().map_err(PlanError::planner)?;
+    let overhead = |leaf: &Leaf| {
+        let bound = without_leaves.bound_of(&leaf.plan);
+        bound.map_err(PlanError::planner)
+    };
     let mut file = of_file(&planner.empty, dicts).map_err(PlanError::planner)?;
     for leaf in &without {
         file = file.saturating_add(overhead(leaf)?);

@@ -27,16 +27,27 @@ pub(crate) fn of_file(empty: &[Path], dicts: &[DictPlan]) -> Result<u64> {
     Ok(dicts.fold(bytes + MARGIN, u64::saturating_add))
 }
 
-/// Returns the bound for a leaf, which is stored under its path or under its key.
-pub(crate) fn of_leaf(leaf: &LeafPlan) -> Result<u64> {
-    let mut out = 0;
-    for is_flat in [true, false] {
-        let without = archive(None, &[], is_flat)?;
-        out = archive(Some(leaf), &[], is_flat)?
-            .saturating_sub(without)
-            .max(out);
+/// The bytes of archives without leaves, with nested and with flat dicts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WithoutLeaves([u64; 2]);
+
+impl WithoutLeaves {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self([
+            archive(None, &[], false)?,
+            archive(None, &[], true)?,
+        ]))
     }
-    Ok(out + MARGIN)
+
+    /// Returns the bound for a leaf, which is stored under its path or under its key.
+    pub(crate) fn bound_of(self, leaf: &LeafPlan) -> Result<u64> {
+        let mut out = 0;
+        for (is_flat, without) in [false, true].into_iter().zip(self.0) {
+            let with = archive(Some(leaf), &[], is_flat)?;
+            out = with.saturating_sub(without).max(out);
+        }
+        Ok(out + MARGIN)
+    }
 }
 
 /// The bytes of an archive but for the elements.
