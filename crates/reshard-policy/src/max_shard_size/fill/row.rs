@@ -38,12 +38,13 @@ impl<'p> Row<'p> {
         };
         match piece.content {
             // A piece without elements takes only what describes it.
-            _ if count == 0 || policy.keeps_whole(piece) => {
-                row(1, Size::Even(piece.bytes.saturating_add(overhead)), true)
+            Content::Strings(lengths) if count > 0 && !policy.keeps_whole(piece) => {
+                row(lengths.len() as u64, Size::Each(lengths), false)
             }
-            Content::Strings(lengths) => row(lengths.len() as u64, Size::Each(lengths), false),
-            Content::Tensor(dtype) => row(count, Size::Even(dtype.size()), false),
-            Content::Object => row(1, Size::Even(piece.bytes.saturating_add(overhead)), true),
+            Content::Tensor(dtype) if count > 0 && !policy.keeps_whole(piece) => {
+                row(count, Size::Even(dtype.size()), false)
+            }
+            _ => row(1, Size::Even(piece.bytes.saturating_add(overhead)), true),
         }
     }
 
