@@ -12,6 +12,7 @@ use reshard::{
     map::{Map, MapError, MapFile},
     model::shortened,
     storage::wait,
+    strategy::first,
 };
 use std::{collections::BTreeMap, fs::File, io::Read as _};
 
@@ -55,23 +56,18 @@ fn note_unmapped(mapping: &reshard::map::Mapping, io: &mut Io<'_>) {
         let mut dropped = mapping.dropped().iter();
         dropped.any(|item| item.rule.is_none() && *item.key == *key)
     };
-    let Some(first) = mapping.unmapped().first() else {
+    let Some(unmapped) = mapping.unmapped().first() else {
         return;
     };
-    let what = match left_out(first) {
+    let what = match left_out(unmapped) {
         true => "are left out",
         false => "keep their names",
     };
     let count = units::some(mapping.unmapped().len() as u64, "tensor");
-    let keys = mapping.unmapped().iter().take(NAMED);
-    let keys: Vec<_> = keys.map(|key| shortened(key)).collect();
-    let more = match mapping.unmapped().len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let keys = mapping.unmapped().iter().map(|key| shortened(key));
     io.note(format!(
-        "no rule of the map matches {count}, which {what}: {}{more}",
-        keys.join(", ")
+        "no rule of the map matches {count}, which {what}: {}",
+        first(NAMED, keys)
     ));
 }
 

@@ -56,8 +56,8 @@ pub use crc::{
 };
 pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};
-pub use error::{Result, StrategyError, cause, with_sources};
-pub use few::few;
+pub use error::{Result, StrategyError, cause};
+pub use few::{few, first};
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Footprint, Producer, ReadCx, ReadObject, ReadTensor,
@@ -77,6 +77,7 @@ pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
 pub use reshard_model::FlatView;
+pub use reshard_model::with_sources;
 pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{

@@ -69,7 +69,7 @@ macro_rules! options {
 pub(crate) use options;
 
 /// An open checkpoint, of which no tensor is loaded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) limits: ReadLimits,
@@ -553,17 +553,9 @@ impl Opened {
             .with_kind(self.kind);
         cx.saved_over = true;
         Ok(Some(Self {
-            store: Arc::clone(&self.store),
-            limits: self.limits,
             reader: self.sharded.open(&cx).await?,
-            sharded: Arc::clone(&self.sharded),
-            common: self.common.clone(),
-            name: self.name.clone(),
-            unrecorded: self.unrecorded,
             changed: found,
-            kind: self.kind,
-            formats: self.formats.clone(),
-            seen: self.seen.clone(),
+            ..self.clone()
         }))
     }
 
