@@ -180,6 +180,7 @@ struct ThrottledExtent {
     writes: Bandwidth,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Extent for ThrottledExtent {
     fn length(&self) -> Length {
         self.inner.length()
@@ -195,6 +196,14 @@ impl Extent for ThrottledExtent {
 
     fn receipt(&mut self) -> Bytes {
         self.inner.receipt()
+    }
+
+    fn has_crc32(&self) -> bool {
+        self.inner.has_crc32()
+    }
+
+    fn crc32(&self) -> Option<u32> {
+        self.inner.crc32()
     }
 }
 

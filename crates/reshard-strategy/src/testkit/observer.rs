@@ -310,6 +310,7 @@ struct TappedExtent {
     observer: Option<Observer>,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Extent for TappedExtent {
     fn length(&self) -> Length {
         self.inner.length()
@@ -317,6 +318,14 @@ impl Extent for TappedExtent {
 
     fn receipt(&mut self) -> Bytes {
         self.inner.receipt()
+    }
+
+    fn has_crc32(&self) -> bool {
+        self.inner.has_crc32()
+    }
+
+    fn crc32(&self) -> Option<u32> {
+        self.inner.crc32()
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {

@@ -244,7 +244,7 @@ impl<'a> Save<'a> {
     /// writes one file.
     ///
     /// ```
-    /// use reshard::policy::{MIB, MaxShardSize};
+    /// use reshard::policy::{KIB, MIB, MaxShardSize};
     /// # use reshard::{ShardedTensor, StateDict, Tensor};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
@@ -252,7 +252,8 @@ impl<'a> Save<'a> {
     /// let mut state = StateDict::new();
     /// let table = Tensor::from_vec(&[1 << 18, 4], vec![0f32; 1 << 20])?; // 4 MiB
     /// state.insert("table", ShardedTensor::full("table", table));
-    /// let saved = reshard::save(&state, &url).policy(MaxShardSize::new(MIB)); // .await
+    /// let limit = MIB + 64 * KIB; // a quarter of the table, and a header
+    /// let saved = reshard::save(&state, &url).policy(MaxShardSize::new(limit)); // .await
     /// let saved = reshard::blocking::run(saved)?;
     /// assert_eq!(saved.files(), 4);
     /// # Ok(())
