@@ -217,6 +217,8 @@ struct ProducerRow<'a> {
     /// How many tensors are stored flattened.
     flattened: usize,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    save: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unknown: &'a BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     damaged: &'a BTreeMap<String, String>,
@@ -228,6 +230,7 @@ impl<'a> ProducerRow<'a> {
             written_by,
             loadable_by,
             notes,
+            save,
             unknown,
             damaged,
             // They are among the notes of the report.
@@ -239,6 +242,7 @@ impl<'a> ProducerRow<'a> {
             loadable_by,
             notes,
             flattened: tensors.filter(|t| t.original_shape().is_some()).count(),
+            save,
             unknown,
             damaged,
         }

@@ -215,7 +215,7 @@ impl<'a> Convert<'a> {
     }
 
     /// Whether to fail if the copy would tell less than the source: if the [`Ledger`] has anything that is left out, or changed with a loss
-    /// ([`Outcome::is_loss`](crate::Outcome::is_loss)). Nothing is written then. The default is no.
+    /// ([`LedgerEntry::is_loss`](crate::LedgerEntry::is_loss)). Nothing is written then. The default is no.
     pub fn lossless(mut self, lossless: bool) -> Self {
         self.lossless = lossless;
         self

@@ -30,6 +30,8 @@ pub enum ItemKind {
     ContainerType,
     /// Several tensors that share stored elements, by their keys.
     Tie,
+    /// A fact about the save that wrote the source, such as its id. The copy is a save of its own.
+    Save,
 }
 
 impl ItemKind {
@@ -44,6 +46,7 @@ impl ItemKind {
             Self::KeyType => "key_type",
             Self::ContainerType => "container_type",
             Self::Tie => "tie",
+            Self::Save => "save",
         }
     }
 
@@ -58,6 +61,7 @@ impl ItemKind {
             Self::KeyType => "key types",
             Self::ContainerType => "dict types",
             Self::Tie => "ties",
+            Self::Save => "save",
         }
     }
 
@@ -179,15 +183,6 @@ impl Outcome {
         }
     }
 
-    /// Whether the copy tells less than the source did.
-    pub fn is_loss(&self) -> bool {
-        match self {
-            Self::Kept => false,
-            Self::Changed(changes) => changes.iter().any(Change::is_loss),
-            Self::LeftOut(_) => true,
-        }
-    }
-
     /// The outcome of an item that is in the copy with these changes.
     fn with(changes: Vec<Change>) -> Self {
         match &*changes {
@@ -211,6 +206,18 @@ pub struct LedgerEntry {
     pub name: Box<str>,
     /// What becomes of it.
     pub outcome: Outcome,
+}
+
+impl LedgerEntry {
+    /// Whether the copy tells less of the state than the source did. Facts about the save are not state.
+    pub fn is_loss(&self) -> bool {
+        match &self.outcome {
+            _ if self.kind == ItemKind::Save => false,
+            Outcome::Kept => false,
+            Outcome::Changed(changes) => changes.iter().any(Change::is_loss),
+            Outcome::LeftOut(_) => true,
+        }
+    }
 }
 
 /// `tensor w: cast from float32 to bfloat16`
@@ -245,7 +252,7 @@ impl Ledger {
 
     /// The entries that a lossless conversion must not have.
     pub fn losses(&self) -> impl Iterator<Item = &LedgerEntry> {
-        self.0.iter().filter(|entry| entry.outcome.is_loss())
+        self.0.iter().filter(|entry| entry.is_loss())
     }
 
     /// A line for each kind of item that the source has: how many are kept, changed in which way, and left out for which reason.

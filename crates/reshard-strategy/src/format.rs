@@ -528,6 +528,9 @@ pub struct Producer {
     /// know them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// Facts about the save itself, by name: nothing of the state is in them, and a copy is a save of its own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub save: BTreeMap<String, String>,
     /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,

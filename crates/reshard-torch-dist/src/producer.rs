@@ -2,11 +2,12 @@
 
 use crate::{
     Flavour,
+    names::hint,
     table::{Signs, Table},
 };
 use reshard_model::{DType, Dialect};
-use reshard_strategy::Producer;
-use std::collections::BTreeSet;
+use reshard_strategy::{Producer, few};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The flavour of a `.metadata`, by the differences between PyTorch's versions.
 pub(crate) fn flavour(s: &Signs) -> Flavour {
@@ -88,6 +89,26 @@ fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
     }
 }
 
+/// `storage_meta` of PyTorch, and the separation hints of Megatron Core in the names of files.
+fn save(table: &Table) -> BTreeMap<String, String> {
+    let meta = &table.signs.meta;
+    let modules = meta.modules.iter().map(String::as_str);
+    let names = table.files.iter().flatten().map(|name| name.as_str());
+    let hints: BTreeSet<&str> = names.filter_map(hint).filter(|h| !h.is_empty()).collect();
+    let facts = [
+        ("checkpoint_id", meta.checkpoint_id.clone()),
+        ("save_id", meta.save_id.clone()),
+        ("load_id", meta.load_id.clone()),
+        ("modules", Some(few(modules))),
+        ("separation_hint", Some(few(hints.into_iter()))),
+    ];
+    let stated = facts.into_iter().filter_map(|(name, text)| {
+        let text = text.filter(|text| !text.is_empty())?;
+        Some((name.into(), text))
+    });
+    stated.collect()
+}
+
 /// Where Megatron Core 0.19 and later keep common state.
 pub(crate) const COMMON_STATE: &str = "common_state/shard_0_1";
 
@@ -102,6 +123,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
     };
     let mut out = Producer {
         written_by: vec![torch.into()],
+        save: save(table),
         ..Producer::default()
     };
 

@@ -35,6 +35,9 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
             fact(out, "files by", policy)?;
         }
     }
+    for (name, value) in &producer.save {
+        fact(out, "save", format!("{name} {}", brief(value)))?;
+    }
     if !producer.loadable_by.is_empty() {
         fact(out, "loads in", producer.loadable_by.join("; "))?;
     }

@@ -1,6 +1,13 @@
 //! What a conversion keeps, changes and leaves out, and what a comparison counts.
 
-use crate::{run, states};
+use crate::{
+    run,
+    states::{self, Saved},
+};
+use reshard::{
+    ShardedTensor, StateDict, Tensor, blocking,
+    torch_dist::{Flavour, TorchDistConfig},
+};
 use serde_json::{Value as Json, json};
 use std::{fs, path::Path};
 
@@ -190,4 +197,40 @@ fn what_one_format_can_not_represent_is_listed_and_counts_if_asked_for() {
             .unwrap()
             .is_empty()
     );
+}
+
+#[test]
+fn facts_about_a_save_are_no_loss_of_its_state() {
+    let saved = Saved::made(|url| {
+        let numbers = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+        let mut state = StateDict::new();
+        state.insert("a.w", ShardedTensor::full("a.w", numbers.clone()));
+        state.insert("b.w", ShardedTensor::full("b.w", numbers));
+        let config = TorchDistConfig::new().with_flavour(Flavour::Torch24);
+        let config = config.with_separation_hint("b.");
+        drop(blocking::run(reshard::save(&state, url).strategy(config)).unwrap());
+    });
+    let save = &run(&["inspect", &saved.url, "--json"]).json()["producer"]["save"];
+    assert_eq!(
+        *save,
+        json!({"checkpoint_id": saved.url, "separation_hint": "b."})
+    );
+    let said = run(&["inspect", &saved.url]).ok();
+    assert!(said.contains("separation_hint b."), "{said}");
+
+    let dir = tempfile::tempdir().unwrap();
+    for format in ["torch_dist", "safetensors"] {
+        let dst = dir.path().join(format).display().to_string();
+        let convert = ["convert", &saved.url, &dst, "--to", format, "--lossless"];
+        let said = run(&[&convert[..], &["--dry-run"]].concat()).ok();
+        assert!(
+            said.contains("2 left out: the copy is a save of its own"),
+            "{said}"
+        );
+        let all = ledger(&run(&[&convert[..], &["--json"]].concat()).json());
+        for name in ["checkpoint_id", "separation_hint"] {
+            let entry = format!("save {name}: left_out");
+            assert!(all.contains(&entry), "{format}: {all:?}");
+        }
+    }
 }

@@ -60,6 +60,10 @@ impl Account<'_> {
         self.add_common(&mut ledger);
         self.add_annotations(&mut ledger);
         self.add_ties(&mut ledger);
+        for name in self.checkpoint.producer().save.into_keys() {
+            let outcome = self.left_out("the copy is a save of its own");
+            ledger.add(ItemKind::Save, name, outcome);
+        }
         ledger.0.sort_by_key(|entry| entry.kind);
         ledger
     }

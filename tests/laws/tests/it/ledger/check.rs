@@ -35,6 +35,8 @@ pub(super) fn items(of: &Checkpoint) -> Vec<Named> {
     );
     out.extend(facts.stated.keys().cloned());
     out.extend(facts.ties.iter().map(|tie| (ItemKind::Tie, tie.clone())));
+    let save = of.producer().save.into_keys();
+    out.extend(save.map(|name| (ItemKind::Save, name)));
     out.sort();
     out
 }
