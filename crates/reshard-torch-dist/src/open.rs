@@ -4,7 +4,7 @@ use crate::{
     METADATA, NAME, OwnFile, own_file,
     reader::TorchDistReader,
     removal,
-    table::{Table, TableBuilder},
+    table::{Place, Table, TableBuilder, chunk_bytes},
 };
 use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
@@ -45,6 +45,7 @@ impl OpenFormat for TorchDist {
                 (table, Some(ranks))
             }
         };
+        refuse_safetensors(store, &table).await?;
         Ok(Arc::new(TorchDistReader::new(cx, table, rank_local)))
     }
 
@@ -58,6 +59,42 @@ impl OpenFormat for TorchDist {
         let other = || StrategyError::Internal("a reader of another format".into());
         removal::without(reader.ok_or_else(other)?, prefix)
     }
+}
+
+/// Refuses files that PyTorch saved with `SerializationFormat.SAFETENSORS`.
+///
+/// Such a file is a whole file of safetensors, but the metadata place each of its tensors at its
+/// start, with the length of the elements alone. An archive is always longer than its elements.
+async fn refuse_safetensors(store: &Arc<dyn Store>, table: &Table) -> Result<()> {
+    let Some((place, bytes)) = first_chunk(table) else {
+        return Ok(());
+    };
+    let name = match table.files.get(place.file as usize) {
+        Some(Ok(name)) if place.offset == 0 && place.length == bytes => name,
+        _ => return Ok(()),
+    };
+    match store.read(name, 0..9).await {
+        Ok(head) if head.last() == Some(&b'{') => Err(StrategyError::Unsupported {
+            strategy: format!("{NAME}/1"),
+            what: format!(
+                "reading {name} (a file of safetensors, from PyTorch's `SerializationFormat.SAFETENSORS`; `.metadata` places each of \
+                 its tensors at byte 0, so PyTorch does not load it by default either; a copy whose name ends in `.safetensors` opens)"
+            ),
+        }),
+        // Reading the items finds whatever else is wrong with the file.
+        _ => Ok(()),
+    }
+}
+
+/// Returns the place of the first chunk that has elements, and the number of their bytes.
+fn first_chunk(table: &Table) -> Option<(Place, u64)> {
+    let mut tensors = table.metadata.tensors();
+    tensors.find_map(|t| {
+        t.chunks().find_map(|(id, region)| {
+            let bytes = chunk_bytes(&t, &region).filter(|bytes| *bytes > 0)?;
+            Some((table.chunk(id)?, bytes))
+        })
+    })
 }
 
 /// Merges the files of all ranks. Only the file names tell which ranks there were. So a missing last rank shows only as a hole, but a

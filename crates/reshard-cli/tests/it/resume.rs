@@ -155,7 +155,7 @@ fn what_a_killed_conversion_left_in_an_object_store_is_pruned_and_the_next_one_b
         assert_eq!(whole.code, 0, "{}", whole.err);
         let want = run(&["digest", &saved.url, "--json"]).ok();
         let mut pruned = 0;
-        let moments = 30 / one_in(2);
+        let moments = 30 / one_in(4);
         for n in (1..calls).step_by(calls as usize / moments + 1) {
             let place = bucket();
             let (killed, ..) = with(&place, Some(n), &convert);

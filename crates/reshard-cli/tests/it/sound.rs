@@ -237,3 +237,19 @@ fn an_old_tensor_in_place_of_the_common_state_is_shown() {
         );
     }
 }
+
+#[test]
+fn files_of_safetensors_in_a_folder_of_torch_dist_are_named_and_not_damaged() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/distcp_safetensors");
+    let url = folder.display().to_string();
+    for command in ["inspect", "ls", "digest", "stats", "verify"] {
+        let ran = run(&[command, &url]);
+        assert_eq!(ran.code, 2, "{command}: {}", ran.err);
+        let named = ran.err.contains("SerializationFormat.SAFETENSORS");
+        assert!(named, "{command}: {}", ran.err);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy.safetensors");
+    fs::copy(folder.join("__0_0.distcp"), &copy).unwrap();
+    assert_eq!(keys(&copy.display().to_string()), ["i", "w"]);
+}
