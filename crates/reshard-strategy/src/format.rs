@@ -317,8 +317,8 @@ pub trait StorageWriter: WriterHooks {
     fn object_bytes(&self, encoded: &Bytes) -> u64 {
         encoded.len() as u64
     }
-    /// An object that takes this number of bytes in a file, in place of one that another rank has: a dry run lays it out. The default is
-    /// zeros.
+    /// Returns an object that takes about this number of bytes in a file. A dry run lays it out in place of an object that another rank has.
+    /// The default is zeros.
     ///
     /// # Errors
     /// The format has no codec.

@@ -12,7 +12,7 @@ use crate::{
     told::{Asked, FilePlan, Files, Receipt, What, unpack},
 };
 use archive::FileExtent;
-use reshard_model::{DType, Data, Layout, ObjectCodec};
+use reshard_model::{DType, Data, Layout, ObjectCodec, Payload, Value};
 use reshard_plan::{SavePlan, WriteItem};
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{FileBody, Name};
@@ -80,6 +80,12 @@ impl StorageWriter for TorchSaveWriter {
             whole: true,
             overhead: 0,
         })
+    }
+
+    /// A value of about this length, because the file has no encoded objects.
+    fn blank_object(&self, bytes: u64) -> Result<Payload> {
+        let bytes = vec![0; usize::try_from(bytes).unwrap_or_default()];
+        Ok(Payload::Value(Value::Bytes(bytes.into())))
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -206,7 +212,7 @@ fn encoding(e: reshard_torch_format::Error) -> StrategyError {
     StrategyError::Invalid(e.to_string())
 }
 
-fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<reshard_model::Value> {
+fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<Value> {
     let [item] = items else {
         return Err(StrategyError::Internal(format!(
             "{key}: an object of {} items is planned",
@@ -214,7 +220,7 @@ fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<resh
         )));
     };
     match resolve(item)? {
-        WriteData::Object(reshard_model::Payload::None) => Err(StrategyError::Invalid(format!(
+        WriteData::Object(Payload::None) => Err(StrategyError::Invalid(format!(
             "object {key} has no data to save"
         ))),
         WriteData::Object(payload) => decode_object(&TorchSave::default(), key, payload),

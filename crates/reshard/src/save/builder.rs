@@ -290,7 +290,8 @@ impl<'a> Save<'a> {
     }
 
     /// Whether to only check and plan the save, and to write nothing. All checks of a save run that need no tensor data, also those of the place, and the
-    /// report contains what would be written; for data that are compressed on the way, that is their maximal length. Checks between ranks that compare
+    /// report contains what would be written; for data that are compressed on the way, that is their maximal length, and for objects that one rank
+    /// writes for another, an estimate. Checks between ranks that compare
     /// tensors run, too. The format makes no records, because these have checksums of the data. The default is a real save.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
