@@ -505,20 +505,22 @@ fn pieces_of(shape: &[u64], ranks: u32) -> u32 {
 /// Trees are walked recursively, so a key with too many dots stays one name instead of a path.
 const DEEPEST: usize = 64;
 
-/// Inserts a leaf at the path that the dots of its key name, because policies ask for the owners of leaves. If this path
-/// is taken, inserts it under the key itself.
+/// Inserts a leaf at the path that the dots of its key name, because policies ask for the owners of leaves.
+///
+/// If there is a leaf on the way, the path is the key itself. If the path leads to the dict of longer keys, the leaf goes into this
+/// dict, at an index, which no key names.
 fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
     if key.matches('.').count() >= DEEPEST {
         state.insert_tree(key, leaf);
         return;
     }
-    let path: Vec<Step> = key.split('.').map(Step::from).collect();
-    if state.at(&path).is_none() {
-        state.insert_at(&path, leaf.clone());
+    let mut path: Vec<Step> = key.split('.').map(Step::from).collect();
+    if matches!(state.at(&path), Some(Tree::Dict(_))) {
+        path.push(Step::Index(0));
     }
-    match state.at(&path) {
-        Some(Tree::Leaf(_)) => {}
-        _ => drop(state.insert_tree(key, leaf)),
+    state.insert_at(&path, leaf.clone());
+    if !matches!(state.at(&path), Some(Tree::Leaf(_))) {
+        state.insert_tree(key, leaf);
     }
 }
 
@@ -538,6 +540,28 @@ fn part(shape: &[u64], rank: u64, ranks: u64) -> Option<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_that_begin_other_keys_all_have_their_leaf_in_any_order() {
+        let keys = ["a", "a.b", "a.b.c", "a.0", "a."];
+        for first in 0..keys.len() {
+            for step in 1..keys.len() {
+                let mut state = StateDict::new();
+                for n in 0..keys.len() {
+                    let key = keys[(first + n * step) % keys.len()];
+                    let object = ShardedObject::item(key, Payload::Value(Value::None));
+                    nest(&mut state, key, object.into());
+                }
+                let stored = split(state, Dialect::Dcp).unwrap().flat;
+                let stored = stored.values().map(|leaf| match leaf {
+                    Sharded::Object(o) => o.unique_key().to_string(),
+                    Sharded::Tensor(t) => t.key.to_string(),
+                });
+                let stored: BTreeSet<String> = stored.collect();
+                assert_eq!(stored, keys.map(String::from).into(), "{first} {step}");
+            }
+        }
+    }
 
     #[test]
     fn parts_cover_the_rows_and_differ_by_at_most_one() {

@@ -5,7 +5,7 @@
 
 use crate::{
     opened::Opened,
-    sidecar::{SIDECAR, Sidecar},
+    sidecar::{FileSum, SIDECAR, Sidecar},
     written::{data_differ, is_as_written, of_another_program},
 };
 use reshard_model::ErrorKind;
@@ -28,7 +28,7 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
         return Ok(());
     };
     let Some(file) = differing(opened, &sidecar).await? else {
-        return Ok(());
+        return look_for_data(opened, &sidecar, report).await;
     };
     // What the format says of the file, or of the array in whose folder it lies, concerns its key alone.
     let is_told = |d: &Damage| match &d.key {
@@ -44,6 +44,7 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
     if data_differ(&opened.store, &sidecar).await? {
         report.changed.push(of_another_program(file));
     } else {
+        look_for_data(opened, &sidecar, report).await?;
         let what = format!(
             "it is not the file that was written, judging by {SIDECAR}, though the data files are; restore it from a copy. If another program \
              has saved the same data here, remove {SIDECAR}"
@@ -56,6 +57,28 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
             what,
         };
         report.add(ErrorKind::Corrupt, found);
+    }
+    Ok(())
+}
+
+/// Adds the data files that are gone. Items whose files the format knows are checked by the format.
+async fn look_for_data(
+    opened: &Opened,
+    sidecar: &Sidecar,
+    report: &mut VerifyReport,
+) -> Result<()> {
+    let known = opened.item_files();
+    for FileSum { file, .. } in &sidecar.data {
+        let name = Name::new(&**file)?;
+        if !known.contains(&name) && !opened.store.exists(&name).await? {
+            let found = Damage {
+                key: None,
+                file: Some(file.clone()),
+                offset: None,
+                what: format!("it is missing, though {SIDECAR} lists it"),
+            };
+            report.add(ErrorKind::Corrupt, found);
+        }
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ async fn elements_differ(
     sidecar: Option<&Sidecar>,
 ) -> Result<bool> {
     let Some(bytes) = store.len(name).await? else {
-        return Ok(true);
+        return Ok(false);
     };
     let noted = sidecar.and_then(|s| s.data.iter().find(|sum| sum.file == name.as_str()));
     if noted.is_some_and(|sum| sum.bytes != bytes) {
@@ -61,7 +61,8 @@ async fn elements_differ(
     Ok(false)
 }
 
-/// Whether a data file is not as it was written. Short ones are read first.
+/// Whether a data file has other bytes than those that were written. Short ones are read first. A file that is missing does not count: a
+/// save over the checkpoint writes files, and a loss only removes them.
 pub(crate) async fn data_differ(store: &Arc<dyn Store>, sidecar: &Sidecar) -> Result<bool> {
     // Older versions noted no data files.
     if sidecar.schema == 1 {
@@ -69,12 +70,15 @@ pub(crate) async fn data_differ(store: &Arc<dyn Store>, sidecar: &Sidecar) -> Re
     }
     let mut data: Vec<&FileSum> = sidecar.data.iter().collect();
     data.sort_by_key(|file| file.bytes);
-    for file in &data {
-        if store.len(&Name::new(&*file.file)?).await? != Some(file.bytes) {
-            return Ok(true);
+    let mut present = Vec::with_capacity(data.len());
+    for file in data {
+        match store.len(&Name::new(&*file.file)?).await? {
+            None => {}
+            Some(bytes) if bytes == file.bytes => present.push(file),
+            Some(_) => return Ok(true),
         }
     }
-    for file in data {
+    for file in present {
         if !is_as_written(store, file).await? {
             return Ok(true);
         }

@@ -287,3 +287,48 @@ fn indexes_of_another_program_are_changed_if_the_data_are_too() {
         all_say(&ours.url, &ours.beside("to"), 0, "changed");
     }
 }
+
+/// A lost folder takes descriptions and data with it. No other program has written anything.
+#[test]
+fn an_item_whose_folder_is_gone_is_lost_and_not_changed() {
+    let state = |url: &str, config: Box<dyn SaveShardedConfig>, dialect| {
+        let mut state = StateDict::new();
+        for key in ["w", "x"] {
+            let tensor = Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
+            state.insert(key, ShardedTensor::replicated(key, tensor, 0));
+        }
+        if dialect == Dialect::Megatron {
+            let object = ShardedObject::new("rng", Value::Int(1), &[1], &[0], 0);
+            state.insert("rng", object.unwrap());
+        }
+        let save = reshard::save(&state, url).dialect(dialect);
+        drop(blocking::run(save.boxed_strategy(config)).unwrap());
+    };
+    for (config, dialect, folder) in [
+        (
+            Box::new(zarr::Zarr3Config::default()) as Box<dyn SaveShardedConfig>,
+            Dialect::Dcp,
+            "w",
+        ),
+        (
+            Box::new(zarr::ZarrConfig::default()),
+            Dialect::Megatron,
+            "w",
+        ),
+        (
+            Box::new(zarr::ZarrConfig::default()),
+            Dialect::Megatron,
+            "rng",
+        ),
+    ] {
+        let saved = Saved::made(|url| state(url, config, dialect));
+        run(&["verify", &saved.url]).ok();
+        fs::remove_dir_all(saved.path(folder)).unwrap();
+        for flags in [&[][..], &["--quick"]] {
+            let (code, status) = verified(&saved.url, flags);
+            assert_eq!((code, &*status), (1, "damaged"), "{folder} {dialect}");
+        }
+        let ran = run(&["convert", &saved.url, &saved.beside("to"), "--drop-objects"]);
+        assert_eq!(ran.code, 1, "{folder} {dialect}: {}{}", ran.out, ran.err);
+    }
+}

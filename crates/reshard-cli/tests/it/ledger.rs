@@ -234,3 +234,26 @@ fn facts_about_a_save_are_no_loss_of_its_state() {
         }
     }
 }
+
+#[test]
+fn a_key_that_begins_other_keys_is_kept_wherever_it_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let src = path("src.pt");
+    let mut state = StateDict::new();
+    for key in ["layer.a", "layer2.a", "layer", "w"] {
+        state.insert(key, Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
+    }
+    blocking::run(reshard::save(&state, &src).dialect(reshard::Dialect::Dcp)).unwrap();
+    for (dst, format) in [
+        ("dist", "torch_dist"),
+        ("st", "safetensors"),
+        ("z", "zarr3"),
+        ("b", "tensor_bundle"),
+        ("copy.pt", "torch_save"),
+    ] {
+        let dst = path(dst);
+        run(&["convert", &src, &dst, "--to", format]).ok();
+        assert_eq!(run(&["ls", &dst]).ok(), run(&["ls", &src]).ok(), "{format}");
+    }
+}
