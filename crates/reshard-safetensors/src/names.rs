@@ -17,6 +17,9 @@ pub const INDEX: &str = "model.safetensors.index.json";
 /// The one file of a model that needs no index.
 pub(crate) const MODEL: &str = "model.safetensors";
 
+/// The model in the names of files, unless the caller names it.
+const MODEL_STEM: &str = "model";
+
 const FILE: &str = ".safetensors";
 const INDEX_END: &str = ".safetensors.index.json";
 
@@ -47,7 +50,21 @@ impl<'n> Named<'n> {
         index.or_else(|| name.strip_suffix(FILE).filter(whole).map(Self::Tensors))
     }
 
-    /// Whether a save gives such a name to a file.
+    /// Whether a save gives the file this name if no policy or caller chooses another. A file with another name may belong to another
+    /// program: an adapter, or another model.
+    pub(crate) fn is_usual(self) -> bool {
+        match self {
+            Self::Record | Self::Objects => true,
+            Self::Index(model) => model == MODEL_STEM,
+            Self::Tensors(stem) => {
+                let model = of_several(stem).map_or(stem, |(model, ..)| model);
+                let of_rank = model.strip_prefix("shard-").and_then(|rest| rest.split_once('-'));
+                of_rank.map_or(model, |(_, model)| model) == MODEL_STEM
+            }
+        }
+    }
+
+    /// Whether a save may give such a name to a file.
     pub(crate) fn is_saved(self) -> bool {
         match self {
             Self::Record | Self::Objects | Self::Index(_) => true,
@@ -140,6 +157,20 @@ mod tests {
             shard(0, "model", 0, 1),
             "shard-00001-model-00001-of-00001.safetensors"
         );
+        for (name, is_usual) in [
+            (RECORD, true),
+            (OBJECTS, true),
+            (INDEX, true),
+            ("adapter_model.safetensors.index.json", false),
+            (MODEL, true),
+            ("model-00002-of-00012.safetensors", true),
+            ("shard-00001-model-00001-of-00001.safetensors", true),
+            ("adapter_model.safetensors", false),
+            ("adapter_model-00001-of-00002.safetensors", false),
+        ] {
+            let named = Named::of(name).unwrap();
+            assert_eq!(named.is_usual(), is_usual, "{name}");
+        }
         assert_eq!(of_several("model-00002-of-00012"), Some(("model", 2, 12)));
         for stem in [
             "model",

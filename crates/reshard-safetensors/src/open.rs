@@ -21,6 +21,13 @@ use reshard_strategy::{
 use std::sync::Arc;
 use tables::Tables;
 
+fn kind(named: Named<'_>) -> OwnFile {
+    match named {
+        Named::Record | Named::Index(_) => OwnFile::Record,
+        Named::Tensors(_) | Named::Objects => OwnFile::Data,
+    }
+}
+
 /// The format.
 #[derive(Debug)]
 pub(crate) struct Safetensors {
@@ -37,16 +44,14 @@ impl OpenFormat for Safetensors {
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {
-        Some(match Named::of(name)? {
-            Named::Record | Named::Index(_) => OwnFile::Record,
-            Named::Tensors(_) | Named::Objects => OwnFile::Data,
-        })
+        let named = Named::of(name)?;
+        named.is_usual().then(|| kind(named))
     }
 
     fn detect(&self, top: &Listing) -> Detection {
         let own = top.names().filter_map(|name| match name {
             MODEL => Some(Detection::Yes),
-            name => self.own_file(name).map(OwnFile::detected),
+            name => Named::of(name).map(kind).map(OwnFile::detected),
         });
         own.max().unwrap_or(Detection::No)
     }

@@ -240,3 +240,24 @@ fn a_step_that_can_not_be_pruned_keeps_no_other_from_it() {
         ran.out
     );
 }
+
+/// An adapter or another model that somebody has put into the folder.
+#[test]
+fn files_of_safetensors_of_other_programs_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let saved = states::dcp();
+    let (model, other) = (path("model"), path("other.safetensors"));
+    let convert = ["convert", &saved.url, &model, "--to", "safetensors", "--drop-objects"];
+    run(&convert).ok();
+    run(&["convert", &saved.url, &other, "--drop-objects"]).ok();
+    let of_others = ["vae.safetensors", "adapter_model.safetensors"];
+    for name in of_others {
+        fs::copy(&other, Path::new(&model).join(name)).unwrap();
+    }
+    run(&["prune", &model, "--older-than", "0s"]).ok();
+    run(&[&convert[..], &["--overwrite"]].concat()).ok();
+    for name in of_others {
+        assert!(Path::new(&model).join(name).exists(), "{name}");
+    }
+}
