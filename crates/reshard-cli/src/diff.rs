@@ -144,7 +144,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
     if args.json {
-        let mut report = report(&found, &tensors);
+        let mut report = report(&found, &tensors, args.lossless);
         if args.no_verify {
             report["no_verify"] = true.into();
         }
@@ -154,11 +154,17 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     }
     io.out.flush()?;
     io.note_unverified(args.no_verify);
-    let equal = match args.lossless {
+    Ok(match is_equal(&found, args.lossless) {
+        true => OK,
+        false => DIFFERENT,
+    })
+}
+
+fn is_equal(found: &CheckpointDiff, lossless: bool) -> bool {
+    match lossless {
         true => found.is_lossless(),
         false => found.is_equal(),
-    };
-    Ok(if equal { OK } else { DIFFERENT })
+    }
 }
 
 /// The size of a tensor whose elements take the most bytes that elements take. Blocks have elements of two tensors.
@@ -184,11 +190,11 @@ fn can_be_compared(doubts: &Doubts, url: &str) -> Result<()> {
     Err(CliError::told(what, hint))
 }
 
-fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {
+fn report(found: &CheckpointDiff, tensors: &[TensorDiff], lossless: bool) -> Json {
     let tensors: Vec<Json> = tensors.iter().map(tensor).collect();
     json!({
         "schema": 1,
-        "equal": found.is_equal(),
+        "equal": is_equal(found, lossless),
         "tensors": tensors,
         "only_first": found.only_first,
         "only_second": found.only_second,
@@ -196,6 +202,7 @@ fn report(found: &CheckpointDiff, tensors: &[TensorDiff]) -> Json {
         "objects": found.objects,
         "common": found.common,
         "metadata": found.annotations,
+        "structure": found.structure,
         "unrepresented": { "first": found.unrepresented[0], "second": found.unrepresented[1] },
         "compared": {
             "tensors": found.tensors,
@@ -246,6 +253,7 @@ fn print(
         ("other objects".into(), &found.objects),
         ("other common state".into(), &found.common),
         ("other metadata".into(), &found.annotations),
+        ("other ties or paths".into(), &found.structure),
         (beyond(&args.first, &args.second), &found.unrepresented[0]),
         (beyond(&args.second, &args.first), &found.unrepresented[1]),
     ] {
@@ -281,22 +289,34 @@ fn print(
         let more = units::some((tensors.len() - LISTED) as u64, "tensor");
         writeln!(out, "and {more} more")?;
     }
-    match found.is_equal() {
-        true => {
-            let [first, second] = &found.unrepresented;
-            let rest = match (first.len() + second.len()) as u64 {
-                0 => String::new(),
-                n => format!(
-                    "; {} that only one of them can represent",
-                    units::some(n, "item")
-                ),
-            };
-            let compared = all(found);
-            writeln!(out, "{}  {compared} compared{rest}", styled(GOOD, "equal"))?;
-        }
-        false => writeln!(out, "{}  {}", styled(BAD, "different"), differing(found))?,
+    if !found.is_equal() {
+        writeln!(out, "{}  {}", styled(BAD, "different"), differing(found))?;
+        return Ok(());
     }
+    let word = match is_equal(found, args.lossless) {
+        true => styled(GOOD, "equal"),
+        false => styled(BAD, "different"),
+    };
+    writeln!(out, "{word}  {} compared{}", all(found), beside(found))?;
     Ok(())
+}
+
+/// What differs in two checkpoints that are equal, and counts only with `--lossless`.
+fn beside(found: &CheckpointDiff) -> String {
+    let [first, second] = &found.unrepresented;
+    let mut out = String::new();
+    for (count, what) in [
+        (found.structure.len(), "at another path or tied otherwise"),
+        (
+            first.len() + second.len(),
+            "that only one of them can represent",
+        ),
+    ] {
+        if count > 0 {
+            out += &format!("; {} {what}", units::some(count as u64, "item"));
+        }
+    }
+    out
 }
 
 /// The title of items that a checkpoint has, and that the other one can't represent.

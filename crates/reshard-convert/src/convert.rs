@@ -794,8 +794,9 @@ impl Convert<'_> {
         states: &[StateDict],
         stores: Stores,
     ) -> Result<(SaveReport, Resumed)> {
-        let journal = self.journal.as_ref();
-        let keeps = target.place() == PlaceKind::Folder && !self.dry_run;
+        // A dry run keeps no journal, but looks for one.
+        let journal = self.journal.as_ref().filter(|j| !self.dry_run || j.looks);
+        let keeps = target.place() == PlaceKind::Folder;
         let place = match journal.filter(|_| keeps) {
             None => None,
             Some(journal) => {

@@ -466,6 +466,8 @@ impl Store for ResumableStore {
         attempt: &str,
         if_exists: IfExists,
     ) -> Result<Arc<dyn Transaction>> {
+        // An attempt that can't be continued is an error.
+        self.look().await?;
         self.inner.begin_dry_run(attempt, if_exists).await
     }
 

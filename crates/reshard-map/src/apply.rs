@@ -338,7 +338,10 @@ impl State {
                 }
             });
             let new = new.map_err(|what| now.error(&key, entry.shape(), what))?;
-            self.known.add(&key, &entry);
+            // A name that stays as it is was not matched, and a rule that prepares maps nothing.
+            if now.maps && new != *key {
+                self.known.add(&key, &entry);
+            }
             self.put(now, new, entry)?;
         }
         Ok(self.entries.len())

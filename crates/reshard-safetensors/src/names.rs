@@ -58,7 +58,9 @@ impl<'n> Named<'n> {
             Self::Index(model) => model == MODEL_STEM,
             Self::Tensors(stem) => {
                 let model = of_several(stem).map_or(stem, |(model, ..)| model);
-                let of_rank = model.strip_prefix("shard-").and_then(|rest| rest.split_once('-'));
+                let of_rank = model
+                    .strip_prefix("shard-")
+                    .and_then(|rest| rest.split_once('-'));
                 of_rank.map_or(model, |(_, model)| model) == MODEL_STEM
             }
         }

@@ -15,6 +15,8 @@ use std::{
 #[derive(Debug, Default)]
 pub struct DryTransaction {
     folder: Option<Name>,
+    /// The most bytes of a part of a name.
+    longest_part: Option<usize>,
     /// Lengths by name.
     files: Mutex<BTreeMap<Name, u64>>,
 }
@@ -24,7 +26,29 @@ impl DryTransaction {
     pub fn new(folder: Option<Name>) -> Self {
         Self {
             folder,
-            files: Mutex::default(),
+            ..Self::default()
+        }
+    }
+
+    /// A dry run in a directory. File systems have names of at most 255 bytes.
+    pub(crate) fn in_directory() -> Self {
+        Self {
+            longest_part: Some(255),
+            ..Self::default()
+        }
+    }
+
+    /// Fails if a file can't have this name.
+    fn fits(&self, name: &Name) -> Result<()> {
+        let mut parts = name.as_str().split('/');
+        let too_long = |part: &str| self.longest_part.is_some_and(|most| part.len() > most);
+        match parts.find(|part| too_long(part)) {
+            None => Ok(()),
+            Some(part) => Err(StorageError::invalid(format!(
+                "the name of a file or folder would have {} bytes, and file systems allow 255: {}",
+                part.len(),
+                reshard_model::shortened(part)
+            ))),
         }
     }
 
@@ -81,6 +105,7 @@ impl Transaction for DryTransaction {
     ) -> Result<Vec<Written>> {
         let mut all = Vec::with_capacity(files.len());
         for file in files {
+            self.fits(&file.name)?;
             let written = measure(file).await?;
             let Entry { name, bytes } = written.entry();
             if self.files().insert(name, bytes).is_some() {

@@ -213,7 +213,7 @@ impl Store for LocalStore {
         let (me, attempt) = (self.clone(), attempt.to_owned());
         let check = move || LocalTransaction::check(&*me.resolved_place()?, &attempt, &if_exists);
         pool::run_one(check).await?;
-        Ok(Arc::new(DryTransaction::new(None)))
+        Ok(Arc::new(DryTransaction::in_directory()))
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {

@@ -88,3 +88,26 @@ fn a_dry_run_makes_the_checks_that_need_no_data_and_lists_the_others() {
     let unverified = convert(&["--overwrite", "--no-verify"]).ok();
     assert!(!unverified.contains("checksums"), "{unverified}");
 }
+
+#[test]
+fn a_key_that_is_too_long_for_a_file_name_fails_in_a_dry_run_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let mut state = reshard::StateDict::new();
+    let tensor = reshard::Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
+    state.insert("k".repeat(300).as_str(), tensor);
+    let src = path("src.pt");
+    let save = reshard::save(&state, &src).dialect(reshard::Dialect::Dcp);
+    reshard::blocking::run(save).unwrap();
+    for format in ["zarr", "zarr3"] {
+        let dst = path(format);
+        let convert = ["convert", &src, &dst, "--to", format];
+        let dry = run(&[&convert[..], &["--dry-run"]].concat());
+        assert!(
+            dry.code == 2 && dry.err.contains("300 bytes"),
+            "{}",
+            dry.err
+        );
+        assert_eq!(run(&convert).code, 2, "{format}");
+    }
+}

@@ -6,6 +6,7 @@ use crate::{
 };
 use reshard::{
     ShardedTensor, StateDict, Tensor, blocking,
+    model::{Leaf, Step, Tree},
     torch_dist::{Flavour, TorchDistConfig},
 };
 use serde_json::{Value as Json, json};
@@ -19,6 +20,13 @@ fn fixture(name: &str) -> String {
 /// What a checkpoint states beside its items.
 fn stated(url: &str) -> Json {
     run(&["inspect", url, "--json"]).json()["metadata"].clone()
+}
+
+/// The JSON of a comparison with exit code 1.
+fn run_json_of_different(args: &[&str]) -> Json {
+    let ran = run(args);
+    assert_eq!(ran.code, 1, "{}{}", ran.out, ran.err);
+    serde_json::from_str(&ran.out).unwrap()
 }
 
 /// The entries of the ledger, as `kind name: outcome`.
@@ -188,7 +196,14 @@ fn what_one_format_can_not_represent_is_listed_and_counts_if_asked_for() {
         "{}",
         ran.out
     );
-    assert_eq!(run(&["diff", &src, &dst, "--lossless"]).code, 1);
+    let ran = run(&["diff", &src, &dst, "--lossless"]);
+    assert!(
+        ran.code == 1 && ran.out.contains("different"),
+        "{}",
+        ran.out
+    );
+    let report = run_json_of_different(&["diff", &src, &dst, "--lossless", "--json"]);
+    assert_eq!(report["equal"], false);
     let report = run(&["diff", &dst, &src, "--json"]).json();
     assert_eq!(report["equal"], true);
     assert!(
@@ -255,5 +270,43 @@ fn a_key_that_begins_other_keys_is_kept_wherever_it_stands() {
         let dst = path(dst);
         run(&["convert", &src, &dst, "--to", format]).ok();
         assert_eq!(run(&["ls", &dst]).ok(), run(&["ls", &src]).ok(), "{format}");
+    }
+}
+
+#[test]
+fn ties_and_paths_count_in_a_lossless_comparison() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let tensor = || Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
+    let save = |name: &str, state: &StateDict| {
+        blocking::run(reshard::save(state, &path(name)).dialect(reshard::Dialect::Dcp)).unwrap();
+        path(name)
+    };
+    let shared = tensor();
+    let both = |a: &Tensor, b: &Tensor| {
+        let mut state = StateDict::new();
+        state.insert("a", a.clone());
+        state.insert("b", b.clone());
+        state
+    };
+    let tied = save("tied.pt", &both(&shared, &shared));
+    let untied = save("untied.pt", &both(&shared, &tensor()));
+    let nested = |path: &[Step]| {
+        let mut state = StateDict::new();
+        state.insert_at(path, Tree::from(Leaf::from(tensor())));
+        state
+    };
+    let list = save("list.pt", &nested(&["a".into(), Step::Index(0)]));
+    let dict = save("dict.pt", &nested(&["a".into(), "0".into()]));
+    let flat = save("flat.pt", &nested(&["a.0".into()]));
+    for [a, b] in [[&tied, &untied], [&list, &dict], [&dict, &flat]] {
+        assert_eq!(run(&["diff", a, b]).code, 0, "{a} {b}");
+        let ran = run(&["diff", a, b, "--lossless"]);
+        assert!(
+            ran.code == 1 && ran.out.contains("other ties or paths"),
+            "{a} {b}: {}",
+            ran.out
+        );
+        assert_eq!(run(&["diff", a, a, "--lossless"]).code, 0, "{a}");
     }
 }

@@ -248,7 +248,14 @@ fn files_of_safetensors_of_other_programs_stay() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let saved = states::dcp();
     let (model, other) = (path("model"), path("other.safetensors"));
-    let convert = ["convert", &saved.url, &model, "--to", "safetensors", "--drop-objects"];
+    let convert = [
+        "convert",
+        &saved.url,
+        &model,
+        "--to",
+        "safetensors",
+        "--drop-objects",
+    ];
     run(&convert).ok();
     run(&["convert", &saved.url, &other, "--drop-objects"]).ok();
     let of_others = ["vae.safetensors", "adapter_model.safetensors"];

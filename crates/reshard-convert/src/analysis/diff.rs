@@ -9,6 +9,7 @@ use reshard::{
     Checkpoint, DType, Dialect, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle,
     Value, ValueTree,
     model::{self, Dims},
+    plan::PlannerData,
     storage::{PlaceKind, Progress, wait},
 };
 use std::{collections::BTreeSet, sync::Arc};
@@ -41,6 +42,8 @@ pub struct CheckpointDiff {
     pub common: Vec<String>,
     /// Annotations that only one has, or that have different values: attributes, texts, types of dicts and of their keys.
     pub annotations: Vec<String>,
+    /// Ties that only one has, and keys whose items are at other paths, such as in a list and in a dict. They don't count as different.
+    pub structure: Vec<String>,
     /// For each of the two: what it has, and what the form of the other one can't represent. It doesn't count as different.
     pub unrepresented: [Vec<String>; 2],
     /// The number of annotations that were compared.
@@ -71,9 +74,10 @@ impl CheckpointDiff {
             .all(|keys| keys.is_empty())
     }
 
-    /// Whether the two are equal, and neither has anything that the other one can't represent.
+    /// Whether the two are equal, have the same ties and paths, and neither has anything that the other one can't represent.
     pub fn is_lossless(&self) -> bool {
-        self.is_equal() && self.unrepresented.iter().all(Vec::is_empty)
+        let beyond = self.unrepresented.iter().all(Vec::is_empty);
+        self.is_equal() && self.structure.is_empty() && beyond
     }
 }
 
@@ -253,7 +257,13 @@ async fn beside_tensors(
         keys
     };
     let second = View::Stored(second);
-    let (of_first, of_second) = (keys(first), keys(second));
+    let (mut of_first, mut of_second) = (keys(first), keys(second));
+    // Values of common state are compared one by one, also if one of the two has them in an object.
+    for (view, keys) in [(first, &mut of_first), (second, &mut of_second)] {
+        if let Some(key) = view.common_key().await? {
+            keys.remove(key);
+        }
+    }
     let mut out = CheckpointDiff::default();
     let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
         let (can, cannot) = all.into_iter().partition(|key| other.represents(of, key));
@@ -293,7 +303,41 @@ async fn beside_tensors(
         }
     }
     annotations(first, second, chosen, &mut out);
+    structure(first, second, chosen, &mut out);
     Ok(out)
+}
+
+/// Compares ties, and the paths of items. A mapped checkpoint has neither.
+fn structure(
+    first: View<'_>,
+    second: View<'_>,
+    chosen: &impl Fn(&str) -> bool,
+    out: &mut CheckpointDiff,
+) {
+    let (View::Stored(first), View::Stored(second)) = (first, second) else {
+        return;
+    };
+    let [ties, other_ties] = [first, second].map(|c| -> BTreeSet<Vec<String>> {
+        let ties = c.ties().into_iter().map(|tie| tie.keys);
+        ties.filter(|keys| keys.iter().any(|key| chosen(key)))
+            .collect()
+    });
+    let differing = ties.symmetric_difference(&other_ties);
+    let differing = differing.map(|keys| format!("tie {}", keys.join(" = ")));
+    out.structure.extend(differing);
+    let paths = [first, second].map(|c| c.metadata().planner_data());
+    let [
+        Some(PlannerData::Paths(paths)),
+        Some(PlannerData::Paths(other_paths)),
+    ] = paths
+    else {
+        return;
+    };
+    let elsewhere = paths.iter().filter(|(key, path)| {
+        chosen(key) && other_paths.get(*key).is_some_and(|other| other != *path)
+    });
+    let keys = elsewhere.map(|(key, _)| key.to_string());
+    out.structure.extend(keys);
 }
 
 /// Compares annotations. Those of a mapped checkpoint are about keys that it does not have any more.
@@ -371,6 +415,14 @@ impl View<'_> {
                 tensors.chain(m.objects()).map(String::from).collect()
             }
         }
+    }
+
+    /// The key of the object that has common state.
+    async fn common_key(&self) -> reshard::Result<Option<&'static str>> {
+        Ok(match self {
+            Self::Stored(c) => c.stored_common().await?.and_then(|s| s.object_key()),
+            Self::Mapped(_) => None,
+        })
     }
 
     fn tensors(&self) -> Vec<Side> {

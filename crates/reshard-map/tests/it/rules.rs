@@ -61,6 +61,16 @@ fn prefixes_come_and_go() {
 }
 
 #[test]
+fn a_rule_for_all_names_matches_those_that_it_changes() {
+    let shapes: &[(&str, &[u64])] = &[("module.w", &[1]), ("ln", &[1])];
+    let drop = "unmapped = 'drop'\n[[rule]]\ncanonical = true";
+    assert_eq!(keys(shapes, drop), ["w"]);
+    let prepared = "unmapped = 'drop'\n[[rule]]\ncanonical = true\nprepares = true\n\
+                    [[rule]]\nrename = 'w'\nto = 'v'";
+    assert_eq!(keys(shapes, prepared), ["v"]);
+}
+
+#[test]
 fn stack_orders_layers_by_number() {
     let names: Vec<String> = (0..11).map(|i| format!("l.{i}.w")).collect();
     let shapes: Vec<(&str, &[u64])> = names.iter().map(|n| (&**n, &[2u64][..])).collect();

@@ -97,7 +97,7 @@ impl PartWriter for LocalPart {
             Ok(())
         };
         pool::run_one(check).await?;
-        Ok(Arc::new(DryTransaction::new(None)))
+        Ok(Arc::new(DryTransaction::in_directory()))
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
