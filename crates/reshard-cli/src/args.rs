@@ -508,7 +508,7 @@ pub(crate) struct Convert {
     /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Don't check the source's checksums first. Then damage is carried over silently.
+    /// Don't check the source's checksums first. A format that checks them while it reads still refuses damage; others carry it over
     #[arg(long)]
     pub(crate) no_verify: bool,
     /// Write nothing. Make every check that needs no tensor data, and print what would be read, written and left out.
