@@ -82,7 +82,7 @@ pub(crate) struct Opened {
     pub(crate) unrecorded: bool,
     /// The file that shows that another program has saved over it, if its format keeps a record of what reshard wrote.
     pub(crate) changed: Option<Damage>,
-    kind: PlaceKind,
+    pub(crate) kind: PlaceKind,
     formats: Formats,
     seen: Seen,
 }

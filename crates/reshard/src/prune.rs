@@ -292,6 +292,7 @@ impl Prune {
             held.files().await?
         };
         let mut versions = Versions::among(&leftovers, &files);
+        let mut holds_files = Arc::clone(&held);
         let mut is_there = is_clean || files.iter().any(|f| !versions.have(&f.name));
         if is_there {
             // A file that is held is the one in the folder, unless somebody replaces it meanwhile.
@@ -302,9 +303,16 @@ impl Prune {
             };
             match self.sound(store).await {
                 Ok(opened) => {
+                    // Files with a prefix are in the folder above.
+                    if opened.kind == PlaceKind::Prefix {
+                        holds_files = Arc::clone(&opened.store);
+                    }
                     match (kind, &records_then[..]) {
                         (PlaceKind::File, [file, ..]) => plan.committed = file.modified,
-                        _ => plan.files(&held, &opened, &versions, &formats).await?,
+                        _ => {
+                            plan.files(&holds_files, &opened, &versions, &formats)
+                                .await?
+                        }
                     }
                     versions.live = opened
                         .item_files()
@@ -360,7 +368,7 @@ impl Prune {
             );
             return Err(StorageError::io("prune", &self.url, source).into());
         }
-        Ok(plan.carry_out(&held, &place).await)
+        Ok(plan.carry_out((&held, &holds_files), &place).await)
     }
 
     /// Opens the checkpoint if a quick check finds no damage.
@@ -739,13 +747,17 @@ impl Plan {
     }
 
     /// If a removal fails, the rest is not tried, and the report says what is gone by then.
-    async fn carry_out(mut self, held: &Arc<dyn Store>, place: &Arc<dyn Store>) -> Pruned {
+    async fn carry_out(
+        mut self,
+        (held, holds_files): (&Arc<dyn Store>, &Arc<dyn Store>),
+        place: &Arc<dyn Store>,
+    ) -> Pruned {
         let now: BTreeSet<Leftover> = match left_by_saves(place).await {
             Ok(now) => now.into_iter().collect(),
             Err(e) => return (self.report, Err(e)),
         };
         for (what, removal) in std::mem::take(&mut self.removals) {
-            match remove(removal, &now, held, place).await {
+            match remove(removal, &now, (held, holds_files), place).await {
                 Ok(true) => self.report.removed.push(what),
                 Ok(false) => self.keep(what, Kept::Recent),
                 Err(e @ StorageError::NotCarried { .. }) => {
@@ -762,12 +774,12 @@ impl Plan {
 async fn remove(
     removal: Removal,
     now: &BTreeSet<Leftover>,
-    held: &Arc<dyn Store>,
+    (held, holds_files): (&Arc<dyn Store>, &Arc<dyn Store>),
     place: &Arc<dyn Store>,
 ) -> Result<bool, StorageError> {
     match removal {
-        Removal::File(name, then) if held.modified(&name).await? == then => {
-            held.remove(&[name]).await?
+        Removal::File(name, then) if holds_files.modified(&name).await? == then => {
+            holds_files.remove(&[name]).await?
         }
         Removal::Unfinished(left) if now.contains(&left) => {
             // If there is no folder, it may be a save of files with a prefix, which has put some of them in their place already. They are

@@ -268,3 +268,18 @@ fn files_of_safetensors_of_other_programs_stay() {
         assert!(Path::new(&model).join(name).exists(), "{name}");
     }
 }
+
+#[test]
+fn a_leftover_of_files_with_a_prefix_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let saved = states::dcp();
+    let convert = ["convert", &saved.url, &path("ck"), "--to", "tensor_bundle"];
+    run(&convert).ok();
+    let old = path("ck.data-00001-of-00002");
+    fs::copy(path("ck.data-00000-of-00001"), &old).unwrap();
+    let said = run(&["prune", &path("ck"), "--older-than", "0s"]).ok();
+    assert!(said.contains(".data-00001-of-00002"), "{said}");
+    assert!(!Path::new(&old).exists());
+    run(&["verify", &path("ck")]).ok();
+}
