@@ -332,3 +332,14 @@ fn an_item_whose_folder_is_gone_is_lost_and_not_changed() {
         assert_eq!(ran.code, 1, "{folder} {dialect}: {}{}", ran.out, ran.err);
     }
 }
+
+/// Versions before noted no sums of data files.
+#[test]
+fn a_record_without_sums_of_data_can_not_tell_damage_from_another_save() {
+    let ours = saved("w", 1.0, Dialect::Dcp);
+    let commit = serde_json::json!({"file": ".metadata", "sha256": "0".repeat(64)});
+    let record = serde_json::json!({"schema": 1, "writer": "reshard 0.0.9", "commit": commit});
+    fs::write(ours.path("reshard.json"), record.to_string()).unwrap();
+    assert_eq!(verified(&ours.url, &[]), (0, "changed".into()));
+    assert_eq!(verified(&ours.url, &["--strict"]), (1, "changed".into()));
+}

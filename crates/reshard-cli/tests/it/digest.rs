@@ -147,6 +147,17 @@ fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
         0,
         "nobody looks"
     );
+    for (args, code) in [
+        (&["stats", &saved.url][..], 1),
+        (&["diff", &saved.url, &saved.url], 2),
+    ] {
+        let ran = run(args);
+        assert!(
+            ran.code == code && ran.err.contains("large"),
+            "{args:?}: {}",
+            ran.err
+        );
+    }
 }
 
 /// Two tensors, one of which lies in a file, or has a description, that is lost. Nobody takes the other one for all of them.

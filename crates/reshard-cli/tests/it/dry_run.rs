@@ -1,6 +1,7 @@
 //! Dry runs of conversions: their reports, and the checks that they make.
 
 use crate::{run, states};
+use reshard::{DType, Dialect, StateDict, Tensor};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -110,4 +111,54 @@ fn a_key_that_is_too_long_for_a_file_name_fails_in_a_dry_run_too() {
         );
         assert_eq!(run(&convert).code, 2, "{format}");
     }
+}
+
+/// What a conversion refuses before it reads elements, its dry run refuses in the same words.
+#[test]
+fn a_dry_run_refuses_what_the_conversion_refuses() {
+    let lossy = states::dcp();
+    let cut = states::dcp();
+    let file = cut.path("__0_0.distcp");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let mut state = StateDict::new();
+    let elements = Tensor::new(DType::Float8E4M3Fn, &[4], vec![0x38; 4]).unwrap();
+    state.insert("m.weight", elements);
+    let scale = Tensor::from_vec(&[1], vec![2f32]).unwrap();
+    state.insert("m.weight_scale", scale);
+    let quantised = states::save(&[state], Dialect::Dcp);
+    let drops = ["--to", "safetensors", "--drop-objects", "--lossless"];
+    for (saved, options, code, told) in [
+        (&lossy, &drops[..], 2, "optim.lr"),
+        (&cut, &[], 1, "__0_0.distcp"),
+        (&quantised, &["--dtype", "bf16"], 2, "m.weight_scale"),
+    ] {
+        let to = saved.beside("to");
+        let args = [&["convert", &saved.url, &to], options].concat();
+        let dry = run(&[&args[..], &["--dry-run"]].concat());
+        let real = run(&args);
+        assert_eq!((dry.code, &dry.err), (real.code, &real.err));
+        assert_eq!(real.code, code, "{}", real.err);
+        assert!(real.err.contains(told), "{told}: {}", real.err);
+    }
+}
+
+#[test]
+fn a_dry_run_names_what_would_be_left_out() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let args = [
+        "convert",
+        &saved.url,
+        &to,
+        "--to",
+        "safetensors",
+        "--drop-objects",
+    ];
+    let dry = run(&[&args[..], &["--dry-run"]].concat());
+    let (left_out, why) = ("optim.lr would be left out", "has no place for objects");
+    assert!(dry.code == 0 && dry.err.contains(left_out), "{}", dry.err);
+    assert!(dry.out.contains(why), "{}", dry.out);
+    let real = run(&args);
+    assert_eq!(real.err, dry.err.replace(" would be ", " was "));
 }

@@ -143,3 +143,50 @@ fn a_file_that_grows_beyond_what_the_user_may_write_is_an_error_and_leaves_nothi
     assert!(err.contains("File too large"), "{err}");
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0, "{err}");
 }
+
+#[test]
+fn a_process_without_memory_ends_with_its_limit() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("many.safetensors");
+    let entry = |n| format!(r#""{n:06}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
+    let entries: Vec<String> = (0..200_000).map(entry).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], header.as_bytes()].concat()).unwrap();
+    let limited = r#"ulimit -v 200000; exec "$0" ls "$1" --json --max-memory 8GB"#;
+    let out = Command::new("sh")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
+    let limit = "this process may use 204800000 bytes of memory (ulimit -v)";
+    assert!(
+        err.contains("there is no memory for") && err.contains(limit),
+        "{err}"
+    );
+    assert!(!err.contains("damaged"), "{err}");
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(told["error"]["kind"], "unavailable", "{told}");
+}
+
+#[test]
+fn what_exceeds_the_memory_of_the_process_is_not_read() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("bare.pt");
+    fs::write(&file, b"\x80\x02").unwrap();
+    // A hole takes no room on the disk.
+    let hole = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    hole.set_len(2 << 30).unwrap();
+    let limited = r#"ulimit -v 1500000; exec "$0" verify "$1""#;
+    let out = Command::new("sh")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
+    let told = "has 2147483648 bytes; this process may use 1536000000 bytes of memory (ulimit -v)";
+    assert!(err.contains(told), "{err}");
+}

@@ -273,6 +273,48 @@ fn a_key_that_begins_other_keys_is_kept_wherever_it_stands() {
     }
 }
 
+/// The save of PyTorch has an id.
+#[test]
+fn the_id_of_a_save_is_in_the_ledger() {
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/dcp/all_dtypes/ckpt"
+    );
+    let id = "5939d3fd-d6c5-4f5e-8963-ef7845aec049";
+    let save = &run(&["inspect", source, "--json"]).json()["producer"]["save"];
+    assert_eq!(*save, json!({"checkpoint_id": "ckpt", "save_id": id}));
+    let dir = tempfile::tempdir().unwrap();
+    let dst = dir.path().join("dst").display().to_string();
+    let all = ledger(&run(&["convert", source, &dst, "--dry-run", "--json"]).json());
+    assert!(all.contains(&"save save_id: left_out".into()), "{all:?}");
+}
+
+#[test]
+fn inspect_counts_and_lists_what_is_stated() {
+    for (name, texts) in [
+        (
+            "optimizer.pt",
+            &[
+                "metadata    2 keys that are no text",
+                r#"["state"]["0"]  key type  int"#,
+            ][..],
+        ),
+        (
+            "lora.safetensors",
+            &[
+                "metadata    3 texts",
+                "ss_network_dim            metadata  4",
+            ],
+        ),
+        ("python2.pt", &["metadata    1 dict with a class"]),
+    ] {
+        let shown = run(&["inspect", &fixture(name)]).ok();
+        for text in texts {
+            assert!(shown.contains(text), "{text}: {shown}");
+        }
+    }
+}
+
 #[test]
 fn ties_and_paths_count_in_a_lossless_comparison() {
     let dir = tempfile::tempdir().unwrap();
@@ -309,4 +351,43 @@ fn ties_and_paths_count_in_a_lossless_comparison() {
         );
         assert_eq!(run(&["diff", a, a, "--lossless"]).code, 0, "{a}");
     }
+}
+
+#[test]
+fn texts_stay_if_no_tensor_has_elements() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (src, dst) = (path("src.safetensors"), path("dst.safetensors"));
+    let empty = json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]});
+    let header = json!({"__metadata__": {"step": "7"}, "w": empty}).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&src, [&length[..], header.as_bytes()].concat()).unwrap();
+    run(&["convert", &src, &dst, "--lossless"]).ok();
+    assert_eq!(stated(&src)[0]["value"], "7");
+    assert_eq!(stated(&dst), stated(&src));
+}
+
+#[test]
+fn attributes_of_an_array_that_is_left_out_are_left_out() {
+    let saved = Saved::made(|url| {
+        let array = json!({
+            "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<f4", "compressor": null,
+            "fill_value": 0.0, "filters": null, "order": "C",
+        });
+        for key in ["v", "w"] {
+            let folder = Path::new(url).join(key);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(".zarray"), array.to_string()).unwrap();
+            fs::write(folder.join(".zattrs"), r#"{"units": "K"}"#).unwrap();
+            let elements = [1f32, 2.].map(f32::to_le_bytes).concat();
+            fs::write(folder.join("0"), elements).unwrap();
+        }
+    });
+    let dst = saved.beside("dst");
+    let args = ["convert", &saved.url, &dst, "--to", "zarr", "--key", "w"];
+    let all = ledger(&run(&[&args[..], &["--json"]].concat()).json());
+    for entry in ["attribute v units: left_out", "attribute w units: kept"] {
+        assert!(all.contains(&entry.to_owned()), "{all:?}");
+    }
+    assert!(!Path::new(&dst).join("v").exists());
 }

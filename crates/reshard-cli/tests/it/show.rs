@@ -117,3 +117,24 @@ fn what_is_not_there_is_told_with_what_is() {
     let ran = run(&["show", &saved.url, "rng_state/shard_0_2", "--region", "0"]);
     assert!(ran.err.contains("is no tensor"), "{}", ran.err);
 }
+
+/// Checksums are of whole chunks.
+#[test]
+fn a_changed_byte_beside_the_region_is_found() {
+    let mut elements = vec![1.5f32; 100_000];
+    elements[99_999] = 4.5;
+    let saved = state("w", Tensor::from_vec(&[100_000], elements).unwrap());
+    let file = saved.path("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = 4.5f32.to_le_bytes();
+    let at = bytes.windows(4).position(|w| w == last).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let ran = run(&["show", &saved.url, "w", "--region", "0:1"]);
+    assert!(
+        ran.code == 1 && ran.err.contains("w"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+}

@@ -287,6 +287,30 @@ fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
 }
 
 #[test]
+fn a_long_element_type_is_shortened_in_messages() {
+    let saved = states::megatron();
+    let metadata = fs::read(saved.path(".metadata")).unwrap();
+    let at = metadata.windows(5).position(|w| w == b"int64").unwrap();
+    let long = "i".repeat(100_000);
+    // The opcode of a short text becomes that of a long one.
+    let opcode = [&b"X"[..], &100_000u32.to_le_bytes()].concat();
+    let parts = [
+        &metadata[..at - 2],
+        &opcode,
+        long.as_bytes(),
+        &metadata[at + 5..],
+    ];
+    fs::write(saved.path(".metadata"), parts.concat()).unwrap();
+    fs::remove_file(saved.path("reshard.json")).unwrap();
+    for command in ["verify", "inspect", "digest"] {
+        let ran = run(&[command, &saved.url]);
+        let told = ran.out + &ran.err;
+        assert!(told.len() < 10_000, "{command}: {} bytes", told.len());
+        assert!(told.contains("(100000 bytes)"), "{command}: {told}");
+    }
+}
+
+#[test]
 fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what_wants_it() {
     let saved = states::megatron();
     let metadata = fs::read(saved.path(".metadata")).unwrap();

@@ -71,6 +71,10 @@ fn a_rule_that_does_not_fit_names_key_and_shape() {
             "it has type float32, not float16",
         ),
         ("drop = 'x'", "the rule matches none of the keys"),
+        (
+            "keep = 'x'",
+            "rule 1 (keep): w: the rule matches none of the keys",
+        ),
         ("strip_prefix = 'm.'", "it does not begin with `m.`"),
     ] {
         let error = applied(shapes, &format!("[[rule]]\n{rule}"));

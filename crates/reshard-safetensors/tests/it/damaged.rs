@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use reshard_model::{DType, ErrorKind, Region, ShardedTensor};
 use reshard_safetensors::{INDEX, RECORD, SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::{Entry, Name, Progress};
-use reshard_strategy::{Damage, FileRole, LoadShardedConfig, OpenCx, VerifyReport};
+use reshard_strategy::{Damage, FileRole, LoadShardedConfig, OpenCx, ReadLimits, VerifyReport};
 use std::sync::Arc;
 
 pub(super) const FIRST: &str = "model-00001-of-00002.safetensors";
@@ -215,6 +215,38 @@ fn types_that_are_not_known_are_refused_for_their_tensor_alone() {
         let loaded = load(&place(&files), vec![vec![v()]]);
         assert_eq!(loaded[0][0].to_vec::<i32>().unwrap(), [0, 1, 2, 3]);
     }
+}
+
+#[test]
+fn a_long_element_type_is_shortened_in_messages() {
+    let mut files = saved(false);
+    let long = "F".repeat(100_000);
+    let new = format!("\"dtype\":\"{long}\",\"shape\":[4,3]");
+    let old = "\"dtype\":\"I32\",\"shape\":[4,3]";
+    edit(&mut files, SECOND, old, &new);
+    let found = one(&verified(&files).not_understood);
+    assert!(found.len() < 2_000, "{} bytes", found.len());
+    assert!(found.contains("(100000 bytes)"), "{found}");
+}
+
+#[test]
+fn a_header_is_charged_before_it_is_parsed() {
+    let length = header_length(&saved(false)[FIRST]);
+    let open = |max| {
+        let limits = ReadLimits::default().with_max_memory(max);
+        let cx = OpenCx::new(place(&saved(false))).with_limits(limits);
+        let strategy = SafetensorsLoadConfig::default().build().unwrap();
+        block_on(strategy.open(&cx)).map(drop)
+    };
+    let e = open(4 * length - 1).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Limit, "{e}");
+    let told = format!("the header of {FIRST} has {length} bytes");
+    assert!(e.to_string().contains(&told), "{e}");
+    open(1 << 20).unwrap();
+}
+
+fn header_length(file: &[u8]) -> u64 {
+    u64::from_le_bytes(file[..8].try_into().unwrap())
 }
 
 #[test]

@@ -155,3 +155,20 @@ fn a_type_that_the_format_lacks_is_bytes_if_asked_to() {
         (DType::Complex128, vec![3, 2])
     );
 }
+
+/// So a header that one of them writes over it is another one, even of the same tensors.
+#[test]
+fn a_header_ends_with_more_spaces_than_other_programs_add() {
+    for n in 1..=64 {
+        let place = store();
+        let key = "k".repeat(n);
+        save(
+            &place,
+            &SafetensorsConfig::default(),
+            vec![vec![whole(&key, &[2])]],
+        );
+        let file = &files(&place)["model.safetensors"];
+        let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        assert!(file[..8 + length].ends_with(&[b' '; 8]), "{key}");
+    }
+}

@@ -372,3 +372,29 @@ fn many_entries_that_share_their_bytes_are_refused_before_memory_is_taken() {
     assert_eq!(e.kind(), ErrorKind::Limit, "{e}");
     assert!(verdict(&files).contains("shares bytes"));
 }
+
+/// TensorFlow restores slices of int32, and of uint32 only whole tensors.
+#[test]
+fn slices_that_tensorflow_does_not_restore_are_told() {
+    let producer = |files: &Files| open(&place(files)).producer();
+    let mut files = sound();
+    assert_eq!(producer(&files).loadable_by, ["TensorFlow"]);
+    let mut entries = testkit::entries_of(&files[INDEX]).unwrap();
+    for (_, entry) in entries.iter_mut().filter(|(key, _)| !key.is_empty()) {
+        let mut fields = EntryFields::parse(entry).unwrap();
+        if fields.dtype == 3 {
+            fields.dtype = 22;
+            *entry = fields.to_bytes();
+        }
+    }
+    files.insert(INDEX.into(), testkit::table(&entries));
+    let told = producer(&files);
+    assert!(told.loadable_by.is_empty(), "{:?}", told.loadable_by);
+    let note =
+        "1 tensors lie in slices of a type that TensorFlow reads only whole, such as w of uint32";
+    assert!(
+        told.notes.iter().any(|n| n.starts_with(note)),
+        "{:?}",
+        told.notes
+    );
+}

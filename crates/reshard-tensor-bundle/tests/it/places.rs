@@ -7,7 +7,10 @@ use reshard::{
     model::{BoxError, Dims, TensorSource},
     policy::MaxShardSize,
 };
-use reshard_tensor_bundle::{ObjectGraphSource, TensorBundleConfig};
+use reshard_tensor_bundle::{
+    ObjectGraphSource, TensorBundleConfig,
+    testkit::{self, EntryFields},
+};
 use std::{
     collections::BTreeMap,
     fs,
@@ -472,5 +475,41 @@ fn settings_that_can_not_work_are_refused() {
     ] {
         let e = config.build().unwrap_err().to_string();
         assert!(e.contains(told), "{e}");
+    }
+}
+
+#[test]
+fn a_damaged_entry_is_left_out_by_no_load() {
+    let home = tempfile::tempdir().unwrap();
+    let at = url(home.path(), "ckpt");
+    let mut state = state(1.);
+    let other = Tensor::from_vec(&[2], vec![3i64, 4]).unwrap();
+    state.insert("other", ShardedTensor::full("other", other));
+    let save = reshard::save(&state, &at).strategy(TensorBundleConfig::default());
+    drop(blocking::run(save).unwrap());
+    // As TensorFlow leaves it.
+    for name in names(home.path()) {
+        if name.contains("reshard") {
+            fs::remove_file(home.path().join(name)).unwrap();
+        }
+    }
+    let index = home.path().join("ckpt.index");
+    let mut entries = testkit::entries_of(&fs::read(&index).unwrap()).unwrap();
+    let mut found = entries.iter_mut();
+    let (_, entry) = found.find(|(key, _)| key.starts_with(b"weight")).unwrap();
+    let mut fields = EntryFields::parse(entry).unwrap();
+    fields.size -= 4;
+    *entry = fields.to_bytes();
+    fs::write(&index, testkit::table(&entries)).unwrap();
+    let opened = Checkpoint::open(&at).unwrap();
+    let damaged: Vec<String> = opened.producer().damaged.into_keys().collect();
+    assert_eq!(damaged, ["weight"]);
+    let loads = [
+        opened.load_plain_tensors().map(drop),
+        opened.state().map(drop),
+        opened.load_tensors_metadata().map(drop),
+    ];
+    for load in loads {
+        assert_eq!(load.unwrap_err().kind(), ErrorKind::Corrupt);
     }
 }

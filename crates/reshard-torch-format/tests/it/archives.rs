@@ -477,3 +477,19 @@ fn a_layout_wants_as_many_checksums_as_it_has_storages() {
         );
     }
 }
+
+#[test]
+fn nothing_may_follow_a_bare_pickle() {
+    let pickle = b"\x80\x02K\x07.";
+    assert_eq!(load(Bytes::from_static(pickle)).unwrap(), 7.into());
+    let e = load([&pickle[..], &[7; 8]].concat().into()).unwrap_err();
+    assert!(e.to_string().contains("bytes follow the pickle"), "{e}");
+}
+
+#[test]
+fn an_old_file_may_have_frames() {
+    let magic = b"\x80\x04\x95\x0d\0\0\0\0\0\0\0\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.";
+    let rest = b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02K\x07.\x80\x02].";
+    let file = [&magic[..], rest].concat();
+    assert_eq!(load(file.into()).unwrap(), 7.into());
+}

@@ -206,3 +206,25 @@ fn parameters_come_from_the_call_then_from_args_then_from_config_json() {
     assert!(error.to_string().contains("config.json"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
 }
+
+#[test]
+fn what_is_not_understood_is_left_out_by_no_load() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let mut state = StateDict::new();
+    full(&mut state, "a", &[2], 0);
+    let b = Tensor::from_vec(&[2], vec![3i64, 4]).unwrap();
+    state.insert("b", ShardedTensor::full("b", b));
+    blocking::save(&state, &url).unwrap();
+    let file = Path::new(&url).join(".metadata");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.windows(5).position(|w| w == b"int64").unwrap();
+    bytes[at + 4] = b'6';
+    std::fs::write(file, bytes).unwrap();
+    std::fs::remove_file(Path::new(&url).join("reshard.json")).unwrap();
+    let checkpoint = run(Checkpoint::open(&url)).unwrap();
+    let rename = map("[[rule]]\nrename = 'a'\nto = 'c'");
+    let mapped = checkpoint.mapped(&rename).unwrap();
+    let e = run(mapped.load_plain_tensors()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+}

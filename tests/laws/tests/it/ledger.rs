@@ -6,7 +6,7 @@ mod sources;
 use check::{Facts, items, name_of};
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard::{BackendVersion, Checkpoint, DType, OpenOptions, blocking};
+use reshard::{BackendVersion, Checkpoint, DType, OpenOptions, blocking, plan::AnnotationKind};
 use reshard_convert::{Convert, ConvertError, Ledger, Outcome, convert};
 use reshard_example as _;
 use reshard_laws::{formats::linked, law};
@@ -186,4 +186,25 @@ fn a_copy_without_anything_is_refused() {
         "{e}"
     );
     assert!(!Path::new(&dst).exists());
+}
+
+#[test]
+fn keys_that_are_no_text_are_stated_with_their_types() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = sources::ALL[0](dir.path());
+    let opened = open(&source.url, &source.format);
+    let stated = opened.metadata().annotations();
+    let found: Vec<_> = stated
+        .of_all_files(AnnotationKind::KeyType)
+        .map(|(id, kind)| (id.to_string(), kind.as_str().unwrap()))
+        .collect();
+    let want = [
+        ("-7", "int"),
+        ("0", "int"),
+        ("1", "int"),
+        ("None", "None"),
+        ("True", "bool"),
+    ];
+    let want = want.map(|(key, kind)| (format!(r#"["optimizer"]["state"]["{key}"]"#), kind));
+    assert_eq!(found, want);
 }

@@ -223,4 +223,9 @@ fn a_lack_of_memory_is_no_damage() {
     assert_eq!(kind(&mut NoMemory("bad block"), 1), FaultKind::Damaged);
     // No machine has that much.
     assert_eq!(kind(&mut io::empty(), usize::MAX / 8), FaultKind::NoMemory);
+    let file = reshard_storage::Name::new("a/c/0").unwrap();
+    let e = Fault::no_memory("none").in_file(&file, Some(0));
+    assert_eq!(e.kind(), reshard_model::ErrorKind::Unavailable, "{e}");
+    let e = Fault::damaged("bad").in_file(&file, Some(0));
+    assert_eq!(e.kind(), reshard_model::ErrorKind::Corrupt, "{e}");
 }
