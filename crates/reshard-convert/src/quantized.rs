@@ -24,10 +24,7 @@ pub(crate) async fn check(source: &Checkpoint, casts: impl Fn(&str, DType) -> bo
         return Ok(());
     };
     match config(source).await? {
-        Some(method) => {
-            let found = format!("config.json has a `quantization_config` ({method})");
-            Err(quantized(key, dtype, found))
-        }
+        Some(found) => Err(quantized(key, dtype, found)),
         None => Ok(()),
     }
 }
@@ -45,15 +42,23 @@ fn quantized(key: &str, from: DType, found: String) -> ConvertError {
     }
 }
 
-/// The method of quantisation in the description of a model of transformers.
+/// Returns what the description of a model of transformers says about quantisation.
 async fn config(source: &Checkpoint) -> Result<Option<String>> {
     let name = Name::new("config.json").map_err(|e| ConvertError::Destination(e.into()))?;
     let text = read_small(source.store(), &name).await;
     let text = text.map_err(ConvertError::Destination)?;
-    let config = text.and_then(|text| serde_json::from_slice::<Json>(&text).ok());
-    let found = config.and_then(|config| config.get("quantization_config").cloned());
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let Ok(config) = serde_json::from_slice::<Json>(&text) else {
+        return Ok(Some(
+            "config.json is no JSON, and may have a `quantization_config`".into(),
+        ));
+    };
+    let found = config.get("quantization_config");
     Ok(found.filter(|found| !found.is_null()).map(|found| {
         let method = found.get("quant_method").and_then(Json::as_str);
-        method.unwrap_or("no quant_method").to_owned()
+        let method = method.unwrap_or("no quant_method");
+        format!("config.json has a `quantization_config` ({method})")
     }))
 }

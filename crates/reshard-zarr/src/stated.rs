@@ -33,11 +33,13 @@ impl Stated {
         }
     }
 
-    /// Adds those of a `.zattrs`.
-    pub(crate) fn add_attributes(&mut self, path: &str, text: &[u8]) {
-        if let Ok(attributes) = serde_json::from_slice(text) {
-            self.0.entry(path.into()).or_default().attributes = attributes;
-        }
+    /// Adds those of a `.zattrs`. Returns `false` if it is no JSON object.
+    pub(crate) fn add_attributes(&mut self, path: &str, text: &[u8]) -> bool {
+        let Ok(attributes) = serde_json::from_slice(text) else {
+            return false;
+        };
+        self.0.entry(path.into()).or_default().attributes = attributes;
+        true
     }
 
     /// Adds those of nodes that only consolidated metadata describe: of a `zarr.json`, or of a `.zmetadata`.

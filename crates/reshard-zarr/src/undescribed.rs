@@ -23,7 +23,12 @@ pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found>
         .filter(|folder| locked(folder).is_none())
         .collect();
     let of_array = |folder: &str, name: &str| {
-        folder_of_chunk(name) == Some(folder) || name.rsplit('/').next() == Some(ZATTRS)
+        // Hidden files, such as `.zattrs` or those of a file manager, describe no array.
+        let is_hidden = name
+            .rsplit('/')
+            .next()
+            .is_some_and(|file| file.starts_with('.'));
+        folder_of_chunk(name) == Some(folder) || is_hidden
     };
     let only_chunks = |folder: &&str| files.below(folder).all(|name| of_array(folder, name));
     let refused = |folder: &str| {

@@ -9,7 +9,7 @@ use crate::{
     written::{data_differ, is_as_written, of_another_program},
 };
 use reshard_model::ErrorKind;
-use reshard_storage::Name;
+use reshard_storage::{Name, StoreExt};
 use reshard_strategy::{Damage, Result, VerifyReport};
 
 /// Adds what is wrong with the metadata, judging by `reshard.json`, and with that file itself.

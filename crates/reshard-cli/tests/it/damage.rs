@@ -293,3 +293,32 @@ fn what_is_not_verified_is_named() {
         assert_eq!(j["no_verify"], true, "{args:?}");
     }
 }
+
+#[test]
+fn attributes_that_are_damaged_and_arrays_beside_hidden_files_are_told() {
+    let saved = Saved::made(|url| {
+        let array = serde_json::json!({
+            "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<f4", "compressor": null,
+            "fill_value": 0.0, "filters": null, "order": "C",
+        });
+        for key in ["v", "w"] {
+            let folder = Path::new(url).join(key);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(".zarray"), array.to_string()).unwrap();
+            fs::write(folder.join("0"), [0; 8]).unwrap();
+        }
+    });
+    run(&["verify", &saved.url]).ok();
+    for text in ["{\"units\": ", "[1]"] {
+        fs::write(saved.path("w/.zattrs"), text).unwrap();
+        for command in ["verify", "inspect", "ls"] {
+            let ran = run(&[command, &saved.url]);
+            assert_eq!(ran.code, 1, "{command} {text}: {}{}", ran.out, ran.err);
+        }
+        assert_eq!(run(&["convert", &saved.url, &saved.beside("to")]).code, 1);
+    }
+    fs::remove_file(saved.path("w/.zattrs")).unwrap();
+    fs::remove_file(saved.path("w/.zarray")).unwrap();
+    fs::write(saved.path("w/.DS_Store"), "").unwrap();
+    assert_eq!(run(&["verify", &saved.url]).code, 1);
+}

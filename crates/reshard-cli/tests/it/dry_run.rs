@@ -94,11 +94,11 @@ fn a_dry_run_makes_the_checks_that_need_no_data_and_lists_the_others() {
 fn a_key_that_is_too_long_for_a_file_name_fails_in_a_dry_run_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
-    let mut state = reshard::StateDict::new();
-    let tensor = reshard::Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
+    let mut state = StateDict::new();
+    let tensor = Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
     state.insert("k".repeat(300).as_str(), tensor);
     let src = path("src.pt");
-    let save = reshard::save(&state, &src).dialect(reshard::Dialect::Dcp);
+    let save = reshard::save(&state, &src).dialect(Dialect::Dcp);
     reshard::blocking::run(save).unwrap();
     for format in ["zarr", "zarr3"] {
         let dst = path(format);

@@ -335,7 +335,7 @@ fn ties_and_paths_count_in_a_lossless_comparison() {
     let untied = save("untied.pt", &both(&shared, &tensor()));
     let nested = |path: &[Step]| {
         let mut state = StateDict::new();
-        state.insert_at(path, Tree::from(Leaf::from(tensor())));
+        state.insert_at(path, Tree::Leaf(Leaf::from(tensor())));
         state
     };
     let list = save("list.pt", &nested(&["a".into(), Step::Index(0)]));

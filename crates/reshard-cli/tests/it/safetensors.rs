@@ -344,3 +344,24 @@ fn what_has_no_place_is_told_with_what_would_help() {
         assert!(told.contains("torch_dist has a place for all"), "{told}");
     }
 }
+
+#[test]
+fn a_damaged_description_does_not_permit_a_cast() {
+    let saved = weight("m.weight", DType::Float8E4M3Fn, None, "{");
+    let dst = saved.beside("dst");
+    let args = [
+        "convert",
+        &saved.url,
+        &dst,
+        "--to",
+        "safetensors",
+        "--dtype",
+        "bf16",
+    ];
+    let ran = run(&args);
+    assert!(
+        ran.code == 2 && ran.err.contains("config.json is no JSON"),
+        "{}",
+        ran.err
+    );
+}

@@ -202,7 +202,7 @@ async fn described_above(
             Err(fault) => drop(out.insert(all.into(), Found::refused(all, all, fault))),
         }
     }
-    attributes(store, limits, files, stated).await?;
+    attributes(store, limits, files, stated, out).await?;
     // What nodes state themselves counts.
     if let Some(root) = root {
         stated.add_consolidated(&root);
@@ -229,12 +229,13 @@ async fn described_above(
     Ok(())
 }
 
-/// Reads the attributes of arrays and groups of Zarr v2.
+/// Reads the attributes of arrays and groups of Zarr v2. A file that has none is an item of its own that is damaged.
 async fn attributes(
     store: &Arc<dyn Store>,
     limits: &ReadLimits,
     files: &BTreeMap<Name, u64>,
     stated: &mut Stated,
+    out: &mut BTreeMap<String, Found>,
 ) -> Result<()> {
     let of_v2 = |name: &Name| {
         let folder = name.as_str().strip_suffix(ZATTRS)?;
@@ -260,9 +261,11 @@ async fn attributes(
             .iter()
             .map(|(_, name, bytes)| ((*name).clone(), 0..*bytes));
         let texts = store.read_ranges(ranges.collect()).await?.0;
-        for ((folder, ..), text) in part.iter().zip(texts) {
-            if affords(limits, &text) {
-                stated.add_attributes(folder, &text);
+        for ((folder, name, _), text) in part.iter().zip(texts) {
+            if affords(limits, &text) && !stated.add_attributes(folder, &text) {
+                let fault = Fault::damaged("its attributes are no JSON object");
+                let found = Found::refused(name.as_str(), name.as_str(), fault);
+                out.insert(name.to_string(), found);
             }
         }
     }
@@ -272,15 +275,16 @@ async fn attributes(
 /// Arrays whose descriptions are no files.
 fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<String, Found> {
     let mut out = BTreeMap::new();
-    for (folder, file, what) in files.obstacles(&[ZARR_JSON, ZARRAY, ZMETADATA]) {
-        let array = match file {
-            ZMETADATA => ZMETADATA,
-            _ if skip(folder, 0) => continue,
-            _ => folder,
-        };
+    for (folder, file, what) in files.obstacles(&[ZARR_JSON, ZARRAY, ZMETADATA, ZATTRS]) {
         let description = match folder {
             "" => file.to_owned(),
             folder => format!("{folder}/{file}"),
+        };
+        let array = match file {
+            ZMETADATA => ZMETADATA,
+            ZATTRS => &*description,
+            _ if skip(folder, 0) => continue,
+            _ => folder,
         };
         let fault = Fault::damaged(format!("{what}, and should be its {file}"));
         out.insert(array.into(), Found::refused(array, &description, fault));
