@@ -44,8 +44,10 @@ impl OpenFormat for Safetensors {
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {
+        // A folder may be named by any index in it.
         let named = Named::of(name)?;
-        named.is_usual().then(|| kind(named))
+        let is_own = named.is_usual() || matches!(named, Named::Index(_));
+        is_own.then(|| kind(named))
     }
 
     fn detect(&self, top: &Listing) -> Detection {

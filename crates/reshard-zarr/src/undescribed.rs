@@ -4,7 +4,6 @@ use crate::{
     array::{find::Found, meta::Fault},
     names::{locked, parse_chunk_key},
     place::PlaceFiles,
-    stated::ZATTRS,
 };
 use reshard_storage::Listing;
 use std::collections::BTreeSet;

@@ -6,7 +6,7 @@
 use crate::{
     opened::Opened,
     sidecar::{FileSum, SIDECAR, Sidecar},
-    written::{data_differ, is_as_written, of_another_program},
+    written::{Missing, data_differ, is_as_written, of_another_program},
 };
 use reshard_model::ErrorKind;
 use reshard_storage::{Name, StoreExt};
@@ -30,18 +30,16 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
     let Some(file) = differing(opened, &sidecar).await? else {
         return look_for_data(opened, &sidecar, report).await;
     };
-    // What the format says of the file, or of the array in whose folder it lies, concerns its key alone.
-    let is_told = |d: &Damage| match &d.key {
-        Some(key) => {
-            let inside = file.strip_prefix(&**key);
-            d.file.as_ref() == Some(&file) || inside.is_some_and(|rest| rest.starts_with('/'))
-        }
-        None => false,
-    };
-    if report.damage.iter().any(is_told) {
+    if is_reported(report, &file) {
         return Ok(());
     }
-    if data_differ(&opened.store, &sidecar).await? {
+    let is_there = match Name::new(&*file) {
+        // Older records do not say which data there were.
+        _ if sidecar.schema == 1 => true,
+        Ok(name) => opened.store.exists(&name).await?,
+        Err(_) => false,
+    };
+    if is_there && data_differ(&opened.store, &sidecar, Missing::Replaced).await? {
         report.changed.push(of_another_program(file));
     } else {
         look_for_data(opened, &sidecar, report).await?;
@@ -61,6 +59,17 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
     Ok(())
 }
 
+/// Whether the format reports damage of the file, or of the array in whose folder it lies, for one key alone.
+fn is_reported(report: &VerifyReport, file: &str) -> bool {
+    report.damage.iter().any(|d| match &d.key {
+        Some(key) => {
+            let inside = file.strip_prefix(&**key);
+            d.file.as_deref() == Some(file) || inside.is_some_and(|rest| rest.starts_with('/'))
+        }
+        None => false,
+    })
+}
+
 /// Adds the data files that are gone. Items whose files the format knows are checked by the format.
 async fn look_for_data(
     opened: &Opened,
@@ -70,7 +79,11 @@ async fn look_for_data(
     let known = opened.item_files();
     for FileSum { file, .. } in &sidecar.data {
         let name = Name::new(&**file)?;
-        if !known.contains(&name) && !opened.store.exists(&name).await? {
+        let is_named = |d: &Damage| d.key.is_some() && d.what.contains(&**file);
+        let is_checked = known.contains(&name)
+            || is_reported(report, file)
+            || report.damage.iter().any(is_named);
+        if !is_checked && !opened.store.exists(&name).await? {
             let found = Damage {
                 key: None,
                 file: Some(file.clone()),

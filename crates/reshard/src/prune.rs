@@ -334,25 +334,8 @@ impl Prune {
                 plan.upload(upload);
             }
         }
-        for left in leftovers {
-            match left.replaced {
-                _ if versions.live.contains(&left.attempt) => {}
-                _ if versions.folders.contains(&left.attempt) => {
-                    let next = versions.next(&left);
-                    plan.version(left, next);
-                }
-                false => plan.unfinished(left),
-                true if left.removed => match self.replaced(&left, &formats).await {
-                    Ok((files, _)) => plan.removed(left, files),
-                    Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
-                },
-                true if !is_there => plan.keep(remains(&left), Kept::Last),
-                true => match self.replaced(&left, &formats).await {
-                    Ok((files, modified)) => plan.replaced(left, files, modified),
-                    Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
-                },
-            }
-        }
+        self.plan_leftovers(&mut plan, leftovers, (&versions, &formats), is_there)
+            .await;
         if self.dry_run {
             return Ok((plan.report(), Ok(())));
         }
@@ -369,6 +352,35 @@ impl Prune {
             return Err(StorageError::io("prune", &self.url, source).into());
         }
         Ok(plan.carry_out((&held, &holds_files), &place).await)
+    }
+
+    /// Plans which leftovers of saves go.
+    async fn plan_leftovers(
+        &self,
+        plan: &mut Plan,
+        leftovers: Vec<Leftover>,
+        (versions, formats): (&Versions, &Formats),
+        is_there: bool,
+    ) {
+        for left in leftovers {
+            match left.replaced {
+                _ if versions.live.contains(&left.attempt) => {}
+                _ if versions.folders.contains(&left.attempt) => {
+                    let next = versions.next(&left);
+                    plan.version(left, next);
+                }
+                false => plan.unfinished(left),
+                true if left.removed => match self.replaced(&left, formats).await {
+                    Ok((files, _)) => plan.removed(left, files),
+                    Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
+                },
+                true if !is_there => plan.keep(remains(&left), Kept::Last),
+                true => match self.replaced(&left, formats).await {
+                    Ok((files, modified)) => plan.replaced(left, files, modified),
+                    Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
+                },
+            }
+        }
     }
 
     /// Opens the checkpoint if a quick check finds no damage.

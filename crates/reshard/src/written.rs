@@ -28,7 +28,8 @@ pub(crate) async fn saved_over(
         let differ = match elements {
             Some(elements) => elements_differ(store, &file, elements, sidecar).await?,
             None => match sidecar {
-                Some(sidecar) => data_differ(store, sidecar).await?,
+                // Its own description may be gone, too, so missing data prove nothing.
+                Some(sidecar) => data_differ(store, sidecar, Missing::Lost).await?,
                 None => false,
             },
         };
@@ -61,9 +62,21 @@ async fn elements_differ(
     Ok(false)
 }
 
-/// Whether a data file has other bytes than those that were written. Short ones are read first. A file that is missing does not count: a
-/// save over the checkpoint writes files, and a loss only removes them.
-pub(crate) async fn data_differ(store: &Arc<dyn Store>, sidecar: &Sidecar) -> Result<bool> {
+/// The meaning of a data file that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Another program has removed it: it has written other metadata.
+    Replaced,
+    /// It is lost.
+    Lost,
+}
+
+/// Whether a data file has other bytes than those that were written. Short ones are read first.
+pub(crate) async fn data_differ(
+    store: &Arc<dyn Store>,
+    sidecar: &Sidecar,
+    missing: Missing,
+) -> Result<bool> {
     // Older versions noted no data files.
     if sidecar.schema == 1 {
         return Ok(true);
@@ -73,6 +86,7 @@ pub(crate) async fn data_differ(store: &Arc<dyn Store>, sidecar: &Sidecar) -> Re
     let mut present = Vec::with_capacity(data.len());
     for file in data {
         match store.len(&Name::new(&*file.file)?).await? {
+            None if missing == Missing::Replaced => return Ok(true),
             None => {}
             Some(bytes) if bytes == file.bytes => present.push(file),
             Some(_) => return Ok(true),

@@ -324,15 +324,12 @@ fn ties_and_paths_count_in_a_lossless_comparison() {
         blocking::run(reshard::save(state, &path(name)).dialect(reshard::Dialect::Dcp)).unwrap();
         path(name)
     };
-    let shared = tensor();
-    let both = |a: &Tensor, b: &Tensor| {
-        let mut state = StateDict::new();
-        state.insert("a", a.clone());
-        state.insert("b", b.clone());
-        state
-    };
-    let tied = save("tied.pt", &both(&shared, &shared));
-    let untied = save("untied.pt", &both(&shared, &tensor()));
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../reshard-torch-format/tests/data");
+    let tied = data.join("torch-2.15.0/tied.pt").display().to_string();
+    // A format without ties lies between.
+    let (between, untied) = (path("between"), path("untied.pt"));
+    run(&["convert", &tied, &between, "--to", "torch_dist"]).ok();
+    run(&["convert", &between, &untied]).ok();
     let nested = |path: &[Step]| {
         let mut state = StateDict::new();
         state.insert_at(path, Tree::Leaf(Leaf::from(tensor())));

@@ -256,14 +256,17 @@ fn files_of_safetensors_of_other_programs_stay() {
         "safetensors",
         "--drop-objects",
     ];
-    run(&convert).ok();
-    run(&["convert", &saved.url, &other, "--drop-objects"]).ok();
+    assert_eq!(run(&convert).code, 0);
+    assert_eq!(
+        run(&["convert", &saved.url, &other, "--drop-objects"]).code,
+        0
+    );
     let of_others = ["vae.safetensors", "adapter_model.safetensors"];
     for name in of_others {
         fs::copy(&other, Path::new(&model).join(name)).unwrap();
     }
     run(&["prune", &model, "--older-than", "0s"]).ok();
-    run(&[&convert[..], &["--overwrite"]].concat()).ok();
+    assert_eq!(run(&[&convert[..], &["--overwrite"]].concat()).code, 0);
     for name in of_others {
         assert!(Path::new(&model).join(name).exists(), "{name}");
     }
