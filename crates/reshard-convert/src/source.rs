@@ -508,7 +508,7 @@ const DEEPEST: usize = 64;
 /// Inserts a leaf at the path that the dots of its key name, because policies ask for the owners of leaves.
 ///
 /// If there is a leaf on the way, the path is the key itself. If the path leads to the dict of longer keys, the leaf goes into this
-/// dict, at an index, which no key names.
+/// dict under a dot, which is no part of any key.
 fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
     if key.matches('.').count() >= DEEPEST {
         state.insert_tree(key, leaf);
@@ -516,7 +516,7 @@ fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
     }
     let mut path: Vec<Step> = key.split('.').map(Step::from).collect();
     if matches!(state.at(&path), Some(Tree::Dict(_))) {
-        path.push(Step::Index(0));
+        path.push(".".into());
     }
     state.insert_at(&path, leaf.clone());
     if !matches!(state.at(&path), Some(Tree::Leaf(_))) {

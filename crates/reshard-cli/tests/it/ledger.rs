@@ -321,7 +321,7 @@ fn ties_and_paths_count_in_a_lossless_comparison() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let tensor = || Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
     let save = |name: &str, state: &StateDict| {
-        blocking::run(reshard::save(state, &path(name)).dialect(reshard::Dialect::Dcp)).unwrap();
+        blocking::run(reshard::save(state, path(name)).dialect(reshard::Dialect::Dcp)).unwrap();
         path(name)
     };
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../reshard-torch-format/tests/data");
