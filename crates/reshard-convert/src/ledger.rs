@@ -212,10 +212,9 @@ impl LedgerEntry {
     /// Whether the copy tells less of the state than the source did. Facts about the save are not state.
     pub fn is_loss(&self) -> bool {
         match &self.outcome {
-            _ if self.kind == ItemKind::Save => false,
             Outcome::Kept => false,
             Outcome::Changed(changes) => changes.iter().any(Change::is_loss),
-            Outcome::LeftOut(_) => true,
+            Outcome::LeftOut(_) => self.kind != ItemKind::Save,
         }
     }
 }

@@ -79,10 +79,7 @@ async fn look_for_data(
     let known = opened.item_files();
     for FileSum { file, .. } in &sidecar.data {
         let name = Name::new(&**file)?;
-        let is_named = |d: &Damage| d.key.is_some() && d.what.contains(&**file);
-        let is_checked = known.contains(&name)
-            || is_reported(report, file)
-            || report.damage.iter().any(is_named);
+        let is_checked = known.contains(&name) || is_reported(report, file);
         if !is_checked && !opened.store.exists(&name).await? {
             let found = Damage {
                 key: None,

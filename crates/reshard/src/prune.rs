@@ -292,7 +292,6 @@ impl Prune {
             held.files().await?
         };
         let mut versions = Versions::among(&leftovers, &files);
-        let mut holds_files = Arc::clone(&held);
         let mut is_there = is_clean || files.iter().any(|f| !versions.have(&f.name));
         if is_there {
             // A file that is held is the one in the folder, unless somebody replaces it meanwhile.
@@ -304,15 +303,13 @@ impl Prune {
             match self.sound(store).await {
                 Ok(opened) => {
                     // Files with a prefix are in the folder above.
-                    if opened.kind == PlaceKind::Prefix {
-                        holds_files = Arc::clone(&opened.store);
-                    }
+                    let store = match opened.kind {
+                        PlaceKind::Prefix => &opened.store,
+                        _ => &held,
+                    };
                     match (kind, &records_then[..]) {
                         (PlaceKind::File, [file, ..]) => plan.committed = file.modified,
-                        _ => {
-                            plan.files(&holds_files, &opened, &versions, &formats)
-                                .await?
-                        }
+                        _ => plan.files(store, &opened, &versions, &formats).await?,
                     }
                     versions.live = opened
                         .item_files()
@@ -351,7 +348,7 @@ impl Prune {
             );
             return Err(StorageError::io("prune", &self.url, source).into());
         }
-        Ok(plan.carry_out((&held, &holds_files), &place).await)
+        Ok(plan.carry_out(&held, &place).await)
     }
 
     /// Plans which leftovers of saves go.
@@ -557,7 +554,8 @@ struct Plan {
 }
 
 enum Removal {
-    File(Name, Option<SystemTime>),
+    /// A file of this store, as it was at that time.
+    File(Arc<dyn Store>, Name, Option<SystemTime>),
     Unfinished(Leftover),
     Replaced(Leftover, Vec<Name>),
     Upload(UnfinishedUpload),
@@ -646,7 +644,7 @@ impl Plan {
                 true => self.keep(what, Kept::Disputed),
                 false => self.remove_or_keep(
                     what,
-                    Removal::File(file.name, modified),
+                    Removal::File(Arc::clone(store), file.name, modified),
                     self.is_settled(modified),
                 ),
             }
@@ -723,7 +721,8 @@ impl Plan {
                 bytes: file.bytes,
                 age: self.age(modified),
             };
-            self.removals.push((what, Removal::File(name, modified)));
+            let removal = Removal::File(Arc::clone(store), name, modified);
+            self.removals.push((what, removal));
         }
         Ok(())
     }
@@ -759,17 +758,13 @@ impl Plan {
     }
 
     /// If a removal fails, the rest is not tried, and the report says what is gone by then.
-    async fn carry_out(
-        mut self,
-        (held, holds_files): (&Arc<dyn Store>, &Arc<dyn Store>),
-        place: &Arc<dyn Store>,
-    ) -> Pruned {
+    async fn carry_out(mut self, held: &Arc<dyn Store>, place: &Arc<dyn Store>) -> Pruned {
         let now: BTreeSet<Leftover> = match left_by_saves(place).await {
             Ok(now) => now.into_iter().collect(),
             Err(e) => return (self.report, Err(e)),
         };
         for (what, removal) in std::mem::take(&mut self.removals) {
-            match remove(removal, &now, (held, holds_files), place).await {
+            match remove(removal, &now, held, place).await {
                 Ok(true) => self.report.removed.push(what),
                 Ok(false) => self.keep(what, Kept::Recent),
                 Err(e @ StorageError::NotCarried { .. }) => {
@@ -786,12 +781,12 @@ impl Plan {
 async fn remove(
     removal: Removal,
     now: &BTreeSet<Leftover>,
-    (held, holds_files): (&Arc<dyn Store>, &Arc<dyn Store>),
+    held: &Arc<dyn Store>,
     place: &Arc<dyn Store>,
 ) -> Result<bool, StorageError> {
     match removal {
-        Removal::File(name, then) if holds_files.modified(&name).await? == then => {
-            holds_files.remove(&[name]).await?
+        Removal::File(store, name, then) if store.modified(&name).await? == then => {
+            store.remove(&[name]).await?
         }
         Removal::Unfinished(left) if now.contains(&left) => {
             // If there is no folder, it may be a save of files with a prefix, which has put some of them in their place already. They are

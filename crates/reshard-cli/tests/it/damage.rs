@@ -1,6 +1,6 @@
 //! Damage one thing: no command passes over it in silence.
 
-use crate::{Ran, run, states::Saved};
+use crate::{Ran, handmade::zarr2, run, states::Saved};
 use reshard::{
     Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedConfig,
 };
@@ -297,15 +297,8 @@ fn what_is_not_verified_is_named() {
 #[test]
 fn attributes_that_are_damaged_and_arrays_beside_hidden_files_are_told() {
     let saved = Saved::made(|url| {
-        let array = serde_json::json!({
-            "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<f4", "compressor": null,
-            "fill_value": 0.0, "filters": null, "order": "C",
-        });
         for key in ["v", "w"] {
-            let folder = Path::new(url).join(key);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join(".zarray"), array.to_string()).unwrap();
-            fs::write(folder.join("0"), [0; 8]).unwrap();
+            zarr2(&Path::new(url).join(key));
         }
     });
     run(&["verify", &saved.url]).ok();

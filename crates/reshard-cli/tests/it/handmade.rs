@@ -268,3 +268,15 @@ pub(crate) fn zstd(bytes: &[u8], zeros: usize) -> Vec<u8> {
     out.extend([1, 0, 0]);
     out
 }
+
+/// Puts an array of Zarr v2, of two float32, into a folder.
+pub(crate) fn zarr2(folder: &Path) {
+    let array = serde_json::json!({
+        "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<f4", "compressor": null,
+        "fill_value": 0.0, "filters": null, "order": "C",
+    });
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join(".zarray"), array.to_string()).unwrap();
+    let elements = [1f32, 2.].map(f32::to_le_bytes).concat();
+    fs::write(folder.join("0"), elements).unwrap();
+}

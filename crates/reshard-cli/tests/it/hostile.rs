@@ -128,16 +128,19 @@ fn names_of_files_can_not_steer_the_terminal() {
     }
 }
 
+/// Runs the program in a shell, where it is `$0` and the file is `$1`.
+fn in_shell(script: &str, file: &Path) -> Output {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_reshard")]);
+    shell.arg(file).output().unwrap()
+}
+
 #[test]
 fn a_file_that_grows_beyond_what_the_user_may_write_is_an_error_and_leaves_nothing() {
     let home = tempfile::tempdir().unwrap();
     let to = home.path().join("new");
     let limited = r#"ulimit -f 64; exec "$0" demo --dir "$1" --size 1MiB"#;
-    let out = Command::new("sh")
-        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
-        .arg(&to)
-        .output()
-        .unwrap();
+    let out = in_shell(limited, &to);
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
     assert!(err.contains("File too large"), "{err}");
@@ -155,11 +158,7 @@ fn a_process_without_memory_ends_with_its_limit() {
     let length = (header.len() as u64).to_le_bytes();
     fs::write(&file, [&length[..], header.as_bytes()].concat()).unwrap();
     let limited = r#"ulimit -v 200000; exec "$0" ls "$1" --json --max-memory 8GB"#;
-    let out = Command::new("sh")
-        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
-        .arg(&file)
-        .output()
-        .unwrap();
+    let out = in_shell(limited, &file);
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
     let limit = "this process may use 204800000 bytes of memory (ulimit -v)";
@@ -181,11 +180,7 @@ fn what_exceeds_the_memory_of_the_process_is_not_read() {
     let hole = fs::OpenOptions::new().write(true).open(&file).unwrap();
     hole.set_len(2 << 30).unwrap();
     let limited = r#"ulimit -v 1500000; exec "$0" verify "$1""#;
-    let out = Command::new("sh")
-        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
-        .arg(&file)
-        .output()
-        .unwrap();
+    let out = in_shell(limited, &file);
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
     let told = "has 2147483648 bytes; this process may use 1536000000 bytes of memory (ulimit -v)";

@@ -1,6 +1,7 @@
 //! What a conversion keeps, changes and leaves out, and what a comparison counts.
 
 use crate::{
+    handmade::zarr2,
     run,
     states::{self, Saved},
 };
@@ -367,17 +368,10 @@ fn texts_stay_if_no_tensor_has_elements() {
 #[test]
 fn attributes_of_an_array_that_is_left_out_are_left_out() {
     let saved = Saved::made(|url| {
-        let array = json!({
-            "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<f4", "compressor": null,
-            "fill_value": 0.0, "filters": null, "order": "C",
-        });
         for key in ["v", "w"] {
             let folder = Path::new(url).join(key);
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join(".zarray"), array.to_string()).unwrap();
+            zarr2(&folder);
             fs::write(folder.join(".zattrs"), r#"{"units": "K"}"#).unwrap();
-            let elements = [1f32, 2.].map(f32::to_le_bytes).concat();
-            fs::write(folder.join("0"), elements).unwrap();
         }
     });
     let dst = saved.beside("dst");

@@ -257,13 +257,7 @@ async fn beside_tensors(
         keys
     };
     let second = View::Stored(second);
-    let (mut of_first, mut of_second) = (keys(first), keys(second));
-    // Values of common state are compared one by one, also if one of the two has them in an object.
-    for (view, keys) in [(first, &mut of_first), (second, &mut of_second)] {
-        if let Some(key) = view.common_key().await? {
-            keys.remove(key);
-        }
-    }
+    let (of_first, of_second) = (keys(first), keys(second));
     let mut out = CheckpointDiff::default();
     let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
         let (can, cannot) = all.into_iter().partition(|key| other.represents(of, key));
@@ -302,21 +296,21 @@ async fn beside_tensors(
             out.compared_common = 0;
         }
     }
-    annotations(first, second, chosen, &mut out);
-    structure(first, second, chosen, &mut out);
+    // Annotations of a mapped checkpoint are about keys that it does not have any more, and it has no ties and paths.
+    if let (View::Stored(first), View::Stored(second)) = (first, second) {
+        annotations(first, second, chosen, &mut out);
+        structure(first, second, chosen, &mut out);
+    }
     Ok(out)
 }
 
-/// Compares ties, and the paths of items. A mapped checkpoint has neither.
+/// Compares ties, and the paths of items.
 fn structure(
-    first: View<'_>,
-    second: View<'_>,
+    first: &Checkpoint,
+    second: &Checkpoint,
     chosen: &impl Fn(&str) -> bool,
     out: &mut CheckpointDiff,
 ) {
-    let (View::Stored(first), View::Stored(second)) = (first, second) else {
-        return;
-    };
     let [ties, other_ties] = [first, second].map(|c| -> BTreeSet<Vec<String>> {
         let ties = c.ties().into_iter().map(|tie| tie.keys);
         ties.filter(|keys| keys.iter().any(|key| chosen(key)))
@@ -340,16 +334,13 @@ fn structure(
     out.structure.extend(keys);
 }
 
-/// Compares annotations. Those of a mapped checkpoint are about keys that it does not have any more.
+/// Compares annotations.
 fn annotations(
-    first: View<'_>,
-    second: View<'_>,
+    first: &Checkpoint,
+    second: &Checkpoint,
     chosen: &impl Fn(&str) -> bool,
     out: &mut CheckpointDiff,
 ) {
-    let (View::Stored(first), View::Stored(second)) = (first, second) else {
-        return;
-    };
     let stated = [first, second].map(|c| c.metadata().annotations());
     let mut compared = BTreeSet::new();
     for (n, of, other) in [(0, stated[0], second), (1, stated[1], first)] {
@@ -407,22 +398,18 @@ impl View<'_> {
         }
     }
 
+    /// Without the object that has common state, whose values are compared one by one.
     fn keys(&self) -> BTreeSet<String> {
         match self {
-            Self::Stored(c) => c.metadata().entries().map(|e| e.key().to_owned()).collect(),
+            Self::Stored(c) => {
+                let keys = c.metadata().entries().map(|e| e.key().to_owned());
+                keys.filter(|key| !c.is_common(key)).collect()
+            }
             Self::Mapped(m) => {
                 let tensors = m.mapping().tensors().map(|(key, _)| key);
                 tensors.chain(m.objects()).map(String::from).collect()
             }
         }
-    }
-
-    /// The key of the object that has common state.
-    async fn common_key(&self) -> reshard::Result<Option<&'static str>> {
-        Ok(match self {
-            Self::Stored(c) => c.stored_common().await?.and_then(|s| s.object_key()),
-            Self::Mapped(_) => None,
-        })
     }
 
     fn tensors(&self) -> Vec<Side> {

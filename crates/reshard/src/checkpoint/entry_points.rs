@@ -108,7 +108,8 @@ impl Checkpoint {
         json.map(|json| json.is_some()).during(ACT, &self.url)
     }
 
-    fn is_common(&self, key: &str) -> bool {
+    /// Whether the object of this key holds the common state.
+    pub fn is_common(&self, key: &str) -> bool {
         self.opened.common.is_some() && key == reshard_megatron::COMMON_STATE_CELL
     }
 }
