@@ -9,6 +9,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+/// The most bytes of a name in a file system.
+#[cfg(feature = "local")]
+const NAME_MAX: usize = 255;
+
 /// The transaction of a dry run: it records names and lengths of files, and writes none.
 ///
 /// It pulls no bytes from extents, so receipts are empty and the length of an extent that is compressed on the way is its maximum.
@@ -30,22 +34,24 @@ impl DryTransaction {
         }
     }
 
-    /// A dry run in a directory. File systems have names of at most 255 bytes.
+    /// A dry run in a directory.
+    #[cfg(feature = "local")]
     pub(crate) fn in_directory() -> Self {
         Self {
-            longest_part: Some(255),
+            longest_part: Some(NAME_MAX),
             ..Self::default()
         }
     }
 
     /// Fails if a file can't have this name.
     fn fits(&self, name: &Name) -> Result<()> {
-        let mut parts = name.as_str().split('/');
-        let too_long = |part: &str| self.longest_part.is_some_and(|most| part.len() > most);
-        match parts.find(|part| too_long(part)) {
+        let Some(most) = self.longest_part else {
+            return Ok(());
+        };
+        match name.as_str().split('/').find(|part| part.len() > most) {
             None => Ok(()),
             Some(part) => Err(StorageError::invalid(format!(
-                "the name of a file or folder would have {} bytes, and file systems allow 255: {}",
+                "the name of a file or folder would have {} bytes, and file systems allow {most}: {}",
                 part.len(),
                 reshard_model::shortened(part)
             ))),
