@@ -259,8 +259,8 @@ impl Run {
             let load = load.args(["--ranks", &loads[1].to_string()]);
             self.check(&what, load.args(unflattened), spec, &converted);
         }
-        for source in &sources {
-            for ranks in loads {
+        for (n, source) in sources.iter().enumerate() {
+            for ranks in self.chosen(loads, n) {
                 let what = format!("{who} loads {source} on {ranks} rank(s)");
                 self.driver(
                     python,
@@ -271,10 +271,18 @@ impl Run {
                     &what,
                 );
             }
-            if converts {
+            if converts && (n == 0 || !self.short) {
                 let what = format!("{who} converts {source} to one file");
                 self.driver(python, "dcp_to_torch.py", spec, source, None, &what);
             }
+        }
+    }
+
+    /// On how many ranks the `n`th checkpoint is loaded. In the short run neighbours take turns: what one rank saved, several load.
+    fn chosen(&self, ranks: [u32; 2], n: usize) -> Vec<u32> {
+        match self.short {
+            true => vec![ranks[(n + 1) % 2]],
+            false => ranks.into(),
         }
     }
 
@@ -333,7 +341,7 @@ impl Run {
         let write = Program::new(program).args(write);
         self.check(&format!("reshard saves {dir}"), write, "megatron", dir);
         self.reshard("check", "megatron", 1, dir);
-        for ranks in [1, 2] {
+        for ranks in self.chosen([1, 2], 0) {
             let what = format!("{who} loads {dir} on {ranks} rank(s)");
             self.driver(python, "mcore_load.py", "megatron", dir, Some(ranks), &what);
         }
@@ -385,7 +393,7 @@ impl Run {
 
     /// Tensors cut and spread over files as a sharding policy says: chunks like others.
     fn policies(&mut self, program: &Path, venv: &Venv, python: &Path) {
-        for bytes in ["8192", "2500"] {
+        for (n, bytes) in ["8192", "2500"].into_iter().enumerate() {
             let dir = format!("dcp-shards-of-{bytes}");
             if !self.place.join(&dir).exists() {
                 let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
@@ -397,7 +405,7 @@ impl Run {
                 );
                 self.reshard("check", "dcp", 3, &dir);
             }
-            for ranks in [1, 3] {
+            for ranks in self.chosen([1, 3], n) {
                 let what = format!("{} loads {dir} on {ranks} rank(s)", venv.name());
                 self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
             }

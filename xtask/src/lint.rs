@@ -46,7 +46,7 @@ pub(crate) fn run() -> Result<()> {
         "torch-save",
     ] {
         let check = [
-            "check",
+            "clippy",
             "-p",
             "reshard",
             "--lib",
@@ -54,11 +54,11 @@ pub(crate) fn run() -> Result<()> {
             "--features",
             features,
             "--locked",
+            "--",
+            "-D",
+            "warnings",
         ];
-        cargo(&check)
-            .env("RUSTFLAGS", "-D warnings")
-            .env("CARGO_TARGET_DIR", "target/features")
-            .run()?;
+        cargo(&check).run()?;
     }
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.
     cargo(&[

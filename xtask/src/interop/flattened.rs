@@ -9,8 +9,8 @@ use super::{RESHARD_RANKS, Run};
 impl Run {
     /// Rewritten for a Megatron Core that knows neither flattened ranges nor zarr.
     pub(super) fn unflattened(&mut self, who: &str, python: &Path) {
-        for (spec, converted) in self.rewritten() {
-            for ranks in [1, 2] {
+        for (n, (spec, converted)) in self.rewritten().into_iter().enumerate() {
+            for ranks in self.chosen([1, 2], n) {
                 let what = format!("{who} loads {converted} on {ranks} rank(s)");
                 let load = Driver::new(python, "mcore_load.py");
                 let load = load.args(["--unflattened", "--ranks", &ranks.to_string()]);
