@@ -28,12 +28,14 @@ impl MemoryLimit {
         static LIMIT: LazyLock<Option<MemoryLimit>> = LazyLock::new(|| {
             let read = |path: &Path| std::fs::read_to_string(path).ok();
             let cgroups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-            address_space()
-                .into_iter()
-                .chain(of_cgroups(&cgroups, read))
-                .min_by_key(|limit| limit.bytes)
+            MemoryLimit::smallest(address_space(), of_cgroups(&cgroups, read))
         });
         LIMIT.as_ref()
+    }
+
+    fn smallest(address_space: Option<Self>, of_cgroups: Option<Self>) -> Option<Self> {
+        let limits = address_space.into_iter().chain(of_cgroups);
+        limits.min_by_key(|limit| limit.bytes)
     }
 
     /// Returns the limit in bytes, `u64::MAX` if there is none.
@@ -107,6 +109,21 @@ const NO_LIMIT: u64 = 1 << 60;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smaller_of_both_kinds_counts() {
+        let of = |bytes| MemoryLimit {
+            bytes,
+            set_by: String::new(),
+        };
+        let smallest = |a: Option<u64>, b: Option<u64>| {
+            MemoryLimit::smallest(a.map(of), b.map(of)).map(|limit| limit.bytes)
+        };
+        assert_eq!(smallest(Some(2), Some(1)), Some(1));
+        assert_eq!(smallest(Some(1), Some(2)), Some(1));
+        assert_eq!(smallest(None, Some(2)), Some(2));
+        assert_eq!(smallest(None, None), None);
+    }
 
     #[test]
     fn the_smallest_limit_of_a_cgroup_and_its_parents_counts() {

@@ -114,6 +114,8 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// What it says of a directory in which nothing lies.
+    pub const FOLDER: &'static str = "it is a directory";
     /// Describes a link to a directory among [`others`](Self::others).
     pub const LINKED_FOLDER: &'static str = "it is a link to a directory, which is not followed";
 

@@ -160,6 +160,7 @@ impl OpenFormat for Zarr {
         }
         let room = Room::of(&cx.limits, &files);
         let mut tables = Tables::of(found, record, noted_in, room)?;
+        let contradicted = std::mem::take(&mut stated.contradicted);
         let annotations = stated.annotations(&tables.metadata);
         tables.metadata = tables.metadata.with_annotations(annotations);
         if unlisted.is_some() {
@@ -186,6 +187,7 @@ impl OpenFormat for Zarr {
             arrays: tables.arrays,
             refused: tables.refused,
             rewritten: tables.rewritten,
+            contradicted,
             has_record: tables.has_record,
             kept: Kept::new(cx.limits.kept()),
             files,

@@ -43,16 +43,19 @@ impl PlaceFiles {
 
     /// Describes what has a name where only a file should have it, or what is no folder above it.
     pub(crate) fn obstacle(&self, name: &str) -> Option<&'static str> {
-        let above = name.match_indices('/').map(|(at, _)| &name[..at]);
-        let mut names = above
-            .chain([name])
-            .filter(|_| !self.others.is_empty())
-            .filter_map(|name| Name::new(name).ok());
-        if let Some(what) = names.find_map(|name| self.others.get(&name)) {
-            return Some(what);
+        let other = |name: &str| self.others.get(&Name::new(name).ok()?).copied();
+        if !self.others.is_empty() {
+            // A folder above it is where files of this name belong.
+            let above = name.match_indices('/').map(|(at, _)| &name[..at]);
+            let found = above
+                .filter_map(other)
+                .find(|what| *what != Listing::FOLDER);
+            if let Some(what) = other(name).or(found) {
+                return Some(what);
+            }
         }
         let mut inside = self.below(name).chain(below(&self.others, name));
-        inside.next().map(|_| "it is a directory")
+        inside.next().map(|_| Listing::FOLDER)
     }
 
     /// Links to folders.

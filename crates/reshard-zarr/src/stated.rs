@@ -1,11 +1,12 @@
 //! Attributes of groups and arrays, and names of axes, as annotations of the checkpoint.
 
+use crate::array::meta::{Fault, shown};
 use bytes::Bytes;
 use reshard_model::{Path, Value};
 use reshard_plan::{AnnotationId, AnnotationKind, Annotations, Metadata};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The key of an array that is the place itself.
 pub(crate) const LONE: &str = "tensor";
@@ -14,22 +15,27 @@ pub(crate) const LONE: &str = "tensor";
 pub(crate) const ZATTRS: &str = ".zattrs";
 
 /// What a group or an array states beside what is needed to read it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Facts {
     pub(crate) attributes: Map<String, Json>,
     pub(crate) dimension_names: Option<Vec<Option<String>>>,
 }
 
-/// The facts of all groups and arrays, by their paths. That of the place itself is empty.
+/// What groups and arrays state.
 #[derive(Debug, Default)]
-pub(crate) struct Stated(BTreeMap<String, Facts>);
+pub(crate) struct Stated {
+    /// The facts of all groups and arrays, by their paths. That of the place itself is empty.
+    facts: BTreeMap<String, Facts>,
+    /// The paths of those about which consolidated metadata say something else than they do themselves.
+    pub(crate) contradicted: BTreeSet<String>,
+}
 
 impl Stated {
     /// Adds those of a `zarr.json`. A text that can't be parsed has none: then it is the description that is damaged.
     pub(crate) fn add_node(&mut self, path: &str, text: &[u8]) {
-        if let Ok(facts) = serde_json::from_slice(text) {
-            self.0.insert(path.into(), facts);
+        let fields = serde_json::from_slice::<Map<String, Json>>(text);
+        if let Some(Ok(facts)) = fields.ok().map(|fields| Facts::of(&fields)) {
+            self.facts.insert(path.into(), facts);
         }
     }
 
@@ -38,7 +44,7 @@ impl Stated {
         let Ok(attributes) = serde_json::from_slice(text) else {
             return false;
         };
-        self.0.entry(path.into()).or_default().attributes = attributes;
+        self.facts.entry(path.into()).or_default().attributes = attributes;
         true
     }
 
@@ -65,10 +71,19 @@ impl Stated {
                 },
                 // Another file of Zarr v2.
                 (_, file) if file.starts_with(".z") => continue,
-                _ => (name, serde_json::from_value(node)),
+                _ => match node.as_object() {
+                    Some(fields) => (name, Facts::of(fields)),
+                    None => continue,
+                },
             };
-            if let Ok(facts) = facts {
-                self.0.entry(path).or_insert(facts);
+            // If not, the node is damaged.
+            let Ok(facts) = facts else {
+                continue;
+            };
+            match self.facts.get(&path) {
+                Some(own) if *own != facts => drop(self.contradicted.insert(path)),
+                Some(_) => {}
+                None => drop(self.facts.insert(path, facts)),
             }
         }
     }
@@ -77,7 +92,7 @@ impl Stated {
     pub(crate) fn annotations(self, stored: &Metadata) -> Annotations {
         let mut out = Annotations::default();
         let keys: Vec<&str> = stored.tensors().map(|t| t.key()).collect();
-        for (path, facts) in self.0 {
+        for (path, facts) in self.facts {
             // Most nodes state nothing.
             if facts.is_empty() {
                 continue;
@@ -145,6 +160,35 @@ pub(crate) fn of_nodes(annotations: &Annotations) -> BTreeMap<String, Facts> {
 }
 
 impl Facts {
+    /// Those in the fields of a `zarr.json`.
+    ///
+    /// # Errors
+    /// Attributes are no object, or names of axes are no list of texts.
+    pub(crate) fn of(fields: &Map<String, Json>) -> Result<Self, Fault> {
+        let attributes = match fields.get("attributes") {
+            None | Some(Json::Null) => Map::new(),
+            Some(Json::Object(attributes)) => attributes.clone(),
+            Some(other) => {
+                let what = format!("its attributes are {}, not a JSON object", shown(other));
+                return Err(Fault::damaged(what));
+            }
+        };
+        let dimension_names = match fields.get("dimension_names") {
+            None | Some(Json::Null) => None,
+            Some(names) => Some(serde_json::from_value(names.clone()).map_err(|_| {
+                let what = "a list of texts and nulls";
+                Fault::damaged(format!(
+                    "its dimension_names are {}, not {what}",
+                    shown(names)
+                ))
+            })?),
+        };
+        Ok(Self {
+            attributes,
+            dimension_names,
+        })
+    }
+
     fn is_empty(&self) -> bool {
         self.attributes.is_empty() && self.dimension_names.is_none()
     }

@@ -4,6 +4,7 @@ use crate::{Ran, handmade::zarr2, run, states::Saved};
 use reshard::{
     Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedConfig,
 };
+use serde_json::{Value as Json, json};
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -292,6 +293,50 @@ fn what_is_not_verified_is_named() {
         let j: serde_json::Value = serde_json::from_str(&run(args).out).unwrap();
         assert_eq!(j["no_verify"], true, "{args:?}");
     }
+}
+
+/// zarr-python removes a chunk that has the fill value only, and leaves its folder.
+#[test]
+fn an_empty_folder_above_a_chunk_is_no_damage() {
+    let saved = Saved::made(|url| {
+        let at = Path::new(url);
+        let mut text = json!({
+            "zarr_format": 3, "node_type": "array", "shape": [2, 2], "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 2]}},
+            "chunk_key_encoding": {"name": "default"}, "fill_value": 7, "codecs": [{"name": "bytes"}],
+        });
+        text["attributes"] = json!({});
+        fs::create_dir_all(at.join("w/c/0")).unwrap();
+        fs::create_dir_all(at.join("w/c/1")).unwrap();
+        fs::write(at.join("w/c/0/0"), [1, 2]).unwrap();
+        fs::write(at.join("w/zarr.json"), text.to_string()).unwrap();
+    });
+    run(&["verify", &saved.url]).ok();
+    let shown = run(&["show", &saved.url, "w"]).ok();
+    assert!(shown.contains('7'), "{shown}");
+    // A folder in the place of a chunk is none.
+    fs::create_dir(saved.path("w/c/1/0")).unwrap();
+    assert_eq!(run(&["verify", &saved.url]).code, 1);
+}
+
+#[test]
+fn consolidated_metadata_that_contradict_an_array_are_told() {
+    let saved = Saved::made(|url| zarr2(&Path::new(url).join("w")));
+    let array: Json = serde_json::from_slice(&fs::read(saved.path("w/.zarray")).unwrap()).unwrap();
+    let told = |changes: &[(&str, Json)]| {
+        let mut array = array.clone();
+        for (name, value) in changes {
+            array[*name] = value.clone();
+        }
+        let all = json!({"metadata": {"w/.zarray": array}, "zarr_consolidated_format": 1});
+        fs::write(saved.path(".zmetadata"), all.to_string()).unwrap();
+        let ran = run(&["digest", &saved.url]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        ran.err
+            .contains("consolidated metadata say something else of \"w\"")
+    };
+    assert!(!told(&[]));
+    assert!(told(&[("fill_value", json!(3))]));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::root::{Root, what_it_is};
 use crate::{Name, Result, StorageError};
 use bytes::Bytes;
+use reshard_model::MemoryLimit;
 use rustix::{buffer::spare_capacity, fs::FileType, io::Errno};
 use std::{
     fs::File,
@@ -85,8 +86,8 @@ impl Input {
         let mut out: Vec<u8> = Vec::new();
         // A file with holes may be longer than all memory.
         out.try_reserve_exact(len).map_err(|_| {
-            let e =
-                std::io::Error::new(ErrorKind::OutOfMemory, format!("no memory for {len} bytes"));
+            let why = MemoryLimit::refusal(len);
+            let e = std::io::Error::new(ErrorKind::OutOfMemory, why);
             StorageError::io("read", &self.path, e)
         })?;
         piecemeal(range, ErrorKind::UnexpectedEof, |at| {

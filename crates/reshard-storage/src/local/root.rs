@@ -426,7 +426,7 @@ const DANGLING: &str =
 /// What lies in place of a file.
 pub(super) fn what_it_is(kind: FileType) -> &'static str {
     match kind {
-        FileType::Directory => "it is a directory",
+        FileType::Directory => Listing::FOLDER,
         FileType::Fifo => "it is a named pipe",
         FileType::Socket => "it is a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "it is a device",

@@ -10,7 +10,7 @@ mod tests;
 use super::meta::{Codec, Fault, Stored};
 use bytes::{Buf as _, Bytes, buf::Reader};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
-use reshard_model::{DType, Tensor};
+use reshard_model::{DType, MemoryLimit, Tensor};
 use std::{
     cell::RefCell,
     io::{self, Read},
@@ -148,7 +148,7 @@ fn failed(e: io::Error) -> Fault {
 const ZSTD_NO_MEMORY: &str = "not enough memory";
 
 fn no_memory(bytes: usize) -> Fault {
-    Fault::no_memory(format!("no memory for {bytes} bytes"))
+    Fault::no_memory(MemoryLimit::refusal(bytes))
 }
 
 fn too_many(most: u64) -> Fault {

@@ -1,8 +1,8 @@
 //! The arrays of a place, by the names of its files.
 
 use super::meta::{
-    ArrayMeta, Fault, MAX_TEXT, Node, parse_zarr_json, parse_zarray, parse_zmetadata, takes,
-    too_long,
+    ArrayMeta, Fault, MAX_TEXT, Node, no_attributes, parse_zarr_json, parse_zarray,
+    parse_zmetadata, takes, too_long,
 };
 use crate::{
     place::PlaceFiles,
@@ -212,10 +212,15 @@ async fn described_above(
         false => ZARR_JSON,
     };
     for (folder, node) in consolidated {
-        if let Node::Array(meta) = node
-            && Name::new(&*folder).is_ok()
-            && !out.contains_key(&folder)
-        {
+        let Node::Array(meta) = node else {
+            continue;
+        };
+        if let Some(own) = out.get(&folder) {
+            let differ = matches!((&own.meta, &*meta), (Ok(own), Ok(meta)) if own != meta);
+            if differ {
+                stated.contradicted.insert(folder);
+            }
+        } else if Name::new(&*folder).is_ok() {
             let found = Found {
                 folder: folder.clone(),
                 description: told_by.into(),
@@ -249,10 +254,21 @@ async fn attributes(
         let is_v3 = Name::new(v3).is_ok_and(|v3| files.contains_key(&v3));
         (!is_v3).then(|| folder.to_owned())
     };
-    let all = files.iter().filter(|(_, bytes)| **bytes <= MAX_TEXT as u64);
-    let all: Vec<(String, &Name, u64)> = all
+    let mut refuse = |name: &Name, fault| {
+        let found = Found::refused(name.as_str(), name.as_str(), fault);
+        out.insert(name.to_string(), found);
+    };
+    let all = files.iter();
+    let mut all: Vec<(String, &Name, u64)> = all
         .filter_map(|(name, bytes)| Some((of_v2(name)?, name, *bytes)))
         .collect();
+    all.retain(|(_, name, bytes)| {
+        let fits = *bytes <= MAX_TEXT as u64;
+        if !fits {
+            refuse(name, too_long(ZATTRS, *bytes));
+        }
+        fits
+    });
     let mut left = &all[..];
     while !left.is_empty() {
         let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
@@ -262,17 +278,17 @@ async fn attributes(
             .map(|(_, name, bytes)| ((*name).clone(), 0..*bytes));
         let texts = store.read_ranges(ranges.collect()).await?.0;
         for ((folder, name, _), text) in part.iter().zip(texts) {
-            if affords(limits, &text) && !stated.add_attributes(folder, &text) {
-                let fault = Fault::damaged("its attributes are no JSON object");
-                let found = Found::refused(name.as_str(), name.as_str(), fault);
-                out.insert(name.to_string(), found);
+            if !affords(limits, &text) {
+                refuse(name, too_large(ZATTRS, &text));
+            } else if !stated.add_attributes(folder, &text) {
+                refuse(name, no_attributes());
             }
         }
     }
     Ok(())
 }
 
-/// Arrays whose descriptions are no files.
+/// Arrays whose descriptions are no files, and attributes that are none.
 fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<String, Found> {
     let mut out = BTreeMap::new();
     for (folder, file, what) in files.obstacles(&[ZARR_JSON, ZARRAY, ZMETADATA, ZATTRS]) {

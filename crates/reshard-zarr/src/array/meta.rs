@@ -18,10 +18,10 @@ mod without;
 pub(crate) use fault::Fault;
 #[cfg(test)]
 pub(crate) use fault::FaultKind;
-pub(crate) use json::{MAX_TEXT, takes, too_long};
+pub(crate) use json::{MAX_TEXT, shown, takes, too_long};
 pub(crate) use keys::ChunkKeys;
 pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};
-pub(crate) use v2::{parse_zarray, parse_zmetadata};
+pub(crate) use v2::{no_attributes, parse_zarray, parse_zmetadata};
 pub(crate) use v3::parse_zarr_json;
 pub(crate) use without::without_nodes;
 

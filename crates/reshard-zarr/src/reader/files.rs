@@ -217,7 +217,18 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
     let refused = reader.refused.iter();
     let refused = refused.map(|(key, why)| (&**key, why.kind, &*why.what));
     let of = |text: &str| vec![text.to_owned()];
+    let mut warnings = Vec::new();
+    if let Some(first) = reader.contradicted.first() {
+        let more = match reader.contradicted.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        warnings.push(format!(
+            "consolidated metadata say something else of {first:?}{more} than the descriptions there; reshard reads these, and zarr-python the consolidated metadata"
+        ));
+    }
     Producer {
+        warnings,
         written_by: of(by),
         loadable_by: of(can),
         notes,

@@ -16,7 +16,11 @@ use reshard_strategy::{
     BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Result, Rewritten, Selection,
     StrategyError, Traffic,
 };
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 /// An opened checkpoint.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub(crate) struct ZarrReader {
     pub(crate) kept: Kept,
     /// All files of the place.
     pub(crate) files: PlaceFiles,
+    /// Paths about which consolidated metadata contradict the descriptions there.
+    pub(crate) contradicted: BTreeSet<String>,
 }
 
 /// A chunk, or an inner chunk of a shard: its array, and its number there.

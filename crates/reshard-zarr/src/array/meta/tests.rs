@@ -391,6 +391,24 @@ fn extensions_that_need_not_be_understood_are_passed_over() {
 }
 
 #[test]
+fn attributes_and_names_of_axes_that_are_none_are_damage() {
+    damaged(v3(json!({"attributes": 5})), "attributes are 5");
+    damaged(v3(json!({"dimension_names": "xy"})), "\"xy\"");
+    damaged(v3(json!({"dimension_names": ["x", 1]})), "nulls");
+    damaged(v3(json!({"dimension_names": ["x"]})), "2 axes");
+    assert!(v3(json!({"attributes": null, "dimension_names": null})).is_ok());
+    let group = br#"{"zarr_format": 3, "node_type": "group", "attributes": []}"#;
+    let fault = parse_zarr_json(group).unwrap_err();
+    assert!(fault.what.contains("attributes are []"), "{fault:?}");
+    let text = br#"{"metadata": {"a/.zattrs": 7, ".zattrs": {"x": 1}, "a.zattrs": 7}}"#;
+    let found = parse_zmetadata(text).unwrap();
+    assert!(
+        matches!(&found[..], [(path, Node::Array(a))] if path == "a/.zattrs" && a.is_err()),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn consolidated_metadata_give_the_nodes_of_a_group() {
     let array = json!({"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "<f4"});
     let text = json!({"zarr_consolidated_format": 1, "metadata": {

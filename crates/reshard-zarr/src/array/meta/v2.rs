@@ -8,6 +8,7 @@ use super::{
     keys::ChunkKeys,
     types::{ArrayMeta, Encoding, Node, Stored},
 };
+use crate::stated::ZATTRS;
 use serde_json::{Map, Value};
 
 const ZARRAY: &str = ".zarray";
@@ -40,6 +41,10 @@ pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault>
                 Some(path) => path,
                 None => continue,
             },
+            None if is_zattrs(&name) && !value.is_object() => {
+                out.push((name, Node::Array(Box::new(Err(no_attributes())))));
+                continue;
+            }
             None => continue,
         };
         let found = match &value {
@@ -49,6 +54,15 @@ pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault>
         out.push((path.to_owned(), Node::Array(Box::new(found))));
     }
     Ok(out)
+}
+
+fn is_zattrs(name: &str) -> bool {
+    name.rsplit('/').next() == Some(ZATTRS)
+}
+
+/// What is wrong with a `.zattrs` that is no object.
+pub(crate) fn no_attributes() -> Fault {
+    Fault::damaged("its attributes are no JSON object")
 }
 
 fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {

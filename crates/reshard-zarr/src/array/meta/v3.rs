@@ -8,6 +8,7 @@ use super::{
     keys::ChunkKeys,
     types::{ArrayMeta, Group, Node},
 };
+use crate::stated::Facts;
 use serde_json::{Map, Value};
 
 /// Parses a `zarr.json`.
@@ -36,6 +37,7 @@ fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
                 &of,
                 &["zarr_format", "node_type", "attributes", CONSOLIDATED],
             )?;
+            Facts::of(&of)?;
             Ok(Node::Group(Group {
                 consolidated: match of.remove(CONSOLIDATED) {
                     Some(value) if nested => consolidated(value)?,
@@ -113,6 +115,14 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
         }
     }
     let shape = json::dims(of, "shape")?;
+    let names = Facts::of(of)?.dimension_names;
+    if let Some(names) = names.filter(|names| names.len() != shape.len()) {
+        return Err(Fault::damaged(format!(
+            "it has {} dimension_names, and its shape has {} axes",
+            names.len(),
+            shape.len()
+        )));
+    }
     let dtype = dtype::v3(json::field(of, "data_type")?)?;
     let grid = Named::of("chunk_grid", json::field(of, "chunk_grid")?)?;
     if grid.name != "regular" {
