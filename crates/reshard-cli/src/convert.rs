@@ -267,6 +267,7 @@ const OTHER_ENDINGS: [(&str, &str); 7] = [
 ];
 const QUANTIZED: &str = "--dequantize reads the numbers that quantised tensors stand for, if it knows their form; leave out --dtype, or the `cast` of \
     the map, to carry them over as they are stored";
+const CELLS: &str = "choose all cells of the array, or another dialect: --dialect pytorch";
 const UNKNOWN_ENDING: &str = "reshard does not write that format; `reshard plugins` lists those that it writes, and --to chooses one";
 
 /// Refuses a destination that nearly has the ending of a file: it would become a folder of that name. Whoever names the format means the folder.
@@ -564,11 +565,11 @@ fn print(
     }
     if let Some(kept) = &report.resumed {
         let (files, bytes) = (units::some(kept.files, "file"), units::bytes(kept.bytes));
-        fact(
-            out,
-            "resumed",
-            format!("{files}, {bytes}, not written again"),
-        )?;
+        let what = match kept.files {
+            0 => "nothing, because no interrupted conversion had finished a file".into(),
+            _ => format!("{files}, {bytes}, not written again"),
+        };
+        fact(out, "resumed", what)?;
     }
     for (kind, line) in &report.lines {
         fact(out, kind.title(), shown(line))?;
@@ -607,15 +608,12 @@ fn print(
         ),
         false => String::new(),
     };
-    fact(
-        out,
-        "took",
-        format!(
-            "{}  {}{checking}",
-            units::seconds(time),
-            units::rate(report.bytes, time)
-        ),
-    )?;
+    let rate = match report.dry_run {
+        true => String::new(),
+        false => format!("  {}", units::rate(report.bytes, time)),
+    };
+    let time = units::seconds(time);
+    fact(out, "took", format!("{time}{rate}{checking}"))?;
     Ok(())
 }
 
@@ -790,6 +788,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ),
         ConvertError::Map(e) => mapping::explained(&args.mapping, e),
         ConvertError::Quantized { .. } => CliError::told(shown(&what), QUANTIZED),
+        ConvertError::Cells { .. } => CliError::told(shown(&what), CELLS),
         ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         // Of the target, since the source is open: so nothing is said of a checkpoint.
         ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => CliError::told(

@@ -235,6 +235,9 @@ impl<'a> ProducerRow<'a> {
             damaged,
             // They are among the notes of the report.
             warnings: _,
+            // Its tensors have the types that were asked for.
+            dequantized: _,
+            scales: _,
         } = p;
         let tensors = checkpoint.metadata().tensors();
         Self {

@@ -2,7 +2,7 @@
 
 use crate::{fit::Fit, keys::Keys, optimizer::Canonical, target::Target};
 use reshard::{
-    Checkpoint, Dialect,
+    Checkpoint, Dialect, Value,
     model::{Path, Step},
     plan::{AnnotationId, AnnotationKind, Annotations, PlannerData},
 };
@@ -78,6 +78,17 @@ impl<'a> Fates<'a> {
             return Some(
                 "only one file of the source states it, or files contradict each other".into(),
             );
+        }
+        let is_lone = |value: &Value| value.as_str().is_some();
+        if id.kind == AnnotationKind::ContainerType
+            && self
+                .source
+                .metadata()
+                .annotations()
+                .get(id)
+                .is_some_and(is_lone)
+        {
+            return Some("the copy is a dict with this item".into());
         }
         let stays = match id.kind {
             AnnotationKind::Text => true,

@@ -32,8 +32,8 @@ pub struct CastReport {
     pub to: DType,
     /// The number of elements.
     pub elements: u64,
-    /// How many finite elements were too large for the type. They have become infinite, or NaN in a type without infinity, or the largest
-    /// number in float8_e4m3fn.
+    /// How many elements were too large for the type. They have become infinite, or NaN in a type without infinity, or the largest number in
+    /// float8_e4m3fn. An infinity is too large for a type that has none.
     pub overflowed: u64,
     /// How many elements other than zero have become zero.
     pub underflowed: u64,
@@ -159,8 +159,9 @@ fn count<const N: usize>(
     let mut counts = [0u64; 3];
     for (before, after) in pairs {
         let (before, after) = (float(*before), float(*after));
-        counts[0] +=
-            u64::from(before.is_finite() & (!after.is_finite() | (before.abs() > too_large)));
+        let is_too_large = !after.is_finite() | (before.abs() > too_large);
+        let lost_infinity = before.is_infinite() & !after.is_infinite();
+        counts[0] += u64::from((before.is_finite() & is_too_large) | lost_infinity);
         counts[1] += u64::from((before != 0.0) & (after == 0.0));
         counts[2] += u64::from((before != after) & !(before.is_nan() & after.is_nan()));
     }
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(&out[..4], [0x80, 0x3f, 0x80, 0x3f]);
         assert_eq!(lost(&floats, DType::Float16).1, [1, 1, 3]);
         // It has no infinity: too much is the largest number, and so is infinity.
-        assert_eq!(lost(&floats, DType::Float8E4M3Fn).1, [1, 1, 4]);
+        assert_eq!(lost(&floats, DType::Float8E4M3Fn).1, [2, 1, 4]);
         assert_eq!(lost(&floats, DType::Float64).1, [0, 0, 0]);
     }
 

@@ -64,6 +64,14 @@ pub enum ConvertError {
         /// The source.
         src: String,
     },
+    /// The copy would have an array of objects without some of its cells.
+    #[error("{what}; Megatron Core loads no such array, so {src} can't be written in its dialect")]
+    Cells {
+        /// The source.
+        src: String,
+        /// The array, and the cells that are missing.
+        what: String,
+    },
     /// A cast would ignore the scale of a quantised tensor.
     #[error("{key} is quantised as {from}: {found}, which a cast would ignore")]
     Quantized {
@@ -453,6 +461,7 @@ impl ConvertError {
             | Self::Flattened { .. }
             | Self::Unknown { .. }
             | Self::Quantized { .. }
+            | Self::Cells { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,
             Self::NoOptimizer { .. } | Self::MissingGroups { .. } => ErrorKind::NotFound,
             Self::Unsound { finding, .. } => match finding {

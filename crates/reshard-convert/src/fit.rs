@@ -168,6 +168,11 @@ impl Fit {
         self.object_lists
     }
 
+    /// Whether an object that is a dict becomes the items of that dict.
+    pub(crate) fn splits_objects(&self) -> bool {
+        self.can.splits_objects()
+    }
+
     /// Whether the object that gets this key becomes common state.
     pub(crate) fn is_common(&self, key: &str) -> bool {
         self.makes_common && !is_name_of_cell(key)

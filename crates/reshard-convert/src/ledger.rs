@@ -93,6 +93,8 @@ pub enum Change {
         /// Its element type in the copy.
         to: DType,
     },
+    /// Its elements are computed from stored ones and from scales.
+    Dequantized,
     /// It has another key.
     Renamed(String),
     /// A map makes these tensors of it.
@@ -103,6 +105,8 @@ pub enum Change {
     Unflattened,
     /// `--optimizer` stores its content by parameter.
     ByParameter,
+    /// An object that is a dict became so many items.
+    Split(u64),
     /// An object became a value of common state.
     IntoCommon,
     /// A value of common state became the item of this key.
@@ -118,7 +122,9 @@ impl Change {
     pub fn is_loss(&self) -> bool {
         match self {
             Self::Cast { from, to } => !Cast::Lossless.allows(*from, *to),
-            Self::Untied | Self::AsText | Self::Trimmed(_) => true,
+            Self::Dequantized | Self::Untied | Self::AsText | Self::Trimmed(_) | Self::Split(_) => {
+                true
+            }
             _ => false,
         }
     }
@@ -130,6 +136,7 @@ impl Change {
             Self::Mapped(_) => "mapped".into(),
             Self::Trimmed(_) => "without some elements".into(),
             Self::IntoItem(_) => "stored as items".into(),
+            Self::Split(_) => "split into items".into(),
             other => other.to_string(),
         }
     }
@@ -139,11 +146,13 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cast { from, to } => write!(f, "cast from {from} to {to}"),
+            Self::Dequantized => f.write_str("dequantised"),
             Self::Renamed(to) => write!(f, "renamed to {to}"),
             Self::Mapped(to) => write!(f, "mapped to {}", to.join(", ")),
             Self::Trimmed(elements) => write!(f, "without {elements} of its elements"),
             Self::Unflattened => f.write_str("stored as plain chunks"),
             Self::ByParameter => f.write_str("stored by parameter"),
+            Self::Split(items) => write!(f, "split into {items} items"),
             Self::IntoCommon => f.write_str("stored as common state"),
             Self::IntoItem(key) => write!(f, "stored as the item {key}"),
             Self::Untied => f.write_str("stored once each"),

@@ -37,6 +37,8 @@ pub(crate) struct Mapped {
     needed: BTreeMap<String, Use>,
     /// Those of which the map casts something.
     cast: BTreeSet<String>,
+    /// Those that no rule maps.
+    unmapped: BTreeSet<String>,
     /// Why the map leaves out an item of the source, by its key.
     left_out: BTreeMap<String, String>,
 }
@@ -77,6 +79,12 @@ impl Mapped {
             tensors,
             needed,
             cast,
+            unmapped: mapped
+                .mapping()
+                .unmapped()
+                .iter()
+                .map(|key| key.to_string())
+                .collect(),
             left_out: left_out.collect(),
         })
     }
@@ -99,6 +107,11 @@ impl Mapped {
     /// Whether the map casts something of a tensor of the source.
     pub(crate) fn casts(&self, key: &str) -> bool {
         self.cast.contains(key)
+    }
+
+    /// Whether no rule maps a tensor of the source.
+    pub(crate) fn is_unmapped(&self, key: &str) -> bool {
+        self.unmapped.contains(key)
     }
 
     /// Which rule of the map leaves out an item of the source, if one does.

@@ -12,7 +12,7 @@ use crate::{
 };
 use reshard::{
     Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    Value, ValueTree,
+    Value, ValueTree, incomplete_arrays,
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
     storage::{Name, Traffic},
@@ -177,6 +177,17 @@ impl Source {
         }
         if fit.dialect == Dialect::Dcp && canonical.is_mapped && paths.is_none() {
             paths = Some(PlannerData::Paths(flat_paths(&items)));
+        }
+        if fit.dialect == Dialect::Megatron {
+            let keys = items.iter().filter_map(|item| match item {
+                Item::Object(key, _) => Some(&**key),
+                _ => None,
+            });
+            if let Some(found) = incomplete_arrays(keys).into_iter().next() {
+                let src = checkpoint.url().into();
+                let what = found.what;
+                return Err(ConvertError::Cells { src, what });
+            }
         }
         Ok(Self {
             dialect: fit.dialect,

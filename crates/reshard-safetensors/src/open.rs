@@ -100,6 +100,7 @@ impl OpenFormat for Safetensors {
             rewritten: tables.rewritten,
             kept: Kept {
                 index: found.index_name().cloned(),
+                unnamed: found.unnamed,
                 has_record: found.record.is_some(),
                 is_sharded: tables.is_sharded,
                 is_alone: cx.kind == PlaceKind::File,

@@ -101,6 +101,8 @@ impl Refused {
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) index: Option<Name>,
+    /// Files of the model that the index does not name.
+    pub(crate) unnamed: Vec<Name>,
     pub(crate) has_record: bool,
     pub(crate) is_sharded: bool,
     /// Whether one file was named, and not its folder.

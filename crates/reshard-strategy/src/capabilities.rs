@@ -33,6 +33,7 @@ pub struct Capabilities {
     objects: fn(PlaceKind, bool) -> bool,
     codec: &'static str,
     object_lists: bool,
+    splits_objects: bool,
     takes_folder: bool,
     ties: bool,
     annotations: fn(PlaceKind, bool) -> &'static [AnnotationKind],
@@ -47,6 +48,7 @@ impl Default for Capabilities {
             objects: |_, _| true,
             codec: "torch.save",
             object_lists: false,
+            splits_objects: false,
             takes_folder: false,
             ties: false,
             annotations: |_, _| &[],
@@ -92,6 +94,15 @@ impl Capabilities {
     pub fn with_object_lists(self, object_lists: bool) -> Self {
         Self {
             object_lists,
+            ..self
+        }
+    }
+
+    /// Sets whether an object that is a dict is read as the items of that dict: the file has no sign of where it begins.
+    #[must_use]
+    pub fn with_split_objects(self, splits_objects: bool) -> Self {
+        Self {
+            splits_objects,
             ..self
         }
     }
@@ -171,6 +182,11 @@ impl Capabilities {
     /// Whether a cell of an object array is stored as a list.
     pub fn object_lists(&self) -> bool {
         self.object_lists
+    }
+
+    /// Whether an object that is a dict is read as the items of that dict.
+    pub fn splits_objects(&self) -> bool {
+        self.splits_objects
     }
 
     /// The name of the codec of its objects.

@@ -531,6 +531,12 @@ pub struct Producer {
     /// Facts about the save itself, by name: nothing of the state is in them, and a copy is a save of its own.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub save: BTreeMap<String, String>,
+    /// Keys of tensors whose elements are not those that are stored, but computed from them and from scales.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub dequantized: BTreeSet<String>,
+    /// Keys of the stored scales from which they are computed. They are not in the metadata.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub scales: BTreeSet<String>,
     /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,

@@ -223,9 +223,12 @@ impl StorageReader for BundleReader {
         });
         let sliced: Vec<_> = sliced.map(|t| (t.key(), t.dtype())).collect();
         if let Some((key, dtype)) = sliced.first() {
+            let tensors = match sliced.len() {
+                1 => "1 tensor lies".into(),
+                n => format!("{n} tensors lie"),
+            };
             notes.push(format!(
-                "{} tensors lie in slices of a type that TensorFlow reads only whole, such as {key} of {dtype}; a conversion to tensor_bundle stores them whole",
-                sliced.len()
+                "{tensors} in slices of a type that TensorFlow reads only whole, such as {key} of {dtype}; a conversion to tensor_bundle stores them whole"
             ));
         }
         let refused = self.index.refused.iter();

@@ -130,6 +130,8 @@ pub struct Contents {
     pub leaves: Vec<Found>,
     /// The dicts around them that have a class, a state, or keys that are no str.
     pub dicts: Vec<FoundDict>,
+    /// Whether the root is a dict whose items the leaves are. If not, it is the only leaf, under a name that the file does not have.
+    pub has_root_dict: bool,
 }
 
 /// What a leaf is.
@@ -184,7 +186,8 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// As [`leaves`](Self::leaves).
     pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
-        let (leaves, around) = flatten::contents(&self.graph, self.root, self.limits)?;
+        let (leaves, around, has_root_dict) =
+            flatten::contents(&self.graph, self.root, self.limits)?;
         let mut objects: Vec<ObjectAt> = Vec::new();
         for dict in &around {
             objects.extend(dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)));
@@ -217,6 +220,7 @@ impl<'a> Outline<'a> {
         Ok(Contents {
             leaves,
             dicts: dicts.collect(),
+            has_root_dict,
         })
     }
 

@@ -52,6 +52,16 @@ impl Dicts {
         }
     }
 
+    /// Notes that a file is one leaf of this key, and no dict.
+    pub(crate) fn add_lone(&mut self, file: u32, key: &str) {
+        let id = AnnotationId::new(AnnotationKind::ContainerType, Path::default(), "");
+        let value = format!("no dict, but {key}");
+        self.0
+            .entry(id)
+            .or_default()
+            .push((file, Some(value.into())));
+    }
+
     /// Those of a single file: each is that of the checkpoint, if it could be read.
     pub(crate) fn of_one_file(self, file: &str) -> Annotations {
         self.annotations(|_, value, _| value.is_some(), |_| file.into())

@@ -152,7 +152,9 @@ impl StorageReader for TorchSaveReader {
     fn capabilities(&self) -> Capabilities {
         match self.indexed {
             true => Capabilities::default().with_objects(|_, _| false),
-            false => Capabilities::default().with_annotations(|_, _| dicts::KINDS),
+            false => Capabilities::default()
+                .with_annotations(|_, _| dicts::KINDS)
+                .with_split_objects(true),
         }
     }
 

@@ -51,6 +51,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             .with_objects(|place, by_policy| !by_policy || place == PlaceKind::File)
             .with_folder(true)
             .with_ties(true)
+            .with_split_objects(true)
             // The dicts of several files are flat.
             .with_annotations(
                 |place, by_policy| match by_policy && place != PlaceKind::File {

@@ -41,6 +41,9 @@ impl Table {
         let (mut tables, mut dicts) = (Tables::default(), Dicts::default());
         let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
         dicts.add(0, contents.dicts);
+        if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
+            dicts.add_lone(0, &only.path.to_string());
+        }
         for found in contents.leaves {
             let key: Box<str> = found.path.to_string().into();
             tables.add(0, file, key, found)?;

@@ -8,10 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The number of missing cells that a finding names.
 const NAMED: usize = 3;
 
-/// Reports each array of objects of which cells are missing: Megatron Core loads no such array.
+/// Reports each array of objects of which cells are missing.
 pub(crate) fn check(metadata: &Metadata, report: &mut VerifyReport) {
+    for found in incomplete_arrays(metadata.objects().map(|(_, key)| key)) {
+        report.add(ErrorKind::Corrupt, found);
+    }
+}
+
+/// Returns what is wrong with each array of objects of which cells are missing among these keys: Megatron Core loads no such array.
+pub fn incomplete_arrays<'k>(keys: impl IntoIterator<Item = &'k str>) -> Vec<Damage> {
     let mut arrays: BTreeMap<(Box<str>, Dims), BTreeSet<Dims>> = BTreeMap::new();
-    for (_, key) in metadata.objects() {
+    for key in keys {
         if let Ok(cell) = ShardedObject::empty_from_unique_key(key)
             && cell.unique_key() == key
         {
@@ -19,6 +26,7 @@ pub(crate) fn check(metadata: &Metadata, report: &mut VerifyReport) {
             cells.insert(cell.global_offset);
         }
     }
+    let mut out = Vec::new();
     for ((key, shape), cells) in arrays {
         let all = shape.volume();
         if all == Some(cells.len() as u64) {
@@ -33,7 +41,7 @@ pub(crate) fn check(metadata: &Metadata, report: &mut VerifyReport) {
         };
         let names: Vec<String> = missing.take(NAMED).map(name).collect();
         let all = all.map_or("2⁶⁴ or more".to_owned(), |n| n.to_string());
-        let found = Damage {
+        out.push(Damage {
             key: names.first().cloned(),
             file: None,
             offset: None,
@@ -42,7 +50,7 @@ pub(crate) fn check(metadata: &Metadata, report: &mut VerifyReport) {
                 cells.len(),
                 names.join(", ")
             ),
-        };
-        report.add(ErrorKind::Corrupt, found);
+        });
     }
+    out
 }

@@ -2,9 +2,11 @@
 
 use crate::opened::Opened;
 use bytes::Bytes;
-use reshard_megatron::{INTEGRITY, Integrity};
+use reshard_megatron::{INTEGRITY, Integrity, METADATA_JSON};
 use reshard_model::ErrorKind;
-use reshard_storage::{Entry, Name, Progress, StorageError, Store, StoreExt, Transaction};
+use reshard_storage::{
+    Entry, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Transaction,
+};
 use reshard_strategy::{Damage, Result, StrategyError, VerifyReport, hex};
 use sha2::{Digest, Sha256};
 use std::{future::Future, sync::Arc};
@@ -59,6 +61,16 @@ pub(crate) fn manifest<'a>(
         out.insert(name, hex(&Sha256::digest(bytes)));
     }
     out
+}
+
+/// Whether there is an `integrity.json` that lists Megatron Core's `metadata.json`.
+pub(crate) async fn lists_record(opened: &Opened) -> bool {
+    let found = match opened.kind {
+        PlaceKind::Folder => Integrity::of(&opened.store).await,
+        _ => Ok(None),
+    };
+    let lists = |integrity: &Integrity| integrity.get(METADATA_JSON).is_some();
+    found.ok().flatten().as_ref().is_some_and(lists)
 }
 
 /// Adds what is wrong by `integrity.json`, if there is one. If not `full`, it only looks whether all files are there.

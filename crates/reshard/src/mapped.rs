@@ -180,12 +180,16 @@ impl MappedCheckpoint {
     }
 
     /// A leaf without data for each tensor, under its mapped key.
-    pub fn load_tensors_metadata(&self) -> StateDict {
+    ///
+    /// # Errors
+    /// A stored item is damaged or not understood, so that it can't be mapped.
+    pub fn load_tensors_metadata(&self) -> Result<StateDict> {
+        self.is_understood()?;
         let mut out = StateDict::new();
         for (key, t) in self.mapping.tensors() {
             out.insert(key, ShardedTensor::template(key, t.dtype(), t.shape()));
         }
-        out
+        Ok(out)
     }
 
     /// Reads every tensor as a whole, by mapped key.
@@ -193,13 +197,17 @@ impl MappedCheckpoint {
     /// # Errors
     /// As [`MappedTensorHandle::read`]. A stored item is damaged or not understood, so that it can't be mapped.
     pub async fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        let understood = self.checkpoint.is_understood();
-        understood.during(ACT, self.checkpoint.url())?;
+        self.is_understood()?;
         let mut out = BTreeMap::new();
         for tensor in self.tensors() {
             out.insert(tensor.key().to_owned(), tensor.read(..).await?);
         }
         Ok(out)
+    }
+
+    fn is_understood(&self) -> Result<()> {
+        let understood = self.checkpoint.is_understood();
+        understood.during(ACT, self.checkpoint.url())
     }
 
     /// The stored key of an object.

@@ -92,9 +92,13 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
 /// How many facts it states beside its tensors and objects, by kind.
 fn stated(f: &Facts) -> Option<String> {
     let mut kinds: BTreeMap<ItemKind, u64> = BTreeMap::new();
-    for (id, _) in f.checkpoint.metadata().annotations().iter() {
-        *kinds.entry(ItemKind::of(id.kind)).or_default() += 1;
+    for (id, value) in f.checkpoint.metadata().annotations().iter() {
+        let kind = ItemKind::of(id.kind);
+        // That the root is no dict has no class.
+        let is_class = kind != ItemKind::ContainerType || value.as_str().is_none();
+        *kinds.entry(kind).or_default() += u64::from(is_class);
     }
+    kinds.retain(|_, n| *n > 0);
     let all = kinds.iter().map(|(kind, n)| match kind {
         ItemKind::Attribute => units::some(*n, "attribute"),
         ItemKind::KeyType => format!("{} that are no text", units::some(*n, "key")),
@@ -202,7 +206,7 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     if objects().next().is_some() {
         writeln!(out)?;
         let row = |key: &str| match &*c.object_parts(key) {
-            [] => [key.into(), "?".into(), "nowhere".into()],
+            [] => [key.into(), "?".into(), "not recorded".into()],
             parts @ [first, ..] => {
                 let bytes = parts
                     .iter()

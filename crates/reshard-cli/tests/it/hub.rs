@@ -132,6 +132,19 @@ fn every_command_says_which_tensors_an_index_does_not_list_or_lists_elsewhere() 
 }
 
 #[test]
+fn every_command_says_which_files_of_the_model_an_index_does_not_name() {
+    let model = Model::new();
+    model.index(&[("a", &shard(1)), ("b", &shard(1))]);
+    let said = format!(
+        "model.safetensors.index.json names no tensor of {}",
+        shard(2)
+    );
+    every_command_says(&model.url(), &[&said]);
+    let inspected = run(&["inspect", &model.url()]).ok();
+    assert!(!inspected.contains("foreign"), "{inspected}");
+}
+
+#[test]
 fn every_command_says_that_a_file_of_torch_is_next_to_an_index() {
     let (model, home) = (Model::new(), tempfile::tempdir().unwrap());
     let url = home.path().join("m").display().to_string();

@@ -352,6 +352,116 @@ fn ties_and_paths_count_in_a_lossless_comparison() {
 }
 
 #[test]
+fn an_object_equals_the_items_that_it_consists_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let save = |name: &str, items: &[(&[Step], f64)]| {
+        let mut state = StateDict::new();
+        state.insert("w", Tensor::from_vec(&[1], vec![1f32]).unwrap());
+        for (at, value) in items {
+            state.insert_at(at, Tree::Leaf(Leaf::from(*value)));
+        }
+        blocking::run(reshard::save(&state, path(name)).dialect(reshard::Dialect::Dcp)).unwrap();
+        path(name)
+    };
+    // One object with a dict, as DCP has it with `flatten_state_dict=False`.
+    let mut state = StateDict::new();
+    state.insert("w", Tensor::from_vec(&[1], vec![1f32]).unwrap());
+    let both = vec![("a".into(), 1.5.into()), ("b".into(), 2.5.into())];
+    state.insert("o", reshard::model::Value::Dict(both));
+    blocking::run(reshard::save(&state, path("one")).dialect(reshard::Dialect::Dcp)).unwrap();
+    let one = path("one");
+    let (a, b) = (["o".into(), "a".into()], ["o".into(), "b".into()]);
+    let copy = path("copy.pt");
+    let ran = run(&["convert", &one, &copy, "--lossless"]);
+    assert!(
+        ran.code != 0 && ran.err.contains("split into 2 items"),
+        "{}",
+        ran.err
+    );
+    run(&["convert", &one, &copy]).ok();
+    for [left, right] in [[&one, &copy], [&copy, &one]] {
+        run(&["diff", left, right]).ok();
+        assert_eq!(run(&["diff", left, right, "--lossless"]).code, 1);
+    }
+    for (name, items) in [
+        ("other.pt", &[(&a[..], 1.5), (&b[..], 3.5)][..]),
+        ("less.pt", &[(&a[..], 1.5)]),
+    ] {
+        let other = save(name, items);
+        for [left, right] in [[&one, &other], [&other, &one]] {
+            assert_eq!(run(&["diff", left, right]).code, 1, "{left} {right}");
+        }
+    }
+}
+
+#[test]
+fn a_root_that_is_no_dict_becomes_one_and_the_ledger_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy.pt").display().to_string();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../reshard-torch-format/tests/data");
+    let list = data
+        .join("torch-2.15.0/list_class.pt")
+        .display()
+        .to_string();
+    let ran = run(&["convert", &list, &copy, "--lossless"]);
+    assert!(
+        ran.code != 0 && ran.err.contains("the copy is a dict with this item"),
+        "{}",
+        ran.err
+    );
+    run(&["convert", &list, &copy]).ok();
+    assert_eq!(run(&["diff", &list, &copy]).code, 1);
+    // The copy has a dict.
+    let again = dir.path().join("again.pt").display().to_string();
+    run(&["convert", &copy, &again, "--lossless"]).ok();
+    run(&["diff", &copy, &again, "--lossless"]).ok();
+}
+
+fn megatron(name: &str) -> String {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/megatron");
+    format!("{fixtures}/{name}/ckpt")
+}
+
+#[test]
+fn common_state_equals_the_items_that_it_became() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, copy) = (
+        megatron("mc012_tp2_pp2_layers_w4"),
+        dir.path().join("copy.pt").display().to_string(),
+    );
+    run(&["convert", &source, &copy, "--lossless"]).ok();
+    for [a, b] in [[&source, &copy], [&copy, &source]] {
+        run(&["diff", a, b]).ok();
+    }
+}
+
+#[test]
+fn no_array_of_objects_is_written_without_some_of_its_cells() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (source, between) = (megatron("mc016_objects_w4"), path("between.pt"));
+    run(&["convert", &source, &between]).ok();
+    for args in [
+        &["convert", &between, &path("back"), "--dialect", "megatron"][..],
+        &[
+            "convert",
+            &source,
+            &path("part"),
+            "--key",
+            "obj.grid/shard_0*",
+        ],
+    ] {
+        let ran = run(args);
+        assert!(
+            ran.code == 2 && ran.err.contains("cells; missing") && ran.err.contains("--dialect"),
+            "{args:?}: {}",
+            ran.err
+        );
+    }
+}
+
+#[test]
 fn texts_stay_if_no_tensor_has_elements() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();

@@ -69,6 +69,13 @@ fn what_is_dequantised_is_compared_with_a_checkpoint_of_another_format() {
         "--dequantize",
     ]);
     assert_eq!(ran.code, 0, "{}", ran.err);
+    let exact = beside("exact");
+    let ran = run(&["convert", &url, &exact, "--dequantize", "--lossless"]);
+    assert!(
+        ran.code != 0 && ran.err.contains("dequantised"),
+        "{}",
+        ran.err
+    );
     for [a, b] in [[&url, &dense], [&dense, &url]] {
         let ran = run(&["diff", a, b, "--dequantize"]);
         assert_eq!(ran.code, 0, "{} {}", ran.out, ran.err);

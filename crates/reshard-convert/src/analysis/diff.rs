@@ -12,7 +12,10 @@ use reshard::{
     plan::PlannerData,
     storage::{PlaceKind, Progress, wait},
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// When two numbers count as equal: if `|a - b| <= absolute + relative * |b|`, as in `numpy.allclose`. NaN is equal to NaN. The default is
 /// that only equal numbers are equal.
@@ -257,8 +260,20 @@ async fn beside_tensors(
         keys
     };
     let second = View::Stored(second);
-    let (of_first, of_second) = (keys(first), keys(second));
+    let (mut of_first, mut of_second) = (keys(first), keys(second));
     let mut out = CheckpointDiff::default();
+    spread((first, &mut of_first), (second, &mut of_second), &mut out).await?;
+    spread((second, &mut of_second), (first, &mut of_first), &mut out).await?;
+    let states = [
+        first.stored().common().await?,
+        second.stored().common().await?,
+    ];
+    let none = states.each_ref().map(|state| *state == ValueTree::new());
+    let items = match none {
+        [false, true] => common_items(&states[0], second, &mut of_second, &mut out).await?,
+        [true, false] => common_items(&states[1], first, &mut of_first, &mut out).await?,
+        _ => BTreeSet::new(),
+    };
     let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
         let (can, cannot) = all.into_iter().partition(|key| other.represents(of, key));
         [can, cannot]
@@ -281,14 +296,10 @@ async fn beside_tensors(
             _ => out.kinds.push(key.clone()),
         }
     }
-    let states = [
-        first.stored().common().await?,
-        second.stored().common().await?,
-    ];
     out.common = common(&states[0], &states[1]);
-    out.common.retain(|path| chosen(path));
+    out.common
+        .retain(|path| chosen(path) && !items.contains(path));
     out.compared_common = values(&states, chosen);
-    let none = states.each_ref().map(|state| *state == ValueTree::new());
     for (n, other) in [(0, second), (1, first)] {
         if !other.holds_objects() && none[1 - n] && !none[n] {
             let paths = std::mem::take(&mut out.common).into_iter();
@@ -302,6 +313,67 @@ async fn beside_tensors(
         structure(first, second, chosen, &mut out);
     }
     Ok(out)
+}
+
+/// Compares objects that are a dict or a list in one, and the items of it in the other, as in a file of `torch.save`. Takes the keys of both
+/// from those that are left to compare.
+async fn spread(
+    (one, keys): (View<'_>, &mut BTreeSet<String>),
+    (other, other_keys): (View<'_>, &mut BTreeSet<String>),
+    out: &mut CheckpointDiff,
+) -> reshard::Result<()> {
+    let objects = keys.difference(other_keys).filter(|key| one.is_object(key));
+    for key in objects.cloned().collect::<Vec<_>>() {
+        let below = format!("{key}.");
+        let items = other_keys.range(below.clone()..);
+        let items = items.take_while(|item| item.starts_with(&below));
+        let items: BTreeSet<String> = items.cloned().collect();
+        if items.is_empty() || !items.iter().all(|item| other.is_object(item)) {
+            continue;
+        }
+        let mut values = BTreeMap::new();
+        ValueTree::from(one.object(&key).await?).visit(&mut |path, value| {
+            let item = format!("{below}{}", model::Path::from(path));
+            values.insert(item, value.clone());
+        });
+        if !items.iter().eq(values.keys()) {
+            continue;
+        }
+        keys.remove(&key);
+        out.compared_objects += 1;
+        let mut same = true;
+        for (item, value) in &values {
+            other_keys.remove(item);
+            same &= other.object(item).await? == *value;
+        }
+        match same {
+            true => out.structure.push(key),
+            false => out.objects.push(key),
+        }
+    }
+    Ok(())
+}
+
+/// Compares values of common state with items of a checkpoint that has none. Returns the paths of those values, and takes their keys from
+/// those that are left to compare.
+async fn common_items(
+    state: &ValueTree,
+    other: View<'_>,
+    other_keys: &mut BTreeSet<String>,
+    out: &mut CheckpointDiff,
+) -> reshard::Result<BTreeSet<String>> {
+    let mut values = BTreeMap::new();
+    state.visit(&mut |path, value| {
+        values.insert(model::Path::from(path).to_string(), value);
+    });
+    values.retain(|path, _| other_keys.contains(path) && other.is_object(path));
+    for (path, value) in &values {
+        other_keys.remove(path);
+        if other.object(path).await? != **value {
+            out.objects.push(path.clone());
+        }
+    }
+    Ok(values.into_keys().collect())
 }
 
 /// Compares ties, and the paths of items.

@@ -411,8 +411,8 @@ impl Pairs {
     pub(super) fn of(a: (DType, &[u8]), b: (DType, &[u8]), bound: Bound) -> (Self, Option<usize>) {
         let long = |d: DType| matches!(d, DType::Int64 | DType::UInt64);
         match wide(a.0).max(wide(b.0)) {
+            _ if long(a.0) || long(b.0) => Self::of_long(a, b, bound),
             Wide::F32 => Self::of_real::<f32>(a, b, bound),
-            Wide::F64 if long(a.0) && a.0 == b.0 => Self::of_long(a.0, (a.1, b.1), bound),
             Wide::F64 => Self::of_real::<f64>(a, b, bound),
         }
     }
@@ -442,29 +442,59 @@ impl Pairs {
         (out, first)
     }
 
-    /// Of integers that floats don't hold.
-    fn of_long(dtype: DType, (a, b): (&[u8], &[u8]), bound: Bound) -> (Self, Option<usize>) {
+    /// Of integers that floats don't hold, and of numbers beside them.
+    fn of_long(
+        (type_a, a): (DType, &[u8]),
+        (type_b, b): (DType, &[u8]),
+        bound: Bound,
+    ) -> (Self, Option<usize>) {
         let (mut out, mut first) = (Self::default(), None);
-        let whole = |bytes: [u8; 8]| match dtype {
-            DType::UInt64 => i128::from(u64::from_le_bytes(bytes)),
-            _ => i128::from(i64::from_le_bytes(bytes)),
-        };
-        let pairs = a.as_chunks().0.iter().zip(b.as_chunks().0);
-        for (i, (a, b)) in pairs.enumerate() {
-            let (a, b) = (whole(*a), whole(*b));
-            let d = (a - b).unsigned_abs() as f64;
-            let (a, b) = (a as f64, b as f64);
-            if d > bound.absolute + bound.relative * b.abs() {
-                out.differ += 1;
-                first = first.or(Some(i));
+        let (mut left, mut right) = (vec![0.0; STEP], vec![0.0; STEP]);
+        let mut memory = Vec::new();
+        let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
+        let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
+        for (n, (a, b)) in steps.enumerate() {
+            f64::decode(type_a, a, &mut left, &mut memory);
+            f64::decode(type_b, b, &mut right, &mut memory);
+            let elements = a.chunks_exact(size_a).zip(b.chunks_exact(size_b));
+            for (i, ((a, b), (x, y))) in elements.zip(left.iter().zip(&right)).enumerate() {
+                let whole = whole(type_a, a, *x).zip(whole(type_b, b, *y));
+                if out.add_long(whole, (*x, *y), bound) {
+                    first = first.or(Some(n * STEP + i));
+                }
             }
-            out.most = out.most.max(d);
-            out.of_differences += d * d;
-            out.of_first += a * a;
-            out.of_second += b * b;
-            out.of_products += a * b;
         }
         (out, first)
+    }
+
+    /// Adds a pair, as integers if both are some, and as the nearest floats. Returns whether they differ.
+    fn add_long(&mut self, whole: Option<(i128, i128)>, (a, b): (f64, f64), bound: Bound) -> bool {
+        let (d, differ) = match whole {
+            Some((x, y)) => {
+                let d = (x - y).unsigned_abs() as f64;
+                (d, d > bound.absolute + bound.relative * b.abs())
+            }
+            None => ((a - b).abs(), bound.differ(a, b)),
+        };
+        self.differ += u64::from(differ);
+        if a.is_finite() && b.is_finite() {
+            self.most = self.most.max(d);
+            self.of_differences += d * d;
+            self.of_first += a * a;
+            self.of_second += b * b;
+            self.of_products += a * b;
+        }
+        differ
+    }
+}
+
+/// An element as an integer, if it is one of less than 2^126. `float` is the nearest float.
+fn whole(dtype: DType, bytes: &[u8], float: f64) -> Option<i128> {
+    let eight = || bytes.first_chunk().copied();
+    match dtype {
+        DType::UInt64 => eight().map(|bytes| u64::from_le_bytes(bytes).into()),
+        DType::Int64 => eight().map(|bytes| i64::from_le_bytes(bytes).into()),
+        _ => (float.fract() == 0.0 && float.abs() < 2f64.powi(126)).then_some(float as i128),
     }
 }
 

@@ -13,9 +13,9 @@ use reshard::{
     BackendVersion, Checkpoint, DType, ReadLimits, StoredCommon, Value, ValueTree,
     model::{Path, Payload, Step},
     plan::{AnnotationKind, Entry, TensorRef},
-    strategy::{decode_object, torch::TorchObjects},
+    strategy::{Producer, decode_object, torch::TorchObjects},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that decides about the items of a source.
 pub(crate) struct Account<'a> {
@@ -47,20 +47,26 @@ impl Account<'_> {
         let mut ledger = Ledger::default();
         let in_object = self.source.stored_common();
         let in_object = in_object.and_then(StoredCommon::object_key);
+        let split = self.split_objects();
+        let producer = self.checkpoint.producer();
         for entry in self.checkpoint.metadata().entries() {
             let key = entry.key();
             let (kind, outcome) = match entry {
-                Entry::Tensor(t) => (ItemKind::Tensor, self.tensor(&t)),
+                Entry::Tensor(t) => (ItemKind::Tensor, self.tensor(&t, &producer)),
                 // Its values are in the ledger.
                 Entry::Object(..) if in_object == Some(key) => continue,
-                Entry::Object(..) => (ItemKind::Object, self.object(key)),
+                Entry::Object(..) => (ItemKind::Object, self.object(key, &split)),
             };
             ledger.add(kind, key, outcome);
         }
         self.add_common(&mut ledger);
         self.add_annotations(&mut ledger);
         self.add_ties(&mut ledger);
-        for name in self.checkpoint.producer().save.into_keys() {
+        for key in &producer.scales {
+            let outcome = self.left_out("the tensor that it scales is dequantised");
+            ledger.add(ItemKind::Tensor, &**key, outcome);
+        }
+        for name in producer.save.into_keys() {
             let outcome = self.left_out("the copy is a save of its own");
             ledger.add(ItemKind::Save, name, outcome);
         }
@@ -96,7 +102,7 @@ impl Account<'_> {
         self.left_out(&format!("{} has no place for {what}", self.format))
     }
 
-    fn tensor(&self, t: &TensorRef<'_>) -> Outcome {
+    fn tensor(&self, t: &TensorRef<'_>, producer: &Producer) -> Outcome {
         let (key, dtype) = (t.key(), t.dtype());
         let carried = match self.mapped {
             None => self
@@ -108,6 +114,9 @@ impl Account<'_> {
             Ok(carried) => carried,
             Err(outcome) => return outcome,
         };
+        if producer.dequantized.contains(key) {
+            changes.insert(0, Change::Dequantized);
+        }
         let to = self.fit.written(made);
         if to != dtype {
             changes.push(Change::Cast { from: dtype, to });
@@ -129,7 +138,10 @@ impl Account<'_> {
         if to.is_empty() {
             return Err(self.no_place(t.dtype().name()));
         }
-        let mut changes = vec![Change::Mapped(to)];
+        let mut changes = match mapped.is_unmapped(t.key()) {
+            true => Vec::new(),
+            false => vec![Change::Mapped(to)],
+        };
         let all = t.global_shape().volume().unwrap_or(u64::MAX);
         if of.elements < all {
             changes.push(Change::Trimmed(all - of.elements));
@@ -145,7 +157,23 @@ impl Account<'_> {
         })
     }
 
-    fn object(&self, key: &str) -> Outcome {
+    /// The objects that the copy has as several items, by their keys in the copy, with the number of items.
+    fn split_objects(&self) -> BTreeMap<&str, u64> {
+        // What such a format reads is split already.
+        if !self.fit.splits_objects() || self.checkpoint.capabilities().splits_objects() {
+            return BTreeMap::new();
+        }
+        let objects = self.source.objects_and_payloads();
+        let split = objects.filter_map(|(key, payload)| {
+            let tree = ValueTree::from(value_of(key, payload)?);
+            let mut items = 0;
+            tree.visit(&mut |_, _| items += 1);
+            (tree.leaf().is_none() && items > 0).then_some((key, items))
+        });
+        split.collect()
+    }
+
+    fn object(&self, key: &str, split: &BTreeMap<&str, u64>) -> Outcome {
         let carried = match self.mapped {
             None => self.carried(key, "objects"),
             Some(mapped) => match mapped.object(key) {
@@ -157,8 +185,16 @@ impl Account<'_> {
             Ok(changes) => changes,
             Err(outcome) => return outcome,
         };
-        if self.fit.is_common(self.canonical.key(key).unwrap_or(key)) {
+        let to = match self.mapped {
+            None => self.canonical.key(key),
+            Some(mapped) => mapped.object(key),
+        };
+        let to = to.unwrap_or(key);
+        if self.fit.is_common(to) {
             changes.push(Change::IntoCommon);
+        }
+        if let Some(items) = split.get(to) {
+            changes.push(Change::Split(*items));
         }
         Outcome::with(changes)
     }
@@ -249,15 +285,20 @@ fn item_of(path: &Path, items: &BTreeSet<&str>) -> String {
     found.unwrap_or_else(|| path.to_string())
 }
 
-/// Common state as values; `None` if it can't be decoded.
-fn decoded(stored: &StoredCommon) -> Option<ValueTree> {
-    let value = match stored.payload() {
-        Payload::Value(value) => value.clone(),
+/// An object as a value; `None` if it can't be decoded.
+fn value_of(key: &str, payload: &Payload) -> Option<Value> {
+    match payload {
+        Payload::Value(value) => Some(value.clone()),
         payload => {
             let codec = TorchObjects::new(&ReadLimits::default());
-            decode_object(&codec, "common state", payload.clone()).ok()?
+            decode_object(&codec, key, payload.clone()).ok()
         }
-    };
+    }
+}
+
+/// Common state as values; `None` if it can't be decoded.
+fn decoded(stored: &StoredCommon) -> Option<ValueTree> {
+    let value = value_of("common state", stored.payload())?;
     // In an object it is a cell of an array, which is stored as a list.
     let value = match (stored.object_key(), value) {
         (Some(_), Value::List(mut all)) if all.len() == 1 => all.remove(0),

@@ -22,6 +22,8 @@ pub(super) struct Found {
     pub(super) objects: Option<u64>,
     /// A file of tensors that other programs read instead of these, with the file that names these.
     pub(super) rival: Option<(Name, Name)>,
+    /// Files of the model whose index does not name them.
+    pub(super) unnamed: Vec<Name>,
 }
 
 impl Found {
@@ -57,6 +59,9 @@ impl Found {
             found.record = note_of_folder(cx, &names).await?;
         }
         found.rival = rival(&top, &names)?;
+        if let (None, Some((index, _))) = (&found.record, &found.index) {
+            found.unnamed = unnamed(&top, index, &names);
+        }
         let lengths = |files: Vec<Entry>| files.into_iter().map(|e| (e.name, e.bytes));
         let mut there: BTreeMap<Name, u64> = lengths(top.files).collect();
         let mut others = names.clone();
@@ -119,6 +124,21 @@ impl Found {
         }
         Ok(all)
     }
+}
+
+/// Files whose names say that they belong to the model of an index, which does not name them.
+fn unnamed(top: &Listing, index: &Name, named: &BTreeSet<Name>) -> Vec<Name> {
+    let model = match Named::of(index.as_str()) {
+        Some(Named::Index(model)) => model,
+        _ => return Vec::new(),
+    };
+    let is_of_model = |name: &&Name| match Named::of(name.as_str()) {
+        Some(Named::Tensors(stem)) => names::of_several(stem).is_some_and(|(of, ..)| of == model),
+        _ => false,
+    };
+    let files = top.files.iter().map(|entry| &entry.name);
+    let files = files.filter(|name| !named.contains(*name));
+    files.filter(is_of_model).cloned().collect()
 }
 
 /// The file of a whole model next to an index of other files. `transformers` looks for `model.safetensors` first, and then for its

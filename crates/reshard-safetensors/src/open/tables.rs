@@ -329,6 +329,10 @@ impl Parts {
         }
         let named = |keys: &[Box<str>]| few(keys.iter().map(|key| &**key));
         if let Some(index) = found.index_name() {
+            if !found.unnamed.is_empty() {
+                let unnamed = few(found.unnamed.iter().map(Name::as_str));
+                out.push(format!("{index} names no tensor of {unnamed}, which lies beside it; nothing of it is read"));
+            }
             if !self.unlisted.is_empty() {
                 let keys = named(&self.unlisted);
                 out.push(format!("{index} does not list {keys}, which its files have; reshard reads them, and other programs may not"));

@@ -7,7 +7,7 @@ use super::{
 use crate::reader::SafetensorsReader;
 use async_trait::async_trait;
 use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Tensor};
-use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, cast};
+use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, TensorRef, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject,
@@ -306,6 +306,16 @@ impl StorageReader for Dequantized {
         let refused = self.refused.iter();
         let refused = refused.map(|(key, why)| (key.to_string(), why.clone()));
         producer.unknown.extend(refused);
+        let computed = |t: &TensorRef<'_>| {
+            let first = t.chunks().next();
+            first.is_some_and(|(id, _)| matches!(self.source(id), Ok(Source::Quantised(_))))
+        };
+        let computed = self.metadata.tensors().filter(computed);
+        producer.dequantized = computed.map(|t| t.key().into()).collect();
+        let stored = self.stored.metadata().tensors().map(|t| t.key());
+        let is_scale =
+            |key: &&str| self.metadata.tensor(key).is_none() && !self.refused.contains_key(*key);
+        producer.scales = stored.filter(is_scale).map(Into::into).collect();
         producer
     }
 

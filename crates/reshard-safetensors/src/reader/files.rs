@@ -20,6 +20,8 @@ pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
         Some(Named::Index(_)) if reader.kept.has_record => FileRole::Part,
         Some(Named::Index(_)) if reader.kept.index.as_ref() == Some(&file.name) => FileRole::Part,
         Some(Named::Tensors(_)) if reader.files.contains(&file.name) => FileRole::Part,
+        // Its index has forgotten it.
+        Some(Named::Tensors(_)) if reader.kept.unnamed.contains(&file.name) => FileRole::Part,
         // With a record it is known that nothing needs it. Without one, or with another name, it may be another model.
         Some(named) if reader.kept.has_record && named.is_usual() => FileRole::Leftover,
         Some(_) => FileRole::Foreign,

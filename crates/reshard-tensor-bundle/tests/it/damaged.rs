@@ -391,7 +391,7 @@ fn slices_that_tensorflow_does_not_restore_are_told() {
     let told = producer(&files);
     assert!(told.loadable_by.is_empty(), "{:?}", told.loadable_by);
     let note =
-        "1 tensors lie in slices of a type that TensorFlow reads only whole, such as w of uint32";
+        "1 tensor lies in slices of a type that TensorFlow reads only whole, such as w of uint32";
     assert!(
         told.notes.iter().any(|n| n.starts_with(note)),
         "{:?}",

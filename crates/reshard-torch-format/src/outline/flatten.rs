@@ -25,12 +25,12 @@ pub(super) struct Around<'g> {
     pub(super) keys: Vec<(Box<str>, KeyType)>,
 }
 
-/// All leaves, and the dicts around them of which the paths of leaves don't say everything.
+/// All leaves, the dicts around them of which the paths of leaves don't say everything, and whether the root is a dict.
 pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
     limits: &'g Limits,
-) -> Result<(Vec<Found>, Vec<Around<'g>>)> {
+) -> Result<(Vec<Found>, Vec<Around<'g>>, bool)> {
     let mut walk = Walk {
         graph,
         limits,
@@ -42,9 +42,11 @@ pub(super) fn contents<'g>(
         out: Vec::new(),
         around: Vec::new(),
     };
-    match walk.named(root) {
+    let pairs = walk.named(root);
+    let has_root_dict = pairs.is_some();
+    match pairs {
         Some(pairs) => walk.dict(root, &pairs)?,
-        _ => {
+        None => {
             let name = if is_tensor(graph, root) {
                 TENSOR
             } else {
@@ -56,7 +58,7 @@ pub(super) fn contents<'g>(
     }
     let (out, around) = (walk.out, walk.around);
     different(graph, root, &out)?;
-    Ok((out, around))
+    Ok((out, around, has_root_dict))
 }
 
 /// Fails if two leaves have one name.

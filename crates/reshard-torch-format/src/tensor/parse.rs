@@ -17,7 +17,17 @@ pub(crate) enum Wrapped {
 /// Reads a node as a dense tensor. `None` if it is something else: an unknown class, a quantized or sparse tensor.
 pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<Option<TensorRef>> {
     // A parameter wraps a tensor; more wrapping has no meaning.
-    let mut id = id;
+    let (mut id, mut grad) = (id, None);
+    let built = |function: &str, args: Id, grad: Option<Id>| {
+        let found = rebuild(graph, function, graph.as_seq(args).unwrap_or(&[]))?;
+        Ok(found.map(|tensor| TensorRef {
+            requires_grad: match grad.map(|grad| graph.node(grad)) {
+                Some(Node::Bool(grad)) => *grad,
+                _ => tensor.requires_grad,
+            },
+            ..tensor
+        }))
+    };
     for _ in 0..4 {
         let Node::Call(call) = graph.node(id) else {
             return Ok(None);
@@ -31,9 +41,11 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
             return Ok(None);
         }
         match (function, args) {
-            ("_rebuild_parameter", [inner, ..]) => id = *inner,
-            ("_rebuild_parameter_with_state", [inner, ..]) if wrapped == Wrapped::Any => {
-                id = *inner
+            ("_rebuild_parameter", [inner, rest @ ..]) => {
+                (id, grad) = (*inner, grad.or(rest.first().copied()));
+            }
+            ("_rebuild_parameter_with_state", [inner, rest @ ..]) if wrapped == Wrapped::Any => {
+                (id, grad) = (*inner, grad.or(rest.first().copied()));
             }
             ("_rebuild_from_type_v2", &[function, class, args, state]) => {
                 let plain =
@@ -44,9 +56,9 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
                 let Some(("torch._utils", function)) = graph.as_global(function) else {
                     return Ok(None);
                 };
-                return rebuild(graph, function, graph.as_seq(args).unwrap_or(&[]));
+                return built(function, args, grad);
             }
-            (function, args) => return rebuild(graph, function, args),
+            (function, _) => return built(function, call.args, grad),
         }
     }
     Ok(None)

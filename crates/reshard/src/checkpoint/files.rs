@@ -101,8 +101,12 @@ impl Checkpoint {
             return Box::pin(other.verify_items(items, progress)).await;
         }
         bound::check(&self.opened, &mut report).await;
-        if self.dialect() == Dialect::Megatron {
+        let is_megatron = self.dialect() == Dialect::Megatron;
+        if is_megatron {
             grids::check(self.metadata(), &mut report);
+        }
+        // Without `metadata.json`, which it lists, the dialect is another one.
+        if is_megatron || (full && integrity::lists_record(&self.opened).await) {
             integrity::check(&self.opened.store, full, &progress, &mut report)
                 .await
                 .during("verifying", &self.url)?;

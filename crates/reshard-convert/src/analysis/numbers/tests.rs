@@ -109,6 +109,20 @@ fn large_integers_are_compared_exactly() {
     let (pairs, first) = of(&a, &b);
     assert_eq!((pairs.differ, pairs.most, first), (1, 1.0, Some(0)));
     assert_eq!(of(&a, &a).0.differ, 0);
+
+    // 2^53 + 1 is no float64, and 2^63 - 1 is none that is near.
+    let long = bytes(&[(1i64 << 53) + 1, i64::MAX, 3, 3, 7], i64::to_le_bytes);
+    let floats = [2f64.powi(53), 2f64.powi(63), 3.0, 3.5, f64::INFINITY];
+    let floats = bytes(&floats, f64::to_le_bytes);
+    let (long, floats) = ((DType::Int64, &*long), (DType::Float64, &*floats));
+    for (a, b) in [(long, floats), (floats, long)] {
+        let (pairs, first) = Pairs::of(a, b, Bound::default());
+        assert_eq!((pairs.differ, pairs.most, first), (4, 1.0, Some(0)));
+    }
+    let unsigned = (DType::UInt64, &u64::MAX.to_le_bytes()[..]);
+    let signed = (DType::Int64, &(-1i64).to_le_bytes()[..]);
+    let (pairs, _) = Pairs::of(unsigned, signed, Bound::default());
+    assert_eq!((pairs.differ, pairs.most), (1, 2f64.powi(64)));
 }
 
 #[test]
