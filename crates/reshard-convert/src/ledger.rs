@@ -152,6 +152,7 @@ impl fmt::Display for Change {
             Self::Trimmed(elements) => write!(f, "without {elements} of its elements"),
             Self::Unflattened => f.write_str("stored as plain chunks"),
             Self::ByParameter => f.write_str("stored by parameter"),
+            Self::Split(1) => f.write_str("split into 1 item"),
             Self::Split(items) => write!(f, "split into {items} items"),
             Self::IntoCommon => f.write_str("stored as common state"),
             Self::IntoItem(key) => write!(f, "stored as the item {key}"),

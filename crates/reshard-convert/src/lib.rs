@@ -59,6 +59,7 @@ mod keys;
 mod leaves;
 mod ledger;
 mod mapped;
+mod nested;
 mod optimizer;
 mod phase;
 mod quantized;

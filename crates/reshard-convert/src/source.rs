@@ -12,7 +12,8 @@ use crate::{
 };
 use reshard::{
     Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    Value, ValueTree, incomplete_arrays,
+    Value, ValueTree,
+    megatron::incomplete_arrays,
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
     storage::{Name, Traffic},

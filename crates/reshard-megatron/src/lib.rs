@@ -8,6 +8,7 @@
 
 mod cells;
 mod common;
+mod grids;
 mod integrity;
 mod metadata_json;
 mod names;
@@ -15,6 +16,7 @@ mod names;
 pub use common::{
     COMMON, COMMON_STATE, COMMON_STATE_CELL, TorchCommon, decode_common, encode_common,
 };
+pub use grids::incomplete_arrays;
 pub use integrity::{INTEGRITY, Integrity};
 pub use metadata_json::{METADATA_JSON, MetadataJson, Whose, is_unfinished};
 pub use names::{RESERVED, owns};

@@ -107,7 +107,6 @@ pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
 pub use error::{Error, LoadError, Result};
 pub use events::{PHASE_EVENTS, PhaseEvent};
-pub use grids::incomplete_arrays;
 pub use load::{Load, load};
 #[cfg(feature = "map")]
 pub use mapped::{MappedCheckpoint, MappedTensorHandle};

@@ -4,7 +4,7 @@ use super::{
     blocks::{Rest, Unit, fold_blocks, read},
     numbers::{Bound, Pairs, number},
 };
-use crate::{ConvertError, ItemKind, Result, source::value};
+use crate::{ConvertError, ItemKind, Result, nested, source::value};
 use reshard::{
     Checkpoint, DType, Dialect, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle,
     Value, ValueTree,
@@ -297,8 +297,12 @@ async fn beside_tensors(
         }
     }
     out.common = common(&states[0], &states[1]);
-    out.common
-        .retain(|path| chosen(path) && !items.contains(path));
+    // A list may be one item.
+    let is_item = |path: &str| {
+        let above = path.match_indices('.').map(|(at, _)| &path[..at]);
+        above.chain([path]).any(|path| items.contains(path))
+    };
+    out.common.retain(|path| chosen(path) && !is_item(path));
     out.compared_common = values(&states, chosen);
     for (n, other) in [(0, second), (1, first)] {
         if !other.holds_objects() && none[1 - n] && !none[n] {
@@ -331,11 +335,10 @@ async fn spread(
         if items.is_empty() || !items.iter().all(|item| other.is_object(item)) {
             continue;
         }
-        let mut values = BTreeMap::new();
-        ValueTree::from(one.object(&key).await?).visit(&mut |path, value| {
-            let item = format!("{below}{}", model::Path::from(path));
-            values.insert(item, value.clone());
-        });
+        let value = one.object(&key).await?;
+        let values = nested::items(&value).into_iter();
+        let values = values.map(|(path, value)| (format!("{below}{path}"), value));
+        let values: BTreeMap<String, &Value> = values.collect();
         if !items.iter().eq(values.keys()) {
             continue;
         }
@@ -344,7 +347,7 @@ async fn spread(
         let mut same = true;
         for (item, value) in &values {
             other_keys.remove(item);
-            same &= other.object(item).await? == *value;
+            same &= other.object(item).await? == **value;
         }
         match same {
             true => out.structure.push(key),
@@ -362,10 +365,10 @@ async fn common_items(
     other_keys: &mut BTreeSet<String>,
     out: &mut CheckpointDiff,
 ) -> reshard::Result<BTreeSet<String>> {
-    let mut values = BTreeMap::new();
-    state.visit(&mut |path, value| {
-        values.insert(model::Path::from(path).to_string(), value);
-    });
+    let value = Value::from(state.clone());
+    let values = nested::items(&value).into_iter();
+    let values = values.map(|(path, value)| (path.to_string(), value));
+    let mut values: BTreeMap<String, &Value> = values.collect();
     values.retain(|path, _| other_keys.contains(path) && other.is_object(path));
     for (path, value) in &values {
         other_keys.remove(path);

@@ -6,6 +6,7 @@ use crate::{
     fit::{CommonAs, Fit},
     keys::Keys,
     mapped::Mapped,
+    nested,
     optimizer::Canonical,
     source::Source,
 };
@@ -165,10 +166,10 @@ impl Account<'_> {
         }
         let objects = self.source.objects_and_payloads();
         let split = objects.filter_map(|(key, payload)| {
-            let tree = ValueTree::from(value_of(key, payload)?);
-            let mut items = 0;
-            tree.visit(&mut |_, _| items += 1);
-            (tree.leaf().is_none() && items > 0).then_some((key, items))
+            let value = value_of(key, payload)?;
+            let items = nested::items(&value);
+            let is_one = matches!(&items[..], [(path, _)] if path.0.is_empty());
+            (!is_one).then_some((key, items.len() as u64))
         });
         split.collect()
     }
