@@ -179,17 +179,7 @@ impl Source {
         if fit.dialect == Dialect::Dcp && canonical.is_mapped && paths.is_none() {
             paths = Some(PlannerData::Paths(flat_paths(&items)));
         }
-        if fit.dialect == Dialect::Megatron {
-            let keys = items.iter().filter_map(|item| match item {
-                Item::Object(key, _) => Some(&**key),
-                _ => None,
-            });
-            if let Some(found) = incomplete_arrays(keys).into_iter().next() {
-                let src = checkpoint.url().into();
-                let what = found.what;
-                return Err(ConvertError::Cells { src, what });
-            }
-        }
+        has_all_cells(checkpoint, fit.dialect, &items)?;
         Ok(Self {
             dialect: fit.dialect,
             items,
@@ -402,6 +392,24 @@ impl Counted {
     fn traffic(&self) -> Traffic {
         let files = self.files.len() as u64 + u64::from(self.common);
         Traffic::written(self.items, self.bytes, files)
+    }
+}
+
+/// Fails if Megatron Core could not load an array of objects, because it would lack cells.
+fn has_all_cells(checkpoint: &Checkpoint, dialect: Dialect, items: &[Item]) -> Result<()> {
+    if dialect != Dialect::Megatron {
+        return Ok(());
+    }
+    let keys = items.iter().filter_map(|item| match item {
+        Item::Object(key, _) => Some(&**key),
+        _ => None,
+    });
+    match incomplete_arrays(keys).into_iter().next() {
+        None => Ok(()),
+        Some(found) => Err(ConvertError::Cells {
+            src: checkpoint.url().into(),
+            what: found.what,
+        }),
     }
 }
 
