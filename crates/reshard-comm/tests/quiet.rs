@@ -75,12 +75,13 @@ fn a_step_that_waits_names_the_awaited_ranks_and_goes_on() {
     });
     assert_eq!(warned(), []);
 
-    // Rank 2 comes only when a warning was heard. The step succeeds all the same.
+    // Rank 2 comes only when a warning about it was heard. The step succeeds all the same. On a busy machine other ranks may be late, too.
+    let names_it = |(_, awaited): &(String, String)| awaited.contains('2');
     let listener = heard.clone();
     on_ranks(LocalGroup::new(3), move |group| {
         let listener = listener.clone();
         async move {
-            while group.rank().0 == 2 && listener.0.lock().unwrap().is_empty() {
+            while group.rank().0 == 2 && !listener.0.lock().unwrap().iter().any(names_it) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let comm = Comm::new(&group).with_quiet(Duration::from_millis(5));
@@ -88,14 +89,9 @@ fn a_step_that_waits_names_the_awaited_ranks_and_goes_on() {
         }
     });
     let said = warned();
-    for (text, awaited) in &said {
-        assert_eq!(awaited, "rank 2", "{text}");
-    }
-    let text = &said[0].0;
-    assert!(
-        text.starts_with("step `begin` has waited 0.005 s for rank 2, and fails after 1800 s"),
-        "{text}"
-    );
+    let (text, awaited) = said.iter().find(|said| names_it(said)).unwrap();
+    let start = format!("step `begin` has waited 0.005 s for {awaited}, and fails after 1800 s");
+    assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("`.group(…)`"), "{text}");
 
     // A deadline that comes first is an error, and no warning.

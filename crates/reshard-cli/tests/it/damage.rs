@@ -295,6 +295,29 @@ fn what_is_not_verified_is_named() {
     }
 }
 
+#[test]
+fn integrity_is_checked_where_the_record_that_it_lists_is_missing() {
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/megatron/mc020_integrity_w2/ckpt"
+    );
+    let saved = Saved::made(|url| {
+        fs::create_dir_all(url).unwrap();
+        for file in fs::read_dir(fixture).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), Path::new(url).join(file.file_name())).unwrap();
+        }
+    });
+    fs::remove_file(saved.path("metadata.json")).unwrap();
+    let ran = run(&["verify", &saved.url]);
+    assert!(
+        ran.code == 1 && ran.out.contains("metadata.json: it is missing"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+}
+
 /// zarr-python removes a chunk that has the fill value only, and leaves its folder.
 #[test]
 fn an_empty_folder_above_a_chunk_is_no_damage() {

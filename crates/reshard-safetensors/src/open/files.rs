@@ -132,9 +132,17 @@ fn unnamed(top: &Listing, index: &Name, named: &BTreeSet<Name>) -> Vec<Name> {
         Some(Named::Index(model)) => model,
         _ => return Vec::new(),
     };
-    let is_of_model = |name: &&Name| match Named::of(name.as_str()) {
-        Some(Named::Tensors(stem)) => names::of_several(stem).is_some_and(|(of, ..)| of == model),
-        _ => false,
+    let number_of_files = |name: &Name| match Named::of(name.as_str()) {
+        Some(Named::Tensors(stem)) => names::of_several(stem)
+            .filter(|(of, ..)| *of == model)
+            .map(|(.., count)| count),
+        _ => None,
+    };
+    // Files of another number are of an older model.
+    let counts: BTreeSet<u64> = named.iter().filter_map(number_of_files).collect();
+    let is_of_model = |name: &&Name| {
+        let count = number_of_files(name);
+        count.is_some_and(|count| named.is_empty() || counts.contains(&count))
     };
     let files = top.files.iter().map(|entry| &entry.name);
     let files = files.filter(|name| !named.contains(*name));

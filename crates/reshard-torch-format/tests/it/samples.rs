@@ -99,6 +99,20 @@ fn the_tensor_of_a_subclass_or_parameter_can_be_taken_and_the_rest_is_kept() {
     }
 }
 
+#[test]
+fn a_parameter_says_whether_it_wants_gradients() {
+    for (name, wants) in [
+        ("parameter.pt", true),
+        ("requires_grad.pt", true),
+        ("float32.pt", false),
+    ] {
+        let archive = Archive::open(sample(name), &Limits::default()).unwrap();
+        let pickle = archive.read("data.pkl", Verify::Crc).unwrap();
+        let tensor = TensorRef::parse(&pickle, &Limits::default()).unwrap();
+        assert_eq!(tensor.requires_grad, wants, "{name}");
+    }
+}
+
 /// Samples that reshard writes otherwise than torch, though they mean the same.
 const OTHERWISE: &[(&str, &str)] = &[
     ("transposed.pt", "tensors are written row-major"),
