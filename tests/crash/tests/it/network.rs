@@ -211,7 +211,7 @@ fn said<const N: usize>(ranks: [anyhow::Result<()>; N]) -> (Outcome, Vec<String>
 /// All runs: each fault at each request, and further ones at random. Without `RESHARD_THOROUGH` a share of them.
 fn runs(clean: &BTreeMap<(Act, Dialect), usize>) -> Vec<Run> {
     let thorough = reshard_model::testkit::is_thorough();
-    let (share, all) = if thorough { (1, 2_000u64) } else { (49, 50) };
+    let (share, all) = if thorough { (1, 2_000u64) } else { (25, 100) };
     let mut runs = Vec::new();
     for (act, dialect) in kinds() {
         for (i, fault) in FAULTS.iter().enumerate() {

@@ -172,7 +172,7 @@ mod clouds {
     #[ignore = "needs RESHARD_MOTO; cargo xtask clouds runs it"]
     fn needs_clouds_every_checkpoint_is_the_same_in_a_bucket() {
         let stores = bucket_of_moto();
-        let (count, left_out) = are_the_same(one_in(9), true, |f| {
+        let (count, left_out) = are_the_same(one_in(4), true, |f| {
             let url = format!("s3://reshard/golden {}/{}", std::process::id(), f.name);
             let place = Arc::new(stores.open_place(&url).unwrap());
             put(f, &*place);
