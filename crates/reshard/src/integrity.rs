@@ -3,7 +3,7 @@
 use crate::opened::Opened;
 use bytes::Bytes;
 use reshard_megatron::{INTEGRITY, Integrity, METADATA_JSON};
-use reshard_model::ErrorKind;
+use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{
     Entry, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Transaction,
 };
@@ -63,34 +63,39 @@ pub(crate) fn manifest<'a>(
     out
 }
 
-/// Whether there is an `integrity.json` that lists Megatron Core's `metadata.json`.
-pub(crate) async fn lists_record(opened: &Opened) -> bool {
-    let found = match opened.kind {
-        PlaceKind::Folder => Integrity::of(&opened.store).await,
-        _ => Ok(None),
+/// Adds what is wrong by `integrity.json`, if there is one. If not `full`, it only looks whether all files are there.
+pub(crate) async fn check(
+    opened: &Opened,
+    full: bool,
+    progress: &Progress,
+    report: &mut VerifyReport,
+) {
+    let store = &opened.store;
+    let is_megatron = opened.reader.dialect() == Dialect::Megatron;
+    // Without `metadata.json`, which it lists, the dialect is another one. Then a quick check makes no request for it.
+    let looks = is_megatron || (full && opened.kind == PlaceKind::Folder);
+    if !looks {
+        return;
+    }
+    let integrity = match Integrity::of(store).await {
+        Ok(Some(integrity)) if is_megatron || integrity.get(METADATA_JSON).is_some() => integrity,
+        Err(e) if is_megatron => {
+            return report.add(e.kind(), Damage::of(None, &e));
+        }
+        // There is none, or it belongs to another program.
+        _ => return,
     };
-    let lists = |integrity: &Integrity| integrity.get(METADATA_JSON).is_some();
-    found.ok().flatten().as_ref().is_some_and(lists)
+    check_listed(&integrity, store, full, progress, report).await;
 }
 
-/// Adds what is wrong by `integrity.json`, if there is one. If not `full`, it only looks whether all files are there.
-///
-/// # Errors
-/// None for what is wrong with the checkpoint.
-pub(crate) async fn check(
+/// Adds what is wrong with the files that it lists.
+async fn check_listed(
+    integrity: &Integrity,
     store: &Arc<dyn Store>,
     full: bool,
     progress: &Progress,
     report: &mut VerifyReport,
-) -> Result<()> {
-    let integrity = match Integrity::of(store).await {
-        Ok(None) => return Ok(()),
-        Ok(Some(integrity)) => integrity,
-        Err(e) => {
-            report.add(e.kind(), Damage::of(None, &e));
-            return Ok(());
-        }
-    };
+) {
     for (file, want) in integrity.files() {
         let found = match Name::new(file) {
             Ok(name) => found(store, &name, want, full, progress).await,
@@ -105,7 +110,6 @@ pub(crate) async fn check(
             Err(e) => report.add(e.kind(), damage(file, e.to_string())),
         }
     }
-    Ok(())
 }
 
 fn damage(file: &str, what: String) -> Damage {
@@ -143,15 +147,15 @@ async fn found(
 /// # Errors
 /// [`StrategyError::Corrupt`] with the first file; there is no `integrity.json`.
 pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
-    if Integrity::of(store).await?.is_none() {
+    let Some(integrity) = Integrity::of(store).await? else {
         return Err(StrategyError::NotStored {
             what: format!(
                 "there is no {INTEGRITY} to verify the files by; save with `.integrity(true)`, or load without `verify_integrity`"
             ),
         });
-    }
+    };
     let mut report = VerifyReport::default();
-    check(store, true, &Progress::none(), &mut report).await?;
+    check_listed(&integrity, store, true, &Progress::none(), &mut report).await;
     let all = [
         &report.damage,
         &report.unchecked,

@@ -61,7 +61,6 @@ mod crc;
 mod error;
 mod events;
 mod formats;
-mod grids;
 mod in_flight;
 mod integrity;
 mod known;

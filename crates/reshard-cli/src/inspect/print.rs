@@ -95,10 +95,10 @@ fn stated(f: &Facts) -> Option<String> {
     for (id, value) in f.checkpoint.metadata().annotations().iter() {
         let kind = ItemKind::of(id.kind);
         // That the root is no dict has no class.
-        let is_class = kind != ItemKind::ContainerType || value.as_str().is_none();
-        *kinds.entry(kind).or_default() += u64::from(is_class);
+        if kind != ItemKind::ContainerType || value.as_str().is_none() {
+            *kinds.entry(kind).or_default() += 1;
+        }
     }
-    kinds.retain(|_, n| *n > 0);
     let all = kinds.iter().map(|(kind, n)| match kind {
         ItemKind::Attribute => units::some(*n, "attribute"),
         ItemKind::KeyType => format!("{} that are no text", units::some(*n, "key")),

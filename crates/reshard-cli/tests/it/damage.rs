@@ -1,6 +1,6 @@
 //! Damage one thing: no command passes over it in silence.
 
-use crate::{Ran, handmade::zarr2, run, states::Saved};
+use crate::{Ran, handmade::zarr2, run, states::Saved, zarr::copy};
 use reshard::{
     Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedConfig,
 };
@@ -301,13 +301,7 @@ fn integrity_is_checked_where_the_record_that_it_lists_is_missing() {
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/fixtures/megatron/mc020_integrity_w2/ckpt"
     );
-    let saved = Saved::made(|url| {
-        fs::create_dir_all(url).unwrap();
-        for file in fs::read_dir(fixture).unwrap() {
-            let file = file.unwrap();
-            fs::copy(file.path(), Path::new(url).join(file.file_name())).unwrap();
-        }
-    });
+    let saved = Saved::made(|url| copy(fixture, url));
     fs::remove_file(saved.path("metadata.json")).unwrap();
     let ran = run(&["verify", &saved.url]);
     assert!(

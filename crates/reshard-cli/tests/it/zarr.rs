@@ -84,7 +84,8 @@ pub(crate) fn names(url: &str) -> Vec<String> {
     out
 }
 
-fn copy(from: &str, to: &str) {
+/// Copies all files of a folder.
+pub(crate) fn copy(from: &str, to: &str) {
     for name in names(from) {
         let to = Path::new(to).join(&name);
         fs::create_dir_all(to.parent().unwrap()).unwrap();

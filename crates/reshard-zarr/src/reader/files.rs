@@ -9,7 +9,7 @@ use crate::{
 };
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Name};
-use reshard_strategy::{FileRole, Producer};
+use reshard_strategy::{FileRole, Producer, first};
 
 /// The files of groups. Arrays have some of them, too.
 const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ZMETADATA];
@@ -218,13 +218,11 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
     let refused = refused.map(|(key, why)| (&**key, why.kind, &*why.what));
     let of = |text: &str| vec![text.to_owned()];
     let mut warnings = Vec::new();
-    if let Some(first) = reader.contradicted.first() {
-        let more = match reader.contradicted.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+    if !reader.contradicted.is_empty() {
+        let paths = reader.contradicted.iter().map(|path| format!("{path:?}"));
+        let paths = first(1, paths);
         warnings.push(format!(
-            "consolidated metadata say something else of {first:?}{more} than the descriptions there; reshard reads these, and zarr-python the consolidated metadata"
+            "consolidated metadata say something else of {paths} than the descriptions there; reshard reads these, and zarr-python the consolidated metadata"
         ));
     }
     Producer {

@@ -1,8 +1,9 @@
 //! The files of a checkpoint, and whether they are sound.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, attempt::is_of_a_save, bound, covered, error::Context, grids, integrity};
-use reshard_model::Dialect;
+use crate::{Result, attempt::is_of_a_save, bound, covered, error::Context, integrity};
+use reshard_megatron::incomplete_arrays;
+use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Leftover, Link, Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{CheckedItems, Damage, FileRole, StrategyError, VerifyReport, with_sources};
 use std::{collections::BTreeSet, sync::Arc};
@@ -101,16 +102,12 @@ impl Checkpoint {
             return Box::pin(other.verify_items(items, progress)).await;
         }
         bound::check(&self.opened, &mut report).await;
-        let is_megatron = self.dialect() == Dialect::Megatron;
-        if is_megatron {
-            grids::check(self.metadata(), &mut report);
+        if self.dialect() == Dialect::Megatron {
+            for found in incomplete_arrays(self.metadata().objects().map(|(_, key)| key)) {
+                report.add(ErrorKind::Corrupt, found);
+            }
         }
-        // Without `metadata.json`, which it lists, the dialect is another one.
-        if is_megatron || (full && integrity::lists_record(&self.opened).await) {
-            integrity::check(&self.opened.store, full, &progress, &mut report)
-                .await
-                .during("verifying", &self.url)?;
-        }
+        integrity::check(&self.opened, full, &progress, &mut report).await;
         if let Err(e) = self.opened.common().await {
             let damage = Damage {
                 key: None,
