@@ -62,7 +62,7 @@ pub(crate) fn start(mesh: &Arc<Mesh>, job: Arc<Job>, tasks: Receiver<Task>) -> i
             });
             if let Err(e) = started {
                 if let Some(peer) = peer {
-                    mesh.gone(peer, format!("can't be called: {e}"));
+                    mesh.unreachable(peer, format!("can't be called: {e}"));
                 }
                 mesh.task_done();
             }
@@ -76,7 +76,7 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
     const SHORTEST: Duration = Duration::from_millis(5);
     const LONGEST: Duration = Duration::from_millis(500);
     let Some(address) = job.addresses.get(peer as usize).copied() else {
-        return mesh.gone(peer, "has no address");
+        return mesh.unreachable(peer, "has no address");
     };
     let limit = Limit::after(job.deadline);
     let mut pause = SHORTEST;
@@ -98,7 +98,7 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
             Err(e) => e,
         };
         if files::are_too_many(&failed) {
-            return mesh.gone(peer, format!("can't be called: {failed}; {}", files::HINT));
+            return mesh.unreachable(peer, format!("can't be called: {failed}; {}", files::HINT));
         }
         // Each rank listens before anybody learns its address, and as long as it lives.
         let is_dead = failed.kind() == io::ErrorKind::ConnectionRefused;
@@ -109,7 +109,7 @@ fn dial(mesh: &Arc<Mesh>, job: &Job, peer: u32) {
             } else {
                 "it is too late"
             };
-            return mesh.gone(
+            return mesh.unreachable(
                 peer,
                 format!("can't be reached at {address}: {failed}; {why}"),
             );

@@ -8,7 +8,7 @@
 //! # Links
 //! A link is idle until this rank or the other one needs it. Then it gets a queue:
 //! - The mesh hands out [`Task::Dial`]. If the transport reaches the other rank, it calls [`Mesh::reached`], else
-//!   [`Mesh::gone`].
+//!   [`Mesh::unreachable`].
 //! - The other rank comes first. The transport calls [`Mesh::called_by`].
 //!
 //! The transport sends all messages of the queue in their order, until the queue is closed. It delivers the messages of each

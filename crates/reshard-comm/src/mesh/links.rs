@@ -369,13 +369,14 @@ impl Mesh {
 
     /// Nothing comes from this rank any more. Only the first reason counts.
     pub fn gone(&self, peer: u32, why: impl Into<String>) {
+        self.change(|state| state.lose(peer, why.into()));
+    }
+
+    /// A call of this rank failed. If the other rank has called since, its connection is used, and may still deliver.
+    pub fn unreachable(&self, peer: u32, why: impl Into<String>) {
         self.change(|state| {
-            let Some(link) = state.links.get_mut(peer as usize) else {
-                return;
-            };
-            if !matches!(link, Link::Gone(_)) {
-                *link = Link::Gone(why.into());
-                state.wake_all();
+            if state.is_dialling(peer) {
+                state.lose(peer, why.into());
             }
         });
     }

@@ -138,6 +138,15 @@ impl State {
         messages
     }
 
+    /// Ends a link, unless it has ended before.
+    pub(super) fn lose(&mut self, peer: u32, why: String) {
+        let link = self.links.get_mut(peer as usize);
+        if let Some(link) = link.filter(|link| !matches!(link, Link::Gone(_))) {
+            *link = Link::Gone(why);
+            self.wake_all();
+        }
+    }
+
     /// Ends the links that are up. Their threads still send what is queued.
     pub(super) fn say_goodbye(&mut self) {
         // A rank may wait for this one in a group of which this one does not know.

@@ -98,3 +98,39 @@ fn a_rank_does_not_leave_before_a_link_that_it_admitted_has_said_goodbye() {
     mesh.end_hearing();
     assert!(mesh.shut(moment, moment));
 }
+
+#[test]
+fn a_call_that_fails_does_not_end_the_link_that_the_other_rank_opened() {
+    let (mesh, tasks, group) = rank(1);
+    let (other, _other_tasks, root) = rank(0);
+    let mut waits = Box::pin(group.broadcast(None, Rank(0)));
+    assert!(futures::FutureExt::now_or_never(&mut waits).is_none());
+    assert!(matches!(tasks.try_recv(), Ok(Task::Dial(0))));
+    // Rank 0 calls at the same time, sends its last message, and leaves.
+    let Admission::Yes(_to_other) = mesh.called_by(0) else {
+        panic!("the call of the lower rank counts");
+    };
+    let Admission::Yes(messages) = other.called_by(1) else {
+        panic!("it has no other link");
+    };
+    block_on(root.broadcast(Some(Bytes::from_static(b"last")), Rank(0))).unwrap();
+    mesh.unreachable(0, "can't be reached: it left or died");
+    assert!(futures::FutureExt::now_or_never(&mut waits).is_none());
+    for message in messages.try_iter() {
+        mesh.arrived(0, message);
+    }
+    assert_eq!(block_on(waits).unwrap(), "last");
+}
+
+#[test]
+fn a_call_that_fails_ends_a_link_without_a_connection() {
+    let (mesh, _tasks, group) = rank(1);
+    let mut waits = Box::pin(group.broadcast(None, Rank(0)));
+    assert!(futures::FutureExt::now_or_never(&mut waits).is_none());
+    mesh.unreachable(0, "can't be reached: it left or died");
+    let error = block_on(waits).unwrap_err();
+    assert_eq!(
+        error.to_cause().to_string(),
+        "rank 0 can't be reached: it left or died"
+    );
+}
