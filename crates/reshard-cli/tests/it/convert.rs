@@ -631,6 +631,28 @@ fn a_policy_of_too_many_files_is_refused_whatever_it_is_called() {
 }
 
 #[test]
+fn a_link_to_a_file_stays_and_what_it_points_to_is_replaced() {
+    let saved = states::dcp_with(&["w"]);
+    for ending in ["pt", "safetensors"] {
+        let (file, link) = (
+            format!("file.{ending}"),
+            saved.beside(&format!("link.{ending}")),
+        );
+        let args = |to| vec!["convert", &saved.url, to, "--drop-objects", "--overwrite"];
+        let at = saved.beside(&file);
+        assert_eq!(run(&args(&at)).code, 0);
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(run(&[&args(&link)[..], &["--dry-run"]].concat()).code, 0);
+        assert_eq!(run(&args(&link)).code, 0);
+        assert_eq!(
+            std::fs::read_link(&link).unwrap(),
+            std::path::Path::new(&file)
+        );
+        assert_eq!(run(&["diff", &saved.url, &link]).code, 0);
+    }
+}
+
+#[test]
 fn what_files_of_the_source_are_links_to_is_not_replaced() {
     let saved = states::dcp();
     let copy = |name: &str| {

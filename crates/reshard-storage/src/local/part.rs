@@ -325,19 +325,25 @@ impl PartTransaction {
         Ok(Self::new(version, built, kind, old))
     }
 
-    /// Under which name a file lies in the version. One file has that of the place, whatever the format calls it.
-    fn named(&self, file: FileBody) -> Result<FileBody> {
+    /// Checks under which name a file lies in the version. One file gets that of the place when it is put there.
+    fn check_name(&self, name: &Name) -> Result<()> {
         match self.kind {
-            PlaceKind::File => Ok(FileBody {
-                name: own_name(&self.version)?,
-                ..file
-            }),
-            _ if file.name.as_str().contains('/') => Err(self.version.unsupported(format!(
-                "{} would lie in a directory, but files with a common prefix all lie beside each other",
-                file.name
+            PlaceKind::File => Ok(()),
+            _ if name.as_str().contains('/') => Err(self.version.unsupported(format!(
+                "{name} would lie in a directory, but files with a common prefix all lie beside each other"
             ))),
-            _ => check_ending(&self.version, &file.name).map(|()| file),
+            _ => check_ending(&self.version, name),
         }
+    }
+}
+
+/// Fails if one file is the place of several.
+fn check_count(version: &NewVersion, files: usize) -> Result<()> {
+    match files {
+        0 | 1 => Ok(()),
+        _ => Err(version.unsupported(format!(
+            "it is a single file, but the format writes {files} files; save to a directory"
+        ))),
     }
 }
 
@@ -349,15 +355,6 @@ fn check_ending(version: &NewVersion, name: &Name) -> Result<()> {
             "{name} is no ending of a file with a prefix, such as .index; save to a directory"
         ))),
     }
-}
-
-/// The name of the one file.
-fn own_name(version: &NewVersion) -> Result<Name> {
-    let name = version
-        .name
-        .to_str()
-        .ok_or_else(|| version.unsupported("its name is not valid UTF-8"))?;
-    Name::new(name)
 }
 
 /// The file at the place, held; `None` when there is nothing.
@@ -382,10 +379,10 @@ fn standing(version: &NewVersion) -> Result<Option<OwnedFd>> {
 }
 
 /// Puts the one file of a version into its place, in one step.
-fn put_file(version: &NewVersion, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
-    let (up, name) = (&version.up, &*version.name);
+fn put_file(version: &NewVersion, built: &Dir, file: &Name, old: Option<&OwnedFd>) -> Result<()> {
+    let (up, name, file) = (&version.up, &*version.name, file.as_str());
     let fail = |e| StorageError::io("rename the new version to", &version.place, e);
-    let rename = |flags| rustix::fs::renameat_with(built.fd(), name, up, name, flags);
+    let rename = |flags| rustix::fs::renameat_with(built.fd(), file, up, name, flags);
     let Some(old) = old else {
         return match rename(RenameFlags::NOREPLACE) {
             // Somebody has put it there since.
@@ -400,13 +397,13 @@ fn put_file(version: &NewVersion, built: &Dir, old: Option<&OwnedFd>) -> Result<
         Ok(()) => {}
         // Then without looking at what is taken out.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            return rustix::fs::renameat(built.fd(), name, up, name).map_err(fail);
+            return rustix::fs::renameat(built.fd(), file, up, name).map_err(fail);
         }
         Err(Errno::NOENT) => return Err(version.changed()),
         Err(e) => return Err(fail(e)),
     }
     failpoint::hit("commit.exchanged");
-    if dir::bears(built.fd(), name, old).map_err(fail)? {
+    if dir::bears(built.fd(), OsStr::new(file), old).map_err(fail)? {
         return Ok(());
     }
     // What came out is what somebody had put there just now.
@@ -485,10 +482,10 @@ fn commit(
             )));
         }
         (PlaceKind::File, None) => {
-            let name = own_name(version)?;
-            if built.len(&name)?.is_none() {
+            check_count(version, files.len())?;
+            let [Entry { name, .. }] = files else {
                 return Err(version.unsupported("no file was written for it"));
-            }
+            };
             check(version, built, files)?;
             if let Some(old) = &old
                 && let Ok(stat) = rustix::fs::fstat(old)
@@ -501,7 +498,7 @@ fn commit(
             {
                 tracing::warn!(path = %version.place.display(), error = %e, "the new file has other permissions");
             }
-            put_file(version, built, old.as_deref())?;
+            put_file(version, built, name, old.as_deref())?;
             note(|| Action::Renamed(version.built.join(name.as_str()), version.place.clone()));
         }
         (_, None) => {
@@ -543,10 +540,9 @@ impl Transaction for PartTransaction {
                 files.len()
             )));
         }
-        let files = files
-            .into_iter()
-            .map(|file| self.named(file))
-            .collect::<Result<_>>()?;
+        files
+            .iter()
+            .try_for_each(|file| self.check_name(&file.name))?;
         write::write(self.built.clone(), files, durability, progress).await
     }
 

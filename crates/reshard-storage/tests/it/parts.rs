@@ -48,11 +48,7 @@ fn write(to: &dyn Transaction, files: Vec<FileBody>) -> Result<Vec<Entry>> {
 fn one(store: &dyn Store, attempt: &str, if_exists: IfExists, bytes: &[u8]) -> Result<()> {
     let transaction = block_on(store.begin(attempt, if_exists))?;
     let outcome = write(&*transaction, vec![body("whatever.bin", bytes)]).and_then(|files| {
-        assert_eq!(
-            files[0].name,
-            name("model.st"),
-            "it has the name of the place"
-        );
+        assert_eq!(files[0].name, name("whatever.bin"));
         block_on(transaction.commit(None, &files, Durability::Machine))
     });
     if outcome.is_err() {
@@ -184,12 +180,15 @@ fn one_file_takes_no_more_than_one_and_no_record() {
         kind(write(&*transaction, vec![body("a", b""), body("b", b"")])),
         ErrorKind::Unsupported
     );
-    write(&*transaction, vec![body("a", b"1")]).unwrap();
+    let mut both = write(&*transaction, vec![body("a", b"1")]).unwrap();
     let joined = block_on(store.join("one", transaction.place().as_deref())).unwrap();
-    let e = write(&*joined, vec![body("b", b"2")])
+    let e = write(&*joined, vec![body("a", b"2")])
         .unwrap_err()
         .to_string();
-    assert!(e.contains("model.st is written twice"), "{e}");
+    assert!(e.contains("a is written twice"), "{e}");
+    both.extend(write(&*joined, vec![body("b", b"2")]).unwrap());
+    let e = block_on(transaction.commit(None, &both, Durability::Process)).unwrap_err();
+    assert!(e.to_string().contains("writes 2 files"), "{e}");
     let record = Some((name("record"), b"".to_vec().into()));
     assert_eq!(
         kind(block_on(transaction.commit(
@@ -392,6 +391,24 @@ fn a_part_of_any_store_is_read_as_a_place() {
         folder.of_kind(PlaceKind::File).is_none(),
         "it has no such places"
     );
+}
+
+#[test]
+fn what_a_link_to_a_file_points_to_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("step-1.st"), dir.path().join("model.st"));
+    for made_before in [false, true] {
+        if made_before {
+            fs::write(&file, "old").unwrap();
+        }
+        std::os::unix::fs::symlink("step-1.st", &link).unwrap();
+        let store = part(&link, PlaceKind::File);
+        one(&*store, "one", replace(&[]), b"new").unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("step-1.st"));
+        fs::remove_file(&link).unwrap();
+        assert_eq!(files(dir.path()), all(&[("step-1.st", "new")]));
+        fs::remove_file(&file).unwrap();
+    }
 }
 
 const PLACE: &str = "RESHARD_TEST_PLACE";
