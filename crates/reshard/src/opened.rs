@@ -6,8 +6,8 @@ use crate::{
     known::KnownStore,
     outside::is_note,
     recognise::{
-        is_no_folder, is_unlisted, no_format_of_files, noted_other, recognise, recognise_part,
-        unfinished,
+        is_no_folder, is_unlisted, no_format_of_files, no_other, noted_other, recognise,
+        recognise_part, unfinished,
     },
     sidecar::{SIDECAR, Seen, Sidecar, is_sidecar},
     written,
@@ -319,6 +319,9 @@ impl HowToOpen {
         sharded.check_compatibility(&name)?;
         let cx = OpenCx::new(store).with_dialect(dialect);
         let opened = self.open_as(sharded, cx, common, formats).await?;
+        if json.is_some() && opened.reader.metadata().entries().len() == 0 {
+            no_other(&opened.store, formats, &name).await?;
+        }
         // Whoever chooses the format says that it is a checkpoint.
         if unrecorded && is_free {
             let whole = opened.reader.is_whole();

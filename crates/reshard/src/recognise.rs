@@ -47,6 +47,31 @@ pub(crate) async fn noted_other(
     note.belongs(store, formats).await.then_some(noted)
 }
 
+/// Fails if an empty checkpoint of the format that `metadata.json` names lies among files of another format.
+pub(crate) async fn no_other(
+    store: &Arc<dyn Store>,
+    formats: &Formats,
+    named: &BackendVersion,
+) -> Result<()> {
+    for format in formats.0.iter().filter(|format| format.key() != *named) {
+        let files = probe(store, &Formats(vec![Arc::clone(format)]))
+            .await?
+            .files;
+        let is_sure =
+            |file: &Entry| format.detect(&Listing::of(vec![file.clone()])) == Detection::Yes;
+        if let Some(file) = files.iter().find(|file| is_sure(file)) {
+            let json = Name::new(METADATA_JSON)?;
+            let what = format!(
+                "it names {named}, of which nothing is there, but {} is of {}",
+                file.name,
+                format.key()
+            );
+            return Err(StrategyError::corrupt(&json, None, what));
+        }
+    }
+    Ok(())
+}
+
 async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised> {
     let probed = formats.that(Detection::Yes, &probe(store, formats).await?);
     let one = if let [format] = &*probed {

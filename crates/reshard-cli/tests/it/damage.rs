@@ -377,3 +377,24 @@ fn attributes_that_are_damaged_and_arrays_beside_hidden_files_are_told() {
     fs::write(saved.path("w/.DS_Store"), "").unwrap();
     assert_eq!(run(&["verify", &saved.url]).code, 1);
 }
+
+#[test]
+fn a_record_that_names_the_format_of_other_files_is_damage() {
+    let saved = of_others(saved(Dialect::Megatron, None));
+    let record = saved.path("metadata.json");
+    let text = fs::read_to_string(&record).unwrap();
+    for format in ["zarr", "safetensors", "tensor_bundle", "torch_save"] {
+        fs::write(&record, text.replace("torch_dist", format)).unwrap();
+        for args in [
+            &["verify", &saved.url][..],
+            &["inspect", &saved.url],
+            &["ls", &saved.url],
+            &["digest", &saved.url],
+            &["convert", &saved.url, &saved.beside("to")],
+        ] {
+            let ran = run(args);
+            let told = ran.code != 0 && !ran.err.is_empty();
+            assert!(told, "{format} {args:?}: {}{}", ran.out, ran.err);
+        }
+    }
+}
