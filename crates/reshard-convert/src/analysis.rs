@@ -5,6 +5,7 @@ mod blocks;
 mod diff;
 mod numbers;
 mod stats;
+mod view;
 
 pub use blocks::BLOCK as ANALYSIS_BLOCK;
 pub use diff::{CheckpointDiff, Diff, TensorDiff, Tolerance, diff, diff_mapped};

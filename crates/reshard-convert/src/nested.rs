@@ -2,7 +2,7 @@
 
 use reshard::{
     Value,
-    model::{Path, Step},
+    model::{Construct, Path, Step},
 };
 
 /// The items of a value, each with its path in it, in order: those of a dict, and those of a list that holds a dict or a tensor. Any other
@@ -20,10 +20,9 @@ fn add<'v>(value: &'v Value, path: &mut Path, out: &mut Vec<(Path, &'v Value)>) 
         path.0.pop();
     };
     match value {
-        Value::Dict(pairs) if !pairs.is_empty() && is_dict(value) => {
-            let named = pairs
-                .iter()
-                .filter_map(|(key, value)| Some((name(key)?, value)));
+        _ if pairs(value).is_some_and(|pairs| !pairs.is_empty()) => {
+            let named = pairs(value).unwrap_or_default().iter();
+            let named = named.filter_map(|(key, value)| Some((name(key)?, value)));
             named.for_each(|(name, value)| below(Step::Key(name), value));
         }
         Value::List(values) if values.iter().any(opens) => {
@@ -39,13 +38,30 @@ fn opens(value: &Value) -> bool {
     match value {
         Value::List(values) => values.iter().any(opens),
         Value::Tensor(_) => true,
-        other => is_dict(other),
+        other => pairs(other).is_some(),
     }
 }
 
-/// Whether it is a dict whose keys can be steps of a path.
-fn is_dict(value: &Value) -> bool {
-    matches!(value, Value::Dict(pairs) if pairs.iter().all(|(key, _)| name(key).is_some()))
+/// The pairs of a dict, or of what is a dict for PyTorch, if all keys can be steps of a path.
+fn pairs(value: &Value) -> Option<&[(Value, Value)]> {
+    let pairs = match value {
+        Value::Dict(pairs) => pairs,
+        Value::Opaque(object) => {
+            let Construct::Reduce(args) = &object.construct else {
+                return None;
+            };
+            let most = match (&*object.module, &*object.name) {
+                ("collections", "OrderedDict") => 0,
+                ("collections", "defaultdict") => 1,
+                _ => return None,
+            };
+            let is_one = args.len() <= most && object.items.is_empty();
+            is_one.then_some(&object.pairs)?
+        }
+        _ => return None,
+    };
+    let named = pairs.iter().all(|(key, _)| name(key).is_some());
+    named.then_some(pairs)
 }
 
 fn name(key: &Value) -> Option<Box<str>> {
@@ -62,6 +78,7 @@ fn name(key: &Value) -> Option<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reshard::model::Opaque;
 
     #[test]
     fn dicts_and_lists_that_hold_one_are_taken_apart() {
@@ -73,7 +90,23 @@ mod tests {
         };
         assert_eq!(paths(&dict), ["a", "2"]);
         assert_eq!(paths(&list(&[1.into(), dict.clone()])), ["0", "1.a", "1.2"]);
-        assert_eq!(paths(&list(&[list(&[dict])])), ["0.0.a", "0.0.2"]);
+        assert_eq!(paths(&list(&[list(&[dict.clone()])])), ["0.0.a", "0.0.2"]);
+        let Value::Dict(pairs) = dict else {
+            unreachable!("it was made as one");
+        };
+        let class = |name: &str, args: Vec<Value>| {
+            Value::Opaque(Box::new(Opaque {
+                module: "collections".into(),
+                name: name.into(),
+                construct: Construct::Reduce(args),
+                state: None,
+                items: Vec::new(),
+                pairs: pairs.clone(),
+            }))
+        };
+        assert_eq!(paths(&class("OrderedDict", Vec::new())), ["a", "2"]);
+        assert_eq!(paths(&class("defaultdict", vec![Value::None])), ["a", "2"]);
+        assert_eq!(paths(&class("Counter", Vec::new())), [""]);
         let odd = Value::Dict(vec![(Value::Tuple(Vec::new()), 1.into())]);
         for value in [
             list(&[1.into(), 2.into()]),

@@ -406,16 +406,25 @@ fn megatron(name: &str) -> String {
 }
 
 #[test]
-fn common_state_equals_the_items_that_it_became() {
+fn what_a_pt_holds_of_any_checkpoint_equals_it() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
     let dir = tempfile::tempdir().unwrap();
-    let (source, copy) = (
-        megatron("mc012_tp2_pp2_layers_w4"),
-        dir.path().join("copy.pt").display().to_string(),
-    );
-    run(&["convert", &source, &copy]).ok();
-    for [a, b] in [[&source, &copy], [&copy, &source]] {
-        run(&["diff", a, b]).ok();
+    let copy = dir.path().join("copy.pt").display().to_string();
+    let mut compared = 0;
+    for family in ["dcp", "megatron"] {
+        for fixture in fs::read_dir(Path::new(fixtures).join(family)).unwrap() {
+            let source = fixture.unwrap().path().join("ckpt").display().to_string();
+            if run(&["convert", &source, &copy, "--overwrite"]).code != 0 {
+                continue;
+            }
+            compared += 1;
+            for [a, b] in [[&source, &copy], [&copy, &source]] {
+                let ran = run(&["diff", a, b]);
+                assert_eq!(ran.code, 0, "{a} {b}: {}{}", ran.out, ran.err);
+            }
+        }
     }
+    assert!(compared > 30, "{compared}");
 }
 
 #[test]

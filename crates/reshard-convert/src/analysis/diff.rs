@@ -3,14 +3,14 @@
 use super::{
     blocks::{Rest, Unit, fold_blocks, read},
     numbers::{Bound, Pairs, number},
+    view::{Side, View},
 };
-use crate::{ConvertError, ItemKind, Result, nested, source::value};
+use crate::{ConvertError, ItemKind, Result, nested};
 use reshard::{
-    Checkpoint, DType, Dialect, MappedCheckpoint, MappedTensorHandle, Region, Tensor, TensorHandle,
-    Value, ValueTree,
+    Checkpoint, DType, MappedCheckpoint, Region, TensorHandle, Value, ValueTree,
     model::{self, Dims},
     plan::PlannerData,
-    storage::{PlaceKind, Progress, wait},
+    storage::{PlaceKind, Progress},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -264,6 +264,8 @@ async fn beside_tensors(
     let mut out = CheckpointDiff::default();
     spread((first, &mut of_first), (second, &mut of_second), &mut out).await?;
     spread((second, &mut of_second), (first, &mut of_first), &mut out).await?;
+    empty((first, &mut of_first), (second, &of_second), &mut out).await?;
+    empty((second, &mut of_second), (first, &of_first), &mut out).await?;
     let states = [
         first.stored().common().await?,
         second.stored().common().await?,
@@ -272,7 +274,7 @@ async fn beside_tensors(
     let items = match none {
         [false, true] => common_items(&states[0], second, &mut of_second, &mut out).await?,
         [true, false] => common_items(&states[1], first, &mut of_first, &mut out).await?,
-        _ => BTreeSet::new(),
+        _ => BTreeMap::new(),
     };
     let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
         let (can, cannot) = all.into_iter().partition(|key| other.represents(of, key));
@@ -297,10 +299,16 @@ async fn beside_tensors(
         }
     }
     out.common = common(&states[0], &states[1]);
-    // A list may be one item.
+    // A list may be one item, and what lies at a path may be several.
     let is_item = |path: &str| {
         let above = path.match_indices('.').map(|(at, _)| &path[..at]);
-        above.chain([path]).any(|path| items.contains(path))
+        let mut at = above.chain([path]).filter_map(|path| items.get(path));
+        let below = format!("{path}.");
+        let below = items
+            .range(below.clone()..)
+            .take_while(|(item, _)| item.starts_with(&below));
+        let mut below = below.map(|(_, there)| there).peekable();
+        at.any(|there| *there) || (below.peek().is_some() && below.all(|there| *there))
     };
     out.common.retain(|path| chosen(path) && !is_item(path));
     out.compared_common = values(&states, chosen);
@@ -332,7 +340,7 @@ async fn spread(
         let items = other_keys.range(below.clone()..);
         let items = items.take_while(|item| item.starts_with(&below));
         let items: BTreeSet<String> = items.cloned().collect();
-        if items.is_empty() || !items.iter().all(|item| other.is_object(item)) {
+        if items.is_empty() {
             continue;
         }
         let value = one.object(&key).await?;
@@ -347,7 +355,7 @@ async fn spread(
         let mut same = true;
         for (item, value) in &values {
             other_keys.remove(item);
-            same &= other.object(item).await? == **value;
+            same &= other.has_value(item, value).await?;
         }
         match same {
             true => out.structure.push(key),
@@ -357,26 +365,45 @@ async fn spread(
     Ok(())
 }
 
-/// Compares values of common state with items of a checkpoint that has none. Returns the paths of those values, and takes their keys from
-/// those that are left to compare.
+/// Takes from the keys those of empty dicts that the other checkpoint has in its record, and not as items.
+async fn empty(
+    (of, keys): (View<'_>, &mut BTreeSet<String>),
+    (other, other_keys): (View<'_>, &BTreeSet<String>),
+    out: &mut CheckpointDiff,
+) -> reshard::Result<()> {
+    let Some(record) = other.stored().sidecar().await.0 else {
+        return Ok(());
+    };
+    for path in record.empty_dicts {
+        let key = path.to_string();
+        let is_object = keys.contains(&key) && of.is_object(&key) && !other_keys.contains(&key);
+        if is_object && of.object(&key).await? == Value::Dict(Vec::new()) {
+            keys.remove(&key);
+            out.compared_objects += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Compares values of common state with items of a checkpoint that has none. Returns the paths of all values, and whether there is such an
+/// item. Takes the keys of these items from those that are left to compare.
 async fn common_items(
     state: &ValueTree,
     other: View<'_>,
     other_keys: &mut BTreeSet<String>,
     out: &mut CheckpointDiff,
-) -> reshard::Result<BTreeSet<String>> {
+) -> reshard::Result<BTreeMap<String, bool>> {
     let value = Value::from(state.clone());
-    let values = nested::items(&value).into_iter();
-    let values = values.map(|(path, value)| (path.to_string(), value));
-    let mut values: BTreeMap<String, &Value> = values.collect();
-    values.retain(|path, _| other_keys.contains(path) && other.is_object(path));
-    for (path, value) in &values {
-        other_keys.remove(path);
-        if other.object(path).await? != **value {
+    let mut all = BTreeMap::new();
+    for (path, value) in nested::items(&value) {
+        let path = path.to_string();
+        let there = other_keys.remove(&path);
+        if there && !other.has_value(&path, value).await? {
             out.objects.push(path.clone());
         }
+        all.insert(path, there);
     }
-    Ok(values.into_keys().collect())
+    Ok(all)
 }
 
 /// Compares ties, and the paths of items.
@@ -456,123 +483,6 @@ fn values(states: &[ValueTree], chosen: &impl Fn(&str) -> bool) -> u64 {
         });
     }
     paths.iter().filter(|path| chosen(path)).count() as u64
-}
-
-/// A checkpoint as it is stored, or as a map shows it.
-#[derive(Clone, Copy)]
-enum View<'a> {
-    Stored(&'a Checkpoint),
-    Mapped(&'a MappedCheckpoint),
-}
-
-impl View<'_> {
-    fn stored(&self) -> &Checkpoint {
-        match self {
-            Self::Stored(c) => c,
-            Self::Mapped(m) => m.checkpoint(),
-        }
-    }
-
-    /// Without the object that has common state, whose values are compared one by one.
-    fn keys(&self) -> BTreeSet<String> {
-        match self {
-            Self::Stored(c) => {
-                let keys = c.metadata().entries().map(|e| e.key().to_owned());
-                keys.filter(|key| !c.is_common(key)).collect()
-            }
-            Self::Mapped(m) => {
-                let tensors = m.mapping().tensors().map(|(key, _)| key);
-                tensors.chain(m.objects()).map(String::from).collect()
-            }
-        }
-    }
-
-    fn tensors(&self) -> Vec<Side> {
-        match self {
-            Self::Stored(c) => c.tensors().map(Side::Stored).collect(),
-            Self::Mapped(m) => m.tensors().map(Side::Mapped).collect(),
-        }
-    }
-
-    /// Whether the form of this checkpoint has a place for an item of another one.
-    fn represents(&self, other: View<'_>, key: &str) -> bool {
-        match other.dtype(key) {
-            Some(dtype) => self.stored().capabilities().holds(dtype),
-            None => self.holds_objects(),
-        }
-    }
-
-    /// Whether the form of this checkpoint has a place for objects.
-    fn holds_objects(&self) -> bool {
-        let stored = self.stored();
-        match stored.dialect() {
-            // What the format does not store, the common strategy stores.
-            Dialect::Megatron => true,
-            _ => stored.capabilities().has_objects(PlaceKind::Folder, false),
-        }
-    }
-
-    /// The element type of a tensor.
-    fn dtype(&self, key: &str) -> Option<DType> {
-        match self {
-            Self::Stored(c) => c.metadata().tensor(key).map(|t| t.dtype()),
-            Self::Mapped(m) => m.tensor(key).ok().map(|t| t.dtype()),
-        }
-    }
-
-    fn is_object(&self, key: &str) -> bool {
-        match self {
-            Self::Stored(c) => c.metadata().object(key).is_some(),
-            Self::Mapped(m) => m.mapping().object(key).is_some(),
-        }
-    }
-
-    async fn object(&self, key: &str) -> reshard::Result<Value> {
-        match self {
-            Self::Stored(c) => value(c, key).await,
-            Self::Mapped(m) => match m.mapping().object(key) {
-                Some(stored) => value(m.checkpoint(), stored).await,
-                None => m.object(key).await,
-            },
-        }
-    }
-}
-
-/// A tensor of a [`View`].
-#[derive(Debug)]
-enum Side {
-    Stored(TensorHandle),
-    Mapped(MappedTensorHandle),
-}
-
-impl Side {
-    fn key(&self) -> &str {
-        match self {
-            Self::Stored(t) => t.key(),
-            Self::Mapped(t) => t.key(),
-        }
-    }
-
-    fn dtype(&self) -> DType {
-        match self {
-            Self::Stored(t) => t.dtype(),
-            Self::Mapped(t) => t.dtype(),
-        }
-    }
-
-    fn shape(&self) -> &Dims {
-        match self {
-            Self::Stored(t) => t.shape(),
-            Self::Mapped(t) => t.shape(),
-        }
-    }
-
-    fn read(&self, region: &Region) -> reshard::Result<Tensor> {
-        match self {
-            Self::Stored(t) => read(t, region),
-            Self::Mapped(t) => wait(t.read(region.clone())),
-        }
-    }
 }
 
 /// A tensor that both have.
