@@ -4,32 +4,55 @@ use reshard::{
     Value,
     model::{Construct, Path, Step},
 };
+use std::collections::BTreeSet;
 
 /// The items of a value, each with its path in it, in order: those of a dict, and those of a list that holds a dict or a tensor. Any other
 /// value is its only item, at an empty path.
 pub(crate) fn items(value: &Value) -> Vec<(Path, &Value)> {
+    items_beside(value, &BTreeSet::new())
+}
+
+/// The same beside a checkpoint with these keys: what lies at a key is one item, and what lies above one is several.
+pub(crate) fn items_beside<'v>(
+    value: &'v Value,
+    keys: &BTreeSet<String>,
+) -> Vec<(Path, &'v Value)> {
     let mut out = Vec::new();
-    add(value, &mut Path::default(), &mut out);
+    add(value, keys, &mut Path::default(), &mut out);
     out
 }
 
-fn add<'v>(value: &'v Value, path: &mut Path, out: &mut Vec<(Path, &'v Value)>) {
-    let mut below = |step: Step, value: &'v Value| {
-        path.0.push(step);
-        add(value, path, out);
-        path.0.pop();
+fn add<'v>(
+    value: &'v Value,
+    keys: &BTreeSet<String>,
+    path: &mut Path,
+    out: &mut Vec<(Path, &'v Value)>,
+) {
+    let key = path.to_string();
+    let is_above = || {
+        let below = format!("{key}.");
+        let next = keys.range(below.clone()..).next();
+        next.is_some_and(|next| next.starts_with(&below))
     };
-    match value {
-        _ if pairs(value).is_some_and(|pairs| !pairs.is_empty()) => {
-            let named = pairs(value).unwrap_or_default().iter();
-            let named = named.filter_map(|(key, value)| Some((name(key)?, value)));
-            named.for_each(|(name, value)| below(Step::Key(name), value));
-        }
-        Value::List(values) if values.iter().any(opens) => {
-            let numbered = (0..).zip(values);
-            numbered.for_each(|(i, value)| below(Step::Index(i), value));
-        }
-        _ => out.push((path.clone(), value)),
+    let is_item = keys.contains(&key);
+    let named = pairs(value).filter(|pairs| !is_item && !pairs.is_empty());
+    let numbered = match value {
+        Value::List(values) if !is_item && (values.iter().any(opens) || is_above()) => values,
+        _ => &[][..],
+    };
+    if named.is_none() && numbered.is_empty() {
+        out.push((path.clone(), value));
+        return;
+    }
+    let named = named.unwrap_or_default().iter();
+    let named = named.filter_map(|(key, value)| Some((Step::Key(name(key)?), value)));
+    let numbered = (0..)
+        .zip(numbered)
+        .map(|(i, value)| (Step::Index(i), value));
+    for (step, value) in named.chain(numbered) {
+        path.0.push(step);
+        add(value, keys, path, out);
+        path.0.pop();
     }
 }
 

@@ -406,25 +406,33 @@ fn megatron(name: &str) -> String {
 }
 
 #[test]
-fn what_a_pt_holds_of_any_checkpoint_equals_it() {
+fn a_copy_in_another_form_equals_any_checkpoint() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
     let dir = tempfile::tempdir().unwrap();
-    let copy = dir.path().join("copy.pt").display().to_string();
+    let [file, folder] =
+        ["copy.pt", "copy"].map(|name| dir.path().join(name).display().to_string());
+    let forms = [
+        vec![&*file],
+        vec![&*folder, "--to", "torch_dist", "--dialect", "megatron"],
+    ];
     let mut compared = 0;
     for family in ["dcp", "megatron"] {
         for fixture in fs::read_dir(Path::new(fixtures).join(family)).unwrap() {
             let source = fixture.unwrap().path().join("ckpt").display().to_string();
-            if run(&["convert", &source, &copy, "--overwrite"]).code != 0 {
-                continue;
-            }
-            compared += 1;
-            for [a, b] in [[&source, &copy], [&copy, &source]] {
-                let ran = run(&["diff", a, b]);
-                assert_eq!(ran.code, 0, "{a} {b}: {}{}", ran.out, ran.err);
+            for form in &forms {
+                let args = [&["convert", &source, "--overwrite"], &form[..]].concat();
+                if run(&args).code != 0 {
+                    continue;
+                }
+                compared += 1;
+                for [a, b] in [[&*source, form[0]], [form[0], &source]] {
+                    let ran = run(&["diff", a, b]);
+                    assert_eq!(ran.code, 0, "{a} {b}: {}{}", ran.out, ran.err);
+                }
             }
         }
     }
-    assert!(compared > 30, "{compared}");
+    assert!(compared > 80, "{compared}");
 }
 
 #[test]

@@ -272,8 +272,14 @@ async fn beside_tensors(
     ];
     let none = states.each_ref().map(|state| *state == ValueTree::new());
     let items = match none {
-        [false, true] => common_items(&states[0], second, &mut of_second, &mut out).await?,
-        [true, false] => common_items(&states[1], first, &mut of_first, &mut out).await?,
+        [false, true] => {
+            let of_second = (second, &mut of_second);
+            common_items((&states[0], &of_first), of_second, &mut out).await?
+        }
+        [true, false] => {
+            let of_first = (first, &mut of_first);
+            common_items((&states[1], &of_second), of_first, &mut out).await?
+        }
         _ => BTreeMap::new(),
     };
     let only = |of: View<'_>, other: View<'_>, all: BTreeSet<String>| -> [Vec<String>; 2] {
@@ -388,15 +394,19 @@ async fn empty(
 /// Compares values of common state with items of a checkpoint that has none. Returns the paths of all values, and whether there is such an
 /// item. Takes the keys of these items from those that are left to compare.
 async fn common_items(
-    state: &ValueTree,
-    other: View<'_>,
-    other_keys: &mut BTreeSet<String>,
+    (state, keys): (&ValueTree, &BTreeSet<String>),
+    (other, other_keys): (View<'_>, &mut BTreeSet<String>),
     out: &mut CheckpointDiff,
 ) -> reshard::Result<BTreeMap<String, bool>> {
     let value = Value::from(state.clone());
     let mut all = BTreeMap::new();
-    for (path, value) in nested::items(&value) {
+    for (path, value) in nested::items_beside(&value, other_keys) {
         let path = path.to_string();
+        // Common state has this in the place of an item that is stored beside it.
+        if *value == Value::None && keys.contains(&path) {
+            all.insert(path, true);
+            continue;
+        }
         let there = other_keys.remove(&path);
         if there && !other.has_value(&path, value).await? {
             out.objects.push(path.clone());
