@@ -1,5 +1,6 @@
 //! A part of a tensor, as a command line gives it.
 
+use crate::units::some;
 use reshard::{Region, blocking::TensorHandle};
 use std::fmt;
 
@@ -48,11 +49,14 @@ impl Wanted {
     pub(crate) fn within(&self, tensor: &TensorHandle) -> Result<Region, String> {
         let shape = tensor.shape();
         if self.0.len() > shape.len() {
+            let axes = match shape.len() {
+                1 => "1 axis".to_owned(),
+                n => format!("{n} axes"),
+            };
             return Err(format!(
-                "--region has {} ranges, and {} of shape {shape} has {} axes",
-                self.0.len(),
+                "--region has {}, and {} of shape {shape} has {axes}",
+                some(self.0.len() as u64, "range"),
                 tensor.key(),
-                shape.len()
             ));
         }
         let mut region = Region::whole(shape);

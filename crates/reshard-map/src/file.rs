@@ -250,16 +250,20 @@ impl MapFile {
             })?;
             values.insert(name.clone(), value);
         }
-        let mut missing = self
-            .parameters
-            .iter()
-            .filter(|(name, _)| !values.contains_key(*name));
-        let (name, what) = match missing.clone().find(|(_, p)| p.is_required()) {
-            Some((name, p)) => (name, p.missing()),
-            None => match missing.next() {
-                Some((name, _)) => self.circle(name, &values),
-                None => return Ok(values),
-            },
+        let unknown = |(name, _): &(&String, _)| !values.contains_key(*name);
+        let mut missing = self.parameters.iter().filter(unknown);
+        let required: Vec<_> = missing.clone().filter(|(_, p)| p.is_required()).collect();
+        let (name, what) = match (&*required, missing.next()) {
+            ([(name, p)], _) => (*name, p.missing()),
+            ([(name, p), more @ ..], _) => {
+                let more: Vec<String> = more.iter().map(|(name, _)| format!("`{name}`")).collect();
+                (
+                    *name,
+                    format!("{}; the map also needs {}", p.missing(), more.join(", ")),
+                )
+            }
+            ([], Some((name, _))) => self.circle(name, &values),
+            ([], None) => return Ok(values),
         };
         Err(MapError::Parameter {
             name: name.clone(),
