@@ -35,6 +35,7 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
 
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
     let values = wait(source.map_parameters(&file, &given))?;
+    note_contradicted(&file, &given, source, io)?;
     let mut map = file.bind(&values).map_err(told)?;
     if args.inverse {
         map = map.inverse().map_err(told)?;
@@ -45,6 +46,27 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     let mapped = source.mapped(&map).map_err(told)?;
     note_unmapped(mapped.mapping(), io);
     Ok(Some(map))
+}
+
+/// Notes parameters of which the checkpoint says something else.
+fn note_contradicted(
+    file: &MapFile,
+    given: &BTreeMap<String, u64>,
+    source: &Checkpoint,
+    io: &mut Io<'_>,
+) -> Result<()> {
+    if given.is_empty() {
+        return Ok(());
+    }
+    let stored = wait(source.map_parameters(file, &BTreeMap::new()))?;
+    for (name, value) in given {
+        if let Some(stored) = stored.get(name).filter(|stored| *stored != value) {
+            io.note(format!(
+                "--set {name}={value}: the checkpoint says {stored}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// So many tensors are named. The ledger in JSON has all.

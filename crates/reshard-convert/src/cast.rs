@@ -1,7 +1,7 @@
 //! Casts of floats on the way, and what they lose.
 
 use reshard::{
-    DType, Region,
+    DType, OnCast, Region,
     model::{BoxError, Dims, TensorSource},
     plan::cast::convert,
 };
@@ -50,6 +50,13 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
+    fn add(&self, counts: [u64; 3]) {
+        let all = [&self.overflowed, &self.underflowed, &self.inexact];
+        for (all, n) in all.into_iter().zip(counts) {
+            all.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn report(&self, key: &str, from: DType, to: DType, elements: u64) -> CastReport {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         CastReport {
@@ -97,16 +104,23 @@ impl TensorSource for Casting {
             convert(from, stored, self.to, cast)?;
             compared.add(from, stored, self.to, cast)?;
         }
-        let Compared { counts, .. } = compared;
-        let lost = &self.lost;
-        for (all, n) in [&lost.overflowed, &lost.underflowed, &lost.inexact]
-            .into_iter()
-            .zip(counts)
-        {
-            all.fetch_add(n, Ordering::Relaxed);
-        }
+        self.lost.add(compared.counts);
         Ok(())
     }
+}
+
+/// Counts what the casts of a map lose.
+pub(crate) fn on_cast(lost: &Arc<Lost>) -> OnCast {
+    let lost = Arc::clone(lost);
+    Arc::new(move |(from, stored), (to, cast)| {
+        let (a, b) = (from.size() as usize, to.size() as usize);
+        let mut compared = Compared::default();
+        for (stored, cast) in stored.chunks(STEP * a).zip(cast.chunks(STEP * b)) {
+            compared.add(from, stored, to, cast)?;
+        }
+        lost.add(compared.counts);
+        Ok(())
+    })
 }
 
 /// Counts what is lost, in memory that is used again.
@@ -119,9 +133,12 @@ struct Compared {
 
 impl Compared {
     fn add(&mut self, from: DType, stored: &[u8], to: DType, cast: &[u8]) -> Result<(), BoxError> {
-        let wide = match (from, to) {
-            (DType::Float64, _) | (_, DType::Float64) => DType::Float64,
-            _ => DType::Float32,
+        let wide = match [from, to]
+            .iter()
+            .all(|t| t.is_float() && *t != DType::Float64)
+        {
+            true => DType::Float32,
+            false => DType::Float64,
         };
         let n = cast.len() / to.size() as usize * wide.size() as usize;
         self.before.resize(n, 0);
@@ -130,8 +147,8 @@ impl Compared {
         convert(to, cast, wide, &mut self.after)?;
         let pairs = (&*self.before, &*self.after);
         let pairs = match wide {
-            DType::Float64 => count(pairs, too_large(to), f64::from_le_bytes),
-            _ => count(pairs, too_large(to), |b| f32::from_le_bytes(b).into()),
+            DType::Float64 => count(pairs, range(to), f64::from_le_bytes),
+            _ => count(pairs, range(to), |b| f32::from_le_bytes(b).into()),
         };
         for (all, n) in self.counts.iter_mut().zip(pairs) {
             *all += n;
@@ -140,26 +157,33 @@ impl Compared {
     }
 }
 
-/// What becomes the largest number of a type although it is too large. Other types have infinity or NaN for it.
-fn too_large(to: DType) -> f64 {
+/// The smallest and the largest number that a cast keeps, of types that have neither infinity nor NaN for others.
+fn range(to: DType) -> [f64; 2] {
     match to {
         // Half a step above 448.
-        DType::Float8E4M3Fn => 464.0,
-        _ => f64::INFINITY,
+        DType::Float8E4M3Fn => [-464.0, 464.0],
+        DType::Int8 => [i8::MIN.into(), i8::MAX.into()],
+        DType::Int16 => [i16::MIN.into(), i16::MAX.into()],
+        DType::Int32 => [i32::MIN.into(), i32::MAX.into()],
+        DType::UInt8 => [0.0, u8::MAX.into()],
+        DType::UInt16 => [0.0, u16::MAX.into()],
+        DType::UInt32 => [0.0, u32::MAX.into()],
+        // Numbers of 64 bits that are too large become other ones, too, and count as inexact.
+        _ => [f64::NEG_INFINITY, f64::INFINITY],
     }
 }
 
 /// How many overflowed, underflowed, and are inexact. Without branches, so that it is done for several elements at once.
 fn count<const N: usize>(
     (before, after): (&[u8], &[u8]),
-    too_large: f64,
+    [least, most]: [f64; 2],
     float: impl Fn([u8; N]) -> f64,
 ) -> [u64; 3] {
     let pairs = before.as_chunks().0.iter().zip(after.as_chunks().0);
     let mut counts = [0u64; 3];
     for (before, after) in pairs {
         let (before, after) = (float(*before), float(*after));
-        let is_too_large = !after.is_finite() | (before.abs() > too_large);
+        let is_too_large = !after.is_finite() | (before < least) | (before > most);
         let lost_infinity = before.is_infinite() & !after.is_infinite();
         counts[0] += u64::from((before.is_finite() & is_too_large) | lost_infinity);
         counts[1] += u64::from((before != 0.0) & (after == 0.0));

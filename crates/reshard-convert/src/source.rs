@@ -243,11 +243,11 @@ impl Source {
 
     /// What the casts of tensors have lost.
     pub(crate) fn casts(&self) -> Vec<CastReport> {
-        let carried = self.items.iter().filter_map(|item| match item {
-            Item::Tensor(t) => t.lost(),
+        let tensors = self.items.iter().filter_map(|item| match item {
+            Item::Tensor(t) => Some(t),
             _ => None,
         });
-        carried.collect()
+        tensors.flat_map(|t| t.lost()).collect()
     }
 
     /// The stored tensors that are checked while they are read. Several items may be made of one.

@@ -2,7 +2,7 @@
 
 use crate::{
     CastReport, ConvertError, Result,
-    cast::{Casting, Lost},
+    cast::{Casting, Lost, on_cast},
     checked::{Checked, Watched},
     checks::Checks,
 };
@@ -19,6 +19,8 @@ pub(crate) struct Carried {
     from: From,
     /// To which element type it is cast, and what that loses.
     cast: Option<(DType, Arc<Lost>)>,
+    /// From which element type a map casts it, and what that loses.
+    cast_by_map: Option<(DType, Arc<Lost>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -36,14 +38,16 @@ impl Carried {
             key: key.into(),
             from: From::Stored(tensor, watched),
             cast: None,
+            cast_by_map: None,
         }
     }
 
     pub(crate) fn mapped(tensor: MappedTensorHandle, checks: Arc<Checks>) -> Self {
         Self {
             key: tensor.key().into(),
-            from: From::Mapped(tensor, checks),
             cast: None,
+            cast_by_map: tensor.cast_from().map(|from| (from, Arc::default())),
+            from: From::Mapped(tensor, checks),
         }
     }
 
@@ -52,6 +56,7 @@ impl Carried {
             key: key.into(),
             from: From::Made(Arc::new(made)),
             cast: None,
+            cast_by_map: None,
         }
     }
 
@@ -84,11 +89,17 @@ impl Carried {
             .map_or_else(|| self.stored_dtype(), |(to, _)| *to)
     }
 
-    /// What its cast has lost, if it is cast.
-    pub(crate) fn lost(&self) -> Option<CastReport> {
-        let (to, lost) = self.cast.as_ref()?;
+    /// What its casts have lost: that of a map, and that of the conversion.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = CastReport> {
+        let stored = self.stored_dtype();
+        let by_map = self.cast_by_map.iter();
+        let by_map = by_map.map(move |(from, lost)| (*from, stored, lost));
+        let cast = self.cast.iter();
+        let cast = cast.map(move |(to, lost)| (stored, *to, lost));
         let elements = self.shape().volume().unwrap_or(u64::MAX);
-        Some(lost.report(&self.key, self.stored_dtype(), *to, elements))
+        by_map
+            .chain(cast)
+            .map(move |(from, to, lost)| lost.report(&self.key, from, to, elements))
     }
 
     fn stored_dtype(&self) -> DType {
@@ -118,10 +129,14 @@ impl Carried {
                 let at = region.offsets.clone();
                 checked(t.source(region)?, watched.as_ref(), at)
             }
-            From::Mapped(t, checks) => t.source_through(region, |stored, source| {
-                let at = Dims::zeros(stored.shape().len());
-                checked(source, checks.get(stored.key()), at)
-            })?,
+            From::Mapped(t, checks) => {
+                let wrap = |stored: &TensorHandle, source| {
+                    let at = Dims::zeros(stored.shape().len());
+                    checked(source, checks.get(stored.key()), at)
+                };
+                let count = self.cast_by_map.as_ref().map(|(_, lost)| on_cast(lost));
+                t.source_through(region, wrap, count)?
+            }
             From::Made(made) => Arc::new(Narrowed {
                 made: Arc::clone(made),
                 region,

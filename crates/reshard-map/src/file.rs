@@ -180,7 +180,10 @@ impl MapFile {
             let known: Vec<&str> = self.parameters.keys().map(|n| &**n).collect();
             return Err(MapError::Parameter {
                 name: name.clone(),
-                what: format!("the map has no such parameter; it has {}", known.join(", ")),
+                what: match &*known {
+                    [] => "the map has no parameters".into(),
+                    known => format!("the map has no such parameter; it has {}", known.join(", ")),
+                },
             });
         }
         let values = self.values(given)?;
@@ -234,8 +237,11 @@ impl MapFile {
         rules.map_or(Ok(()), |rules| check_sides(&rules, self.unmapped, keys))
     }
 
-    /// The values of all parameters. A default may use other parameters.
-    fn values(&self, given: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
+    /// The values of all parameters, with defaults for those that are not given. A default may use other parameters.
+    ///
+    /// # Errors
+    /// [`MapError::Parameter`]: a parameter is missing, or an expression has no value.
+    pub fn values(&self, given: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
         let mut values = given.clone();
         loop {
             let ready = self.parameters.iter().find_map(|(name, p)| {

@@ -108,7 +108,7 @@ pub use error::{Error, LoadError, Result};
 pub use events::{PHASE_EVENTS, PhaseEvent};
 pub use load::{Load, load};
 #[cfg(feature = "map")]
-pub use mapped::{MappedCheckpoint, MappedTensorHandle};
+pub use mapped::{MappedCheckpoint, MappedTensorHandle, OnCast};
 pub use place::place_text;
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};

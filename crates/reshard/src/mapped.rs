@@ -266,6 +266,17 @@ impl MappedTensorHandle {
         elements.saturating_mul(self.dtype.size())
     }
 
+    /// The element type of the first stored tensor that the map casts, if it casts any.
+    pub fn cast_from(&self) -> Option<DType> {
+        let mapping = &self.mapped.mapping;
+        let mut pieces = mapping.tensor(&self.key)?.pieces().iter();
+        let cast = pieces.find(|piece| !piece.casts.is_empty())?;
+        mapping
+            .sources()
+            .get(cast.source)
+            .map(|stored| stored.dtype)
+    }
+
     /// The keys of the stored tensors that it is made of, each once.
     pub fn stored_keys(&self) -> Vec<&str> {
         let mapping = &self.mapped.mapping;
@@ -325,11 +336,12 @@ impl MappedTensorHandle {
     /// # Errors
     /// A region outside the shape, or a stored tensor that the limits don't allow.
     pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
-        self.source_through(what, |_, source| source)
+        self.source_through(what, |_, source| source, None)
     }
 
     /// The same, but each stored tensor is read through the source that `wrap` makes of the tensor and its own source, for tools that look at
-    /// what is read of the stored tensors. A stored tensor may be read in any order, more than once, and not as a whole.
+    /// what is read of the stored tensors. A stored tensor may be read in any order, more than once, and not as a whole. `on_cast` gets the
+    /// elements that the map casts.
     ///
     /// # Errors
     /// As [`source`](Self::source).
@@ -337,6 +349,7 @@ impl MappedTensorHandle {
         &self,
         what: impl Select,
         wrap: impl Fn(&TensorHandle, Arc<dyn TensorSource>) -> Arc<dyn TensorSource>,
+        on_cast: Option<OnCast>,
     ) -> Result<Arc<dyn TensorSource>> {
         let region = what
             .resolve(&self.key, &self.shape)
@@ -354,7 +367,10 @@ impl MappedTensorHandle {
             key: self.key.clone(),
             dtype: self.dtype,
             region,
-            stored: Stored(stored),
+            stored: Stored {
+                sources: stored,
+                on_cast,
+            },
             block,
         }))
     }
@@ -414,12 +430,21 @@ impl TensorSource for Lazy {
     }
 }
 
+/// A callback of [`MappedTensorHandle::source_through`], with elements before and after a cast, and their types. An error fails the read.
+pub type OnCast = Arc<dyn Fn((DType, &[u8]), (DType, &[u8])) -> Result<(), BoxError> + Send + Sync>;
+
 /// Stored tensors, by key.
-struct Stored(BTreeMap<Box<str>, Arc<dyn TensorSource>>);
+struct Stored {
+    sources: BTreeMap<Box<str>, Arc<dyn TensorSource>>,
+    on_cast: Option<OnCast>,
+}
 
 impl Elements for Stored {
     fn read(&self, source: &Source, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let stored = self.0.get(&source.key).ok_or("a tensor is not stored")?;
+        let stored = self
+            .sources
+            .get(&source.key)
+            .ok_or("a tensor is not stored")?;
         stored.read(region, out)
     }
 
@@ -431,6 +456,10 @@ impl Elements for Stored {
         out: &mut [u8],
     ) -> Result<(), BoxError> {
         let unsupported = |e| SourceError::new(ErrorKind::Unsupported, e);
-        cast::convert(from, elements, to, out).map_err(|e| unsupported(BoxError::from(e)).into())
+        cast::convert(from, elements, to, out).map_err(|e| unsupported(BoxError::from(e)))?;
+        match &self.on_cast {
+            Some(on_cast) => on_cast((from, elements), (to, out)),
+            None => Ok(()),
+        }
     }
 }

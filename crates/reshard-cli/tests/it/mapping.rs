@@ -232,7 +232,7 @@ fn a_mapping_file_that_is_no_toml_is_shown_with_its_line() {
         ran.err
     );
     let ran = run(&[&args[..4], &["hf-llama", "--set", "heads=0"]].concat());
-    assert!(ran.err.starts_with("error: hf-llama: "), "{}", ran.err);
+    assert!(ran.err.contains("\nerror: hf-llama: "), "{}", ran.err);
     let ran = run(&["diff", &saved.url, &saved.url, "--map", &file]);
     assert!(ran.err.starts_with(&first), "{}", ran.err);
 }
@@ -488,4 +488,79 @@ fn needs_python_megatron_and_transformers_compute_the_same_with_mapped_weights()
         mapped(&path("hf"), &path("to-megatron"), name, &back);
         load("megatron-load", &path("to-megatron"), "hf");
     }
+}
+
+#[test]
+fn the_losses_of_casts_in_a_map_are_counted() {
+    let mut state = StateDict::new();
+    let floats = Tensor::from_vec(&[3], vec![1e30f32, 1.0, 1e-30]).unwrap();
+    let ints = Tensor::from_vec(&[3], vec![300i64, -129, 5]).unwrap();
+    state.insert("floats", ShardedTensor::full("floats", floats));
+    state.insert("ints", ShardedTensor::full("ints", ints));
+    let saved = states::save(&[state], Dialect::TensorsOnly);
+    let map = saved.beside("map.toml");
+    let rule = |key: &str, to: &str| format!("[[rule]]\ncast = \"{key}\"\nto = \"{to}\"\n");
+    std::fs::write(&map, rule("floats", "float16") + &rule("ints", "int8")).unwrap();
+    let args = [
+        "convert",
+        &saved.url,
+        &saved.beside("to"),
+        "--map",
+        &map,
+        "--json",
+    ];
+    let ran = run(&args);
+    assert!(
+        ran.code == 0 && ran.err.contains("ints: of 3 elements 2 were too large"),
+        "{}",
+        ran.err
+    );
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let counts = |i: usize| {
+        ["key", "overflowed", "underflowed", "inexact"].map(|name| j["casts"][i][name].to_string())
+    };
+    assert_eq!(counts(0), ["\"floats\"", "1", "1", "2"], "{j}");
+    assert_eq!(counts(1), ["\"ints\"", "2", "0", "2"], "{j}");
+}
+
+#[test]
+fn a_parameter_that_contradicts_the_checkpoint_is_noted() {
+    let saved = saved(true);
+    let args = [
+        "convert",
+        &saved.url,
+        &saved.beside("to"),
+        "--map",
+        "hf-llama",
+        "--drop-objects",
+    ];
+    let set = |value| run(&[&args[..], &["--set", value, "--overwrite"]].concat()).err;
+    let note = "--set vocab=6: the checkpoint says 7";
+    assert!(set("vocab=6").contains(note));
+    assert!(!set("vocab=7").contains("the checkpoint says"));
+}
+
+#[test]
+fn patterns_are_about_the_keys_that_a_map_makes() {
+    let saved = saved(true);
+    let to = saved.beside("to");
+    let ran = run(&[
+        "convert", &saved.url, &to, "--map", "hf-llama", "--key", "decoder*",
+    ]);
+    let what = "no key that the map makes of";
+    assert!(ran.code == 2 && ran.err.contains(what), "{}", ran.err);
+}
+
+#[test]
+fn all_parameters_that_are_missing_are_named() {
+    let saved = saved(false);
+    let ran = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("to"),
+        "--map",
+        "hf-llama",
+    ]);
+    let what = "the map also needs `hidden`";
+    assert!(ran.code == 2 && ran.err.contains(what), "{}", ran.err);
 }

@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 64] = [
+const FACADE: [&str; 65] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -95,6 +95,7 @@ const FACADE: [&str; 64] = [
     "LoadReport",
     "MappedCheckpoint",
     "MappedTensorHandle",
+    "OnCast",
     "PHASE_EVENTS",
     "Phase",
     "PhaseEvent",
