@@ -19,7 +19,9 @@ use reshard::{
     model::Dims,
     storage::{Progress, wait},
 };
-use reshard_convert::{ANALYSIS_BLOCK, CheckpointDiff, TensorDiff, Tolerance, diff, diff_mapped};
+use reshard_convert::{
+    ANALYSIS_BLOCK, CheckpointDiff, Snapshot, TensorDiff, Tolerance, diff, diff_mapped,
+};
 use serde_json::{Value as Json, json};
 
 pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
@@ -116,6 +118,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     if let Some(code) = cost::tell(&costs.collect::<Vec<_>>(), (args.dry_run, args.json), io)? {
         return Ok(code);
     }
+    let snapshots = [&first, &second].map(|c| wait(Snapshot::of(c)));
     for ((checkpoint, url, keys), before) in sides.iter().zip(&before) {
         can_be_compared(&Doubts::of(checkpoint, before.as_ref(), *keys, io)?, url)?;
     }
@@ -143,6 +146,10 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     };
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
+    for snapshot in &snapshots {
+        wait(snapshot.check())?;
+    }
+    compared_anything(&found)?;
     if args.json {
         let mut report = report(&found, &tensors, args.lossless);
         if args.no_verify {
@@ -158,6 +165,30 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         true => OK,
         false => DIFFERENT,
     })
+}
+
+/// Fails if there are items, and none that both have, or could have.
+fn compared_anything(found: &CheckpointDiff) -> Result<()> {
+    let compared = [
+        found.tensors,
+        found.compared_objects,
+        found.compared_common,
+        found.compared_annotations,
+    ];
+    let [first, second] = &found.unrepresented;
+    let Some(item) = first.iter().chain(second).next() else {
+        return Ok(());
+    };
+    if !found.is_equal() || compared.iter().any(|count| *count > 0) {
+        return Ok(());
+    }
+    Err(CliError::told(
+        format!(
+            "nothing was compared: only one of the two has a place for {}",
+            shown(item)
+        ),
+        "compare it with a checkpoint of a format that has a place for it",
+    ))
 }
 
 fn is_equal(found: &CheckpointDiff, lossless: bool) -> bool {

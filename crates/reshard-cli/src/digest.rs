@@ -17,6 +17,7 @@ use reshard::{
     storage::{run_blocking, wait},
     strategy::hex,
 };
+use reshard_convert::Snapshot;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use sha2::Digest as _;
@@ -105,6 +106,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
     }
+    let snapshot = wait(Snapshot::of(&checkpoint));
     let doubts = Doubts::of(&checkpoint, before.as_ref(), keys, io)?;
     let mut doubts = doubts.of_tensors(&checkpoint);
     let mut code = doubts.exit_code();
@@ -145,6 +147,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         Ok(failures < MOST_FAILURES && text < MOST_TEXT)
     })?;
     bar.finish_and_clear();
+    wait(snapshot.check())?;
     if args.json {
         let report = Report {
             schema: 1,

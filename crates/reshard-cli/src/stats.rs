@@ -12,7 +12,7 @@ use crate::{
     units,
 };
 use reshard::storage::{Progress, wait};
-use reshard_convert::{ANALYSIS_BLOCK, Flag, TensorStats, stats};
+use reshard_convert::{ANALYSIS_BLOCK, Flag, Snapshot, TensorStats, stats};
 use serde_json::{Value as Json, json};
 
 /// A float as text.
@@ -60,6 +60,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
         return Ok(code);
     }
+    let snapshot = wait(Snapshot::of(&checkpoint));
     let doubts = Doubts::of(&checkpoint, before.as_ref(), keys, io)?;
     let mut doubts = doubts.of_tensors(&checkpoint);
     let is_read = |key: &str| keys.has(key) && !doubts.keys.contains_key(key);
@@ -75,6 +76,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
         |t| found.push(t),
     ));
     bar.finish_and_clear();
+    wait(snapshot.check())?;
     let unread = looked.map_err(CliError::from_analysis)?;
     doubts.keys.extend(
         unread

@@ -1,6 +1,9 @@
 //! Tensors that are checked while they are read, and what is left to check after that.
 
-use crate::chunks::{Chunk, Chunks};
+use crate::{
+    Snapshot,
+    chunks::{Chunk, Chunks},
+};
 use reshard::{
     DType, Region, TensorHandle,
     model::{BoxError, Dims, ModelError, SourceError, TensorSource},
@@ -23,8 +26,20 @@ pub(crate) struct Watched {
     pub(crate) progress: Progress,
 }
 
+/// Checks that what was written is what the source has.
+pub(crate) async fn last_check(
+    last: Option<(Vec<Arc<Watched>>, Snapshot)>,
+) -> Result<(), StrategyError> {
+    let Some((watched, snapshot)) = last else {
+        return Ok(());
+    };
+    // If files were replaced, that is the reason for all that is wrong.
+    snapshot.check().await?;
+    check_rest(watched).await
+}
+
 /// Reads what was not seen as a whole of these tensors once more, and checks it.
-pub(crate) async fn check_rest(watched: Vec<Arc<Watched>>) -> Result<(), StrategyError> {
+async fn check_rest(watched: Vec<Arc<Watched>>) -> Result<(), StrategyError> {
     let whole = |w: &&Arc<Watched>| w.chunks.rest().next().is_none();
     let seen = watched.iter().filter(whole);
     // A target that stores the same elements once has read them once.

@@ -4,7 +4,7 @@ use crate::{
     Asked, ConvertError, ConvertReport, Finding, Ledger, MAX_FILES, NotHeld, Result,
     annotations::Fates,
     cast::is_number,
-    checked::check_rest,
+    checked::last_check,
     checks::{Checks, checks},
     destination::{self, check_files, files_of_ranks},
     fit::{Fit, Wants, has_dialect},
@@ -16,6 +16,7 @@ use crate::{
     quantized,
     resume::{self, Journal, Resumed},
     rewrite::Rewrite,
+    snapshot::Snapshot,
     source::{self, Source},
     target::{Target, Wanted},
 };
@@ -413,6 +414,7 @@ impl<'a> Convert<'a> {
         let store = &**self.source.store();
         let place = (&*self.dst, target.place());
         destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
+        let snapshot = Snapshot::of(self.source).await;
         let checks = self.verified().await?;
         self.understood()?;
         let checks = Arc::new(checks.unwrap_or_default());
@@ -456,6 +458,7 @@ impl<'a> Convert<'a> {
             ledger,
             source,
             planner,
+            snapshot,
             stores,
             checking: start.elapsed(),
         })
@@ -676,6 +679,8 @@ pub struct Conversion<'a> {
     ledger: Ledger,
     source: Source,
     planner: Rewrite,
+    /// The source before its tensors were read.
+    snapshot: Snapshot,
     stores: Stores,
     checking: Duration,
 }
@@ -729,6 +734,7 @@ impl Conversion<'_> {
             ledger,
             source,
             planner,
+            snapshot,
             stores,
             checking,
         } = self;
@@ -739,7 +745,7 @@ impl Conversion<'_> {
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
         let (saved, resumed) = setup
-            .save(&source, (&target, &planner), &states, stores)
+            .save(&source, (&target, &planner), &states, (stores, snapshot))
             .await?;
         Ok(ConvertReport {
             format: target.key(),
@@ -792,7 +798,7 @@ impl Convert<'_> {
         source: &Source,
         (target, planner): (&Target, &Rewrite),
         states: &[StateDict],
-        stores: Stores,
+        (stores, snapshot): (Stores, Snapshot),
     ) -> Result<(SaveReport, Resumed)> {
         // A dry run keeps no journal, but looks for one.
         let journal = self.journal.as_ref().filter(|j| !self.dry_run || j.looks);
@@ -809,7 +815,7 @@ impl Convert<'_> {
             .map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
         let policy = limit.or_else(|| self.policy.clone());
         let groups = LocalGroup::new(self.ranks);
-        let mut watched = source.watched();
+        let mut last = Some((source.watched(), snapshot));
         let saves = groups.iter().zip(states).map(|(group, state)| {
             let config = target.config()?;
             let progress = self.progress.clone();
@@ -824,9 +830,9 @@ impl Convert<'_> {
                 save = save.registry(registry.clone());
             }
             // Once, by the first rank.
-            let watched = std::mem::take(&mut watched);
+            let last = last.take();
             let save = save
-                .before_commit(move || check_rest(watched))
+                .before_commit(move || last_check(last))
                 .group(group)
                 .deadline(PATIENCE)
                 .exchange_memory((EXCHANGES / u64::from(self.ranks)).max(LEAST_EXCHANGE))

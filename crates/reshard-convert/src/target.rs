@@ -46,7 +46,7 @@ impl Target {
         registry: &Registry,
     ) -> Result<Self> {
         let found;
-        let mut named = false;
+        let by_name = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
         let config = match wanted {
             Wanted::Config(config) => config,
             Wanted::Named(name) => {
@@ -54,8 +54,7 @@ impl Target {
                 &found
             }
             Wanted::ByName => {
-                let by_name = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
-                named = by_name.is_some();
+                let by_name = by_name.clone();
                 let name = by_name.unwrap_or_else(|| BackendVersion::new("torch_dist", 1));
                 found = registry.save_sharded(&name).map_err(ConvertError::Target)?;
                 &found
@@ -72,7 +71,7 @@ impl Target {
             target = Self::with(settings, dst, by_policy)?;
         }
         // Who gives the name of a file wants a file.
-        if named && target.place != PlaceKind::File {
+        if by_name.is_some() && target.place != PlaceKind::File {
             return Err(ConvertError::NoSingleFile {
                 format: target.key(),
                 dst: dst.into(),

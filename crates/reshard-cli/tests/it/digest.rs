@@ -214,3 +214,28 @@ fn a_key_that_opening_finds_damaged_is_left_out_by_no_command_without_a_word() {
         .unverified();
     }
 }
+
+#[test]
+fn what_only_has_objects_has_a_note_and_is_equal_to_nothing() {
+    let mut state = reshard::StateDict::new();
+    state.insert("step", 7i64);
+    let saved = crate::states::save(&[state], reshard::Dialect::Dcp);
+    let ran = run(&["digest", &saved.url]);
+    assert!(
+        ran.code == 0 && ran.err.contains("has no tensors"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    let empty = saved.beside("empty.safetensors");
+    std::fs::write(&empty, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    for args in [["diff", &saved.url, &empty], ["diff", &empty, &saved.url]] {
+        let ran = run(&args);
+        assert!(
+            ran.code == 2 && ran.err.contains("nothing was compared"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+    }
+}

@@ -288,3 +288,71 @@ fn the_time_of_a_conversion_has_that_of_its_checks() {
         "{report:?}"
     );
 }
+
+/// A folder of files of safetensors, as a model hub has it; all elements are `value`.
+fn hub(dir: &std::path::Path, value: f32) {
+    std::fs::create_dir_all(dir).unwrap();
+    let mut map = serde_json::Map::new();
+    for i in 1..=3 {
+        let (key, file) = (
+            format!("w{i}"),
+            format!("model-0000{i}-of-00003.safetensors"),
+        );
+        let header =
+            serde_json::json!({ &key: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} });
+        let header = header.to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.extend([value; 4].iter().flat_map(|x| x.to_le_bytes()));
+        std::fs::write(dir.join(&file), bytes).unwrap();
+        map.insert(key, file.into());
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+}
+
+#[test]
+fn a_source_that_is_replaced_file_by_file_is_not_mixed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+    let to = dir.path().join("to").display().to_string();
+    hub(&old, 1.0);
+    hub(&new, 2.0);
+    let source = Checkpoint::open(&old.display().to_string()).unwrap();
+    let last = "model-00003-of-00003.safetensors";
+    let replaced = move || {
+        // Once is enough: the others fail.
+        drop(std::fs::rename(new.join(last), old.join(last)));
+    };
+    let e = blocking::run(convert(&source, &to).checked(move |_| replaced())).unwrap_err();
+    let text = e.to_string();
+    assert!(
+        text.contains(last) && text.contains("was replaced"),
+        "{text}"
+    );
+    assert_eq!(e.kind(), ErrorKind::Unavailable, "{text}");
+    assert!(!std::path::Path::new(&to).exists());
+}
+
+#[test]
+fn links_and_modes_of_files_do_not_change_a_source() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("ckpt");
+    hub(&at, 1.0);
+    let source = Checkpoint::open(&at.display().to_string()).unwrap();
+    let snapshot = futures::executor::block_on(reshard_convert::Snapshot::of(&source));
+    let check = || futures::executor::block_on(snapshot.check());
+    let file = at.join("model-00001-of-00003.safetensors");
+    std::fs::hard_link(&file, dir.path().join("link")).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o400)).unwrap();
+    check().unwrap();
+    // Written in place.
+    let other = at.join("model-00002-of-00003.safetensors");
+    let bytes = std::fs::read(&other).unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    let written = std::fs::File::options().write(true).open(&other).unwrap();
+    std::io::Write::write_all(&mut &written, &bytes).unwrap();
+    written.set_modified(later).unwrap();
+    assert!(check().unwrap_err().to_string().contains("model-00002"));
+}
