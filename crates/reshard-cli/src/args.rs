@@ -164,15 +164,16 @@ pub(crate) struct Reading {
     /// If they belong to two formats, you have to give it.
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<BackendVersion>,
-    /// Read quantised tensors of a safetensors checkpoint as the numbers that they stand for, in float32 or in another
-    /// floating-point type: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and `_scales`.
+    /// Read quantised tensors of a safetensors checkpoint as the numbers that they stand for, in float32, or in bfloat16 or
+    /// float64: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and `_scales`.
     #[cfg(feature = "full")]
     #[arg(
         long,
         value_name = "TYPE",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "float32"
+        default_missing_value = "float32",
+        value_parser = wide
     )]
     dequantize: Option<DType>,
     #[command(flatten)]
@@ -663,6 +664,18 @@ fn dtype(text: &str) -> Result<DType, String> {
         other => other,
     };
     short.parse().map_err(|e| format!("{e}"))
+}
+
+/// A type in which no number of a quantised tensor becomes infinite or zero.
+#[cfg(feature = "full")]
+fn wide(text: &str) -> Result<DType, String> {
+    match dtype(text)? {
+        wide @ (DType::Float32 | DType::Float64 | DType::BFloat16) => Ok(wide),
+        narrow => Err(format!(
+            "{narrow} is not float32, float64 or bfloat16; `--dequantize --dtype {narrow}` of `convert` casts to it, and says how many \
+             numbers became infinite or zero"
+        )),
+    }
 }
 
 fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {

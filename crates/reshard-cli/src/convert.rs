@@ -60,6 +60,8 @@ struct Report<'a> {
     /// Every item of the source.
     ledger: Vec<Entry<'a>>,
     #[serde(skip)]
+    max_shard_size: Option<u64>,
+    #[serde(skip)]
     lines: Vec<(ItemKind, String)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     casts: Vec<Cast<'a>>,
@@ -216,6 +218,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
             true => ledger.entries().iter().map(Entry::of).collect(),
             false => Vec::new(),
         },
+        max_shard_size: args.max_shard_size.map(|max| max.0),
         lines: ledger.lines(),
         casts: casts.iter().map(Cast::of).collect(),
         resumed: (args.resume && !args.dry_run).then_some(Kept {
@@ -566,6 +569,7 @@ fn print(
     if let Some(kept) = &report.resumed {
         let (files, bytes) = (units::some(kept.files, "file"), units::bytes(kept.bytes));
         let what = match kept.files {
+            0 if Path::new(report.dst).is_file() => "nothing: a single file is written anew".into(),
             0 => "nothing, because no interrupted conversion had finished a file".into(),
             _ => format!("{files}, {bytes}, not written again"),
         };
@@ -582,10 +586,14 @@ fn print(
             units::bytes(p.largest)
         );
         let cut = units::some(p.split_tensors, "tensor");
+        let beyond = match report.max_shard_size {
+            Some(max) if p.largest > max => "; a file with one item that is not cut may be larger",
+            _ => "",
+        };
         fact(
             out,
             "policy",
-            format!("{}: {sizes} per file, {cut} cut", p.description),
+            format!("{}: {sizes} per file, {cut} cut{beyond}", p.description),
         )?;
     }
     // One rank has all.
@@ -651,7 +659,11 @@ fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
 }
 
 /// The same for errors about a copy that would lack too much.
-fn of_nothing(e: &ConvertError, src: &str, keys: Keys<'_>) -> Option<CliError> {
+fn of_nothing(
+    e: &ConvertError,
+    (src, is_mapped): (&str, bool),
+    keys: Keys<'_>,
+) -> Option<CliError> {
     let what = e.to_string();
     let lists = format!("`reshard ls {src}` lists the keys");
     Some(match e {
@@ -661,7 +673,11 @@ fn of_nothing(e: &ConvertError, src: &str, keys: Keys<'_>) -> Option<CliError> {
         ),
         ConvertError::Lossy { .. } => CliError::told(
             shown(&what),
-            "give another --to, or leave out --lossless; then the report says what was lost",
+            "leave out the option that changes it, give another --to, or leave out --lossless; then the report says what was lost",
+        ),
+        ConvertError::NothingChosen { .. } if is_mapped => CliError::told(
+            format!("no key that the map makes of {src} matches {}", keys.text()),
+            "with --map, --key chooses among the keys of the copy; `--dry-run --json` without it lists them",
         ),
         ConvertError::NothingChosen { .. } => {
             CliError::told(format!("nothing in {src} matches {}", keys.text()), lists)
@@ -706,7 +722,9 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let src = &args.src;
-    if let Some(told) = of_optimizer(&e, src).or_else(|| of_nothing(&e, src, keys)) {
+    if let Some(told) =
+        of_optimizer(&e, src).or_else(|| of_nothing(&e, (src, args.mapping.map.is_some()), keys))
+    {
         return told;
     }
     let what = e.to_string();

@@ -109,6 +109,12 @@ impl Io<'_> {
         let objects: Vec<&str> = objects.collect();
         let objects = objects.iter().copied();
         let of_objects = keys.only_in(tensors.clone(), objects.clone());
+        if keys.0.is_empty() && objects.len() > 0 && tensors.clone().next().is_none() {
+            let count = units::some(objects.len() as u64, "object");
+            self.note(format!(
+                "{dir} has no tensors, and {count} without a {lack}"
+            ));
+        }
         if of_objects.is_empty() {
             return self.require_some(keys, dir, tensors);
         }

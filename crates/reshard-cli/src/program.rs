@@ -5,6 +5,7 @@ use crate::{
     error::{CliError, Result},
     io::Io,
     json,
+    table::shown,
     units::{Cache, parse_cache},
 };
 use reshard::{
@@ -40,6 +41,12 @@ impl Program {
         }
         // What comes from the disk is not limited.
         let cache = reading.cache.clone();
+        if let Some(Cache { dir, .. }) = cache.as_ref().filter(|_| caches) {
+            std::fs::create_dir_all(dir).map_err(|e| {
+                let what = format!("nothing can be kept in {}: {e}", dir.display());
+                CliError::told(shown(&what), "give another --cache, or leave it out")
+            })?;
+        }
         let cache = cache.map_or_else(cache_of_all, |cache| Ok(Some(cache)))?;
         if let Some(Cache { dir, bytes }) = cache.filter(|_| caches) {
             let cache = read_through(dir, bytes);

@@ -9,6 +9,9 @@ use serde_json::{Map, Value as Json, json};
 use std::{
     collections::BTreeMap,
     fmt,
+    fs::File,
+    io::{self, Write as _},
+    os::unix::fs::FileTypeExt as _,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -80,24 +83,39 @@ impl Visit for Fields {
 /// Does `f`, and writes what its phases were to a file, if one is given. A failure is traced, too.
 pub(crate) fn traced<T>(file: Option<&Path>, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let Some(file) = file else { return f() };
-    // Made first, so that nothing is done if it can't be written.
-    let told = |e: std::io::Error| {
+    let told = |e: io::Error| {
         let what = format!(
             "{} can't be written: {e}",
             shown(&file.display().to_string())
         );
         CliError::told(what, "give another --trace")
     };
-    std::fs::write(file, "{}").map_err(told)?;
+    // Made first, so that nothing is done if it can't be written.
+    let mut out = create(file).map_err(told)?;
     let events = Events::default();
     let listener = Dispatch::new(Listener(Arc::clone(&events)));
     let done = tracing::dispatcher::with_default(&listener, f);
     let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     let json = serde_json::to_vec(&chrome(&events))?;
-    let written = std::fs::write(file, json).map_err(told);
+    let written = out.write_all(&json).map_err(told);
     let done = done?;
     written?;
     Ok(done)
+}
+
+/// Creates a file. One that exists is never written over: it may be anything, such as the source. A device is no such file.
+fn create(path: &Path) -> io::Result<File> {
+    match File::create_new(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_device(path) => {
+            File::options().write(true).open(path)
+        }
+        other => other,
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|found| found.file_type().is_char_device())
 }
 
 /// Does `f` on another thread as on the one that has made this.

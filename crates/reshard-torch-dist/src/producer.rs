@@ -3,7 +3,7 @@
 use crate::{
     Flavour,
     names::hint,
-    table::{Signs, Table},
+    table::{Item, Signs, Table},
 };
 use reshard_model::{DType, Dialect};
 use reshard_strategy::{Producer, few};
@@ -135,6 +135,13 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         out.notes.push(format!(
             "rank-local: each of {n} ranks has metadata of its own"
         ));
+    }
+    let several: BTreeSet<Item> = table.copies.iter().map(|(item, _)| *item).collect();
+    match several.len() {
+        0 => {}
+        n => out.warnings.push(format!(
+            "several ranks have {n} of the items; reads take that of the lowest rank, and don't compare it with the others"
+        )),
     }
 
     // Versions of Megatron Core differ in what they leave in the metadata. The surest signs come first.

@@ -12,7 +12,9 @@ use std::sync::{Mutex, PoisonError};
 static THOUSANDS_OF_RANKS: Mutex<()> = Mutex::new(());
 
 pub(crate) fn digest(url: &str) -> String {
-    run(&["digest", url, "--json"]).ok()
+    let ran = run(&["digest", url, "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.out
 }
 
 /// Bytes of all objects, as they are stored.
@@ -788,4 +790,43 @@ fn a_format_that_is_nearly_called_like_another_leads_to_it() {
     assert!(!to("nothing").contains("did you mean"));
     // Another version is no slip of the pen.
     assert!(!to("torch_dist/7").contains("did you mean"));
+}
+
+#[test]
+fn a_name_of_a_file_is_not_given_to_a_folder() {
+    let saved = states::dcp_with(&["w"]);
+    for (name, to) in [
+        ("a.safetensors", "torch_save"),
+        ("a.pt", "safetensors"),
+        ("b.pt", "torch_dist"),
+    ] {
+        let at = saved.beside(name);
+        let ran = run(&["convert", &saved.url, &at, "--to", to, "--drop-objects"]);
+        assert!(
+            ran.code == 2 && ran.err.contains("not written as a single file"),
+            "{}",
+            ran.err
+        );
+        assert!(!std::path::Path::new(&at).exists());
+    }
+}
+
+#[test]
+fn a_resumed_file_is_written_anew() {
+    let saved = states::dcp_with(&["w"]);
+    let out = run(&["convert", &saved.url, &saved.beside("a.pt"), "--resume"]).out;
+    assert!(out.contains("a single file is written anew"), "{out}");
+}
+
+#[test]
+fn copies_of_ranks_that_are_not_read_are_noted() {
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/dcp/rank_local_w2/ckpt"
+    );
+    for command in ["verify", "digest", "ls"] {
+        let ran = run(&[command, fixture]);
+        let said = ran.out + &ran.err;
+        assert!(said.contains("several ranks have"), "{command}: {said}");
+    }
 }

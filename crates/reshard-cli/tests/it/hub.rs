@@ -160,3 +160,25 @@ fn every_command_says_that_a_file_of_torch_is_next_to_an_index() {
         &["pytorch_model.bin is next to pytorch_model.bin.index.json"],
     );
 }
+
+#[test]
+fn a_file_of_a_set_says_that_it_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let saved = crate::states::dcp_with(&["w"]);
+    let (alone, part) = (
+        path("model.safetensors"),
+        path("model-00001-of-00002.safetensors"),
+    );
+    let made = run(&["convert", &saved.url, &alone, "--drop-objects"]);
+    assert_eq!(made.code, 0, "{}", made.err);
+    fs::rename(&alone, &part).unwrap();
+    for command in ["verify", "digest", "ls", "inspect"] {
+        let ran = run(&[command, &part]);
+        let said = ran.out + &ran.err;
+        assert!(
+            ran.code == 0 && said.contains("file 1 of 2"),
+            "{command}: {said}"
+        );
+    }
+}

@@ -15,10 +15,12 @@ use std::{
 fn a_file_of_several_is_read_by_its_own_name_and_an_index_stands_for_its_folder() {
     let model = Model::new();
     let one = model.file(&shard(1));
-    assert_eq!(keys(&one), ["a", "b"]);
-    run(&["verify", &one]).ok();
+    let listed = run(&["ls", &one]);
+    assert_eq!((listed.code, &*listed.out), (0, "a\nb\n"));
+    assert!(listed.err.contains("file 1 of 2"), "{}", listed.err);
+    assert_eq!(run(&["verify", &one]).code, 0);
     fs::remove_file(model.file(&shard(2))).unwrap();
-    run(&["verify", &one]).ok();
+    assert_eq!(run(&["verify", &one]).code, 0);
     assert_eq!(
         run(&["verify", &model.url()]).code,
         1,

@@ -141,3 +141,25 @@ fn a_trace_that_can_not_be_written_is_told_before_anything_is_done() {
     assert!(ran.code == 2 && ran.err.contains("--trace"), "{}", ran.err);
     assert!(!std::path::Path::new(&to).exists());
 }
+
+#[test]
+fn a_trace_is_never_written_over_a_file() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let metadata = saved.path(".metadata");
+    let before = std::fs::read(&metadata).unwrap();
+    for flags in [&[][..], &["--dry-run"]] {
+        let args = [
+            "convert",
+            &saved.url,
+            &to,
+            "--trace",
+            metadata.to_str().unwrap(),
+        ];
+        let ran = run(&[&args[..], flags].concat());
+        assert!(ran.code == 2 && ran.err.contains("--trace"), "{}", ran.err);
+        assert_eq!(std::fs::read(&metadata).unwrap(), before);
+        assert!(!std::path::Path::new(&to).exists());
+    }
+    run(&["convert", &saved.url, &to, "--trace", "/dev/null"]).ok();
+}

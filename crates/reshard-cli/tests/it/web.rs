@@ -154,3 +154,11 @@ fn a_checkpoint_with_digests_is_verified() {
     );
     assert!(ran.err.contains("1 problem in 3 items"), "{}", ran.err);
 }
+
+#[test]
+fn a_cache_that_can_not_be_used_is_told() {
+    let saved = crate::states::dcp();
+    let file = saved.path(".metadata").display().to_string();
+    let ran = run(&["digest", &saved.url, "--cache", &file]);
+    assert!(ran.code == 2 && ran.err.contains("--cache"), "{}", ran.err);
+}

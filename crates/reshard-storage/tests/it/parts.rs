@@ -401,7 +401,7 @@ fn what_a_link_to_a_file_points_to_is_replaced() {
         if made_before {
             fs::write(&file, "old").unwrap();
         }
-        std::os::unix::fs::symlink("step-1.st", &link).unwrap();
+        symlink("step-1.st", &link).unwrap();
         let store = part(&link, PlaceKind::File);
         one(&*store, "one", replace(&[]), b"new").unwrap();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("step-1.st"));

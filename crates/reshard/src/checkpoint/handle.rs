@@ -7,7 +7,7 @@ use crate::{
 use reshard_comm::Comm;
 use reshard_model::{Dialect, ErrorKind, FlatStateDict};
 use reshard_plan::{Cast, DefaultLoadPlanner, Metadata};
-use reshard_storage::Store;
+use reshard_storage::{PlaceKind, Store};
 use reshard_strategy::{BackendVersion, Capabilities, LoadCx, Producer, StrategyError};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -60,6 +60,13 @@ impl Checkpoint {
         let mut producer = self.opened.reader.producer();
         if let Some(note) = self.unrecorded() {
             producer.notes.insert(0, note.into());
+        }
+        if self.opened.kind == PlaceKind::File
+            && let Some((part, parts)) = part_of_set(self.url())
+        {
+            producer.warnings.push(format!(
+                "its name says that it is file {part} of {parts}; the folder has the whole checkpoint"
+            ));
         }
         producer
     }
@@ -160,4 +167,33 @@ impl Checkpoint {
 
 pub(super) fn not_stored(what: String) -> StrategyError {
     StrategyError::NotStored { what }
+}
+
+/// Which file of how many a name such as `model-00001-of-00003.safetensors` says.
+fn part_of_set(url: &str) -> Option<(u64, u64)> {
+    let name = url.rsplit('/').next()?;
+    let (stem, _) = name.rsplit_once('.')?;
+    let (stem, parts) = stem.rsplit_once("-of-")?;
+    let part = stem.rsplit_once('-')?.1.parse().ok()?;
+    let parts = parts.parse().ok()?;
+    (parts > 1).then_some((part, parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part_of_set;
+
+    #[test]
+    fn names_of_files_of_a_set_are_known() {
+        for (url, is) in [
+            ("file:///m/model-00001-of-00003.safetensors", Some((1, 3))),
+            ("pytorch_model-2-of-2.bin", Some((2, 2))),
+            ("model-00001-of-00001.safetensors", None),
+            ("best-of-3.pt", None),
+            ("a-b-of-c.pt", None),
+            ("model.safetensors", None),
+        ] {
+            assert_eq!(part_of_set(url), is, "{url}");
+        }
+    }
 }
