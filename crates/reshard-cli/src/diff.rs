@@ -146,10 +146,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     };
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
-    for snapshot in &snapshots {
-        wait(snapshot.check())?;
-    }
-    compared_anything(&found)?;
+    holds(&found, &snapshots)?;
     if args.json {
         let mut report = report(&found, &tensors, args.lossless);
         if args.no_verify {
@@ -167,8 +164,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     })
 }
 
-/// Fails if there are items, and none that both have, or could have.
-fn compared_anything(found: &CheckpointDiff) -> Result<()> {
+/// Fails if one of the two was replaced meanwhile, or if there are items, and none that both have, or could have.
+fn holds(found: &CheckpointDiff, snapshots: &[Snapshot; 2]) -> Result<()> {
+    for snapshot in snapshots {
+        wait(snapshot.check())?;
+    }
     let compared = [
         found.tensors,
         found.compared_objects,

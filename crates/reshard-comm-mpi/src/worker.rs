@@ -240,7 +240,9 @@ impl Work {
         while let Ok(task) = self.tasks.try_recv() {
             // All ranks have links, so nobody looks elsewhere for news of a broken group.
             match task {
-                Task::Dial(peer) => self.mesh.unreachable(peer, "can't be reached a second time"),
+                Task::Dial(peer) => self
+                    .mesh
+                    .unreachable(peer, "can't be reached a second time"),
                 Task::Publish(..) => {}
             }
             self.mesh.task_done();

@@ -113,7 +113,10 @@ mod tests {
         };
         assert_eq!(paths(&dict), ["a", "2"]);
         assert_eq!(paths(&list(&[1.into(), dict.clone()])), ["0", "1.a", "1.2"]);
-        assert_eq!(paths(&list(&[list(&[dict.clone()])])), ["0.0.a", "0.0.2"]);
+        assert_eq!(
+            paths(&list(&[list(std::slice::from_ref(&dict))])),
+            ["0.0.a", "0.0.2"]
+        );
         let Value::Dict(pairs) = dict else {
             unreachable!("it was made as one");
         };

@@ -25,14 +25,12 @@ impl Snapshot {
     pub async fn of(checkpoint: &Checkpoint) -> Self {
         let store = Arc::clone(checkpoint.store());
         let mut files = Vec::new();
-        // A store in the network has none, and says so for the first one.
-        for name in checkpoint.item_files() {
-            match Name::new(name) {
-                Ok(name) => match version(&*store, &name).await {
-                    Ok(Some(version)) => files.push((name, version)),
-                    Ok(None) => break,
-                    Err(_) => {}
-                },
+        let names = checkpoint.item_files().into_iter();
+        for name in names.filter_map(|name| Name::new(name).ok()) {
+            match version(&*store, &name).await {
+                Ok(Some(version)) => files.push((name, version)),
+                // A store in the network has no such files, and the first one shows it.
+                Ok(None) => break,
                 Err(_) => {}
             }
         }

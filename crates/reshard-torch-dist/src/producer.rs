@@ -112,6 +112,22 @@ fn save(table: &Table) -> BTreeMap<String, String> {
 /// Where Megatron Core 0.19 and later keep common state.
 pub(crate) const COMMON_STATE: &str = "common_state/shard_0_1";
 
+/// Of a rank-local checkpoint: that it is one, and that copies of other ranks are not read.
+fn tell_ranks(out: &mut Producer, table: &Table, rank_local: Option<u32>) {
+    if let Some(n) = rank_local {
+        out.notes.push(format!(
+            "rank-local: each of {n} ranks has metadata of its own"
+        ));
+    }
+    let several: BTreeSet<Item> = table.copies.iter().map(|(item, _)| *item).collect();
+    match several.len() {
+        0 => {}
+        n => out.warnings.push(format!(
+            "several ranks have {n} of the items; reads take that of the lowest rank, and don't compare it with the others"
+        )),
+    }
+}
+
 pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>) -> Producer {
     let s = &table.signs;
     let flavour = flavour(s);
@@ -131,18 +147,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         Some(n) => format!("{}, on {n} ranks with the same layout", needs.text()),
         None => needs.text(),
     });
-    if let Some(n) = rank_local {
-        out.notes.push(format!(
-            "rank-local: each of {n} ranks has metadata of its own"
-        ));
-    }
-    let several: BTreeSet<Item> = table.copies.iter().map(|(item, _)| *item).collect();
-    match several.len() {
-        0 => {}
-        n => out.warnings.push(format!(
-            "several ranks have {n} of the items; reads take that of the lowest rank, and don't compare it with the others"
-        )),
-    }
+    tell_ranks(&mut out, table, rank_local);
 
     // Versions of Megatron Core differ in what they leave in the metadata. The surest signs come first.
     if dialect == Dialect::Megatron {

@@ -219,7 +219,7 @@ fn a_key_that_opening_finds_damaged_is_left_out_by_no_command_without_a_word() {
 fn what_only_has_objects_has_a_note_and_is_equal_to_nothing() {
     let mut state = reshard::StateDict::new();
     state.insert("step", 7i64);
-    let saved = crate::states::save(&[state], reshard::Dialect::Dcp);
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
     let ran = run(&["digest", &saved.url]);
     assert!(
         ran.code == 0 && ran.err.contains("has no tensors"),

@@ -157,7 +157,7 @@ fn a_checkpoint_with_digests_is_verified() {
 
 #[test]
 fn a_cache_that_can_not_be_used_is_told() {
-    let saved = crate::states::dcp();
+    let saved = states::dcp();
     let file = saved.path(".metadata").display().to_string();
     let ran = run(&["digest", &saved.url, "--cache", &file]);
     assert!(ran.code == 2 && ran.err.contains("--cache"), "{}", ran.err);

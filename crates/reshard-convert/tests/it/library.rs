@@ -318,7 +318,7 @@ fn a_source_that_is_replaced_file_by_file_is_not_mixed() {
     let to = dir.path().join("to").display().to_string();
     hub(&old, 1.0);
     hub(&new, 2.0);
-    let source = Checkpoint::open(&old.display().to_string()).unwrap();
+    let source = Checkpoint::open(old.display().to_string()).unwrap();
     let last = "model-00003-of-00003.safetensors";
     let replaced = move || {
         // Once is enough: the others fail.
@@ -340,7 +340,7 @@ fn links_and_modes_of_files_do_not_change_a_source() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("ckpt");
     hub(&at, 1.0);
-    let source = Checkpoint::open(&at.display().to_string()).unwrap();
+    let source = Checkpoint::open(at.display().to_string()).unwrap();
     let snapshot = futures::executor::block_on(reshard_convert::Snapshot::of(&source));
     let check = || futures::executor::block_on(snapshot.check());
     let file = at.join("model-00001-of-00003.safetensors");
