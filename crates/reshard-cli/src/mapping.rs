@@ -34,8 +34,17 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
         .map_err(told)?;
 
     let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
-    let values = wait(source.map_parameters(&file, &given))?;
-    note_contradicted(&file, &given, source, io)?;
+    let mut values = wait(source.map_parameters(&file, &BTreeMap::new()))?;
+    for (name, value) in given {
+        if let Some(stored) = values
+            .insert(name.clone(), value)
+            .filter(|stored| *stored != value)
+        {
+            io.note(format!(
+                "--set {name}={value}: the checkpoint says {stored}"
+            ));
+        }
+    }
     let mut map = file.bind(&values).map_err(told)?;
     if args.inverse {
         map = map.inverse().map_err(told)?;
@@ -46,27 +55,6 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     let mapped = source.mapped(&map).map_err(told)?;
     note_unmapped(mapped.mapping(), io);
     Ok(Some(map))
-}
-
-/// Notes parameters of which the checkpoint says something else.
-fn note_contradicted(
-    file: &MapFile,
-    given: &BTreeMap<String, u64>,
-    source: &Checkpoint,
-    io: &mut Io<'_>,
-) -> Result<()> {
-    if given.is_empty() {
-        return Ok(());
-    }
-    let stored = wait(source.map_parameters(file, &BTreeMap::new()))?;
-    for (name, value) in given {
-        if let Some(stored) = stored.get(name).filter(|stored| *stored != value) {
-            io.note(format!(
-                "--set {name}={value}: the checkpoint says {stored}"
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// So many tensors are named. The ledger in JSON has all.

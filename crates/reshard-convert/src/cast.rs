@@ -1,4 +1,4 @@
-//! Casts of floats on the way, and what they lose.
+//! Casts on the way, and what they lose.
 
 use reshard::{
     DType, OnCast, Region,

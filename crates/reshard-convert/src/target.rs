@@ -54,8 +54,8 @@ impl Target {
                 &found
             }
             Wanted::ByName => {
-                let by_name = by_name.clone();
-                let name = by_name.unwrap_or_else(|| BackendVersion::new("torch_dist", 1));
+                let default = || BackendVersion::new("torch_dist", 1);
+                let name = by_name.clone().unwrap_or_else(default);
                 found = registry.save_sharded(&name).map_err(ConvertError::Target)?;
                 &found
             }

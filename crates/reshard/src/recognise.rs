@@ -53,23 +53,16 @@ pub(crate) async fn no_other(
     formats: &Formats,
     named: &BackendVersion,
 ) -> Result<()> {
-    for format in formats.0.iter().filter(|format| format.key() != *named) {
-        let files = probe(store, &Formats(vec![Arc::clone(format)]))
-            .await?
-            .files;
-        let is_sure =
-            |file: &Entry| format.detect(&Listing::of(vec![file.clone()])) == Detection::Yes;
-        if let Some(file) = files.iter().find(|file| is_sure(file)) {
-            let json = Name::new(METADATA_JSON)?;
-            let what = format!(
-                "it names {named}, of which nothing is there, but {} is of {}",
-                file.name,
-                format.key()
-            );
-            return Err(StrategyError::corrupt(&json, None, what));
-        }
-    }
-    Ok(())
+    let sure = formats.that(Detection::Yes, &probe(store, formats).await?);
+    let other = sure.iter().find(|format| format.key() != *named);
+    other.map_or(Ok(()), |other| {
+        let json = Name::new(METADATA_JSON)?;
+        let what = format!(
+            "it names {named}, of which nothing is there, and the files are of {}",
+            other.key()
+        );
+        Err(StrategyError::corrupt(&json, None, what))
+    })
 }
 
 async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<Recognised> {

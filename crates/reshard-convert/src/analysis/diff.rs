@@ -264,8 +264,6 @@ async fn beside_tensors(
     let mut out = CheckpointDiff::default();
     spread((first, &mut of_first), (second, &mut of_second), &mut out).await?;
     spread((second, &mut of_second), (first, &mut of_first), &mut out).await?;
-    empty((first, &mut of_first), (second, &of_second), &mut out).await?;
-    empty((second, &mut of_second), (first, &of_first), &mut out).await?;
     let states = [
         first.stored().common().await?,
         second.stored().common().await?,
@@ -333,23 +331,38 @@ async fn beside_tensors(
     Ok(out)
 }
 
-/// Compares objects that are a dict or a list in one, and the items of it in the other, as in a file of `torch.save`. Takes the keys of both
-/// from those that are left to compare.
+/// Compares objects that are a dict or a list in one, and the items of it in the other, as in a file of `torch.save`. An empty dict may be an
+/// object in one, and only in the record of the other. Takes the keys of both from those that are left to compare.
 async fn spread(
     (one, keys): (View<'_>, &mut BTreeSet<String>),
     (other, other_keys): (View<'_>, &mut BTreeSet<String>),
     out: &mut CheckpointDiff,
 ) -> reshard::Result<()> {
     let objects = keys.difference(other_keys).filter(|key| one.is_object(key));
-    for key in objects.cloned().collect::<Vec<_>>() {
+    let objects: Vec<String> = objects.cloned().collect();
+    if objects.is_empty() {
+        return Ok(());
+    }
+    let record = other.stored().sidecar().await.0;
+    let empty = record.map_or_else(Vec::new, |record| record.empty_dicts);
+    let empty: BTreeSet<String> = empty.iter().map(ToString::to_string).collect();
+    for key in objects {
         let below = format!("{key}.");
         let items = other_keys.range(below.clone()..);
         let items = items.take_while(|item| item.starts_with(&below));
         let items: BTreeSet<String> = items.cloned().collect();
-        if items.is_empty() {
+        let is_empty = items.is_empty() && empty.contains(&key);
+        if items.is_empty() && !is_empty {
             continue;
         }
         let value = one.object(&key).await?;
+        if is_empty {
+            if value == Value::Dict(Vec::new()) {
+                keys.remove(&key);
+                out.compared_objects += 1;
+            }
+            continue;
+        }
         let values = nested::items(&value).into_iter();
         let values = values.map(|(path, value)| (format!("{below}{path}"), value));
         let values: BTreeMap<String, &Value> = values.collect();
@@ -366,26 +379,6 @@ async fn spread(
         match same {
             true => out.structure.push(key),
             false => out.objects.push(key),
-        }
-    }
-    Ok(())
-}
-
-/// Takes from the keys those of empty dicts that the other checkpoint has in its record, and not as items.
-async fn empty(
-    (of, keys): (View<'_>, &mut BTreeSet<String>),
-    (other, other_keys): (View<'_>, &BTreeSet<String>),
-    out: &mut CheckpointDiff,
-) -> reshard::Result<()> {
-    let Some(record) = other.stored().sidecar().await.0 else {
-        return Ok(());
-    };
-    for path in record.empty_dicts {
-        let key = path.to_string();
-        let is_object = keys.contains(&key) && of.is_object(&key) && !other_keys.contains(&key);
-        if is_object && of.object(&key).await? == Value::Dict(Vec::new()) {
-            keys.remove(&key);
-            out.compared_objects += 1;
         }
     }
     Ok(())

@@ -534,11 +534,8 @@ impl Transaction for PartTransaction {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        if self.kind == PlaceKind::File && files.len() > 1 {
-            return Err(self.version.unsupported(format!(
-                "it is a single file, but the format writes {} files; save to a directory",
-                files.len()
-            )));
+        if self.kind == PlaceKind::File {
+            check_count(&self.version, files.len())?;
         }
         files
             .iter()
