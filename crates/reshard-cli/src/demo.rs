@@ -22,7 +22,7 @@ use reshard::{
     storage::{Depth, is_attempt, wait},
     strategy::StrategyError,
 };
-use std::{collections::BTreeSet, path::Path, thread, time::Duration};
+use std::{collections::BTreeSet, io, path::Path, thread, time::Duration};
 
 /// More is surely a mistake: all of it lies in memory.
 const LARGEST: u64 = 1 << 40;
@@ -304,23 +304,18 @@ fn each<T: Send, R: Send>(
     let f = on_threads(f);
     thread::scope(|scope| {
         let f = &f;
-        let threads: Vec<_> = ranks
-            .into_iter()
-            .map(|rank| scope.spawn(move || f(rank)))
-            .collect();
-        let outcomes: Vec<_> = threads
-            .into_iter()
-            .map(thread::ScopedJoinHandle::join)
-            .collect();
-        let panicked = |_| {
-            Err(CliError::told(
-                "a rank's thread panicked",
-                "please report this",
-            ))
+        let begin = |rank| thread::Builder::new().spawn_scoped(scope, move || f(rank));
+        // All are started before the first is waited for.
+        let threads: Vec<_> = ranks.into_iter().map(begin).collect();
+        let end = |thread: io::Result<thread::ScopedJoinHandle<'_, Result<R>>>| {
+            let thread = thread.map_err(|source| CliError::Io {
+                what: "the thread of a rank can't be started",
+                source,
+            })?;
+            let panicked = |_| CliError::told("a rank's thread panicked", "please report this");
+            thread.join().map_err(panicked)?
         };
-        outcomes
-            .into_iter()
-            .map(|o| o.unwrap_or_else(panicked))
-            .collect()
+        let outcomes: Vec<Result<R>> = threads.into_iter().map(end).collect();
+        outcomes.into_iter().collect()
     })
 }

@@ -42,6 +42,7 @@ mod rank;
 mod step;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod timer;
 mod wire;
 
 pub use cause::Cause;
@@ -51,3 +52,4 @@ pub use group::{ProcessGroup, SingleProcess};
 pub use local::LocalGroup;
 pub use rank::Rank;
 pub use step::{Guard, WAITING_EVENTS};
+pub use timer::Timer;

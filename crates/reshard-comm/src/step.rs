@@ -1,5 +1,4 @@
-use crate::{CommError, ProcessGroup, Result, error::Silent};
-use futures_timer::Delay;
+use crate::{CommError, ProcessGroup, Result, Timer, error::Silent};
 use futures_util::FutureExt;
 use std::{
     future::{Future, poll_fn},
@@ -63,7 +62,7 @@ pub const WAITING_EVENTS: &str = "reshard_comm::waiting";
 
 /// Warns of the ranks for which a step waits.
 struct Quiet {
-    timer: Delay,
+    timer: Timer,
     /// How long the step will have waited then.
     waited: Duration,
 }
@@ -71,18 +70,20 @@ struct Quiet {
 impl Quiet {
     fn after(waited: Duration) -> Self {
         Self {
-            timer: Delay::new(waited),
+            timer: Timer::after(waited),
             waited,
         }
     }
 
     /// Warns if it is time. The next warning comes when the step has waited twice as long, so that a long step does not fill a log.
-    fn poll(&mut self, cx: &mut Context<'_>, tell: impl Fn(Duration)) {
-        while self.timer.poll_unpin(cx).is_ready() {
+    fn poll(&mut self, cx: &mut Context<'_>, tell: impl Fn(Duration)) -> Result<()> {
+        while let Poll::Ready(ended) = self.timer.poll_unpin(cx) {
+            ended?;
             tell(self.waited);
-            self.timer = Delay::new(self.waited.max(Duration::from_millis(1)));
+            self.timer = Timer::after(self.waited.max(Duration::from_millis(1)));
             self.waited = self.waited.saturating_mul(2);
         }
+        Ok(())
     }
 }
 
@@ -122,24 +123,22 @@ pub(crate) async fn run<T>(
             return Poll::Ready(outcome);
         }
         if quiet < deadline {
-            silence
-                .get_or_insert_with(|| Quiet::after(quiet))
-                .poll(cx, |waited| {
-                    if waited < deadline {
-                        warn(group, step, waited, deadline);
-                    }
-                });
+            let silence = silence.get_or_insert_with(|| Quiet::after(quiet));
+            silence.poll(cx, |waited| {
+                if waited < deadline {
+                    warn(group, step, waited, deadline);
+                }
+            })?;
         }
-        timer
-            .get_or_insert_with(|| Delay::new(deadline))
-            .poll_unpin(cx)
-            .map(|()| {
-                Err(CommError::Deadline {
-                    step,
-                    seconds: deadline.as_secs_f64(),
-                    silent: group.silent(),
-                })
+        let timer = timer.get_or_insert_with(|| Timer::after(deadline));
+        timer.poll_unpin(cx).map(|ended| {
+            ended?;
+            Err(CommError::Deadline {
+                step,
+                seconds: deadline.as_secs_f64(),
+                silent: group.silent(),
             })
+        })
     })
     .await;
     if let Err(broken) = &outcome

@@ -182,7 +182,7 @@ impl Demo<'_> {
 fn output_of(mut child: Child, bar: &ProgressBar) -> io::Result<Output> {
     let said = child.stderr.take();
     thread::scope(|scope| {
-        let listener = scope.spawn(|| {
+        let listener = thread::Builder::new().spawn_scoped(scope, || {
             let mut rest = Vec::new();
             for line in said
                 .map(BufReader::new)
@@ -197,6 +197,14 @@ fn output_of(mut child: Child, bar: &ProgressBar) -> io::Result<Output> {
             }
             rest
         });
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(e) => {
+                child.kill()?;
+                child.wait()?;
+                return Err(e);
+            }
+        };
         let output = child.wait_with_output()?;
         let stderr = listener.join().unwrap_or_default();
         Ok(Output { stderr, ..output })

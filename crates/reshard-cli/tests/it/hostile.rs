@@ -1,6 +1,6 @@
 //! What lies in a checkpoint's directory is anybody's.
 
-use crate::states;
+use crate::{run, states};
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -169,6 +169,64 @@ fn a_process_without_memory_ends_with_its_limit() {
     assert!(!err.contains("damaged"), "{err}");
     let told: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(told["error"]["kind"], "unavailable", "{told}");
+}
+
+/// The system starts no thread with a stack of that size.
+#[test]
+fn a_process_that_can_start_no_thread_says_so_or_works_without() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/python_objects.pt"
+    );
+    let (copy, ranks, demo) = (path("copy.pt"), path("ranks"), path("demo"));
+    for args in [
+        &["convert", file, &copy][..],
+        &["convert", file, &ranks, "--ranks", "2"],
+        &["verify", file],
+        &["digest", file],
+        &["stats", file],
+        &["diff", file, file],
+        &["demo", "--dir", &demo, "--size", "1MiB"],
+    ] {
+        let mut reshard = Command::new(env!("CARGO_BIN_EXE_reshard"));
+        reshard
+            .args(args)
+            .env("RUST_MIN_STACK", (1u64 << 60).to_string());
+        let out = reshard.output().unwrap();
+        let err = String::from_utf8_lossy(&out.stderr);
+        match out.status.code() {
+            Some(0) => {}
+            Some(2) => assert!(err.contains("thread"), "{args:?}: {err}"),
+            _ => panic!("{args:?}: {} {err}", out.status),
+        }
+    }
+    run(&["verify", &copy]).ok();
+    assert!(!home.path().join("ranks").exists() && !home.path().join("demo").exists());
+}
+
+#[test]
+fn what_can_not_be_told_from_files_of_others_is_not_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("many.safetensors");
+    let shape = ["0"; 64].join(",");
+    let entry = |n| format!(r#""{n}":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,0]}}"#);
+    let entries: Vec<String> = (0..3000).map(entry).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], header.as_bytes()].concat()).unwrap();
+    let convert = r#"exec "$0" convert "$1" "$1-copy" --to zarr --overwrite"#;
+    assert!(in_shell(convert, &file).status.success());
+    // The record of the copy takes more than its share of this, so its files are not known.
+    let out = in_shell(&format!("ulimit -v 150000; {convert}"), &file);
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
+    assert!(
+        err.contains("which of its files are those of the checkpoint can't be found out"),
+        "{err}"
+    );
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2, "{err}");
 }
 
 #[test]

@@ -5,9 +5,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{FutureExt, executor::block_on, future::join_all};
-use futures_timer::Delay;
 use reshard_comm::{
-    Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, Result, SingleProcess,
+    Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, Result, SingleProcess, Timer,
     testkit::{Fault, FaultGroup, on_ranks, try_on_ranks},
 };
 use reshard_model::ErrorKind;
@@ -462,7 +461,7 @@ fn a_silent_rank_is_named_at_the_deadline() {
             });
         let late = async {
             while gone.load(Ordering::SeqCst) < 2 {
-                Delay::new(Duration::from_millis(5)).await;
+                Timer::after(Duration::from_millis(5)).await.unwrap();
             }
             Comm::new(&groups[silent.index()])
                 .agree("write", Ok(()))

@@ -2,8 +2,8 @@
 
 use super::device::Devices;
 use crate::{LoadCx, Result, StrategyError};
-use futures_timer::Delay;
 use indexmap::IndexMap;
+use reshard_comm::Timer;
 use reshard_model::{
     DType, Data, DeviceTensor, FlatStateDict, FlatView, LentBuffer, LentView, Region, RegionMut,
     Sharded, ShardedTensor, Tensor, View, check_disjoint,
@@ -281,7 +281,9 @@ impl Loan {
             .any(|b| Arc::strong_count(&b.buffer) > 1)
             && begun.elapsed() < deadline
         {
-            Delay::new(pause).await;
+            if Timer::after(pause).await.is_err() {
+                break;
+            }
             pause = LONGEST.min(pause * 2);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
 use bytes::Bytes;
 use deliver::{Delivery, Ready};
 use fetch::{Fetch, Fetched};
-use futures_timer::Delay;
+use reshard_comm::Timer;
 use reshard_model::{Layout, Payload, Tensor};
 use reshard_plan::{ExchangeAlgo, LoadPlan, ObjectId, Selection, Serve, Wanted};
 use std::{
@@ -143,12 +143,12 @@ impl<'p, 'c> Giver<'p, 'c> {
     async fn fill_lent(&mut self) -> Result<bool> {
         if let Some(filling) = &mut self.filling {
             let begun = Instant::now();
-            let mut turn = Delay::new(LONGEST_TURN.min(self.cx.comm.deadline() / 4));
+            let mut turn = Timer::after(LONGEST_TURN.min(self.cx.comm.deadline() / 4));
             let filled = poll_fn(|cx| match filling.as_mut().poll(cx) {
-                Poll::Ready(filled) => Poll::Ready(Some(filled)),
-                Poll::Pending => Pin::new(&mut turn).poll(cx).map(|()| None),
+                Poll::Ready(filled) => Poll::Ready(Ok(Some(filled))),
+                Poll::Pending => Pin::new(&mut turn).poll(cx).map_ok(|()| None),
             });
-            let filled = filled.await;
+            let filled = filled.await?;
             self.took += begun.elapsed();
             match filled {
                 Some(_) => self.filled = filled,
