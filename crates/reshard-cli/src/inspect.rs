@@ -238,6 +238,7 @@ impl<'a> ProducerRow<'a> {
             // Its tensors have the types that were asked for.
             dequantized: _,
             scales: _,
+            copies: _,
         } = p;
         let tensors = checkpoint.metadata().tensors();
         Self {

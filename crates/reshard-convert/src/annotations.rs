@@ -69,6 +69,9 @@ impl<'a> Fates<'a> {
             AnnotationKind::DimensionNames => "names of axes",
             AnnotationKind::KeyType => "keys that are no text",
             AnnotationKind::ContainerType => "types of dicts",
+            AnnotationKind::TensorClass => "parameters",
+            AnnotationKind::TensorState => "what Python knows of tensors",
+            AnnotationKind::SameObject => "one dict or list at two places",
             _ => "attributes of dicts",
         };
         if !self.target.annotates(id.kind) {

@@ -28,7 +28,9 @@ pub enum ItemKind {
     KeyType,
     /// A dict that is no plain one, such as an `OrderedDict`.
     ContainerType,
-    /// Several tensors that share stored elements, by their keys.
+    /// The class of a tensor in Python that is no `torch.Tensor`, or its attributes.
+    TensorClass,
+    /// Several tensors that share stored elements, by their keys, or one dict or list at two places.
     Tie,
     /// A fact about the save that wrote the source, such as its id. The copy is a save of its own.
     Save,
@@ -45,6 +47,7 @@ impl ItemKind {
             Self::Attribute => "attribute",
             Self::KeyType => "key_type",
             Self::ContainerType => "container_type",
+            Self::TensorClass => "tensor_class",
             Self::Tie => "tie",
             Self::Save => "save",
         }
@@ -60,6 +63,7 @@ impl ItemKind {
             Self::Attribute => "attributes",
             Self::KeyType => "key types",
             Self::ContainerType => "dict types",
+            Self::TensorClass => "classes",
             Self::Tie => "ties",
             Self::Save => "save",
         }
@@ -71,6 +75,8 @@ impl ItemKind {
             AnnotationKind::Attribute | AnnotationKind::DimensionNames => Self::Attribute,
             AnnotationKind::KeyType => Self::KeyType,
             AnnotationKind::ContainerType => Self::ContainerType,
+            AnnotationKind::TensorClass | AnnotationKind::TensorState => Self::TensorClass,
+            AnnotationKind::SameObject => Self::Tie,
             // Texts, and attributes of dicts.
             _ => Self::Metadata,
         }
@@ -101,6 +107,8 @@ pub enum Change {
     Mapped(Vec<String>),
     /// A map leaves out so many of its elements.
     Trimmed(u64),
+    /// Its elements lay in another order in memory, such as channels last, and are stored row-major.
+    RowMajor,
     /// It was stored flattened, and is stored as plain chunks.
     Unflattened,
     /// `--optimizer` stores its content by parameter.
@@ -122,9 +130,12 @@ impl Change {
     pub fn is_loss(&self) -> bool {
         match self {
             Self::Cast { from, to } => !Cast::Lossless.allows(*from, *to),
-            Self::Dequantized | Self::Untied | Self::AsText | Self::Trimmed(_) | Self::Split(_) => {
-                true
-            }
+            Self::Dequantized
+            | Self::Untied
+            | Self::AsText
+            | Self::RowMajor
+            | Self::Trimmed(_)
+            | Self::Split(_) => true,
             _ => false,
         }
     }
@@ -150,6 +161,7 @@ impl fmt::Display for Change {
             Self::Renamed(to) => write!(f, "renamed to {to}"),
             Self::Mapped(to) => write!(f, "mapped to {}", to.join(", ")),
             Self::Trimmed(elements) => write!(f, "without {elements} of its elements"),
+            Self::RowMajor => f.write_str("stored row-major"),
             Self::Unflattened => f.write_str("stored as plain chunks"),
             Self::ByParameter => f.write_str("stored by parameter"),
             Self::Split(1) => f.write_str("split into 1 item"),

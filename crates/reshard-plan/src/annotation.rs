@@ -20,17 +20,26 @@ pub enum AnnotationKind {
     ContainerType,
     /// An attribute of a dict, such as `_metadata` of what `Module.state_dict` returns.
     ContainerState,
+    /// The class of a tensor in Python: `torch.nn.Parameter`.
+    TensorClass,
+    /// What else Python knows of a tensor, in words: another class, or attributes. No format writes it.
+    TensorState,
+    /// A dict or list that is the same object as an earlier one. The value is the path of that one, as text.
+    SameObject,
 }
 
 impl AnnotationKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Text,
         Self::Attribute,
         Self::DimensionNames,
         Self::KeyType,
         Self::ContainerType,
         Self::ContainerState,
+        Self::TensorClass,
+        Self::TensorState,
+        Self::SameObject,
     ];
 }
 

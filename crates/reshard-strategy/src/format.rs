@@ -537,6 +537,9 @@ pub struct Producer {
     /// Keys of the stored scales from which they are computed. They are not in the metadata.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub scales: BTreeSet<String>,
+    /// Keys of items that several ranks have saved under one key, each for itself. Only that of one rank is read.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub copies: BTreeSet<String>,
     /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,

@@ -120,6 +120,11 @@ fn tell_ranks(out: &mut Producer, table: &Table, rank_local: Option<u32>) {
         ));
     }
     let several: BTreeSet<Item> = table.copies.iter().map(|(item, _)| *item).collect();
+    let keys = several.iter().filter_map(|item| match item {
+        Item::Chunk(chunk) => table.metadata.chunk(*chunk).map(|(t, _)| t.key()),
+        Item::Object(object) => table.metadata.object_key(*object),
+    });
+    out.copies = keys.map(ToOwned::to_owned).collect();
     match several.len() {
         0 => {}
         n => out.warnings.push(format!(

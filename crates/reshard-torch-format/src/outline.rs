@@ -130,6 +130,8 @@ pub struct Contents {
     pub leaves: Vec<Found>,
     /// The dicts around them that have a class, a state, or keys that are no str.
     pub dicts: Vec<FoundDict>,
+    /// The paths of dicts and lists that are the same object as an earlier one, with the path of that one.
+    pub shared: Vec<(Path, Path)>,
     /// Whether the root is a dict whose items the leaves are. If not, it is the only leaf, under a name that the file does not have.
     pub has_root_dict: bool,
 }
@@ -178,7 +180,7 @@ impl<'a> Outline<'a> {
     /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
     /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
     pub fn leaves(&self) -> Result<Vec<Found>> {
-        Ok(flatten::contents(&self.graph, self.root, self.limits)?.0)
+        Ok(flatten::contents(&self.graph, self.root, self.limits)?.leaves)
     }
 
     /// All [`leaves`](Self::leaves), and the dicts around them.
@@ -186,15 +188,14 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// As [`leaves`](Self::leaves).
     pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
-        let (leaves, around, has_root_dict) =
-            flatten::contents(&self.graph, self.root, self.limits)?;
+        let nodes = flatten::contents(&self.graph, self.root, self.limits)?;
         let mut objects: Vec<ObjectAt> = Vec::new();
-        for dict in &around {
+        for dict in &nodes.around {
             objects.extend(dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)));
         }
         let values = self.values_without_storages(&objects, order);
         let values: BTreeMap<ObjectAt, Value> = values.into_iter().collect();
-        let dicts = around.into_iter().map(|dict| {
+        let dicts = nodes.around.into_iter().map(|dict| {
             let args = dict.args.iter().map(|at| values.get(at).cloned());
             let class = dict.class.map(|(module, name)| {
                 let args: Option<Vec<Value>> = args.collect();
@@ -218,9 +219,10 @@ impl<'a> Outline<'a> {
             }
         });
         Ok(Contents {
-            leaves,
+            leaves: nodes.leaves,
             dicts: dicts.collect(),
-            has_root_dict,
+            shared: nodes.shared,
+            has_root_dict: nodes.has_root_dict,
         })
     }
 

@@ -52,6 +52,10 @@ pub struct TensorRef {
     pub conj: bool,
     /// The elements are the negatives of what is stored.
     pub neg: bool,
+    /// Whether it is a `torch.nn.Parameter`.
+    pub is_parameter: bool,
+    /// What else Python knows of it, in words: another class, or attributes. [`TensorRef::emit`] does not write it.
+    pub python_state: Option<&'static str>,
 }
 
 impl TensorRef {
@@ -76,6 +80,8 @@ impl TensorRef {
             requires_grad: false,
             conj: false,
             neg: false,
+            is_parameter: false,
+            python_state: None,
         })
     }
 
@@ -109,6 +115,21 @@ impl TensorRef {
     /// # Errors
     /// As [`pickle`](Self::pickle).
     pub fn emit(&self, e: &mut Emitter) -> Result<()> {
+        if !self.is_parameter {
+            return self.emit_tensor(e, self.requires_grad);
+        }
+        e.global("torch._utils", "_rebuild_parameter")?;
+        self.emit_tensor(e, false)?;
+        e.bool(self.requires_grad);
+        emit_no_hooks(e)?;
+        e.tuple(3);
+        e.memoize();
+        e.op(Op::Reduce);
+        e.memoize();
+        Ok(())
+    }
+
+    fn emit_tensor(&self, e: &mut Emitter, requires_grad: bool) -> Result<()> {
         let legacy = storage::legacy_name(self.dtype);
         e.global(
             "torch._utils",
@@ -127,11 +148,8 @@ impl TensorRef {
         e.uint(self.offset);
         e.ints(&self.shape);
         e.ints(&self.strides);
-        e.bool(self.requires_grad);
-        e.global("collections", "OrderedDict")?;
-        e.tuple(0);
-        e.op(Op::Reduce);
-        e.memoize();
+        e.bool(requires_grad);
+        emit_no_hooks(e)?;
         if legacy.is_none() {
             e.global("torch", self.dtype.name())?;
         }
@@ -248,4 +266,13 @@ impl TensorRef {
         self.resolve(&mut elements, order)?;
         Ok(Tensor::new(self.dtype, &self.shape, Bytes::from(elements))?)
     }
+}
+
+/// The hooks of a tensor that has none.
+fn emit_no_hooks(e: &mut Emitter) -> Result<()> {
+    e.global("collections", "OrderedDict")?;
+    e.tuple(0);
+    e.op(Op::Reduce);
+    e.memoize();
+    Ok(())
 }

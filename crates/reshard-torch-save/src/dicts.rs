@@ -1,9 +1,9 @@
-//! Dicts of files as annotations of the checkpoint: their classes, their attributes, and the types of their keys.
+//! Annotations of the checkpoint: the classes of dicts, their attributes, the types of their keys, and the classes of tensors.
 
 use crate::told::{At, DictPlan};
 use reshard_model::{ObjectCodec as _, Opaque, Path, Step, Value};
-use reshard_plan::{AnnotationId, AnnotationKind, Annotations, PlanError, Result};
-use reshard_torch_format::{FoundDict, KeyType, TorchSave};
+use reshard_plan::{AnnotationId, AnnotationKind, Annotations, Metadata, PlanError, Result};
+use reshard_torch_format::{FoundDict, KeyType, TensorRef, TorchSave};
 use std::collections::BTreeMap;
 
 /// The kinds of annotations that a file has a place for.
@@ -11,7 +11,11 @@ pub(crate) const KINDS: &[AnnotationKind] = &[
     AnnotationKind::KeyType,
     AnnotationKind::ContainerType,
     AnnotationKind::ContainerState,
+    AnnotationKind::TensorClass,
 ];
+
+/// The class of parameters.
+const PARAMETER: &str = "torch.nn.Parameter";
 
 /// What the dicts of all files say, each with the number of its file.
 #[derive(Debug, Default)]
@@ -52,6 +56,30 @@ impl Dicts {
         }
     }
 
+    /// Adds dicts and lists of a file that are the same object as another, and the path of that.
+    pub(crate) fn add_shared(&mut self, file: u32, shared: Vec<(Path, Path)>) {
+        for (path, first) in shared {
+            let id = AnnotationId::new(AnnotationKind::SameObject, path, "");
+            let first = Value::from(first.to_string());
+            self.0.entry(id).or_default().push((file, Some(first)));
+        }
+    }
+
+    /// Adds what Python knows of a tensor of a file.
+    pub(crate) fn add_tensor(&mut self, file: u32, path: &Path, tensor: &TensorRef) {
+        let class = tensor.is_parameter.then_some(PARAMETER);
+        for (kind, value) in [
+            (AnnotationKind::TensorClass, class),
+            (AnnotationKind::TensorState, tensor.python_state),
+        ] {
+            if let Some(value) = value {
+                let id = AnnotationId::new(kind, path.clone(), "");
+                let all = self.0.entry(id).or_default();
+                all.push((file, Some(value.into())));
+            }
+        }
+    }
+
     /// Notes that a file is one leaf of this key, and no dict.
     pub(crate) fn add_lone(&mut self, file: u32, key: &str) {
         let id = AnnotationId::new(AnnotationKind::ContainerType, Path::default(), "");
@@ -74,7 +102,8 @@ impl Dicts {
         self.annotations(
             |id, value, files| {
                 let is_whole = id.kind != AnnotationKind::ContainerType || files == all;
-                id.path.0.is_empty() && value.is_some() && is_whole
+                let is_of_root = id.path.0.is_empty() || id.kind == AnnotationKind::TensorClass;
+                is_of_root && value.is_some() && is_whole
             },
             name,
         )
@@ -127,6 +156,13 @@ impl<'a> KeyTypes<'a> {
             _ => None,
         }
     }
+}
+
+/// Whether the tensor at a path is a `torch.nn.Parameter`.
+pub(crate) fn is_parameter(metadata: &Metadata, path: &Path) -> bool {
+    let id = AnnotationId::new(AnnotationKind::TensorClass, path.clone(), "");
+    let class = metadata.annotations().get(&id);
+    class.and_then(Value::as_str) == Some(PARAMETER)
 }
 
 /// The classes and attributes of dicts, for the plan of a file.

@@ -33,23 +33,25 @@ struct Tables {
     refused: BTreeMap<Box<str>, Refused>,
     repeats: BTreeMap<Box<str>, (u64, u64)>,
     paths: PathOfKey,
+    dicts: Dicts,
 }
 
 impl Table {
     /// Of one file.
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
-        let (mut tables, mut dicts) = (Tables::default(), Dicts::default());
+        let mut tables = Tables::default();
         let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
-        dicts.add(0, contents.dicts);
+        tables.dicts.add(0, contents.dicts);
+        tables.dicts.add_shared(0, contents.shared);
         if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
-            dicts.add_lone(0, &only.path.to_string());
+            tables.dicts.add_lone(0, &only.path.to_string());
         }
         for found in contents.leaves {
             let key: Box<str> = found.path.to_string().into();
             tables.add(0, file, key, found)?;
         }
         let paths = std::mem::take(&mut tables.paths);
-        let annotations = dicts.of_one_file(file.name.as_str());
+        let annotations = std::mem::take(&mut tables.dicts).of_one_file(file.name.as_str());
         tables.finish((paths, annotations), Vec::new(), limits)
     }
 
@@ -60,13 +62,13 @@ impl Table {
         limits: &ReadLimits,
     ) -> Result<Self> {
         let (mut tables, mut unnamed) = (Tables::default(), Vec::new());
-        let mut dicts = Dicts::default();
         let names: Vec<String> = index.files.keys().map(ToString::to_string).collect();
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
                 let contents = file.outline(limits, |outline| outline.contents(file.order()));
                 let contents = contents.map_err(|e| Refused::by(&e, name.as_str()))?;
-                dicts.add(n, contents.dicts);
+                tables.dicts.add(n, contents.dicts);
+                tables.dicts.add_shared(n, contents.shared);
                 Ok((file, contents.leaves))
             });
             let (file, leaves) = match leaves {
@@ -104,7 +106,7 @@ impl Table {
                 .map(|key| (key.clone(), Path(vec![key.to_string().into()])))
                 .collect(),
         };
-        let annotations = dicts.of_files(&names);
+        let annotations = std::mem::take(&mut tables.dicts).of_files(&names);
         tables.finish((paths, annotations), unnamed, limits)
     }
 }
@@ -121,7 +123,10 @@ impl Tables {
             Leaf::Tensor(described) => {
                 let fits = described.and_then(|t| file.has(&t.storage).map(|()| t));
                 match fits {
-                    Ok(tensor) => self.tensor(n, &key, *tensor)?,
+                    Ok(tensor) => {
+                        self.dicts.add_tensor(n, &path, &tensor);
+                        self.tensor(n, &key, *tensor)?;
+                    }
                     Err(e) => {
                         let why = Refused::of(&key, e, name);
                         self.refused.insert(key, why);
@@ -135,8 +140,13 @@ impl Tables {
     }
 
     fn tensor(&mut self, n: u32, key: &str, tensor: TensorRef) -> Result<()> {
+        let layout = tensor
+            .layout()
+            .ok()
+            .filter(|layout| !layout.is_contiguous());
         let properties = TensorProperties {
             requires_grad: tensor.requires_grad,
+            strides: layout.map(|layout| layout.strides()[..].into()),
             ..TensorProperties::default()
         };
         let id = self

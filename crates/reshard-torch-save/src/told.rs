@@ -72,6 +72,7 @@ pub(crate) enum What {
         dtype: DType,
         shape: Dims,
         requires_grad: bool,
+        is_parameter: bool,
     },
     Object,
 }

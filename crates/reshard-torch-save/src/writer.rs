@@ -149,12 +149,8 @@ impl TorchSaveWriter {
             let own = items.get(&*leaf.key).map_or(&[][..], Vec::as_slice);
             let part = match &leaf.what {
                 What::Object => Part::Value(object(&leaf.key, own, resolve)?),
-                What::Tensor {
-                    dtype,
-                    shape,
-                    requires_grad,
-                } => {
-                    let tensor = described(*dtype, shape, *requires_grad)?;
+                What::Tensor { shape, .. } => {
+                    let tensor = described(&leaf.what)?;
                     let bytes = tensor.storage.len;
                     let (blocks, who) = elements(&leaf.key, shape, bytes, own, resolve)?;
                     let number = match who.as_ref().and_then(|who| shared.get(who)) {
@@ -202,9 +198,21 @@ enum Shared {
     Source(String, DType),
 }
 
-fn described(dtype: DType, shape: &[u64], requires_grad: bool) -> Result<TensorRef> {
-    let mut tensor = TensorRef::contiguous(dtype, shape).map_err(encoding)?;
-    tensor.requires_grad = requires_grad;
+fn described(what: &What) -> Result<TensorRef> {
+    let What::Tensor {
+        dtype,
+        shape,
+        requires_grad,
+        is_parameter,
+    } = what
+    else {
+        return Err(StrategyError::Internal(
+            "an object is described as a tensor".into(),
+        ));
+    };
+    let mut tensor = TensorRef::contiguous(*dtype, shape).map_err(encoding)?;
+    tensor.requires_grad = *requires_grad;
+    tensor.is_parameter = *is_parameter;
     Ok(tensor)
 }
 

@@ -103,6 +103,8 @@ fn stated(f: &Facts) -> Option<String> {
         ItemKind::Attribute => units::some(*n, "attribute"),
         ItemKind::KeyType => format!("{} that are no text", units::some(*n, "key")),
         ItemKind::ContainerType => format!("{} with a class", units::some(*n, "dict")),
+        ItemKind::TensorClass => format!("{} with a class", units::some(*n, "tensor")),
+        ItemKind::Tie => format!("{} at two places", units::some(*n, "object")),
         _ => units::some(*n, "text"),
     });
     let all: Vec<String> = all.collect();

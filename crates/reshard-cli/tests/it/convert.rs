@@ -829,4 +829,17 @@ fn copies_of_ranks_that_are_not_read_are_noted() {
         let said = ran.out + &ran.err;
         assert!(said.contains("several ranks have"), "{command}: {said}");
     }
+    let home = tempfile::tempdir().unwrap();
+    let copy = home.path().join("copy").display().to_string();
+    let lost = run(&["convert", fixture, &copy, "--lossless"]);
+    assert!(
+        lost.code == 2 && lost.err.contains("of other ranks: left out"),
+        "{}",
+        lost.err
+    );
+    let said = run(&["convert", fixture, &copy]).out;
+    assert!(
+        said.contains("a rank-local checkpoint is read as its lowest rank saved it"),
+        "{said}"
+    );
 }

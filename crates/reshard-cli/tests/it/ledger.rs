@@ -73,6 +73,52 @@ fn the_state_of_an_optimizer_keeps_its_keys() {
     assert!(ran.out.contains("has no place for it"), "{}", ran.out);
 }
 
+/// The file was saved by torch 2.15: parameters `p` and `q`, the latter without gradients; a parameter `pa` and a tensor `attr` with
+/// attributes; `cl` in channels last; `t`, a transposed tensor; a dict `d1` that is `d2`, too, and a list `l1` that is `l2`.
+#[test]
+fn what_python_knows_of_tensors_dicts_and_lists_is_kept_or_in_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (src, dst) = (fixture("python_objects.pt"), path("copy.pt"));
+    let report = run(&["convert", &src, &dst, "--json"]).json();
+    let all = ledger(&report);
+    for want in [
+        r#"tensor_class ["p"]: kept"#,
+        r#"tensor_class ["q"]: kept"#,
+        r#"tensor_class ["pa"]: kept"#,
+        r#"tensor_class ["pa"]: left_out"#,
+        r#"tensor_class ["attr"]: left_out"#,
+        r#"tie ["d2"]: left_out"#,
+        r#"tie ["l2"]: left_out"#,
+        "tie d1.x = d2.x: kept",
+        "tensor cl: changed",
+        "tensor t: changed",
+        "tensor p: kept",
+    ] {
+        assert!(all.iter().any(|e| e == want), "{want}: {all:#?}");
+    }
+    let lost = run(&["convert", &src, &path("none.pt"), "--lossless"]);
+    assert!(
+        lost.code == 2 && lost.err.contains("something of 6 items"),
+        "{}",
+        lost.err
+    );
+    // What is left over is the same in a second copy.
+    let again = path("again.pt");
+    run(&["convert", &dst, &again, "--lossless"]).ok();
+    run(&["diff", &dst, &again, "--lossless"]).ok();
+    assert_eq!(run(&["diff", &src, &dst, "--lossless"]).code, 1);
+    // Another format has no place for parameters.
+    let said = run(&["convert", &src, &path("dist")]).ok();
+    assert!(
+        said.contains("3 left out: torch_dist/1 has no place for parameters"),
+        "{said}"
+    );
+    let shown = run(&["inspect", &src]).ok();
+    let want = "5 tensors with a class, 2 objects at two places";
+    assert!(shown.contains(want), "{shown}");
+}
+
 #[test]
 fn ordered_dicts_of_python_2_are_dicts() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use crate::{
 use reshard::{
     BackendVersion, Checkpoint, DType, ReadLimits, StoredCommon, Value, ValueTree,
     model::{Path, Payload, Step},
-    plan::{AnnotationKind, Entry, TensorRef},
+    plan::{AnnotationKind, Entry, MemoryFormat, TensorRef},
     strategy::{Producer, decode_object, torch::TorchObjects},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,15 @@ impl Account<'_> {
         for key in &producer.scales {
             let outcome = self.left_out("the tensor that it scales is dequantised");
             ledger.add(ItemKind::Tensor, &**key, outcome);
+        }
+        for key in &producer.copies {
+            let kind = match self.checkpoint.metadata().object(key) {
+                Some(_) => ItemKind::Object,
+                None => ItemKind::Tensor,
+            };
+            let outcome =
+                self.left_out("a rank-local checkpoint is read as its lowest rank saved it");
+            ledger.add(kind, format!("{key} of other ranks"), outcome);
         }
         for name in producer.save.into_keys() {
             let outcome = self.left_out("the copy is a save of its own");
@@ -121,6 +130,9 @@ impl Account<'_> {
         let to = self.fit.written(made);
         if to != dtype {
             changes.push(Change::Cast { from: dtype, to });
+        }
+        if has_other_order(t) {
+            changes.push(Change::RowMajor);
         }
         if t.original_shape().is_some() {
             changes.push(Change::Unflattened);
@@ -276,6 +288,18 @@ impl Account<'_> {
             ledger.add(ItemKind::Tie, tie.keys.join(" = "), outcome);
         }
     }
+}
+
+/// Whether the elements of a tensor lay in another order than row-major in memory, as far as the source says.
+fn has_other_order(t: &TensorRef<'_>) -> bool {
+    let properties = t.properties();
+    let Some(strides) = properties.strides else {
+        return properties.memory_format != MemoryFormat::Contiguous;
+    };
+    // These may be the strides of a part of the tensor, so only their order counts.
+    let shape = t.shape();
+    let long = strides.iter().zip(&shape).filter(|(_, n)| **n > 1);
+    !long.is_sorted_by(|(before, _), (after, _)| before >= after)
 }
 
 /// The key of the item that holds a value of common state: its path, or that of a list around it.

@@ -7,7 +7,10 @@ use crate::{
     tensor::{Wrapped, tensor_of},
 };
 use reshard_model::{Path, Step};
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, btree_map::Entry},
+};
 
 /// The name of the only leaf of a file that is one tensor, or one object.
 const TENSOR: &str = "tensor";
@@ -25,12 +28,22 @@ pub(super) struct Around<'g> {
     pub(super) keys: Vec<(Box<str>, KeyType)>,
 }
 
-/// All leaves, the dicts around them of which the paths of leaves don't say everything, and whether the root is a dict.
+/// What the pickle of a file holds.
+pub(super) struct Nodes<'g> {
+    pub(super) leaves: Vec<Found>,
+    /// The dicts around the leaves of which their paths don't say everything.
+    pub(super) around: Vec<Around<'g>>,
+    /// Dicts and lists that are the same object as an earlier one, with the path of that one.
+    pub(super) shared: Vec<(Path, Path)>,
+    pub(super) has_root_dict: bool,
+}
+
+/// Takes the root apart.
 pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
     limits: &'g Limits,
-) -> Result<(Vec<Found>, Vec<Around<'g>>, bool)> {
+) -> Result<Nodes<'g>> {
     let mut walk = Walk {
         graph,
         limits,
@@ -41,6 +54,8 @@ pub(super) fn contents<'g>(
         named: 0,
         out: Vec::new(),
         around: Vec::new(),
+        first: BTreeMap::new(),
+        shared: Vec::new(),
     };
     let pairs = walk.named(root);
     let has_root_dict = pairs.is_some();
@@ -56,9 +71,13 @@ pub(super) fn contents<'g>(
             walk.leaf(root)?;
         }
     }
-    let (out, around) = (walk.out, walk.around);
-    different(graph, root, &out)?;
-    Ok((out, around, has_root_dict))
+    different(graph, root, &walk.out)?;
+    Ok(Nodes {
+        leaves: walk.out,
+        around: walk.around,
+        shared: walk.shared,
+        has_root_dict,
+    })
 }
 
 /// Fails if two leaves have one name.
@@ -91,6 +110,9 @@ struct Walk<'g, 'a> {
     named: u64,
     out: Vec<Found>,
     around: Vec<Around<'g>>,
+    /// Where each dict or list is first.
+    first: BTreeMap<Id, Path>,
+    shared: Vec<(Path, Path)>,
 }
 
 impl<'g> Walk<'g, '_> {
@@ -124,6 +146,7 @@ impl<'g> Walk<'g, '_> {
     /// A key that is set twice keeps its place and takes the last value, as in Python.
     fn dict(&mut self, id: Id, pairs: &[(Id, Id)]) -> Result<()> {
         self.deeper(id)?;
+        self.note_place(id)?;
         let pair = size_of::<(Box<str>, Id)>() as u64 * 2;
         let room = (pairs.len() as u64).saturating_mul(pair);
         let at = self.graph.offset(id) as usize;
@@ -152,6 +175,20 @@ impl<'g> Walk<'g, '_> {
             self.path.pop();
         }
         self.budget.give_back(room);
+        Ok(())
+    }
+
+    /// Notes where a dict or list is, and whether it has been at another place before.
+    fn note_place(&mut self, id: Id) -> Result<()> {
+        let steps = self.path.iter().map(|s| step_len(s) + size_of::<Step>());
+        let takes = 2 * steps.sum::<usize>() + size_of::<(Id, Path)>() + 2 * size_of::<Path>();
+        let at = self.graph.offset(id) as usize;
+        self.budget.take(takes as u64).map_err(|r| r.at(at))?;
+        let path = Path::from(self.path.as_slice());
+        match self.first.entry(id) {
+            Entry::Vacant(new) => drop(new.insert(path)),
+            Entry::Occupied(first) => self.shared.push((path, first.get().clone())),
+        }
         Ok(())
     }
 
@@ -205,6 +242,7 @@ impl<'g> Walk<'g, '_> {
 
     fn list(&mut self, id: Id, items: &[Id]) -> Result<()> {
         self.deeper(id)?;
+        self.note_place(id)?;
         for (i, &item) in (0..).zip(items) {
             self.path.push(Step::Index(i));
             self.take(item)?;
@@ -233,8 +271,17 @@ impl<'g> Walk<'g, '_> {
         let takes = steps + 2 * text as u64 + (size_of::<Found>() + 256) as u64;
         let at = self.graph.offset(id) as usize;
         self.budget.take(takes).map_err(|r| r.at(at))?;
+        if let Node::List(_) | Node::Dict(_) = self.graph.node(id) {
+            self.note_place(id)?;
+        }
         let leaf = match tensor_of(self.graph, id, Wrapped::Any) {
-            Ok(Some(tensor)) => Leaf::Tensor(Ok(Box::new(tensor))),
+            Ok(Some(tensor)) => {
+                if tensor.is_parameter || tensor.python_state.is_some() {
+                    // Both are told with its path.
+                    self.budget.take(2 * takes).map_err(|r| r.at(at))?;
+                }
+                Leaf::Tensor(Ok(Box::new(tensor)))
+            }
             Ok(None) => Leaf::Object(ObjectAt(id)),
             Err(e) => Leaf::Tensor(Err(e)),
         };

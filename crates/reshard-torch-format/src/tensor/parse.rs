@@ -18,16 +18,7 @@ pub(crate) enum Wrapped {
 pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<Option<TensorRef>> {
     // A parameter wraps a tensor; more wrapping has no meaning.
     let (mut id, mut grad) = (id, None);
-    let built = |function: &str, args: Id, grad: Option<Id>| {
-        let found = rebuild(graph, function, graph.as_seq(args).unwrap_or(&[]))?;
-        Ok(found.map(|tensor| TensorRef {
-            requires_grad: match grad.map(|grad| graph.node(grad)) {
-                Some(Node::Bool(grad)) => *grad,
-                _ => tensor.requires_grad,
-            },
-            ..tensor
-        }))
-    };
+    let (mut is_parameter, mut python_state) = (false, None);
     for _ in 0..4 {
         let Node::Call(call) = graph.node(id) else {
             return Ok(None);
@@ -36,32 +27,57 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
         else {
             return Ok(None);
         };
-        let args = graph.as_seq(call.args).unwrap_or(&[]);
         if call.how != How::Call {
             return Ok(None);
         }
-        match (function, args) {
+        let args = graph.as_seq(call.args).unwrap_or(&[]);
+        let (function, args) = match (function, args) {
             ("_rebuild_parameter", [inner, rest @ ..]) => {
                 (id, grad) = (*inner, grad.or(rest.first().copied()));
+                is_parameter = true;
+                continue;
             }
             ("_rebuild_parameter_with_state", [inner, rest @ ..]) if wrapped == Wrapped::Any => {
                 (id, grad) = (*inner, grad.or(rest.first().copied()));
+                (is_parameter, python_state) = (true, Some("attributes"));
+                continue;
             }
             ("_rebuild_from_type_v2", &[function, class, args, state]) => {
-                let plain =
-                    graph.as_global(class) == Some(("torch", "Tensor")) && is_empty(graph, state);
-                if !plain && wrapped == Wrapped::Plain {
+                let of_type = python_state_of(graph, class, state);
+                if of_type.is_some() && wrapped == Wrapped::Plain {
                     return Ok(None);
                 }
+                python_state = python_state.or(of_type);
                 let Some(("torch._utils", function)) = graph.as_global(function) else {
                     return Ok(None);
                 };
-                return built(function, args, grad);
+                (function, graph.as_seq(args).unwrap_or(&[]))
             }
-            (function, _) => return built(function, call.args, grad),
-        }
+            built => built,
+        };
+        let tensor = rebuild(graph, function, args)?;
+        return Ok(tensor.map(|tensor| TensorRef {
+            requires_grad: match grad.map(|grad| graph.node(grad)) {
+                Some(Node::Bool(grad)) => *grad,
+                _ => tensor.requires_grad,
+            },
+            is_parameter,
+            python_state,
+            ..tensor
+        }));
     }
     Ok(None)
+}
+
+/// What Python knows of a tensor that is built from its type.
+fn python_state_of(graph: &Graph<'_>, class: Id, state: Id) -> Option<&'static str> {
+    let is_tensor = graph.as_global(class) == Some(("torch", "Tensor"));
+    match (is_tensor, is_empty(graph, state)) {
+        (true, true) => None,
+        (true, false) => Some("attributes"),
+        (false, true) => Some("another class"),
+        (false, false) => Some("another class with attributes"),
+    }
 }
 
 fn is_empty(graph: &Graph<'_>, state: Id) -> bool {
@@ -150,6 +166,8 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         requires_grad,
         conj,
         neg,
+        is_parameter: false,
+        python_state: None,
     };
     tensor.layout()?;
     Ok(Some(tensor))

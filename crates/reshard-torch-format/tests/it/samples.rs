@@ -110,6 +110,9 @@ fn a_parameter_says_whether_it_wants_gradients() {
         let pickle = archive.read("data.pkl", Verify::Crc).unwrap();
         let tensor = TensorRef::parse(&pickle, &Limits::default()).unwrap();
         assert_eq!(tensor.requires_grad, wants, "{name}");
+        assert_eq!(tensor.is_parameter, name == "parameter.pt", "{name}");
+        // It is written byte for byte as torch does.
+        assert_eq!(tensor.pickle().unwrap(), &pickle[..], "{name}");
     }
 }
 

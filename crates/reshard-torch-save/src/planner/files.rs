@@ -158,13 +158,19 @@ fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Ve
             let key: Box<str> = entry.key().into();
             let of = pieces.remove(&key).unwrap_or_default();
             let path = paths.and_then(|paths| paths.get(&key));
+            let is_parameter = path.is_some_and(|path| dicts::is_parameter(metadata, path));
             let steps = steps(&key, path, told.ints.get(&key), &types);
-            leaf(key, steps, &entry, of)
+            leaf((key, steps), &entry, is_parameter, of)
         })
         .collect()
 }
 
-fn leaf(key: Box<str>, path: Vec<At>, entry: &Entry<'_>, mut pieces: Vec<Held>) -> Result<Leaf> {
+fn leaf(
+    (key, path): (Box<str>, Vec<At>),
+    entry: &Entry<'_>,
+    is_parameter: bool,
+    mut pieces: Vec<Held>,
+) -> Result<Leaf> {
     let (what, bytes) = match entry {
         Entry::Object(..) => (What::Object, 0),
         Entry::Tensor(t) => {
@@ -172,6 +178,7 @@ fn leaf(key: Box<str>, path: Vec<At>, entry: &Entry<'_>, mut pieces: Vec<Held>) 
                 dtype: t.dtype(),
                 shape: t.shape(),
                 requires_grad: t.properties().requires_grad,
+                is_parameter,
             };
             (what, t.bytes())
         }

@@ -54,13 +54,9 @@ impl WithoutLeaves {
 fn archive(leaf: Option<&LeafPlan>, empty: &[Path], is_flat: bool) -> Result<u64> {
     let (mut parts, mut lengths) = (Vec::new(), Vec::new());
     if let Some(leaf) = leaf
-        && let What::Tensor {
-            dtype,
-            shape,
-            requires_grad,
-        } = &leaf.what
+        && matches!(leaf.what, What::Tensor { .. })
     {
-        let tensor = described(*dtype, shape, *requires_grad)?;
+        let tensor = described(&leaf.what)?;
         lengths.push(tensor.storage.len);
         parts.push((leaf, Part::Tensor(tensor, 0)));
     }
