@@ -9,7 +9,7 @@ use crate::{
 };
 use reshard::{
     Checkpoint,
-    map::{Map, MapError, MapFile},
+    map::{Map, MapError, MapFile, Parameter},
     model::shortened,
     storage::wait,
     strategy::first,
@@ -49,12 +49,35 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     if args.inverse {
         map = map.inverse().map_err(told)?;
     }
+    let all = file.values(&values).map_err(told)?;
+    note_defaults(&file, &values, &all, io);
     if let Some(unmapped) = args.unmapped {
         map = map.with_unmapped(unmapped.into());
     }
     let mapped = source.mapped(&map).map_err(told)?;
     note_unmapped(mapped.mapping(), io);
     Ok(Some(map))
+}
+
+/// Notes parameters that the checkpoint could have told and did not, so that the map's default decides.
+fn note_defaults(
+    file: &MapFile,
+    known: &BTreeMap<String, u64>,
+    all: &BTreeMap<String, u64>,
+    io: &mut Io<'_>,
+) {
+    let could_tell = |p: &Parameter| p.args().or(p.config()).is_some();
+    let of_default = |(name, p): (&str, &Parameter)| {
+        let value = all.get(name)?;
+        (could_tell(p) && !known.contains_key(name)).then(|| format!("{name}={value}"))
+    };
+    let defaults: Vec<String> = file.parameters().filter_map(of_default).collect();
+    if !defaults.is_empty() {
+        io.note(format!(
+            "the checkpoint does not tell these parameters of the map, which are its defaults: {}; --set gives others",
+            defaults.join(", ")
+        ));
+    }
 }
 
 /// So many tensors are named. The ledger in JSON has all.

@@ -14,7 +14,7 @@ use reshard::{
     blocking::{Checkpoint, run},
 };
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How folders of steps are called if nobody says it: as reshard and Megatron call them.
 const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
@@ -88,28 +88,38 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         Some(pattern) => vec![pattern.clone()],
         None => usual()?,
     };
-    let mut found = Vec::new();
+    let mut found = None;
     for pattern in patterns {
-        found = match run(steps(program, &args.dir, pattern)) {
+        let complete = match run(steps(program, &args.dir, pattern.clone())) {
             // Whoever gave no pattern gets the error of what was named.
             Err(_) if args.steps.is_none() => return Ok(None),
             Err(e) => return Err(e.into()),
-            Ok(found) => found,
+            Ok(complete) => complete,
         };
-        if !found.is_empty() {
+        if !complete.is_empty() {
+            found = Some((pattern, complete));
             break;
         }
     }
-    if found.is_empty() {
+    let Some((pattern, complete)) = found else {
         return Ok(None);
-    }
+    };
 
+    let folders = run(steps(program, &args.dir, pattern.clone()).folders())?;
+    let mut complete: BTreeMap<u64, Step> = complete.into_iter().map(|s| (s.number, s)).collect();
     let (mut all, mut closed) = (Vec::new(), Vec::new());
-    for step in found {
-        match program.open_quietly(&step.url, args.reading.options()) {
-            Ok(checkpoint) => all.push(Row::of(step, &checkpoint)),
-            Err(e) => closed.push(LeftOut {
-                name: step.name,
+    for number in folders {
+        let name = pattern.name(number);
+        let url = format!("{}/{name}", args.dir.trim_end_matches('/'));
+        match (
+            program.open_quietly(&url, args.reading.options()),
+            complete.remove(&number),
+        ) {
+            (Ok(checkpoint), Some(step)) => all.push(Row::of(step, &checkpoint)),
+            // Its save has just ended, or its removal has begun.
+            (Ok(_), None) => {}
+            (Err(e), _) => closed.push(LeftOut {
+                name,
                 why: e.message(),
             }),
         }
@@ -128,8 +138,8 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     Ok(Some(OK))
 }
 
-/// The places of all steps in a folder: of complete checkpoints, and of those beside which a save or a removal has left something. They are in the order of
-/// their numbers, with their names.
+/// The places of all steps in a folder: their folders, complete or not, and those beside which a save or a removal has left something. They are in the order
+/// of their numbers, with their names.
 pub(crate) fn places(
     program: &Program,
     dir: &str,
@@ -142,9 +152,9 @@ pub(crate) fn places(
     let mut places = Vec::new();
     for pattern in patterns {
         let look = || steps(program, dir, pattern.clone());
-        let complete = run(look())?.into_iter().map(|step| step.number);
+        let folders = run(look().folders())?;
         let left = reshard::storage::wait(look().unfinished_saves())?;
-        let numbers: BTreeSet<u64> = complete.chain(left).collect();
+        let numbers: BTreeSet<u64> = folders.into_iter().chain(left).collect();
         let base = dir.trim_end_matches('/');
         places.extend(numbers.into_iter().map(|number| {
             let name = pattern.name(number);

@@ -97,9 +97,16 @@ pub(crate) fn traced<T>(file: Option<&Path>, f: impl FnOnce() -> Result<T>) -> R
     let done = tracing::dispatcher::with_default(&listener, f);
     let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     let json = serde_json::to_vec(&chrome(&events))?;
-    let written = out.write_all(&json).map_err(told);
+    let written = out.write_all(&json);
     let done = done?;
-    written?;
+    written.map_err(|e| {
+        let file = file.display().to_string();
+        let file = shown(&file);
+        CliError::told(
+            format!("the command is done, but {file}, its trace, can't be written: {e}"),
+            "the result is there; run it again with another --trace only if you need the trace",
+        )
+    })?;
     Ok(done)
 }
 

@@ -238,7 +238,10 @@ impl MapFile {
     }
 
     /// The values of all parameters, with defaults for those that are not given. A default may use other parameters.
-    fn values(&self, given: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
+    ///
+    /// # Errors
+    /// [`MapError::Parameter`]: a parameter is missing, or an expression has no value.
+    pub fn values(&self, given: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
         let mut values = given.clone();
         loop {
             let ready = self.parameters.iter().find_map(|(name, p)| {

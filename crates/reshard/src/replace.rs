@@ -136,6 +136,9 @@ async fn files_to_replace(
         Err(StrategyError::Ambiguous { a, b, .. }) => Err(refused(&format!(
             "files of two formats lie in it, of {a} and of {b}"
         ))),
+        Err(StrategyError::Limit { what, .. }) => Err(refused(&format!(
+            "which of its files are those of the checkpoint can't be found out: {what}"
+        ))),
         Err(e) => Err(e),
     }
 }
@@ -255,6 +258,7 @@ async fn owned(
         Err(
             e @ (StrategyError::Unknown { .. }
             | StrategyError::Ambiguous { .. }
+            | StrategyError::Limit { .. }
             | StrategyError::Storage(StorageError::Io { .. })),
         ) => Err(e),
         // The checkpoint is damaged or unfinished, so only names can decide.

@@ -144,6 +144,14 @@ impl Steps {
         Ok(None)
     }
 
+    /// The numbers of all folders that have such a name, in their order, also of those that hold no complete checkpoint.
+    ///
+    /// # Errors
+    /// The directory can't be listed, or there is none.
+    pub async fn folders(self) -> Result<Vec<u64>> {
+        self.found().await
+    }
+
     /// The numbers of checkpoints whose [removal](crate::remove_checkpoint) was begun and not finished, in their order. They are not among the
     /// [`steps`]. Where nothing can be renamed, such as in an object store, these are all folders of steps without a complete checkpoint: a save may be writing one
     /// of them.

@@ -149,6 +149,12 @@ fn parameters_that_are_nowhere_are_asked_for() {
     set.iter().for_each(|s| args.extend(["--set", s]));
     let ran = run(&args);
     assert_eq!(ran.code, 0, "{}", ran.err);
+    let note = "does not tell these parameters of the map, which are its defaults: ";
+    assert!(
+        ran.err.contains(note) && ran.err.contains("vocab=8; --set"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

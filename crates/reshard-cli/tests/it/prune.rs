@@ -220,6 +220,26 @@ fn a_run_is_pruned_with_all_its_steps() {
 }
 
 #[test]
+fn a_step_whose_save_was_killed_is_noted_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in ["step-1", "step-2"] {
+        let mut state = reshard::StateDict::new();
+        state.insert("step", 1);
+        drop(reshard::blocking::save(&state, dir.path().join(step)).unwrap());
+    }
+    let killed = dir.path().join("step-2");
+    fs::remove_file(killed.join(".metadata")).unwrap();
+    let ran = run(&["prune", dir.path().to_str().unwrap()]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(
+        ran.err.contains("step-2: ") && ran.err.contains("there is no .metadata"),
+        "{}",
+        ran.err
+    );
+    assert!(fs::read_dir(killed).unwrap().count() > 0);
+}
+
+#[test]
 fn a_step_that_can_not_be_pruned_keeps_no_other_from_it() {
     let dir = tempfile::tempdir().unwrap();
     let run_dir = dir.path();

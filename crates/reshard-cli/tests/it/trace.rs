@@ -163,3 +163,19 @@ fn a_trace_is_never_written_over_a_file() {
     }
     run(&["convert", &saved.url, &to, "--trace", "/dev/null"]).ok();
 }
+
+#[test]
+fn a_trace_that_fails_at_the_end_does_not_hide_that_the_copy_is_there() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let ran = run(&["convert", &saved.url, &to, "--trace", "/dev/full"]);
+    assert!(
+        ran.code == 2
+            && ran
+                .err
+                .contains("the command is done, but /dev/full, its trace,"),
+        "{}",
+        ran.err
+    );
+    run(&["verify", &to]).ok();
+}
