@@ -132,7 +132,7 @@ impl SaveShardedStrategy for Strategy {
         mut state: FlatStateDict,
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
-        if cx.rank_local {
+        if cx.options.rank_local {
             let what = "a rank-local save writes what each rank has, so its ranks can't share replicas; leave out `fully_parallel`";
             return Err(StrategyError::Invalid(what.into()));
         }

@@ -72,7 +72,7 @@ impl SaveShardedStrategy for SafetensorsSave {
         state: FlatStateDict,
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
-        if cx.rank_local {
+        if cx.options.rank_local {
             return Err(StrategyError::Unsupported {
                 strategy: self.key().to_string(),
                 what: "a rank-local checkpoint, because nobody could put it together,".into(),

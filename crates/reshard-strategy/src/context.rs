@@ -6,11 +6,52 @@ use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, PlaceKind, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
 
+/// The options of a save that every part of it sees as its caller has set them.
+#[derive(Clone, Debug)]
+pub struct PipelineOptions {
+    /// The dialect: where common state goes, and how objects are wrapped.
+    pub dialect: Dialect,
+    /// What a finished save survives.
+    pub durability: Durability,
+    /// Whether every rank writes its items with its own metadata, and ranks exchange no plans (DCP's `use_collectives=False`).
+    pub rank_local: bool,
+    /// Whether the save is only planned and laid out: no tensor data is read, ranks exchange none, and the format makes no records.
+    /// The [`transaction`](SaveCx::transaction) writes nothing then.
+    pub dry_run: bool,
+    /// Whether a planner that validates what all ranks declare is asked to. Give all ranks the same.
+    pub validate_access_integrity: bool,
+    /// Limits on the policy's answer.
+    pub policy_limits: Limits,
+    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
+    /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
+    /// is used.
+    pub exchange_memory: u64,
+    /// Called with the number of bytes written.
+    pub progress: Progress,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> Self {
+        Self {
+            dialect: Dialect::default(),
+            durability: Durability::default(),
+            rank_local: false,
+            dry_run: false,
+            validate_access_integrity: true,
+            policy_limits: Limits::default(),
+            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
+            progress: Progress::default(),
+        }
+    }
+}
+
 /// The runtime objects of one save. A configuration never holds them. A configuration of a third party may name groups, which are found
 /// here.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SaveCx<'a> {
+    /// What the caller has set.
+    pub options: &'a PipelineOptions,
     /// All ranks of the save.
     pub comm: Comm<'a>,
     /// Sub-groups by name, for strategies whose settings name them.
@@ -24,32 +65,13 @@ pub struct SaveCx<'a> {
     /// The policy that decides which item, or which part of it, goes into which file. Every rank has the same policy, and only the
     /// coordinator calls it. In a rank-local save each rank calls it for its own items. Without a policy the format decides.
     pub policy: Option<Arc<dyn ShardingPolicy>>,
-    /// Limits on the policy's answer.
-    pub policy_limits: Limits,
-    /// What a finished save survives.
-    pub durability: Durability,
-    /// The dialect: where common state goes, and how objects are wrapped.
-    pub dialect: Dialect,
-    /// Whether every rank writes its items with its own metadata, and ranks exchange no plans (DCP's `use_collectives=False`).
-    pub rank_local: bool,
     /// The path of each key of this rank, for formats that store it (DCP's `planner_data`). A planner that makes its own paths overrides
     /// them.
     pub planner_data: Option<PlannerData>,
     /// The paths of empty dicts, which no key has, for formats that have a place for them.
     pub empty_dicts: Vec<Path>,
-    /// Called with the number of bytes written.
-    pub progress: Progress,
-    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
-    /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
-    /// is used.
-    pub exchange_memory: u64,
     /// What the save before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptPlan>>,
-    /// Whether a planner that validates what all ranks declare is asked to. Give all ranks the same.
-    pub validate_access_integrity: bool,
-    /// Whether the save is only planned and laid out: no tensor data is read, ranks exchange none, and the format makes no records.
-    /// The [`transaction`](Self::transaction) writes nothing then.
-    pub dry_run: bool,
     /// What this rank declares that its state does not show. A strategy that takes leaves out of the state, or makes other replicas of
     /// them, says here what they were, so that the planner validates what the ranks have saved. It adds to what is there.
     pub declares: Arc<Declares>,
@@ -58,51 +80,31 @@ pub struct SaveCx<'a> {
 impl<'a> SaveCx<'a> {
     /// Makes a context. Fields that are no arguments get their defaults.
     pub fn new(
+        options: &'a PipelineOptions,
         comm: Comm<'a>,
         groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
         transaction: Arc<dyn Transaction>,
         url: &'a str,
         planner: Arc<dyn SavePlanner>,
     ) -> Self {
-        let (durability, dialect, progress) = (
-            Durability::default(),
-            Dialect::default(),
-            Progress::default(),
-        );
         Self {
+            options,
             comm,
             groups,
             transaction,
             url,
             planner,
             policy: None,
-            policy_limits: Limits::default(),
-            durability,
-            dialect,
-            rank_local: false,
             planner_data: None,
             empty_dicts: Vec::new(),
-            progress,
-            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,
-            validate_access_integrity: true,
-            dry_run: false,
             declares: Arc::default(),
         }
     }
 
     /// Whether ranks tell what they declare.
     pub(crate) fn validates(&self) -> bool {
-        self.validate_access_integrity && self.planner.validates()
-    }
-
-    /// Sets the limit of memory for exchanges, in bytes.
-    #[must_use]
-    pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
-        Self {
-            exchange_memory,
-            ..self
-        }
+        self.options.validate_access_integrity && self.planner.validates()
     }
 }
 

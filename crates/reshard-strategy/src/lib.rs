@@ -49,7 +49,9 @@ pub use capabilities::Capabilities;
 pub use checked_items::CheckedItems;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
-pub use context::{DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
+pub use context::{
+    DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, PipelineOptions, SaveCx,
+};
 pub use crc::{
     Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
     crc32_of,

@@ -74,7 +74,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         state: FlatStateDict,
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
-        if cx.rank_local {
+        if cx.options.rank_local {
             return Err(StrategyError::Unsupported {
                 strategy: self.key().to_string(),
                 what: "a rank-local checkpoint, because a file holds whole tensors,".into(),
@@ -99,7 +99,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             base: cx.planner,
             target,
             policy,
-            limits: cx.policy_limits,
+            limits: cx.options.policy_limits,
             asked: Arc::clone(&asked),
             paths: cx.planner_data.clone(),
             empty: cx.empty_dicts.clone(),

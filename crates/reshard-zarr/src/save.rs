@@ -44,7 +44,7 @@ impl SaveShardedStrategy for ZarrSave {
         state: FlatStateDict,
         cx: &SaveCx<'_>,
     ) -> Result<Box<dyn PreparedSave>> {
-        if cx.rank_local {
+        if cx.options.rank_local {
             return Err(StrategyError::Unsupported {
                 strategy: self.key().to_string(),
                 what: "a rank-local checkpoint, because ranks may share a chunk,".into(),

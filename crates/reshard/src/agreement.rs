@@ -181,6 +181,7 @@ pub(crate) fn or_default(value: Option<impl fmt::Display>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reshard_comm::Rank;
     use std::collections::BTreeSet;
 
     const PAGE: &str = include_str!("../../../docs/ranks.md");
@@ -210,12 +211,13 @@ mod tests {
     #[test]
     fn saves_and_loads_compare_the_options_of_the_table() {
         let state = crate::StateDict::new();
-        let save = crate::save(&state, "x").agreed_options(None);
+        let save = crate::save(&state, "x").options.agreed(Rank(0), None);
         assert_eq!(
             save.names().collect::<Vec<_>>(),
             compared(|option| option.save)
         );
-        let load = crate::load(crate::StateDict::new(), "x").agreed_options(None);
+        let load = crate::load(crate::StateDict::new(), "x");
+        let load = load.options.agreed(Rank(0), None);
         assert_eq!(
             load.names().collect::<Vec<_>>(),
             compared(|option| option.load)

@@ -4,7 +4,7 @@
 //! Each rank computes a CRC-32 of each of its plain tensors. The coordinator compares these, together with types and
 //! shapes. This finds every difference within 32 neighbouring bits, and misses one in 2^32 of all others.
 
-use crate::{consistent::Digest, crc};
+use crate::{consistent::Digest, crc, save::SaveOptions};
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::{DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Step};
@@ -16,16 +16,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const SHOWN: usize = 20;
 /// A message lists at most so many variants of one tensor.
 const WAYS: usize = 4;
-
-/// How to treat plain tensors.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rule {
-    pub(crate) dialect: Dialect,
-    /// If they differ, the coordinator's are saved.
-    pub(crate) coordinators: bool,
-    /// Whether replicas are compared.
-    pub(crate) check_replicas: bool,
-}
 
 /// What is compared between tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,14 +58,14 @@ pub(crate) async fn agree<T>(
     step: &'static str,
     outcome: Result<T>,
     mine: Mine<'_>,
-    rule: Rule,
+    options: &SaveOptions,
 ) -> Result<(T, Compared)> {
     if comm.size() == 1 {
         return Ok((all_agree(comm, step, outcome).await?, Compared::default()));
     }
     let told = match &outcome {
         Err(e) => Err(cause(e)),
-        Ok(_) if !rule.compares() => Ok(Vec::new()),
+        Ok(_) if !compares(options) => Ok(Vec::new()),
         Ok(_) => prints(mine.plain).await.map_err(|e| cause(&e)),
     };
     let told = told.map(|prints| Told {
@@ -85,7 +75,7 @@ pub(crate) async fn agree<T>(
     let compared = comm
         .all_reduce(step, told, |all| {
             Ok(Compared {
-                left: rule.compare(&all, comm.coordinator())?,
+                left: compare(options, &all, comm.coordinator())?,
                 common_differs: common_differs(&all, comm.coordinator()),
             })
         })
@@ -141,98 +131,96 @@ async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
 /// What each rank has under one path. A rank that has the item, but not this tensor in it, has nothing.
 type Holders<'a> = BTreeMap<Rank, Option<&'a Print>>;
 
-impl Rule {
-    fn compares(self) -> bool {
-        // In common state only the coordinator's tensors are saved anyway.
-        self.dialect != Dialect::Megatron || !self.coordinators
+fn compares(options: &SaveOptions) -> bool {
+    // In common state only the coordinator's tensors are saved anyway.
+    options.pipeline.dialect != Dialect::Megatron || !options.coordinators_plain_tensors
+}
+
+/// Called on the coordinator: the keys that are left to it.
+fn compare(options: &SaveOptions, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
+    let ranks = || (0..).map(Rank).zip(all);
+    // Equal prints on all ranks are the rule, and need no tables.
+    if all.iter().all(|told| told.prints == all[0].prints) {
+        return Ok(Vec::new());
     }
 
-    /// Called on the coordinator: the keys that are left to it.
-    fn compare(self, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
-        let ranks = || (0..).map(Rank).zip(all);
-        // Equal prints on all ranks are the rule, and need no tables.
-        if all.iter().all(|told| told.prints == all[0].prints) {
-            return Ok(Vec::new());
+    let mut paths: BTreeMap<&Path, Holders<'_>> = BTreeMap::new();
+    let mut items: BTreeMap<&Step, BTreeSet<Rank>> = BTreeMap::new();
+    for (rank, told) in ranks() {
+        for (path, print) in &told.prints {
+            paths.entry(path).or_default().insert(rank, Some(print));
+            if let Some(item) = path.0.first() {
+                items.entry(item).or_default().insert(rank);
+            }
         }
+    }
 
-        let mut paths: BTreeMap<&Path, Holders<'_>> = BTreeMap::new();
-        let mut items: BTreeMap<&Step, BTreeSet<Rank>> = BTreeMap::new();
-        for (rank, told) in ranks() {
-            for (path, print) in &told.prints {
-                paths.entry(path).or_default().insert(rank, Some(print));
-                if let Some(item) = path.0.first() {
-                    items.entry(item).or_default().insert(rank);
+    // A rank that should have a tensor but does not counts as a holder of nothing, so it differs.
+    let mut left = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (path, mut holders) in paths {
+        let item = path.0.first();
+        match options.pipeline.dialect {
+            // A tensor that only some ranks lack is saved all the same.
+            Dialect::Megatron => drop(holders.entry(coordinator).or_insert(None)),
+            _ => {
+                for rank in item.and_then(|item| items.get(item)).into_iter().flatten() {
+                    holders.entry(*rank).or_insert(None);
                 }
             }
         }
 
-        // A rank that should have a tensor but does not counts as a holder of nothing, so it differs.
-        let mut left = BTreeSet::new();
-        let mut problems = Vec::new();
-        for (path, mut holders) in paths {
-            let item = path.0.first();
-            match self.dialect {
-                // A tensor that only some ranks lack is saved all the same.
-                Dialect::Megatron => drop(holders.entry(coordinator).or_insert(None)),
-                _ => {
-                    for rank in item.and_then(|item| items.get(item)).into_iter().flatten() {
-                        holders.entry(*rank).or_insert(None);
-                    }
-                }
-            }
-
-            // Where the coordinator has a tensor, the others are compared with it, and else with the lowest rank.
-            let meant = if holders.contains_key(&coordinator) {
-                Some(coordinator)
-            } else {
-                None
-            };
-            let first = meant.or_else(|| holders.keys().next().copied());
-            let Some((first, is)) = first.and_then(|r| Some((r, *holders.get(&r)?))) else {
-                continue;
-            };
-            holders.retain(|_, print| *print != is);
-
-            // A difference is fine only if the caller left such tensors to the coordinator, and the coordinator has
-            // this one.
-            match (
-                holders.is_empty(),
-                self.coordinators && meant.is_some(),
-                item,
-            ) {
-                (true, ..) => {}
-                (false, true, Some(item)) => drop(left.insert(item.to_string())),
-                _ => problems.push(problem(path, first, is, &holders)),
-            }
-        }
-        if problems.is_empty() {
-            Ok(left.into_iter().collect())
+        // Where the coordinator has a tensor, the others are compared with it, and else with the lowest rank.
+        let meant = if holders.contains_key(&coordinator) {
+            Some(coordinator)
         } else {
-            Err(self.refused(&problems))
-        }
-    }
-
-    fn refused(self, problems: &[String]) -> Cause {
-        let mut what =
-            "plain tensors are not the same on all ranks, and a checkpoint holds each of them once:"
-                .to_owned();
-        problems
-            .iter()
-            .take(SHOWN)
-            .for_each(|p| what = format!("{what}\n  {p}"));
-        if let Some(more @ 1..) = problems.len().checked_sub(SHOWN) {
-            what = format!("{what}\n  and {more} more");
-        }
-        what += "\ndeclare pieces of one tensor with `ShardedTensor`, or copies, of which the main one is saved, with \
-                 `ShardedTensor::replicated`; or give each rank's tensor a key of its own";
-        what += match self.coordinators {
-            true => "; the coordinator's tensor can't be saved where the coordinator has none",
-            false => {
-                "; or, if you mean the coordinator's tensor, save with `.coordinators_plain_tensors(true)`"
-            }
+            None
         };
-        cause(&StrategyError::Invalid(what))
+        let first = meant.or_else(|| holders.keys().next().copied());
+        let Some((first, is)) = first.and_then(|r| Some((r, *holders.get(&r)?))) else {
+            continue;
+        };
+        holders.retain(|_, print| *print != is);
+
+        // A difference is fine only if the caller left such tensors to the coordinator, and the coordinator has
+        // this one.
+        match (
+            holders.is_empty(),
+            options.coordinators_plain_tensors && meant.is_some(),
+            item,
+        ) {
+            (true, ..) => {}
+            (false, true, Some(item)) => drop(left.insert(item.to_string())),
+            _ => problems.push(problem(path, first, is, &holders)),
+        }
     }
+    if problems.is_empty() {
+        Ok(left.into_iter().collect())
+    } else {
+        Err(refused(options, &problems))
+    }
+}
+
+fn refused(options: &SaveOptions, problems: &[String]) -> Cause {
+    let mut what =
+        "plain tensors are not the same on all ranks, and a checkpoint holds each of them once:"
+            .to_owned();
+    problems
+        .iter()
+        .take(SHOWN)
+        .for_each(|p| what = format!("{what}\n  {p}"));
+    if let Some(more @ 1..) = problems.len().checked_sub(SHOWN) {
+        what = format!("{what}\n  and {more} more");
+    }
+    what += "\ndeclare pieces of one tensor with `ShardedTensor`, or copies, of which the main one is saved, with \
+             `ShardedTensor::replicated`; or give each rank's tensor a key of its own";
+    what += match options.coordinators_plain_tensors {
+        true => "; the coordinator's tensor can't be saved where the coordinator has none",
+        false => {
+            "; or, if you mean the coordinator's tensor, save with `.coordinators_plain_tensors(true)`"
+        }
+    };
+    cause(&StrategyError::Invalid(what))
 }
 
 /// How the tensors of one path differ, and on which ranks.

@@ -15,7 +15,6 @@ pub use entry_points::{
     load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
 };
 pub use handle::Checkpoint;
-pub use open::OpenOptions;
 pub use sample::Sample;
 pub use tensors::{StoredChunk, TensorHandle};
 pub use ties::Tie;

@@ -98,9 +98,9 @@ pub use background::{
     AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
 };
 pub use checkpoint::{
-    Checkpoint, OpenOptions, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint,
-    load_common, load_content_metadata, load_metadata, load_plain_tensors,
-    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
+    Checkpoint, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint, load_common,
+    load_content_metadata, load_metadata, load_plain_tensors, load_plain_tensors_and_common,
+    load_sharded_metadata, load_tensors_metadata,
 };
 pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
@@ -109,6 +109,7 @@ pub use events::{PHASE_EVENTS, PhaseEvent};
 pub use load::{Load, load};
 #[cfg(feature = "map")]
 pub use mapped::{MappedCheckpoint, MappedTensorHandle, OnCast};
+pub use opened::OpenOptions;
 pub use place::place_text;
 pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};

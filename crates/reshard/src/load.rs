@@ -4,7 +4,7 @@ use crate::{
     Error, LoadError, LoadReport, Stateful,
     error::OPEN,
     integrity,
-    opened::{self, HowToOpen, Opened},
+    opened::{self, Opened},
     place,
     ranks::{self, Ranks},
     report::{Clock, Phase, imbalance},
@@ -12,15 +12,14 @@ use crate::{
     whereabouts::explained,
 };
 use indexmap::IndexMap;
+use options::LoadOptions;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_megatron::COMMON_STATE_CELL;
 use reshard_model::{
     Data, Dialect, FlatStateDict, Flatten, Parts, Path, Payload, Sharded, Skeleton, StateDict,
     Value, ValueTree, split_as,
 };
-use reshard_plan::{
-    Cast, DefaultLoadPlanner, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling,
-};
+use reshard_plan::{Cast, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
     BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits,
@@ -80,19 +79,9 @@ const ACT: &str = "loading from";
 pub fn load<'a>(template: StateDict, place: impl AsRef<std::path::Path>) -> Load<'a> {
     Load {
         template,
-        url: place::place_text(place),
         ranks: Ranks::default(),
-        planner: None,
-        planner_type: "",
         statefuls: Vec::new(),
-        default: DefaultLoadPlanner::DEFAULT,
-        verify: true,
-        verify_integrity: false,
-        exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
-        kept_plan: None,
-        copy_ahead: reshard_strategy::DEFAULT_COPY_AHEAD,
-        progress: Progress::default(),
-        how: HowToOpen::default(),
+        options: LoadOptions::of(place::place_text(place)),
     }
 }
 
@@ -100,36 +89,25 @@ pub fn load<'a>(template: StateDict, place: impl AsRef<std::path::Path>) -> Load
 #[must_use = "a load does nothing until it is awaited"]
 pub struct Load<'a> {
     template: StateDict,
-    url: String,
     ranks: Ranks<'a>,
-    planner: Option<Arc<dyn LoadPlanner>>,
-    /// The name of its type, or empty.
-    planner_type: &'static str,
     /// Values that take their own state, by key.
     statefuls: Vec<(&'a str, &'a mut dyn Stateful)>,
-    default: DefaultLoadPlanner,
-    verify: bool,
-    verify_integrity: bool,
-    exchange_memory: u64,
-    kept_plan: Option<Arc<KeptLoadPlan>>,
-    copy_ahead: u64,
-    progress: Progress,
-    how: HowToOpen,
+    pub(crate) options: LoadOptions,
 }
 
 impl fmt::Debug for Load<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Load")
-            .field("url", &self.url)
+            .field("url", &self.options.url)
             .field("ranks", &self.ranks)
-            .field("verify", &self.verify)
+            .field("verify", &self.options.open.verify)
             .finish_non_exhaustive()
     }
 }
 
 impl<'a> Load<'a> {
     ranks::options!();
-    opened::options!();
+    opened::options!(options.open);
 
     /// Also loads the state of a value, stored under this key at the top of the state dict. The value says before the load what
     /// it wants, and takes it when all ranks have read. It is not in the result.
@@ -140,14 +118,14 @@ impl<'a> Load<'a> {
 
     /// Sets your own planner. Then [`cast`](Self::cast) and [`strict`](Self::strict) have no effect.
     pub fn planner<P: LoadPlanner + 'static>(mut self, planner: P) -> Self {
-        self.planner = Some(Arc::new(planner));
-        self.planner_type = std::any::type_name::<P>();
+        self.options.planner = Some(Arc::new(planner));
+        self.options.planner_type = std::any::type_name::<P>();
         self
     }
 
     /// Which casts from the stored to the wanted element type are allowed. The default is none.
     pub fn cast(mut self, cast: Cast) -> Self {
-        self.default = self.default.cast(cast);
+        self.options.default = self.options.default.cast(cast);
         self
     }
 
@@ -159,34 +137,34 @@ impl<'a> Load<'a> {
     /// `notes.not_requested` those of all ranks together. This load writes what is logged as a warning of `tracing`; a
     /// planner of your own logs nothing.
     pub fn strict(mut self, strict: StrictHandling) -> Self {
-        self.default = self.default.strict(strict);
+        self.options.default = self.options.default.strict(strict);
         self
     }
 
     /// Whether to check the checksum of each item that is read as a whole. The default is yes.
     pub fn verify(mut self, verify: bool) -> Self {
-        self.verify = verify;
+        self.options.open.verify = verify;
         self
     }
 
     /// Whether the coordinator first checks all files by Megatron Core's `integrity.json`, for which it reads all of them. A file that is
     /// wrong, or a checkpoint without `integrity.json`, is an error on all ranks. The default is not to.
     pub fn verify_integrity(mut self, verify: bool) -> Self {
-        self.verify_integrity = verify;
+        self.options.verify_integrity = verify;
         self
     }
 
     /// How many bytes this rank may hold for reads that ranks share, if a planner shares reads. The default is
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
-        self.exchange_memory = bytes;
+        self.options.exchange_memory = bytes;
         self
     }
 
     /// Keeps the plan for the next load that gets this. If that load has a template of the same structure, and a checkpoint in
     /// which the same is stored, it is not planned again: see [`KeptLoadPlan`]. Each rank passes one of its own.
     pub fn kept_plan(mut self, kept: &Arc<KeptLoadPlan>) -> Self {
-        self.kept_plan = Some(Arc::clone(kept));
+        self.options.kept_plan = Some(Arc::clone(kept));
         self
     }
 
@@ -196,32 +174,32 @@ impl<'a> Load<'a> {
     /// A leaf on a device takes no other host memory, unless its elements are cast. If the load fails, such leaves may have a part of what was
     /// read, as leaves in host memory may.
     pub fn copy_ahead(mut self, bytes: u64) -> Self {
-        self.copy_ahead = bytes;
+        self.options.copy_ahead = bytes;
         self
     }
 
     /// Sets a callback that is called with the number of bytes read, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
-        self.progress = Progress::new(f);
+        self.options.progress = Progress::new(f);
         self
     }
 
     /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.config = Some(Arc::new(config));
+        self.options.open.config = Some(Arc::new(config));
         self
     }
 
     /// As [`strategy`](Self::strategy), with settings that were read from a file, for example.
     pub fn boxed_strategy(mut self, config: Box<dyn LoadShardedConfig>) -> Self {
-        self.how.config = Some(config.into());
+        self.options.open.config = Some(config.into());
         self
     }
 
     /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
     /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
-        self.how.stores = Some(Stores::only(store));
+        self.options.open.stores = Some(Stores::only(store));
         self
     }
 
@@ -230,7 +208,7 @@ impl<'a> Load<'a> {
     /// # Errors
     /// As [`load`].
     pub async fn with_report(mut self) -> Result<(ValueTree, LoadReport), LoadError> {
-        let url = self.url.clone();
+        let url = self.options.url.clone();
         let url = &*url;
         let comm = self.ranks.comm();
         let mut clock = Clock::start("load", comm.rank(), url);
@@ -260,7 +238,7 @@ impl<'a> Load<'a> {
         }
         let e = match (Error::new(ACT, url, e), is_open) {
             (e, true) => e,
-            (e, false) => explained(&self.how, url, e).await,
+            (e, false) => explained(&self.options.open, url, e).await,
         };
         Err(LoadError::new(e, template))
     }
@@ -301,11 +279,15 @@ impl<'a> Load<'a> {
             counting = Some(store.clone());
             Arc::new(store) as _
         };
-        let opened = self.how.open_in(&self.url, store?, count).await?;
+        let opened = self
+            .options
+            .open
+            .open_in(&self.options.url, store?, count)
+            .await?;
         let store = counting.ok_or_else(|| {
             StrategyError::Internal("a place was opened without its store".into())
         })?;
-        if self.verify_integrity && comm.is_coordinator() {
+        if self.options.verify_integrity && comm.is_coordinator() {
             integrity::require(&opened.store).await?;
         }
         Ok((store, opened))
@@ -318,8 +300,8 @@ impl<'a> Load<'a> {
         template: StateDict,
         added: Result<(), StrategyError>,
     ) -> Result<Begun, (StrategyError, StateDict)> {
-        let store = self.how.store(&self.url);
-        if let Err(e) = self.agree_on_options(comm, &store).await {
+        let store = self.options.open.store_at(&self.options.url);
+        if let Err(e) = self.options.agree(comm, &store).await {
             return Err((e, template));
         }
         let opened = match added {
@@ -367,10 +349,13 @@ impl<'a> Load<'a> {
     }
 
     fn configure(&self, cx: &mut LoadCx<'_>) {
-        (cx.verify, cx.progress, cx.exchange_memory) =
-            (self.verify, self.progress.clone(), self.exchange_memory);
-        cx.kept_plan.clone_from(&self.kept_plan);
-        cx.copy_ahead = self.copy_ahead;
+        (cx.verify, cx.progress, cx.exchange_memory) = (
+            self.options.open.verify,
+            self.options.progress.clone(),
+            self.options.exchange_memory,
+        );
+        cx.kept_plan.clone_from(&self.options.kept_plan);
+        cx.copy_ahead = self.options.copy_ahead;
     }
 
     async fn run(
@@ -388,9 +373,9 @@ impl<'a> Load<'a> {
             own,
         } = begun;
 
-        let logs = self.planner.is_none() && self.default.strict.logs();
-        let planner = self.planner.take();
-        let planner = planner.unwrap_or_else(|| Arc::new(self.default));
+        let logs = self.options.planner.is_none() && self.options.default.strict.logs();
+        let planner = self.options.planner.take();
+        let planner = planner.unwrap_or_else(|| Arc::new(self.options.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         self.configure(&mut cx);

@@ -25,9 +25,9 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
-/// How to open.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HowToOpen {
+/// Options for opening a checkpoint.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
     pub(crate) config: Option<Arc<dyn LoadShardedConfig>>,
@@ -35,33 +35,48 @@ pub(crate) struct HowToOpen {
     pub(crate) settings: Option<Arc<dyn LoadShardedConfig>>,
     pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
+    pub(crate) verify: bool,
 }
 
-/// The options of opening, for the builders that open a checkpoint. Each builder has a field `how`.
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            registry: None,
+            stores: None,
+            config: None,
+            settings: None,
+            format: None,
+            limits: ReadLimits::default(),
+            verify: true,
+        }
+    }
+}
+
+/// The options of opening, for [`OpenOptions`] and for builders that have them in a field.
 macro_rules! options {
-    () => {
+    ($($field:ident).*) => {
         /// The registry of strategies to choose from; by default the linked strategies.
         pub fn registry(mut self, registry: Registry) -> Self {
-            self.how.registry = Some(registry);
+            self.$($field.)*registry = Some(registry);
             self
         }
 
         /// The stores in which to look up the URL; by default the linked stores.
         pub fn stores(mut self, stores: Stores) -> Self {
-            self.how.stores = Some(stores);
+            self.$($field.)*stores = Some(stores);
             self
         }
 
         /// Sets the format, instead of recognising it by the files. If there are settings of a strategy, these set their
         /// format too.
         pub fn format(mut self, format: BackendVersion) -> Self {
-            self.how.format = Some(format);
+            self.$($field.)*format = Some(format);
             self
         }
 
         /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
         pub fn limits(mut self, limits: ReadLimits) -> Self {
-            self.how.limits = limits;
+            self.$($field.)*limits = limits;
             self
         }
     };
@@ -101,8 +116,8 @@ struct RecordAt {
     format: BackendVersion,
 }
 
-impl HowToOpen {
-    pub(crate) fn store(&self, url: &str) -> Result<Arc<dyn Store>> {
+impl OpenOptions {
+    pub(crate) fn store_at(&self, url: &str) -> Result<Arc<dyn Store>> {
         Ok(match &self.stores {
             Some(s) => s.open(url)?,
             None => Stores::linked()?.open(url)?,
@@ -110,15 +125,15 @@ impl HowToOpen {
     }
 
     /// The strategies to choose from.
-    fn registry(&self) -> Result<Cow<'_, Registry>> {
+    fn strategies(&self) -> Result<Cow<'_, Registry>> {
         Ok(match &self.registry {
             Some(registry) => Cow::Borrowed(registry),
             None => Cow::Owned(Registry::linked()?),
         })
     }
 
-    pub(crate) async fn open(&self, url: &str) -> Result<Opened> {
-        self.open_in(url, self.store(url)?, |store| store).await
+    pub(crate) async fn open_at(&self, url: &str) -> Result<Opened> {
+        self.open_in(url, self.store_at(url)?, |store| store).await
     }
 
     /// Opens a place by way of a store around its own. An index or another record of a folder that is no checkpoint by itself stands
@@ -136,7 +151,7 @@ impl HowToOpen {
             format: self.format.clone().or(Some(record.format)),
             ..self.clone()
         };
-        let folder = around(self.store(&record.folder)?);
+        let folder = around(self.store_at(&record.folder)?);
         let opened = Box::pin(how.open_store(folder)).await?;
         let file = Entry {
             name: record.name,
@@ -167,7 +182,7 @@ impl HowToOpen {
         let Ok(name) = Name::new(name) else {
             return Ok(None);
         };
-        let registry = &*self.registry()?;
+        let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?.of_kind(PlaceKind::File);
         let file = Entry { name, bytes: 0 };
         let is_record = |format: &&Arc<dyn LoadShardedStrategy>| {
@@ -183,7 +198,7 @@ impl HowToOpen {
     }
 
     pub(crate) async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
-        let registry = &*self.registry()?;
+        let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?;
         // The next version is as good as the one that was just replaced. In a box, the states of so many calls take no stack.
         let mut again = 0;
@@ -345,7 +360,7 @@ impl HowToOpen {
     /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata if a file tells the format, except of what may be older than
     /// Megatron Core's `metadata.json`.
     pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
-        let registry = &*self.registry()?;
+        let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?;
         if self.is_free() {
             let (named, is_older) = match MetadataJson::of(store).await? {

@@ -6,7 +6,7 @@ use crate::{
     control::sha256,
     error::Context,
     formats::Formats,
-    opened::{self, HowToOpen, Opened},
+    opened::{self, OpenOptions, Opened},
     outside::of_killed,
     recognise::is_no_folder,
     replace::files_of,
@@ -82,7 +82,7 @@ pub fn prune(place: impl AsRef<std::path::Path>) -> Prune {
         url: crate::place::place_text(place),
         dry_run: false,
         older_than: IDLE,
-        how: HowToOpen::default(),
+        open: OpenOptions::default(),
     }
 }
 
@@ -93,7 +93,7 @@ pub struct Prune {
     url: String,
     dry_run: bool,
     older_than: Duration,
-    how: HowToOpen,
+    open: OpenOptions,
 }
 
 /// What was removed, and what stays.
@@ -232,7 +232,7 @@ pub enum Kept {
 }
 
 impl Prune {
-    opened::options!();
+    opened::options!(open);
 
     /// Whether to remove nothing and only report.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
@@ -248,7 +248,7 @@ impl Prune {
     }
 
     async fn run(self) -> Result<PruneReport, PruneError> {
-        let (url, how) = (self.url.clone(), self.how.clone());
+        let (url, how) = (self.url.clone(), self.open.clone());
         let (report, outcome) = self
             .prune()
             .await
@@ -264,13 +264,13 @@ impl Prune {
 
     async fn prune(mut self) -> Result<Pruned, StrategyError> {
         // Errors of linked strategies and stores come before any look at the place.
-        let registry = match self.how.registry.take() {
+        let registry = match self.open.registry.take() {
             Some(r) => r,
             None => Registry::linked()?,
         };
         let formats = Formats::of(&registry)?;
-        self.how.registry = Some(registry);
-        let asked = self.how.store(&self.url)?;
+        self.open.registry = Some(registry);
+        let asked = self.open.store_at(&self.url)?;
         let (place, kind) = place(&asked).await?;
         // If somebody changes a link meanwhile, it must not lead to another place.
         let place = place.resolved().await?.unwrap_or(place);
@@ -382,7 +382,7 @@ impl Prune {
 
     /// Opens the checkpoint if a quick check finds no damage.
     async fn sound(&self, store: &Arc<dyn Store>) -> Result<Opened, StrategyError> {
-        let opened = self.how.open_store(Arc::clone(store)).await?;
+        let opened = self.open.open_store(Arc::clone(store)).await?;
         let found = opened.reader.verify(false, &Progress::default()).await?;
         match opened.common().await {
             // It is whole, but this program can't decode all of it.
@@ -428,9 +428,9 @@ impl Prune {
         left: &Leftover,
         formats: &Formats,
     ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
-        let store = self.how.store(&left.path)?;
+        let store = self.open.store_at(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let files = files_of(&store, &self.how, store.files().await?, formats)
+        let files = files_of(&store, &self.open, store.files().await?, formats)
             .await?
             .files;
         let mut modified = None;

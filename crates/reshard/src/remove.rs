@@ -4,7 +4,7 @@ use crate::{
     Checkpoint, Error, Result,
     attempt::attempt,
     integrity,
-    opened::{self, HowToOpen, Opened},
+    opened::{self, OpenOptions, Opened},
     replace::{Replaced, replace_opened},
     report::some,
     sidecar::{SIDECAR, Sidecar},
@@ -68,7 +68,7 @@ pub fn remove_sharded_tensors(
         prefix,
         durability: Durability::default(),
         dry_run: false,
-        how: HowToOpen::default(),
+        open: OpenOptions::default(),
     }
 }
 
@@ -77,7 +77,7 @@ impl Checkpoint {
     /// from the version that is there when it runs. This handle goes on reading the version that it has opened.
     pub fn remove_sharded_tensors<'a>(&'a self, prefix: &'a str) -> RemoveShardedTensors<'a> {
         RemoveShardedTensors {
-            how: HowToOpen::clone(&self.how),
+            open: OpenOptions::clone(&self.options),
             ..remove_sharded_tensors(self.url(), prefix)
         }
     }
@@ -91,7 +91,7 @@ pub struct RemoveShardedTensors<'a> {
     prefix: &'a str,
     durability: Durability,
     dry_run: bool,
-    how: HowToOpen,
+    open: OpenOptions,
 }
 
 /// What was removed, or what would be removed without `dry_run`.
@@ -116,7 +116,7 @@ impl fmt::Display for Removed {
 }
 
 impl RemoveShardedTensors<'_> {
-    opened::options!();
+    opened::options!(open);
 
     /// Whether to remove nothing and only say what would be removed.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
@@ -131,9 +131,9 @@ impl RemoveShardedTensors<'_> {
     }
 
     async fn run(&self) -> Result<Removed, StrategyError> {
-        let store = self.how.store(&self.url)?;
+        let store = self.open.store_at(&self.url)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let opened = self.how.open_store(Arc::clone(&store)).await?;
+        let opened = self.open.open_store(Arc::clone(&store)).await?;
         self.refuse(&opened)?;
         let removal = (opened.sharded)
             .remove_sharded_tensors(&opened.reader, self.prefix)
@@ -145,11 +145,11 @@ impl RemoveShardedTensors<'_> {
             );
             return Ok(Removed::default());
         }
-        let registry = match &self.how.registry {
+        let registry = match &self.open.registry {
             Some(registry) => registry.clone(),
             None => Registry::linked()?,
         };
-        let replaced = replace_opened(&store, &registry, &self.how).await?;
+        let replaced = replace_opened(&store, &registry, &self.open).await?;
         let next = Next::of(&opened, removal, &replaced).await?;
         if self.dry_run {
             return Ok(next.removed);
@@ -320,7 +320,7 @@ impl<'a> IntoFuture for RemoveShardedTensors<'a> {
                 Ok(removed) => Ok(removed),
                 Err(e) => {
                     let e = Error::new(ACT, &self.url, e);
-                    Err(explained(&self.how, &self.url, e).await)
+                    Err(explained(&self.open, &self.url, e).await)
                 }
             }
         })

@@ -5,7 +5,7 @@ use crate::{
     attempt::{attempt, in_folder, is_of_a_save},
     error::Context,
     formats::Formats,
-    opened::{self, HowToOpen},
+    opened::{self, OpenOptions},
     place,
     replace::{ADVICE, files_of, replace},
     report::some,
@@ -60,7 +60,7 @@ pub fn remove_checkpoint(place: impl AsRef<Path>) -> RemoveCheckpoint {
         url: place::place_text(place),
         notes: BTreeMap::new(),
         only_unfinished: false,
-        how: HowToOpen::default(),
+        open: OpenOptions::default(),
     }
 }
 
@@ -71,7 +71,7 @@ pub struct RemoveCheckpoint {
     url: String,
     notes: BTreeMap<String, String>,
     only_unfinished: bool,
-    how: HowToOpen,
+    open: OpenOptions,
 }
 
 /// What was removed.
@@ -118,7 +118,7 @@ impl RemovedCheckpoint {
 const UNCLEAR: &str = ", so nobody can tell whether it may be removed; remove it yourself";
 
 impl RemoveCheckpoint {
-    opened::options!();
+    opened::options!(open);
 
     /// Removes it only if it has this [note](crate::Save::note), in a `reshard.json` that belongs to it.
     pub fn noted(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
@@ -138,13 +138,13 @@ impl RemoveCheckpoint {
     }
 
     async fn remove(&mut self) -> Result<RemovedCheckpoint, StrategyError> {
-        let registry = match self.how.registry.take() {
+        let registry = match self.open.registry.take() {
             Some(registry) => registry,
             None => Registry::linked()?,
         };
         let formats = Formats::of(&registry)?;
-        self.how.registry = Some(registry.clone());
-        let asked = self.how.store(&self.url)?;
+        self.open.registry = Some(registry.clone());
+        let asked = self.open.store_at(&self.url)?;
         // If somebody changes a link meanwhile, it must not lead to another place.
         let place = asked.resolved().await?.unwrap_or(asked);
         let mut report = RemovedCheckpoint {
@@ -205,7 +205,7 @@ impl RemoveCheckpoint {
         registry: &Registry,
         formats: &Formats,
     ) -> Result<RemovedCheckpoint, StrategyError> {
-        let opened = self.how.open_store(Arc::clone(place)).await?;
+        let opened = self.open.open_store(Arc::clone(place)).await?;
         let (sidecar, why) = opened.sidecar().await;
         let has_notes = sidecar.as_ref().is_some_and(|s| s.has(&self.notes));
         if !has_notes && !self.notes.is_empty() {
@@ -263,7 +263,7 @@ impl RemoveCheckpoint {
         if self.notes.is_empty() {
             return Ok(0);
         }
-        match self.how.format_of(place).await {
+        match self.open.format_of(place).await {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {}
             found => return found.map(|_| 0),
         }
@@ -303,11 +303,11 @@ impl RemoveCheckpoint {
         left: &Leftover,
         formats: &Formats,
     ) -> Result<Option<Vec<Name>>, StrategyError> {
-        let store = self.how.store(&left.path)?;
+        let store = self.open.store_at(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
         let noted = Sidecar::any(&store).await;
         let all = store.files().await?;
-        let files = files_of(&store, &self.how, all, formats).await?.files;
+        let files = files_of(&store, &self.open, all, formats).await?.files;
         // The record may be gone, to which the sidecar belonged.
         let is_ours = files.is_empty() || noted.is_some_and(|sidecar| sidecar.has(&self.notes));
         Ok((is_ours || self.notes.is_empty()).then(|| sidecar_last(files)))

@@ -3,7 +3,7 @@
 use crate::{
     attempt::{folder_of, in_folder},
     formats::Formats,
-    opened::HowToOpen,
+    opened::OpenOptions,
     outside::is_note,
     sidecar::{Sidecar, is_sidecar},
 };
@@ -68,9 +68,9 @@ pub(crate) async fn replace(
             "nobody can tell whether its {name} belongs to a save of Megatron Core or to another program; move it away"
         )));
     }
-    let how = HowToOpen {
+    let how = OpenOptions {
         registry: Some(registry.clone()),
-        ..HowToOpen::default()
+        ..OpenOptions::default()
     };
     files_to_replace(store, &how, json, &formats).await
 }
@@ -99,7 +99,7 @@ pub(crate) async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -
 pub(crate) async fn replace_opened(
     store: &Arc<dyn Store>,
     registry: &Registry,
-    how: &HowToOpen,
+    how: &OpenOptions,
 ) -> Result<Replaced> {
     let formats = Formats::of(registry)?;
     files_to_replace(store, how, Whose::of(store).await, &formats).await
@@ -108,7 +108,7 @@ pub(crate) async fn replace_opened(
 /// Which files of a checkpoint a new version replaces.
 async fn files_to_replace(
     store: &Arc<dyn Store>,
-    how: &HowToOpen,
+    how: &OpenOptions,
     json: Whose,
     formats: &Formats,
 ) -> Result<Replaced> {
@@ -152,9 +152,9 @@ async fn replace_file(
     let [file] = &*top.files else {
         return Ok(Replaced::default());
     };
-    let how = HowToOpen {
+    let how = OpenOptions {
         registry: Some(registry.clone()),
-        ..HowToOpen::default()
+        ..OpenOptions::default()
     };
     match how.open_store(Arc::clone(store)).await {
         Err(StrategyError::NotACheckpoint { .. }) => Err(refused("the file is not a checkpoint")),
@@ -204,7 +204,7 @@ pub(crate) struct Owned {
 /// [`StrategyError::Unknown`] if its format is not linked; errors of the store.
 pub(crate) async fn files_of(
     store: &Arc<dyn Store>,
-    how: &HowToOpen,
+    how: &OpenOptions,
     files: Vec<Entry>,
     formats: &Formats,
 ) -> Result<Owned> {
@@ -214,7 +214,7 @@ pub(crate) async fn files_of(
 /// The same, for callers that know whose the `metadata.json` is.
 async fn owned(
     store: &Arc<dyn Store>,
-    how: &HowToOpen,
+    how: &OpenOptions,
     files: Vec<Entry>,
     json: Whose,
     formats: &Formats,

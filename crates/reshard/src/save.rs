@@ -9,4 +9,5 @@ mod set_up;
 
 pub use builder::{Save, save};
 
+pub(crate) use options::SaveOptions;
 pub(crate) use pending::{ACT, PendingSave};

@@ -1,7 +1,7 @@
 //! Saves into places that keep versions side by side, as object stores do: where the files of a version go, and what one put can
 //! replace.
 
-use crate::{CommonForm, formats::Formats};
+use crate::{CommonForm, formats::Formats, save::SaveOptions};
 use bytes::Bytes;
 use reshard_megatron::{COMMON, METADATA_JSON, MetadataJson};
 use reshard_model::Dialect;
@@ -16,15 +16,6 @@ pub(crate) struct SideBySide {
     pub(crate) folder: Option<Name>,
     /// The format records of the old version. Only the coordinator knows them.
     records: Vec<Name>,
-}
-
-/// The settings of a save on which it depends what can be replaced.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) dialect: Dialect,
-    pub(crate) common_form: CommonForm,
-    pub(crate) rank_local: bool,
-    pub(crate) integrity: bool,
 }
 
 /// What of an old version decides whether it can be replaced.
@@ -105,12 +96,12 @@ pub(crate) async fn check(
     transaction: &dyn Transaction,
     sharded: &dyn SaveShardedStrategy,
     common: &BackendVersion,
-    (old, kind, settings): (&Old, PlaceKind, Settings),
+    (old, kind, options): (&Old, PlaceKind, &SaveOptions),
 ) -> Result<()> {
     if transaction.folder().is_none() {
         return Ok(());
     }
-    if settings.integrity {
+    if options.integrity {
         let why = "integrity.json lists only files directly in the place, and this place keeps the data of each version in a folder; \
                    leave `integrity` out";
         return Err(refused("integrity.json", why));
@@ -126,13 +117,13 @@ pub(crate) async fn check(
              new place, or empty this one"
         ));
     }
-    if settings.rank_local {
+    if options.pipeline.rank_local {
         return no(
             "each rank has a record of its own in a rank-local save, and this place can't replace several files in one step; save to a \
              new place",
         );
     }
-    let Some(bytes) = metadata_json(&key, common, settings) else {
+    let Some(bytes) = metadata_json(&key, common, options) else {
         let others = [METADATA_JSON, COMMON];
         return match others.into_iter().find(|file| old.has(file)) {
             None => Ok(()),
@@ -141,7 +132,7 @@ pub(crate) async fn check(
             )),
         };
     };
-    if settings.common_form == CommonForm::File {
+    if options.common_form == CommonForm::File {
         return no(
             "in Megatron Core's dialect .metadata, common.pt and metadata.json would have to change in one step; choose \
              `CommonForm::Object` (`--common object` of the program), with which only .metadata changes, or save to a new place",
@@ -161,13 +152,13 @@ pub(crate) async fn check(
 pub(crate) fn metadata_json(
     sharded: &BackendVersion,
     common: &BackendVersion,
-    settings: Settings,
+    options: &SaveOptions,
 ) -> Option<Bytes> {
-    if settings.dialect != Dialect::Megatron {
+    if options.pipeline.dialect != Dialect::Megatron {
         return None;
     }
     let json = MetadataJson::new(sharded, common);
-    Some(match settings.common_form {
+    Some(match options.common_form {
         CommonForm::File => json.to_bytes(),
         _ => json.to_short_bytes(),
     })

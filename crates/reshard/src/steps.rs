@@ -1,12 +1,8 @@
 //! The checkpoints of a run: folders that are called after their steps, in one directory.
 
 use crate::{
-    Checkpoint, Error, OpenOptions, Result, StepPattern,
-    error::Context,
-    opened::{self, HowToOpen},
-    place,
-    sidecar::Sidecar,
-    whereabouts::explained,
+    Checkpoint, Error, OpenOptions, Result, StepPattern, error::Context, opened, place,
+    sidecar::Sidecar, whereabouts::explained,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
@@ -53,7 +49,7 @@ pub fn steps(dir: impl AsRef<Path>) -> Steps {
     Steps {
         url: place::place_text(dir),
         pattern: StepPattern::default(),
-        how: HowToOpen::default(),
+        open: OpenOptions::default(),
     }
 }
 
@@ -84,7 +80,7 @@ pub async fn latest(dir: impl AsRef<Path>) -> Result<Option<Step>> {
 pub struct Steps {
     url: String,
     pattern: StepPattern,
-    how: HowToOpen,
+    open: OpenOptions,
 }
 
 /// A checkpoint of a run. Functions that take the place of a checkpoint take it: `reshard::load(template, &step)`.
@@ -111,7 +107,7 @@ impl AsRef<Path> for Step {
 }
 
 impl Steps {
-    opened::options!();
+    opened::options!(open);
 
     /// How the folders are called.
     pub fn pattern(mut self, pattern: StepPattern) -> Self {
@@ -131,9 +127,7 @@ impl Steps {
             let Some(step) = self.one(number).await? else {
                 continue;
             };
-            let mut options = OpenOptions::new();
-            options.set(self.how.clone());
-            match options.open(&step).await {
+            match self.open.clone().open(&step).await {
                 Ok(_) => return Ok(Some(step)),
                 Err(e) if is_of_its_bytes(e.kind()) => {
                     tracing::warn!(checkpoint = %step.url, error = %e, "passed over: it does not open");
@@ -174,12 +168,12 @@ impl Steps {
 
     /// The numbers of places to which folders belong that `place_of` knows.
     async fn left(self, place_of: fn(&str) -> Option<&str>) -> Result<Vec<u64>> {
-        let listed = match self.how.store(&self.url) {
+        let listed = match self.open.store_at(&self.url) {
             Ok(store) => store.top().await.map_err(StrategyError::from),
             Err(e) => Err(e),
         };
         let listed = listed.during(ACT, &self.url)?;
-        let removal = self.how.store(&self.url).map(|store| store.removal());
+        let removal = self.open.store_at(&self.url).map(|store| store.removal());
         if removal.during(ACT, &self.url)? == Removal::Record {
             let numbers = self.numbers().await.during(ACT, &self.url)?;
             let mut left: BTreeSet<u64> = numbers.into_iter().collect();
@@ -207,14 +201,14 @@ impl Steps {
     /// The same, with an error that says what lies there instead.
     async fn found(&self) -> Result<Vec<u64>> {
         match self.numbers().await.during(ACT, &self.url) {
-            Err(e) => Err(explained(&self.how, &self.url, e).await),
+            Err(e) => Err(explained(&self.open, &self.url, e).await),
             found => found,
         }
     }
 
     /// The numbers of all folders that have such a name, complete or not, in their order.
     async fn numbers(&self) -> Result<Vec<u64>, StrategyError> {
-        let store = self.how.store(&self.url)?;
+        let store = self.open.store_at(&self.url)?;
         let listed = store.top().await?;
         // A store that can pin has nothing to pin. Others have no empty places.
         if listed.is_empty() && store.pinned().await?.is_none() {
@@ -226,7 +220,7 @@ impl Steps {
         let mut numbers: Vec<u64> = numbers.collect();
         numbers.sort_unstable();
         if let Some(first) = numbers.first() {
-            let inside = self.how.store(&self.of(&self.pattern.name(*first)))?;
+            let inside = self.open.store_at(&self.of(&self.pattern.name(*first)))?;
             if inside.url() == store.url() {
                 let what = format!(
                     "every URL means {} here, because one store was given; give `Stores` that open the folders in it, too",
@@ -243,9 +237,9 @@ impl Steps {
         let name = self.pattern.name(number);
         let url = self.of(&name);
         let found = async {
-            let store = self.how.store(&url)?;
+            let store = self.open.store_at(&url)?;
             let store: Arc<dyn Store> = store.pinned().await?.unwrap_or(store);
-            let format = self.how.format_of(&store).await?;
+            let format = self.open.format_of(&store).await?;
             let sidecar = Sidecar::any(&store).await;
             let notes = sidecar.map_or_else(BTreeMap::new, |sidecar| sidecar.notes);
             Ok((format, notes))

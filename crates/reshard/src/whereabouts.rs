@@ -3,7 +3,7 @@
 #[cfg(feature = "local")]
 mod look;
 
-use crate::{Error, opened::HowToOpen};
+use crate::{Error, opened::OpenOptions};
 #[cfg(feature = "local")]
 use reshard_strategy::StrategyError;
 
@@ -75,7 +75,7 @@ impl Whereabouts {
 
 /// Adds to an error of opening what lies at the place instead of a checkpoint, if it is on this machine.
 #[cfg(feature = "local")]
-pub(crate) async fn explained(how: &HowToOpen, url: &str, e: Error) -> Error {
+pub(crate) async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
     let is_unavailable = e.kind() == reshard_model::ErrorKind::Unavailable;
     if !e.is_no_checkpoint() && !is_unavailable {
         return e;
@@ -117,14 +117,14 @@ pub(crate) async fn explained(how: &HowToOpen, url: &str, e: Error) -> Error {
 }
 
 #[cfg(not(feature = "local"))]
-pub(crate) async fn explained(_: &HowToOpen, _: &str, e: Error) -> Error {
+pub(crate) async fn explained(_: &OpenOptions, _: &str, e: Error) -> Error {
     e
 }
 
 /// Where a URL lies on this machine's file systems, if it does.
 #[cfg(feature = "local")]
-fn local_path(how: &HowToOpen, url: &str) -> Option<std::path::PathBuf> {
-    let url = how.store(url).ok()?.url();
+fn local_path(how: &OpenOptions, url: &str) -> Option<std::path::PathBuf> {
+    let url = how.store_at(url).ok()?.url();
     let is_local = url.starts_with("file://");
     let store = is_local.then(|| reshard_storage::LocalStore::open(&url).ok())??;
     Some(store.path().to_path_buf())

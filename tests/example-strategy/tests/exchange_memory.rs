@@ -15,7 +15,8 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, Planned, PlannedLoad, SaveCx, SaveShardedStrategy,
+    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, Planned, PlannedLoad, SaveCx,
+    SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{
@@ -192,8 +193,12 @@ fn peak_of_save(home: &std::path::Path, exchange_memory: u64) -> (usize, Vec<u8>
         let transaction = Arc::clone(&transaction);
         async move {
             let (comm, groups) = (Comm::new(&group), BTreeMap::new());
-            let cx = SaveCx::new(comm, &groups, Arc::clone(&transaction), "", Arc::new(First));
-            let cx = cx.with_exchange_memory(exchange_memory);
+            let options = PipelineOptions {
+                exchange_memory,
+                ..PipelineOptions::default()
+            };
+            let to = Arc::clone(&transaction);
+            let cx = SaveCx::new(&options, comm, &groups, to, "", Arc::new(First));
             let mut prepared = Planned::new(ExampleWriter)
                 .prepare(flat, &cx)
                 .await

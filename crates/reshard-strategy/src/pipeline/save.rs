@@ -107,7 +107,7 @@ impl<W: StorageWriter> Planned<W> {
         let mut asking_took = None;
         let decided = match share(local, policy, &*self.writer, cx).await? {
             Shared::Known(decided) => {
-                if cx.rank_local {
+                if cx.options.rank_local {
                     agree(comm, "plan", Ok(())).await?;
                 }
                 if let Some(kept) = kept {
@@ -144,7 +144,9 @@ impl<W: StorageWriter> Planned<W> {
         // The last collective step of planning. The result owns everything, so any thread can write it. An exchange has a
         // group of its own, because it runs beside the steps of the whole group.
         let peers = match decided.exchange {
-            Some(group) if !cx.dry_run => Apart::of(group, comm, cx.exchange_memory).await?,
+            Some(group) if !cx.options.dry_run => {
+                Apart::of(group, comm, cx.options.exchange_memory).await?
+            }
             _ => None,
         };
         Ok(Prepared {
@@ -152,10 +154,8 @@ impl<W: StorageWriter> Planned<W> {
             planner: Arc::clone(&cx.planner),
             target: self.target(cx, asked.limit),
             rank: comm.rank().0,
-            rank_local: cx.rank_local,
-            dry_run: cx.dry_run,
+            options: cx.options.clone(),
             url: cx.url.to_owned(),
-            dialect: cx.dialect,
             work: Some(Work {
                 plan: Arc::clone(&decided.plan),
                 state,
@@ -181,8 +181,8 @@ impl<W: StorageWriter> Planned<W> {
         let takes_folder = self.writer.capabilities().takes_folder();
         Target {
             transaction: Arc::clone(&cx.transaction),
-            durability: cx.durability,
-            progress: cx.progress.clone(),
+            durability: cx.options.durability,
+            progress: cx.options.progress.clone(),
             folder: takes_folder.then(|| cx.transaction.folder()).flatten(),
             limit,
         }
@@ -251,7 +251,7 @@ impl<W: StorageWriter> Planned<W> {
                 describe(&**policy)?
             )));
         }
-        if cx.rank_local && gathers(&**policy)? {
+        if cx.options.rank_local && gathers(&**policy)? {
             return Err(StrategyError::Invalid(format!(
                 "the policy \"{}\" brings all items to one rank, which is not possible in a rank-local save",
                 describe(&**policy)?

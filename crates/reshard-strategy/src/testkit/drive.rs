@@ -1,7 +1,7 @@
 use crate::{
     AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
-    PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
-    stage_save,
+    PipelineOptions, PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved,
+    StrategyError, agree, stage_save,
 };
 use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
@@ -165,8 +165,12 @@ async fn prepare(
     exchange_memory: u64,
 ) -> Result<Box<dyn PreparedSave>> {
     let (groups, url) = (BTreeMap::new(), url.to_owned());
-    let cx = SaveCx::new(*comm, &groups, Arc::clone(transaction), &url, rank.planner);
-    let cx = cx.with_exchange_memory(exchange_memory);
+    let options = PipelineOptions {
+        exchange_memory,
+        ..PipelineOptions::default()
+    };
+    let transaction = Arc::clone(transaction);
+    let cx = SaveCx::new(&options, *comm, &groups, transaction, &url, rank.planner);
     rank.strategy.prepare(rank.flat, &cx).await
 }
 

@@ -165,7 +165,8 @@ impl AsyncCallsQueue {
         let group = Arc::clone(&self.group);
         let (mut save, stager) = save.in_background(&*group, &self.stager);
         (save.ranks.coordinator, save.ranks.deadline) = (self.coordinator, self.deadline);
-        save.kept_plan
+        save.options
+            .kept_plan
             .get_or_insert_with(|| Arc::clone(&self.kept_plan));
         let comm = save.ranks.comm();
         let guard = comm.guard("requesting a save");

@@ -135,10 +135,11 @@ impl AsyncSaver {
     pub async fn start(&mut self, save: Save<'_>) -> Result<SaveHandle> {
         let planning = Arc::clone(&self.planning);
         let guard = Comm::new(&*planning).guard("starting a save");
-        let waited = self.wait_for_room(&save.url).await;
+        let waited = self.wait_for_room(&save.options.url).await;
 
         let (mut save, stager) = save.in_background(&*planning, &self.stager);
-        save.kept_plan = save.kept_plan.or_else(|| self.kept_plan.clone());
+        let kept = &mut save.options.kept_plan;
+        *kept = kept.take().or_else(|| self.kept_plan.clone());
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
         let quiet = save.ranks.quiet;
@@ -268,11 +269,11 @@ impl<'a> Save<'a> {
     where
         'a: 'g,
     {
-        let own = self.stager.take();
+        let own = self.options.stager.take();
         let stager = own.unwrap_or_else(|| Arc::clone(stager));
-        let stager = self.staging.over(stager);
+        let stager = self.options.staging.over(stager);
         let mut save: Save<'g> = self;
-        save.asynchronous = true;
+        save.options.asynchronous = true;
         save.ranks.group = group;
         (save, stager)
     }
@@ -289,7 +290,7 @@ impl<'a> Save<'a> {
     /// As [`AsyncSaver::start`].
     pub async fn start(self) -> Result<SaveHandle> {
         let saver = AsyncSaver::over(self.ranks.comm()).await;
-        let mut saver = saver.map_err(|e| Error::new(crate::save::ACT, &self.url, e))?;
+        let mut saver = saver.map_err(|e| Error::new(crate::save::ACT, &self.options.url, e))?;
         let mut handle = saver.start(self).await?;
         handle.saver = Some(saver);
         Ok(handle)

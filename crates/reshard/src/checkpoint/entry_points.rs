@@ -1,7 +1,7 @@
 //! Megatron Core's entry points: what a checkpoint holds, as a template that loads it.
 
 use super::handle::{ACT, Checkpoint};
-use crate::{Result, error::Context, opened::HowToOpen, place};
+use crate::{Result, error::Context, opened::OpenOptions, place};
 use reshard_megatron::MetadataJson;
 use reshard_model::{
     Data, FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor, StateDict, Tensor,
@@ -187,7 +187,7 @@ pub async fn load_content_metadata(place: impl AsRef<std::path::Path>) -> Result
 /// The `metadata.json` is no JSON, or lacks some of the fields; what the store says.
 pub async fn is_distributed_checkpoint(place: impl AsRef<std::path::Path>) -> Result<bool> {
     let url = place::place_text(place);
-    let store = HowToOpen::default().store(&url);
+    let store = OpenOptions::default().store_at(&url);
     let json = match store {
         Ok(store) => MetadataJson::of(&store).await,
         Err(e) => Err(e),

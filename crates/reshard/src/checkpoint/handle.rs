@@ -2,7 +2,7 @@
 
 use crate::{
     Sidecar,
-    opened::{HowToOpen, Opened},
+    opened::{OpenOptions, Opened},
 };
 use reshard_comm::Comm;
 use reshard_model::{Dialect, ErrorKind, FlatStateDict};
@@ -19,9 +19,8 @@ pub(super) const ACT: &str = "reading";
 pub struct Checkpoint {
     pub(super) url: Arc<str>,
     pub(super) opened: Arc<Opened>,
-    pub(super) verify: bool,
     /// How it was opened.
-    pub(crate) how: Arc<HowToOpen>,
+    pub(crate) options: Arc<OpenOptions>,
 }
 
 impl Checkpoint {
@@ -155,7 +154,7 @@ impl Checkpoint {
             Arc::clone(&self.opened.store),
             planner,
         );
-        cx.verify = self.verify;
+        cx.verify = self.options.verify;
         let loaded = self
             .opened
             .sharded

@@ -4,7 +4,7 @@ use super::handle::Checkpoint;
 use crate::{
     Result,
     error::Context,
-    opened::{self, HowToOpen},
+    opened::{self, OpenOptions},
     place,
     whereabouts::explained,
 };
@@ -12,20 +12,8 @@ use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
 use std::{path::Path, sync::Arc};
 
-/// Options for opening a checkpoint.
-#[derive(Debug, Default)]
-pub struct OpenOptions {
-    how: HowToOpen,
-    skip_verify: bool,
-}
-
 impl OpenOptions {
     opened::options!();
-
-    /// Opens in this way.
-    pub(crate) fn set(&mut self, how: HowToOpen) {
-        self.how = how;
-    }
 
     /// The defaults: linked strategies and stores, checksums verified.
     pub fn new() -> Self {
@@ -35,13 +23,13 @@ impl OpenOptions {
     /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
     /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
-        self.how.stores = Some(Stores::only(store));
+        self.stores = Some(Stores::only(store));
         self
     }
 
     /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.config = Some(Arc::new(config));
+        self.config = Some(Arc::new(config));
         self
     }
 
@@ -57,13 +45,13 @@ impl OpenOptions {
     /// # }
     /// ```
     pub fn settings(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.how.settings = Some(Arc::new(config));
+        self.settings = Some(Arc::new(config));
         self
     }
 
     /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
-        self.skip_verify = !verify;
+        self.verify = verify;
         self
     }
 
@@ -73,15 +61,14 @@ impl OpenOptions {
     /// There is no checkpoint, it is damaged, or its strategy is not linked.
     pub async fn open(self, place: impl AsRef<Path>) -> Result<Checkpoint> {
         let url = place::place_text(place);
-        let opened = match self.how.open(&url).await.during("opening", &url) {
+        let opened = match self.open_at(&url).await.during("opening", &url) {
             Ok(opened) => opened,
-            Err(e) => return Err(explained(&self.how, &url, e).await),
+            Err(e) => return Err(explained(&self, &url, e).await),
         };
         Ok(Checkpoint {
             url: url.into(),
             opened: Arc::new(opened),
-            verify: !self.skip_verify,
-            how: Arc::new(self.how),
+            options: Arc::new(self),
         })
     }
 }

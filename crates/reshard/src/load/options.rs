@@ -1,19 +1,52 @@
-//! The options of a load that all ranks must pass alike.
+//! The options of a load, and which of them all ranks must pass alike.
 
-use super::Load;
 use crate::{
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
     error::OPEN,
-    opened::HowToOpen,
+    opened::OpenOptions,
 };
 use reshard_comm::{Comm, Rank};
-use reshard_storage::Store;
-use reshard_strategy::{AgreedOptions, StrategyError, cause};
+use reshard_plan::{DefaultLoadPlanner, LoadPlanner};
+use reshard_storage::{Progress, Store};
+use reshard_strategy::{
+    AgreedOptions, DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, KeptLoadPlan, StrategyError, cause,
+};
 use std::sync::Arc;
 
-impl Load<'_> {
+/// What the caller has set. [`Load`](crate::Load) says what each option means. It is made by the builder, and borrowed by every part of the load.
+pub(crate) struct LoadOptions {
+    pub(super) url: String,
+    pub(super) open: OpenOptions,
+    pub(super) planner: Option<Arc<dyn LoadPlanner>>,
+    /// The name of its type, or empty.
+    pub(super) planner_type: &'static str,
+    pub(super) default: DefaultLoadPlanner,
+    pub(super) verify_integrity: bool,
+    pub(super) exchange_memory: u64,
+    pub(super) kept_plan: Option<Arc<KeptLoadPlan>>,
+    pub(super) copy_ahead: u64,
+    pub(super) progress: Progress,
+}
+
+impl LoadOptions {
+    /// The defaults, for a load from this place.
+    pub(super) fn of(url: String) -> Self {
+        Self {
+            url,
+            open: OpenOptions::default(),
+            planner: None,
+            planner_type: "",
+            default: DefaultLoadPlanner::DEFAULT,
+            verify_integrity: false,
+            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
+            kept_plan: None,
+            copy_ahead: DEFAULT_COPY_AHEAD,
+            progress: Progress::default(),
+        }
+    }
+
     /// Fails on all ranks if they pass different options. Ranks may open different places if all of these are rank-local checkpoints.
-    pub(super) async fn agree_on_options(
+    pub(super) async fn agree(
         &self,
         comm: &Comm<'_>,
         store: &Result<Arc<dyn Store>, StrategyError>,
@@ -21,7 +54,7 @@ impl Load<'_> {
         if comm.size() == 1 {
             return Ok(());
         }
-        let options = self.agreed_options(store.as_ref().ok());
+        let options = self.agreed(comm.coordinator(), store.as_ref().ok());
         let found = options.compare(comm).await?;
         if found.is_empty() {
             return Ok(());
@@ -43,32 +76,33 @@ impl Load<'_> {
 
     /// Whether the place is a rank-local checkpoint. A place that is no checkpoint is none.
     async fn is_rank_local(&self, store: &Arc<dyn Store>) -> bool {
-        let opened = self.how.open_store(Arc::clone(store)).await;
+        let opened = self.open.open_store(Arc::clone(store)).await;
         opened.is_ok_and(|opened| opened.reader.is_rank_local())
     }
 
-    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new field of `Load` doesn't compile before it is considered here.
-    pub(crate) fn agreed_options(&self, store: Option<&Arc<dyn Store>>) -> AgreedOptions {
+    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new option doesn't compile before it is considered here.
+    pub(crate) fn agreed(
+        &self,
+        coordinator: Rank,
+        store: Option<&Arc<dyn Store>>,
+    ) -> AgreedOptions {
         let Self {
             url,
-            ranks,
-            planner,
-            planner_type,
-            default,
-            verify,
-            verify_integrity,
-            how:
-                HowToOpen {
+            open:
+                OpenOptions {
                     config,
-                    settings: _, // only `OpenOptions` sets them
+                    settings: _, // a load has no such option
                     format,
+                    verify,
                     // Ranks may differ in the rest.
                     registry: _,
                     stores: _,
                     limits: _,
                 },
-            template: _,
-            statefuls: _,
+            planner,
+            planner_type,
+            default,
+            verify_integrity,
             exchange_memory: _,
             kept_plan: _,
             copy_ahead: _,
@@ -79,7 +113,7 @@ impl Load<'_> {
             .map(|planner| planner_of(planner_type, planner.plan_settings()));
         AgreedOptions::new()
             .with(PLACE, place_of(store, url))
-            .with("coordinator", ranks.coordinator)
+            .with("coordinator", coordinator)
             .with("strategy", or_default(config.as_deref().map(settings_of)))
             .with("format", or_default(format.as_ref()))
             .with("planner", or_default(planner))

@@ -1,15 +1,15 @@
 //! All ranks begin the same new version of the place.
 
-use super::set_up::SetUp;
+use super::{options::SaveOptions, set_up::SetUp};
 use crate::{
     CommonDifference,
-    alike::{self, Compared, Mine, Rule},
+    alike::{self, Compared, Mine},
     attempt::attempt,
     consistent,
     formats::Formats,
     replace::{Replaced, no_checkpoint, refuse_prefix, replace},
     replicas,
-    side_by_side::{self, Old, Settings, SideBySide},
+    side_by_side::{self, Old, SideBySide},
 };
 use reshard_comm::Comm;
 use reshard_storage::{
@@ -27,15 +27,6 @@ pub(super) struct Begun {
     pub(super) side_by_side: Option<SideBySide>,
 }
 
-/// How a version is begun.
-#[derive(Clone, Copy)]
-pub(super) struct How {
-    pub(super) overwrite: bool,
-    pub(super) dry_run: bool,
-    pub(super) rule: Rule,
-    pub(super) settings: Settings,
-}
-
 /// What a rank knows when the version has begun.
 pub(super) struct Agreed {
     pub(super) begun: Begun,
@@ -47,8 +38,8 @@ pub(super) struct Agreed {
 
 impl SetUp {
     /// Begins a new version. The place is resolved here, once for all ranks.
-    async fn begin(&self, attempt: &str, how: How) -> Result<Begun, StrategyError> {
-        let overwrite = how.overwrite;
+    async fn begin(&self, attempt: &str, options: &SaveOptions) -> Result<Begun, StrategyError> {
+        let overwrite = options.overwrite;
         let store = match &self.resolved {
             Some(resolved) => Arc::clone(resolved),
             // Why it can't be resolved is told here.
@@ -69,12 +60,15 @@ impl SetUp {
             IfExists::Refuse => Old::default(),
             IfExists::Replace(files) => Old::of(files, &Formats::of(&self.registry)?),
         };
-        let begun = match how.dry_run {
+        let begun = match options.pipeline.dry_run {
             true => store.begin_dry_run(attempt, if_exists).await,
             false => store.begin(attempt, if_exists).await,
         };
         match begun {
-            Ok(transaction) => self.checked(&store, transaction, stays, (old, how)).await,
+            Ok(transaction) => {
+                self.checked(&store, transaction, stays, (old, options))
+                    .await
+            }
             Err(e) => {
                 // The version may exist all the same, if only the answer was lost. A refusal leaves nothing, and the directory that
                 // has the attempt's name by now may be somebody else's.
@@ -99,10 +93,10 @@ impl SetUp {
         store: &Arc<dyn Store>,
         transaction: Arc<dyn Transaction>,
         stays: Vec<Name>,
-        (old, how): (Old, How),
+        (old, options): (Old, &SaveOptions),
     ) -> Result<Begun, StrategyError> {
         let (sharded, common) = (&*self.sharded, self.common.key());
-        let terms = (&old, self.kind, how.settings);
+        let terms = (&old, self.kind, options);
         if let Err(e) = side_by_side::check(store, &*transaction, sharded, &common, terms).await {
             if let Err(e) = transaction.rollback().await {
                 tracing::debug!(error = %e, "what a refused save may have left could not be removed");
@@ -164,8 +158,7 @@ fn refused(e: &StorageError) -> bool {
 pub(super) async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
-    url: &str,
-    how: How,
+    options: &SaveOptions,
 ) -> Result<Agreed, StrategyError> {
     // Only the coordinator begins. What it has begun stays here, because others get just the name and the place.
     let mut mine = None;
@@ -174,7 +167,7 @@ pub(super) async fn begin(
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            Some(match setup.begin(&attempt, how).await {
+            Some(match setup.begin(&attempt, options).await {
                 Ok(begun) => {
                     let place = begun.transaction.place();
                     mine = Some(begun);
@@ -200,18 +193,22 @@ pub(super) async fn begin(
         (Ok(theirs), Ok(setup)) => {
             let begun = match mine {
                 Some(begun) => Ok(begun),
-                None => setup.join(theirs, how.dry_run).await,
+                None => setup.join(theirs, options.pipeline.dry_run).await,
             };
             let mine = Mine {
                 plain: &setup.plain,
                 common: setup.values.as_ref().map(|values| values.digest),
             };
-            let agreed = alike::agree(comm, "begin", begun, mine, how.rule).await;
+            let agreed = alike::agree(comm, "begin", begun, mine, options).await;
             let checked = match agreed {
-                Ok(agreed) if how.rule.check_replicas => {
-                    let checked =
-                        replicas::check(comm, &setup.parts.flat, &setup.plain, how.rule.dialect)
-                            .await;
+                Ok(agreed) if options.check_replicas => {
+                    let checked = replicas::check(
+                        comm,
+                        &setup.parts.flat,
+                        &setup.plain,
+                        options.pipeline.dialect,
+                    )
+                    .await;
                     checked.map(|()| agreed)
                 }
                 agreed => agreed,
@@ -229,7 +226,7 @@ pub(super) async fn begin(
     if let (Some(transaction), Err(_)) = (transaction, &joined)
         && let Err(e) = transaction.rollback().await
     {
-        tracing::warn!(error = %e, url, "what a failed save left could not be removed");
+        tracing::warn!(error = %e, url = options.url, "what a failed save left could not be removed");
     }
     joined
 }

@@ -1,20 +1,19 @@
 //! The options of a save.
 
+use super::options::SaveOptions;
 use crate::{
-    CommonForm, Stateful, StoredCommon,
-    consistent::Preprocess,
-    place,
+    CommonForm, Stateful, StoredCommon, place,
     ranks::{self, Ranks},
 };
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Flatten, Path, StateDict, Value, ValueTree};
 use reshard_plan::SavePlanner;
-use reshard_policy::{Limits, ShardingPolicy};
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
     AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging, StrategyError,
 };
-use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory, given by its path, or to the place of a URL. Await the result, or set options on it first.
 ///
@@ -39,42 +38,10 @@ use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc, time::Duration};
 pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Save<'a> {
     Save {
         state,
-        url: place::place_text(place),
         ranks: Ranks::default(),
-        dialect: Dialect::default(),
-        dialect_is_chosen: false,
-        common_form: CommonForm::File,
-        content_metadata: None,
-        stored_common: None,
-        empty_dicts: Vec::new(),
-        notes: BTreeMap::new(),
-        config: None,
-        common: None,
-        planner: None,
-        planner_type: "",
-        policy: None,
-        policy_limits: Limits::default(),
-        overwrite: false,
-        durability: Durability::default(),
-        rank_local: false,
-        coordinators_plain_tensors: false,
-        progress: Progress::default(),
-        last_check: None,
-        exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
-        kept_plan: None,
-        validate_access_integrity: true,
-        check_replicas: false,
-        dry_run: false,
-        flatten: Flatten::default(),
-        compare_common: true,
-        integrity: false,
-        preprocess_common: None,
         statefuls: Vec::new(),
-        asynchronous: false,
-        staging: Staging::default(),
-        stager: None,
-        registry: None,
-        stores: None,
+        last_check: None,
+        options: SaveOptions::of(place::place_text(place)),
     }
 }
 
@@ -87,54 +54,20 @@ pub(super) type LastCheck = Box<dyn FnOnce() -> Checked + Send + Sync>;
 #[must_use = "a save does nothing until it is awaited"]
 pub struct Save<'a> {
     pub(super) state: &'a StateDict,
-    pub(crate) url: String,
     pub(crate) ranks: Ranks<'a>,
-    pub(super) dialect: Dialect,
-    pub(super) dialect_is_chosen: bool,
-    pub(super) common_form: CommonForm,
-    pub(super) content_metadata: Option<Value>,
-    pub(super) stored_common: Option<StoredCommon>,
-    pub(super) empty_dicts: Vec<Path>,
-    pub(super) notes: BTreeMap<String, String>,
-    pub(super) config: Option<Box<dyn SaveShardedConfig>>,
-    pub(super) common: Option<Arc<dyn SaveCommonStrategy>>,
-    pub(super) planner: Option<Arc<dyn SavePlanner>>,
-    /// The name of its type, or empty.
-    pub(super) planner_type: &'static str,
-    pub(super) policy: Option<Arc<dyn ShardingPolicy>>,
-    pub(super) policy_limits: Limits,
-    pub(super) overwrite: bool,
-    pub(super) durability: Durability,
-    pub(super) rank_local: bool,
-    pub(super) coordinators_plain_tensors: bool,
-    pub(super) progress: Progress,
-    pub(super) last_check: Option<LastCheck>,
-    pub(super) exchange_memory: u64,
-    pub(crate) kept_plan: Option<Arc<KeptPlan>>,
-    pub(super) validate_access_integrity: bool,
-    pub(super) check_replicas: bool,
-    pub(super) dry_run: bool,
-    pub(super) flatten: Flatten,
-    pub(super) compare_common: bool,
-    pub(super) integrity: bool,
-    pub(super) preprocess_common: Option<Preprocess>,
     /// Values that make their own state, by key.
     pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
-    /// Whether it goes on while the caller changes its state.
-    pub(crate) asynchronous: bool,
-    pub(crate) staging: Staging,
-    pub(crate) stager: Option<Arc<dyn AsyncStager>>,
-    pub(super) registry: Option<Registry>,
-    pub(super) stores: Option<Stores>,
+    pub(super) last_check: Option<LastCheck>,
+    pub(crate) options: SaveOptions,
 }
 
 impl fmt::Debug for Save<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Save")
-            .field("url", &self.url)
+            .field("url", &self.options.url)
             .field("ranks", &self.ranks)
-            .field("dialect", &self.dialect)
-            .field("overwrite", &self.overwrite)
+            .field("dialect", &self.options.pipeline.dialect)
+            .field("overwrite", &self.options.overwrite)
             .finish_non_exhaustive()
     }
 }
@@ -152,35 +85,35 @@ impl<'a> Save<'a> {
     /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`. A format that can't follow Megatron Core's has a default of its own
     /// ([`Capabilities::dialects`](reshard_strategy::Capabilities::dialects)).
     pub fn dialect(mut self, dialect: Dialect) -> Self {
-        self.dialect = dialect;
-        self.dialect_is_chosen = true;
+        self.options.pipeline.dialect = dialect;
+        self.options.dialect_is_chosen = true;
         self
     }
 
     /// Where common state goes in Megatron Core's dialect.
     pub fn common_form(mut self, form: CommonForm) -> Self {
-        self.common_form = form;
+        self.options.common_form = form;
         self
     }
 
     /// Megatron Core's description of what the checkpoint holds. It is kept as `content_metadata` in the common state.
     pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
-        self.content_metadata = Some(content.into());
+        self.options.content_metadata = Some(content.into());
         self
     }
 
     /// Common state of another checkpoint, which is written unchanged, in the form in which it was stored there. For
     /// tools that rewrite a checkpoint. The state itself must then have sharded leaves only.
     pub fn stored_common(mut self, common: StoredCommon) -> Self {
-        self.common_form = common.form();
-        self.stored_common = Some(common);
+        self.options.common_form = common.form();
+        self.options.stored_common = Some(common);
         self
     }
 
     /// Paths of empty dicts, in addition to those of the state, in [`Dialect::Dcp`]. For tools that rewrite a
     /// checkpoint whose [`Sidecar`](crate::Sidecar) names empty dicts, and that have no state with this nesting.
     pub fn empty_dicts(mut self, paths: impl IntoIterator<Item = Path>) -> Self {
-        self.empty_dicts.extend(paths);
+        self.options.empty_dicts.extend(paths);
         self
     }
 
@@ -201,7 +134,7 @@ impl<'a> Save<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn note(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.notes.insert(key.into(), value.into());
+        self.options.notes.insert(key.into(), value.into());
         self
     }
 
@@ -212,28 +145,28 @@ impl<'a> Save<'a> {
 
     /// Sets another strategy, or other settings. The default is `torch_dist` version 1 with its default settings.
     pub fn strategy(mut self, config: impl SaveShardedConfig + 'static) -> Self {
-        self.config = Some(Box::new(config));
+        self.options.config = Some(Box::new(config));
         self
     }
 
     /// Sets a strategy from configuration.
     pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
-        self.config = Some(config);
+        self.options.config = Some(config);
         self
     }
 
     /// Sets the strategy of common state; the default is `torch` version 1. If the sharded strategy stores no objects,
     /// this strategy stores them too, except in PyTorch's dialect, which has no common strategy. A load finds it by its name in [`registry`](crate::Load::registry).
     pub fn common_strategy(mut self, strategy: impl SaveCommonStrategy) -> Self {
-        self.common = Some(Arc::new(strategy));
+        self.options.common = Some(Arc::new(strategy));
         self
     }
 
     /// Sets your own planner. By default its [`base`](SavePlanner::base) is Megatron Core's planner. With [`Dialect::Dcp`],
     /// return [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) there.
     pub fn planner<P: SavePlanner + 'static>(mut self, planner: P) -> Self {
-        self.planner = Some(Arc::new(planner));
-        self.planner_type = std::any::type_name::<P>();
+        self.options.planner = Some(Arc::new(planner));
+        self.options.planner_type = std::any::type_name::<P>();
         self
     }
 
@@ -265,27 +198,35 @@ impl<'a> Save<'a> {
 
     /// Sets a sharding policy from configuration, in a `Box` or an `Arc`.
     pub fn boxed_policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
-        self.policy = Some(policy.into());
+        self.options.policy = Some(policy.into());
         self
     }
 
     /// How many slices the policy's answer may have. The default is 4 per piece, plus a million.
     pub fn max_slices(mut self, max_slices: usize) -> Self {
-        self.policy_limits = self.policy_limits.with_max_slices(max_slices);
+        self.options.pipeline.policy_limits = self
+            .options
+            .pipeline
+            .policy_limits
+            .with_max_slices(max_slices);
         self
     }
 
     /// How many files all ranks together may write by a policy, or by settings of the format that say how to spread items over
     /// files. The default is one per slice, plus 16 million empty ones. Ranks that save without each other each have this limit.
     pub fn max_files(mut self, max_files: u64) -> Self {
-        self.policy_limits = self.policy_limits.with_max_files(max_files);
+        self.options.pipeline.policy_limits = self
+            .options
+            .pipeline
+            .policy_limits
+            .with_max_files(max_files);
         self
     }
 
     /// Whether to replace an existing checkpoint. The old checkpoint stays whole until the new one is complete; then
     /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
-        self.overwrite = overwrite;
+        self.options.overwrite = overwrite;
         self
     }
 
@@ -294,13 +235,13 @@ impl<'a> Save<'a> {
     /// writes for another, an estimate. Checks between ranks that compare
     /// tensors run, too. The format makes no records, because these have checksums of the data. The default is a real save.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
+        self.options.pipeline.dry_run = dry_run;
         self
     }
 
     /// What a finished save survives. By default it survives a crash of the machine.
     pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
+        self.options.pipeline.durability = durability;
         self
     }
 
@@ -311,7 +252,7 @@ impl<'a> Save<'a> {
     /// The pieces of one rank do not make up their tensors. So a [`planner`](Self::planner) of your own needs a base with
     /// [`allow_holes`](reshard_plan::DefaultSavePlanner::with_allow_holes). Keep that base in a field of your planner.
     pub fn rank_local(mut self, rank_local: bool) -> Self {
-        self.rank_local = rank_local;
+        self.options.pipeline.rank_local = rank_local;
         self
     }
 
@@ -359,13 +300,13 @@ impl<'a> Save<'a> {
     /// # }
     /// ```
     pub fn coordinators_plain_tensors(mut self, meant: bool) -> Self {
-        self.coordinators_plain_tensors = meant;
+        self.options.coordinators_plain_tensors = meant;
         self
     }
 
     /// Sets a callback that is called with the number of bytes written, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
-        self.progress = Progress::new(f);
+        self.options.pipeline.progress = Progress::new(f);
         self
     }
 
@@ -383,7 +324,7 @@ impl<'a> Save<'a> {
     /// or a policy that gathers says so. If ranks set different values, the smallest one is used. The default is
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
-        self.exchange_memory = bytes;
+        self.options.pipeline.exchange_memory = bytes;
         self
     }
 
@@ -409,7 +350,7 @@ impl<'a> Save<'a> {
     /// # }
     /// ```
     pub fn kept_plan(mut self, kept: &Arc<KeptPlan>) -> Self {
-        self.kept_plan = Some(Arc::clone(kept));
+        self.options.kept_plan = Some(Arc::clone(kept));
         self
     }
 
@@ -418,7 +359,7 @@ impl<'a> Save<'a> {
     /// [by themselves](Self::rank_local). The default is that it does. Without it, overlaps, holes and bounds of what is written are still
     /// checked, but not that replicas agree, nor that each key has a main replica. Set it to the same value on every rank.
     pub fn validate_access_integrity(mut self, validate: bool) -> Self {
-        self.validate_access_integrity = validate;
+        self.options.pipeline.validate_access_integrity = validate;
         self
     }
 
@@ -451,7 +392,7 @@ impl<'a> Save<'a> {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn check_replicas(mut self, check: bool) -> Self {
-        self.check_replicas = check;
+        self.options.check_replicas = check;
         self
     }
 
@@ -460,7 +401,7 @@ impl<'a> Save<'a> {
     /// checkpoint lacks it. `verify` checks it, and loads do with [`verify_integrity`](crate::Load::verify_integrity). The default is not to.
     /// Set it to the same value on every rank.
     pub fn integrity(mut self, integrity: bool) -> Self {
-        self.integrity = integrity;
+        self.options.integrity = integrity;
         self
     }
 
@@ -468,7 +409,7 @@ impl<'a> Save<'a> {
     /// object, with its tensors, and can't be loaded in parts: DCP's `flatten_state_dict=False`. A load finds out by itself how
     /// a state was saved.
     pub fn flatten(mut self, flatten: bool) -> Self {
-        self.flatten = match flatten {
+        self.options.flatten = match flatten {
             true => Flatten::default(),
             false => Flatten::TopLevel,
         };
@@ -480,7 +421,7 @@ impl<'a> Save<'a> {
     /// no error. If all are equal, ranks exchange 32 bytes. The default is that they are compared. Tensors are compared by
     /// [other rules](Self::coordinators_plain_tensors).
     pub fn compare_common(mut self, compare: bool) -> Self {
-        self.compare_common = compare;
+        self.options.compare_common = compare;
         self
     }
 
@@ -490,39 +431,39 @@ impl<'a> Save<'a> {
         mut self,
         preprocess: impl Fn(&mut ValueTree) + Send + Sync + 'static,
     ) -> Self {
-        self.preprocess_common = Some(Arc::new(preprocess));
+        self.options.preprocess_common = Some(Arc::new(preprocess));
         self
     }
 
     /// Which data an asynchronous save copies before the caller goes on. The default is all ([`Staging::Copy`]).
     pub fn staging(mut self, staging: Staging) -> Self {
-        self.staging = staging;
+        self.options.staging = staging;
         self
     }
 
     /// Copies with this stager, instead of the one of the [`AsyncSaver`](crate::AsyncSaver) or
     /// [`AsyncCallsQueue`](crate::AsyncCallsQueue). Only an asynchronous save copies anything.
     pub fn stager(mut self, stager: Arc<dyn AsyncStager>) -> Self {
-        self.stager = Some(stager);
+        self.options.stager = Some(stager);
         self
     }
 
     /// The registry in which to find the strategy of common state; by default the linked strategies.
     pub fn registry(mut self, registry: Registry) -> Self {
-        self.registry = Some(registry);
+        self.options.registry = Some(registry);
         self
     }
 
     /// The stores in which to look up the URL; by default the linked stores.
     pub fn stores(mut self, stores: Stores) -> Self {
-        self.stores = Some(stores);
+        self.options.stores = Some(stores);
         self
     }
 
     /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
     /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
-        self.stores = Some(Stores::only(store));
+        self.options.stores = Some(Stores::only(store));
         self
     }
 }

@@ -1,17 +1,91 @@
-//! The options of a save that all ranks must pass alike.
+//! The options of a save, and which of them all ranks must pass alike.
 
-use super::{builder::Save, set_up::Target};
+use super::set_up::Target;
 use crate::{
+    CommonForm,
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
     common::StoredCommon,
+    consistent::Preprocess,
 };
 use reshard_comm::{Cause, Comm, Rank};
-use reshard_model::Flatten;
-use reshard_strategy::{AgreedOptions, StrategyError, cause};
+use reshard_model::{Flatten, Path, Value};
+use reshard_plan::SavePlanner;
+use reshard_policy::ShardingPolicy;
+use reshard_storage::Stores;
+use reshard_strategy::{
+    AgreedOptions, AsyncStager, KeptPlan, PipelineOptions, Registry, SaveCommonStrategy,
+    SaveShardedConfig, Staging, StrategyError, cause,
+};
+use std::{collections::BTreeMap, sync::Arc};
 
-impl Save<'_> {
+/// What the caller has set. [`Save`](super::Save) says what each option means. It is made by the builder, and borrowed by every part of the save.
+pub(crate) struct SaveOptions {
+    pub(crate) url: String,
+    /// Those that formats see.
+    pub(crate) pipeline: PipelineOptions,
+    pub(crate) dialect_is_chosen: bool,
+    pub(crate) common_form: CommonForm,
+    pub(crate) content_metadata: Option<Value>,
+    pub(crate) stored_common: Option<StoredCommon>,
+    pub(crate) empty_dicts: Vec<Path>,
+    pub(crate) notes: BTreeMap<String, String>,
+    pub(crate) config: Option<Box<dyn SaveShardedConfig>>,
+    pub(crate) common: Option<Arc<dyn SaveCommonStrategy>>,
+    pub(crate) planner: Option<Arc<dyn SavePlanner>>,
+    /// The name of its type, or empty.
+    pub(crate) planner_type: &'static str,
+    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    pub(crate) overwrite: bool,
+    pub(crate) coordinators_plain_tensors: bool,
+    pub(crate) kept_plan: Option<Arc<KeptPlan>>,
+    pub(crate) check_replicas: bool,
+    pub(crate) flatten: Flatten,
+    pub(crate) compare_common: bool,
+    pub(crate) integrity: bool,
+    pub(crate) preprocess_common: Option<Preprocess>,
+    /// Whether it goes on while the caller changes its state.
+    pub(crate) asynchronous: bool,
+    pub(crate) staging: Staging,
+    pub(crate) stager: Option<Arc<dyn AsyncStager>>,
+    pub(crate) registry: Option<Registry>,
+    pub(crate) stores: Option<Stores>,
+}
+
+impl SaveOptions {
+    /// The defaults, for a save to this place.
+    pub(crate) fn of(url: String) -> Self {
+        Self {
+            url,
+            pipeline: PipelineOptions::default(),
+            dialect_is_chosen: false,
+            common_form: CommonForm::File,
+            content_metadata: None,
+            stored_common: None,
+            empty_dicts: Vec::new(),
+            notes: BTreeMap::new(),
+            config: None,
+            common: None,
+            planner: None,
+            planner_type: "",
+            policy: None,
+            overwrite: false,
+            coordinators_plain_tensors: false,
+            kept_plan: None,
+            check_replicas: false,
+            flatten: Flatten::default(),
+            compare_common: true,
+            integrity: false,
+            preprocess_common: None,
+            asynchronous: false,
+            staging: Staging::default(),
+            stager: None,
+            registry: None,
+            stores: None,
+        }
+    }
+
     /// Fails on all ranks if they pass different options. Ranks of a rank-local save may have different places.
-    pub(super) async fn agree_on_options(
+    pub(super) async fn agree(
         &self,
         comm: &Comm<'_>,
         target: &Result<Target, StrategyError>,
@@ -19,9 +93,9 @@ impl Save<'_> {
         if comm.size() == 1 {
             return Ok(());
         }
-        let options = self.agreed_options(target.as_ref().ok());
+        let options = self.agreed(comm.coordinator(), target.as_ref().ok());
         let found = options.compare(comm).await?;
-        if found.is_empty() || (self.rank_local && found.is_only(PLACE)) {
+        if found.is_empty() || (self.pipeline.rank_local && found.is_only(PLACE)) {
             return Ok(());
         }
         // A format or place that a rank can't open is why they differ.
@@ -37,12 +111,11 @@ impl Save<'_> {
         Err(options.refuse(&comm, &found).await)
     }
 
-    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new field of `Save` doesn't compile before it is considered here.
-    pub(crate) fn agreed_options(&self, target: Option<&Target>) -> AgreedOptions {
+    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new option doesn't compile before it is considered here.
+    pub(crate) fn agreed(&self, coordinator: Rank, target: Option<&Target>) -> AgreedOptions {
         let Self {
             url,
-            ranks,
-            dialect,
+            pipeline,
             common_form,
             content_metadata,
             stored_common,
@@ -52,53 +125,50 @@ impl Save<'_> {
             planner,
             planner_type,
             policy,
-            policy_limits,
             overwrite,
-            dry_run,
-            durability,
-            rank_local,
             coordinators_plain_tensors,
-            validate_access_integrity,
             check_replicas,
             flatten,
             compare_common,
             integrity,
             asynchronous,
             // Ranks may differ in the rest.
-            state: _,
             dialect_is_chosen: _,
             notes: _,
-            progress: _,
-            last_check: _,
-            exchange_memory: _,
             kept_plan: _,
             preprocess_common: _,
-            statefuls: _,
             staging: _,
             stager: _,
             registry: _,
             stores: _,
         } = self;
+        let PipelineOptions {
+            dialect,
+            durability,
+            rank_local,
+            dry_run,
+            validate_access_integrity,
+            policy_limits,
+            exchange_memory: _,
+            progress: _,
+        } = pipeline;
         let store = target.and_then(|target| target.store.as_ref().ok());
         let planner = planner
             .as_ref()
             .map(|planner| planner_of(planner_type, planner.plan_settings()));
         let common_strategy = common.as_ref().map(|common| common.key());
         let empty_dicts: Vec<String> = empty_dicts.iter().map(ToString::to_string).collect();
+        let content = content_metadata.as_ref();
         AgreedOptions::new()
             .with(PLACE, place_of(store, url))
-            .with("coordinator", ranks.coordinator)
+            .with("coordinator", coordinator)
             .with("strategy", or_default(config.as_deref().map(settings_of)))
             .with("dialect", dialect)
             .with("common_strategy", or_default(common_strategy))
             .with("common_form", format_args!("{common_form:?}"))
             .with(
                 "content_metadata",
-                or_default(
-                    content_metadata
-                        .as_ref()
-                        .map(|content| format!("{content:?}")),
-                ),
+                or_default(content.map(|content| format!("{content:?}"))),
             )
             .with(
                 "stored_common",

@@ -1,6 +1,6 @@
 //! A planned save: it is still to be written and committed.
 
-use super::builder::LastCheck;
+use super::{builder::LastCheck, options::SaveOptions};
 use crate::{
     CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
     error::Context,
@@ -8,7 +8,7 @@ use crate::{
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
-    side_by_side::{Settings, SideBySide, metadata_json},
+    side_by_side::{SideBySide, metadata_json},
     sidecar::{self, FileSum, Sidecar},
     tally::{self, Files, Tally, gather},
 };
@@ -16,12 +16,12 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
-use reshard_storage::{Durability, Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
+use reshard_storage::{Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, Saved,
     StrategyError, agree, stage_save,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 /// What a save was doing when it failed.
 pub(crate) const ACT: &str = "saving to";
@@ -39,14 +39,13 @@ pub(crate) struct PendingSave {
 
 /// The new version of the place, and what its records say.
 pub(super) struct Version {
-    pub(super) url: String,
+    pub(super) options: SaveOptions,
     pub(super) transaction: Arc<Tally>,
     /// Of an asynchronous save.
     pub(super) _in_flight: Option<InFlight>,
     /// The name of the sharded strategy.
     pub(super) backend: BackendVersion,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
-    pub(super) settings: Settings,
     /// If the place keeps versions side by side.
     pub(super) side_by_side: Option<SideBySide>,
     /// What kind of place it is.
@@ -54,14 +53,10 @@ pub(super) struct Version {
     /// It tells which files are records.
     pub(super) registry: Registry,
     pub(super) empty_dicts: Vec<Path>,
-    pub(super) notes: BTreeMap<String, String>,
     pub(super) stays: Vec<Name>,
     pub(super) common_differs: Option<CommonDifference>,
     /// The files of the common state, when they are written. Only the coordinator has any.
     pub(super) common_files: Vec<Entry>,
-    pub(super) durability: Durability,
-    pub(super) dry_run: bool,
-    pub(super) progress: Progress,
 }
 
 /// Common state that becomes a file. Only the coordinator has any.
@@ -125,7 +120,7 @@ impl PendingSave {
 
     /// Where it goes.
     pub(crate) fn url(&self) -> &str {
-        &self.version.url
+        &self.version.options.url
     }
 
     /// Gives up without telling other ranks. What was written goes away.
@@ -135,14 +130,14 @@ impl PendingSave {
         } = self;
         // Ranks that wait for this one in an exchange learn it.
         drop(prepared);
-        version.transaction.clear(&version.url).await;
+        version.transaction.clear(&version.options.url).await;
     }
 
     /// Removes what was written, if the thread that commits it panics.
     pub(crate) fn remover(&self) -> impl Future<Output = ()> + use<> {
         let (transaction, url) = (
             Arc::clone(&self.version.transaction),
-            self.version.url.clone(),
+            self.version.options.url.clone(),
         );
         async move { transaction.clear(&url).await }
     }
@@ -174,7 +169,9 @@ impl PendingSave {
             CommonFile::State(common) => version.common.layout_common(&common)?,
         };
         let is_common = !files.is_empty();
-        version.write(files, version.progress.clone()).await?;
+        version
+            .write(files, version.options.pipeline.progress.clone())
+            .await?;
         if is_common {
             // Nothing else has been written yet.
             self.version.common_files = self.version.transaction.so_far();
@@ -219,10 +216,10 @@ impl PendingSave {
             }
             Err(e) => {
                 clock.failed(Phase::Commit, e);
-                version.transaction.clear(&version.url).await;
+                version.transaction.clear(&version.options.url).await;
             }
         }
-        let (saved, common) = saved.during(ACT, &version.url)?;
+        let (saved, common) = saved.during(ACT, &version.options.url)?;
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
@@ -252,7 +249,7 @@ impl Version {
     async fn write(&self, files: Vec<FileBody>, progress: Progress) -> Result<(), StrategyError> {
         if !files.is_empty() {
             self.transaction
-                .write(files, self.durability, progress)
+                .write(files, self.options.pipeline.durability, progress)
                 .await?;
         }
         Ok(())
@@ -265,7 +262,7 @@ impl Version {
         checked: Result<(), StrategyError>,
         comm: &Comm<'_>,
     ) -> Result<Vec<Entry>, StrategyError> {
-        if self.dry_run {
+        if self.options.pipeline.dry_run {
             let planned = checked.map(|()| Files {
                 entries: self
                     .transaction
@@ -301,7 +298,7 @@ impl Version {
     /// What this rank has written.
     async fn written(&self) -> Result<Files, StrategyError> {
         let (entries, sums): (Vec<_>, Vec<_>) = self.transaction.take().into_iter().unzip();
-        let digests = match self.settings.integrity {
+        let digests = match self.options.integrity {
             true => integrity::of_written(&*self.transaction, &entries).await?,
             false => Vec::new(),
         };
@@ -325,7 +322,7 @@ impl Version {
             digests,
             ..
         } = files;
-        if self.settings.integrity {
+        if self.options.integrity {
             let names = entries.iter().map(|entry| &entry.name).zip(digests);
             let bytes = integrity::manifest(names, last.as_ref()).to_bytes();
             let file = FileBody::from_bytes(Name::new(INTEGRITY)?, bytes);
@@ -333,7 +330,9 @@ impl Version {
             let written = self.transaction.take().into_iter();
             entries.extend(written.map(|(entry, _)| entry));
         }
-        let committed = self.transaction.commit(last, &entries, self.durability);
+        let committed = self
+            .transaction
+            .commit(last, &entries, self.options.pipeline.durability);
         committed.await.map_err(StrategyError::from)
     }
 
@@ -356,7 +355,7 @@ impl Version {
             ..
         } = saved.records.clone();
         let mut first = Vec::new();
-        let json = metadata_json(&self.backend, &self.common.key(), self.settings);
+        let json = metadata_json(&self.backend, &self.common.key(), &self.options);
         let json = match json {
             Some(bytes) => Some((Name::new(METADATA_JSON)?, bytes)),
             None => None,
@@ -376,7 +375,7 @@ impl Version {
         // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file before it. If versions
         // lie side by side and only the format's record may change, that one completes it.
         if let Some(json) = json {
-            match self.side_by_side.is_some() && self.settings.common_form == CommonForm::Object {
+            match self.side_by_side.is_some() && self.options.common_form == CommonForm::Object {
                 true => files.push(json),
                 false => files.extend(commit.replace(json)),
             }
@@ -405,7 +404,7 @@ impl Version {
             sidecar::name(self.kind),
             Sidecar::of(commit.as_ref(), files),
         ) else {
-            if self.notes.is_empty() {
+            if self.options.notes.is_empty() {
                 return Ok(None);
             }
             let what = "notes of a checkpoint without metadata; leave the notes out,".into();
@@ -414,7 +413,7 @@ impl Version {
                 what,
             });
         };
-        sidecar.notes.clone_from(&self.notes);
+        sidecar.notes.clone_from(&self.options.notes);
         sidecar.records.extend(json.map(FileSum::of));
         let sums = written.entries.iter().zip(&written.sums);
         // Notes go after the commit.
@@ -425,7 +424,7 @@ impl Version {
             crc32: *crc32,
         });
         sidecar.note(sums, &Formats::of(&self.registry)?);
-        let megatrons = self.settings.dialect == Dialect::Megatron;
+        let megatrons = self.options.pipeline.dialect == Dialect::Megatron;
         let named = megatrons || self.backend == default_format();
         sidecar.empty_dicts.clone_from(&self.empty_dicts);
         sidecar.strategy = (!named).then(|| self.backend.clone());

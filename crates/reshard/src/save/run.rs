@@ -1,7 +1,7 @@
 //! A save from its beginning to its commit.
 
 use super::{
-    begin::{Agreed, Begun, How, begin},
+    begin::{Agreed, Begun, begin},
     builder::Save,
     pending::{ACT, CommonFile, PendingSave, Version},
     set_up::SetUp,
@@ -10,13 +10,12 @@ use crate::{
     CommonForm, Result, SaveReport, advice, alike,
     error::{Context, Error},
     report::{Clock, Phase},
-    side_by_side::Settings,
     tally::Tally,
 };
 use reshard_comm::Comm;
 use reshard_model::{Dialect, Flatten};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
-use reshard_strategy::{PreparedSave, SaveCx, StrategyError};
+use reshard_strategy::{PipelineOptions, PreparedSave, SaveCx, StrategyError};
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -53,12 +52,12 @@ impl Save<'_> {
     /// # Collective
     /// If a rank fails, all ranks get an error, and nothing is left of the new version.
     pub(crate) async fn plan(mut self, comm: &Comm<'_>) -> Result<PendingSave> {
-        let url = self.url.clone();
+        let url = self.options.url.clone();
         let url = &*url;
         let mut clock = Clock::start("save", comm.rank(), url);
         // Nothing is begun before all ranks know that they want the same.
         let target = self.find_target();
-        if let Err(e) = self.agree_on_options(comm, &target).await {
+        if let Err(e) = self.options.agree(comm, &target).await {
             clock.failed(Phase::Plan, &e);
             return Err(Error::new(ACT, url, e));
         }
@@ -66,13 +65,7 @@ impl Save<'_> {
             Ok(set_up) => self.list_place(set_up).await,
             Err(e) => Err(e),
         };
-        let how = How {
-            overwrite: self.overwrite,
-            dry_run: self.dry_run,
-            rule: self.rule(),
-            settings: self.settings(),
-        };
-        let begun = begin(comm, &set_up, url, how).await;
+        let begun = begin(comm, &set_up, &self.options).await;
         let Agreed {
             begun:
                 Begun {
@@ -88,7 +81,7 @@ impl Save<'_> {
                 let own = set_up.err().filter(|_| comm.size() == 1);
                 clock.failed(Phase::Plan, own.as_ref().unwrap_or(&e));
                 let e = own.unwrap_or(e);
-                let advice = advice::of_save(comm.size(), self.overwrite, &e);
+                let advice = advice::of_save(comm.size(), self.options.overwrite, &e);
                 return Err(Error::new(ACT, url, e).with_advice(advice));
             }
         };
@@ -104,33 +97,28 @@ impl Save<'_> {
             Err(e) => {
                 clock.failed(Phase::Plan, &e);
                 transaction.clear(url).await;
-                let advice = advice::of_save(comm.size(), self.overwrite, &e);
+                let advice = advice::of_save(comm.size(), self.options.overwrite, &e);
                 return Err(Error::new(ACT, url, e).with_advice(advice));
             }
         };
         clock.done(Phase::Plan);
         let common_file = self.common_file(comm, &mut set_up);
+        // It concerns data that a dry run does not read.
+        let last_check = self.last_check.filter(|_| !self.options.pipeline.dry_run);
         let version = Version {
-            url: url.to_owned(),
             transaction,
             _in_flight: set_up.in_flight,
             backend: set_up.sharded.key(),
             common: set_up.common,
-            settings: self.settings(),
             side_by_side,
             kind: set_up.kind,
             registry: set_up.registry,
             empty_dicts: set_up.parts.dropped_empty,
-            notes: std::mem::take(&mut self.notes),
             stays,
             common_differs,
             common_files: Vec::new(),
-            durability: self.durability,
-            dry_run: self.dry_run,
-            progress: self.progress,
+            options: self.options,
         };
-        // It concerns data that a dry run does not read.
-        let last_check = self.last_check.filter(|_| !self.dry_run);
         Ok(PendingSave {
             version,
             common_file,
@@ -141,42 +129,32 @@ impl Save<'_> {
         })
     }
 
-    /// The settings on which the records depend.
-    fn settings(&self) -> Settings {
-        Settings {
-            dialect: self.dialect,
-            common_form: self.common_form,
-            rank_local: self.rank_local,
-            integrity: self.integrity,
-        }
-    }
-
     /// Plans the sharded leaves.
     async fn prepare(
-        &mut self,
+        &self,
         comm: &Comm<'_>,
         set_up: &mut SetUp,
         transaction: &Arc<Tally>,
     ) -> Result<Box<dyn PreparedSave>, StrategyError> {
-        let planner = self.planner.take().unwrap_or_else(|| {
-            Arc::new(default_planner(self.dialect).with_allow_holes(self.rank_local))
-        });
-        let groups = std::mem::take(&mut self.ranks.groups);
+        let options = &self.options;
+        let PipelineOptions {
+            dialect,
+            rank_local,
+            ..
+        } = options.pipeline;
+        let default = || Arc::new(default_planner(dialect).with_allow_holes(rank_local)) as _;
+        let planner = options.planner.clone().unwrap_or_else(default);
         let mut cx = SaveCx::new(
+            &options.pipeline,
             *comm,
-            &groups,
+            &self.ranks.groups,
             Arc::<Tally>::clone(transaction),
-            &self.url,
+            &options.url,
             planner,
         );
-        (cx.durability, cx.dialect, cx.rank_local) =
-            (self.durability, self.dialect, self.rank_local);
-        (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
-        cx.kept_plan.clone_from(&self.kept_plan);
-        cx.dry_run = self.dry_run;
-        cx.validate_access_integrity = self.validate_access_integrity;
-        (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
-        if self.dialect == Dialect::Dcp && self.flatten == Flatten::default() {
+        cx.kept_plan.clone_from(&options.kept_plan);
+        cx.policy.clone_from(&options.policy);
+        if dialect == Dialect::Dcp && options.flatten == Flatten::default() {
             cx.planner_data = Some(PlannerData::Paths(std::mem::take(&mut set_up.parts.paths)));
         }
         cx.empty_dicts.clone_from(&set_up.parts.dropped_empty);
@@ -185,9 +163,10 @@ impl Save<'_> {
     }
 
     /// The common state that the coordinator writes as a file.
-    fn common_file(&mut self, comm: &Comm<'_>, set_up: &mut SetUp) -> CommonFile {
-        let has_file = self.dialect == Dialect::Megatron && self.common_form == CommonForm::File;
-        match self.stored_common.take() {
+    fn common_file(&self, comm: &Comm<'_>, set_up: &mut SetUp) -> CommonFile {
+        let has_file = self.options.pipeline.dialect == Dialect::Megatron
+            && self.options.common_form == CommonForm::File;
+        match self.options.stored_common.clone() {
             _ if !has_file || !comm.is_coordinator() => CommonFile::None,
             Some(stored) => CommonFile::Stored(stored),
             None => CommonFile::State(std::mem::take(&mut set_up.parts.common)),

@@ -3,7 +3,6 @@
 use super::builder::Save;
 use crate::{
     CommonForm, StoredCommon,
-    alike::Rule,
     consistent::Values,
     formats::default_format,
     in_flight::{self, InFlight},
@@ -61,18 +60,21 @@ impl SetUp {
 impl Save<'_> {
     /// Whether all settings have a meaning in the dialect.
     fn agree_with_dialect(&self) -> Result<(), StrategyError> {
-        if self.common.is_some()
-            && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
+        if self.options.common.is_some()
+            && (self.options.pipeline.dialect != Dialect::Megatron
+                || self.options.stored_common.is_some())
         {
             let what = "a common strategy of your own can only store new common state in Megatron's dialect: other dialects have no common \
                         state, and common state that is carried over stays as it was stored; leave the strategy out";
             return Err(StrategyError::Invalid(what.into()));
         }
-        if self.integrity && self.dialect != Dialect::Megatron {
+        if self.options.integrity && self.options.pipeline.dialect != Dialect::Megatron {
             let what = "`integrity.json` is a file of Megatron Core's dialect; save in it, or leave `integrity` out";
             return Err(StrategyError::Invalid(what.into()));
         }
-        if self.flatten != Flatten::default() && self.dialect == Dialect::Megatron {
+        if self.options.flatten != Flatten::default()
+            && self.options.pipeline.dialect == Dialect::Megatron
+        {
             let what = "Megatron Core's dialect has no flat state dict; save in PyTorch's, or leave `flatten` out";
             return Err(StrategyError::Invalid(what.into()));
         }
@@ -81,17 +83,22 @@ impl Save<'_> {
 
     /// Whether the place has room for the notes.
     fn check_notes(&self, kind: PlaceKind, strategy: &BackendVersion) -> Result<(), StrategyError> {
-        let bytes: usize = self.notes.iter().map(|(k, v)| k.len() + v.len()).sum();
+        let bytes: usize = self
+            .options
+            .notes
+            .iter()
+            .map(|(k, v)| k.len() + v.len())
+            .sum();
         if bytes > MOST_NOTES {
             let what = format!(
                 "the notes have {bytes} bytes, and a checkpoint has room for {MOST_NOTES}; save them in the state"
             );
             return Err(StrategyError::Invalid(what));
         }
-        if !self.notes.is_empty() && kind != PlaceKind::Folder {
+        if !self.options.notes.is_empty() && kind != PlaceKind::Folder {
             let what = format!(
                 "a note in {}, which is no folder and so has no room for `{SIDECAR}` of its own (save to a folder, or leave the notes out),",
-                self.url
+                self.options.url
             );
             return Err(StrategyError::Unsupported {
                 strategy: strategy.to_string(),
@@ -103,32 +110,32 @@ impl Save<'_> {
 
     /// Finds the format and the place. The format may choose another dialect.
     pub(super) fn find_target(&mut self) -> Result<Target, StrategyError> {
-        let registry = match self.registry.take() {
+        let registry = match self.options.registry.take() {
             Some(r) => r,
             None => Registry::linked()?,
         };
-        let stores = match self.stores.take() {
+        let stores = match self.options.stores.take() {
             Some(s) => s,
             None => Stores::linked()?,
         };
-        let config = match self.config.take() {
+        let config = match self.options.config.take() {
             Some(config) => config,
             None => registry.save_sharded(&default_format())?,
         };
-        let sharded = self.config.insert(config).build()?;
+        let sharded = self.options.config.insert(config).build()?;
         let can = sharded.capabilities();
-        if !self.dialect_is_chosen && !can.saves(self.dialect) {
-            self.dialect = can.dialects().first().copied().unwrap_or_default();
+        if !self.options.dialect_is_chosen && !can.saves(self.options.pipeline.dialect) {
+            self.options.pipeline.dialect = can.dialects().first().copied().unwrap_or_default();
         }
         Ok(Target {
             registry,
             sharded,
-            store: stores.open(&self.url),
+            store: stores.open(&self.options.url),
         })
     }
 
     /// Checks everything that one rank can check alone.
-    pub(super) fn set_up(&mut self, target: Target) -> Result<SetUp, StrategyError> {
+    pub(super) fn set_up(&self, target: Target) -> Result<SetUp, StrategyError> {
         let Target {
             registry,
             sharded,
@@ -137,21 +144,21 @@ impl Save<'_> {
         let can = sharded.capabilities();
         // Settings that contradict each other are refused before anything is done with the state.
         self.agree_with_dialect()?;
-        let common = match self.common.take() {
+        let common = match self.options.common.clone() {
             Some(c) => c,
             None => registry.save_common(&BackendVersion::new("torch", 1))?,
         };
-        if self.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
+        if self.options.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
             let what = "common state in a sharded object (choose `CommonForm::File`)".into();
             return Err(StrategyError::Unsupported {
                 strategy: sharded.key().to_string(),
                 what,
             });
         }
-        if !can.saves(self.dialect) {
+        if !can.saves(self.options.pipeline.dialect) {
             let what = format!(
                 "the dialect {}; it saves in {}",
-                self.dialect,
+                self.options.pipeline.dialect,
                 names(can.dialects())
             );
             return Err(StrategyError::Unsupported {
@@ -162,18 +169,25 @@ impl Save<'_> {
         let (store, kind) = place(store?, &can, &sharded.key())?;
         self.check_notes(kind, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
-        let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
+        let of_dialect =
+            (self.options.pipeline.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = if self.statefuls.is_empty() {
-            split_ref(self.state, self.dialect, self.flatten)?
+            split_ref(
+                self.state,
+                self.options.pipeline.dialect,
+                self.options.flatten,
+            )?
         } else {
             let mut state = self.state.clone();
             for (key, value) in &self.statefuls {
                 stateful::insert(&mut state, key, value.state_dict())?;
             }
-            split_as(state, self.dialect, self.flatten)?
+            split_as(state, self.options.pipeline.dialect, self.options.flatten)?
         };
-        parts.dropped_empty.append(&mut self.empty_dicts);
+        parts
+            .dropped_empty
+            .extend_from_slice(&self.options.empty_dicts);
 
         // A rank alone has nobody to compare its plain tensors with.
         let alone = self.ranks.group.size() == 1;
@@ -183,14 +197,16 @@ impl Save<'_> {
             parts.plain_tensors()
         };
 
-        let compares = !alone && self.compare_common && self.dialect == Dialect::Megatron;
-        let values = match compares && self.stored_common.is_none() {
-            true => Values::of(&parts.common, self.preprocess_common.as_ref()),
+        let compares = !alone
+            && self.options.compare_common
+            && self.options.pipeline.dialect == Dialect::Megatron;
+        let values = match compares && self.options.stored_common.is_none() {
+            true => Values::of(&parts.common, self.options.preprocess_common.as_ref()),
             false => None,
         };
 
         // Common state is added after the comparisons above were prepared, since it is not the caller's.
-        match (&self.stored_common, self.dialect) {
+        match (&self.options.stored_common, self.options.pipeline.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
             (Some(_), dialect) => {
                 let what = format!(
@@ -222,7 +238,7 @@ impl Save<'_> {
         let resolved = set_up.store.resolved().await.ok().flatten();
         set_up.resolved = resolved;
         let (place, rank) = (set_up.place().url(), self.ranks.group.rank());
-        if self.asynchronous {
+        if self.options.asynchronous {
             set_up.in_flight = Some(InFlight::new(&place, rank)?);
         } else {
             in_flight::check(&place, rank)?;
@@ -230,17 +246,9 @@ impl Save<'_> {
         Ok(set_up)
     }
 
-    pub(super) fn rule(&self) -> Rule {
-        Rule {
-            dialect: self.dialect,
-            coordinators: self.coordinators_plain_tensors,
-            check_replicas: self.check_replicas,
-        }
-    }
-
     /// Puts common state that is stored as an object into the state.
     fn add_stored(&self, stored: &StoredCommon, parts: &mut Parts) -> Result<(), StrategyError> {
-        if self.content_metadata.is_some() || parts.common != ValueTree::new() {
+        if self.options.content_metadata.is_some() || parts.common != ValueTree::new() {
             let what = "common state is carried over as it was stored, but the state has more of it; \
                         take the leaves that are not sharded out of the state";
             return Err(StrategyError::Invalid(what.into()));
@@ -257,7 +265,7 @@ impl Save<'_> {
     }
 
     /// Inserts a leaf with a reserved key. Fails if the caller's state has such a key.
-    fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
+    fn add_reserved(&self, parts: &mut Parts) -> Result<(), StrategyError> {
         let is_taken = |key: &&str| {
             self.state.get(key).is_some() || self.statefuls.iter().any(|(k, _)| k == key)
         };
@@ -276,12 +284,12 @@ impl Save<'_> {
             );
             return Err(StrategyError::Invalid(what));
         }
-        if let Some(content) = self.content_metadata.take() {
+        if let Some(content) = self.options.content_metadata.clone() {
             parts
                 .common
                 .insert_tree("content_metadata", ValueTree::from(content));
         }
-        if self.common_form == CommonForm::Object {
+        if self.options.common_form == CommonForm::Object {
             let common = Value::from(std::mem::take(&mut parts.common));
             // Every rank has a replica; the coordinator's is the main one.
             let replica = u32::from(self.ranks.group.rank() != self.ranks.coordinator);

@@ -54,7 +54,11 @@ pub(super) fn global_plan<W: StorageWriter>(
 ) -> Result<Global> {
     let (plans, leaves) = placement::take_apart(offers);
     let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
-    let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
+    let first = if cx.options.rank_local {
+        cx.comm.rank().0
+    } else {
+        0
+    };
     let tasks = Tasks {
         first,
         coordinator: cx.comm.coordinator().0,
@@ -66,7 +70,7 @@ pub(super) fn global_plan<W: StorageWriter>(
         plans,
         &leaves,
         &mut metadata,
-        (tasks, cx.policy_limits),
+        (tasks, cx.options.policy_limits),
     )?;
     let plans = writer.prepare_global_plan(plans)?;
     if plans.len() != ranks {

@@ -6,14 +6,14 @@ use super::{
     written::{Target, check_written, lay_out},
 };
 use crate::{
-    FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved, StorageInfo,
-    StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
+    FileLayout, FinishCx, PipelineOptions, PreparedSave, Records, Result, SaveTotals, Saved,
+    StorageInfo, StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
     pipeline::exchange::{Apart, Stopped},
     staging::{put_data, take_data},
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm, CommError};
-use reshard_model::{BoxError, DType, Data, Dialect, Dims, FlatStateDict, Region, TensorSource};
+use reshard_model::{BoxError, DType, Data, Dims, FlatStateDict, Region, TensorSource};
 use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteData, WriteItem, WriteKind};
 use reshard_policy::PolicyMetrics;
 use serde::{Deserialize, Serialize};
@@ -28,11 +28,8 @@ pub(super) struct Prepared<W> {
     pub(super) planner: Arc<dyn SavePlanner>,
     pub(super) target: Target,
     pub(super) rank: u32,
-    pub(super) rank_local: bool,
-    /// Whether nothing is written ([`crate::SaveCx::dry_run`]).
-    pub(super) dry_run: bool,
+    pub(super) options: PipelineOptions,
     pub(super) url: String,
-    pub(super) dialect: Dialect,
     /// `None` once it is written.
     pub(super) work: Option<Work>,
     /// The ranks with which this one exchanges items while it writes. `None` without an exchange, or once it is over.
@@ -189,7 +186,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         if let Err(e) = &written {
             me.give_up(e);
         }
-        if me.rank_local {
+        if me.options.rank_local {
             return me.finish_alone(written.map(|()| results), comm).await;
         }
         let mut lengths = Vec::new();
@@ -199,8 +196,10 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             items: results.len() as u64,
             ..Saved::default()
         };
-        let (writer, metadata, url, dialect) = (&me.writer, &me.metadata, &*me.url, me.dialect);
-        let dry_run = me.dry_run;
+        let (writer, metadata, url) = (&me.writer, &me.metadata, &*me.url);
+        let PipelineOptions {
+            dialect, dry_run, ..
+        } = me.options;
         let part = match (&written, &me.heard) {
             (Ok(()), _) => Ok(Part::Written(results)),
             (Err(_), Some(heard)) => Ok(Part::Stopped(heard.to_cause())),
@@ -244,9 +243,9 @@ impl<W: StorageWriter> Prepared<W> {
             .map_err(|e| self.told(e))
             .and_then(|results| {
                 let own = std::slice::from_ref(results);
-                let cx = FinishCx::new(&self.url, self.dialect, &self.metadata, own)
+                let cx = FinishCx::new(&self.url, self.options.dialect, &self.metadata, own)
                     .of_rank(comm.rank().0);
-                let records = match self.dry_run {
+                let records = match self.options.dry_run {
                     true => Records::default(),
                     false => self.writer.finish(&cx).map_err(|e| cause(&e))?,
                 };

@@ -63,7 +63,7 @@ pub(super) async fn share<W: StorageWriter>(
         cx,
         global: None,
     };
-    if cx.rank_local {
+    if cx.options.rank_local {
         return agree(&cx.comm, "plan", local.and_then(|local| of.alone(local))).await;
     }
     of.together(local, kept).await

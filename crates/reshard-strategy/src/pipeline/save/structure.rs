@@ -37,7 +37,10 @@ pub(super) fn structure<W: StorageWriter>(
     out.text(&writer.key().to_string());
     out.text(&format!(
         "{:?} {:?} {} {}",
-        cx.policy_limits, cx.dialect, cx.rank_local, cx.validate_access_integrity
+        cx.options.policy_limits,
+        cx.options.dialect,
+        cx.options.rank_local,
+        cx.options.validate_access_integrity
     ));
     out.text(&format!("{limit:?}"));
     if *measures_objects {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    BackendVersion, Declares, FileLayout, FinishCx, Records, Resolve, StrategyError, WriterHooks,
+    BackendVersion, Declares, FileLayout, FinishCx, PipelineOptions, Records, Resolve,
+    StrategyError, WriterHooks,
 };
 use futures::executor::block_on;
 use reshard_comm::Comm;
@@ -95,11 +96,29 @@ fn of_with(
     policy: Option<Arc<dyn ShardingPolicy>>,
     change: impl FnOnce(&mut SaveCx<'_>),
 ) -> Option<Vec<u8>> {
+    of_options(state, format, policy, &PipelineOptions::default(), change)
+}
+
+/// The same with other options.
+fn of_options(
+    state: &FlatStateDict,
+    format: &Format,
+    policy: Option<Arc<dyn ShardingPolicy>>,
+    options: &PipelineOptions,
+    change: impl FnOnce(&mut SaveCx<'_>),
+) -> Option<Vec<u8>> {
     let store = MemoryStore::new();
     let transaction = block_on(store.begin("attempt", IfExists::Refuse)).unwrap();
     let groups = BTreeMap::new();
     let planner = Arc::new(DefaultSavePlanner::DEFAULT);
-    let mut cx = SaveCx::new(Comm::single(), &groups, transaction, "url", planner);
+    let mut cx = SaveCx::new(
+        options,
+        Comm::single(),
+        &groups,
+        transaction,
+        "url",
+        planner,
+    );
     change(&mut cx);
     let asked = Asked {
         policy,
@@ -232,6 +251,11 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
             |_| {},
         )
     };
+    let options = |change: fn(&mut PipelineOptions)| {
+        let mut options = PipelineOptions::default();
+        change(&mut options);
+        of_options(base, &Format(Some("")), None, &options, |_| {})
+    };
     let with_data = |data: Option<PlannerData>| {
         of_with(base, &Format(Some("")), None, move |cx| {
             cx.planner_data = data
@@ -260,10 +284,10 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
             let same = DefaultSavePlanner::DEFAULT.plan_settings();
             cx.planner = Arc::new(Other(same));
         }),
-        plain(|cx| cx.dialect = Dialect::Dcp),
-        plain(|cx| cx.rank_local = true),
-        plain(|cx| cx.policy_limits = cx.policy_limits.with_max_files(7)),
-        plain(|cx| cx.policy_limits = cx.policy_limits.with_max_slices(7)),
+        options(|o| o.dialect = Dialect::Dcp),
+        options(|o| o.rank_local = true),
+        options(|o| o.policy_limits = o.policy_limits.with_max_files(7)),
+        options(|o| o.policy_limits = o.policy_limits.with_max_slices(7)),
         with_data(paths("w", "a")),
         with_data(paths("w", "b")),
         with_data(paths("v", "a")),
