@@ -39,7 +39,7 @@ Usage: cargo xtask COMMAND
   bench     benchmarks beside torch DCP and TensorFlow, as a table; prints how long it takes
             --only TEXT   rows whose name contains this text
             --runs N      number of counted runs of each measurement [default: 15]
-  processes  tests of ranks in real processes: groups over TCP, the demo, ranks that are killed, 64 ranks, groups of MPI
+  processes  tests of ranks in real processes: groups over TCP, ranks that are killed, 64 ranks, groups of MPI
             (installs Open MPI from Debian's packages if it is missing); PyTorch's part too if RESHARD_PYTHON names a
             Python with torch, or interop has installed one
             --mpi     only the groups of MPI

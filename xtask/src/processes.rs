@@ -1,22 +1,17 @@
-//! What needs ranks in real processes: the contract of groups, the demo, ranks that are killed, many ranks, MPI, PyTorch.
+//! Tests with ranks in real processes: the contract of groups, ranks that are killed, many ranks,
+//! MPI, PyTorch.
 
 pub(crate) mod mpi;
 
-use std::time::Duration;
-
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::interop;
-use crate::shell::{Program, cargo, ignored, programs, steps, target_dir, tests};
+use crate::shell::{ignored, programs, steps, target_dir, tests};
 use crate::venv::python_with_torch;
-
-/// 64 ranks save and load in some seconds. After this time they hang.
-const LONGEST: Duration = Duration::from_secs(10 * 60);
 
 pub(crate) fn run() -> Result<()> {
     steps(&[
         ("tcp", &tcp),
-        ("demo", &demo),
         ("kills", &kills),
         ("races", &races),
         ("64 ranks", &many),
@@ -28,11 +23,6 @@ pub(crate) fn run() -> Result<()> {
 /// The tests of groups over TCP, whose contract suite also runs in processes.
 fn tcp() -> Result<()> {
     tests()?.args(["-E", "package(reshard-comm-tcp)"]).run()
-}
-
-/// What a user sees first.
-fn demo() -> Result<()> {
-    reshard(&["demo", "--processes", "--size", "64MiB"])
 }
 
 /// One of four ranks is killed: at each collective and at each named step. `cargo xtask nightly` adds 200 random moments.
@@ -51,16 +41,7 @@ fn races() -> Result<()> {
 
 /// 64 ranks on one machine.
 fn many() -> Result<()> {
-    reshard(&[
-        "demo",
-        "--processes",
-        "--ranks",
-        "64",
-        "--to",
-        "64",
-        "--size",
-        "1200MiB",
-    ])
+    ignored("package(reshard-crash) & test(sixty_four_ranks)")?.run()
 }
 
 /// PyTorch's TCPStore, and workers of torchrun, with the Python that `RESHARD_PYTHON` names, or with that of `cargo xtask interop` if it is there.
@@ -80,14 +61,4 @@ fn torch() -> Result<()> {
     interop::beside_torchrun(&program, &python, &dir).run()?;
     std::fs::remove_dir_all(&dir)?;
     Ok(())
-}
-
-/// Runs the program, which must end.
-fn reshard(args: &[&str]) -> Result<()> {
-    cargo(&["build", "--release", "--locked", "--package", "reshard-cli"]).run()?;
-    let program = target_dir().join("release/reshard");
-    if Program::new(program).args(args).run_for(LONGEST)? {
-        return Ok(());
-    }
-    bail!("`reshard {}` hangs", args.join(" "))
 }

@@ -2,10 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -215,31 +214,6 @@ impl Program {
         Ok(())
     }
 
-    /// Like [`run`](Self::run), but kills it and everything that it started after this time. Returns whether it ended before.
-    pub(crate) fn run_for(mut self, limit: Duration) -> Result<bool> {
-        say(format!("\n$ {}", self.line()));
-        let begin = Instant::now();
-        let mut child = self
-            .command
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot run `{}`", self.line()))?;
-        while begin.elapsed() < limit {
-            if let Some(status) = child.try_wait()? {
-                if !status.success() {
-                    bail!("`{}` failed ({status})", self.line());
-                }
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        // It may have ended at this moment; then there is nobody to kill.
-        let killed = Self::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]);
-        killed.read().map(drop).unwrap_or_default();
-        child.wait()?;
-        Ok(false)
-    }
-
     /// Runs it and returns what it printed on standard output.
     pub(crate) fn read(self) -> Result<String> {
         self.read_unless(&[])
@@ -275,22 +249,5 @@ impl Program {
             .map(|word| word.to_string_lossy())
             .collect::<Vec<_>>()
             .join(" ")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_that_takes_too_long_is_ended_with_all_that_it_started() {
-        let begin = Instant::now();
-        let short = Duration::from_millis(300);
-        let script = "sleep 60 & wait";
-        let ended = Program::new("sh").args(["-c", script]).run_for(short);
-        assert!(!ended.unwrap() && begin.elapsed() < Duration::from_secs(30));
-        let long = Duration::from_secs(60);
-        assert!(Program::new("true").run_for(long).unwrap());
-        assert!(Program::new("false").run_for(long).is_err());
     }
 }

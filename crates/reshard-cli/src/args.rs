@@ -100,8 +100,7 @@ pub(crate) enum Command {
     Plugins(Plugins),
     /// Saves the state of a small transformer, loads it on another number of ranks with another split, and checks every byte.
     #[command(
-        after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo\n\n\
-                            Each rank in a process of its own:\n  reshard demo --processes"
+        after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo"
     )]
     Demo(Demo),
 }
@@ -764,31 +763,9 @@ pub(crate) struct Demo {
     /// Where to save the checkpoint. It stays there. The default is a temporary directory, which is removed.
     #[arg(long)]
     pub(crate) dir: Option<String>,
-    /// Start a process of this program for each rank, joined by TCP. Without it ranks are threads of one process.
-    #[arg(long)]
-    pub(crate) processes: bool,
     /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
-    #[arg(long, value_name = "FILE", conflicts_with = "processes")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// What this process does as one of the ranks that `--processes` starts.
-    #[arg(long, hide = true)]
-    pub(crate) act: Option<Act>,
-}
-
-/// What one rank of the demo does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Act {
-    Save,
-    Load,
-}
-
-impl Act {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Save => "save",
-            Self::Load => "load",
-        }
-    }
 }
 
 #[cfg(test)]

@@ -143,11 +143,6 @@ impl Io<'_> {
         self.shown(bar(self.target(), label, total))
     }
 
-    /// A bar of things that are done.
-    pub(crate) fn count(&self, label: &'static str, total: u64) -> ProgressBar {
-        self.shown(styled(self.target(), label, total, COUNT))
-    }
-
     fn target(&self) -> ProgressDrawTarget {
         match self.bars {
             true => ProgressDrawTarget::stderr(),
@@ -186,20 +181,10 @@ pub(crate) fn keys_that(first: &str, more: usize, are: &str) -> String {
 const TICK: Duration = Duration::from_millis(250);
 
 const BYTES: &str = "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}";
-const COUNT: &str = "{prefix:<10} {wide_bar:.cyan/blue} {pos:>4} of {len:<4} {elapsed:>4}";
 
 /// How many bytes of how many, at which rate, and how long the rest will take.
 fn bar(target: ProgressDrawTarget, label: &'static str, total: u64) -> ProgressBar {
-    styled(target, label, total, BYTES)
-}
-
-fn styled(
-    target: ProgressDrawTarget,
-    label: &'static str,
-    total: u64,
-    template: &str,
-) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).map_or_else(
+    let style = ProgressStyle::with_template(BYTES).map_or_else(
         |_| ProgressStyle::default_bar(),
         |s| s.progress_chars("━╸─"),
     );

@@ -25,11 +25,6 @@ pub(crate) fn some(n: u64, what: &str) -> String {
     format!("{} {what}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// `3 processes`, `1 process`.
-pub(crate) fn processes(n: u64) -> String {
-    format!("{} process{}", count(n), if n == 1 { "" } else { "es" })
-}
-
 /// `0.125 s`.
 pub(crate) fn seconds(d: Duration) -> String {
     format!("{:.3} s", d.as_secs_f64())

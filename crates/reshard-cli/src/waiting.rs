@@ -81,8 +81,8 @@ impl Visit for Message {
 }
 
 /// Shows a note above a bar, or on stderr if the bar is not drawn.
-pub(crate) fn show(bar: &ProgressBar, text: &str) {
-    let line = format!("{NOTE}{}", shown(text));
+fn show(bar: &ProgressBar, text: &str) {
+    let line = format!("note: {}", shown(text));
     match bar.is_hidden() {
         false => bar.println(line),
         true => writeln!(
@@ -92,9 +92,6 @@ pub(crate) fn show(bar: &ProgressBar, text: &str) {
         .unwrap_or(()),
     }
 }
-
-/// How such a line begins.
-pub(crate) const NOTE: &str = "note: ";
 
 #[cfg(test)]
 mod tests {

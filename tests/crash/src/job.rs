@@ -1,4 +1,4 @@
-//! Four ranks in four processes.
+//! Ranks in processes of their own.
 
 use crate::RANKS;
 use anyhow::{Result, bail};
@@ -12,19 +12,20 @@ pub const DIES_AT_CALL: &str = "RESHARD_DIES_AT_CALL";
 /// The environment variable with the `fan_out` of the group.
 pub const FAN_OUT: &str = "RESHARD_FAN_OUT";
 
-/// All must have ended by then, also on a busy machine.
+/// Four ranks must have ended by then, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Four processes that run `reshard-rank`, and the store at which they meet.
+/// Processes that run `reshard-rank`, and the store at which they meet.
 #[derive(Debug)]
 pub struct Job {
     ranks: testkit::Job,
+    limit: Duration,
     _store: StoreServer,
 }
 
 impl Job {
-    /// Starts them. `program` is the path of `reshard-rank`. Rank `victim` gets this variable in its environment. `fan_out`
-    /// is that of their group: 1 makes a chain of them.
+    /// Starts four ranks. `program` is the path of `reshard-rank`. Rank `victim` gets this variable
+    /// in its environment. `fan_out` is that of their group: 1 makes a chain of them.
     ///
     /// # Errors
     /// The system starts no process, or gives no port.
@@ -36,14 +37,26 @@ impl Job {
         victim: Option<(u32, &str, &str)>,
         fan_out: u32,
     ) -> Result<Self> {
+        Self::start_many(RANKS, program, act, dir, step, victim, fan_out)
+    }
+
+    fn start_many(
+        count: u32,
+        program: &Path,
+        act: &str,
+        dir: &Path,
+        step: u64,
+        victim: Option<(u32, &str, &str)>,
+        fan_out: u32,
+    ) -> Result<Self> {
         let store = StoreServer::bind("127.0.0.1:0".parse()?)?;
-        let ranks = testkit::Job::start(0..RANKS, |rank| {
+        let ranks = testkit::Job::start(0..count, |rank| {
             let mut command = Command::new(program);
             command.arg(act).arg(dir).arg(step.to_string());
             command
                 .env(FAN_OUT, fan_out.to_string())
                 .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", RANKS.to_string())
+                .env("WORLD_SIZE", count.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", store.address().port().to_string());
             if let Some((victim, name, value)) = victim
@@ -55,13 +68,14 @@ impl Job {
         })?;
         Ok(Self {
             ranks,
+            limit: LIMIT * count.div_ceil(RANKS),
             _store: store,
         })
     }
 
     /// Waits until all have a group.
     pub fn until_joined(&mut self) {
-        self.ranks.until_all_say("joined", LIMIT);
+        self.ranks.until_all_say("joined", self.limit);
     }
 
     /// Kills a rank, as by `SIGKILL`, if it runs.
@@ -72,16 +86,22 @@ impl Job {
 
     /// Waits for all.
     pub fn wait(self) -> Vec<testkit::Ended> {
-        self.ranks.wait(LIMIT)
+        self.ranks.wait(self.limit)
     }
 }
 
-/// Saves step `step` from four ranks in four processes, over what lies there.
+/// Does an act about step `step` on this number of ranks, each of them a process.
 ///
 /// # Errors
 /// What the ranks say.
-pub fn save_in_processes(program: &Path, dir: &Path, step: u64, act: &str) -> Result<()> {
-    let ended = Job::start(program, act, dir, step, None, 64)?.wait();
+pub fn run_in_processes(
+    ranks: u32,
+    program: &Path,
+    dir: &Path,
+    step: u64,
+    act: &str,
+) -> Result<()> {
+    let ended = Job::start_many(ranks, program, act, dir, step, None, 64)?.wait();
     for rank in &ended {
         if rank.status.is_none() {
             bail!("rank {} hangs: {}", rank.rank, rank.said);

@@ -11,7 +11,7 @@ mod shared;
 
 pub use acts::{ACTS, Act};
 pub use form::Form;
-pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
+pub use job::{DIES_AT_CALL, FAN_OUT, Job, run_in_processes};
 pub use proxy::{FAULTS, Fault, Proxy, Seen};
 pub use remote::{load_from, look_at, remove_all, save_to, saved_to, small_parts};
 pub use run::{Run, train};
@@ -109,7 +109,7 @@ pub fn save(dir: &Path, step: u64, overwrite: bool, form: impl Into<Form>) -> Re
     })
 }
 
-/// One rank's part in saving step `step`. The group has [`RANKS`] ranks.
+/// One rank's part in saving step `step`. The number of ranks in the group must divide 64.
 ///
 /// # Errors
 /// What the save says.
@@ -121,7 +121,7 @@ pub fn save_on_rank(
     form: impl Into<Form>,
 ) -> Result<()> {
     let url = dir.display().to_string();
-    let state = state(step, group.rank().0.into())?;
+    let state = part(step, group.rank().0.into(), group.size().into())?;
     let save = reshard::save(&state, &url)
         .group(group)
         .overwrite(overwrite);

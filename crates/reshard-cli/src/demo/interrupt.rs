@@ -1,21 +1,16 @@
-//! Ctrl-C during the demo: says what lies on the disk, and how to remove it, before the process ends.
+//! Ctrl-C during the demo: prints what is left on the disk, and how to remove it, before the process
+//! ends.
 
 use crate::table::{BOLD, shown};
 use signal_hook::{
-    SigId,
     consts::SIGINT,
-    flag,
-    low_level::{emulate_default_handler, unregister},
+    iterator::{Handle, Signals},
+    low_level::emulate_default_handler,
 };
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 /// Where the demo writes.
@@ -61,33 +56,24 @@ fn shell(path: &str) -> String {
     }
 }
 
-/// Listens until it is dropped.
+/// Waits for Ctrl-C on a thread of its own, until it is dropped.
 pub(super) struct Listener {
-    id: SigId,
-    done: Arc<AtomicBool>,
+    signals: Handle,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How often it is looked whether the key was pressed.
-const LOOK: Duration = Duration::from_millis(50);
-
 impl Listener {
-    /// If nobody can listen, the key does what it does.
+    /// Starts the thread. If that fails, Ctrl-C ends the process as usual.
     pub(super) fn start(place: Place) -> io::Result<Self> {
-        let pressed = Arc::new(AtomicBool::new(false));
-        let id = flag::register(SIGINT, Arc::clone(&pressed))?;
-        let done = Arc::new(AtomicBool::new(false));
-        let is_done = Arc::clone(&done);
+        let mut pressed = Signals::new([SIGINT])?;
+        let signals = pressed.handle();
         let listen = move || {
-            while !is_done.load(Ordering::Acquire) {
-                if pressed.load(Ordering::Acquire) {
-                    end(&place);
-                }
-                thread::park_timeout(LOOK);
+            if pressed.forever().next().is_some() {
+                end(&place);
             }
         };
         let thread = Some(thread::Builder::new().spawn(listen)?);
-        Ok(Self { id, done, thread })
+        Ok(Self { signals, thread })
     }
 }
 
@@ -101,10 +87,8 @@ fn end(place: &Place) {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.done.store(true, Ordering::Release);
-        unregister(self.id);
+        self.signals.close();
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
             thread.join().unwrap_or(());
         }
     }

@@ -1,4 +1,4 @@
-//! A transformer's sharded state, whose bytes are a function of where they stand.
+//! The state of a small transformer. Each element is a function of its tensor and its index.
 
 use crate::{
     error::{CliError, Result},
@@ -6,293 +6,270 @@ use crate::{
 };
 use indicatif::ProgressBar;
 use reshard::{
-    DType, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    model::{Leaf, ModelError},
+    DType, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, model::ModelError,
 };
 
-/// Bytes a parameter takes: a bf16 weight, and two fp32 moments.
+/// Bytes of a parameter: a bf16 weight, and two fp32 moments.
 const PER_PARAMETER: u64 = 2 + 4 + 4;
-/// What buffers hold before a load, so that a byte that was not loaded shows.
+/// Fills memory before a load, so that a byte that was not loaded is noticed.
 const STALE: u8 = 0xA5;
+/// Distance between the start of a row and the start of the next one in a tensor's sequence of
+/// numbers. It is more than 1, so that a transposed matrix has other elements.
+const NEXT_ROW: u64 = 3;
 
-/// Along which axis a matrix is cut.
+/// One rank's share of all tensors.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
-    flipped: bool,
+pub(super) struct Share {
+    rank: u32,
+    ranks: u32,
+    /// Whether matrices are cut along the other axis than in tensor parallelism. Each rank then
+    /// needs a part of each share that was cut in the usual way.
+    is_flipped: bool,
 }
 
-impl Cut {
-    /// As tensor parallelism does it: column-parallel matrices by rows of their storage, row-parallel ones by columns.
-    pub(super) const SAVED: Self = Self { flipped: false };
-    /// The other way round, so that every rank needs a part of what every rank wrote.
-    pub(super) const LOADED: Self = Self { flipped: true };
+impl Share {
+    /// Returns the shares of all ranks, which make up the state.
+    pub(super) fn all(ranks: u32, is_flipped: bool) -> impl Iterator<Item = Self> {
+        (0..ranks).map(move |rank| Self {
+            rank,
+            ranks,
+            is_flipped,
+        })
+    }
 }
 
-struct Parameter {
-    name: String,
+/// A weight, or one of its moments.
+struct Entry {
+    key: String,
+    dtype: DType,
     shape: Vec<u64>,
-    /// The axis that tensor parallelism cuts; none for what every rank has.
+    /// The axis that tensor parallelism cuts; `None` if each rank has the whole tensor.
     axis: Option<usize>,
+    /// Position in the model. It makes the elements differ from those of other tensors.
+    number: u64,
+    /// The bits of a float32 in which elements may differ.
+    random: u32,
 }
 
 pub(super) struct Model {
     hidden: u64,
     layers: u64,
-    parameters: Vec<Parameter>,
-}
-
-/// One of three tensors of a parameter.
-struct Part {
-    key: String,
-    dtype: DType,
-    values: Values,
-}
-
-/// Eight bytes at a time: those that look random, with bits that make them numbers as a model has them, from 1/128 to 1/8.
-#[derive(Clone, Copy)]
-struct Values {
-    seed: u64,
-    random: u64,
-    fixed: u64,
+    entries: Vec<Entry>,
 }
 
 impl Model {
-    /// One whose state has about so many bytes.
+    /// Returns a model whose state has at most this size, if it has more than one layer.
     pub(super) fn of_size(bytes: u64) -> Self {
-        let layers_of = |h: u64| {
-            let layer = PER_PARAMETER * parameters_of_layer(h);
-            bytes.saturating_sub(PER_PARAMETER * vocabulary(h) * h) / layer
+        let layers = |hidden| {
+            let [none, one] = [0, 1].map(|layers| Self::new(hidden, layers).bytes());
+            bytes.saturating_sub(none) / (one - none)
         };
-        // The widest that still has some depth.
-        let hidden = (5..14)
-            .rev()
-            .map(|p| 1u64 << p)
-            .find(|h| layers_of(*h) >= 4)
-            .unwrap_or(32);
-        let layers = layers_of(hidden).max(1);
+        // The widest model that still has some depth.
+        let mut widths = (5..14).rev().map(|power| 1 << power);
+        let hidden = widths.find(|hidden| layers(*hidden) >= 4).unwrap_or(32);
+        Self::new(hidden, layers(hidden).max(1))
+    }
+
+    fn new(hidden: u64, layers: u64) -> Self {
         let mut out = Self {
             hidden,
             layers,
-            parameters: Vec::new(),
+            entries: Vec::new(),
         };
-        let (h, f) = (hidden, feed_forward(hidden));
-        out.add(
-            "embedding.word_embeddings.weight".into(),
-            &[vocabulary(h), h],
-            Some(0),
-        );
-        for l in 0..layers {
-            let layer = |name: &str| format!("decoder.layers.{l}.{name}");
-            out.add(layer("input_layernorm.weight"), &[h], None);
-            out.add(
-                layer("self_attention.linear_qkv.weight"),
-                &[3 * h, h],
-                Some(0),
-            );
-            out.add(layer("self_attention.linear_proj.weight"), &[h, h], Some(1));
-            out.add(layer("pre_mlp_layernorm.weight"), &[h], None);
-            out.add(layer("mlp.linear_fc1.weight"), &[2 * f, h], Some(0));
-            out.add(layer("mlp.linear_fc2.weight"), &[h, f], Some(1));
+        // The feed-forward width of Llama. Its first matrix is two in one.
+        let (h, f) = (hidden, hidden * 11 / 4);
+        let words = out.vocabulary();
+        out.add("embedding.word_embeddings.weight", &[words, h], Some(0));
+        for layer in 0..layers {
+            for (name, shape, axis) in [
+                ("input_layernorm", &[h][..], None),
+                ("self_attention.linear_qkv", &[3 * h, h], Some(0)),
+                ("self_attention.linear_proj", &[h, h], Some(1)),
+                ("pre_mlp_layernorm", &[h], None),
+                ("mlp.linear_fc1", &[2 * f, h], Some(0)),
+                ("mlp.linear_fc2", &[h, f], Some(1)),
+            ] {
+                let name = format!("decoder.layers.{layer}.{name}.weight");
+                out.add(&name, shape, axis);
+            }
         }
-        out.add("decoder.final_layernorm.weight".into(), &[h], None);
+        out.add("decoder.final_layernorm.weight", &[h], None);
         out
     }
 
-    fn add(&mut self, name: String, shape: &[u64], axis: Option<usize>) {
-        self.parameters.push(Parameter {
-            name,
-            shape: shape.into(),
-            axis,
-        });
+    /// Adds a weight with its moments.
+    fn add(&mut self, name: &str, shape: &[u64], axis: Option<usize>) {
+        let moment = |of: &str| format!("optimizer.state.{of}.{name}");
+        // Sign, two bits of the exponent, and all of the mantissa. Second moments are positive.
+        let (random, positive) = (0x81ff_ffff, 0x01ff_ffff);
+        for (key, dtype, random) in [
+            (name.to_owned(), DType::BFloat16, random),
+            (moment("exp_avg"), DType::Float32, random),
+            (moment("exp_avg_sq"), DType::Float32, positive),
+        ] {
+            let (shape, number) = (shape.to_vec(), self.entries.len() as u64);
+            self.entries.push(Entry {
+                key,
+                dtype,
+                shape,
+                axis,
+                number,
+                random,
+            });
+        }
+    }
+
+    fn vocabulary(&self) -> u64 {
+        8 * self.hidden
     }
 
     pub(super) fn describe(&self) -> String {
-        let parameters = self
-            .parameters
-            .iter()
-            .map(|p| p.shape.iter().product::<u64>())
-            .sum::<u64>();
         format!(
             "A transformer of {} layers, hidden size {}: {:.1} million parameters, {} tensors, {}",
             self.layers,
             self.hidden,
-            parameters as f64 / 1e6,
-            units::count(3 * self.parameters.len() as u64),
+            (self.bytes() / PER_PARAMETER) as f64 / 1e6,
+            units::count(self.entries.len() as u64),
             units::bytes(self.bytes())
         )
     }
 
-    /// Of all tensors, once.
+    /// Returns the size of all tensors.
     pub(super) fn bytes(&self) -> u64 {
-        self.parameters
-            .iter()
-            .map(|p| PER_PARAMETER * p.shape.iter().product::<u64>())
-            .sum()
+        self.bytes_on(1)
     }
 
-    /// On so many ranks together: what is not cut is on each.
+    /// Returns the size of all ranks' shares. Replicated tensors count once for each rank.
     pub(super) fn bytes_on(&self, ranks: u32) -> u64 {
-        let copies = |p: &Parameter| {
-            if p.axis.is_some() {
-                1
-            } else {
-                u64::from(ranks)
-            }
-        };
-        self.parameters
-            .iter()
-            .map(|p| copies(p) * PER_PARAMETER * p.shape.iter().product::<u64>())
-            .sum()
+        let copies = |e: &Entry| e.axis.map_or(u64::from(ranks), |_| 1);
+        let size = |e: &Entry| copies(e) * e.size(&Region::whole(&e.shape));
+        self.entries.iter().map(size).sum()
     }
 
-    /// What a rank saves.
-    pub(super) fn state(
-        &self,
-        cut: Cut,
-        rank: u32,
-        ranks: u32,
-        bar: &ProgressBar,
-    ) -> Result<StateDict> {
-        let mut state = self.tree(cut, (rank, ranks), bar, |part, shape, region| {
-            let mut bytes = vec![0; size(part, region)];
-            runs(shape, region, part.dtype.size(), |at, out| {
-                fill(part.values, at, &mut bytes[out])
-            });
-            bytes
-        })?;
-        let rng = ShardedObject::new("rng_state", rng(rank), &[ranks.into()], &[rank.into()], 0);
-        state.insert("rng_state", rng.map_err(broken)?);
-        state.insert("iteration", 1000);
-        state.insert("args", arguments(self, ranks));
+    /// Returns the state that a rank saves.
+    pub(super) fn state(&self, share: Share, bar: &ProgressBar) -> Result<StateDict> {
+        let mut state = self.declare(share, bar, Entry::elements)?;
+        for (key, value) in self.common() {
+            state.insert(key, value);
+        }
         Ok(state)
     }
 
-    /// What a rank loads into: memory that is there, with other bytes in it.
-    pub(super) fn template(
-        &self,
-        cut: Cut,
-        rank: u32,
-        ranks: u32,
-        bar: &ProgressBar,
-    ) -> Result<StateDict> {
-        self.tree(cut, (rank, ranks), bar, |part, _, region| {
-            vec![STALE; size(part, region)]
-        })
+    /// Returns the template that a rank loads into. Its buffers hold other bytes.
+    pub(super) fn template(&self, share: Share, bar: &ProgressBar) -> Result<StateDict> {
+        let stale = |e: &Entry, region: &Region| vec![STALE; e.size(region) as usize];
+        self.declare(share, bar, stale)
     }
 
-    fn tree(
+    fn declare(
         &self,
-        cut: Cut,
-        (rank, ranks): (u32, u32),
+        share: Share,
         bar: &ProgressBar,
-        mut bytes: impl FnMut(&Part, &[u64], &Region) -> Vec<u8>,
+        bytes: impl Fn(&Entry, &Region) -> Vec<u8>,
     ) -> Result<StateDict> {
+        let broken = |e: ModelError| CliError::told(e.to_string(), "please report this");
         let mut state = StateDict::new();
-        for p in &self.parameters {
-            let region = p.region(cut, rank, ranks);
-            for part in p.parts() {
-                let data = bytes(&part, &p.shape, &region);
-                bar.inc(data.len() as u64);
-                let data = Tensor::new(part.dtype, &region.lengths, data).map_err(broken)?;
-                let leaf =
-                    ShardedTensor::region_of(&part.key, part.dtype, &p.shape, region.clone())
-                        .with_data(data);
-                let copy = if p.axis.is_some() { 0 } else { rank };
-                state.insert(part.key.as_str(), leaf.with_replica_id(copy));
-            }
+        for e in &self.entries {
+            let region = e.region(share);
+            let data = bytes(e, &region);
+            bar.inc(data.len() as u64);
+            let data = Tensor::new(e.dtype, &region.lengths, data).map_err(broken)?;
+            let leaf = ShardedTensor::region_of(&e.key, e.dtype, &e.shape, region).with_data(data);
+            let replica = e.axis.map_or(share.rank, |_| 0);
+            state.insert(e.key.as_str(), leaf.with_replica_id(replica));
         }
         Ok(state)
     }
 
-    /// Compares what a rank loaded with what must be there; returns the number of bytes.
-    pub(super) fn check(
-        &self,
-        cut: Cut,
-        rank: u32,
-        ranks: u32,
-        saved_by: u32,
-        loaded: &ValueTree,
-        bar: &ProgressBar,
-    ) -> Result<u64> {
-        let mut seen = 0;
-        let mut want = Vec::new();
-        for p in &self.parameters {
-            let region = p.region(cut, rank, ranks);
-            for part in p.parts() {
-                let found = loaded.get(&part.key).and_then(|l| l.leaf()?.as_tensor());
-                let Some(found) =
-                    found.filter(|t| t.dtype() == part.dtype && *t.shape() == region.lengths)
-                else {
-                    return Err(wrong(format!("{} was not loaded", part.key)));
-                };
-                let found = found.to_bytes();
+    /// Returns the common state. Its `args` are the numbers that maps such as `hf-llama` need.
+    fn common(&self) -> [(&'static str, Value); 2] {
+        let args = [
+            ("num_layers", self.layers),
+            ("hidden_size", self.hidden),
+            // Heads of 64 numbers, if they fit.
+            ("num_attention_heads", (self.hidden / 64).max(1)),
+            ("padded_vocab_size", self.vocabulary()),
+        ];
+        let args = args.map(|(key, n)| (key.into(), Value::Int(n as i64)));
+        [
+            ("iteration", Value::Int(1000)),
+            ("args", Value::Dict(args.into())),
+        ]
+    }
 
-                // Wanted bytes are made run by run, so they never need the memory of a second model.
-                let mut bad = None;
-                runs(&p.shape, &region, part.dtype.size(), |at, here| {
-                    want.resize(here.len(), 0);
-                    fill(part.values, at, &mut want);
-                    if found[here.clone()] != want[..] {
-                        bad = bad.or(Some(here.start));
-                    }
-                });
-                if let Some(at) = bad {
-                    return Err(wrong(format!(
-                        "{} on rank {rank} of {ranks}: bytes differ from byte {at} on",
-                        part.key
-                    )));
-                }
-                seen += found.len() as u64;
-                bar.inc(found.len() as u64);
+    /// Compares what a rank loaded with what was saved. Returns the number of compared bytes.
+    pub(super) fn check(&self, share: Share, loaded: &ValueTree, bar: &ProgressBar) -> Result<u64> {
+        let mut checked = 0;
+        for e in &self.entries {
+            let found = loaded.tensor(&e.key).map_err(|e| wrong(e.to_string()))?;
+            let (found, expected) = (found.to_bytes(), e.elements(&e.region(share)));
+            if found != expected {
+                let same = found.iter().zip(&expected).take_while(|(a, b)| a == b);
+                return Err(wrong(format!(
+                    "{} on rank {} of {}: bytes differ from byte {} on",
+                    e.key,
+                    share.rank,
+                    share.ranks,
+                    same.count()
+                )));
+            }
+            checked += found.len() as u64;
+            bar.inc(found.len() as u64);
+        }
+        for (key, value) in self.common() {
+            if loaded.get(key).cloned().map(Value::from) != Some(value) {
+                return Err(wrong(format!("{key} of the common state differs")));
             }
         }
-
-        let common = |key: &str| loaded.get(key).cloned().map(Value::from);
-        if common("iteration") != Some(Value::Int(1000))
-            || common("args") != Some(arguments(self, saved_by))
-        {
-            return Err(wrong("the common state differs".into()));
-        }
-        Ok(seen)
+        Ok(checked)
     }
 }
 
-/// Bytes of the tensors that a rank saves.
-pub(super) fn held_by(state: &StateDict) -> u64 {
-    let mut bytes = 0;
-    state.visit(&mut |_, leaf| {
-        if let Leaf::Tensor(t) = leaf
-            && t.replica_id.is_main()
-        {
-            bytes += t.data.host().map_or(0, Tensor::nbytes);
+impl Entry {
+    /// Returns a rank's region. All ranks' regions are as even as possible.
+    fn region(&self, share: Share) -> Region {
+        let mut region = Region::whole(&self.shape);
+        if let Some(axis) = self.axis {
+            let axis = if share.is_flipped { 1 - axis } else { axis };
+            let end = |ranks: u32| self.shape[axis] * u64::from(ranks) / u64::from(share.ranks);
+            region.offsets[axis] = end(share.rank);
+            region.lengths[axis] = end(share.rank + 1) - end(share.rank);
         }
-    });
-    bytes
-}
-
-fn vocabulary(hidden: u64) -> u64 {
-    8 * hidden
-}
-
-/// Heads of 64 numbers, if they fit.
-fn heads(hidden: u64) -> u64 {
-    match hidden % 64 {
-        0 => hidden / 64,
-        _ => 1,
+        region
     }
-}
 
-/// As Llama has it: 2.75 times, of which two matrices go in and one comes out.
-fn feed_forward(hidden: u64) -> u64 {
-    hidden * 11 / 4
-}
+    fn size(&self, region: &Region) -> u64 {
+        region.volume().unwrap_or(0) * self.dtype.size()
+    }
 
-fn parameters_of_layer(hidden: u64) -> u64 {
-    4 * hidden * hidden + 3 * feed_forward(hidden) * hidden + 2 * hidden
-}
+    /// Returns the bytes of a region, row by row.
+    fn elements(&self, region: &Region) -> Vec<u8> {
+        if region.is_empty() {
+            return Vec::new();
+        }
+        // A tensor with one axis is a single row.
+        let axis = region.ndim() - 1;
+        let (first, last) = match axis {
+            0 => (0, 0),
+            _ => (region.offsets[0], region.end(0) - 1),
+        };
+        let item = self.dtype.size() as usize;
+        let places = NEXT_ROW * first + region.offsets[axis]..NEXT_ROW * last + region.end(axis);
+        // A bf16 is the upper half of a float32.
+        let bytes = |place| self.bits(place).to_le_bytes().into_iter().skip(4 - item);
+        let numbers: Vec<u8> = places.flat_map(bytes).collect();
+        // Rows are overlapping windows of one sequence: copying is fast in an unoptimised build, and
+        // computing each element is not.
+        let rows = numbers.windows(region.lengths[axis] as usize * item);
+        let rows: Vec<&[u8]> = rows.step_by(NEXT_ROW as usize * item).collect();
+        rows.concat()
+    }
 
-fn broken(e: ModelError) -> CliError {
-    CliError::told(e.to_string(), "please report this")
+    /// Returns the bits of a float32 as a model has it, from 1/128 to 1/8.
+    fn bits(&self, place: u64) -> u32 {
+        let hash = (self.number << 40 | place).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        hash as u32 & self.random | 0x3c00_0000
+    }
 }
 
 fn wrong(what: String) -> CliError {
@@ -302,174 +279,97 @@ fn wrong(what: String) -> CliError {
     )
 }
 
-fn rng(rank: u32) -> Value {
-    Value::Tuple(vec![
-        (1234 + rank).into(),
-        Value::Bytes(vec![rank as u8; 16].into()),
-    ])
-}
-
-/// A few of the settings that Megatron keeps.
-fn arguments(model: &Model, ranks: u32) -> Value {
-    let settings = [
-        ("num_layers", Value::Int(model.layers as i64)),
-        ("hidden_size", Value::Int(model.hidden as i64)),
-        (
-            "num_attention_heads",
-            Value::Int(heads(model.hidden) as i64),
-        ),
-        (
-            "padded_vocab_size",
-            Value::Int(vocabulary(model.hidden) as i64),
-        ),
-        ("tensor_model_parallel_size", ranks.into()),
-        ("pipeline_model_parallel_size", 1.into()),
-        ("iteration", 1000.into()),
-    ];
-    Value::Dict(settings.into_iter().map(|(k, v)| (k.into(), v)).collect())
-}
-
-impl Parameter {
-    fn parts(&self) -> [Part; 3] {
-        let part = |key: String, dtype, random, fixed| {
-            let seed = seed(&key);
-            let values = Values {
-                seed,
-                random,
-                fixed,
-            };
-            Part { key, dtype, values }
-        };
-        // Sign, two bits of the exponent, and all of the mantissa.
-        let random = 0x81ff_ffff_81ff_ffff;
-        let (positive, fixed) = (random & !(1 << 63 | 1 << 31), 0x3c00_0000_3c00_0000);
-        let moment = |of: &str| format!("optimizer.state.{of}.{}", self.name);
-        [
-            part(
-                self.name.clone(),
-                DType::BFloat16,
-                0x81ff_81ff_81ff_81ff,
-                0x3c00_3c00_3c00_3c00,
-            ),
-            part(moment("exp_avg"), DType::Float32, random, fixed),
-            part(moment("exp_avg_sq"), DType::Float32, positive, fixed),
-        ]
-    }
-
-    /// What a rank has of it: as even as can be.
-    fn region(&self, cut: Cut, rank: u32, ranks: u32) -> Region {
-        let mut region = Region::whole(&self.shape);
-        if let Some(axis) = self.axis {
-            let axis = if cut.flipped { 1 - axis } else { axis };
-            let at = |r: u32| self.shape[axis] * u64::from(r) / u64::from(ranks);
-            (region.offsets[axis], region.lengths[axis]) = (at(rank), at(rank + 1) - at(rank));
-        }
-        region
-    }
-}
-
-fn size(part: &Part, region: &Region) -> usize {
-    (region.volume().unwrap_or(0) * part.dtype.size()) as usize
-}
-
-/// Calls `f` with each run of neighbouring bytes of a region: its first byte in the whole tensor, and where it lies in the
-/// region's own bytes.
-fn runs(shape: &[u64], region: &Region, item: u64, mut f: impl FnMut(u64, std::ops::Range<usize>)) {
-    // One axis or two; whole rows follow each other.
-    let columns = if shape.len() == 2 { shape[1] } else { 1 };
-    let (first, width) = if shape.len() == 2 {
-        (region.offsets[1], region.lengths[1])
-    } else {
-        (0, 1)
-    };
-    let (rows, step) = if width == columns {
-        (1, region.lengths[0] * columns)
-    } else {
-        (region.lengths[0], width)
-    };
-    let mut here = 0;
-    for row in 0..rows {
-        let at = (region.offsets[0] + row) * columns + first;
-        let len = (step * item) as usize;
-        if len > 0 {
-            f(at * item, here..here + len);
-        }
-        here += len;
-    }
-}
-
-/// A number for a name.
-fn seed(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
-    })
-}
-
-impl Values {
-    /// Eight bytes that depend on nothing but their place.
-    fn word(self, index: u64) -> [u8; 8] {
-        let mut x = self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        ((x ^ x >> 32) & self.random | self.fixed).to_le_bytes()
-    }
-}
-
-/// The bytes of a tensor from byte `at` on.
-fn fill(values: Values, at: u64, out: &mut [u8]) {
-    let (mut index, skip) = (at / 8, (at % 8) as usize);
-    let head = out.len().min((8 - skip) % 8);
-    let (first, rest) = out.split_at_mut(head);
-    if head > 0 {
-        first.copy_from_slice(&values.word(index)[skip..skip + head]);
-        index += 1;
-    }
-    for chunk in rest.chunks_mut(8) {
-        let w = values.word(index);
-        chunk.copy_from_slice(&w[..chunk.len()]);
-        index += 1;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SHARES: [(u32, bool); 4] = [(1, false), (3, false), (2, true), (40, true)];
+
     #[test]
-    fn bytes_depend_on_their_place_alone() {
-        let mut whole = vec![0; 100];
-        let of = |seed| Values {
-            seed,
-            random: u64::MAX,
-            fixed: 0,
-        };
-        fill(of(7), 0, &mut whole);
-        for at in 0..40 {
-            for len in 0..30 {
-                let mut part = vec![0; len];
-                fill(of(7), at as u64, &mut part);
-                assert_eq!(part, whole[at..at + len], "{at} {len}");
+    fn elements_depend_on_their_tensor_and_index_alone() {
+        let model = Model::new(32, 1);
+        for (ranks, is_flipped) in SHARES {
+            for e in &model.entries {
+                let whole = e.elements(&Region::whole(&e.shape));
+                let whole = Tensor::new(e.dtype, &e.shape, whole).unwrap();
+                for share in Share::all(ranks, is_flipped) {
+                    let region = e.region(share);
+                    assert_eq!(whole.narrow(&region).to_bytes(), e.elements(&region));
+                }
             }
         }
-        let mut other = vec![0; 100];
-        fill(of(8), 0, &mut other);
-        assert_ne!(whole, other);
+        // First moments, which have the same random bits.
+        let [words, qkv] = [&model.entries[1], &model.entries[7]];
+        assert_eq!(words.random, qkv.random);
+        let row = |e: &Entry, row| e.elements(&Region::new([row, 0], [1, 32]));
+        assert_ne!(row(words, 0), row(words, 1));
+        assert_ne!(row(words, 0), row(qkv, 0));
     }
 
     #[test]
-    fn runs_cover_a_region_in_order() {
-        for (shape, region) in [
-            (vec![4, 6], Region::new([1, 2], [2, 3])),
-            (vec![4, 6], Region::new([1, 0], [2, 6])),
-            (vec![5], Region::new([0], [5])),
-            (vec![4, 6], Region::new([1, 2], [2, 0])),
-        ] {
-            let mut end = 0;
-            runs(&shape, &region, 2, |_, here| {
-                assert_eq!(here.start, end);
-                end = here.end;
+    fn shares_make_up_the_state() {
+        let model = Model::new(32, 1);
+        for (ranks, is_flipped) in SHARES {
+            let sizes = model.entries.iter().map(|e| {
+                let shares = Share::all(ranks, is_flipped);
+                shares.map(|share| e.size(&e.region(share))).sum::<u64>()
             });
-            assert_eq!(end as u64, region.volume().unwrap() * 2);
+            assert_eq!(sizes.sum::<u64>(), model.bytes_on(ranks));
         }
+    }
+
+    /// A share as a load returns it.
+    fn loaded(model: &Model, share: Share) -> ValueTree {
+        let mut tree = ValueTree::new();
+        for e in &model.entries {
+            let region = e.region(share);
+            let tensor = Tensor::new(e.dtype, &region.lengths, e.elements(&region));
+            tree.insert(e.key.as_str(), tensor.unwrap());
+        }
+        for (key, value) in model.common() {
+            tree.insert(key, value);
+        }
+        tree
+    }
+
+    #[test]
+    fn a_load_that_went_wrong_is_noticed() {
+        let model = Model::new(32, 1);
+        let share = Share::all(3, true).nth(1).unwrap();
+        let good = loaded(&model, share);
+        let check = |tree: &ValueTree| model.check(share, tree, &ProgressBar::hidden());
+        let own: u64 = model.entries.iter().map(|e| e.size(&e.region(share))).sum();
+        assert_eq!(check(&good).unwrap(), own);
+
+        let last = model.entries.last().unwrap();
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = last.elements(&last.region(share));
+            bytes[at] = byte;
+            let mut tree = good.clone();
+            let tensor = Tensor::new(last.dtype, &last.shape, bytes).unwrap();
+            tree.insert(last.key.as_str(), tensor);
+            check(&tree).map_err(|e| e.to_string())
+        };
+        assert!(
+            changed(127, STALE)
+                .unwrap_err()
+                .contains("from byte 127 on")
+        );
+        assert!(changed(0, STALE).unwrap_err().contains("rank 1 of 3"));
+
+        let other = Share::all(3, true).next().unwrap();
+        assert!(
+            check(&loaded(&model, other)).is_err(),
+            "another rank's share"
+        );
+        for key in [last.key.as_str(), "args", "iteration"] {
+            let mut tree = good.clone();
+            tree.remove(key).unwrap();
+            assert!(check(&tree).is_err(), "{key}");
+        }
+        let mut tree = good.clone();
+        tree.insert("iteration", 1001);
+        assert!(check(&tree).is_err());
     }
 
     #[test]

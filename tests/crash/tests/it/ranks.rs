@@ -4,7 +4,7 @@
 
 use reshard::Dialect;
 use reshard_comm::testkit::Ended;
-use reshard_crash::{ACTS, Act, DIES_AT_CALL, Job, look, save, scattered, steps};
+use reshard_crash::{ACTS, Act, DIES_AT_CALL, Job, look, run_in_processes, save, scattered, steps};
 use reshard_model::testkit::is_thorough;
 use reshard_storage::failpoint;
 use std::{
@@ -173,6 +173,18 @@ fn ranks_name_the_one_that_is_killed_at_any_named_step_of_a_save() {
     let met: BTreeSet<&str> = met.into_iter().map(|(step, ..)| step).collect();
     assert_eq!(met, failpoint::STEPS.iter().copied().collect());
     assert!(target.committed > 0, "some steps lie behind the commit");
+}
+
+#[test]
+#[ignore = "starts 64 processes at a time; cargo xtask processes runs it"]
+fn sixty_four_ranks_save_and_load() {
+    let home = reshard_crash::scratch().unwrap();
+    let dir = home.path().join("step");
+    let program = Path::new(env!("CARGO_BIN_EXE_reshard-rank"));
+    for act in ["save", "load", "load-exchange"] {
+        run_in_processes(64, program, &dir, 1, act).unwrap();
+    }
+    assert_eq!(look(&dir).unwrap(), Some(1));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 use reshard::Dialect;
-use reshard_crash::{Form, look, save, save_in_processes, steps};
+use reshard_crash::{Form, RANKS, look, run_in_processes, save, steps};
 use reshard_storage::failpoint;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::{
@@ -36,7 +36,7 @@ fn by_threads(url: &Path, step: u64) -> Result<()> {
 fn by_processes(url: &Path, step: u64) -> Result<()> {
     let acts = ["save", "save-dcp"];
     let program = Path::new(env!("CARGO_BIN_EXE_reshard-rank"));
-    save_in_processes(program, url, step, acts[(step % 2) as usize])
+    run_in_processes(RANKS, program, url, step, acts[(step % 2) as usize])
 }
 
 /// All directories that are, or look like, checkpoints, however deep; those that are still hidden are not.
