@@ -6,7 +6,7 @@ use crate::{
     io::Io,
     json,
     program::Program,
-    steps,
+    steps::{self, Places},
     table::{self, BOLD, GOOD, shown, styled},
     units,
 };
@@ -110,7 +110,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some((report, Err(e))) if report == PruneReport::default() => {
             let is_one = e.exit_code() != NO_CHECKPOINT;
             match steps::places(program, &args.dir, None) {
-                Ok(places) if !places.is_empty() => {
+                Ok(places) if !places.of_saves.is_empty() => {
                     if is_one {
                         io.note(format!("not pruned as a checkpoint: {}", e.text()));
                     }
@@ -122,7 +122,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some(one) => one,
         None => {
             let places = steps::places(program, &args.dir, args.steps.as_ref())?;
-            if places.is_empty() {
+            if places.of_saves.is_empty() {
                 return Err(steps::none(&args.dir, args.steps.as_ref()));
             }
             prune_all(program, args, places, io)
@@ -163,11 +163,11 @@ fn prune(program: &Program, args: &Prune, place: &str) -> (PruneReport, Result<u
 fn prune_all(
     program: &Program,
     args: &Prune,
-    places: Vec<(String, String)>,
+    places: Places,
     io: &mut Io<'_>,
 ) -> (PruneReport, Result<u8>) {
     let (mut all, mut code) = (PruneReport::default(), OK);
-    for (place, name) in places {
+    for (place, name) in places.of_saves {
         let (report, outcome) = prune(program, args, &place);
         // Names of files are those within the folder of the run.
         let within = |mut r: Remains| {
@@ -189,11 +189,20 @@ fn prune_all(
         }));
         if let Err(e) = outcome {
             io.note(format!("{}: {}", shown(&name), e.text()));
-            // A folder without a checkpoint is no failure of those that have one.
-            if e.exit_code() != NO_CHECKPOINT {
-                code = worse(code, e.exit_code());
-            }
+            code = worse(code, e.exit_code());
         }
+    }
+    if !places.others.is_empty() {
+        let names = places.others.iter().take(steps::NAMED);
+        let names: Vec<String> = names.map(|name| shown(name).into_owned()).collect();
+        let more = match places.others.len().checked_sub(steps::NAMED) {
+            Some(more @ 1..) => format!(" and {more} more"),
+            _ => String::new(),
+        };
+        let names = names.join(", ");
+        io.note(format!(
+            "no complete checkpoint, so it stays: {names}{more}"
+        ));
     }
     (all, Ok(code))
 }

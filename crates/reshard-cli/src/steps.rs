@@ -19,6 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How folders of steps are called if nobody says it: as reshard and Megatron call them.
 const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
 
+/// So many folders are named that don't open.
+pub(crate) const NAMED: usize = 20;
+
 fn usual() -> Result<Vec<StepPattern>> {
     let patterns = USUAL.into_iter().map(str::parse);
     Ok(patterns.collect::<Result<_, reshard::Error>>()?)
@@ -111,10 +114,14 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     for number in folders {
         let name = pattern.name(number);
         let url = format!("{}/{name}", args.dir.trim_end_matches('/'));
-        match (
-            program.open_quietly(&url, args.reading.options()),
-            complete.remove(&number),
-        ) {
+        let step = complete.remove(&number);
+        // To say why each of very many folders holds none takes long.
+        if step.is_none() && closed.len() >= NAMED {
+            let why = "it holds no complete checkpoint".to_owned();
+            closed.push(LeftOut { name, why });
+            continue;
+        }
+        match (program.open_quietly(&url, args.reading.options()), step) {
             (Ok(checkpoint), Some(step)) => all.push(Row::of(step, &checkpoint)),
             // Its save has just ended, or its removal has begun.
             (Ok(_), None) => {}
@@ -132,31 +139,48 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         rows(io.out, titles, || all.iter().map(Row::cells))?;
     }
     io.out.flush()?;
-    for LeftOut { name, why } in closed {
-        io.note(format!("left out: {} does not open: {why}", shown(&name)));
+    for LeftOut { name, why } in closed.iter().take(NAMED) {
+        io.note(format!("left out: {} does not open: {why}", shown(name)));
+    }
+    if let Some(more @ 1..) = closed.len().checked_sub(NAMED) {
+        let folders = units::some(more as u64, "folder");
+        io.note(format!("left out: {folders} more; --json names all"));
     }
     Ok(Some(OK))
 }
 
-/// The places of all steps in a folder: their folders, complete or not, and those beside which a save or a removal has left something. They are in the order
-/// of their numbers, with their names.
+/// The steps in a folder, in the order of their numbers.
+#[derive(Default)]
+pub(crate) struct Places {
+    /// The places and names of complete checkpoints, and of those beside which a save or a removal has left something.
+    pub(crate) of_saves: Vec<(String, String)>,
+    /// The names of the other folders.
+    pub(crate) others: Vec<String>,
+}
+
+/// Finds the steps in a folder.
 pub(crate) fn places(
     program: &Program,
     dir: &str,
     pattern: Option<&StepPattern>,
-) -> Result<Vec<(String, String)>> {
+) -> Result<Places> {
     let patterns = match pattern {
         Some(pattern) => vec![pattern.clone()],
         None => usual()?,
     };
-    let mut places = Vec::new();
+    let mut places = Places::default();
     for pattern in patterns {
         let look = || steps(program, dir, pattern.clone());
-        let folders = run(look().folders())?;
+        let complete = run(look())?.into_iter().map(|step| step.number);
         let left = reshard::storage::wait(look().unfinished_saves())?;
-        let numbers: BTreeSet<u64> = folders.into_iter().chain(left).collect();
+        let numbers: BTreeSet<u64> = complete.chain(left).collect();
+        let others = run(look().folders())?.into_iter();
+        let others = others.filter(|number| !numbers.contains(number));
+        places
+            .others
+            .extend(others.map(|number| pattern.name(number)));
         let base = dir.trim_end_matches('/');
-        places.extend(numbers.into_iter().map(|number| {
+        places.of_saves.extend(numbers.into_iter().map(|number| {
             let name = pattern.name(number);
             (format!("{base}/{name}"), name)
         }));

@@ -73,6 +73,27 @@ fn ls_of_a_folder_of_checkpoints_lists_the_complete_ones() {
 }
 
 #[test]
+fn very_many_folders_without_a_checkpoint_are_counted() {
+    let dir = training();
+    let path = dir.path().to_str().unwrap();
+    for step in 1..=30 {
+        fs::create_dir(dir.path().join(format!("step-{step}"))).unwrap();
+    }
+    let said = run(&["ls", path]).err;
+    assert!(said.contains("left out: step-20 does not open"), "{said}");
+    assert!(said.contains("left out: 12 folders more"), "{said}");
+    let listed: serde_json::Value =
+        serde_json::from_str(&run(&["ls", path, "--json"]).out).unwrap();
+    assert_eq!(listed["left_out"].as_array().unwrap().len(), 32);
+    let said = run(&["prune", path]).err;
+    assert!(
+        said.contains("no complete checkpoint, so it stays: step-1, ")
+            && said.contains(" and 11 more"),
+        "{said}"
+    );
+}
+
+#[test]
 fn ls_takes_other_names_of_steps() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
