@@ -13,6 +13,7 @@ use crate::{
 use reshard::{
     Kept, PruneReport, Remains, RemainsKind, blocking,
     storage::{Entry, Name},
+    strategy::first,
 };
 use serde::Serialize;
 use std::path::Path;
@@ -193,16 +194,9 @@ fn prune_all(
         }
     }
     if !places.others.is_empty() {
-        let names = places.others.iter().take(steps::NAMED);
-        let names: Vec<String> = names.map(|name| shown(name).into_owned()).collect();
-        let more = match places.others.len().checked_sub(steps::NAMED) {
-            Some(more @ 1..) => format!(" and {more} more"),
-            _ => String::new(),
-        };
-        let names = names.join(", ");
-        io.note(format!(
-            "no complete checkpoint, so it stays: {names}{more}"
-        ));
+        let names = places.others.iter().map(|name| shown(name));
+        let names = first(steps::NAMED, names);
+        io.note(format!("no complete checkpoint, so it stays: {names}"));
     }
     (all, Ok(code))
 }

@@ -2,9 +2,9 @@
 
 use crate::told::{At, DictPlan};
 use reshard_model::{ObjectCodec as _, Opaque, Path, Step, Value};
-use reshard_plan::{AnnotationId, AnnotationKind, Annotations, Metadata, PlanError, Result};
+use reshard_plan::{AnnotationId, AnnotationKind, Annotations, PlanError, Result};
 use reshard_torch_format::{FoundDict, KeyType, TensorRef, TorchSave};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The kinds of annotations that a file has a place for.
 pub(crate) const KINDS: &[AnnotationKind] = &[
@@ -158,11 +158,11 @@ impl<'a> KeyTypes<'a> {
     }
 }
 
-/// Whether the tensor at a path is a `torch.nn.Parameter`.
-pub(crate) fn is_parameter(metadata: &Metadata, path: &Path) -> bool {
-    let id = AnnotationId::new(AnnotationKind::TensorClass, path.clone(), "");
-    let class = metadata.annotations().get(&id);
-    class.and_then(Value::as_str) == Some(PARAMETER)
+/// The paths of tensors that are a `torch.nn.Parameter`.
+pub(crate) fn parameters(annotations: &Annotations) -> BTreeSet<&Path> {
+    let classes = annotations.of_all_files(AnnotationKind::TensorClass);
+    let parameters = classes.filter(|(_, class)| class.as_str() == Some(PARAMETER));
+    parameters.map(|(id, _)| &id.path).collect()
 }
 
 /// The classes and attributes of dicts, for the plan of a file.
@@ -216,7 +216,6 @@ pub(crate) fn classes(plans: &[DictPlan]) -> reshard_strategy::Result<BTreeMap<P
 mod tests {
     use super::*;
     use reshard_model::Construct;
-    use std::collections::BTreeSet;
 
     fn ordered() -> Box<Opaque> {
         Box::new(Opaque {

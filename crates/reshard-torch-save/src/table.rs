@@ -140,19 +140,17 @@ impl Tables {
     }
 
     fn tensor(&mut self, n: u32, key: &str, tensor: TensorRef) -> Result<()> {
-        let layout = tensor
-            .layout()
-            .ok()
-            .filter(|layout| !layout.is_contiguous());
+        let layout = tensor.layout().ok();
+        let strided = layout.as_ref().filter(|layout| !layout.is_contiguous());
         let properties = TensorProperties {
             requires_grad: tensor.requires_grad,
-            strides: layout.map(|layout| layout.strides()[..].into()),
+            strides: strided.map(|layout| layout.strides()[..].into()),
             ..TensorProperties::default()
         };
         let id = self
             .builder
             .add_tensor(key, tensor.dtype, &tensor.shape, properties)?;
-        let bytes = tensor.layout().map_or(0, |layout| layout.bytes());
+        let bytes = layout.map_or(0, |layout| layout.bytes());
         if bytes == 0 {
             return Ok(());
         }

@@ -152,13 +152,14 @@ fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Ve
     ordered.extend(known.filter_map(|key| left.remove(&**key)));
     ordered.extend(left.into_values());
     let types = KeyTypes::of(metadata.annotations());
+    let parameters = dicts::parameters(metadata.annotations());
     ordered
         .into_iter()
         .map(|entry| {
             let key: Box<str> = entry.key().into();
             let of = pieces.remove(&key).unwrap_or_default();
             let path = paths.and_then(|paths| paths.get(&key));
-            let is_parameter = path.is_some_and(|path| dicts::is_parameter(metadata, path));
+            let is_parameter = path.is_some_and(|path| parameters.contains(path));
             let steps = steps(&key, path, told.ints.get(&key), &types);
             leaf((key, steps), &entry, is_parameter, of)
         })
