@@ -29,7 +29,6 @@ pub struct Timer {
 /// When it ends, and a number, because several may end at once.
 type Key = (Instant, u64);
 
-#[derive(Default)]
 struct Waiting {
     wakers: BTreeMap<Key, Waker>,
     has_thread: bool,
