@@ -33,7 +33,7 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     file.check_keys(keys.into_iter(), args.inverse)
         .map_err(told)?;
 
-    let given: BTreeMap<String, u64> = args.set.iter().cloned().collect();
+    let given = given(&args.set)?;
     let mut values = wait(source.map_parameters(&file, &BTreeMap::new()))?;
     for (name, value) in given {
         if let Some(stored) = values
@@ -41,7 +41,7 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
             .filter(|stored| *stored != value)
         {
             io.note(format!(
-                "--set {name}={value}: the checkpoint says {stored}"
+                "--set {name}={value} is used, and the checkpoint says {stored}"
             ));
         }
     }
@@ -57,6 +57,18 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     let mapped = source.mapped(&map).map_err(told)?;
     note_unmapped(mapped.mapping(), io);
     Ok(Some(map))
+}
+
+/// The parameters of `--set`, each of which has one value.
+fn given(set: &[(String, u64)]) -> Result<BTreeMap<String, u64>> {
+    let mut all = BTreeMap::new();
+    for (name, value) in set {
+        if let Some(other) = all.insert(name.clone(), *value) {
+            let what = format!("--set gives {} twice: {other} and {value}", shown(name));
+            return Err(CliError::told(what, "leave one of them out"));
+        }
+    }
+    Ok(all)
 }
 
 /// Notes parameters that the checkpoint could have told and did not, so that the map's default decides.

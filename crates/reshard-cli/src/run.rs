@@ -53,9 +53,12 @@ impl Program {
                     );
                 }
                 let to = if is_error { &mut *io.err } else { &mut *io.out };
-                // A closed pipe keeps nobody from having asked for help.
-                write!(to, "{text}").and_then(|()| to.flush()).unwrap_or(());
-                return u8::try_from(code).unwrap_or(FAILED);
+                let code = u8::try_from(code).unwrap_or(FAILED);
+                return match write!(to, "{text}").and_then(|()| to.flush()) {
+                    // A closed pipe keeps nobody from having asked for help.
+                    Err(e) if e.kind() != io::ErrorKind::BrokenPipe => FAILED,
+                    _ => code,
+                };
             }
         };
         let program = match cli.command.reading() {

@@ -8,12 +8,22 @@ use reshard::{
 };
 use std::{collections::BTreeSet, sync::Arc};
 
+/// Whether the copy can have tensors that share stored elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ties {
+    /// One rank has all tensors whole, and the format stores their elements once.
+    Stay,
+    /// Each tensor gets elements of its own.
+    Cut,
+}
+
 /// What becomes of each annotation of the source.
 pub(crate) struct Fates<'a> {
     source: &'a Checkpoint,
     target: &'a Target,
     fit: &'a Fit,
     canonical: &'a Canonical,
+    pub(crate) ties: Ties,
     /// The keys that are carried over under their own names.
     carried: BTreeSet<&'a str>,
     /// The paths of dicts, lists and leaves of the copy.
@@ -23,7 +33,7 @@ pub(crate) struct Fates<'a> {
 impl<'a> Fates<'a> {
     pub(crate) fn of(
         source: &'a Checkpoint,
-        target: &'a Target,
+        (target, ties): (&'a Target, Ties),
         (keys, canonical, fit): (&Keys<'_>, &'a Canonical, &'a Fit),
     ) -> Self {
         let stored = source.metadata();
@@ -32,6 +42,7 @@ impl<'a> Fates<'a> {
             target,
             fit,
             canonical,
+            ties,
             carried: BTreeSet::new(),
             nodes: BTreeSet::new(),
         };
@@ -53,6 +64,11 @@ impl<'a> Fates<'a> {
         out
     }
 
+    /// Whether the copy says which tensors require gradients.
+    pub(crate) fn keeps_gradients(&self) -> bool {
+        self.target.keeps_gradients()
+    }
+
     /// Those that the copy states.
     pub(crate) fn kept(&self) -> Annotations {
         let all = self.source.metadata().annotations().iter();
@@ -63,6 +79,8 @@ impl<'a> Fates<'a> {
 
     /// Why the copy does not state an annotation of the source.
     pub(crate) fn why_not(&self, id: &AnnotationId) -> Option<Arc<str>> {
+        let value = self.source.metadata().annotations().get(id);
+        let text = value.and_then(Value::as_str);
         let what = match id.kind {
             AnnotationKind::Text => "metadata of the whole checkpoint",
             AnnotationKind::Attribute => "attributes",
@@ -70,33 +88,33 @@ impl<'a> Fates<'a> {
             AnnotationKind::KeyType => "keys that are no text",
             AnnotationKind::ContainerType => "types of dicts",
             AnnotationKind::TensorClass => "parameters",
-            AnnotationKind::TensorState => "what Python knows of tensors",
-            AnnotationKind::SameObject => "one dict or list at two places",
+            AnnotationKind::PythonState => text.unwrap_or_default(),
+            AnnotationKind::SameObject => "one object at two places",
+            AnnotationKind::Device => "devices of tensors",
+            AnnotationKind::Record => "records of other programs",
             _ => "attributes of dicts",
         };
         if !self.target.annotates(id.kind) {
             return Some(format!("{} has no place for {what}", self.target.key()).into());
+        }
+        if id.file.is_some() && value == Some(&Value::None) {
+            return Some("it holds tensors, or is too large".into());
         }
         if id.file.is_some() {
             return Some(
                 "only one file of the source states it, or files contradict each other".into(),
             );
         }
-        let is_lone = |value: &Value| value.as_str().is_some();
-        if id.kind == AnnotationKind::ContainerType
-            && self
-                .source
-                .metadata()
-                .annotations()
-                .get(id)
-                .is_some_and(is_lone)
-        {
+        if id.kind == AnnotationKind::ContainerType && text.is_some() {
             return Some("the copy is a dict with this item".into());
         }
         let stays = match id.kind {
             AnnotationKind::Text => true,
             _ if self.canonical.is_mapped => {
                 return Some("keys and shapes come from a map".into());
+            }
+            AnnotationKind::SameObject if !self.is_one_tensor(id, text) => {
+                return Some("the copy has it at each place for itself".into());
             }
             AnnotationKind::Attribute | AnnotationKind::DimensionNames => self.has_array(&id.path),
             _ if self.fit.dialect == Dialect::Megatron => {
@@ -110,6 +128,16 @@ impl<'a> Fates<'a> {
     /// Whether the copy has something at the path of an annotation about a dict.
     pub(crate) fn has(&self, id: &AnnotationId) -> bool {
         id.file.is_none() && self.nodes.contains(&id.path)
+    }
+
+    /// Whether a tensor that is the same object as an earlier one still is in the copy.
+    fn is_one_tensor(&self, id: &AnnotationId, first: Option<&str>) -> bool {
+        let stays = |key: &str| {
+            let tensor = self.source.metadata().tensor(key);
+            self.carried.contains(key)
+                && tensor.is_some_and(|t| t.bytes() > 0 && self.fit.written(t.dtype()) == t.dtype())
+        };
+        self.ties == Ties::Stay && stays(&id.path.to_string()) && first.is_some_and(stays)
     }
 
     /// Whether an array is carried over, or one below the group.

@@ -2,14 +2,14 @@
 
 use crate::{
     Asked, ConvertError, ConvertReport, Finding, Ledger, MAX_FILES, NotHeld, Result,
-    annotations::Fates,
+    annotations::{Fates, Ties},
     cast::is_number,
     checked::last_check,
     checks::{Checks, checks},
     destination::{self, check_files, files_of_ranks},
     fit::{Fit, Wants, has_dialect},
     keys::Keys,
-    ledger::{Account, Ties},
+    ledger::Account,
     mapped::Mapped,
     optimizer::Canonical,
     phase::Started,
@@ -435,7 +435,8 @@ impl<'a> Convert<'a> {
         self.carried_as_stored(&source)?;
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let annotations = Fates::of(self.source, &target, (keys, &canonical, &fit));
+        let kind = (&target, self.ties(&target));
+        let annotations = Fates::of(self.source, kind, (keys, &canonical, &fit));
         let account = Account {
             checkpoint: self.source,
             keys: &self.keys,
@@ -444,7 +445,6 @@ impl<'a> Convert<'a> {
             fit: &fit,
             source: &source,
             format: target.key(),
-            ties: self.ties(&target),
             annotations: &annotations,
         };
         let ledger = account.ledger();

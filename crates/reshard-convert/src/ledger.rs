@@ -2,7 +2,7 @@
 
 mod fill;
 
-pub(crate) use fill::{Account, Ties};
+pub(crate) use fill::{Account, has_other_order};
 
 use reshard::{
     DType,
@@ -20,7 +20,7 @@ pub enum ItemKind {
     Object,
     /// A value of Megatron Core's common state, by its path.
     Common,
-    /// An entry of text of the whole checkpoint, or an attribute of a dict of Python.
+    /// An entry of text of the whole checkpoint, an attribute of a dict of Python, or a record of an archive that its format does not know.
     Metadata,
     /// An attribute of a group or an array, or the names of its axes.
     Attribute,
@@ -28,11 +28,11 @@ pub enum ItemKind {
     KeyType,
     /// A dict that is no plain one, such as an `OrderedDict`.
     ContainerType,
-    /// The class of a tensor in Python that is no `torch.Tensor`, or its attributes.
+    /// The class of a tensor in Python that is no `torch.Tensor`, or what else Python knows of a tensor or an object.
     TensorClass,
-    /// Several tensors that share stored elements, by their keys, or one dict or list at two places.
+    /// Several tensors that share stored elements, by their keys, or one object at two places.
     Tie,
-    /// A fact about the save that wrote the source, such as its id. The copy is a save of its own.
+    /// A fact about the save that wrote the source, such as its id, or the device of a tensor. The copy is a save of its own.
     Save,
 }
 
@@ -75,9 +75,10 @@ impl ItemKind {
             AnnotationKind::Attribute | AnnotationKind::DimensionNames => Self::Attribute,
             AnnotationKind::KeyType => Self::KeyType,
             AnnotationKind::ContainerType => Self::ContainerType,
-            AnnotationKind::TensorClass | AnnotationKind::TensorState => Self::TensorClass,
+            AnnotationKind::TensorClass | AnnotationKind::PythonState => Self::TensorClass,
             AnnotationKind::SameObject => Self::Tie,
-            // Texts, and attributes of dicts.
+            AnnotationKind::Device => Self::Save,
+            // Texts, attributes of dicts, and records.
             _ => Self::Metadata,
         }
     }
@@ -109,6 +110,8 @@ pub enum Change {
     Trimmed(u64),
     /// Its elements lay in another order in memory, such as channels last, and are stored row-major.
     RowMajor,
+    /// It required gradients, and the copy does not say so.
+    WithoutGradient,
     /// It was stored flattened, and is stored as plain chunks.
     Unflattened,
     /// `--optimizer` stores its content by parameter.
@@ -134,6 +137,7 @@ impl Change {
             | Self::Untied
             | Self::AsText
             | Self::RowMajor
+            | Self::WithoutGradient
             | Self::Trimmed(_)
             | Self::Split(_) => true,
             _ => false,
@@ -162,6 +166,7 @@ impl fmt::Display for Change {
             Self::Mapped(to) => write!(f, "mapped to {}", to.join(", ")),
             Self::Trimmed(elements) => write!(f, "without {elements} of its elements"),
             Self::RowMajor => f.write_str("stored row-major"),
+            Self::WithoutGradient => f.write_str("stored without requires_grad"),
             Self::Unflattened => f.write_str("stored as plain chunks"),
             Self::ByParameter => f.write_str("stored by parameter"),
             Self::Split(1) => f.write_str("split into 1 item"),

@@ -11,16 +11,18 @@ use crate::{
     tensor::Carried,
 };
 use reshard::{
-    Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    Value, ValueTree,
+    Checkpoint, Data, Dialect, ReadLimits, Region, Save, ShardedObject, ShardedTensor, StateDict,
+    StoredCommon, Value, ValueTree,
     megatron::incomplete_arrays,
     model::{Leaf, Path, PathOfKey, Payload, Sharded, Step, Tree, split},
     plan::{Entry, PlannerData},
     storage::{Name, Traffic},
+    strategy::torch::TorchObjects,
 };
+use reshard_torch_format::TorchSave;
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     sync::Arc,
 };
 
@@ -39,6 +41,8 @@ pub(crate) struct Source {
     in_common: u64,
     /// What was read: objects and common state, as they are stored.
     read: Traffic,
+    /// What the values of decoded objects don't say, in words, by key.
+    unsaid: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -104,9 +108,7 @@ impl Source {
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
         let is_common = |key: &str| of_common == Some(key);
         let mut read = Counted::default();
-        if let Some(common) = &common {
-            read.common(common);
-        }
+        common.iter().for_each(|common| read.common(common));
         let (mut items, mut leaves) = (Vec::new(), Leaves::default());
         for entry in checkpoint
             .metadata()
@@ -149,7 +151,8 @@ impl Source {
             {
                 Some(old)
             }
-            (Some(_), as_what) => {
+            (Some(old), as_what) => {
+                read.decoded(old.object_key().unwrap_or("common state"), old.payload());
                 let common = match &canonical.common {
                     Some(new) => ValueTree::from(new.clone()),
                     None => checkpoint.common().await.map_err(ConvertError::Read)?,
@@ -189,6 +192,7 @@ impl Source {
             paths,
             in_common,
             read: read.traffic(),
+            unsaid: read.unsaid,
         })
     }
 
@@ -218,6 +222,11 @@ impl Source {
     /// The keys of all items.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         self.items.iter().map(Item::key)
+    }
+
+    /// What the values of decoded objects don't say, in words, by the keys of the source.
+    pub(crate) fn unsaid(&self) -> &BTreeMap<String, String> {
+        &self.unsaid
     }
 
     /// What was read of the checkpoint.
@@ -370,9 +379,22 @@ struct Counted {
     files: BTreeSet<Name>,
     /// Whether a file of its own has common state.
     common: bool,
+    unsaid: BTreeMap<String, String>,
 }
 
 impl Counted {
+    /// Notes what the value of an object doesn't say. If the object can't be decoded, whoever decodes it says so.
+    fn decoded(&mut self, key: &str, stored: &Payload) {
+        if let Payload::Encoded {
+            codec: TorchSave::NAME,
+            bytes,
+        } = stored
+            && let Ok(Some(what)) = TorchObjects::new(&ReadLimits::default()).unsaid(bytes)
+        {
+            self.unsaid.insert(key.into(), what);
+        }
+    }
+
     fn common(&mut self, common: &StoredCommon) {
         self.bytes = self.bytes.saturating_add(common.stored_bytes());
         self.items += 1;
@@ -421,6 +443,7 @@ async fn decoded(
 ) -> Result<Value, reshard::Error> {
     let stored = checkpoint.object_payload(key).await?;
     read.object(checkpoint, key, &stored);
+    read.decoded(key, &stored);
     match stored {
         Payload::Value(value) => Ok(value),
         _ => checkpoint.object(key).await,
@@ -447,12 +470,18 @@ async fn object(
     read.object(checkpoint, key, &stored);
     let (was_list, is_list) = (has_lists(checkpoint), fit.object_lists());
     if was_list != is_list && is_name_of_cell(key) {
+        read.decoded(key, &stored);
         let value = value(checkpoint, key).await?;
         let as_list = |value| Value::List(vec![value]);
         return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
+    // Such a format has values, and no objects as they are stored elsewhere.
+    if fit.splits_objects() {
+        read.decoded(key, &stored);
+    }
     Ok(match stored {
         Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
+            read.decoded(key, &stored);
             Payload::Value(checkpoint.object(key).await?)
         }
         payload => payload,

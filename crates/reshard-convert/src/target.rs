@@ -121,6 +121,11 @@ impl Target {
             .annotates(kind, self.place, self.by_policy)
     }
 
+    /// Whether it has a place for `requires_grad`. A folder notes it beside its tensors; a file has it if it knows the tensors of Python.
+    pub(crate) fn keeps_gradients(&self) -> bool {
+        self.place != PlaceKind::File || self.annotates(AnnotationKind::TensorClass)
+    }
+
     /// Whether one rank that has several tensors with the same elements stores these once.
     pub(crate) fn has_ties(&self) -> bool {
         self.capabilities().has_ties() && !self.by_policy

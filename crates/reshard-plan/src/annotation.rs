@@ -22,15 +22,20 @@ pub enum AnnotationKind {
     ContainerState,
     /// The class of a tensor in Python: `torch.nn.Parameter`.
     TensorClass,
-    /// What else Python knows of a tensor, in words: another class, or attributes. No format writes it.
-    TensorState,
-    /// A dict or list that is the same object as an earlier one. The value is the path of that one, as text.
+    /// What else Python knows of a tensor or an object, in words: another class, attributes, or which parts are one object. No format
+    /// writes it.
+    PythonState,
+    /// A dict, a list or a leaf that is the same object as an earlier one. The value is the path of that one, as text.
     SameObject,
+    /// The device of a tensor, if it is not `cpu`: `cuda:0`. A load puts it where the caller says.
+    Device,
+    /// A record of an archive that the format does not know. The value is its length in bytes.
+    Record,
 }
 
 impl AnnotationKind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Text,
         Self::Attribute,
         Self::DimensionNames,
@@ -38,8 +43,10 @@ impl AnnotationKind {
         Self::ContainerType,
         Self::ContainerState,
         Self::TensorClass,
-        Self::TensorState,
+        Self::PythonState,
         Self::SameObject,
+        Self::Device,
+        Self::Record,
     ];
 }
 
@@ -85,9 +92,10 @@ impl fmt::Display for AnnotationId {
             write!(f, "{file}: ")?;
         }
         let path = match self.kind {
-            AnnotationKind::Text | AnnotationKind::Attribute | AnnotationKind::DimensionNames => {
-                self.path.to_string()
-            }
+            AnnotationKind::Text
+            | AnnotationKind::Attribute
+            | AnnotationKind::DimensionNames
+            | AnnotationKind::Record => self.path.to_string(),
             _ => self.path.quoted(),
         };
         match (&*path, &*self.name) {

@@ -100,6 +100,14 @@ impl TorchObjects {
             limits: *limits,
         }
     }
+
+    /// What the value of an object doesn't say, in words: which parts are one object in Python, and what Python knows of tensors in it.
+    ///
+    /// # Errors
+    /// The pickle can't be read.
+    pub fn unsaid(&self, bytes: &Bytes) -> FormatResult<Option<String>> {
+        self.codec.unsaid(bytes)
+    }
 }
 
 impl ObjectCodec for TorchObjects {

@@ -41,7 +41,7 @@ mod unpack;
 pub use directory::{Directory, Method, Record, Tail};
 pub use form::Form;
 pub use framing::{Framing, Unconfirmed};
-pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
+pub use layout::{ArchiveLayout, ArchiveOptions, Era, RECORDS, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_version};
 pub use unpack::{Inflate, check_crc, unpack};
 

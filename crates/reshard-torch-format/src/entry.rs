@@ -1,5 +1,5 @@
 use crate::{
-    Budget, Error, Limits, Result, StorageRef,
+    Budget, Error, Limits, Outline, Result, StorageRef,
     archive::{Archive, ArchiveOptions, Verify},
     legacy,
     pickle::{Graph, run},
@@ -149,6 +149,25 @@ pub struct TorchSave {
 }
 
 impl TorchSave {
+    /// What the value of an object doesn't say, in words, as [`Outline::unsaid`].
+    ///
+    /// # Errors
+    /// As [`load`], if the pickle can't be read.
+    pub fn unsaid(&self, bytes: &Bytes) -> Result<Option<String>> {
+        let limits = &self.load.limits;
+        let len = bytes.len() as u64;
+        let pickle = if bytes.starts_with(b"PK\x03\x04") {
+            let archive = Archive::open(bytes.clone(), limits)?;
+            let pickle = archive.directory().get("data.pkl")?;
+            archive.content_within(pickle, self.load.verify, &mut limits.budget(len))?
+        } else if legacy::is_legacy(bytes) {
+            bytes.slice(legacy::LegacyHead::parse(bytes, len, limits)?.pickle)
+        } else {
+            bytes.clone()
+        };
+        Outline::parse(&pickle, len, limits)?.unsaid()
+    }
+
     /// Its name.
     pub const NAME: &'static str = "torch.save";
 

@@ -2,6 +2,7 @@
 
 mod flatten;
 mod reach;
+mod unsaid;
 
 use crate::{
     Budget, Error, Limits, Result, StorageRef, TensorRef,
@@ -11,7 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_model::{Construct, Opaque, Path, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The pickle of a file, parsed. It shows which leaves there are, and where the elements of tensors lie. Values of leaves are decoded when
 /// somebody asks for them.
@@ -130,8 +131,12 @@ pub struct Contents {
     pub leaves: Vec<Found>,
     /// The dicts around them that have a class, a state, or keys that are no str.
     pub dicts: Vec<FoundDict>,
-    /// The paths of dicts and lists that are the same object as an earlier one, with the path of that one.
+    /// The paths of dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
     pub shared: Vec<(Path, Path)>,
+    /// The paths of objects, and of dicts with attributes, whose values do not say everything; with what they don't say, in words.
+    pub unsaid: Vec<(Path, String)>,
+    /// The keys of all storages that the pickle names.
+    pub storages: BTreeSet<Box<str>>,
     /// Whether the root is a dict whose items the leaves are. If not, it is the only leaf, under a name that the file does not have.
     pub has_root_dict: bool,
 }
@@ -222,8 +227,34 @@ impl<'a> Outline<'a> {
             leaves: nodes.leaves,
             dicts: dicts.collect(),
             shared: nodes.shared,
+            unsaid: nodes.unsaid,
+            storages: reach::keys(&self.graph),
             has_root_dict: nodes.has_root_dict,
         })
+    }
+
+    /// What the value of the pickle doesn't say, in words: which parts are one object in Python, and what Python knows of the tensors in them
+    /// beside shape and elements. `None` if it says everything.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if it has more parts than there is memory for.
+    ///
+    /// ```
+    /// use reshard_torch_format::Outline;
+    /// # fn main() -> Result<(), reshard_torch_format::Error> {
+    /// let pickle = (&b"\x80\x02]q\x00h\x00\x86."[..]).into();               // ([…], the same list)
+    /// let limits = Default::default();
+    /// let outline = Outline::parse(&pickle, 1000, &limits)?;
+    /// assert_eq!(outline.unsaid()?.as_deref(), Some("parts that are one object"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn unsaid(&self) -> Result<Option<String>> {
+        let budget = self.graph.budget().clone();
+        let mut survey = unsaid::Survey::new(&self.graph, self.limits.depth, budget);
+        survey.object(self.root)?;
+        let found = survey.finish().pop().filter(|found| !found.is_empty());
+        Ok(found.map(|found| unsaid::in_words(&found)))
     }
 
     /// The storages that values of these objects need, each once.

@@ -115,6 +115,11 @@ impl TensorRef {
     /// # Errors
     /// As [`pickle`](Self::pickle).
     pub fn emit(&self, e: &mut Emitter) -> Result<()> {
+        self.emit_object(e).map(drop)
+    }
+
+    /// The same. Returns the memo number of the object.
+    pub(crate) fn emit_object(&self, e: &mut Emitter) -> Result<u32> {
         if !self.is_parameter {
             return self.emit_tensor(e, self.requires_grad);
         }
@@ -125,11 +130,10 @@ impl TensorRef {
         e.tuple(3);
         e.memoize();
         e.op(Op::Reduce);
-        e.memoize();
-        Ok(())
+        Ok(e.memoize())
     }
 
-    fn emit_tensor(&self, e: &mut Emitter, requires_grad: bool) -> Result<()> {
+    fn emit_tensor(&self, e: &mut Emitter, requires_grad: bool) -> Result<u32> {
         let legacy = storage::legacy_name(self.dtype);
         e.global(
             "torch._utils",
@@ -157,8 +161,7 @@ impl TensorRef {
         e.op(Op::Tuple);
         e.memoize();
         e.op(Op::Reduce);
-        e.memoize();
-        Ok(())
+        Ok(e.memoize())
     }
 
     fn emit_bits(&self, e: &mut Emitter) {

@@ -1,10 +1,10 @@
 //! Annotations of the checkpoint: the classes of dicts, their attributes, the types of their keys, and the classes of tensors.
 
-use crate::told::{At, DictPlan};
+use crate::told::{At, DictPlan, PythonTensor};
 use reshard_model::{ObjectCodec as _, Opaque, Path, Step, Value};
 use reshard_plan::{AnnotationId, AnnotationKind, Annotations, PlanError, Result};
 use reshard_torch_format::{FoundDict, KeyType, TensorRef, TorchSave};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The kinds of annotations that a file has a place for.
 pub(crate) const KINDS: &[AnnotationKind] = &[
@@ -12,7 +12,13 @@ pub(crate) const KINDS: &[AnnotationKind] = &[
     AnnotationKind::ContainerType,
     AnnotationKind::ContainerState,
     AnnotationKind::TensorClass,
+    AnnotationKind::Device,
+    // Of tensors.
+    AnnotationKind::SameObject,
 ];
+
+/// The device of most tensors.
+const CPU: &str = "cpu";
 
 /// The class of parameters.
 const PARAMETER: &str = "torch.nn.Parameter";
@@ -56,7 +62,7 @@ impl Dicts {
         }
     }
 
-    /// Adds dicts and lists of a file that are the same object as another, and the path of that.
+    /// Adds dicts, lists and leaves of a file that are the same object as another, and the path of that.
     pub(crate) fn add_shared(&mut self, file: u32, shared: Vec<(Path, Path)>) {
         for (path, first) in shared {
             let id = AnnotationId::new(AnnotationKind::SameObject, path, "");
@@ -68,15 +74,43 @@ impl Dicts {
     /// Adds what Python knows of a tensor of a file.
     pub(crate) fn add_tensor(&mut self, file: u32, path: &Path, tensor: &TensorRef) {
         let class = tensor.is_parameter.then_some(PARAMETER);
-        for (kind, value) in [
-            (AnnotationKind::TensorClass, class),
-            (AnnotationKind::TensorState, tensor.python_state),
+        let view = (tensor.conj || tensor.neg).then_some("that it is a conjugated or negated view");
+        let device = Some(&*tensor.storage.location).filter(|device| *device != CPU);
+        for (kind, name, value) in [
+            (AnnotationKind::TensorClass, "", class),
+            (
+                AnnotationKind::PythonState,
+                "",
+                tensor.python_state.or(view),
+            ),
+            (AnnotationKind::Device, "device", device),
         ] {
             if let Some(value) = value {
-                let id = AnnotationId::new(kind, path.clone(), "");
+                let id = AnnotationId::new(kind, path.clone(), name);
                 let all = self.0.entry(id).or_default();
                 all.push((file, Some(value.into())));
             }
+        }
+    }
+
+    /// Adds what the values of objects of a file don't say.
+    pub(crate) fn add_unsaid(&mut self, file: u32, unsaid: Vec<(Path, String)>) {
+        for (path, what) in unsaid {
+            let id = AnnotationId::new(AnnotationKind::PythonState, path, "");
+            let all = self.0.entry(id).or_default();
+            all.push((file, Some(what.into())));
+        }
+    }
+
+    /// Adds the records of a file that nothing of it names.
+    pub(crate) fn add_records(&mut self, file: u32, records: Vec<(String, u64)>) {
+        for (name, bytes) in records {
+            let id = AnnotationId::new(AnnotationKind::Record, Path::default(), name);
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            self.0
+                .entry(id)
+                .or_default()
+                .push((file, Some(bytes.into())));
         }
     }
 
@@ -102,7 +136,11 @@ impl Dicts {
         self.annotations(
             |id, value, files| {
                 let is_whole = id.kind != AnnotationKind::ContainerType || files == all;
-                let is_of_root = id.path.0.is_empty() || id.kind == AnnotationKind::TensorClass;
+                let is_of_tensor = matches!(
+                    id.kind,
+                    AnnotationKind::TensorClass | AnnotationKind::Device
+                );
+                let is_of_root = id.path.0.is_empty() || is_of_tensor;
                 is_of_root && value.is_some() && is_whole
             },
             name,
@@ -158,11 +196,19 @@ impl<'a> KeyTypes<'a> {
     }
 }
 
-/// The paths of tensors that are a `torch.nn.Parameter`.
-pub(crate) fn parameters(annotations: &Annotations) -> BTreeSet<&Path> {
-    let classes = annotations.of_all_files(AnnotationKind::TensorClass);
-    let parameters = classes.filter(|(_, class)| class.as_str() == Some(PARAMETER));
-    parameters.map(|(id, _)| &id.path).collect()
+/// What Python knows of the tensors, by their paths.
+pub(crate) fn python_tensors(annotations: &Annotations) -> BTreeMap<&Path, PythonTensor> {
+    let mut all: BTreeMap<&Path, PythonTensor> = BTreeMap::new();
+    for (id, class) in annotations.of_all_files(AnnotationKind::TensorClass) {
+        all.entry(&id.path).or_default().is_parameter = class.as_str() == Some(PARAMETER);
+    }
+    for (id, _) in annotations.of_all_files(AnnotationKind::SameObject) {
+        all.entry(&id.path).or_default().is_again = true;
+    }
+    for (id, device) in annotations.of_all_files(AnnotationKind::Device) {
+        all.entry(&id.path).or_default().device = device.as_str().map(Into::into);
+    }
+    all
 }
 
 /// The classes and attributes of dicts, for the plan of a file.
@@ -216,6 +262,7 @@ pub(crate) fn classes(plans: &[DictPlan]) -> reshard_strategy::Result<BTreeMap<P
 mod tests {
     use super::*;
     use reshard_model::Construct;
+    use std::collections::BTreeSet;
 
     fn ordered() -> Box<Opaque> {
         Box::new(Opaque {

@@ -11,9 +11,13 @@ use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, LegacyHead, LegacyStorage, Outline, Result as FormatResult, StorageRef,
     TensorRef,
-    archive::{ByteOrder, Method},
+    archive::{ByteOrder, Method, RECORDS, Record},
 };
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 pub(crate) use window::length;
 pub(crate) use zip::{Zip, content};
@@ -128,6 +132,24 @@ impl TorchFile {
             },
             Container::Pickle => Err(no_storage(storage)),
         }
+    }
+
+    /// The records of an archive that `torch.save` does not write, and storages that nothing has, with their lengths.
+    pub(crate) fn unknown_records(&self, storages: &BTreeSet<Box<str>>) -> Vec<(String, u64)> {
+        let Container::Zip(zip) = &self.container else {
+            return Vec::new();
+        };
+        let prefix = format!("{}/", zip.directory.prefix());
+        let name = |record: &Record| {
+            let inner = record.name.strip_prefix(&prefix);
+            inner.unwrap_or(&record.name).to_owned()
+        };
+        let is_known = |name: &str| match name.strip_prefix("data/") {
+            Some(key) => storages.contains(key),
+            None => RECORDS.contains(&name),
+        };
+        let named = zip.directory.records().map(|r| (name(r), r.size));
+        named.filter(|(name, _)| !is_known(name)).collect()
     }
 
     /// Whether it has checksums. The layout before zip archives has none.

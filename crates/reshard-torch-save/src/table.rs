@@ -4,7 +4,7 @@ use crate::{dicts::Dicts, error::Refused, file::TorchFile, index::Parsed, names:
 use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
 use reshard_strategy::{REPEATED, ReadLimits, Result, repeats};
-use reshard_torch_format::{Found, Leaf, ObjectAt, TensorRef};
+use reshard_torch_format::{Contents, Found, Leaf, ObjectAt, TensorRef};
 use std::collections::BTreeMap;
 
 /// A leaf, and the number of its file.
@@ -40,9 +40,8 @@ impl Table {
     /// Of one file.
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
         let mut tables = Tables::default();
-        let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
-        tables.dicts.add(0, contents.dicts);
-        tables.dicts.add_shared(0, contents.shared);
+        let mut contents = file.outline(limits, |outline| outline.contents(file.order()))?;
+        tables.describe(0, file, &mut contents);
         if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
             tables.dicts.add_lone(0, &only.path.to_string());
         }
@@ -66,9 +65,8 @@ impl Table {
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
                 let contents = file.outline(limits, |outline| outline.contents(file.order()));
-                let contents = contents.map_err(|e| Refused::by(&e, name.as_str()))?;
-                tables.dicts.add(n, contents.dicts);
-                tables.dicts.add_shared(n, contents.shared);
+                let mut contents = contents.map_err(|e| Refused::by(&e, name.as_str()))?;
+                tables.describe(n, file, &mut contents);
                 Ok((file, contents.leaves))
             });
             let (file, leaves) = match leaves {
@@ -112,6 +110,17 @@ impl Table {
 }
 
 impl Tables {
+    /// Notes what a file says beside its leaves.
+    fn describe(&mut self, n: u32, file: &TorchFile, contents: &mut Contents) {
+        self.dicts.add(n, std::mem::take(&mut contents.dicts));
+        self.dicts
+            .add_shared(n, std::mem::take(&mut contents.shared));
+        self.dicts
+            .add_unsaid(n, std::mem::take(&mut contents.unsaid));
+        self.dicts
+            .add_records(n, file.unknown_records(&contents.storages));
+    }
+
     fn add(&mut self, n: u32, file: &TorchFile, key: Box<str>, found: Found) -> Result<()> {
         let name = file.name.as_str();
         let Found { path, leaf, .. } = found;

@@ -72,9 +72,20 @@ pub(crate) enum What {
         dtype: DType,
         shape: Dims,
         requires_grad: bool,
-        is_parameter: bool,
+        python: PythonTensor,
     },
     Object,
+}
+
+/// What Python knows of a tensor, and a file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PythonTensor {
+    /// Whether it is a `torch.nn.Parameter`.
+    pub(crate) is_parameter: bool,
+    /// Whether it is the same object as an earlier tensor over the same elements.
+    pub(crate) is_again: bool,
+    /// Its device, if that is not `cpu`.
+    pub(crate) device: Option<Box<str>>,
 }
 
 pub(crate) fn pack(what: &impl Serialize) -> Result<Bytes> {

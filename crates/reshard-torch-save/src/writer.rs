@@ -149,7 +149,7 @@ impl TorchSaveWriter {
             let own = items.get(&*leaf.key).map_or(&[][..], Vec::as_slice);
             let part = match &leaf.what {
                 What::Object => Part::Value(object(&leaf.key, own, resolve)?),
-                What::Tensor { shape, .. } => {
+                What::Tensor { shape, python, .. } => {
                     let tensor = described(&leaf.what)?;
                     let bytes = tensor.storage.len;
                     let (blocks, who) = elements(&leaf.key, shape, bytes, own, resolve)?;
@@ -162,7 +162,10 @@ impl TorchSaveWriter {
                             number
                         }
                     };
-                    Part::Tensor(tensor, number)
+                    match python.is_again {
+                        true => Part::Again(tensor, number),
+                        false => Part::Tensor(tensor, number),
+                    }
                 }
             };
             parts.push((leaf, part));
@@ -203,7 +206,7 @@ fn described(what: &What) -> Result<TensorRef> {
         dtype,
         shape,
         requires_grad,
-        is_parameter,
+        python,
     } = what
     else {
         return Err(StrategyError::Internal(
@@ -212,7 +215,10 @@ fn described(what: &What) -> Result<TensorRef> {
     };
     let mut tensor = TensorRef::contiguous(*dtype, shape).map_err(encoding)?;
     tensor.requires_grad = *requires_grad;
-    tensor.is_parameter = *is_parameter;
+    tensor.is_parameter = python.is_parameter;
+    if let Some(device) = &python.device {
+        tensor.storage.location = device.clone();
+    }
     Ok(tensor)
 }
 

@@ -8,7 +8,11 @@ use crate::{
     units,
 };
 use reshard::{
-    Value, blocking::TensorHandle, plan::AnnotationId, strategy::FileRole, strategy::StorageInfo,
+    Value,
+    blocking::TensorHandle,
+    plan::{AnnotationId, AnnotationKind},
+    strategy::FileRole,
+    strategy::StorageInfo,
 };
 use reshard_convert::ItemKind;
 use std::{collections::BTreeMap, io::Write};
@@ -91,24 +95,33 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
 
 /// How many facts it states beside its tensors and objects, by kind.
 fn stated(f: &Facts) -> Option<String> {
-    let mut kinds: BTreeMap<ItemKind, u64> = BTreeMap::new();
+    let mut kinds: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for (id, value) in f.checkpoint.metadata().annotations().iter() {
-        let kind = ItemKind::of(id.kind);
         // That the root is no dict has no class.
-        if kind != ItemKind::ContainerType || value.as_str().is_none() {
-            *kinds.entry(kind).or_default() += 1;
+        if id.kind != AnnotationKind::ContainerType || value.as_str().is_none() {
+            *kinds.entry(noun(id.kind)).or_default() += 1;
         }
     }
-    let all = kinds.iter().map(|(kind, n)| match kind {
-        ItemKind::Attribute => units::some(*n, "attribute"),
-        ItemKind::KeyType => format!("{} that are no text", units::some(*n, "key")),
-        ItemKind::ContainerType => format!("{} with a class", units::some(*n, "dict")),
-        ItemKind::TensorClass => format!("{} with a class", units::some(*n, "tensor")),
-        ItemKind::Tie => format!("{} at two places", units::some(*n, "object")),
-        _ => units::some(*n, "text"),
-    });
-    let all: Vec<String> = all.collect();
+    let all = kinds.iter();
+    let all: Vec<String> = all
+        .map(|((noun, with), n)| units::some(*n, noun) + with)
+        .collect();
     (!all.is_empty()).then(|| all.join(", "))
+}
+
+/// What an annotation is about, and what it says of it.
+fn noun(kind: AnnotationKind) -> (&'static str, &'static str) {
+    match kind {
+        AnnotationKind::Attribute | AnnotationKind::DimensionNames => ("attribute", ""),
+        AnnotationKind::KeyType => ("key", " that are no text"),
+        AnnotationKind::ContainerType => ("dict", " with a class"),
+        AnnotationKind::TensorClass => ("tensor", " with a class"),
+        AnnotationKind::PythonState => ("item", " of which Python knows more"),
+        AnnotationKind::SameObject => ("object", " at two places"),
+        AnnotationKind::Device => ("tensor", " of a device"),
+        AnnotationKind::Record => ("record", " of other programs"),
+        _ => ("text", ""),
+    }
 }
 
 /// What is wrong with it, and what lies in it that is not its own.

@@ -472,3 +472,15 @@ fn a_failed_digest_is_one_json() {
         ran.err
     );
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn help_that_can_not_be_written_is_no_success() {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut reshard = Command::new(env!("CARGO_BIN_EXE_reshard"));
+    let status = reshard.arg("--help").stdout(full).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}

@@ -6,12 +6,13 @@ use crate::{
     states::{self, Saved},
 };
 use reshard::{
-    ShardedTensor, StateDict, Tensor, blocking,
-    model::{Leaf, Step, Tree},
+    ShardedObject, ShardedTensor, StateDict, Tensor, blocking,
+    model::{Leaf, Payload, Step, Tree},
     torch_dist::{Flavour, TorchDistConfig},
 };
+use reshard_torch_format::TorchSave;
 use serde_json::{Value as Json, json};
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 fn fixture(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -115,8 +116,182 @@ fn what_python_knows_of_tensors_dicts_and_lists_is_kept_or_in_the_ledger() {
         "{said}"
     );
     let shown = run(&["inspect", &src]).ok();
-    let want = "5 tensors with a class, 2 objects at two places";
+    let want =
+        "2 items of which Python knows more, 3 objects at two places, 3 tensors with a class";
     assert!(shown.contains(want), "{shown}");
+}
+
+/// `torch.save` of torch 2.15 made the file, with a forged device for two tensors, and `zipfile` added a record.
+#[test]
+fn what_values_do_not_say_of_objects_is_in_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (src, dst) = (fixture("python_parts.pt"), path("copy.pt"));
+    run(&["verify", &src]).ok();
+    let report = run(&["convert", &src, &dst, "--json"]).json();
+    let (mut lost, mut kept) = (BTreeMap::new(), Vec::new());
+    for entry in report["ledger"].as_array().unwrap() {
+        let name = format!("{} {}", entry["kind"], entry["name"]).replace(['"', '\\'], "");
+        let why = entry["why"].as_str().unwrap_or_default();
+        match entry["outcome"].as_str().unwrap() {
+            "kept" => kept.push(name),
+            _ => drop(lost.insert(
+                name,
+                why.trim_start_matches("torch_save/1 has no place for "),
+            )),
+        }
+    }
+    let want = BTreeMap::from(
+        [
+            ("metadata notes.txt", "records of other programs"),
+            ("tensor_class [cover]", "tensors that share elements"),
+            ("tensor_class [gpu_inside]", "devices of tensors"),
+            ("tensor_class [grad]", "tensors that require gradients"),
+            ("tensor_class [list_twice]", "parts that are one object"),
+            ("tensor_class [order]", "tensors that are not row-major"),
+            ("tensor_class [param]", "parameters"),
+            (
+                "tensor_class [same_in_tuple]",
+                "parts that are one object, tensors that share elements",
+            ),
+            ("tensor_class [with_outside]", "tensors that share elements"),
+            (
+                "tie [empty_again]",
+                "the copy has it at each place for itself",
+            ),
+            (
+                "tie [set_again]",
+                "the copy has it at each place for itself",
+            ),
+        ]
+        .map(|(name, why)| (name.to_owned(), why)),
+    );
+    assert_eq!(lost, want);
+    for name in ["tie [again]", "tie again = one", "save [gpu] device"] {
+        assert!(kept.iter().any(|k| k == name), "{name}: {kept:?}");
+    }
+    // What was kept is in the copy, so that a second one loses nothing.
+    let again = path("again.pt");
+    run(&["convert", &dst, &again, "--lossless"]).ok();
+    run(&["diff", &dst, &again, "--lossless"]).ok();
+    let copies = stated(&again).to_string();
+    assert!(
+        copies.contains("cuda:1") && copies.contains(r#"\"]","value":"one""#),
+        "{copies}"
+    );
+    // Another type has elements of its own.
+    let cast = run(&[
+        "convert",
+        &src,
+        &path("cast.pt"),
+        "--dtype",
+        "bf16",
+        "--json",
+    ])
+    .json();
+    assert!(
+        ledger(&cast)
+            .iter()
+            .any(|e| e == r#"tie ["again"]: left_out"#),
+        "{cast}"
+    );
+    // A device is a fact about the save, and no loss.
+    let flat = run(&[
+        "convert",
+        &src,
+        &path("x.safetensors"),
+        "--key",
+        "gpu",
+        "--json",
+    ])
+    .json();
+    assert!(
+        flat["ledger"]
+            .to_string()
+            .contains("no place for devices of tensors"),
+        "{flat}"
+    );
+}
+
+/// `torch.save` of torch 2.15 made the file.
+#[test]
+fn parts_of_objects_that_are_items_elsewhere_are_in_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (src, dst) = (fixture("python_views.pt"), path("copy.pt"));
+    run(&["verify", &src]).ok();
+    let all = ledger(&run(&["convert", &src, &dst, "--json"]).json());
+    for want in [
+        r#"tensor_class ["config"]: left_out"#,
+        r#"tensor_class ["conj"]: left_out"#,
+        r#"tie ["nothing_again"]: left_out"#,
+        "tensor expanded: changed",
+        "tensor overlapping: changed",
+        "tensor grad: kept",
+    ] {
+        assert!(all.iter().any(|e| e == want), "{want}: {all:#?}");
+    }
+    let said = run(&[
+        "convert",
+        &src,
+        &path("x.safetensors"),
+        "--key",
+        "grad",
+        "--lossless",
+    ]);
+    let want = "tensor grad: stored without requires_grad";
+    assert!(said.code == 2 && said.err.contains(want), "{}", said.err);
+    // Two saves of one state on different devices are equal, and one whose tensors lay otherwise is not without a loss.
+    run(&["diff", &src, &dst]).ok();
+    let said = run(&["diff", &src, &dst, "--lossless"]);
+    for what in ["order of elements of expanded", "tie"] {
+        assert!(said.code == 1 && said.out.contains(what), "{}", said.out);
+    }
+    // A folder notes it.
+    let said = run(&[
+        "convert",
+        &src,
+        &path("folder"),
+        "--to",
+        "safetensors",
+        "--key",
+        "grad",
+    ])
+    .ok();
+    assert!(!said.contains("requires_grad"), "{said}");
+}
+
+/// An object that a conversion carries over as it is stored keeps everything. One that becomes a value of another format does not.
+#[test]
+fn what_values_do_not_say_of_decoded_objects_is_in_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let payload = Payload::Encoded {
+        codec: TorchSave::NAME,
+        bytes: fs::read(fixture("python_parts.pt")).unwrap().into(),
+    };
+    let (src, file) = (path("dist"), path("copy.pt"));
+    let mut state = StateDict::new();
+    state.insert("o", ShardedObject::item("o", payload));
+    blocking::run(reshard::save(&state, &src).dialect(reshard::Dialect::Dcp)).unwrap();
+    run(&[
+        "convert",
+        &src,
+        &path("again"),
+        "--to",
+        "torch_dist",
+        "--lossless",
+    ])
+    .ok();
+    let said = run(&["convert", &src, &file, "--lossless"]);
+    let want = "tensor_class o: left out: torch_save/1 has no place for parts that are one object, parameters, tensors that require gradients";
+    assert!(said.code == 2 && said.err.contains(want), "{}", said.err);
+    let report = run(&["convert", &src, &file, "--json"]).json();
+    let all = ledger(&report);
+    assert!(
+        all.iter().any(|e| e == "tensor_class o: left_out"),
+        "{all:?}"
+    );
 }
 
 #[test]

@@ -541,8 +541,12 @@ fn a_parameter_that_contradicts_the_checkpoint_is_noted() {
         "--drop-objects",
     ];
     let set = |value| run(&[&args[..], &["--set", value, "--overwrite"]].concat()).err;
-    let note = "--set vocab=6: the checkpoint says 7";
+    let note = "--set vocab=6 is used, and the checkpoint says 7";
     assert!(set("vocab=6").contains(note));
+    // Each has one value.
+    let twice = run(&[&args[..], &["--set", "vocab=6", "--set", "vocab=7"]].concat());
+    let what = "--set gives vocab twice: 6 and 7";
+    assert!(twice.code == 2 && twice.err.contains(what), "{}", twice.err);
     assert!(!set("vocab=7").contains("the checkpoint says"));
 }
 

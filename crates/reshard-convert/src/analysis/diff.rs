@@ -5,11 +5,11 @@ use super::{
     numbers::{Bound, Pairs, number},
     view::{Side, View},
 };
-use crate::{ConvertError, ItemKind, Result, nested};
+use crate::{ConvertError, ItemKind, Result, ledger::has_other_order, nested};
 use reshard::{
     Checkpoint, DType, MappedCheckpoint, Region, TensorHandle, Value, ValueTree,
     model::{self, Dims},
-    plan::PlannerData,
+    plan::{AnnotationKind, PlannerData},
     storage::{PlaceKind, Progress},
 };
 use std::{
@@ -45,7 +45,8 @@ pub struct CheckpointDiff {
     pub common: Vec<String>,
     /// Annotations that only one has, or that have different values: attributes, texts, types of dicts and of their keys.
     pub annotations: Vec<String>,
-    /// Ties that only one has, and keys whose items are at other paths, such as in a list and in a dict. They don't count as different.
+    /// Ties that only one has, keys whose items are at other paths, such as in a list and in a dict, and properties of tensors: their order in
+    /// memory, and whether they require gradients. They don't count as different.
     pub structure: Vec<String>,
     /// For each of the two: what it has, and what the form of the other one can't represent. It doesn't count as different.
     pub unrepresented: [Vec<String>; 2],
@@ -409,7 +410,7 @@ async fn common_items(
     Ok(all)
 }
 
-/// Compares ties, and the paths of items.
+/// Compares ties, properties of tensors, and the paths of items.
 fn structure(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -424,6 +425,18 @@ fn structure(
     let differing = ties.symmetric_difference(&other_ties);
     let differing = differing.map(|keys| format!("tie {}", keys.join(" = ")));
     out.structure.extend(differing);
+    for t in first.metadata().tensors().filter(|t| chosen(t.key())) {
+        let Some(other) = second.metadata().tensor(t.key()) else {
+            continue;
+        };
+        if has_other_order(&t) != has_other_order(&other) {
+            out.structure
+                .push(format!("order of elements of {}", t.key()));
+        }
+        if t.properties().requires_grad != other.properties().requires_grad {
+            out.structure.push(format!("requires_grad of {}", t.key()));
+        }
+    }
     let paths = [first, second].map(|c| c.metadata().planner_data());
     let [
         Some(PlannerData::Paths(paths)),
@@ -449,9 +462,15 @@ fn annotations(
     let stated = [first, second].map(|c| c.metadata().annotations());
     let mut compared = BTreeSet::new();
     for (n, of, other) in [(0, stated[0], second), (1, stated[1], first)] {
-        for (id, value) in of.iter().filter(|(id, _)| chosen(&id.path.to_string())) {
+        let state = of
+            .iter()
+            .filter(|(id, _)| ItemKind::of(id.kind) != ItemKind::Save);
+        for (id, value) in state.filter(|(id, _)| chosen(&id.path.to_string())) {
             let can = other.capabilities();
-            let has_place = id.file.is_none() && can.annotates(id.kind, PlaceKind::Folder, false);
+            // A format keeps such a tensor, and no other object.
+            let has_place = id.kind != AnnotationKind::SameObject
+                && id.file.is_none()
+                && can.annotates(id.kind, PlaceKind::Folder, false);
             let name = || format!("{} {id}", ItemKind::of(id.kind).name().replace('_', " "));
             let same = other.metadata().annotations().get(id);
             match same {

@@ -2,7 +2,7 @@
 
 use super::{Change, ItemKind, Ledger, Outcome};
 use crate::{
-    annotations::Fates,
+    annotations::{Fates, Ties},
     fit::{CommonAs, Fit},
     keys::Keys,
     mapped::Mapped,
@@ -11,8 +11,8 @@ use crate::{
     source::Source,
 };
 use reshard::{
-    BackendVersion, Checkpoint, DType, ReadLimits, StoredCommon, Value, ValueTree,
-    model::{Path, Payload, Step},
+    BackendVersion, Checkpoint, DType, ReadLimits, Region, StoredCommon, Value, ValueTree,
+    model::{Layout, Path, Payload, Step},
     plan::{AnnotationKind, Entry, MemoryFormat, TensorRef},
     strategy::{Producer, decode_object, torch::TorchObjects},
 };
@@ -29,17 +29,7 @@ pub(crate) struct Account<'a> {
     pub(crate) source: &'a Source,
     /// The format of the copy.
     pub(crate) format: BackendVersion,
-    pub(crate) ties: Ties,
     pub(crate) annotations: &'a Fates<'a>,
-}
-
-/// Whether the copy can have tensors that share stored elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ties {
-    /// One rank has all tensors whole, and the format stores their elements once.
-    Stay,
-    /// Each tensor gets elements of its own.
-    Cut,
 }
 
 impl Account<'_> {
@@ -133,6 +123,9 @@ impl Account<'_> {
         }
         if has_other_order(t) {
             changes.push(Change::RowMajor);
+        }
+        if t.properties().requires_grad && !self.annotations.keeps_gradients() {
+            changes.push(Change::WithoutGradient);
         }
         if t.original_shape().is_some() {
             changes.push(Change::Unflattened);
@@ -259,6 +252,10 @@ impl Account<'_> {
             };
             ledger.add(ItemKind::of(id.kind), id.to_string(), outcome);
         }
+        for (key, what) in self.source.unsaid() {
+            let outcome = self.no_place(what);
+            ledger.add(ItemKind::TensorClass, &**key, outcome);
+        }
     }
 
     fn add_ties(&self, ledger: &mut Ledger) {
@@ -275,7 +272,7 @@ impl Account<'_> {
                 tensor.is_some_and(|t| self.fit.written(t.dtype()) != t.dtype())
             };
             let carried = tie.keys.iter().filter(carried).count();
-            let stays = self.ties == Ties::Stay
+            let stays = self.annotations.ties == Ties::Stay
                 && tie.is_whole
                 && carried == tie.keys.len()
                 && self.mapped.is_none()
@@ -291,13 +288,18 @@ impl Account<'_> {
 }
 
 /// Whether the elements of a tensor lay in another order than row-major in memory, as far as the source says.
-fn has_other_order(t: &TensorRef<'_>) -> bool {
+pub(crate) fn has_other_order(t: &TensorRef<'_>) -> bool {
     let properties = t.properties();
     let Some(strides) = properties.strides else {
         return properties.memory_format != MemoryFormat::Contiguous;
     };
-    // These may be the strides of a part of the tensor, so only their order counts.
     let shape = t.shape();
+    let whole = Region::whole(&shape);
+    if t.chunks().any(|(_, region)| region == whole) {
+        let own = Layout::new(1, 0, shape.clone(), strides.iter().copied().collect());
+        return own.is_some_and(|own| !own.is_contiguous());
+    }
+    // Those of a part of the tensor: only their order counts.
     let long = strides.iter().zip(&shape).filter(|(_, n)| **n > 1);
     !long.is_sorted_by(|(before, _), (after, _)| before >= after)
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Directory, Method, Record,
-    layout::{Part, local_zip64_len, put_central_header, put_end, put_local_header},
+    layout::{Part, RECORDS, local_zip64_len, put_central_header, put_end, put_local_header},
 };
 use crate::{Error, Result};
 
@@ -39,6 +39,8 @@ pub struct Framing {
     unlike: u64,
     /// The first of them.
     first: Option<Error>,
+    /// The first header that names another record than the directory does.
+    renamed: Option<Error>,
     unconfirmed: Unconfirmed,
 }
 
@@ -59,6 +61,7 @@ impl Framing {
             like: 0,
             unlike: 0,
             first: None,
+            renamed: None,
             unconfirmed: Unconfirmed::default(),
         };
         let (from, behind) = (directory.offset(), directory.behind());
@@ -73,9 +76,15 @@ impl Framing {
         put_end(&mut expected, count, from, behind - from);
         let found = part(behind, len).unwrap_or_default();
         let free = (found.len() as u64).saturating_sub(END);
-        frame.part(found == expected, free, || {
-            Error::archive(behind, format!("what follows the directory {OTHERWISE}"))
-        });
+        // Who adds a record or a comment writes the end anew.
+        let is_new =
+            has_comment(found) || directory.records().any(|r| !is_written_by_torch(&r.name));
+        match found != expected && is_new {
+            true => frame.unconfirmed.framing += free,
+            false => frame.part(found == expected, free, || {
+                Error::archive(behind, format!("what follows the directory {OTHERWISE}"))
+            }),
+        }
         // Nothing lies before the first record.
         let first = directory.records().map(|r| r.header).min().unwrap_or(0);
         if first > 0 {
@@ -97,7 +106,7 @@ impl Framing {
         put_central_header(&mut expected, &part, crc);
         let same = record.method == Method::Stored && entry == expected;
         let free = (entry.len() as u64).saturating_sub(MEANT + record.name.len() as u64);
-        self.of_record(same, free, &part, || {
+        self.of_record((record, same), free, &part, || {
             let name = &record.name;
             let what = format!("the directory's entry of {name:?} {OTHERWISE}");
             Error::archive(record.entry(), what)
@@ -125,15 +134,31 @@ impl Framing {
             put_local_header(&mut expected, &part);
             expected == header
         };
-        self.of_record(same, FREE_LOCAL + extra, &part, || {
+        let is_named = header
+            .get(30..)
+            .is_some_and(|rest| rest.starts_with(record.name.as_bytes()));
+        if !is_named {
+            let what = format!("the header of {:?} has another name", record.name);
+            self.renamed
+                .get_or_insert_with(|| Error::archive(record.header, what));
+        }
+        self.of_record((record, same), FREE_LOCAL + extra, &part, || {
             let what = format!("the header of {:?} {OTHERWISE}", record.name);
             Error::archive(record.header, what)
         });
     }
 
-    fn of_record(&mut self, same: bool, free: u64, part: &Part, error: impl FnOnce() -> Error) {
-        // No archive was seen that says what all versions of torch put into the fields of records that need zip64.
-        match !same && part.zip64() {
+    fn of_record(
+        &mut self,
+        (record, same): (&Record, bool),
+        free: u64,
+        part: &Part,
+        error: impl FnOnce() -> Error,
+    ) {
+        // No archive was seen that says what all versions of torch put into the fields of records that need zip64. A record that torch does not
+        // write was added by another program.
+        let is_open = part.zip64() || !is_written_by_torch(&record.name);
+        match !same && is_open {
             true => self.unconfirmed.framing += free,
             false => self.part(same, free, error),
         }
@@ -154,11 +179,28 @@ impl Framing {
     /// # Errors
     /// [`Error::Archive`]: `torch.save` has written the archive, and something in it is otherwise now.
     pub fn finish(self) -> Result<Unconfirmed> {
+        if let Some(e) = self.renamed {
+            return Err(e);
+        }
         match self.first {
             Some(e) if self.like > self.unlike => Err(e),
             _ => Ok(self.unconfirmed),
         }
     }
+}
+
+/// Whether an end record stands alone, with a comment.
+fn has_comment(end: &[u8]) -> bool {
+    let length = end.get(20..22).and_then(|at| at.first_chunk());
+    let length = length.map_or(0, |length| usize::from(u16::from_le_bytes(*length)));
+    end.starts_with(b"PK\x05\x06") && length > 0 && end.len() == END as usize + length
+}
+
+/// Whether a record, with the folder in its name, has a name that `torch.save` gives.
+fn is_written_by_torch(name: &str) -> bool {
+    let inner = name.split_once('/').map_or(name, |(_, inner)| inner);
+    let is_number = |key: &str| key.bytes().all(|b| b.is_ascii_digit());
+    RECORDS.contains(&inner) || inner.strip_prefix("data/").is_some_and(is_number)
 }
 
 const OTHERWISE: &str =
@@ -215,6 +257,13 @@ mod tests {
         let found = checked(&bytes).unwrap();
         assert!(found.framing >= records * (8 + 16), "{found:?}");
         assert_eq!(found.packed, 0);
+    }
+
+    #[test]
+    fn a_record_that_another_program_has_added_is_counted() {
+        let bytes = include_bytes!("../../tests/data/added_record.pt");
+        let found = checked(bytes).unwrap();
+        assert!(found.framing > 0, "{found:?}");
     }
 
     #[test]

@@ -5,6 +5,17 @@ use super::{
 use crate::{Error, Result};
 use std::ops::Range;
 
+/// The records that `torch.save` writes beside its storages.
+pub const RECORDS: &[&str] = &[
+    "data.pkl",
+    "byteorder",
+    "version",
+    ".data/version",
+    ".format_version",
+    ".storage_alignment",
+    ".data/serialization_id",
+];
+
 /// The layout to write. Every torch since 2.1 reads both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,6 +1,10 @@
 //! PyTorch's rules of flattening, on the graph of a pickle.
 
-use super::{Found, KeyType, Leaf, ObjectAt, unsupported};
+use super::{
+    Found, KeyType, Leaf, ObjectAt,
+    unsaid::{Survey, Unsaid, can_change, in_words},
+    unsupported,
+};
 use crate::{
     Budget, Error, Limits, Result,
     pickle::{Call, Graph, How, Id, Node},
@@ -9,7 +13,7 @@ use crate::{
 use reshard_model::{Path, Step};
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
 };
 
 /// The name of the only leaf of a file that is one tensor, or one object.
@@ -33,8 +37,10 @@ pub(super) struct Nodes<'g> {
     pub(super) leaves: Vec<Found>,
     /// The dicts around the leaves of which their paths don't say everything.
     pub(super) around: Vec<Around<'g>>,
-    /// Dicts and lists that are the same object as an earlier one, with the path of that one.
+    /// Dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
     pub(super) shared: Vec<(Path, Path)>,
+    /// What the values of leaves, and of attributes of dicts, do not say, in words.
+    pub(super) unsaid: Vec<(Path, String)>,
     pub(super) has_root_dict: bool,
 }
 
@@ -55,6 +61,7 @@ pub(super) fn contents<'g>(
         out: Vec::new(),
         around: Vec::new(),
         first: BTreeMap::new(),
+        leaves: BTreeMap::new(),
         shared: Vec::new(),
     };
     let pairs = walk.named(root);
@@ -72,10 +79,12 @@ pub(super) fn contents<'g>(
         }
     }
     different(graph, root, &walk.out)?;
+    let unsaid = walk.unsaid()?;
     Ok(Nodes {
         leaves: walk.out,
         around: walk.around,
         shared: walk.shared,
+        unsaid,
         has_root_dict,
     })
 }
@@ -110,8 +119,10 @@ struct Walk<'g, 'a> {
     named: u64,
     out: Vec<Found>,
     around: Vec<Around<'g>>,
-    /// Where each dict or list is first.
+    /// Where each dict or list that is taken apart is first.
     first: BTreeMap<Id, Path>,
+    /// The first leaf that is this object, by its number.
+    leaves: BTreeMap<Id, usize>,
     shared: Vec<(Path, Path)>,
 }
 
@@ -271,8 +282,8 @@ impl<'g> Walk<'g, '_> {
         let takes = steps + 2 * text as u64 + (size_of::<Found>() + 256) as u64;
         let at = self.graph.offset(id) as usize;
         self.budget.take(takes).map_err(|r| r.at(at))?;
-        if let Node::List(_) | Node::Dict(_) = self.graph.node(id) {
-            self.note_place(id)?;
+        if can_change(self.graph, id) {
+            self.note_leaf(id, takes)?;
         }
         let leaf = match tensor_of(self.graph, id, Wrapped::Any) {
             Ok(Some(tensor)) => {
@@ -290,6 +301,58 @@ impl<'g> Walk<'g, '_> {
             leaf,
         });
         Ok(())
+    }
+
+    /// Notes a leaf, and whether it has been at another place before. Each of the two paths takes about as much as was taken for it.
+    fn note_leaf(&mut self, id: Id, takes: u64) -> Result<()> {
+        let at = self.graph.offset(id) as usize;
+        let entry = 4 * size_of::<(Id, usize)>() as u64;
+        self.budget.take(entry).map_err(|r| r.at(at))?;
+        let first = *self.leaves.entry(id).or_insert(self.out.len());
+        if let Some(first) = self.out.get(first) {
+            self.budget.take(2 * takes).map_err(|r| r.at(at))?;
+            let path = Path::from(self.path.as_slice());
+            self.shared.push((path, first.path.clone()));
+        }
+        Ok(())
+    }
+
+    /// What the values of objects and of attributes do not say. An object that is an earlier leaf has been looked at.
+    fn unsaid(&self) -> Result<Vec<(Path, String)>> {
+        let mut survey = Survey::new(self.graph, self.limits.depth, self.budget.clone());
+        for id in self.first.keys() {
+            survey.container(*id)?;
+        }
+        let again: BTreeSet<&Path> = self.shared.iter().map(|(path, _)| path).collect();
+        let mut numbers: Vec<(&Path, usize)> = Vec::new();
+        for found in &self.out {
+            match &found.leaf {
+                Leaf::Tensor(Ok(tensor)) => survey.tensor(tensor)?,
+                Leaf::Object(at) if !again.contains(&found.path) => {
+                    numbers.push((&found.path, survey.object(at.0)?));
+                }
+                _ => {}
+            }
+        }
+        for dict in self
+            .around
+            .iter()
+            .filter(|dict| !again.contains(&dict.path))
+        {
+            for at in dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)) {
+                numbers.push((&dict.path, survey.object(at.0)?));
+            }
+        }
+        let found = survey.finish();
+        let mut all: BTreeMap<&Path, BTreeSet<Unsaid>> = BTreeMap::new();
+        for (path, number) in numbers {
+            let of = found.get(number).into_iter().flatten();
+            all.entry(path).or_default().extend(of);
+        }
+        let all = all.into_iter().filter(|(_, of)| !of.is_empty());
+        Ok(all
+            .map(|(path, of)| (path.clone(), in_words(&of)))
+            .collect())
     }
 
     /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists.

@@ -37,3 +37,9 @@ pub(super) fn storages(
     }
     Ok(found.into_values().collect())
 }
+
+/// The keys of all storages that a pickle names.
+pub(super) fn keys(graph: &Graph<'_>) -> BTreeSet<Box<str>> {
+    let stored = graph.ids().filter_map(|id| storage_of(graph, id).ok()?);
+    stored.map(|stored| stored.storage.key).collect()
+}

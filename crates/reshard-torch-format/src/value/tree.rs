@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub enum Part {
     /// A tensor in the storage of this number, which the caller chooses; tensors may share one. The key of its storage does not matter.
     Tensor(TensorRef, usize),
+    /// The same object as the last tensor of this description in this storage, if there is one.
+    Again(TensorRef, usize),
     /// Anything else, which may hold tensors itself.
     Value(Value),
 }
@@ -78,6 +80,7 @@ pub fn encode_tree(tree: &PartTree) -> Result<EncodedTree> {
         encoder: Encoder::new(),
         known: BTreeMap::new(),
         described: BTreeMap::new(),
+        objects: None,
     };
     trees.survey(tree)?;
     trees.tree(tree)?;
@@ -104,6 +107,8 @@ struct Trees {
     /// The record of each storage of the caller's, and the other way round.
     known: BTreeMap<usize, usize>,
     described: BTreeMap<usize, usize>,
+    /// The tensors in each storage of the caller's, with their memo numbers, if one of them is there again.
+    objects: Option<BTreeMap<usize, Vec<(TensorRef, u32)>>>,
 }
 
 impl Trees {
@@ -112,6 +117,7 @@ impl Trees {
         match tree {
             PartTree::Leaf(Part::Value(value)) => self.encoder.survey(value)?,
             PartTree::Leaf(Part::Tensor(..)) => {}
+            PartTree::Leaf(Part::Again(..)) => drop(self.objects.get_or_insert_default()),
             PartTree::Dict(d) => {
                 if let Some(class) = &d.class {
                     self.encoder.survey(&Value::Opaque(class.clone()))?;
@@ -132,6 +138,12 @@ impl Trees {
         match tree {
             PartTree::Leaf(Part::Value(value)) => self.encoder.value(value)?,
             PartTree::Leaf(Part::Tensor(tensor, storage)) => self.tensor(tensor, *storage)?,
+            PartTree::Leaf(Part::Again(tensor, storage)) => {
+                match self.known_object(tensor, *storage) {
+                    Some(number) => self.encoder.e.get(number),
+                    None => self.tensor(tensor, *storage)?,
+                }
+            }
             PartTree::Dict(PartDict { class: None, pairs }) => self.dict(pairs)?,
             PartTree::Dict(PartDict {
                 class: Some(class),
@@ -153,9 +165,20 @@ impl Trees {
                 record
             }
         };
-        let mut tensor = tensor.clone();
-        tensor.storage.key = record.to_string().into();
-        tensor.emit(&mut self.encoder.e)
+        let mut own = tensor.clone();
+        own.storage.key = record.to_string().into();
+        let number = own.emit_object(&mut self.encoder.e)?;
+        if let Some(objects) = &mut self.objects {
+            let all = objects.entry(storage).or_default();
+            all.push((tensor.clone(), number));
+        }
+        Ok(())
+    }
+
+    /// The memo number of the last tensor of this description in this storage.
+    fn known_object(&self, tensor: &TensorRef, storage: usize) -> Option<u32> {
+        let mut all = self.objects.as_ref()?.get(&storage)?.iter().rev();
+        all.find(|(t, _)| t == tensor).map(|(_, number)| *number)
     }
 
     fn list(&mut self, items: &[PartTree]) -> Result<()> {

@@ -4,7 +4,7 @@ use super::whole::{Target, WholeTensors, invalid, unsupported};
 use crate::{
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
-    told::{At, DictPlan, FilePlan, Files, LeafPlan, Told, What, pack},
+    told::{At, DictPlan, FilePlan, Files, LeafPlan, PythonTensor, Told, What, pack},
     writer::{WithoutLeaves, of_file},
 };
 use reshard_model::{Path, Region, Step};
@@ -152,16 +152,17 @@ fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Ve
     ordered.extend(known.filter_map(|key| left.remove(&**key)));
     ordered.extend(left.into_values());
     let types = KeyTypes::of(metadata.annotations());
-    let parameters = dicts::parameters(metadata.annotations());
+    let python = dicts::python_tensors(metadata.annotations());
     ordered
         .into_iter()
         .map(|entry| {
             let key: Box<str> = entry.key().into();
             let of = pieces.remove(&key).unwrap_or_default();
             let path = paths.and_then(|paths| paths.get(&key));
-            let is_parameter = path.is_some_and(|path| parameters.contains(path));
+            let python = path.and_then(|path| python.get(path));
+            let python = python.cloned().unwrap_or_default();
             let steps = steps(&key, path, told.ints.get(&key), &types);
-            leaf((key, steps), &entry, is_parameter, of)
+            leaf((key, steps), &entry, python, of)
         })
         .collect()
 }
@@ -169,7 +170,7 @@ fn leaves(plans: &mut [SavePlan], told: &Told, metadata: &Metadata) -> Result<Ve
 fn leaf(
     (key, path): (Box<str>, Vec<At>),
     entry: &Entry<'_>,
-    is_parameter: bool,
+    python: PythonTensor,
     mut pieces: Vec<Held>,
 ) -> Result<Leaf> {
     let (what, bytes) = match entry {
@@ -179,7 +180,7 @@ fn leaf(
                 dtype: t.dtype(),
                 shape: t.shape(),
                 requires_grad: t.properties().requires_grad,
-                is_parameter,
+                python,
             };
             (what, t.bytes())
         }
