@@ -383,15 +383,18 @@ struct Counted {
 }
 
 impl Counted {
-    /// Notes what the value of an object doesn't say. If the object can't be decoded, whoever decodes it says so.
+    /// Notes what the value of an object doesn't say, or why that can't be found out.
     fn decoded(&mut self, key: &str, stored: &Payload) {
         if let Payload::Encoded {
             codec: TorchSave::NAME,
             bytes,
         } = stored
-            && let Ok(Some(what)) = TorchObjects::new(&ReadLimits::default()).unsaid(bytes)
         {
-            self.unsaid.insert(key.into(), what);
+            let unsaid = TorchObjects::new(&ReadLimits::default()).unsaid(bytes);
+            let unsaid =
+                unsaid.unwrap_or_else(|e| Some(format!("parts that can't be compared: {e}")));
+            self.unsaid
+                .extend(unsaid.map(|what| (key.to_owned(), what)));
         }
     }
 
@@ -469,21 +472,19 @@ async fn object(
     let stored = checkpoint.object_payload(key).await?;
     read.object(checkpoint, key, &stored);
     let (was_list, is_list) = (has_lists(checkpoint), fit.object_lists());
-    if was_list != is_list && is_name_of_cell(key) {
+    let is_cell = was_list != is_list && is_name_of_cell(key);
+    let is_taken = matches!(&stored, Payload::Encoded { codec, .. } if fit.takes_encoded(codec));
+    // A format that splits objects writes their values, however they come.
+    if is_cell || !is_taken || fit.splits_objects() {
         read.decoded(key, &stored);
+    }
+    if is_cell {
         let value = value(checkpoint, key).await?;
         let as_list = |value| Value::List(vec![value]);
         return Ok(Payload::Value(if is_list { as_list(value) } else { value }));
     }
-    // Such a format has values, and no objects as they are stored elsewhere.
-    if fit.splits_objects() {
-        read.decoded(key, &stored);
-    }
     Ok(match stored {
-        Payload::Encoded { codec, .. } if !fit.takes_encoded(codec) => {
-            read.decoded(key, &stored);
-            Payload::Value(checkpoint.object(key).await?)
-        }
+        Payload::Encoded { .. } if !is_taken => Payload::Value(checkpoint.object(key).await?),
         payload => payload,
     })
 }

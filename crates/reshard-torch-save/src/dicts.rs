@@ -62,12 +62,16 @@ impl Dicts {
         }
     }
 
+    fn note(&mut self, file: u32, id: AnnotationId, value: impl Into<Value>) {
+        let all = self.0.entry(id).or_default();
+        all.push((file, Some(value.into())));
+    }
+
     /// Adds dicts, lists and leaves of a file that are the same object as another, and the path of that.
     pub(crate) fn add_shared(&mut self, file: u32, shared: Vec<(Path, Path)>) {
         for (path, first) in shared {
             let id = AnnotationId::new(AnnotationKind::SameObject, path, "");
-            let first = Value::from(first.to_string());
-            self.0.entry(id).or_default().push((file, Some(first)));
+            self.note(file, id, first.to_string());
         }
     }
 
@@ -87,8 +91,7 @@ impl Dicts {
         ] {
             if let Some(value) = value {
                 let id = AnnotationId::new(kind, path.clone(), name);
-                let all = self.0.entry(id).or_default();
-                all.push((file, Some(value.into())));
+                self.note(file, id, value);
             }
         }
     }
@@ -97,8 +100,7 @@ impl Dicts {
     pub(crate) fn add_unsaid(&mut self, file: u32, unsaid: Vec<(Path, String)>) {
         for (path, what) in unsaid {
             let id = AnnotationId::new(AnnotationKind::PythonState, path, "");
-            let all = self.0.entry(id).or_default();
-            all.push((file, Some(what.into())));
+            self.note(file, id, what);
         }
     }
 
@@ -106,22 +108,14 @@ impl Dicts {
     pub(crate) fn add_records(&mut self, file: u32, records: Vec<(String, u64)>) {
         for (name, bytes) in records {
             let id = AnnotationId::new(AnnotationKind::Record, Path::default(), name);
-            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-            self.0
-                .entry(id)
-                .or_default()
-                .push((file, Some(bytes.into())));
+            self.note(file, id, i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 
     /// Notes that a file is one leaf of this key, and no dict.
     pub(crate) fn add_lone(&mut self, file: u32, key: &str) {
         let id = AnnotationId::new(AnnotationKind::ContainerType, Path::default(), "");
-        let value = format!("no dict, but {key}");
-        self.0
-            .entry(id)
-            .or_default()
-            .push((file, Some(value.into())));
+        self.note(file, id, format!("no dict, but {key}"));
     }
 
     /// Those of a single file: each is that of the checkpoint, if it could be read.

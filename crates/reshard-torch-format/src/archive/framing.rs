@@ -39,8 +39,6 @@ pub struct Framing {
     unlike: u64,
     /// The first of them.
     first: Option<Error>,
-    /// The first header that names another record than the directory does.
-    renamed: Option<Error>,
     unconfirmed: Unconfirmed,
 }
 
@@ -61,7 +59,6 @@ impl Framing {
             like: 0,
             unlike: 0,
             first: None,
-            renamed: None,
             unconfirmed: Unconfirmed::default(),
         };
         let (from, behind) = (directory.offset(), directory.behind());
@@ -134,14 +131,6 @@ impl Framing {
             put_local_header(&mut expected, &part);
             expected == header
         };
-        let is_named = header
-            .get(30..)
-            .is_some_and(|rest| rest.starts_with(record.name.as_bytes()));
-        if !is_named {
-            let what = format!("the header of {:?} has another name", record.name);
-            self.renamed
-                .get_or_insert_with(|| Error::archive(record.header, what));
-        }
         self.of_record((record, same), FREE_LOCAL + extra, &part, || {
             let what = format!("the header of {:?} {OTHERWISE}", record.name);
             Error::archive(record.header, what)
@@ -156,7 +145,7 @@ impl Framing {
         error: impl FnOnce() -> Error,
     ) {
         // No archive was seen that says what all versions of torch put into the fields of records that need zip64. A record that torch does not
-        // write was added by another program.
+        // write was added by another program: `Record::data_range` has checked that both headers give it this name.
         let is_open = part.zip64() || !is_written_by_torch(&record.name);
         match !same && is_open {
             true => self.unconfirmed.framing += free,
@@ -179,9 +168,6 @@ impl Framing {
     /// # Errors
     /// [`Error::Archive`]: `torch.save` has written the archive, and something in it is otherwise now.
     pub fn finish(self) -> Result<Unconfirmed> {
-        if let Some(e) = self.renamed {
-            return Err(e);
-        }
         match self.first {
             Some(e) if self.like > self.unlike => Err(e),
             _ => Ok(self.unconfirmed),

@@ -17,23 +17,13 @@ pub(super) fn storages(
         if !seen.insert(id) {
             continue;
         }
-        match graph.node(id) {
-            Node::Tuple(v) | Node::List(v) | Node::Set(v) | Node::FrozenSet(v) => left.extend(v),
-            Node::Dict(pairs) => left.extend(pairs.iter().flat_map(|(k, v)| [*k, *v])),
-            Node::Call(call) => {
-                left.extend([call.callable, call.args]);
-                left.extend(call.kwargs.iter().chain(&call.state).chain(&call.items));
-                left.extend(call.pairs.iter().flat_map(|(k, v)| [*k, *v]));
-            }
-            Node::Persistent(_) => {
-                if let Some(stored) = storage_of(graph, id)? {
-                    found
-                        .entry(stored.storage.key.clone())
-                        .or_insert(stored.storage);
-                }
-            }
-            _ => {}
+        if let Node::Persistent(_) = graph.node(id)
+            && let Some(stored) = storage_of(graph, id)?
+        {
+            let key = stored.storage.key.clone();
+            found.entry(key).or_insert(stored.storage);
         }
+        left.extend(graph.parts(id));
     }
     Ok(found.into_values().collect())
 }

@@ -170,42 +170,27 @@ impl<'g, 'a> Survey<'g, 'a> {
         // Until its parts were looked at: it may contain itself.
         self.seen.insert(id, true);
         let can_change = match graph.node(id) {
-            Node::Tuple(v) | Node::FrozenSet(v) => self.all(v.iter().copied(), depth)?,
-            Node::List(v) | Node::Set(v) => self.all(v.iter().copied(), depth).map(|_| true)?,
-            Node::Dict(pairs) => {
-                let all = pairs.iter().flat_map(|(k, v)| [*k, *v]);
-                self.all(all, depth).map(|_| true)?
-            }
-            Node::Call(call) => self.call(id, call, depth)?,
+            Node::Tuple(_) | Node::FrozenSet(_) => self.parts(id, depth)?,
+            // Of what the decoder can't make a tensor of, it says why when the value is wanted.
+            Node::Call(call) => match tensor_of(graph, id, Wrapped::Plain) {
+                Ok(Some(tensor)) => self.view(&tensor).map(|()| true)?,
+                Ok(None) => self.parts(id, depth)? || !is_constant(graph, call),
+                Err(_) => true,
+            },
             Node::Persistent(_) => self.bare(id).map(|()| true)?,
-            _ => true,
+            _ => self.parts(id, depth).map(|_| true)?,
         };
         self.seen.insert(id, can_change);
         Ok(can_change)
     }
 
-    fn all(&mut self, ids: impl Iterator<Item = Id>, depth: u32) -> Result<bool> {
+    /// Whether any part of a node can change. All are looked at.
+    fn parts(&mut self, id: Id, depth: u32) -> Result<bool> {
         let mut can_change = false;
-        for id in ids {
-            can_change |= self.walk(id, depth + 1)?;
+        for part in self.graph.parts(id) {
+            can_change |= self.walk(part, depth + 1)?;
         }
         Ok(can_change)
-    }
-
-    fn call(&mut self, id: Id, call: &Call, depth: u32) -> Result<bool> {
-        // Of what the decoder can't make a tensor of, it says why when the value is wanted.
-        match tensor_of(self.graph, id, Wrapped::Plain) {
-            Ok(Some(tensor)) => return self.view(&tensor).map(|()| true),
-            Err(_) => return Ok(true),
-            Ok(None) => {}
-        }
-        let args = self.graph.as_seq(call.args).unwrap_or_default();
-        let args = self.all(args.iter().copied(), depth)?;
-        let parts = call.kwargs.iter().chain(&call.state).chain(&call.items);
-        let parts = parts.copied();
-        let pairs = call.pairs.iter().flat_map(|(k, v)| [*k, *v]);
-        let parts = self.all([call.callable].into_iter().chain(parts).chain(pairs), depth)?;
-        Ok(args || parts || !is_constant(self.graph, call))
     }
 
     fn view(&mut self, tensor: &TensorRef) -> Result<()> {

@@ -198,6 +198,26 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// The nodes that a node holds. Of a call, the arguments and not their tuple.
+    pub(crate) fn parts(&self, id: Id) -> impl Iterator<Item = Id> {
+        type Slices<'g> = (&'g [Id], &'g [(Id, Id)], Option<&'g Call>);
+        let (items, pairs, call): Slices<'_> = match self.node(id) {
+            Node::Tuple(v) | Node::List(v) | Node::Set(v) | Node::FrozenSet(v) => (v, &[], None),
+            Node::Dict(pairs) => (&[], pairs, None),
+            Node::Call(call) => (&call.items, &call.pairs, Some(&**call)),
+            _ => (&[], &[], None),
+        };
+        let of_call = call.into_iter().flat_map(|call| {
+            let args = self.as_seq(call.args).unwrap_or_default();
+            let others = call.kwargs.iter().chain(&call.state);
+            [call.callable]
+                .into_iter()
+                .chain(args.iter().chain(others).copied())
+        });
+        let pairs = pairs.iter().flat_map(|(k, v)| [*k, *v]);
+        of_call.chain(items.iter().copied()).chain(pairs)
+    }
+
     #[inline]
     fn add(&mut self, node: Node<'a>) -> Built<Id> {
         let id = u32::try_from(self.nodes.len()).unwrap_or(NO_NODE);
