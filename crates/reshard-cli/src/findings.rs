@@ -207,6 +207,15 @@ impl Doubts {
         codes.fold(whole, worse)
     }
 
+    /// The first line of the damage, with its key.
+    pub(crate) fn damage(&self) -> Option<String> {
+        let mut of_keys = self.keys.iter().filter(|(_, (_, code))| *code == DAMAGED);
+        let of_key = of_keys
+            .next()
+            .map(|(key, (what, _))| format!("{}: {what}", shown(key)));
+        self.whole.first().cloned().or(of_key)
+    }
+
     /// Notes the damage of the whole checkpoint.
     pub(crate) fn note_whole(&self, io: &mut Io<'_>) {
         for what in self.whole.iter().take(NAMED) {

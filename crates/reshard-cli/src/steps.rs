@@ -2,7 +2,9 @@
 
 use crate::{
     args::Ls,
-    error::{CliError, NO_CHECKPOINT, OK, Result},
+    error::{CliError, DAMAGED, NO_CHECKPOINT, OK, Result},
+    findings::Doubts,
+    glob::Keys,
     io::Io,
     json,
     program::Program,
@@ -12,6 +14,7 @@ use crate::{
 use reshard::{
     Step, StepPattern, Steps,
     blocking::{Checkpoint, run},
+    strategy::CheckedItems,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,13 +50,16 @@ struct Row {
     tensor_bytes: u64,
     /// The program that saved it, if `reshard.json` says it.
     saved_by: Option<String>,
+    /// The first line of its damage, if there is any.
+    damage: Option<String>,
 }
 
 impl Row {
-    fn of(step: Step, checkpoint: &Checkpoint) -> Self {
+    fn of(step: Step, checkpoint: &Checkpoint, io: &Io<'_>) -> Result<Self> {
         let (format, metadata) = (checkpoint.backend(), checkpoint.metadata());
         let (sidecar, _) = checkpoint.sidecar();
-        Self {
+        let doubts = Doubts::of(checkpoint, Some(&CheckedItems::None), Keys(&[]), io)?;
+        Ok(Self {
             step: step.number,
             name: step.name,
             url: step.url,
@@ -63,7 +69,8 @@ impl Row {
             tensors: metadata.tensor_count() as u64,
             tensor_bytes: metadata.total_bytes(),
             saved_by: sidecar.map(|sidecar| sidecar.writer),
-        }
+            damage: doubts.damage(),
+        })
     }
 
     fn cells(&self) -> [String; 6] {
@@ -122,7 +129,7 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
             continue;
         }
         match (program.open_quietly(&url, args.reading.options()), step) {
-            (Ok(checkpoint), Some(step)) => all.push(Row::of(step, &checkpoint)),
+            (Ok(checkpoint), Some(step)) => all.push(Row::of(step, &checkpoint, io)?),
             // Its save has just ended, or its removal has begun.
             (Ok(_), None) => {}
             (Err(e), _) => closed.push(LeftOut {
@@ -139,6 +146,21 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         rows(io.out, titles, || all.iter().map(Row::cells))?;
     }
     io.out.flush()?;
+    let damaged = all
+        .iter()
+        .filter_map(|row| Some((row, row.damage.as_ref()?)));
+    for (row, what) in damaged.clone().take(NAMED) {
+        let (name, url) = (shown(&row.name), shown(&row.url));
+        io.note(format!(
+            "listed: {name} is damaged ({what}); `reshard verify {url}` lists all damage"
+        ));
+    }
+    if let Some(more @ 1..) = damaged.clone().count().checked_sub(NAMED) {
+        let steps = units::some(more as u64, "checkpoint");
+        io.note(format!(
+            "listed: {steps} more that are damaged; --json names all"
+        ));
+    }
     for LeftOut { name, why } in closed.iter().take(NAMED) {
         io.note(format!("left out: {} does not open: {why}", shown(name)));
     }
@@ -146,7 +168,10 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
         let folders = units::some(more as u64, "folder");
         io.note(format!("left out: {folders} more; --json names all"));
     }
-    Ok(Some(OK))
+    Ok(Some(match damaged.count() {
+        0 => OK,
+        _ => DAMAGED,
+    }))
 }
 
 /// The steps in a folder, in the order of their numbers.

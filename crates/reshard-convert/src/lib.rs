@@ -72,6 +72,7 @@ mod stored;
 mod sums;
 mod target;
 mod tensor;
+mod versions;
 
 pub use analysis::{
     ANALYSIS_BLOCK, CheckpointDiff, DamagedTensor, Diff, Flag, Stats, TensorDiff, TensorStats,

@@ -1,39 +1,39 @@
 //! Detects that a checkpoint was replaced while it was read.
 
+use crate::versions::{Version, tagged, timed};
+use futures::{StreamExt as _, stream};
 use reshard::{
     Checkpoint,
     storage::{Name, StorageError, Store},
     strategy::StrategyError,
 };
-use std::{os::unix::fs::MetadataExt as _, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 /// The versions of a checkpoint's data files, taken before they are read. Programs that replace a checkpoint file by file, such as rsync, would
 /// otherwise leave a reader with some tensors of the old version and some of the new one.
 ///
-/// It holds nothing for stores that are not a file system of this machine.
+/// Of a store with tags, such as S3, it keeps nothing: its files were pinned when this was made, and another version can't be read.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     store: Arc<dyn Store>,
     files: Vec<(Name, Version)>,
 }
 
-/// Device, inode, length in bytes, and modification time in seconds and nanoseconds. A hard link or another mode changes none of them.
-type Version = (u64, u64, u64, i64, i64);
-
 impl Snapshot {
-    /// The files of a checkpoint as they are now. Files that can't be opened are left out; reading them is an error anyway.
+    /// The files of a checkpoint as they are now. Files that can't be looked at are left out; reading them is an error anyway.
     pub async fn of(checkpoint: &Checkpoint) -> Self {
         let store = Arc::clone(checkpoint.store());
-        let mut files = Vec::new();
         let names = checkpoint.item_files().into_iter();
-        for name in names.filter_map(|name| Name::new(name).ok()) {
-            match version(&*store, &name).await {
-                Ok(Some(version)) => files.push((name, version)),
-                // A store in the network has no such files, and the first one shows it.
-                Ok(None) => break,
-                Err(_) => {}
+        let names: BTreeSet<Name> = names.filter_map(|name| Name::new(name).ok()).collect();
+        let files = match tagged(&*store, &names).await {
+            Ok(Some(_)) => Vec::new(),
+            _ => {
+                let versions = stream::iter(names).map(|name| timed(&*store, name));
+                let versions = versions.buffered(store.hints().concurrency.max(1));
+                let seen = versions.filter_map(async |seen| seen.ok().flatten());
+                seen.collect().await
             }
-        }
+        };
         Self { store, files }
     }
 
@@ -43,29 +43,12 @@ impl Snapshot {
     /// [`StorageError::Replaced`](reshard::storage::StorageError::Replaced), with the file.
     pub async fn check(&self) -> Result<(), StrategyError> {
         for (name, seen) in &self.files {
-            let now = version(&*self.store, name).await;
-            if !matches!(now, Ok(Some(now)) if now == *seen) {
+            let now = timed(&*self.store, name.clone()).await;
+            if !matches!(now, Ok(Some((_, now))) if now.has_bytes_of(seen)) {
                 let path = format!("{}/{name}", self.store.url());
                 return Err(StrategyError::Storage(StorageError::Replaced { path }));
             }
         }
         Ok(())
     }
-}
-
-/// `None` if it is no file of this machine.
-async fn version(store: &dyn Store, name: &Name) -> Result<Option<Version>, StorageError> {
-    let Some(file) = store.local_file(name).await? else {
-        return Ok(None);
-    };
-    let of = file
-        .metadata()
-        .map_err(|e| StorageError::io("look at", name.as_str(), e))?;
-    Ok(Some((
-        of.dev(),
-        of.ino(),
-        of.len(),
-        of.mtime(),
-        of.mtime_nsec(),
-    )))
 }

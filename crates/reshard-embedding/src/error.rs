@@ -58,6 +58,14 @@ pub enum EmbeddingError {
         /// The number of ranks.
         ranks: u32,
     },
+    /// A thread that fills memory can't be started.
+    #[error("{name}: a thread can't be started; give it fewer, or let the process start more")]
+    Thread {
+        /// Name of the variable.
+        name: String,
+        /// What the operating system says.
+        source: std::io::Error,
+    },
     /// The ranks of a group.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -92,6 +100,7 @@ impl EmbeddingError {
             Self::Model(e) => e.kind(),
             Self::Policy(e) => e.kind(),
             Self::Comm(e) => e.kind(),
+            Self::Thread { .. } => ErrorKind::Unavailable,
             Self::Invalid { .. }
             | Self::IdOutOfRange { .. }
             | Self::NoData { .. }

@@ -115,7 +115,9 @@ pub(crate) fn filled(
     f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<Tensor> {
     let rows = shape.first().copied().unwrap_or(1);
-    written(name, dtype, shape, |memory| fill(memory, rows, threads, f))
+    written(name, dtype, shape, |memory| {
+        fill(name, memory, rows, threads, f)
+    })
 }
 
 /// As [`filled`], into a tensor that is there.
@@ -131,7 +133,7 @@ pub(crate) fn refilled(
     let outcome = edit(name, vec![&mut tensor], |memory| {
         memory
             .first_mut()
-            .map_or(Ok(()), |memory| fill(memory, rows, threads, f))
+            .map_or(Ok(()), |memory| fill(name, memory, rows, threads, f))
     });
     if let Some(back) = tensor {
         *out = back;
@@ -154,6 +156,7 @@ pub(crate) fn written(
 }
 
 fn fill(
+    name: &str,
     memory: &mut [u8],
     rows: u64,
     threads: Option<usize>,
@@ -184,13 +187,19 @@ fn fill(
         let first = runs.next();
         let work = &work;
         let others: Vec<_> = runs
-            .map(|(rows, run)| scope.spawn(move || work(rows, run)))
+            .map(|(rows, run)| thread::Builder::new().spawn_scoped(scope, move || work(rows, run)))
             .collect();
         let mut outcome = first.map_or(Ok(()), |(rows, run)| work(rows, run));
         for thread in others {
-            let theirs = thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let theirs = match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(source) => Err(EmbeddingError::Thread {
+                    name: name.into(),
+                    source,
+                }),
+            };
             // The first error in the order of indexes is told, however many threads there are.
             outcome = outcome.and(theirs);
         }

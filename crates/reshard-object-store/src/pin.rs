@@ -37,6 +37,12 @@ impl Pins {
         tags.get(path).filter(|tag| is_strong(tag)).cloned()
     }
 
+    /// Whether the object was seen.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        let tags = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tags.contains_key(path)
+    }
+
     /// Remembers the tag of an object, if it is the first one. `false` if another one was seen before.
     pub(crate) fn agree(&self, path: &Path, tag: Option<&str>) -> bool {
         // Without a tag a service can't say whether an object was replaced.

@@ -138,10 +138,7 @@ impl Object<'_> {
             .head(self.path.clone(), self.pinned())
             .await?
             .map_err(|e| self.error(e))?;
-        let missing = || StorageError::NotFound {
-            path: self.url.clone(),
-        };
-        Ok(found.ok_or_else(missing)?.size)
+        Ok(found.ok_or_else(|| self.missing())?.size)
     }
 
     /// Reads exactly this range, and passes on each piece of it when it comes. What is not longer than a part takes one request.
@@ -242,24 +239,35 @@ impl Object<'_> {
     /// Refuses what comes from another version of the object than what was read before.
     fn agreed(&self, tag: Option<&str>) -> Result<()> {
         match self.pins {
-            Some(pins) if !pins.agree(&self.path, tag) => Err(StorageError::NotFound {
-                path: self.url.clone(),
-            }),
+            Some(pins) if !pins.agree(&self.path, tag) => Err(self.gone()),
             _ => Ok(()),
         }
     }
 
     /// The object was replaced since it was read first, so the version is gone.
     fn gone(&self) -> StorageError {
-        StorageError::NotFound {
+        StorageError::Replaced {
             path: self.url.clone(),
+        }
+    }
+
+    /// There is no such object now.
+    fn missing(&self) -> StorageError {
+        match self.pins.is_some_and(|pins| pins.has(&self.path)) {
+            true => self.gone(),
+            false => StorageError::NotFound {
+                path: self.url.clone(),
+            },
         }
     }
 
     fn error(&self, e: object_store::Error) -> StorageError {
         match e {
             object_store::Error::Precondition { .. } => self.gone(),
-            e => self.client.error("read", &self.url, e),
+            e => match self.client.error("read", &self.url, e) {
+                StorageError::NotFound { .. } => self.missing(),
+                e => e,
+            },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{asked::PAGES, place::ObjectStorePlace, scheme::Service};
 use object_store::{ObjectMeta, path::Path};
-use reshard_storage::{Among, Name, PlaceKind, Result};
+use reshard_storage::{Among, Name, PlaceKind, Result, StorageError};
 
 /// At least so many objects come with one answer to a listing.
 const PAGE: usize = 1_000;
@@ -30,19 +30,30 @@ impl ObjectStorePlace {
         Ok((Vec::from_iter(self.meta(name).await?), Among::File))
     }
 
-    /// What is known of an object, if it is the version that was seen first.
+    /// What is known of an object; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Replaced`](StorageError::Replaced) if it was seen before, and is gone or another one now.
     pub(crate) async fn meta(&self, name: &Name) -> Result<Option<ObjectMeta>> {
         let path = self.path(name)?;
-        let tag = self.pins.as_ref().and_then(|pins| pins.of(&path));
+        let replaced = || StorageError::Replaced {
+            path: self.url_of(name),
+        };
+        let pins = self.pins.as_ref();
+        let tag = pins.and_then(|pins| pins.of(&path));
         let found = match self.client.head(path.clone(), tag).await? {
             Ok(found) => found,
-            Err(object_store::Error::Precondition { .. }) => None,
+            Err(object_store::Error::Precondition { .. }) => return Err(replaced()),
             Err(e) => return Err(self.client.error("look at", self.url_of(name), e)),
         };
-        Ok(found.filter(|meta| {
-            let pins = self.pins.as_ref();
-            pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref()))
-        }))
+        let is_seen = match &found {
+            Some(meta) => pins.is_none_or(|pins| pins.agree(&path, meta.e_tag.as_deref())),
+            None => pins.is_none_or(|pins| !pins.has(&path)),
+        };
+        match is_seen {
+            true => Ok(found),
+            false => Err(replaced()),
+        }
     }
 
     /// All objects below a folder, if it is to be listed now, and is not too long.

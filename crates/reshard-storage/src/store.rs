@@ -305,7 +305,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 
     /// The version of a file, and of others that the store learns with the same request. Which these are may differ from call to call ([`Tags::among`]). All later reads of these files through this store are of these
-    /// versions; if a file was replaced, they give [`NotFound`](crate::StorageError::NotFound). `None` if the store can't promise that. Stores that
+    /// versions; if a file was replaced, they give [`Replaced`](crate::StorageError::Replaced). `None` if the store can't promise that. Stores that
     /// are not [`pinned`](Self::pinned) can't.
     ///
     /// # Errors

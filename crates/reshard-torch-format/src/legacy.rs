@@ -53,6 +53,8 @@ pub struct LegacyHead {
     pub pickle: Range<usize>,
     /// The storages by their keys. Their elements are little-endian.
     pub storages: BTreeMap<Box<str>, LegacyStorage>,
+    /// Where the last storage ends. [`torch.load`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) reads nothing of what follows.
+    pub end: u64,
 }
 
 /// Where a storage of an old file lies.
@@ -117,7 +119,11 @@ impl LegacyHead {
                 return Err(Error::pickle(keys_at, "a storage is listed twice"));
             }
         }
-        Ok(Self { pickle, storages })
+        Ok(Self {
+            pickle,
+            storages,
+            end: next,
+        })
     }
 }
 

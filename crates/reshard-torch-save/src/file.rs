@@ -9,12 +9,11 @@ use bytes::Bytes;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
-    Error as FormatError, LegacyHead, LegacyStorage, Outline, Result as FormatResult, StorageRef,
-    TensorRef,
+    Error as FormatError, LegacyHead, Outline, Result as FormatResult, StorageRef, TensorRef,
     archive::{ByteOrder, Method, RECORDS, Record},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     ops::Range,
     sync::Arc,
 };
@@ -38,7 +37,7 @@ pub(crate) enum Container {
     /// A zip archive, as since torch 1.6.
     Zip(Zip),
     /// Pickles and storages one behind the other, as before.
-    Legacy(BTreeMap<Box<str>, LegacyStorage>),
+    Legacy(LegacyHead),
     /// Only a pickle.
     Pickle,
 }
@@ -126,7 +125,7 @@ impl TorchFile {
     pub(crate) fn has(&self, storage: &StorageRef) -> FormatResult<()> {
         match &self.container {
             Container::Zip(zip) => storage.check(zip.directory.get(&storage.record())?.size),
-            Container::Legacy(storages) => match storages.get(&storage.key) {
+            Container::Legacy(head) => match head.storages.get(&storage.key) {
                 Some(found) => storage.check(length(&found.data)),
                 None => Err(no_storage(storage)),
             },
@@ -187,7 +186,7 @@ impl TorchFile {
                     Some(header.start..header.end.checked_add(record.stored)?)
                 })
             }
-            Container::Legacy(storages) => storages.get(&storage.key).map(|s| s.data.clone()),
+            Container::Legacy(head) => head.storages.get(&storage.key).map(|s| s.data.clone()),
             Container::Pickle => None,
         }
     }

@@ -12,6 +12,7 @@ use crate::{
     sidecar::{SIDECAR, Seen, Sidecar, is_sidecar},
     written,
 };
+use futures_util::future::{join, join_all};
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
@@ -686,13 +687,31 @@ impl Opened {
 
     /// All files of the place. If nobody can list it, those that the metadata and their format name.
     pub(crate) async fn files(&self) -> Result<Vec<Entry>> {
-        let format = self.formats.0.iter().find(|f| f.key() == self.name);
-        let probes = format.into_iter().flat_map(|f| f.probes().iter().copied());
-        let usual = [METADATA_JSON, COMMON, INTEGRITY, SIDECAR]
-            .into_iter()
-            .chain(probes);
-        let usual: Vec<Name> = usual.map(Name::new).collect::<Result<_, _>>()?;
+        let usual = self.usual()?;
         let names = || self.item_files().into_iter().chain(usual).collect();
         Ok(self.store.files_or(names).await?)
+    }
+
+    /// The names that files without items usually have.
+    fn usual(&self) -> Result<Vec<Name>> {
+        let format = self.formats.0.iter().find(|f| f.key() == self.name);
+        let probes = format.into_iter().flat_map(|f| f.probes().iter().copied());
+        let usual = [METADATA_JSON, COMMON, INTEGRITY, SIDECAR].into_iter();
+        Ok(usual
+            .chain(probes)
+            .map(Name::new)
+            .collect::<Result<_, _>>()?)
+    }
+
+    /// Fails if another version is there now. What the one that was opened lacks is then no damage.
+    pub(crate) async fn not_replaced(&self) -> Result<()> {
+        let usual = self.usual()?;
+        let heads = join_all(usual.iter().map(|name| self.store.head(name)));
+        let (top, heads) = join(self.store.top(), heads).await;
+        let errors = heads.into_iter().filter_map(Result::err).chain(top.err());
+        let replaced = errors
+            .into_iter()
+            .find(|e| matches!(e, StorageError::Replaced { .. }));
+        replaced.map_or(Ok(()), |e| Err(e.into()))
     }
 }

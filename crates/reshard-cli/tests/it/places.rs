@@ -6,9 +6,11 @@ use crate::{
 };
 use futures::{TryStreamExt as _, executor::block_on};
 use reshard::{
-    Stores,
-    storage::{Store, StoreScheme},
+    ErrorKind, OpenOptions, Stores,
+    blocking::Checkpoint,
+    storage::{Progress, Store, StoreScheme},
 };
+use reshard_convert::Snapshot;
 use reshard_object_store::{
     ObjectStorePlace, ObjectStores,
     object_store::{
@@ -241,6 +243,52 @@ const KINDS: [&str; 10] = [
     "megatron/mc012_factories_w4",
     "megatron/mc012_fully_parallel_world_w6",
 ];
+
+/// As a program does that copies files one by one.
+#[test]
+fn objects_that_are_replaced_while_they_are_read_are_not_called_damaged() {
+    let saved = states::dcp();
+    let url = "s3://bucket/checkpoint";
+    for format in ["torch_dist", "safetensors", "zarr", "zarr3"] {
+        let client = Arc::new(InMemory::new());
+        let clouds = ObjectStores::new().with_client("s3://bucket", client.clone());
+        let stores = Stores::linked().unwrap().with("s3", clouds);
+        let to = ["convert", &saved.url, url, "--to", format, "--drop-objects"];
+        let ran = run_with(stores.clone(), &[&to[..], &["--ranks", "2"]].concat());
+        assert_eq!(ran.code, 0, "{format}: {}", ran.err);
+        let open = || {
+            let how = OpenOptions::new().stores(stores.clone());
+            Checkpoint::open_with(how, url).unwrap()
+        };
+        let checkpoint = open();
+        // No tensor is read yet.
+        let snapshot = block_on(Snapshot::of(&checkpoint));
+        let objects: Vec<ObjectMeta> = block_on(client.list(None).try_collect()).unwrap();
+        for ObjectMeta { location, .. } in &objects {
+            let same = block_on(async { client.get(location).await?.bytes().await });
+            block_on(client.put(location, same.unwrap().into())).unwrap();
+        }
+        for t in checkpoint.tensors() {
+            let e = t.read(..).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unavailable, "{format}: {e:?}");
+            assert!(format!("{e:?}").contains("was replaced"), "{e:?}");
+        }
+        let is_damaged = |of: &Checkpoint| match of.verify(true, Progress::none()) {
+            Ok(report) => (!report.damage.is_empty(), !report.unchecked.is_empty()),
+            Err(e) => (e.kind() == ErrorKind::Corrupt, true),
+        };
+        assert_eq!(is_damaged(&checkpoint), (false, true), "{format}");
+        block_on(snapshot.check()).unwrap();
+        // Whoever opens it now reads it.
+        let checkpoint = open();
+        assert_eq!(is_damaged(&checkpoint), (false, false), "{format}");
+        let gone = open();
+        for ObjectMeta { location, .. } in objects {
+            block_on(client.delete(&location)).unwrap();
+        }
+        assert_eq!(is_damaged(&gone), (false, true), "{format}");
+    }
+}
 
 #[test]
 #[cfg(feature = "aws")]

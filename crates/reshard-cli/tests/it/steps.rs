@@ -58,7 +58,7 @@ fn ls_of_a_folder_of_checkpoints_lists_the_complete_ones() {
         json!({
             "step": step, "name": format!("step-{step}"), "url": format!("{path}/step-{step}"),
             "backend": "torch_dist", "version": 1, "dialect": "dcp", "tensors": 1, "tensor_bytes": 4000,
-            "saved_by": format!("reshard {version}"),
+            "saved_by": format!("reshard {version}"), "damage": null,
         })
     };
     let ran = run(&["ls", path, "--json"]);
@@ -70,6 +70,29 @@ fn ls_of_a_folder_of_checkpoints_lists_the_complete_ones() {
     assert!(why.contains("the metadata can't be read"), "{why}");
     // A checkpoint is still listed by its keys.
     assert_eq!(run(&["ls", &format!("{path}/step-900")]).ok(), "w\n");
+}
+
+#[test]
+fn steps_whose_files_are_missing_are_listed_as_damaged() {
+    let dir = training();
+    let path = dir.path().to_str().unwrap();
+    fs::remove_file(dir.path().join("step-900/__0_0.distcp")).unwrap();
+    let ran = run(&["ls", path]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.out.contains("step-900 ") && ran.out.contains("step-1000 "));
+    for said in [
+        "listed: step-900 is damaged (",
+        "__0_0.distcp",
+        &format!("`reshard verify {path}/step-900` lists all damage"),
+    ] {
+        assert!(ran.err.contains(said), "{said:?} is not in {}", ran.err);
+    }
+    let ran = run(&["ls", path, "--json"]);
+    assert_eq!(ran.code, 1);
+    let listed: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let damage = |n: usize| listed["steps"][n]["damage"].clone();
+    assert!(damage(0).as_str().unwrap().contains("__0_0.distcp"));
+    assert!(damage(1).is_null());
 }
 
 #[test]

@@ -1,20 +1,13 @@
 //! Identity of a conversion's source, used to decide whether a conversion can be resumed.
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use crate::versions::{Inode, versions};
 use reshard::{
     Checkpoint,
-    storage::{Depth, KnownTags, Name, Result, StorageError, Store},
+    storage::{Depth, Name, Result, StorageError},
     strategy::{StorageInfo, hex},
 };
 use sha2::{Digest as _, Sha256};
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    io,
-    os::unix::fs::MetadataExt as _,
-    sync::{Mutex, PoisonError},
-    time::UNIX_EPOCH,
-};
+use std::{collections::BTreeSet, io};
 
 /// A digest of a text.
 pub(super) fn digest(text: &str) -> String {
@@ -79,27 +72,6 @@ pub(super) async fn source_identity(source: &Checkpoint) -> Result<Option<Source
     }))
 }
 
-/// The number of a file's inode, and its change time (ctime) in seconds and nanoseconds. A replaced file has another number, and each write changes the
-/// time, even if the modification time is set back afterwards.
-type Inode = (u64, i64, i64);
-
-fn inode(file: &File) -> io::Result<Inode> {
-    let metadata = file.metadata()?;
-    Ok((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
-}
-
-/// The version of a file.
-#[derive(Debug)]
-struct Version {
-    bytes: u64,
-    /// A tag that no other version of the file has, or the time of its last modification.
-    tag: String,
-    /// `None` for a file that is not in a file system of this machine.
-    inode: Option<Inode>,
-}
-
-type Versions = Vec<(Name, Version)>;
-
 /// The files of a source: those directly in its place, and those that hold items.
 async fn names(source: &Checkpoint) -> Result<BTreeSet<Name>> {
     let items = source.item_files().into_iter();
@@ -119,108 +91,24 @@ async fn names(source: &Checkpoint) -> Result<BTreeSet<Name>> {
     Ok(names)
 }
 
-/// The versions of files, by their tags, or by their times if the store has no tags.
-async fn versions(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
-    match tagged(store, names).await? {
-        None => times(store, names).await,
-        tagged => Ok(tagged),
-    }
-}
-
-/// The folder of a file; empty for files directly in the place.
-fn folder(name: &Name) -> &str {
-    let path = name.as_str().rsplit_once('/');
-    path.map_or("", |(folder, _)| folder)
-}
-
-async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
-    let learned = Mutex::new(KnownTags::default());
-    let locked = || learned.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut folders = BTreeSet::new();
-    let of_folders = names.iter().filter(|name| folders.insert(folder(name)));
-    // One file may tell of all, and one of a folder of the others in it. A store may tell so of some folders alone.
-    let rounds: [Vec<Name>; 3] = [
-        names.first().cloned().into_iter().collect(),
-        of_folders.cloned().collect(),
-        names.iter().cloned().collect(),
-    ];
-    for round in rounds {
-        let asks = stream::iter(round).map(|name| async move {
-            if !locked().has(&name) {
-                let tags = store.tags(&name).await?;
-                locked().learn(&name, tags);
-            }
-            Ok::<(), StorageError>(())
-        });
-        let asks = asks.buffered(store.hints().concurrency.max(1));
-        asks.try_collect::<()>().await?;
-    }
-    let learned = learned.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if learned.is_untagged() {
-        return Ok(None);
-    }
-    let version = |name: &Name| {
-        let (bytes, tag) = learned
-            .get(name)
-            .map_or_else(Default::default, |t| (t.head.bytes, t.tag.clone()));
-        let inode = None;
-        (name.clone(), Version { bytes, tag, inode })
-    };
-    Ok(Some(names.iter().map(version).collect()))
-}
-
-async fn times(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
-    let versions = stream::iter(names.clone()).map(|name| timed(store, name));
-    let versions = versions.buffered(store.hints().concurrency.max(1));
-    let versions: Vec<Option<(Name, Version)>> = versions.try_collect().await?;
-    Ok(versions.into_iter().collect())
-}
-
-/// The version of a file by its time, and by its inode if it is a file of this machine. `None` if the store has no time.
-async fn timed(store: &dyn Store, name: Name) -> Result<Option<(Name, Version)>> {
-    let Some(head) = store.head(&name).await? else {
-        let absent = Version {
-            bytes: 0,
-            tag: String::new(),
-            inode: None,
-        };
-        return Ok(Some((name, absent)));
-    };
-    let time = head
-        .modified
-        .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
-    // Web servers without a time give the first one of all.
-    let Some(time) = time.filter(|time| !time.is_zero()) else {
-        return Ok(None);
-    };
-    let at = || format!("{}/{name}", store.url());
-    let inode = match store.local_file(&name).await? {
-        Some(file) => Some(inode(&file).map_err(|e| StorageError::io("look at", at(), e))?),
-        None => None,
-    };
-    let version = Version {
-        bytes: head.bytes,
-        tag: format!("{time:?}"),
-        inode,
-    };
-    Ok(Some((name, version)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::versions::folder;
     use async_trait::async_trait;
     use bytes::Bytes;
     use futures::executor::block_on;
     use reshard::{
         OpenOptions, StateDict,
-        storage::{Among, Head, IfExists, Listing, StoreExt as _, Tagged, Tags, Transaction},
+        storage::{
+            Among, Head, IfExists, Listing, Store, StoreExt as _, Tagged, Tags, Transaction,
+        },
     };
     use reshard_storage::testkit::VersionedStore;
     use std::{
         ops::Range,
         sync::Arc,
-        time::{Duration, SystemTime},
+        time::{Duration, SystemTime, UNIX_EPOCH},
     };
 
     /// A place that tells of its files what a test says.

@@ -123,7 +123,7 @@ fn an_object_that_was_replaced_is_never_served_from_its_old_version() {
     // Who has begun to read the old version gets it, or nothing.
     assert_eq!(old.read("x", 0..100), bytes(0, LEN).slice(..100));
     let e = block_on(old.store.read(&name("x"), 0..LEN as u64)).unwrap_err();
-    assert!(matches!(e, StorageError::NotFound { .. }), "{e}");
+    assert!(matches!(e, StorageError::Replaced { .. }), "{e}");
     // And it has not spoilt the blocks of the new one.
     let third = Reader::new(&bucket, cache());
     assert_eq!(third.read("x", 0..LEN as u64), bytes(9, LEN));

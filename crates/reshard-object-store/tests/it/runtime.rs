@@ -81,9 +81,11 @@ fn a_pinned_reader_never_sees_a_file_before_and_after_it_was_replaced() {
         assert_eq!(pinned.read(&name, 0..3).await.unwrap(), "old");
         put("new bytes").await;
         let e = pinned.read(&name, 4..9).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
-        assert!(pinned.head(&name).await.unwrap().is_none());
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+        let e = pinned.head(&name).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
         assert_eq!(place.read(&name, 0..3).await.unwrap(), "new");
-        assert_eq!(pinned.read_all(&name, 100).await.unwrap(), None);
+        let e = pinned.read_all(&name, 100).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     });
 }

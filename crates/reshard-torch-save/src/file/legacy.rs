@@ -21,8 +21,8 @@ pub(super) async fn open(
     loop {
         match LegacyHead::parse(&head, bytes, &parsing) {
             Ok(found) => {
-                let pickle = head.slice(found.pickle);
-                return Ok((pickle, Container::Legacy(found.storages)));
+                let pickle = head.slice(found.pickle.clone());
+                return Ok((pickle, Container::Legacy(found)));
             }
             Err(e) if head.len() as u64 >= bytes => {
                 return Err(unreadable(e, "the file", name.as_str()));

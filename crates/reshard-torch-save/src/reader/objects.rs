@@ -116,7 +116,7 @@ impl TorchSaveReader {
                 let stored = read(at).await?;
                 content(record, stored, file.bytes, &self.limits, verify).map_err(damaged)
             }
-            Container::Legacy(all) => match all.get(&storage.key) {
+            Container::Legacy(head) => match head.storages.get(&storage.key) {
                 Some(found) => read(found.data.clone()).await,
                 None => Ok(Bytes::new()),
             },

@@ -64,9 +64,9 @@ pub(super) async fn read(
                     record.read(of, cx, &mut records, &mut totals).await?;
                 }
             }
-            Container::Legacy(all) => {
+            Container::Legacy(head) => {
                 for (key, of) in storages {
-                    let at = all.get(&key).map(|storage| storage.data.clone());
+                    let at = head.storages.get(&key).map(|storage| storage.data.clone());
                     let record = In {
                         reader,
                         file,

@@ -14,16 +14,15 @@ use reshard_strategy::{
     check_steps, torch::add_uncovered,
 };
 use reshard_torch_format::{
-    LegacyStorage,
+    LegacyHead,
     archive::{Framing, Inflate, Method, Record, Unconfirmed},
 };
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+use std::{collections::BTreeSet, ops::Range};
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
+/// By so many bytes the beginning of an old file is known.
+const BEGINNING: u64 = 32;
 
 pub(super) async fn verify(
     reader: &TorchSaveReader,
@@ -72,7 +71,7 @@ pub(super) async fn verify(
                     frame(reader, file, zip, &mut report).await;
                 }
             }
-            Container::Legacy(all) => legacy(reader, file, all, &is_read, &mut report).await,
+            Container::Legacy(head) => legacy(reader, file, head, &is_read, &mut report).await,
             Container::Pickle => {}
         }
     }
@@ -244,10 +243,11 @@ async fn crc(
 async fn legacy(
     reader: &TorchSaveReader,
     file: &TorchFile,
-    all: &BTreeMap<Box<str>, LegacyStorage>,
+    head: &LegacyHead,
     is_read: &(dyn Fn(&str) -> bool + Sync),
     report: &mut VerifyReport,
 ) {
+    let all = &head.storages;
     let ranges = all
         .values()
         .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
@@ -274,10 +274,25 @@ async fn legacy(
             report.bytes += length(&storage.data);
         }
     }
-    let end = all.values().map(|storage| storage.data.end).max();
-    if let Some(end) = end.filter(|end| *end < file.bytes) {
-        let what = format!("{} bytes follow its last storage", file.bytes - end);
-        let e = StrategyError::corrupt(&file.name, Some(end), what);
+    if head.end < file.bytes {
+        let e = behind(reader, file, head.end).await;
         report.add(e.kind(), Damage::of(None, &e));
+    }
+}
+
+/// What is wrong with the bytes behind the last storage of an old file.
+async fn behind(reader: &TorchSaveReader, file: &TorchFile, end: u64) -> StrategyError {
+    let what = format!("{} bytes follow its last storage", file.bytes - end);
+    let next = end..file.bytes.min(end.saturating_add(BEGINNING));
+    match reader.store.read(&file.name, next).await {
+        // A program called `torch.save` again with the same open file.
+        Ok(next) if LegacyHead::is_legacy(&next) => StrategyError::Undecoded {
+            what: format!(
+                "reading the next object of `torch.save` in {} (at byte {end}; {what})",
+                file.name
+            ),
+        },
+        Ok(_) => StrategyError::corrupt(&file.name, Some(end), what),
+        Err(e) => lost(e, file.name.as_str()),
     }
 }

@@ -84,6 +84,9 @@ fn legacy() -> Vec<u8> {
     fs::read(data.join("torch-2.15.0/legacy.pt")).unwrap()
 }
 
+/// An old file that holds a number.
+const OLD_NUMBER: &[u8] = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02K\x07.\x80\x02].";
+
 /// What is wrong with something, the thing, and what is said of it.
 type Damaged<T> = Vec<(&'static str, T, &'static str)>;
 
@@ -223,6 +226,16 @@ fn damaged_old() -> Damaged<Vec<u8>> {
             "3 bytes follow its last storage",
         ),
         (
+            "old, without tensors, with more behind it",
+            [OLD_NUMBER, &[0; 3]].concat(),
+            "3 bytes follow its last storage",
+        ),
+        (
+            "old, saved twice into one file",
+            [legacy(), legacy()].concat(),
+            "Unsupported: reading the next object of `torch.save` in model.pt (at byte ",
+        ),
+        (
             "old, with another count",
             {
                 let mut bytes = legacy();
@@ -352,7 +365,7 @@ fn each_damaged_checkpoint_gets_a_clear_verdict_and_the_rest_is_read() {
     let sound = sound();
     let files = [damaged_zips(&sound), damaged_pickles(), damaged_old()].concat();
     let [of_b, indexes] = damaged_folders();
-    assert_eq!((files.len(), of_b.len(), indexes.len()), (25, 3, 9));
+    assert_eq!((files.len(), of_b.len(), indexes.len()), (27, 3, 9));
     for (name, bytes, want) in files {
         assert_ne!(bytes, sound, "{name}");
         let told = said(&file(bytes));

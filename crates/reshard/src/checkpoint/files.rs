@@ -4,7 +4,7 @@ use super::handle::{ACT, Checkpoint};
 use crate::{Result, attempt::is_of_a_save, bound, covered, error::Context, integrity};
 use reshard_megatron::incomplete_arrays;
 use reshard_model::{Dialect, ErrorKind};
-use reshard_storage::{Entry, Leftover, Link, Name, Progress, StorageError, StoreExt};
+use reshard_storage::{Entry, Leftover, Link, Name, Progress, StoreExt};
 use reshard_strategy::{CheckedItems, Damage, FileRole, StrategyError, VerifyReport, with_sources};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -125,11 +125,11 @@ impl Checkpoint {
                 .await
                 .during("verifying", &self.url)?;
         }
-        // What a replaced version lacks says nothing about the one that is there now.
-        if !report.damage.is_empty()
-            && let Err(e @ StorageError::Replaced { .. }) = self.opened.store.top().await
-        {
-            return Err(StrategyError::from(e)).during("verifying", &self.url);
+        if !report.damage.is_empty() {
+            self.opened
+                .not_replaced()
+                .await
+                .during("verifying", &self.url)?;
         }
         Ok(report)
     }

@@ -7,7 +7,7 @@ use reshard_model::{
     BoxError, DType, Data, Dims, Element, FlatStateDict, Path, Region, Select, Sharded,
     ShardedTensor, SourceError, Tensor, TensorSource, cast::check_fit,
 };
-use reshard_plan::{Cast, TensorRef};
+use reshard_plan::{Cast, TensorRef, scale_of};
 use reshard_strategy::{ElementChecksum, StorageInfo, StrategyError};
 use std::sync::Arc;
 
@@ -163,10 +163,14 @@ impl TensorHandle {
     /// ```
     ///
     /// # Errors
-    /// As [`read`](Self::read); also for a float4, which can't be converted, and for a value that `T` can't hold: the error has its index in the region
+    /// As [`read`](Self::read); also for a quantised tensor, whose scale is another one; for a float4, which can't be converted; and for a value that `T` can't hold: the error has its index in the region
     /// ([`check_fit`](reshard_model::cast::check_fit)).
     pub async fn read_as<T: Element>(&self, what: impl Select) -> Result<Vec<T>> {
-        let read = match Cast::Lossless.allows(self.dtype, T::DTYPE) {
+        let metadata = self.checkpoint.metadata();
+        let stored = metadata.tensor(&self.key);
+        let is_quantized = || stored.is_some_and(|t| scale_of(metadata, &t).is_some());
+        // The planner refuses to cast what is quantised.
+        let read = match Cast::Lossless.allows(self.dtype, T::DTYPE) || is_quantized() {
             true => self.read_with(what, T::DTYPE).await?,
             false => {
                 let read = self.read(what).await?;

@@ -124,6 +124,6 @@ fn a_client_whose_tags_have_no_quotes_reads_and_replaces() {
         let record = place.read_all(&name("record"), 100).await.unwrap();
         assert_eq!(record.unwrap(), "1-1a2b3c4d5e6f7081-2");
         let e = pinned.read(&name("record"), 0..1).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     });
 }
