@@ -236,3 +236,26 @@ fn elements_that_an_int_type_does_not_hold_are_refused_and_not_wrapped() {
     let wrapped = all.cast(DType::UInt8).unwrap().to_vec::<u8>().unwrap();
     assert_eq!(wrapped, [1, 2, 44, 4]);
 }
+
+#[test]
+fn quantised_elements_are_not_read_as_numbers_of_another_type() {
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path().join("x");
+    let mut state = StateDict::new();
+    let packed = Tensor::from_vec(&[2], vec![7i32, -7]).unwrap();
+    state.insert_piece(ShardedTensor::full("q.qweight", packed));
+    let scales = Tensor::from_vec(&[1], vec![0.5f32]).unwrap();
+    state.insert_piece(ShardedTensor::full("q.scales", scales));
+    blocking::save(&state, &place).unwrap();
+    let open = blocking::Checkpoint::open(&place).unwrap();
+    let weight = open.tensor("q.qweight").unwrap();
+    // The first type holds each of its values, the second does not.
+    let refused = [
+        weight.read_as::<f64>(..).unwrap_err(),
+        weight.read_as::<f32>(..).unwrap_err(),
+    ];
+    for e in refused {
+        assert!(e.to_string().contains("its scale in q.scales"), "{e}");
+    }
+    assert_eq!(weight.read_as::<i32>(..).unwrap(), [7, -7]);
+}
