@@ -119,9 +119,9 @@ impl LoadPlanner for Sharing {
     }
 
     fn plan_settings(&self) -> Option<String> {
-        let (base, of) = (self.base.plan_settings()?, (*self.base).type_id());
+        let (base, of) = (self.base.plan_settings()?, self.base.name());
         let own = (self.seat, self.readers, self.algo);
-        Some(format!("{own:?} around {of:?} {base}"))
+        Some(format!("{own:?} around {of} {base}"))
     }
 
     fn create_local_plan(

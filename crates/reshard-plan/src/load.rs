@@ -138,6 +138,11 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
         &DefaultLoadPlanner::DEFAULT
     }
 
+    /// The name of its type. Ranks compare it, and it is a part of a kept plan. A planner around another one keeps this default.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// All settings of the planner on which plans depend, as text, as in [`SavePlanner`](crate::SavePlanner::plan_settings). A load whose
     /// template and checkpoint have the structure of the load before it does not plan again, if its planner says so: then
     /// [`create_local_plan`](Self::create_local_plan), [`create_global_plan`](Self::create_global_plan) and

@@ -179,6 +179,11 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         &DefaultSavePlanner::DEFAULT
     }
 
+    /// The name of its type. Ranks compare it, and it is a part of a kept plan. A planner around another one keeps this default.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     /// All settings of the planner on which plans depend, as text. A save whose structure is known from the save before it does not
     /// plan again, if its planner says so: then of all hooks only [`set_up`](Self::set_up), [`lookup_object`](Self::lookup_object) and
     /// [`transform_object`](Self::transform_object) are called. So two planners of one type with equal settings must make equal plans

@@ -99,8 +99,8 @@ impl SavePlanner for WithEmpty {
 
     fn plan_settings(&self) -> Option<String> {
         let base = self.base.plan_settings()?;
-        let of = (*self.base).type_id();
-        Some(format!("with empty tensors around {of:?} {base}"))
+        let of = self.base.name();
+        Some(format!("with empty tensors around {of} {base}"))
     }
 
     fn create_global_plan(

@@ -232,6 +232,10 @@ pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
+    /// The name of its type, which is a part of a kept plan.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
     /// Data of the storage for planners.
     fn storage_meta(&self) -> Option<Value> {
         None
@@ -578,6 +582,10 @@ impl Producer {
 pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     /// A new load begins.
     fn reset(&self, _url: &str) {}
+    /// The name of its type, which is a part of a kept plan.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
     /// All on which plans depend beside [`StorageReader::metadata`], as text. A load whose template and checkpoint have the structure of
     /// the load before it does not plan again, if its format says so: then `prepare_local_plan` and `prepare_global_plan` are not called.
     /// `None`, the default, means that each load is planned anew.

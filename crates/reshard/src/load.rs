@@ -117,9 +117,8 @@ impl<'a> Load<'a> {
     }
 
     /// Sets your own planner. Then [`cast`](Self::cast) and [`strict`](Self::strict) have no effect.
-    pub fn planner<P: LoadPlanner + 'static>(mut self, planner: P) -> Self {
+    pub fn planner(mut self, planner: impl LoadPlanner) -> Self {
         self.options.planner = Some(Arc::new(planner));
-        self.options.planner_type = std::any::type_name::<P>();
         self
     }
 

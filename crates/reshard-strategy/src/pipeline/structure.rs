@@ -6,10 +6,6 @@ use reshard_model::{
     Data, Dims, FlatStateDict, Path, PathOfKey, Payload, ReplicaId, Sharded, Step,
 };
 use reshard_plan::{Declared, PlannerData};
-use std::{
-    any::TypeId,
-    hash::{Hash, Hasher},
-};
 
 /// Fields one after the other. Each is of a known length, or begins with its length, so that different fields never make equal bytes.
 pub(super) struct Structure(Vec<u8>);
@@ -111,14 +107,6 @@ impl Structure {
         Ok(())
     }
 
-    pub(super) fn identity(&mut self, id: TypeId) {
-        let at = self.0.len();
-        self.number(0);
-        id.hash(self);
-        let length = (self.0.len() - at) as u64;
-        self.0[at..at + 8].copy_from_slice(&length.to_le_bytes());
-    }
-
     fn leaf(&mut self, leaf: &Sharded) {
         let (key, replica, tag) = match leaf {
             Sharded::Tensor(t) => {
@@ -169,16 +157,5 @@ impl Structure {
         for r in &replica.0 {
             self.0.extend_from_slice(&r.to_le_bytes());
         }
-    }
-}
-
-/// A [`TypeId`] gives away its bytes only by its hash.
-impl Hasher for Structure {
-    fn finish(&self) -> u64 {
-        0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
     }
 }

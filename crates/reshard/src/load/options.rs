@@ -18,8 +18,6 @@ pub(crate) struct LoadOptions {
     pub(super) url: String,
     pub(super) open: OpenOptions,
     pub(super) planner: Option<Arc<dyn LoadPlanner>>,
-    /// The name of its type, or empty.
-    pub(super) planner_type: &'static str,
     pub(super) default: DefaultLoadPlanner,
     pub(super) verify_integrity: bool,
     pub(super) exchange_memory: u64,
@@ -35,7 +33,6 @@ impl LoadOptions {
             url,
             open: OpenOptions::default(),
             planner: None,
-            planner_type: "",
             default: DefaultLoadPlanner::DEFAULT,
             verify_integrity: false,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
@@ -100,7 +97,6 @@ impl LoadOptions {
                     limits: _,
                 },
             planner,
-            planner_type,
             default,
             verify_integrity,
             exchange_memory: _,
@@ -108,9 +104,8 @@ impl LoadOptions {
             copy_ahead: _,
             progress: _,
         } = self;
-        let planner = planner
-            .as_ref()
-            .map(|planner| planner_of(planner_type, planner.plan_settings()));
+        let planner = planner.as_deref();
+        let planner = planner.map(|planner| planner_of(planner.name(), planner.plan_settings()));
         AgreedOptions::new()
             .with(PLACE, place_of(store, url))
             .with("coordinator", coordinator)

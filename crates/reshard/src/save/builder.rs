@@ -164,9 +164,8 @@ impl<'a> Save<'a> {
 
     /// Sets your own planner. By default its [`base`](SavePlanner::base) is Megatron Core's planner. With [`Dialect::Dcp`],
     /// return [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) there.
-    pub fn planner<P: SavePlanner + 'static>(mut self, planner: P) -> Self {
+    pub fn planner(mut self, planner: impl SavePlanner) -> Self {
         self.options.planner = Some(Arc::new(planner));
-        self.options.planner_type = std::any::type_name::<P>();
         self
     }
 

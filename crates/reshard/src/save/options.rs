@@ -32,8 +32,6 @@ pub(crate) struct SaveOptions {
     pub(crate) config: Option<Box<dyn SaveShardedConfig>>,
     pub(crate) common: Option<Arc<dyn SaveCommonStrategy>>,
     pub(crate) planner: Option<Arc<dyn SavePlanner>>,
-    /// The name of its type, or empty.
-    pub(crate) planner_type: &'static str,
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     pub(crate) overwrite: bool,
     pub(crate) coordinators_plain_tensors: bool,
@@ -66,7 +64,6 @@ impl SaveOptions {
             config: None,
             common: None,
             planner: None,
-            planner_type: "",
             policy: None,
             overwrite: false,
             coordinators_plain_tensors: false,
@@ -123,7 +120,6 @@ impl SaveOptions {
             config,
             common,
             planner,
-            planner_type,
             policy,
             overwrite,
             coordinators_plain_tensors,
@@ -153,9 +149,8 @@ impl SaveOptions {
             progress: _,
         } = pipeline;
         let store = target.and_then(|target| target.store.as_ref().ok());
-        let planner = planner
-            .as_ref()
-            .map(|planner| planner_of(planner_type, planner.plan_settings()));
+        let planner = planner.as_deref();
+        let planner = planner.map(|planner| planner_of(planner.name(), planner.plan_settings()));
         let common_strategy = common.as_ref().map(|common| common.key());
         let empty_dicts: Vec<String> = empty_dicts.iter().map(ToString::to_string).collect();
         let content = content_metadata.as_ref();

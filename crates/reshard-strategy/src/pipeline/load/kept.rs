@@ -108,9 +108,8 @@ fn structure(
 ) -> Option<Vec<u8>> {
     let (format, planner) = (from.plan_settings()?, cx.planner.plan_settings()?);
     let mut out = Structure::of(template);
-    out.identity(from.type_id());
-    out.identity((*cx.planner).type_id());
-    for text in [&format, &planner] {
+    let names = [from.name(), cx.planner.name()];
+    for text in names.into_iter().chain([&*format, &*planner]) {
         out.text(text);
     }
     out.text(&format!("{} {:?}", from.key(), cx.elsewhere));

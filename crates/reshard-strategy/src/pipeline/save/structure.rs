@@ -4,7 +4,7 @@ use super::{limit::Asked, resolve::object_lengths};
 use crate::{Result, SaveCx, StorageWriter, pipeline::structure::Structure};
 use reshard_model::{FlatStateDict, Sharded};
 use reshard_policy::plan_settings;
-use std::{any::TypeId, collections::BTreeSet};
+use std::collections::BTreeSet;
 
 /// All on which the plan of this rank depends, but the data of leaves. `None` if that is not known.
 ///
@@ -29,9 +29,8 @@ pub(super) fn structure<W: StorageWriter>(
         None => String::new(),
     };
     let mut out = Structure::of(state);
-    out.identity(TypeId::of::<W>());
-    out.identity((*cx.planner).type_id());
-    for text in [&format, &planner, &policy] {
+    let names = [writer.name(), cx.planner.name()];
+    for text in names.into_iter().chain([&*format, &*planner, &*policy]) {
         out.text(text);
     }
     out.text(&writer.key().to_string());

@@ -42,6 +42,30 @@ impl StorageWriter for Format {
     }
 }
 
+/// The same settings and name as [`Format`], and another type.
+#[derive(Debug)]
+struct OtherFormat;
+
+impl WriterHooks for OtherFormat {
+    fn plan_settings(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+impl StorageWriter for OtherFormat {
+    fn key(&self) -> BackendVersion {
+        Format(None).key()
+    }
+
+    fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        Format(None).layout(rank, plan, resolve)
+    }
+
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        Format(None).finish(cx)
+    }
+}
+
 /// The same settings as the default planner, and another type.
 #[derive(Debug)]
 struct Other(Option<String>);
@@ -92,7 +116,7 @@ fn with_object(change: impl FnOnce(&mut ShardedObject)) -> FlatStateDict {
 /// The structure of a state, in a context that is changed.
 fn of_with(
     state: &FlatStateDict,
-    format: &Format,
+    format: &impl StorageWriter,
     policy: Option<Arc<dyn ShardingPolicy>>,
     change: impl FnOnce(&mut SaveCx<'_>),
 ) -> Option<Vec<u8>> {
@@ -102,7 +126,7 @@ fn of_with(
 /// The same with other options.
 fn of_options(
     state: &FlatStateDict,
-    format: &Format,
+    format: &impl StorageWriter,
     policy: Option<Arc<dyn ShardingPolicy>>,
     options: &PipelineOptions,
     change: impl FnOnce(&mut SaveCx<'_>),
@@ -271,6 +295,7 @@ fn all_settings_count_and_what_says_nothing_is_not_known() {
     let all = [
         plain(|_| {}),
         of_with(base, &Format(Some("x")), None, |_| {}),
+        of_with(base, &OtherFormat, None, |_| {}),
         by_files(2),
         by_files(3),
         of_with(
