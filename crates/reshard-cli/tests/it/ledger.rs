@@ -712,3 +712,19 @@ fn attributes_of_an_array_that_is_left_out_are_left_out() {
     }
     assert!(!Path::new(&dst).join("v").exists());
 }
+
+/// `torch.save` of torch 2.15 made the file.
+#[test]
+fn conjugated_and_negated_views_in_objects_are_in_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let src = fixture("python_conj.pt");
+    let said = run(&["convert", &src, &path("copy.pt"), "--lossless"]);
+    assert_eq!(said.code, 2, "{}", said.err);
+    for key in ["conjugated", "negated"] {
+        let want = format!(
+            "tensor_class [\"{key}\"]: left out: torch_save/1 has no place for views that are conjugated or negated"
+        );
+        assert!(said.err.contains(&want), "{want}: {}", said.err);
+    }
+}
