@@ -22,16 +22,13 @@ use live::{Live, check_open};
 use reshard::{
     Checkpoint,
     storage::{
-        Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-        PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, StoreExt as _,
-        Stores, Tags, Traffic, Transaction, Written, is_attempt,
+        Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, Progress, Result,
+        StorageError, Store, StoreExt as _, Stores, Transaction, Written, is_attempt,
     },
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io,
-    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -379,44 +376,10 @@ fn inside<'n>(name: &'n Name, folder: Option<&Name>) -> &'n str {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner store
 impl Store for ResumableStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
-
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
-
-    async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
-        self.inner.read_all(name, max).await
-    }
-
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
-        self.inner.read_ranges(reads).await
-    }
-
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
-        self.inner.read_into(reads, progress).await
-    }
-
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
-    }
-
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.inner.head(name).await
-    }
-
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
+    // A version of one file has nothing that is finished before the rest, so `of_kind` needs no journal.
+    reshard::storage::forward! {
+        inner: url identity hints read read_all read_ranges read_into list head remove of_kind tags local_file
+            links recovery
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -425,23 +388,6 @@ impl Store for ResumableStore {
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
-    }
-
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        // A version of one file has nothing that is finished before the rest.
-        self.inner.of_kind(kind)
-    }
-
-    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
-        self.inner.tags(name).await
-    }
-
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.inner.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.inner.links().await
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
@@ -477,10 +423,6 @@ impl Store for ResumableStore {
         let attempt = adopted.map_or(attempt, |f| &f.left.attempt);
         let inner = self.inner.join(attempt, place).await?;
         Ok(self.transaction(inner))
-    }
-
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        self.inner.recovery()
     }
 }
 
@@ -690,6 +632,8 @@ impl ResumableTransaction {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for ResumableTransaction {
+    reshard::storage::forward! { inner: read place folder }
+
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -723,18 +667,6 @@ impl Transaction for ResumableTransaction {
         }
         self.note(0).await?;
         Ok(all)
-    }
-
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
-
-    fn place(&self) -> Option<String> {
-        self.inner.place()
-    }
-
-    fn folder(&self) -> Option<Name> {
-        self.inner.folder()
     }
 
     async fn commit(

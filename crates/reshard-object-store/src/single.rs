@@ -229,6 +229,8 @@ impl SingleTransaction {
 
 #[async_trait]
 impl Transaction for SingleTransaction {
+    reshard_storage::forward! { staged: place written rollback }
+
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -260,10 +262,6 @@ impl Transaction for SingleTransaction {
 
     async fn read(&self, _: &Name, range: Range<u64>) -> Result<Bytes> {
         self.staged.read(&self.staged_name()?, range).await
-    }
-
-    fn place(&self) -> Option<String> {
-        self.staged.place()
     }
 
     async fn commit(
@@ -301,13 +299,5 @@ impl Transaction for SingleTransaction {
             tracing::warn!(error = %e, url = self.place.below.url_text(), "a copy was not removed; `reshard prune` does it");
         }
         Ok(())
-    }
-
-    async fn written(&self) -> Result<Vec<Entry>> {
-        self.staged.written().await
-    }
-
-    async fn rollback(&self) -> Result<()> {
-        self.staged.rollback().await
     }
 }

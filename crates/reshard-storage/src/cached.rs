@@ -3,15 +3,14 @@
 mod block;
 
 use crate::{
-    Depth, Head, Hints, IfExists, KnownTags, Link, Listing, Name, PlaceKind, Progress, RecordRead,
-    Recovery, Result, StorageError, Store, Tagged, Tags, Traffic, Transaction, record_read::reads,
-    run_blocking,
+    Head, Hints, KnownTags, Name, PlaceKind, Progress, RecordRead, Result, StorageError, Store,
+    Tagged, Traffic, record_read::reads, run_blocking,
 };
 use async_trait::async_trait;
 use block::{BLOCK, Blocks, Key};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, lock::Mutex, stream};
-use std::{fs::File, ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 /// A cache in a local directory, for [`CachedStore`]. Processes and stores may share the directory.
 ///
@@ -181,13 +180,7 @@ fn cut(blocks: &[Bytes], from: u64, len: u64) -> Bytes {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for CachedStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
+    crate::forward! { inner: url identity list tags local_file links begin begin_dry_run join recovery }
 
     /// With the blocks in which a part begins and ends, it is no longer than a part of the store.
     fn hints(&self) -> Hints {
@@ -228,10 +221,6 @@ impl Store for CachedStore {
         reads::read_into(self, reads, progress).await
     }
 
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
-    }
-
     async fn head(&self, name: &Name) -> Result<Option<Head>> {
         Ok(match self.version(name).await? {
             Found::Nothing => self.inner.head(name).await?,
@@ -255,37 +244,5 @@ impl Store for CachedStore {
 
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
         self.inner.of_kind(kind).map(|inner| self.same(inner))
-    }
-
-    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
-        self.inner.tags(name).await
-    }
-
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.inner.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.inner.links().await
-    }
-
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin(attempt, if_exists).await
-    }
-
-    async fn begin_dry_run(
-        &self,
-        attempt: &str,
-        if_exists: IfExists,
-    ) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin_dry_run(attempt, if_exists).await
-    }
-
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.inner.join(attempt, place).await
-    }
-
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        self.inner.recovery()
     }
 }

@@ -1,12 +1,11 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind,
-    Progress, RecordRead, Recovery, Result, Store, Tags, Traffic, Transaction, Written,
+    Depth, Durability, Entry, FileBody, Head, IfExists, Listing, Name, PlaceKind, Progress,
+    RecordRead, Result, Store, Tags, Traffic, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{
     collections::BTreeSet,
-    fs::File,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -80,17 +79,7 @@ fn names<'n>(all: impl Iterator<Item = &'n Name>) -> BTreeSet<Name> {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for CountingStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
+    crate::forward! { inner: url identity hints remove local_file links begin_dry_run recovery }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let bytes = self.inner.read(name, range).await?;
@@ -152,10 +141,6 @@ impl Store for CountingStore {
         self.inner.head(name).await
     }
 
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
-    }
-
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.inner.pinned().await?;
         Ok(inner.map(|inner| {
@@ -198,33 +183,12 @@ impl Store for CountingStore {
         self.inner.tags(name).await
     }
 
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.inner.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.inner.links().await
-    }
-
-    async fn begin_dry_run(
-        &self,
-        attempt: &str,
-        if_exists: IfExists,
-    ) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin_dry_run(attempt, if_exists).await
-    }
-
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let inner = self.inner.join(attempt, place).await?;
         Ok(Arc::new(CountingTransaction {
             inner,
             store: self.clone(),
         }))
-    }
-
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        // Nothing of it is counted.
-        self.inner.recovery()
     }
 }
 
@@ -237,9 +201,7 @@ struct CountingTransaction {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Transaction for CountingTransaction {
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
+    crate::forward! { inner: read place folder written rollback }
 
     async fn write(
         &self,
@@ -255,14 +217,6 @@ impl Transaction for CountingTransaction {
         Ok(all)
     }
 
-    fn place(&self) -> Option<String> {
-        self.inner.place()
-    }
-
-    fn folder(&self) -> Option<Name> {
-        self.inner.folder()
-    }
-
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
@@ -276,13 +230,5 @@ impl Transaction for CountingTransaction {
             c.written += record_bytes.unwrap_or(0);
         });
         Ok(())
-    }
-
-    async fn written(&self) -> Result<Vec<Entry>> {
-        self.inner.written().await
-    }
-
-    async fn rollback(&self) -> Result<()> {
-        self.inner.rollback().await
     }
 }

@@ -28,6 +28,7 @@ mod ext;
 pub mod failpoint;
 #[cfg(all(feature = "local", not(feature = "testkit")))]
 mod failpoint;
+mod forward;
 #[cfg(feature = "local")]
 mod local;
 mod mark;
@@ -59,6 +60,8 @@ pub use bandwidth::{Bandwidth, Clock};
 pub use body::{
     Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,
 };
+#[doc(hidden)]
+pub use bytes::Bytes as __Bytes; // for `forward!`
 pub use cached::{CachedStore, DiskCache, read_through};
 pub use counting::{CountingStore, Counts};
 pub use dry_run::DryTransaction;

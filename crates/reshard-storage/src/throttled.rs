@@ -1,11 +1,11 @@
 use crate::{
-    Bandwidth, Depth, Durability, Entry, Extent, FileBody, Head, Hints, IfExists, Length, Link,
-    Listing, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store,
-    Tags, Traffic, Transaction, Written, record_read::reads,
+    Bandwidth, Durability, Entry, Extent, FileBody, IfExists, Length, Name, PlaceKind, Progress,
+    RecordRead, Result, Source, StorageError, Store, Traffic, Transaction, Written,
+    record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{fs::File, io, ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// A store that reads and writes no more bytes per second than it may.
 #[derive(Clone, Debug)]
@@ -44,16 +44,8 @@ impl ThrottledStore {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for ThrottledStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
+    crate::forward! {
+        inner: url identity hints list head remove tags local_file links begin_dry_run recovery
     }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
@@ -96,18 +88,6 @@ impl Store for ThrottledStore {
         reads::read_into(self, reads, progress).await
     }
 
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
-    }
-
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.inner.head(name).await
-    }
-
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
-    }
-
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
     }
@@ -120,38 +100,14 @@ impl Store for ThrottledStore {
         self.inner.of_kind(kind).map(|inner| self.around(inner))
     }
 
-    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
-        self.inner.tags(name).await
-    }
-
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.inner.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.inner.links().await
-    }
-
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let begun = self.inner.begin(attempt, if_exists).await?;
         Ok(self.transaction(begun))
     }
 
-    async fn begin_dry_run(
-        &self,
-        attempt: &str,
-        if_exists: IfExists,
-    ) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin_dry_run(attempt, if_exists).await
-    }
-
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let joined = self.inner.join(attempt, place).await?;
         Ok(self.transaction(joined))
-    }
-
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        self.inner.recovery()
     }
 }
 
@@ -210,6 +166,8 @@ impl Extent for ThrottledExtent {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Transaction for ThrottledTransaction {
+    crate::forward! { inner: place folder written rollback }
+
     async fn write(
         &self,
         mut files: Vec<FileBody>,
@@ -233,14 +191,6 @@ impl Transaction for ThrottledTransaction {
         self.inner.read(name, range).await
     }
 
-    fn place(&self) -> Option<String> {
-        self.inner.place()
-    }
-
-    fn folder(&self) -> Option<Name> {
-        self.inner.folder()
-    }
-
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
@@ -251,13 +201,5 @@ impl Transaction for ThrottledTransaction {
             self.writes.wait(bytes.len() as u64).await;
         }
         self.inner.commit(record, files, durability).await
-    }
-
-    async fn written(&self) -> Result<Vec<Entry>> {
-        self.inner.written().await
-    }
-
-    async fn rollback(&self) -> Result<()> {
-        self.inner.rollback().await
     }
 }

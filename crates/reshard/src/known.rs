@@ -3,14 +3,9 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
-use reshard_storage::{
-    Depth, Head, Hints, IfExists, Link, Listing, Name, PlaceKind, Progress, RecordRead, Recovery,
-    Result, StorageError, Store, Tags, Traffic, Transaction,
-};
+use reshard_storage::{Depth, Head, Listing, Name, Result, StorageError, Store};
 use std::{
     collections::BTreeMap,
-    fs::File,
-    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -123,20 +118,9 @@ impl KnownStore {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner store
 impl Store for KnownStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
-
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
+    reshard_storage::forward! {
+        inner: url identity hints read read_ranges read_into remove pinned resolved of_kind tags local_file
+            links begin begin_dry_run join recovery
     }
 
     async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
@@ -150,14 +134,6 @@ impl Store for KnownStore {
             }),
             Some(Found::Read(bytes)) => Ok(Some(bytes)),
         }
-    }
-
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
-        self.inner.read_ranges(reads).await
-    }
-
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
-        self.inner.read_into(reads, progress).await
     }
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
@@ -176,53 +152,5 @@ impl Store for KnownStore {
             true => Ok(None),
             false => self.inner.head(name).await,
         }
-    }
-
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
-    }
-
-    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        self.inner.pinned().await
-    }
-
-    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
-        self.inner.resolved().await
-    }
-
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind)
-    }
-
-    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
-        self.inner.tags(name).await
-    }
-
-    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
-        self.inner.local_file(name).await
-    }
-
-    async fn links(&self) -> Result<Vec<Link>> {
-        self.inner.links().await
-    }
-
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin(attempt, if_exists).await
-    }
-
-    async fn begin_dry_run(
-        &self,
-        attempt: &str,
-        if_exists: IfExists,
-    ) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin_dry_run(attempt, if_exists).await
-    }
-
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.inner.join(attempt, place).await
-    }
-
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        self.inner.recovery()
     }
 }

@@ -10,12 +10,9 @@ use reshard_storage::{
 };
 use reshard_strategy::{StrategyError, cause, crc32_combined};
 use serde::{Deserialize, Serialize};
-use std::{
-    ops::Range,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 
 /// A transaction that remembers all files that were written through it: those of the strategy, the common state and the
@@ -157,9 +154,7 @@ pub(crate) fn is_note(file: &Entry) -> bool {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the inner transaction
 impl Transaction for Tally {
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
+    reshard_storage::forward! { inner: read place folder written rollback }
 
     async fn write(
         &self,
@@ -195,14 +190,6 @@ impl Transaction for Tally {
         Ok(written)
     }
 
-    fn place(&self) -> Option<String> {
-        self.inner.place()
-    }
-
-    fn folder(&self) -> Option<Name> {
-        self.inner.folder()
-    }
-
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
@@ -212,14 +199,6 @@ impl Transaction for Tally {
         self.inner.commit(record, files, durability).await?;
         self.forget_notes(files).await;
         Ok(())
-    }
-
-    async fn written(&self) -> Result<Vec<Entry>> {
-        self.inner.written().await
-    }
-
-    async fn rollback(&self) -> Result<()> {
-        self.inner.rollback().await
     }
 }
 

@@ -6,10 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
     StateDict, Stores, blocking,
-    storage::{
-        Depth, Head, Hints, IfExists, Listing, Name, Result, StorageError, Store, StoreScheme,
-        Transaction,
-    },
+    storage::{Name, Result, StorageError, Store, StoreScheme},
 };
 use serde_json::json;
 use std::{fs, ops::Range, sync::Arc};
@@ -157,12 +154,8 @@ impl Broken {
 
 #[async_trait]
 impl Store for Broken {
-    fn url(&self) -> String {
-        self.0.url()
-    }
-    fn hints(&self) -> Hints {
-        self.0.hints()
-    }
+    reshard::storage::forward! { 0: url hints list head remove begin join }
+
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         if name.as_str().ends_with(".distcp") {
             return Err(StorageError::io(
@@ -172,21 +165,6 @@ impl Store for Broken {
             ));
         }
         self.0.read(name, range).await
-    }
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.0.list(below, depth).await
-    }
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.0.remove(names).await
-    }
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.0.head(name).await
-    }
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        self.0.begin(attempt, if_exists).await
-    }
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.0.join(attempt, place).await
     }
 }
 

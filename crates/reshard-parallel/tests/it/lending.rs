@@ -9,14 +9,11 @@ use futures::{
 use reshard::{
     DType, Data, ErrorKind, LoadError, ShardedTensor, StateDict, Stores, Tensor,
     model::Leaf,
-    storage::{
-        Depth, Head, Hints, IfExists, Listing, Name, Progress, RecordRead, Result, Store, Traffic,
-        Transaction,
-    },
+    storage::{Progress, RecordRead, Result, Store, Traffic},
 };
 use reshard_parallel::{FullyParallelLoad, TwoStageLoad};
 use reshard_torch_dist::TorchDistLoadConfig;
-use std::{ops::Range, pin::pin, sync::Arc, thread, time::Duration};
+use std::{pin::pin, sync::Arc, thread, time::Duration};
 
 /// It takes its time to read into leaves, or never answers. Then it keeps the regions until the read is dropped.
 #[derive(Debug)]
@@ -37,17 +34,7 @@ impl Drop for Slow {
 
 #[async_trait::async_trait]
 impl Store for Stuck {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
-
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<bytes::Bytes> {
-        self.inner.read(name, range).await
-    }
+    reshard_storage::forward! { inner: url hints read list head remove begin join }
 
     async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         assert!(!reads.is_empty());
@@ -65,26 +52,6 @@ impl Store for Stuck {
         let () = std::future::pending().await;
         drop(kept);
         Ok(Traffic::default())
-    }
-
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
-    }
-
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.inner.head(name).await
-    }
-
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
-    }
-
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        self.inner.begin(attempt, if_exists).await
-    }
-
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.inner.join(attempt, place).await
     }
 }
 

@@ -1,8 +1,8 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
-    PlaceKind, Progress, RecordRead, Recovery, Removal, Result, Source, StorageError, Store,
-    StoreExt, Tags, Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent,
-    record_read::reads, remove_by_record,
+    Depth, Durability, Entry, FileBody, Head, IfExists, Leftover, Link, Listing, Name, PlaceKind,
+    Progress, RecordRead, Recovery, Removal, Result, Source, StorageError, Store, StoreExt,
+    Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads,
+    remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -265,17 +265,7 @@ fn flipped(bytes: &Bytes) -> Bytes {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for FaultStore {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-
-    fn identity(&self) -> String {
-        self.inner.identity()
-    }
-
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
+    crate::forward! { inner: url identity hints tags }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let fault = self.due(Op::Read);
@@ -399,10 +389,6 @@ impl Store for FaultStore {
                 ..self.clone()
             }) as _
         })
-    }
-
-    async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
-        self.inner.tags(name).await
     }
 
     async fn local_file(&self, _: &Name) -> Result<Option<File>> {
@@ -547,9 +533,7 @@ impl FaultTransaction {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Transaction for FaultTransaction {
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
+    crate::forward! { inner: read place folder written }
 
     async fn write(
         &self,
@@ -575,14 +559,6 @@ impl Transaction for FaultTransaction {
         }
     }
 
-    fn place(&self) -> Option<String> {
-        self.inner.place()
-    }
-
-    fn folder(&self) -> Option<Name> {
-        self.inner.folder()
-    }
-
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
@@ -592,10 +568,6 @@ impl Transaction for FaultTransaction {
         self.store
             .with(Op::Commit, self.inner.commit(record, files, durability))
             .await
-    }
-
-    async fn written(&self) -> Result<Vec<Entry>> {
-        self.inner.written().await
     }
 
     async fn rollback(&self) -> Result<()> {

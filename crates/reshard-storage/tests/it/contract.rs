@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::executor::block_on;
 use reshard_storage::{
-    CountingStore, Depth, Extent, FileBody, Head, Hints, IfExists, Length, Listing, LocalStore,
-    Name, Result, StorageError, Store, Stores, Transaction,
+    CountingStore, Extent, FileBody, Hints, Length, LocalStore, Name, Result, StorageError, Store,
+    Stores,
     testkit::{FaultStore, MemoryStore, VersionedStore, store_contract},
 };
 use std::{
@@ -87,12 +87,8 @@ struct Backwards(MemoryStore);
 
 #[async_trait]
 impl Store for Backwards {
-    fn url(&self) -> String {
-        self.0.url()
-    }
-    fn hints(&self) -> Hints {
-        self.0.hints()
-    }
+    reshard_storage::forward! { 0: url hints list head remove begin join }
+
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         if range.end < range.start {
             return Err(StorageError::Short {
@@ -102,21 +98,6 @@ impl Store for Backwards {
             });
         }
         self.0.read(name, range).await
-    }
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.0.list(below, depth).await
-    }
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.0.head(name).await
-    }
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.0.remove(names).await
-    }
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        self.0.begin(attempt, if_exists).await
-    }
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.0.join(attempt, place).await
     }
 }
 

@@ -3,21 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use reshard::{
     Dialect, ErrorKind, Kept, LocalGroup, PruneReport, Remains, RemainsKind, ShardedTensor,
     StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
-    storage::{
-        Depth, Entry, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError,
-        Store, StoreScheme, Transaction,
-    },
+    storage::{Entry, Head, LocalStore, Name, Progress, StorageError, Store, StoreScheme},
 };
 use reshard_storage::testkit::{Action, ActionLog, Fault, FaultStore, Op};
 use std::{
     collections::BTreeMap,
     fs,
-    ops::Range,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -568,41 +563,14 @@ struct Busy(Arc<dyn Store>, PathBuf);
 
 #[async_trait]
 impl Store for Busy {
-    fn url(&self) -> String {
-        self.0.url()
-    }
-    fn hints(&self) -> Hints {
-        self.0.hints()
-    }
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes, StorageError> {
-        self.0.read(name, range).await
-    }
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing, StorageError> {
-        self.0.list(below, depth).await
-    }
-    async fn remove(&self, names: &[Name]) -> Result<(), StorageError> {
-        self.0.remove(names).await
-    }
+    reshard::storage::forward! { 0: url hints read list remove begin join }
+
     async fn head(&self, name: &Name) -> Result<Option<Head>, StorageError> {
         // After the checkpoint was looked at.
         if name.as_str().ends_with("distcp") {
             fs::write(self.1.join(".metadata"), "of a save that is done now").unwrap();
         }
         self.0.head(name).await
-    }
-    async fn begin(
-        &self,
-        attempt: &str,
-        if_exists: IfExists,
-    ) -> Result<Arc<dyn Transaction>, StorageError> {
-        self.0.begin(attempt, if_exists).await
-    }
-    async fn join(
-        &self,
-        attempt: &str,
-        place: Option<&str>,
-    ) -> Result<Arc<dyn Transaction>, StorageError> {
-        self.0.join(attempt, place).await
     }
 }
 

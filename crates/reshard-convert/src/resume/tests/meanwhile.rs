@@ -3,12 +3,9 @@
 use crate::resume::claim::CLAIM;
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard::storage::{
-    Depth, Head, Hints, IfExists, Listing, Name, Recovery, Result, Store, Transaction,
-};
+use reshard::storage::{IfExists, Name, Result, Store, Transaction};
 use std::{
     fmt,
-    ops::Range,
     sync::{Arc, Mutex},
 };
 
@@ -73,15 +70,8 @@ impl Meanwhile {
 
 #[async_trait]
 impl Store for Meanwhile {
-    fn url(&self) -> String {
-        self.inner.url()
-    }
-    fn hints(&self) -> Hints {
-        self.inner.hints()
-    }
-    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.inner.read(name, range).await
-    }
+    reshard::storage::forward! { inner: url hints read list head remove join recovery }
+
     async fn read_all(&self, name: &Name, max: u64) -> Result<Option<Bytes>> {
         let read = self.inner.read_all(name, max).await;
         if name.as_str().ends_with(CLAIM) {
@@ -89,23 +79,8 @@ impl Store for Meanwhile {
         }
         read
     }
-    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
-        self.inner.list(below, depth).await
-    }
-    async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        self.inner.head(name).await
-    }
-    async fn remove(&self, names: &[Name]) -> Result<()> {
-        self.inner.remove(names).await
-    }
     async fn begin(&self, attempt: &str, how: IfExists) -> Result<Arc<dyn Transaction>> {
         self.passes(Moment::Begin);
         self.inner.begin(attempt, how).await
-    }
-    async fn join(&self, attempt: &str, at: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.inner.join(attempt, at).await
-    }
-    fn recovery(&self) -> Option<&dyn Recovery> {
-        self.inner.recovery()
     }
 }

@@ -1,0 +1,162 @@
+//! Stores and transactions around others pass on what they do not change.
+
+/// In an `impl` of [`Store`](crate::Store) or [`Transaction`](crate::Transaction), passes on these methods to the store or transaction in
+/// a field. With `#[deny(clippy::missing_trait_methods)]` on the `impl`, no default slips past the inner one.
+///
+/// ```
+/// use async_trait::async_trait;
+/// use reshard_storage::{*, Result};
+/// use std::sync::Arc;
+///
+/// /// A store in which nobody removes anything.
+/// #[derive(Debug)]
+/// struct Kept(Arc<dyn Store>);
+///
+/// #[async_trait]
+/// #[deny(clippy::missing_trait_methods)]
+/// impl Store for Kept {
+///     forward! { 0: url identity hints read read_all read_ranges read_into list head resolved of_kind tags local_file links begin
+///         begin_dry_run join recovery }
+///
+///     async fn remove(&self, _: &[Name]) -> Result<()> {
+///         Err(StorageError::invalid("nothing is removed here"))
+///     }
+///
+///     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+///         let pinned = self.0.pinned().await?;
+///         Ok(pinned.map(|inner| Arc::new(Self(inner)) as Arc<dyn Store>))
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! forward {
+    ($inner:tt: $($method:ident)*) => {
+        $($crate::forward! { @$method $inner })*
+    };
+    (@url $inner:tt) => {
+        fn url(&self) -> ::std::string::String {
+            self.$inner.url()
+        }
+    };
+    (@identity $inner:tt) => {
+        fn identity(&self) -> ::std::string::String {
+            self.$inner.identity()
+        }
+    };
+    (@hints $inner:tt) => {
+        fn hints(&self) -> $crate::Hints {
+            self.$inner.hints()
+        }
+    };
+    (@of_kind $inner:tt) => {
+        fn of_kind(&self, kind: $crate::PlaceKind) -> ::std::option::Option<::std::sync::Arc<dyn $crate::Store>> {
+            self.$inner.of_kind(kind)
+        }
+    };
+    (@recovery $inner:tt) => {
+        fn recovery(&self) -> ::std::option::Option<&dyn $crate::Recovery> {
+            self.$inner.recovery()
+        }
+    };
+    (@place $inner:tt) => {
+        fn place(&self) -> ::std::option::Option<::std::string::String> {
+            self.$inner.place()
+        }
+    };
+    (@folder $inner:tt) => {
+        fn folder(&self) -> ::std::option::Option<$crate::Name> {
+            self.$inner.folder()
+        }
+    };
+    (@read $inner:tt) => {
+        $crate::forward! { async $inner.read<'n>(name: &'n $crate::Name, range: ::std::ops::Range<u64>) -> $crate::__Bytes }
+    };
+    (@read_all $inner:tt) => {
+        $crate::forward! { async $inner.read_all<'n>(name: &'n $crate::Name, max: u64) -> ::std::option::Option<$crate::__Bytes> }
+    };
+    (@read_ranges $inner:tt) => {
+        $crate::forward! {
+            async $inner.read_ranges<>(reads: ::std::vec::Vec<($crate::Name, ::std::ops::Range<u64>)>)
+                -> (::std::vec::Vec<$crate::__Bytes>, $crate::Traffic)
+        }
+    };
+    (@read_into $inner:tt) => {
+        $crate::forward! {
+            async $inner.read_into<>(reads: ::std::vec::Vec<$crate::RecordRead>, progress: $crate::Progress) -> $crate::Traffic
+        }
+    };
+    (@list $inner:tt) => {
+        $crate::forward! {
+            async $inner.list<'n>(below: ::std::option::Option<&'n $crate::Name>, depth: $crate::Depth) -> $crate::Listing
+        }
+    };
+    (@head $inner:tt) => {
+        $crate::forward! { async $inner.head<'n>(name: &'n $crate::Name) -> ::std::option::Option<$crate::Head> }
+    };
+    (@remove $inner:tt) => {
+        $crate::forward! { async $inner.remove<'n>(names: &'n [$crate::Name]) -> () }
+    };
+    (@pinned $inner:tt) => {
+        $crate::forward! { async $inner.pinned<>() -> ::std::option::Option<::std::sync::Arc<dyn $crate::Store>> }
+    };
+    (@resolved $inner:tt) => {
+        $crate::forward! { async $inner.resolved<>() -> ::std::option::Option<::std::sync::Arc<dyn $crate::Store>> }
+    };
+    (@tags $inner:tt) => {
+        $crate::forward! { async $inner.tags<'n>(name: &'n $crate::Name) -> ::std::option::Option<$crate::Tags> }
+    };
+    (@local_file $inner:tt) => {
+        $crate::forward! { async $inner.local_file<'n>(name: &'n $crate::Name) -> ::std::option::Option<::std::fs::File> }
+    };
+    (@links $inner:tt) => {
+        $crate::forward! { async $inner.links<>() -> ::std::vec::Vec<$crate::Link> }
+    };
+    (@begin $inner:tt) => {
+        $crate::forward! {
+            async $inner.begin<'n>(attempt: &'n str, if_exists: $crate::IfExists) -> ::std::sync::Arc<dyn $crate::Transaction>
+        }
+    };
+    (@begin_dry_run $inner:tt) => {
+        $crate::forward! {
+            async $inner.begin_dry_run<'n>(attempt: &'n str, if_exists: $crate::IfExists) -> ::std::sync::Arc<dyn $crate::Transaction>
+        }
+    };
+    (@join $inner:tt) => {
+        $crate::forward! {
+            async $inner.join<'n, 'p>(attempt: &'n str, place: ::std::option::Option<&'p str>) -> ::std::sync::Arc<dyn $crate::Transaction>
+        }
+    };
+    (@write $inner:tt) => {
+        $crate::forward! {
+            async $inner.write<>(files: ::std::vec::Vec<$crate::FileBody>, durability: $crate::Durability, progress: $crate::Progress)
+                -> ::std::vec::Vec<$crate::Written>
+        }
+    };
+    (@commit $inner:tt) => {
+        $crate::forward! {
+            async $inner.commit<'n>(
+                record: ::std::option::Option<($crate::Name, $crate::__Bytes)>, files: &'n [$crate::Entry],
+                durability: $crate::Durability
+            ) -> ()
+        }
+    };
+    (@written $inner:tt) => {
+        $crate::forward! { async $inner.written<>() -> ::std::vec::Vec<$crate::Entry> }
+    };
+    (@rollback $inner:tt) => {
+        $crate::forward! { async $inner.rollback<>() -> () }
+    };
+    // As `async_trait` writes it. The future is the inner one, and not one more around it.
+    (async $inner:tt.$method:ident<$($life:lifetime),*>($($arg:ident: $type:ty),*) -> $out:ty) => {
+        fn $method<'me $(, $life)*, 'future>(
+            &'me self $(, $arg: $type)*
+        ) -> ::std::pin::Pin<::std::boxed::Box<dyn ::std::future::Future<Output = $crate::Result<$out>> + ::std::marker::Send + 'future>>
+        where
+            'me: 'future,
+            $($life: 'future,)*
+            Self: 'future,
+        {
+            self.$inner.$method($($arg),*)
+        }
+    };
+}
