@@ -482,13 +482,18 @@ pub(crate) struct Convert {
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: Option<u32>,
     /// Cut larger tensors, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
-    #[arg(long, value_name = "SIZE", conflicts_with = "files_per_rank")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with = "files_per_rank",
+        group = "cut"
+    )]
     pub(crate) max_shard_size: Option<ByteSize>,
     /// The sharding policy that decides what goes into which file, as JSON.
-    #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy)]
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy, group = "cut")]
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     /// The most slices into which a policy or --max-shard-size may cut. The default is 4 per piece, plus a million.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "cut")]
     pub(crate) max_slices: Option<usize>,
     /// The most data files that all ranks together may write.
     #[arg(long, value_name = "N", default_value_t = MAX_FILES)]

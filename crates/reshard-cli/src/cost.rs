@@ -218,9 +218,7 @@ impl<'c> Reads<'c> {
         }
         for (id, key) in metadata.objects() {
             if items.has_object(id) {
-                let parts = self.checkpoint.object_parts(key);
-                let objects = parts.iter().map(|p| Cost::new(p.length(), 1));
-                cost = objects.fold(cost, Cost::and);
+                cost = cost.and(self.object(key));
             }
         }
         // Its files are read once more.
@@ -306,10 +304,18 @@ impl<'c> Reads<'c> {
     /// Objects that are read one by one.
     pub(crate) fn objects(&self, keys: Keys<'_>) -> Cost {
         let chosen = self.checkpoint.objects().filter(|key| keys.has(key));
-        let parts = chosen.flat_map(|key| self.checkpoint.object_parts(key));
-        parts
-            .map(|p| Cost::new(p.length(), 1))
-            .fold(Cost::default(), Cost::and)
+        let costs = chosen.map(|key| self.object(key));
+        costs.fold(Cost::default(), Cost::and)
+    }
+
+    fn object(&self, key: &str) -> Cost {
+        // Those of a file of `torch_save` are in its pickle, which opening has read.
+        let parts = match self.zips {
+            true => Vec::new(),
+            false => self.checkpoint.object_parts(key),
+        };
+        let costs = parts.iter().map(|p| Cost::new(p.length(), 1));
+        costs.fold(Cost::default(), Cost::and)
     }
 
     /// A conversion of these keys.

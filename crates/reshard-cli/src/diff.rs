@@ -249,6 +249,7 @@ fn tensor(t: &TensorDiff) -> Json {
         json!({
             "numbers": d.numbers,
             "differ": d.differ,
+            "not_finite": d.not_finite,
             "max_abs": Number(d.max_abs).json(),
             "relative_norm": Number(d.relative_norm).json(),
             "cosine": Number(d.cosine).json(),
@@ -412,7 +413,10 @@ fn row(t: &TensorDiff) -> [String; 8] {
     row[2] = both(a.to_string(), b.to_string());
     if let Some(d) = &t.diff {
         row[3] = units::count(d.differ);
-        row[4] = Number(d.max_abs).text();
+        row[4] = match d.not_finite {
+            0 => Number(d.max_abs).text(),
+            _ => "not finite".into(),
+        };
         row[5] = Number(d.relative_norm).text();
         row[6] = format!("{:.6}", d.cosine);
         row[7] = d.first.as_ref().map_or_else(String::new, Dims::to_string);

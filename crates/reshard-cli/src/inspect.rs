@@ -38,6 +38,10 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
 
 fn print_all(facts: &Facts, args: &Inspect, io: &mut Io<'_>) -> Result<()> {
     let (keys, summary) = (args.select.keys(), args.summary);
+    let unknown = facts.checkpoint.producer().unknown;
+    let known = facts.checkpoint.metadata().entries().map(|e| e.key());
+    let known = known.chain(unknown.keys().map(String::as_str));
+    io.require_some(keys, &args.dir, known)?;
     if args.json {
         json::write(
             io.out,
@@ -54,13 +58,6 @@ fn print_all(facts: &Facts, args: &Inspect, io: &mut Io<'_>) -> Result<()> {
         }
     }
     io.out.flush()?;
-    let unknown = facts.checkpoint.producer().unknown;
-    let known = facts.checkpoint.metadata().entries().map(|e| e.key());
-    io.note_idle(
-        keys,
-        &args.dir,
-        known.chain(unknown.keys().map(String::as_str)),
-    );
     Ok(())
 }
 

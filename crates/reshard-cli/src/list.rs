@@ -34,6 +34,16 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
         return Ok(code);
     }
     let keys = args.select.keys();
+    let producer = checkpoint.producer();
+    let (unknown, damaged) = (producer.unknown, producer.damaged);
+    let known = checkpoint.metadata().entries().map(|e| e.key());
+    io.require_some(
+        keys,
+        &args.dir,
+        known
+            .chain(unknown.keys().map(String::as_str))
+            .chain(damaged.keys().map(String::as_str)),
+    )?;
     let entries = checkpoint.metadata().entries().map(|e| e.key());
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();
     found.sort_unstable();
@@ -60,16 +70,6 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
             args.dir
         ));
     }
-    let producer = checkpoint.producer();
-    let (unknown, damaged) = (producer.unknown, producer.damaged);
-    let known = checkpoint.metadata().entries().map(|e| e.key());
-    io.note_idle(
-        keys,
-        &args.dir,
-        known
-            .chain(unknown.keys().map(String::as_str))
-            .chain(damaged.keys().map(String::as_str)),
-    );
     let doubts = Doubts::of(&checkpoint, Some(&CheckedItems::None), keys, io)?;
     let metadata = checkpoint.metadata();
     let is_listed = |key: &str| metadata.tensor(key).is_some() || metadata.object(key).is_some();

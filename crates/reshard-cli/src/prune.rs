@@ -28,8 +28,17 @@ struct Report<'a> {
     removed: Vec<Row<'a>>,
     kept: Vec<KeptRow<'a>>,
     foreign: Vec<&'a str>,
+    /// The steps of a run that can't be pruned.
+    failed: &'a [Failed],
     /// Of what was removed.
     bytes: u64,
+}
+
+/// A step that can't be pruned.
+#[derive(Serialize)]
+struct Failed {
+    name: String,
+    why: String,
 }
 
 #[derive(Serialize)]
@@ -68,7 +77,7 @@ impl<'a> Row<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(dry_run: bool, p: &'a PruneReport) -> Self {
+    fn of(dry_run: bool, p: &'a PruneReport, failed: &'a [Failed]) -> Self {
         let kept = |(r, why): &'a (Remains, Kept)| {
             let why = match why {
                 Kept::Recent => "recent",
@@ -88,6 +97,7 @@ impl<'a> Report<'a> {
             removed: p.removed.iter().map(Row::of).collect(),
             kept: p.kept.iter().map(kept).collect(),
             foreign: p.foreign.iter().map(|f| f.name.as_str()).collect(),
+            failed,
             bytes: freed(p),
         }
     }
@@ -106,6 +116,14 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         None => Some(prune(program, args, &args.dir)),
         Some(_) => None,
     };
+    let mut failed = Vec::new();
+    let others = |places: &Places, io: &mut Io<'_>| {
+        if !places.others.is_empty() {
+            let names = places.others.iter().map(|name| shown(name));
+            let names = first(steps::NAMED, names);
+            io.note(format!("no complete checkpoint, so it stays: {names}"));
+        }
+    };
     let (report, outcome) = match one {
         // Beside the steps of a run there may be a file that looks like one of a checkpoint.
         Some((report, Err(e))) if report == PruneReport::default() => {
@@ -115,7 +133,8 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
                     if is_one {
                         io.note(format!("not pruned as a checkpoint: {}", e.text()));
                     }
-                    prune_all(program, args, places, io)
+                    others(&places, io);
+                    prune_all(program, args, places, &mut failed)
                 }
                 _ => return Err(e),
             }
@@ -126,14 +145,18 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
             if places.of_saves.is_empty() {
                 return Err(steps::none(&args.dir, args.steps.as_ref()));
             }
-            prune_all(program, args, places, io)
+            others(&places, io);
+            prune_all(program, args, places, &mut failed)
         }
     };
+    for Failed { name, why } in &failed {
+        io.note(format!("{}: {why}", shown(name)));
+    }
     // A failure comes after what was done before it.
     match (&outcome, args.json) {
         (Err(_), _) if report.removed.is_empty() => {}
-        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report))?,
-        (_, false) => print(args.dry_run, &report, io)?,
+        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report, &failed))?,
+        (_, false) => print(args.dry_run, &report, failed.is_empty(), io)?,
     }
     outcome
 }
@@ -165,7 +188,7 @@ fn prune_all(
     program: &Program,
     args: &Prune,
     places: Places,
-    io: &mut Io<'_>,
+    failed: &mut Vec<Failed>,
 ) -> (PruneReport, Result<u8>) {
     let (mut all, mut code) = (PruneReport::default(), OK);
     for (place, name) in places.of_saves {
@@ -189,19 +212,15 @@ fn prune_all(
             Entry { name, ..file }
         }));
         if let Err(e) = outcome {
-            io.note(format!("{}: {}", shown(&name), e.text()));
             code = worse(code, e.exit_code());
+            let why = e.text();
+            failed.push(Failed { name, why });
         }
-    }
-    if !places.others.is_empty() {
-        let names = places.others.iter().map(|name| shown(name));
-        let names = first(steps::NAMED, names);
-        io.note(format!("no complete checkpoint, so it stays: {names}"));
     }
     (all, Ok(code))
 }
 
-fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
+fn print(dry_run: bool, p: &PruneReport, is_all: bool, io: &mut Io<'_>) -> Result<()> {
     let out = &mut *io.out;
     if !p.removed.is_empty() {
         let row = |r: &Remains| [r.path.clone(), size(r), from(r)];
@@ -234,7 +253,7 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
     }
     let size = units::bytes(freed(p));
     match (p.removed.is_empty(), dry_run) {
-        (true, _) if p.kept.is_empty() => {
+        (true, _) if p.kept.is_empty() && is_all => {
             writeln!(out, "{}  there is nothing to remove", styled(GOOD, "clean"))?
         }
         (true, _) => writeln!(out, "{}  nothing was removed", styled(BOLD, "kept"))?,

@@ -76,7 +76,10 @@ impl Row {
     fn cells(&self) -> [String; 6] {
         [
             units::count(self.step),
-            self.name.clone(),
+            match self.damage {
+                None => self.name.clone(),
+                Some(_) => format!("{} (damaged)", self.name),
+            },
             format!("{}/{}", self.backend, self.version),
             units::count(self.tensors),
             units::bytes(self.tensor_bytes),

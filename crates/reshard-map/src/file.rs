@@ -339,7 +339,9 @@ impl Parameter {
         match &self.default {
             None => format!("its value is not known{about}; give it{or}"),
             Some(default) => {
-                format!("its default `{default}` depends on itself{about}; give a value{or}")
+                format!(
+                    "its value is not known, and its default `{default}` needs it in turn{about}; give it{or}"
+                )
             }
         }
     }

@@ -12,11 +12,7 @@ use reshard_torch_format::{
     Error as FormatError, LegacyHead, Outline, Result as FormatResult, StorageRef, TensorRef,
     archive::{ByteOrder, Method, RECORDS, Record},
 };
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
 pub(crate) use window::length;
 pub(crate) use zip::{Zip, content};
@@ -99,6 +95,20 @@ impl TorchFile {
             pickle: freed(pickle, read),
             container,
         })
+    }
+
+    /// A record that does not lie in the folder of the archive, and this folder.
+    pub(crate) fn outside(&self) -> Option<(&str, &str)> {
+        let Container::Zip(zip) = &self.container else {
+            return None;
+        };
+        let folder = zip.directory.prefix();
+        let is_inside = |record: &&Record| {
+            let inside = record.name.strip_prefix(folder);
+            inside.is_some_and(|name| name.starts_with('/'))
+        };
+        let mut outside = zip.directory.records().filter(|record| !is_inside(record));
+        Some((&outside.next()?.name, folder))
     }
 
     /// Parses the pickle again and shows its parts to `f`.

@@ -85,6 +85,14 @@ impl TorchSaveReader {
             let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
             out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
         }
+        for file in self.files.iter().flatten() {
+            if let Some((record, folder)) = file.outside() {
+                out.push(format!(
+                    "{} has the record {record:?} outside of its folder {folder:?}: reshard reads the file, and torch.load refuses it",
+                    file.name
+                ));
+            }
+        }
         out
     }
 

@@ -428,3 +428,22 @@ fn keys_that_match_nothing_are_an_error() {
         assert!(ran.err.contains("note: no key matches no"), "{}", ran.err);
     }
 }
+
+#[test]
+fn a_number_that_is_not_finite_is_no_small_difference() {
+    let a = saved(&[("w", floats(&[2], &[1.0, 2.0]))], &[]);
+    let b = saved(&[("w", floats(&[2], &[f32::NAN, 2.0]))], &[]);
+    let ran = run(&["diff", &a.url, &b.url]);
+    assert!(
+        ran.code == 1 && ran.out.contains("not finite"),
+        "{}",
+        ran.out
+    );
+    let j = run(&["diff", &a.url, &b.url, "--json"]).out;
+    let j: serde_json::Value = serde_json::from_str(&j).unwrap();
+    let diff = &j["tensors"][0]["diff"];
+    assert_eq!(
+        (&diff["differ"], &diff["not_finite"]),
+        (&json!(1), &json!(1))
+    );
+}

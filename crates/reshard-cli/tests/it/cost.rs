@@ -280,3 +280,21 @@ fn opening_takes_few_requests_in_each_format() {
     }
     assert!(!told.contains("WRONG"), "{told}");
 }
+
+/// Its objects are in the pickle of a file, which opening has read.
+#[test]
+fn objects_of_a_pt_cost_nothing_more() {
+    let fixture = |name: &str| {
+        let dir = env!("CARGO_MANIFEST_DIR");
+        format!("{dir}/tests/fixtures/{name}")
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (
+        fixture("optimizer.pt"),
+        dir.path().join("copy").display().to_string(),
+    );
+    let bytes = std::fs::metadata(&src).unwrap().len();
+    let dry = run(&["convert", &src, &dst, "--dry-run", "--json"]).json();
+    let told = dry["reads"][0]["bytes"].as_u64().unwrap();
+    assert!(told < 2 * bytes + (72 << 10), "{told} of {bytes}");
+}

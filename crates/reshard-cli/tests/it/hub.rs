@@ -182,3 +182,22 @@ fn a_file_of_a_set_says_that_it_is_one() {
         );
     }
 }
+
+#[test]
+fn files_without_an_index_that_are_read_as_one_checkpoint_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().display().to_string();
+    for (file, key) in [("adapter_model", "a"), ("teacher", "b")] {
+        let at = dir.path().join(format!("{file}.safetensors"));
+        fs::write(at, tensors(&[(key, 1.0)], &[])).unwrap();
+    }
+    for command in ["ls", "inspect", "verify", "digest"] {
+        let ran = run(&[command, &url]);
+        let want = "adapter_model.safetensors, teacher.safetensors have no index, and are read as one checkpoint";
+        assert!(
+            ran.code == 0 && ran.err.contains(want),
+            "{command}: {}",
+            ran.err
+        );
+    }
+}

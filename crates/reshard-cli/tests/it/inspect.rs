@@ -123,7 +123,7 @@ fn a_glob_chooses_tensors_and_objects() {
     );
     let none = run(&["inspect", &saved.url, "--key", "nothing"]);
     assert!(
-        none.code == 0 && none.err.contains("reshard ls"),
+        none.code == 2 && none.out.is_empty() && none.err.contains("reshard ls"),
         "{}",
         none.err
     );

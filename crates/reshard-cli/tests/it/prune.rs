@@ -90,6 +90,7 @@ fn the_json_has_the_promised_form() {
             { "path": saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp"), "kind": "unfinished", "bytes": 4000, "age_seconds": 0, "why": "recent" },
         ],
         "foreign": ["README.md"],
+        "failed": [],
         "bytes": 1000,
     });
     assert_eq!(j.to_string(), want.to_string(), "members in this order");

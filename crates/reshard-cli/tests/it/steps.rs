@@ -79,7 +79,7 @@ fn steps_whose_files_are_missing_are_listed_as_damaged() {
     fs::remove_file(dir.path().join("step-900/__0_0.distcp")).unwrap();
     let ran = run(&["ls", path]);
     assert_eq!(ran.code, 1, "{}", ran.err);
-    assert!(ran.out.contains("step-900 ") && ran.out.contains("step-1000 "));
+    assert!(ran.out.contains("step-900 (damaged) ") && ran.out.contains("step-1000 "));
     for said in [
         "listed: step-900 is damaged (",
         "__0_0.distcp",
@@ -89,6 +89,10 @@ fn steps_whose_files_are_missing_are_listed_as_damaged() {
     }
     let ran = run(&["ls", path, "--json"]);
     assert_eq!(ran.code, 1);
+    let pruned = run(&["prune", path, "--dry-run", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&pruned.out).unwrap();
+    let why = report["failed"][0]["why"].as_str().unwrap_or_default();
+    assert!(pruned.code == 1 && why.contains("__0_0.distcp"), "{report}");
     let listed: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     let damage = |n: usize| listed["steps"][n]["damage"].clone();
     assert!(damage(0).as_str().unwrap().contains("__0_0.distcp"));

@@ -109,6 +109,8 @@ pub struct Diff {
     pub numbers: u64,
     /// How many differ by more than the tolerance.
     pub differ: u64,
+    /// In how many of those one of the two is infinite or no number. The sums below are of the others.
+    pub not_finite: u64,
     /// The largest `|a - b|` of finite numbers.
     pub max_abs: f64,
     /// `‖a - b‖ / ‖a‖`. It is infinite if only `a` is zero.
@@ -599,6 +601,7 @@ impl Sum {
         let diff = comparable.then(|| Diff {
             numbers: self.all.numbers,
             differ: pairs.differ,
+            not_finite: pairs.not_finite,
             max_abs: pairs.most,
             relative_norm: ratio(pairs.of_differences.sqrt(), pairs.of_first.sqrt()),
             cosine: cosine(&pairs),

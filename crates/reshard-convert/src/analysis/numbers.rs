@@ -58,7 +58,7 @@ pub(super) trait Real: Copy + PartialOrd + Default + 'static {
     fn narrow(x: f64) -> Self;
     fn size_of(self) -> Self;
     fn finite(self) -> bool;
-    /// Decodes elements; `bytes` is memory to use.
+    /// Decodes as many elements as `out` has; `bytes` is memory to use.
     fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>);
 }
 
@@ -90,9 +90,9 @@ impl Real for f32 {
             }),
             other => {
                 bytes.resize(out.len() * 4, 0);
-                if convert(other, src, DType::Float32, bytes).is_ok() {
-                    fill(bytes, out, Self::from_le_bytes);
-                }
+                let done = convert(other, src, DType::Float32, bytes);
+                debug_assert!(done.is_ok(), "{done:?}");
+                fill(bytes, out, Self::from_le_bytes);
             }
         }
     }
@@ -132,9 +132,9 @@ impl Real for f64 {
             DType::Int64 => fill(src, out, |b| i64::from_le_bytes(b) as Self),
             other => {
                 bytes.resize(out.len() * 8, 0);
-                if convert(other, src, DType::Float64, bytes).is_ok() {
-                    fill(bytes, out, Self::from_le_bytes);
-                }
+                let done = convert(other, src, DType::Float64, bytes);
+                debug_assert!(done.is_ok(), "{done:?}");
+                fill(bytes, out, Self::from_le_bytes);
             }
         }
     }
@@ -294,6 +294,8 @@ impl Moments {
 pub(super) struct Pairs {
     /// How many differ.
     pub(super) differ: u64,
+    /// In how many of those one number is not finite.
+    pub(super) not_finite: u64,
     /// The largest difference of finite numbers.
     pub(super) most: f64,
     pub(super) of_differences: f64,
@@ -327,6 +329,7 @@ impl Bound {
 impl Pairs {
     pub(super) fn merge(&mut self, next: &Self) {
         self.differ += next.differ;
+        self.not_finite += next.not_finite;
         self.most = self.most.max(next.most);
         self.of_differences += next.of_differences;
         self.of_first += next.of_first;
@@ -357,7 +360,9 @@ impl Pairs {
                 .iter()
                 .zip(b.iter())
                 .filter(|(a, b)| !a.finite() || !b.finite());
-            self.differ += of_odd.filter(|(a, b)| differs((*a, *b))).count() as u64;
+            let odd = of_odd.filter(|(a, b)| differs((*a, *b))).count() as u64;
+            self.differ += odd;
+            self.not_finite += odd;
             first = a.iter().zip(b.iter()).position(differs);
             for (a, b) in a.iter_mut().zip(b.iter_mut()) {
                 if !a.finite() || !b.finite() {
@@ -454,10 +459,12 @@ impl Pairs {
         let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
         let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
         for (n, (a, b)) in steps.enumerate() {
-            f64::decode(type_a, a, &mut left, &mut memory);
-            f64::decode(type_b, b, &mut right, &mut memory);
+            let len = (a.len() / size_a).min(b.len() / size_b);
+            let (left, right) = (&mut left[..len], &mut right[..len]);
+            f64::decode(type_a, a, left, &mut memory);
+            f64::decode(type_b, b, right, &mut memory);
             let elements = a.chunks_exact(size_a).zip(b.chunks_exact(size_b));
-            for (i, ((a, b), (x, y))) in elements.zip(left.iter().zip(&right)).enumerate() {
+            for (i, ((a, b), (x, y))) in elements.zip(left.iter().zip(&*right)).enumerate() {
                 let whole = whole(type_a, a, *x).zip(whole(type_b, b, *y));
                 if out.add_long(whole, (*x, *y), bound) {
                     first = first.or(Some(n * STEP + i));
@@ -483,6 +490,8 @@ impl Pairs {
             self.of_first += a * a;
             self.of_second += b * b;
             self.of_products += a * b;
+        } else {
+            self.not_finite += u64::from(differ);
         }
         differ
     }

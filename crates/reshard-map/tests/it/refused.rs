@@ -233,7 +233,7 @@ fn parameters_whose_defaults_need_each_other_are_named_together() {
     );
     let what = error("[parameters.a]\ndefault = 'a'", &[]);
     assert!(
-        what.contains("its default `a` depends on itself; give a value"),
+        what.contains("and its default `a` needs it in turn; give it"),
         "{what}"
     );
 }

@@ -342,6 +342,10 @@ impl Parts {
                 out.push(format!("{keys} is also in files other than {index} says; reshard reads what the index says, and other programs may not"));
             }
         }
+        if found.record.is_none() && found.index.is_none() && found.files.len() > 1 {
+            let names = few(found.files.iter().map(|(name, _)| name.as_str()));
+            out.push(format!("{names} have no index, and are read as one checkpoint; other programs may read one of them, or none"));
+        }
         if !self.absent.is_empty() {
             let keys = few(self.absent.iter().map(|key| &**key));
             out.push(format!("{keys} has neither an element type nor bytes, as PyTorch's Hugging Face writer leaves a key of its mapping that the state dict lacks; it is left out, and other readers refuse the file"));

@@ -85,7 +85,8 @@ fn legacy() -> Vec<u8> {
 }
 
 /// An old file that holds a number.
-const OLD_NUMBER: &[u8] = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02K\x07.\x80\x02].";
+const OLD_NUMBER: &[u8] =
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02K\x07.\x80\x02].";
 
 /// What is wrong with something, the thing, and what is said of it.
 type Damaged<T> = Vec<(&'static str, T, &'static str)>;

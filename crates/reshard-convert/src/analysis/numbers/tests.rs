@@ -146,3 +146,50 @@ fn numbers_of_different_types_are_compared_by_value() {
     );
     assert_eq!((pairs.differ, pairs.most, first), (2, 0.5, Some(0)));
 }
+
+/// Ones and zeros in as many elements of a type, the last of which is another one if wanted.
+fn ones_and_zeros(dtype: DType, len: usize, other: bool) -> Vec<u8> {
+    let mut numbers: Vec<u8> = (0..len).map(|i| u8::from(i % 3 == 1)).collect();
+    if let (Some(last), true) = (numbers.last_mut(), other) {
+        *last = 1 - *last;
+    }
+    let mut out = vec![0; len * dtype.size() as usize];
+    convert(DType::UInt8, &numbers, dtype, &mut out).unwrap();
+    out
+}
+
+/// In blocks that are full and not: a step may have fewer elements than the step before it.
+#[test]
+fn each_type_is_compared_with_each_other_by_value() {
+    let all = DType::ALL.iter().filter(|d| number(**d) == Some(**d));
+    // It has no zero.
+    let all: Vec<DType> = all
+        .copied()
+        .filter(|d| *d != DType::Float8E8M0Fnu)
+        .collect();
+    assert!(all.len() > 15);
+    for (&a, &b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
+        for len in [1, 5, STEP, STEP + 3] {
+            let left = ones_and_zeros(a, len, false);
+            for other in [false, true] {
+                let right = ones_and_zeros(b, len, other);
+                let (pairs, first) = Pairs::of((a, &left), (b, &right), Bound::default());
+                let want = other.then_some(len - 1);
+                let found = (pairs.differ, pairs.not_finite, first);
+                assert_eq!(found, (u64::from(other), 0, want), "{a} and {b}, {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn differences_that_are_not_finite_are_counted() {
+    let of = |numbers: &[f32]| bytes(numbers, f32::to_le_bytes);
+    let (a, b) = (of(&[1.0, 2.0, f32::NAN]), of(&[f32::NAN, 2.0, f32::NAN]));
+    let long = bytes(&[1i64, 2, 3], i64::to_le_bytes);
+    let none = Bound::default();
+    let (pairs, first) = Pairs::of((DType::Float32, &a), (DType::Float32, &b), none);
+    assert_eq!((pairs.differ, pairs.not_finite, first), (1, 1, Some(0)));
+    let (pairs, first) = Pairs::of((DType::Int64, &long), (DType::Float32, &b), none);
+    assert_eq!((pairs.differ, pairs.not_finite, first), (2, 2, Some(0)));
+}
