@@ -261,6 +261,10 @@ impl DefaultLoadPlanner {
 
 #[deny(clippy::missing_trait_methods)] // a new hook must not fall into itself
 impl LoadPlanner for DefaultLoadPlanner {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn LoadPlanner {
         self
     }

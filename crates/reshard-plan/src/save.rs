@@ -325,6 +325,10 @@ impl DefaultSavePlanner {
 
 #[deny(clippy::missing_trait_methods)] // a new hook must not fall into itself
 impl SavePlanner for DefaultSavePlanner {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn SavePlanner {
         self
     }

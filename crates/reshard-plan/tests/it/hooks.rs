@@ -31,6 +31,10 @@ fn mark<T>(note: &Noted, hook: &'static str) -> Result<T> {
 
 #[deny(clippy::missing_trait_methods)]
 impl SavePlanner for Noted {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn SavePlanner {
         self
     }
@@ -71,6 +75,10 @@ impl SavePlanner for Over {
 
 #[deny(clippy::missing_trait_methods)]
 impl LoadPlanner for Noted {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn LoadPlanner {
         self
     }

@@ -72,6 +72,10 @@ pub struct Observed<T> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<P: SavePlanner> SavePlanner for Observed<P> {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn SavePlanner {
         &self.inner
     }
@@ -133,6 +137,10 @@ impl<P: SavePlanner> SavePlanner for Observed<P> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<P: LoadPlanner> LoadPlanner for Observed<P> {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn base(&self) -> &dyn LoadPlanner {
         &self.inner
     }
@@ -192,6 +200,10 @@ impl<P: LoadPlanner> LoadPlanner for Observed<P> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<W: StorageWriter> WriterHooks for Observed<W> {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn reset(&self, url: &str) {
         self.observer.quietly("writer.reset");
         self.inner.reset(url);
@@ -408,6 +420,10 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
 
 #[deny(clippy::missing_trait_methods)]
 impl ReaderHooks for Observed<Arc<dyn StorageReader>> {
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>()
+    }
+
     fn reset(&self, url: &str) {
         self.observer.quietly("reader.reset");
         self.inner.reset(url);
