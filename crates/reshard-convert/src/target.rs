@@ -177,8 +177,8 @@ fn by_name(registry: &Registry, name: &str) -> Result<Option<BackendVersion>, St
     };
     for config in registry.all_load_sharded() {
         let format = config.build()?;
-        if format.lives_in(PlaceKind::File)
-            && format.detect_file(&file) != Detection::No
+        if format.info().lives_in(PlaceKind::File)
+            && format.info().detect_file(&file) != Detection::No
             && registry.save_sharded(&format.key()).is_ok()
         {
             return Ok(Some(format.key()));

@@ -2,10 +2,9 @@
 
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
-use reshard_storage::{Entry, Listing, PlaceKind};
 use reshard_strategy::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    Removal, Result, StorageReader,
+    FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Removal, Result,
+    StorageReader,
 };
 use std::{fmt::Debug, sync::Arc};
 
@@ -32,8 +31,8 @@ pub(crate) struct Around<H> {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
 impl<H: LoadBy> LoadShardedStrategy for Around<H> {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
+    fn info(&self) -> &FormatInfo {
+        self.base.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -47,34 +46,6 @@ impl<H: LoadBy> LoadShardedStrategy for Around<H> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         self.how.load(&*self.base, template, from, cx).await
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.base.detect(top)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.base.detect_file(file)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.base.probes()
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        self.base.probes_in_folders()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.base.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.base.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.base.check_compatibility(stored)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

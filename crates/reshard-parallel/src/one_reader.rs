@@ -13,10 +13,10 @@ use reader::{Described, Unread};
 use reshard_comm::Cause;
 use reshard_model::{ErrorKind, FlatStateDict, Path, Sharded};
 use reshard_plan::ExchangeAlgo;
-use reshard_storage::{Entry, Listing, PlaceKind, StoreExt};
+use reshard_storage::StoreExt;
 use reshard_strategy::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded,
-    OpenCx, OwnFile, Removal, Result, StorageReader, StrategyError, cause,
+    FormatInfo, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx,
+    Removal, Result, StorageReader, StrategyError, cause,
 };
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
@@ -84,8 +84,8 @@ struct OneReader {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
 impl LoadShardedStrategy for OneReader {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
+    fn info(&self) -> &FormatInfo {
+        self.base.info()
     }
 
     /// Reads nothing: which rank this is, only the load knows.
@@ -96,7 +96,7 @@ impl LoadShardedStrategy for OneReader {
                 why: "nothing lies there".into(),
             });
         }
-        Ok(Arc::new(Unread::new(self.key(), cx.clone())))
+        Ok(Arc::new(Unread::new(self.info().key(), cx.clone())))
     }
 
     async fn load(
@@ -125,34 +125,6 @@ impl LoadShardedStrategy for OneReader {
             kept: None,
         });
         self.base.load(template, Arc::new(reader), &inner).await
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.base.detect(top)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.base.detect_file(file)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.base.probes()
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        self.base.probes_in_folders()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.base.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.base.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.base.check_compatibility(stored)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

@@ -14,9 +14,9 @@ use crate::{
 use async_trait::async_trait;
 use files::Found;
 use reshard_model::{DType, Dialect};
-use reshard_storage::{Entry, Listing, PlaceKind};
+use reshard_storage::PlaceKind;
 use reshard_strategy::{
-    BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
+    Detection, FormatInfo, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
 };
 use std::sync::Arc;
 use tables::Tables;
@@ -37,41 +37,35 @@ pub(crate) struct Safetensors {
     pub(crate) allow_unquantized: bool,
 }
 
-#[async_trait]
-impl OpenFormat for Safetensors {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
+const INFO: FormatInfo = FormatInfo {
+    backend: NAME,
+    own_file: |name| {
         // A folder may be named by any index in it.
         let named = Named::of(name)?;
         let is_own = named.is_usual() || matches!(named, Named::Index(_));
         is_own.then(|| kind(named))
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
+    },
+    detect: Some(|top| {
         let own = top.names().filter_map(|name| match name {
             MODEL => Some(Detection::Yes),
             name => Named::of(name).map(kind).map(OwnFile::detected),
         });
         own.max().unwrap_or(Detection::No)
-    }
+    }),
+    // An index or a record alone holds no tensor. Its checkpoint is the folder.
+    detect_file: Some(|file| match Named::of(file.name.as_str()) {
+        Some(Named::Tensors(_)) => Detection::Yes,
+        _ => Detection::No,
+    }),
+    probes: &[RECORD, INDEX, MODEL],
+    lives_in: &[PlaceKind::Folder, PlaceKind::File],
+    ..FormatInfo::NEW
+};
 
-    fn detect_file(&self, file: &Entry) -> Detection {
-        // An index or a record alone holds no tensor. Its checkpoint is the folder.
-        match Named::of(file.name.as_str()) {
-            Some(Named::Tensors(_)) => Detection::Yes,
-            _ => Detection::No,
-        }
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        &[RECORD, INDEX, MODEL]
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        matches!(kind, PlaceKind::Folder | PlaceKind::File)
+#[async_trait]
+impl OpenFormat for Safetensors {
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

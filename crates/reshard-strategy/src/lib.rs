@@ -28,6 +28,7 @@ mod error;
 mod few;
 mod findings;
 mod format;
+mod format_info;
 mod hex;
 mod kept;
 mod limits;
@@ -66,6 +67,7 @@ pub use format::{
     ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader, StorageWriter,
     WriteResult, WriterHooks, item_files,
 };
+pub use format_info::{Detection, FormatInfo, OwnFile};
 pub use hex::hex;
 pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{
@@ -83,8 +85,8 @@ pub use reshard_model::with_sources;
 pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{
-    Detection, ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
-    Removal, SaveShardedStrategy, Saved,
+    ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, Removal,
+    SaveShardedStrategy, Saved,
 };
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::UniqueMap;

@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, Capabilities, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals,
-    StorageReader, StrategyError, Traffic,
+    BackendVersion, Capabilities, FormatInfo, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx,
+    SaveTotals, StorageReader, StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::{Data, FlatStateDict};
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Entry, Listing, Name, PlaceKind};
+use reshard_storage::Name;
 use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
@@ -96,44 +96,11 @@ pub struct Saved {
     pub policy: Option<PolicyMetrics>,
 }
 
-/// How sure a format is that a place holds one of its checkpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Detection {
-    /// No file looks like this format.
-    No,
-    /// Files look like this format, but the file that makes them a checkpoint is missing, or another format may fit better.
-    Likely,
-    /// The place holds such a checkpoint, whole or damaged.
-    Yes,
-}
-
-/// What a file is, by its name alone, for a format whose programs give such names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OwnFile {
-    /// The format record. If it is there, there is a checkpoint.
-    Record,
-    /// It holds items, or describes them.
-    Data,
-    /// A record that is not renamed yet, or something else that an unfinished save leaves.
-    Unfinished,
-}
-
-impl OwnFile {
-    /// What such a file says about its place.
-    pub fn detected(self) -> Detection {
-        match self {
-            Self::Record => Detection::Yes,
-            Self::Data | Self::Unfinished => Detection::Likely,
-        }
-    }
-}
-
 /// Loads sharded leaves into a template's buffers.
 #[async_trait]
 pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
-    /// Its name.
-    fn key(&self) -> BackendVersion;
+    /// Its format.
+    fn info(&self) -> &FormatInfo;
 
     /// Reads the description of a checkpoint: what is stored, and where. It reads no tensor.
     ///
@@ -155,47 +122,9 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>>;
 
-    /// Whether a place holds a checkpoint of this format, as [`OpenFormat::detect`](crate::OpenFormat::detect) tells.
-    fn detect(&self, _top: &Listing) -> Detection {
-        Detection::No
-    }
-
-    /// Whether one file is a checkpoint of this format, as [`OpenFormat::detect_file`](crate::OpenFormat::detect_file) tells.
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.detect(&Listing::of(vec![file.clone()]))
-    }
-
-    /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.
-    fn probes(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// Names of files to look for in folders, as [`OpenFormat::probes_in_folders`](crate::OpenFormat::probes_in_folders) tells them.
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// What a file is by its name, as [`OpenFormat::own_file`](crate::OpenFormat::own_file) tells it.
-    fn own_file(&self, _name: &str) -> Option<OwnFile> {
-        None
-    }
-
-    /// Whether its checkpoints can be places of such a kind, as [`OpenFormat::lives_in`](crate::OpenFormat::lives_in) tells it.
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        kind == PlaceKind::Folder
-    }
-
-    /// Checks that it can load what was stored under another name or version. The error says why not.
-    ///
-    /// # Errors
-    /// By default, the name differs or the version is newer.
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        compatible(&self.key(), stored)
-    }
-
     /// Whether it loads sharded objects; if not, the common strategy does.
     fn can_handle_sharded_objects(&self) -> bool {
-        true
+        self.info().loads_objects
     }
 
     /// Of what a new version of a checkpoint consists that lacks all tensors and objects whose key starts with `prefix`. It writes nothing:
@@ -208,7 +137,22 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         _from: &Arc<dyn StorageReader>,
         _prefix: &str,
     ) -> Result<Removal> {
-        Err(unsupported(&self.key(), "removing sharded tensors"))
+        Err(unsupported(&self.info().key(), "removing sharded tensors"))
+    }
+}
+
+impl dyn LoadShardedStrategy {
+    /// Its name.
+    pub fn key(&self) -> BackendVersion {
+        self.info().key()
+    }
+
+    /// Checks that it can load what was stored under another name or version. The error says why not.
+    ///
+    /// # Errors
+    /// By default, the name differs or the version is newer.
+    pub fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        compatible(&self.key(), stored)
     }
 }
 

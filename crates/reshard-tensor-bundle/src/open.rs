@@ -11,7 +11,7 @@ use crate::{
 use async_trait::async_trait;
 use reshard_storage::{Depth, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
+    Detection, FormatInfo, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
     StorageReader, StrategyError, read_small,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -20,50 +20,52 @@ use std::{collections::BTreeMap, sync::Arc};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorBundle;
 
+const INFO: FormatInfo = FormatInfo {
+    backend: KEY,
+    version: VERSION,
+    own_file,
+    detect: Some(detect),
+    probes: &[INDEX, "variables/variables.index"],
+    lives_in: &[PlaceKind::Folder, PlaceKind::Prefix],
+    ..FormatInfo::NEW
+};
+
+fn own_file(name: &str) -> Option<OwnFile> {
+    if name.contains('/') {
+        return None;
+    }
+    match name {
+        _ if names::stem_of(name, INDEX).is_some() => Some(OwnFile::Record),
+        _ if names::stem_of(name, RECORD).is_some() || DataFile::parse(name).is_some() => {
+            Some(OwnFile::Data)
+        }
+        _ => None,
+    }
+}
+
+/// The name of an index alone is too common.
+fn detect(top: &Listing) -> Detection {
+    let of_data = |stem: &str| {
+        let mut files = top.names().filter_map(DataFile::parse);
+        files.any(|file| file.stem == stem)
+    };
+    let is_index = |name: &str| match names::stem_of(name, INDEX) {
+        Some("" | VARIABLES) => true,
+        Some(stem) => !stem.contains('/') && (of_data(stem) || top.has(STATE)),
+        None => false,
+    };
+    let is_data = |name: &str| !name.contains('/') && DataFile::parse(name).is_some();
+    match () {
+        () if top.names().any(is_index) => Detection::Yes,
+        () if top.names().any(is_data) => Detection::Likely,
+        () => Detection::No,
+    }
+}
+
 #[async_trait]
 impl OpenFormat for TensorBundle {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(KEY, VERSION)
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        if name.contains('/') {
-            return None;
-        }
-        match name {
-            _ if names::stem_of(name, INDEX).is_some() => Some(OwnFile::Record),
-            _ if names::stem_of(name, RECORD).is_some() || DataFile::parse(name).is_some() => {
-                Some(OwnFile::Data)
-            }
-            _ => None,
-        }
-    }
-
-    // The name of an index alone is too common.
-    fn detect(&self, top: &Listing) -> Detection {
-        let of_data = |stem: &str| {
-            let mut files = top.names().filter_map(DataFile::parse);
-            files.any(|file| file.stem == stem)
-        };
-        let is_index = |name: &str| match names::stem_of(name, INDEX) {
-            Some("" | VARIABLES) => true,
-            Some(stem) => !stem.contains('/') && (of_data(stem) || top.has(STATE)),
-            None => false,
-        };
-        let is_data = |name: &str| !name.contains('/') && DataFile::parse(name).is_some();
-        match () {
-            () if top.names().any(is_index) => Detection::Yes,
-            () if top.names().any(is_data) => Detection::Likely,
-            () => Detection::No,
-        }
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        &[INDEX, "variables/variables.index"]
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        matches!(kind, PlaceKind::Folder | PlaceKind::Prefix)
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -9,8 +9,8 @@ use crate::{
 use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
-    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Removal, Result,
-    StorageReader, StrategyError, torch::parsing,
+    self as strategy, FormatInfo, OpenCx, OpenFormat, ReadLimits, Removal, Result, StorageReader,
+    StrategyError, torch::parsing,
 };
 use std::{any::Any, collections::BTreeSet, sync::Arc};
 
@@ -18,22 +18,23 @@ use std::{any::Any, collections::BTreeSet, sync::Arc};
 #[derive(Debug)]
 pub(crate) struct TorchDist;
 
-#[async_trait]
-impl OpenFormat for TorchDist {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
-    }
-
-    fn own_file(&self, name: &str) -> Option<strategy::OwnFile> {
+const INFO: FormatInfo = FormatInfo {
+    backend: NAME,
+    own_file: |name| {
         Some(match own_file(name)? {
             OwnFile::Metadata | OwnFile::RankMetadata(_) => strategy::OwnFile::Record,
             OwnFile::Data => strategy::OwnFile::Data,
             OwnFile::Unfinished => strategy::OwnFile::Unfinished,
         })
-    }
+    },
+    probes: &[METADATA, "__0.metadata"],
+    ..FormatInfo::NEW
+};
 
-    fn probes(&self) -> &'static [&'static str] {
-        &[METADATA, "__0.metadata"]
+#[async_trait]
+impl OpenFormat for TorchDist {
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -14,8 +14,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Detection, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
-    read_small,
+    Detection, FormatInfo, OpenCx, OpenFormat, Result, StorageReader, StrategyError, read_small,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,29 +25,22 @@ const MOST_AT_ONCE: usize = 16;
 #[derive(Debug)]
 pub(crate) struct TorchSaveFormat;
 
+const INFO: FormatInfo = FormatInfo {
+    backend: NAME,
+    own_file,
+    detect_file: Some(|file| match is_file(file.name.as_str()) {
+        true => Detection::Yes,
+        false => Detection::No,
+    }),
+    probes: &[INDEX, WEIGHTS],
+    lives_in: &[PlaceKind::Folder, PlaceKind::File],
+    ..FormatInfo::NEW
+};
+
 #[async_trait]
 impl OpenFormat for TorchSaveFormat {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        own_file(name)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        match is_file(file.name.as_str()) {
-            true => Detection::Yes,
-            false => Detection::No,
-        }
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        &[INDEX, WEIGHTS]
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        matches!(kind, PlaceKind::Folder | PlaceKind::File)
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -22,8 +22,8 @@ use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Detection, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal,
-    Result, Rewritten, StorageReader, StrategyError,
+    Detection, FormatInfo, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal, Result,
+    Rewritten, StorageReader, StrategyError,
 };
 use std::{
     any::Any,
@@ -36,6 +36,49 @@ use std::{
 #[derive(Debug)]
 pub(crate) struct Zarr {
     pub(crate) v3: bool,
+}
+
+const V2_INFO: FormatInfo = FormatInfo {
+    backend: NAME,
+    loads_objects: false,
+    own_file: |name| (name == RECORD).then_some(OwnFile::Record),
+    detect: Some(|top| {
+        let is_array = |name: &str| V2.contains(&name) || is_last(name, ZARRAY);
+        let is_v2 = || !top.names().any(is_v3) && top.names().any(is_array);
+        detected(top.has(RECORD) || is_v2())
+    }),
+    probes: &V2,
+    probes_in_folders: &[ZARRAY],
+    ..FormatInfo::NEW
+};
+
+const V3_INFO: FormatInfo = FormatInfo {
+    backend: zarr3::NAME,
+    loads_objects: false,
+    own_file: |name| (name == zarr3::RECORD).then_some(OwnFile::Record),
+    detect: Some(|top| {
+        let is_v3 = || top.names().any(is_v3) && !top.has(RECORD);
+        detected(top.has(zarr3::RECORD) || is_v3())
+    }),
+    probes: &[zarr3::RECORD, ZARR_JSON],
+    probes_in_folders: &[ZARR_JSON],
+    ..FormatInfo::NEW
+};
+
+/// Whether the last part of a path is this name.
+fn is_last(path: &str, name: &str) -> bool {
+    path.rsplit('/').next() == Some(name)
+}
+
+fn is_v3(path: &str) -> bool {
+    is_last(path, ZARR_JSON)
+}
+
+fn detected(is: bool) -> Detection {
+    match is {
+        true => Detection::Yes,
+        false => Detection::No,
+    }
 }
 
 impl Zarr {
@@ -73,44 +116,11 @@ impl Zarr {
 
 #[async_trait]
 impl OpenFormat for Zarr {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(if self.v3 { zarr3::NAME } else { NAME }, 1)
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        (name == self.record()).then_some(OwnFile::Record)
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        let last = |name: &str, file: &str| name.rsplit('/').next() == Some(file);
-        let is_v3 = top.names().any(|name| last(name, ZARR_JSON));
-        let of_v2 = |name: &str| V2.contains(&name) || last(name, ZARRAY);
-        let found = match self.v3 {
-            true => top.has(zarr3::RECORD) || (is_v3 && !top.has(RECORD)),
-            false => top.has(RECORD) || (!is_v3 && top.names().any(of_v2)),
-        };
-        match found {
-            true => Detection::Yes,
-            false => Detection::No,
-        }
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
+    fn info(&self) -> &FormatInfo {
         match self.v3 {
-            true => &[zarr3::RECORD, ZARR_JSON],
-            false => &V2,
+            true => &V3_INFO,
+            false => &V2_INFO,
         }
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        match self.v3 {
-            true => &[ZARR_JSON],
-            false => &[ZARRAY],
-        }
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -180,7 +190,7 @@ impl OpenFormat for Zarr {
         read_indexes(&cx.store, unread).await?;
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),
-            key: self.key(),
+            key: self.info().key(),
             limits: cx.limits,
             dialect: cx.dialect,
             metadata: Arc::new(tables.metadata),

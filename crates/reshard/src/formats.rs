@@ -30,7 +30,7 @@ impl Formats {
         Self(
             self.0
                 .iter()
-                .filter(|f| f.lives_in(kind))
+                .filter(|f| f.info().lives_in(kind))
                 .cloned()
                 .collect(),
         )
@@ -40,7 +40,7 @@ impl Formats {
     pub(crate) fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
         self.0
             .iter()
-            .filter(|f| f.detect(top) == detected)
+            .filter(|f| f.info().detect(top) == detected)
             .cloned()
             .collect()
     }
@@ -49,7 +49,7 @@ impl Formats {
     pub(crate) fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
         self.0
             .iter()
-            .filter(|f| f.detect_file(file) == detected)
+            .filter(|f| f.info().detect_file(file) == detected)
             .cloned()
             .collect()
     }
@@ -61,7 +61,7 @@ impl Formats {
 
     /// The names to look for, without duplicates.
     pub(crate) fn probes(&self) -> Result<BTreeSet<Name>> {
-        let names = self.0.iter().flat_map(|f| f.probes());
+        let names = self.0.iter().flat_map(|f| f.info().probes);
         Ok(names.copied().map(Name::new).collect::<Result<_, _>>()?)
     }
 
@@ -71,7 +71,11 @@ impl Formats {
         let mut names = BTreeSet::new();
         for format in &self.0 {
             // Such a place has no folders.
-            let direct = format.probes().iter().filter(|name| !name.contains('/'));
+            let direct = format
+                .info()
+                .probes
+                .iter()
+                .filter(|name| !name.contains('/'));
             let direct: Vec<Name> = direct.copied().map(Name::new).collect::<Result<_, _>>()?;
             if direct.is_empty() {
                 return Ok(None);
@@ -85,20 +89,21 @@ impl Formats {
     pub(crate) fn probes_in_folders(&self) -> BTreeSet<&'static str> {
         self.0
             .iter()
-            .flat_map(|f| f.probes_in_folders())
+            .flat_map(|f| f.info().probes_in_folders)
             .copied()
             .collect()
     }
 
     /// Whether the programs of one of these formats give a file such a name.
     pub(crate) fn own(&self, name: &str) -> bool {
-        self.0.iter().any(|f| f.own_file(name).is_some())
+        self.0.iter().any(|f| f.info().own_file(name).is_some())
     }
 
     /// The one format whose format record is among these files.
     pub(crate) fn with_record(&self, files: &[Entry]) -> Option<Self> {
-        let is_record =
-            |f: &Format, file: &Entry| f.own_file(file.name.as_str()) == Some(OwnFile::Record);
+        let is_record = |f: &Format, file: &Entry| {
+            f.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
+        };
         let mut found = self
             .0
             .iter()
@@ -113,7 +118,7 @@ impl Formats {
     pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
         self.0
             .iter()
-            .find(|f| f.own_file(name) == Some(OwnFile::Record))
+            .find(|f| f.info().own_file(name) == Some(OwnFile::Record))
             .map(|f| f.key())
     }
 }

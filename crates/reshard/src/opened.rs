@@ -187,8 +187,8 @@ impl OpenOptions {
         let formats = Formats::of(registry)?.of_kind(PlaceKind::File);
         let file = Entry { name, bytes: 0 };
         let is_record = |format: &&Arc<dyn LoadShardedStrategy>| {
-            format.own_file(file.name.as_str()) == Some(OwnFile::Record)
-                && format.detect_file(&file) == Detection::No
+            format.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
+                && format.info().detect_file(&file) == Detection::No
         };
         let format = formats.0.iter().find(is_record).map(|format| format.key());
         Ok(format.map(|format| RecordAt {
@@ -230,7 +230,7 @@ impl OpenOptions {
         for kind in [PlaceKind::File, PlaceKind::Prefix] {
             let chosen = self.chosen(registry)?;
             let lives = match &chosen {
-                Some(chosen) => chosen.lives_in(kind),
+                Some(chosen) => chosen.info().lives_in(kind),
                 // For a file the error also says that no format reads it.
                 None => kind == PlaceKind::File || !formats.of_kind(kind).0.is_empty(),
             };
@@ -375,7 +375,7 @@ impl OpenOptions {
                 // Nobody knows what else it needs.
                 return Ok(named);
             };
-            let probes = format.probes().iter().copied().map(Name::new);
+            let probes = format.info().probes.iter().copied().map(Name::new);
             let probes = probes.collect::<Result<_, _>>()?;
             if !is_older && !store.present(probes).await?.is_empty() {
                 return Ok(named);
@@ -511,13 +511,13 @@ impl OpenOptions {
 /// The format record by which the default format is recognised, if it is linked.
 fn record_of_default(formats: &Formats) -> Option<&'static str> {
     let default = formats.0.iter().find(|f| f.key() == default_format())?;
-    default.probes().first().copied()
+    default.info().probes.first().copied()
 }
 
 /// Whether a place without `metadata.json`, of which the user says that it has this format, may be older than that file.
 async fn is_older(store: &Arc<dyn Store>, chosen: &dyn LoadShardedStrategy) -> Result<bool> {
     let older =
-        !chosen.probes_in_folders().is_empty() && !store.exists(&Name::new(SIDECAR)?).await?;
+        !chosen.info().probes_in_folders.is_empty() && !store.exists(&Name::new(SIDECAR)?).await?;
     Ok(older && reshard_megatron::is_unfinished(store).await?)
 }
 
@@ -695,7 +695,9 @@ impl Opened {
     /// The names that files without items usually have.
     fn usual(&self) -> Result<Vec<Name>> {
         let format = self.formats.0.iter().find(|f| f.key() == self.name);
-        let probes = format.into_iter().flat_map(|f| f.probes().iter().copied());
+        let probes = format
+            .into_iter()
+            .flat_map(|f| f.info().probes.iter().copied());
         let usual = [METADATA_JSON, COMMON, INTEGRITY, SIDECAR].into_iter();
         Ok(usual
             .chain(probes)

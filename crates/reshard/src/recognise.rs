@@ -203,7 +203,7 @@ async fn later(
             if !names.iter().any(|n| n == file.name.as_str())
                 && store.modified(&file.name).await? > committed
             {
-                let is_sure = format.detect(&Listing::of(vec![file])) == Detection::Yes;
+                let is_sure = format.info().detect(&Listing::of(vec![file])) == Detection::Yes;
                 return Ok(is_sure.then(|| format.key()));
             }
         }
@@ -305,7 +305,7 @@ async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Res
             let mut sure = formats.that(Detection::Yes, &own).into_iter();
             // A group of arrays in a folder is no checkpoint of its own.
             let is_one = [METADATA_JSON, SIDECAR].iter().any(|name| own.has(name))
-                || sure.any(|format| format.probes_in_folders().is_empty());
+                || sure.any(|format| format.info().probes_in_folders.is_empty());
             checkpoint = is_one.then(|| folder.clone());
         }
         found.extend(of_folder);
@@ -319,10 +319,14 @@ async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Res
 
 /// Why a place is no checkpoint.
 fn unknown(formats: &Formats) -> String {
-    let known = formats.0.iter().map(|f| match f.probes() {
+    let known = formats.0.iter().map(|f| match f.info().probes {
         [] => f.key().to_string(),
         names => {
-            let inside = f.probes_in_folders().iter().map(|name| format!("*/{name}"));
+            let inside = f
+                .info()
+                .probes_in_folders
+                .iter()
+                .map(|name| format!("*/{name}"));
             let all: Vec<String> = names
                 .iter()
                 .map(|name| (*name).into())
@@ -343,33 +347,24 @@ mod tests {
     use async_trait::async_trait;
     use futures_executor::block_on;
     use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
-    use reshard_strategy::{OpenCx, OpenFormat, PlannedLoad, StorageReader};
+    use reshard_strategy::{FormatInfo, OpenCx, OpenFormat, PlannedLoad, StorageReader};
 
-    /// It answers `Yes` to one file, and `Likely` to another one.
     #[derive(Debug)]
-    struct Fake {
-        name: &'static str,
-        sure: &'static str,
-        likely: &'static str,
-        probes: &'static [&'static str],
+    struct Fake(FormatInfo);
+
+    /// `Yes` to one file, and `Likely` to another one.
+    fn detected(top: &Listing, sure: &str, likely: &str) -> Detection {
+        match () {
+            () if top.has(sure) => Detection::Yes,
+            () if top.has(likely) => Detection::Likely,
+            () => Detection::No,
+        }
     }
 
     #[async_trait]
     impl OpenFormat for Fake {
-        fn key(&self) -> BackendVersion {
-            BackendVersion::new(self.name, 1)
-        }
-
-        fn detect(&self, top: &Listing) -> Detection {
-            match () {
-                () if top.has(self.sure) => Detection::Yes,
-                () if top.has(self.likely) => Detection::Likely,
-                () => Detection::No,
-            }
-        }
-
-        fn probes(&self) -> &'static [&'static str] {
-            self.probes
+        fn info(&self) -> &FormatInfo {
+            &self.0
         }
 
         async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -382,28 +377,27 @@ mod tests {
 
     fn formats() -> Formats {
         let all = [
-            Fake {
-                name: "a",
-                sure: "a.json",
-                likely: "data",
+            FormatInfo {
+                backend: "a",
+                detect: Some(|top| detected(top, "a.json", "data")),
                 probes: &["a.json"],
+                ..FormatInfo::NEW
             },
-            Fake {
-                name: "b",
-                sure: "b.json",
-                likely: "data",
+            FormatInfo {
+                backend: "b",
+                detect: Some(|top| detected(top, "b.json", "data")),
                 probes: &["b.json", "b.old"],
+                ..FormatInfo::NEW
             },
-            Fake {
-                name: "listed",
-                sure: "any.idx",
-                likely: "part",
-                probes: &[],
+            FormatInfo {
+                backend: "listed",
+                detect: Some(|top| detected(top, "any.idx", "part")),
+                ..FormatInfo::NEW
             },
         ];
         Formats(
             all.into_iter()
-                .map(|f| Arc::new(PlannedLoad::new(f)) as Format)
+                .map(|info| Arc::new(PlannedLoad::new(Fake(info))) as Format)
                 .collect(),
         )
     }

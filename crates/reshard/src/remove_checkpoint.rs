@@ -216,10 +216,9 @@ impl RemoveCheckpoint {
 
         // Common state in a file belongs to a checkpoint that `metadata.json` completes. A format that is told by files in folders, as arrays
         // are, is told by them when a record is gone, too.
-        let by_folders = formats
-            .0
-            .iter()
-            .any(|format| format.key() == opened.name && !format.probes_in_folders().is_empty());
+        let by_folders = formats.0.iter().any(|format| {
+            format.key() == opened.name && !format.info().probes_in_folders.is_empty()
+        });
         let common = place.exists(&Name::new(COMMON)?).await?;
         let of_format = sidecar.and_then(|sidecar| sidecar.commit);
         let of_format = of_format.filter(|_| !by_folders);

@@ -10,12 +10,33 @@ use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx,
-    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, Damage, FileRole, FormatInfo, OpenCx, OpenFormat, OwnFile,
+    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
+    StorageReader, StrategyError, Traffic, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Its name, and its files.
+const INFO: FormatInfo = FormatInfo {
+    backend: NAME,
+    own_file,
+    probes: &[INDEX],
+    ..FormatInfo::NEW
+};
+
+fn own_file(name: &str) -> Option<OwnFile> {
+    let of_a_rank = || {
+        name.strip_prefix("rank-")?
+            .strip_suffix(".bin")?
+            .parse::<u32>()
+            .ok()
+    };
+    match name {
+        INDEX => Some(OwnFile::Record),
+        _ => of_a_rank().map(|_| OwnFile::Data),
+    }
+}
 
 /// Opens checkpoints of this format.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,25 +44,8 @@ pub struct ExampleFormat;
 
 #[async_trait]
 impl OpenFormat for ExampleFormat {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(NAME, 1)
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        let of_a_rank = || {
-            name.strip_prefix("rank-")?
-                .strip_suffix(".bin")?
-                .parse::<u32>()
-                .ok()
-        };
-        match name {
-            INDEX => Some(OwnFile::Record),
-            _ => of_a_rank().map(|_| OwnFile::Data),
-        }
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        &[INDEX]
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -256,7 +260,7 @@ impl StorageReader for ExampleReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        ExampleFormat.own_file(name.as_str()).is_some()
+        own_file(name.as_str()).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {

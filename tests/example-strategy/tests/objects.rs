@@ -12,10 +12,10 @@ use reshard::{
     plan::SavePlan,
     storage::FileBody,
     strategy::{
-        FileLayout, FinishCx, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Make,
-        OpenCx, OpenFormat, Planned, PlannedLoad, Records, Registration, Resolve, Result,
-        SaveCommonStrategy, SaveShardedConfig, SaveShardedStrategy, StorageReader, StorageWriter,
-        WriterHooks, load_with_objects, save_with_objects, testkit,
+        FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadShardedConfig,
+        LoadShardedStrategy, Make, OpenCx, OpenFormat, Planned, PlannedLoad, Records, Registration,
+        Resolve, Result, SaveCommonStrategy, SaveShardedConfig, SaveShardedStrategy, StorageReader,
+        StorageWriter, WriterHooks, load_with_objects, save_with_objects, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;
@@ -56,14 +56,24 @@ impl StorageWriter for TensorsOnly {
     }
 }
 
+const TENSORS_ONLY: FormatInfo = FormatInfo {
+    backend: "tensors_only",
+    loads_objects: false,
+    ..FormatInfo::NEW
+};
+
+const AS_EXAMPLE: FormatInfo = FormatInfo {
+    backend: "example",
+    ..TENSORS_ONLY
+};
+
 #[async_trait]
 impl OpenFormat for TensorsOnly {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(&self.0, 1)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
+    fn info(&self) -> &FormatInfo {
+        match &*self.0 {
+            "example" => &AS_EXAMPLE,
+            _ => &TENSORS_ONLY,
+        }
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

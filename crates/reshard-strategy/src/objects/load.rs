@@ -1,16 +1,16 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, Damage, Detection, ElementChecksum, FileRole,
-    LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport, agree,
+    BackendVersion, Capabilities, CheckedItems, Damage, ElementChecksum, FileRole, FormatInfo,
+    LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx,
+    ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, agree,
     pipeline::{judge, load_planned},
 };
 use async_trait::async_trait;
 use reshard_comm::CommError;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, StoreExt};
+use reshard_storage::{Entry, Name, Progress, StoreExt};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 /// Makes a strategy that loads tensors with `sharded`, and also objects: if `sharded` loads none, `common` does.
@@ -97,8 +97,8 @@ impl WithObjects {
 
 #[async_trait]
 impl LoadShardedStrategy for WithObjects {
-    fn key(&self) -> BackendVersion {
-        self.sharded.key()
+    fn info(&self) -> &FormatInfo {
+        self.sharded.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -158,32 +158,8 @@ impl LoadShardedStrategy for WithObjects {
         }
     }
 
-    fn detect(&self, top: &Listing) -> Detection {
-        self.sharded.detect(top)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.sharded.detect_file(file)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.sharded.probes()
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        self.sharded.probes_in_folders()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.sharded.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.sharded.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.sharded.check_compatibility(stored)
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
     }
 
     async fn remove_sharded_tensors(

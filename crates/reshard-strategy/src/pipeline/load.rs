@@ -9,8 +9,8 @@ mod permitted;
 mod transfer;
 
 use crate::{
-    BackendVersion, Detection, ExchangeTimes, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy,
-    Loaded, OpenCx, OwnFile, ReadCx, Removal, Result, StorageReader, StrategyError, Traffic,
+    ExchangeTimes, FormatInfo, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx,
+    ReadCx, Removal, Result, StorageReader, StrategyError, Traffic,
     agree::agree,
     kept::DecidedLoad,
     pipeline::exchange::{Peers, Stopped},
@@ -23,56 +23,19 @@ use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict};
 use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
-use reshard_storage::{Entry, Listing, PlaceKind};
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
 /// How a format opens a checkpoint.
 #[async_trait]
 pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
-    /// Its name.
-    fn key(&self) -> BackendVersion;
+    /// Its name, and how it is recognised.
+    fn info(&self) -> &FormatInfo;
     /// Reads the description of a checkpoint: what is stored, and where.
     ///
     /// # Errors
     /// The place has no checkpoint of this format, or a damaged one.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
-    /// What a file directly in the place is, if the programs of this format give a file such a name. Only this decides
-    /// whether a format is recognised, and which files belong to a damaged or unfinished checkpoint.
-    fn own_file(&self, _name: &str) -> Option<OwnFile> {
-        None
-    }
-    /// Whether a place holds a checkpoint of this format, by the names of its files alone. By default it uses
-    /// [`own_file`](Self::own_file). It is called if nothing else in the checkpoint names the format. A format that never
-    /// answers `Yes` is found only if the checkpoint names it or the user chooses it.
-    fn detect(&self, top: &Listing) -> Detection {
-        let own = top.names().filter_map(|name| self.own_file(name));
-        own.map(OwnFile::detected).max().unwrap_or(Detection::No)
-    }
-    /// Whether one file is a checkpoint of this format, by its name. It is asked of formats that [live](Self::lives_in) in files. By default it
-    /// is what [`detect`](Self::detect) says of a folder with this file alone.
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.detect(&Listing::of(vec![file.clone()]))
-    }
-    /// File names of which most checkpoints of this format have one. They are looked for before the place is listed,
-    /// because listing many files takes long or is impossible. Files with a prefix in a place where requests are dear are found by
-    /// these names alone, if each format that [lives](Self::lives_in) so has one without a folder.
-    fn probes(&self) -> &'static [&'static str] {
-        &[]
-    }
-    /// Names of files by which checkpoints of this format are recognised, in the folders of a place and in folders of these. They are looked for if
-    /// nothing else tells the format, in some of the folders; [`detect`](Self::detect) gets them as `FOLDER/NAME`. The default is none.
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        &[]
-    }
-    /// Whether a checkpoint of this format can be a place of this kind. For most formats this is a folder.
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        kind == PlaceKind::Folder
-    }
-    /// Whether it loads sharded objects. If not, the common strategy loads them. The default is that it does.
-    fn can_handle_sharded_objects(&self) -> bool {
-        true
-    }
     /// As [`LoadShardedStrategy::remove_sharded_tensors`], from a reader that [`open`](Self::open) has made.
     ///
     /// # Errors
@@ -83,7 +46,7 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
         _prefix: &str,
     ) -> Result<Removal> {
         Err(StrategyError::Unsupported {
-            strategy: self.key().to_string(),
+            strategy: self.info().key().to_string(),
             what: "removing sharded tensors".into(),
         })
     }
@@ -104,8 +67,8 @@ impl<F: OpenFormat> PlannedLoad<F> {
 
 #[async_trait]
 impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
-    fn key(&self) -> BackendVersion {
-        self.format.key()
+    fn info(&self) -> &FormatInfo {
+        self.format.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -119,34 +82,6 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         load_planned(template, &*from, cx).await
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.format.detect(top)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.format.detect_file(file)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.format.probes()
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        self.format.probes_in_folders()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.format.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.format.lives_in(kind)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.format.can_handle_sharded_objects()
     }
 
     async fn remove_sharded_tensors(

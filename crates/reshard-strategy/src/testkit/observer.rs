@@ -1,9 +1,8 @@
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, Detection, ElementChecksum, FileLayout, FileRole,
-    FinishCx, Footprint, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
-    Rewritten, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData,
-    WriterHooks,
+    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole, FinishCx,
+    Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer,
+    ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, Rewritten,
+    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,7 +12,7 @@ use reshard_plan::{
     PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
-use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source};
+use reshard_storage::{Entry, Extent, Length, Name, Progress, Source};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -355,8 +354,8 @@ impl Extent for TappedExtent {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
-    fn key(&self) -> BackendVersion {
-        self.inner.key()
+    fn info(&self) -> &FormatInfo {
+        self.inner.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -375,34 +374,6 @@ impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         self.inner.load(template, from, cx).await
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        self.inner.detect(top)
-    }
-
-    fn detect_file(&self, file: &Entry) -> Detection {
-        self.inner.detect_file(file)
-    }
-
-    fn probes(&self) -> &'static [&'static str] {
-        self.inner.probes()
-    }
-
-    fn probes_in_folders(&self) -> &'static [&'static str] {
-        self.inner.probes_in_folders()
-    }
-
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        self.inner.own_file(name)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        self.inner.lives_in(kind)
-    }
-
-    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        self.inner.check_compatibility(stored)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

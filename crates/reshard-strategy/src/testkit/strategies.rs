@@ -272,25 +272,25 @@ impl Pair<'_> {
     fn is_recognised(&self, store: &Arc<dyn Store>, reader: &dyn crate::StorageReader) {
         let (loader, top) = (self.loader(), block_on(store.top()).unwrap());
         assert_eq!(
-            loader.detect(&Listing::default()),
+            loader.info().detect(&Listing::default()),
             Detection::No,
             "nothing lies there"
         );
 
         // A format without a sign of its own is allowed, but then it may not ask for files to look at.
-        let probes = loader.probes();
+        let probes = loader.info().probes;
         assert!(
             probes.iter().all(|name| Name::new(*name).is_ok()),
             "{probes:?} are names"
         );
-        if loader.detect(&top) == Detection::No {
+        if loader.info().detect(&top) == Detection::No {
             return assert!(
                 probes.is_empty(),
                 "who looks for {probes:?} recognises what it has written"
             );
         }
         assert_eq!(
-            loader.detect(&top),
+            loader.info().detect(&top),
             Detection::Yes,
             "it is a whole checkpoint"
         );
@@ -299,7 +299,7 @@ impl Pair<'_> {
         for file in top
             .files
             .iter()
-            .filter(|f| loader.own_file(f.name.as_str()).is_some())
+            .filter(|f| loader.info().own_file(f.name.as_str()).is_some())
         {
             assert!(
                 reader.owns(&file.name),
@@ -308,7 +308,7 @@ impl Pair<'_> {
             );
         }
         for nothing in ["", "README.md", "sub/README.md"] {
-            assert_eq!(loader.own_file(nothing), None);
+            assert_eq!(loader.info().own_file(nothing), None);
         }
 
         // A caller may list only the probes, so they must be enough.
@@ -319,7 +319,7 @@ impl Pair<'_> {
             .collect();
         if !probes.is_empty() {
             assert_eq!(
-                loader.detect(&Listing::of(probed)),
+                loader.info().detect(&Listing::of(probed)),
                 Detection::Yes,
                 "by {probes:?} alone"
             );

@@ -206,9 +206,12 @@ fn the_place_is_recognised_by_its_root_group() {
     let reader = block_on(strategy.open(&OpenCx::new(Arc::clone(&store)))).unwrap();
     assert_eq!(reader.key().to_string(), "zarr3/1");
     let top = block_on(reshard_storage::StoreExt::top(&*store)).unwrap();
-    assert_eq!(strategy.detect(&top), reshard_strategy::Detection::Yes);
+    assert_eq!(
+        strategy.info().detect(&top),
+        reshard_strategy::Detection::Yes
+    );
     let v2 = reshard_zarr::ZarrLoadConfig::default().build().unwrap();
-    assert_eq!(v2.detect(&top), reshard_strategy::Detection::No);
+    assert_eq!(v2.info().detect(&top), reshard_strategy::Detection::No);
 }
 
 /// Cuts along each axis.

@@ -7,10 +7,10 @@ use reshard::{
     BackendVersion, DType, Dialect, ErrorKind, OpenOptions, Registry, ShardedTensor, StateDict,
     Tensor,
     blocking::{self, Checkpoint},
-    storage::{Listing, LocalStore, Name, PlaceKind, Store, StoreExt},
+    storage::{LocalStore, Name, PlaceKind, Store, StoreExt},
     strategy::{
-        Detection, LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad, Registration,
-        Result, StorageReader,
+        Detection, FormatInfo, LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad,
+        Registration, Result, StorageReader,
     },
 };
 use reshard_example::{ExampleConfig, ExampleFormat};
@@ -18,26 +18,24 @@ use reshard_storage::testkit::MemoryStore;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
+const INFO: FormatInfo = FormatInfo {
+    backend: "one_file",
+    detect: Some(|top| match top.names().all(|name| name.ends_with(".one")) {
+        true => Detection::Yes,
+        false => Detection::No,
+    }),
+    lives_in: &[PlaceKind::File],
+    ..FormatInfo::NEW
+};
+
 /// A whole checkpoint of the example format in one file: a JSON object of its files.
 #[derive(Clone, Debug)]
 struct OneFile;
 
 #[async_trait]
 impl OpenFormat for OneFile {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new("one_file", 1)
-    }
-
-    fn lives_in(&self, kind: PlaceKind) -> bool {
-        kind == PlaceKind::File
-    }
-
-    fn detect(&self, top: &Listing) -> Detection {
-        if top.names().all(|name| name.ends_with(".one")) {
-            Detection::Yes
-        } else {
-            Detection::No
-        }
+    fn info(&self) -> &FormatInfo {
+        &INFO
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

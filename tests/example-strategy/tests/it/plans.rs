@@ -10,10 +10,10 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat,
-    Planned, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
-    SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport,
-    WriterHooks,
+    BackendVersion, CheckedItems, FileLayout, FinishCx, FormatInfo, LoadShardedStrategy, OpenCx,
+    OpenFormat, Planned, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records,
+    Resolve, Result, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic,
+    VerifyReport, WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -87,8 +87,8 @@ impl StorageWriter for Talks {
 
 #[async_trait]
 impl OpenFormat for Talks {
-    fn key(&self) -> BackendVersion {
-        ExampleFormat.key()
+    fn info(&self) -> &FormatInfo {
+        ExampleFormat.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
