@@ -27,6 +27,8 @@ pub struct FormatInfo {
     pub backend: &'static str,
     /// Its version. The default is 1.
     pub version: u32,
+    /// Newer versions whose checkpoints it loads, too. It loads older ones in any case. The default is none.
+    pub also_loads: &'static [u32],
     /// Whether it loads sharded objects. If not, the common strategy loads them. The default is that it does.
     pub loads_objects: bool,
     /// What a file directly in the place is, if the programs of this format give a file such a name. Only this decides
@@ -55,6 +57,7 @@ impl FormatInfo {
     pub const NEW: Self = Self {
         backend: "",
         version: 1,
+        also_loads: &[],
         loads_objects: true,
         own_file: |_| None,
         detect: None,

@@ -240,7 +240,7 @@ impl Registry {
     }
 
     /// Default configuration of a strategy that loads sharded leaves: the one of that name, or of another version that says that it
-    /// [can load](crate::LoadShardedStrategy::check_compatibility) this one, too.
+    /// can load (`check_compatibility`) this one, too.
     ///
     /// # Errors
     /// [`StrategyError::Unknown`], which lists what is linked, and names the crate to update if the version is newer than all of them.

@@ -150,9 +150,13 @@ impl dyn LoadShardedStrategy {
     /// Checks that it can load what was stored under another name or version. The error says why not.
     ///
     /// # Errors
-    /// By default, the name differs or the version is newer.
+    /// The name differs or the version is newer, and the format does not [load that, too](FormatInfo::also_loads).
     pub fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        compatible(&self.key(), stored)
+        let info = self.info();
+        match info.backend == &*stored.backend && info.also_loads.contains(&stored.version) {
+            true => Ok(()),
+            false => compatible(&self.key(), stored),
+        }
     }
 }
 

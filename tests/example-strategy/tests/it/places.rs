@@ -25,6 +25,7 @@ const INFO: FormatInfo = FormatInfo {
         false => Detection::No,
     }),
     lives_in: &[PlaceKind::File],
+    also_loads: &[3],
     ..FormatInfo::NEW
 };
 
@@ -238,4 +239,16 @@ fn a_place_that_is_open_already_is_saved_to_and_loaded_from() {
     save(&home.path().join("x"));
     let folder = LocalStore::at(home.path().join("x")).unwrap();
     assert!(Checkpoint::open_with(OpenOptions::new().store(Arc::new(folder)), "x").is_ok());
+}
+
+#[test]
+fn a_format_loads_what_it_says_that_it_loads_too() {
+    let registry = registry();
+    let found = |text: &str| {
+        let config = registry.load_sharded(&text.parse().unwrap());
+        config.map(|config| config.build().unwrap().key().to_string())
+    };
+    assert_eq!(found("one_file/1").unwrap(), "one_file/1");
+    assert_eq!(found("one_file/3").unwrap(), "one_file/1");
+    found("one_file/2").unwrap_err();
 }
