@@ -6,7 +6,7 @@ use crate::{
     io::Io,
     json,
     program::Program,
-    steps::{self, Places},
+    steps::{self, LeftOut, Places},
     table::{self, BOLD, GOOD, shown, styled},
     units,
 };
@@ -29,16 +29,9 @@ struct Report<'a> {
     kept: Vec<KeptRow<'a>>,
     foreign: Vec<&'a str>,
     /// The steps of a run that can't be pruned.
-    failed: &'a [Failed],
+    failed: &'a [LeftOut],
     /// Of what was removed.
     bytes: u64,
-}
-
-/// A step that can't be pruned.
-#[derive(Serialize)]
-struct Failed {
-    name: String,
-    why: String,
 }
 
 #[derive(Serialize)]
@@ -77,7 +70,7 @@ impl<'a> Row<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(dry_run: bool, p: &'a PruneReport, failed: &'a [Failed]) -> Self {
+    fn of(dry_run: bool, p: &'a PruneReport, failed: &'a [LeftOut]) -> Self {
         let kept = |(r, why): &'a (Remains, Kept)| {
             let why = match why {
                 Kept::Recent => "recent",
@@ -117,13 +110,6 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some(_) => None,
     };
     let mut failed = Vec::new();
-    let others = |places: &Places, io: &mut Io<'_>| {
-        if !places.others.is_empty() {
-            let names = places.others.iter().map(|name| shown(name));
-            let names = first(steps::NAMED, names);
-            io.note(format!("no complete checkpoint, so it stays: {names}"));
-        }
-    };
     let (report, outcome) = match one {
         // Beside the steps of a run there may be a file that looks like one of a checkpoint.
         Some((report, Err(e))) if report == PruneReport::default() => {
@@ -133,8 +119,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
                     if is_one {
                         io.note(format!("not pruned as a checkpoint: {}", e.text()));
                     }
-                    others(&places, io);
-                    prune_all(program, args, places, &mut failed)
+                    prune_all(program, args, places, (&mut failed, io))
                 }
                 _ => return Err(e),
             }
@@ -145,13 +130,9 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
             if places.of_saves.is_empty() {
                 return Err(steps::none(&args.dir, args.steps.as_ref()));
             }
-            others(&places, io);
-            prune_all(program, args, places, &mut failed)
+            prune_all(program, args, places, (&mut failed, io))
         }
     };
-    for Failed { name, why } in &failed {
-        io.note(format!("{}: {why}", shown(name)));
-    }
     // A failure comes after what was done before it.
     match (&outcome, args.json) {
         (Err(_), _) if report.removed.is_empty() => {}
@@ -188,8 +169,13 @@ fn prune_all(
     program: &Program,
     args: &Prune,
     places: Places,
-    failed: &mut Vec<Failed>,
+    (failed, io): (&mut Vec<LeftOut>, &mut Io<'_>),
 ) -> (PruneReport, Result<u8>) {
+    if !places.others.is_empty() {
+        let names = places.others.iter().map(|name| shown(name));
+        let names = first(steps::NAMED, names);
+        io.note(format!("no complete checkpoint, so it stays: {names}"));
+    }
     let (mut all, mut code) = (PruneReport::default(), OK);
     for (place, name) in places.of_saves {
         let (report, outcome) = prune(program, args, &place);
@@ -214,7 +200,8 @@ fn prune_all(
         if let Err(e) = outcome {
             code = worse(code, e.exit_code());
             let why = e.text();
-            failed.push(Failed { name, why });
+            io.note(format!("{}: {why}", shown(&name)));
+            failed.push(LeftOut { name, why });
         }
     }
     (all, Ok(code))

@@ -88,11 +88,11 @@ impl Row {
     }
 }
 
-/// A checkpoint that does not open.
+/// A checkpoint that does not open, or can't be pruned.
 #[derive(Serialize)]
-struct LeftOut {
-    name: String,
-    why: String,
+pub(crate) struct LeftOut {
+    pub(crate) name: String,
+    pub(crate) why: String,
 }
 
 /// Prints the complete checkpoints in a folder. `None` if it has none.
