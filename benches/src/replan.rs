@@ -2,19 +2,16 @@
 
 use crate::{measured::Measured, ranks::on_ranks};
 use anyhow::Result;
-use async_trait::async_trait;
 use reshard::{
-    BackendVersion, Durability, KeptPlan, Phase, ShardedTensor, StateDict, Tensor, blocking,
-    model::FlatStateDict,
-    strategy::{self, PreparedSave, SaveCx, SaveShardedConfig, SaveShardedStrategy},
+    Dialect, Durability, KeptPlan, LocalGroup, Phase, ShardedTensor, StateDict, Tensor, blocking,
+    comm::Comm,
+    model::{Flatten, split_ref},
+    plan::DefaultSavePlanner,
+    storage::{IfExists, Stores},
+    strategy::{PipelineOptions, SaveCx, SaveShardedConfig},
     torch_dist::TorchDistConfig,
 };
-use serde::{Deserialize, Serialize};
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
 
 /// Two ranks, each with its rows of every tensor. The tensors are small, so that planning is nearly all there is to do. With `anew`
 /// nothing is kept. The time is that of planning by all ranks; with `phase` that of the whole phase, which also takes the state apart and
@@ -31,32 +28,30 @@ pub(crate) fn replan(
         iterations,
         move |rank| {
             let state = state(tensors, rank)?;
-            Ok((
-                state,
-                Arc::new(KeptPlan::new()),
-                Timed::default(),
-                Vec::new(),
-            ))
+            Ok((state, Arc::new(KeptPlan::new()), Vec::new()))
         },
         move || drop(std::fs::remove_dir_all(&dir)),
-        move |(state, kept, timed, mut seconds), group| {
-            let save = reshard::save(&state, &url)
-                .group(group)
-                .strategy(timed.clone())
-                .durability(Durability::Process);
-            let save = if anew { save } else { save.kept_plan(&kept) };
-            let report = blocking::run(save)?;
+        move |(state, kept, mut seconds), group| {
+            let again = (!anew).then_some(&kept);
             seconds.push(match phase {
-                true => report.time(Phase::Plan).as_secs_f64(),
-                false => *timed.0.lock().unwrap_or_else(PoisonError::into_inner),
+                true => {
+                    let save = reshard::save(&state, &url)
+                        .group(group)
+                        .durability(Durability::Process);
+                    let save = again
+                        .into_iter()
+                        .fold(save, |save, kept| save.kept_plan(kept));
+                    blocking::run(save)?.time(Phase::Plan).as_secs_f64()
+                }
+                false => plan(&state, &url, group, again)?,
             });
-            Ok((state, kept, timed, seconds))
+            Ok((state, kept, seconds))
         },
         Ok,
     )?;
     let mut out = runs.measured(0);
     // The first run warms up, and plans. A run takes as long as its slowest rank.
-    let slowest = |run: usize| states.iter().map(|s| s.3[run]).fold(0.0, f64::max);
+    let slowest = |run: usize| states.iter().map(|s| s.2[run]).fold(0.0, f64::max);
     out.seconds = (1..=iterations).map(slowest).collect();
     // That is the CPU time of whole saves.
     out.cpu.clear();
@@ -74,45 +69,31 @@ fn state(tensors: u64, rank: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// `torch_dist`, and how many seconds it has planned last.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Timed(#[serde(skip)] Arc<Mutex<f64>>);
-
-#[typetag::serde(name = "bench_timed")]
-impl SaveShardedConfig for Timed {
-    fn build(&self) -> strategy::Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(Strategy {
-            base: TorchDistConfig::new().build()?,
-            seconds: Arc::clone(&self.0),
-        }))
-    }
-}
-
-#[derive(Debug)]
-struct Strategy {
-    base: Arc<dyn SaveShardedStrategy>,
-    seconds: Arc<Mutex<f64>>,
-}
-
-#[async_trait]
-impl SaveShardedStrategy for Strategy {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.base.can_handle_sharded_objects()
-    }
-
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> strategy::Result<Box<dyn PreparedSave>> {
+/// Plans a save, and drops the plan. Returns how many seconds planning took.
+fn plan(
+    state: &StateDict,
+    url: &str,
+    group: &LocalGroup,
+    kept: Option<&Arc<KeptPlan>>,
+) -> Result<f64> {
+    let comm = Comm::new(group);
+    let flat = split_ref(state, Dialect::Megatron, Flatten::default())?.flat;
+    let strategy = TorchDistConfig::new().build()?;
+    blocking::run(async {
+        let store = Stores::linked()?.open(url)?;
+        let begun = store.begin("replan", IfExists::Refuse).await?;
+        let (options, groups) = (PipelineOptions::default(), BTreeMap::new());
+        let planner = Arc::new(DefaultSavePlanner::DEFAULT);
+        let mut cx = SaveCx::new(&options, comm, &groups, begun, url, planner);
+        cx.kept_plan = kept.cloned();
         let start = Instant::now();
-        let prepared = self.base.prepare(state, cx).await;
-        let mut seconds = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
-        *seconds = start.elapsed().as_secs_f64();
-        prepared
-    }
+        drop(strategy.prepare(flat, &cx).await?);
+        let seconds = start.elapsed().as_secs_f64();
+        comm.agree("rollback", Ok(())).await?;
+        if comm.is_coordinator() {
+            cx.transaction.rollback().await?;
+        }
+        comm.agree("rollback", Ok(())).await?;
+        Ok(seconds)
+    })
 }

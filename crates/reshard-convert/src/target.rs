@@ -8,7 +8,6 @@ use reshard::{
     strategy::{Capabilities, Detection, SaveShardedConfig, SaveShardedStrategy, StrategyError},
 };
 use serde_json::Value as Json;
-use std::sync::Arc;
 
 /// The setting by which a format of tensors keeps objects beside them.
 const KEEP_OBJECTS: &str = "keep_objects";
@@ -30,7 +29,7 @@ pub(crate) enum Wanted {
 pub(crate) struct Target {
     /// Its settings as data, because each rank needs a strategy of its own.
     settings: Json,
-    strategy: Arc<dyn SaveShardedStrategy>,
+    strategy: SaveShardedStrategy,
     place: PlaceKind,
     /// Whether a policy decides on files.
     by_policy: bool,

@@ -9,8 +9,8 @@ use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::Declared;
 use reshard_strategy::{
-    BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig,
-    SaveShardedStrategy, StrategyError, agree, cause, declaration_digest,
+    PipelineOptions, Result, SaveCx, SaveLayer, SaveSetup, SaveShardedConfig, SaveShardedStrategy,
+    StrategyError, agree, cause, declaration_digest,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -78,12 +78,8 @@ impl FullyParallelSave {
 
 #[typetag::serde(name = "fully_parallel")]
 impl SaveShardedConfig for FullyParallelSave {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(Strategy {
-            base: self.base.build()?,
-            group: self.group.clone(),
-            cache: self.cache.then(|| Arc::clone(&self.kept)),
-        }))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(self.base.build()?.layer(self.clone()))
     }
 }
 
@@ -105,37 +101,22 @@ impl Cache {
     }
 }
 
-#[derive(Debug)]
-struct Strategy {
-    base: Arc<dyn SaveShardedStrategy>,
-    group: Option<String>,
-    cache: Option<Arc<Cache>>,
-}
-
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
-impl SaveShardedStrategy for Strategy {
-    fn key(&self) -> BackendVersion {
-        self.base.key()
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.base.can_handle_sharded_objects()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.base.capabilities()
-    }
-
-    async fn prepare(
-        &self,
-        mut state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        if cx.options.rank_local {
+impl SaveLayer for FullyParallelSave {
+    fn permits(&self, options: &PipelineOptions) -> Result<()> {
+        if options.rank_local {
             let what = "a rank-local save writes what each rank has, so its ranks can't share replicas; leave out `fully_parallel`";
             return Err(StrategyError::Invalid(what.into()));
         }
+        Ok(())
+    }
+
+    async fn set_up(
+        &self,
+        setup: SaveSetup,
+        state: &FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<SaveSetup> {
         // A rank without the group must not let the others wait in it.
         let group = match &self.group {
             Some(name) => {
@@ -150,7 +131,7 @@ impl SaveShardedStrategy for Strategy {
             None => cx.comm,
         };
         let inner = comm.guard("distributing a save");
-        let distributed = self.distribute(&mut state, comm).await;
+        let distributed = self.distribute(state, comm).await;
         inner.done();
         let distributed = match group {
             // What has failed in one group is told to all.
@@ -158,49 +139,46 @@ impl SaveShardedStrategy for Strategy {
             None => distributed,
         };
         guard.done();
-        // What is validated are the replicas of the caller. Those of a wrapper around this one are there already.
-        let mut declares = (*cx.declares).clone();
-        for (path, was) in distributed? {
-            declares.replicas.entry(path).or_insert(was);
-        }
-        let mut cx = cx.clone();
-        cx.declares = Arc::new(declares);
-        self.base.prepare(state, &cx).await
+        Ok(SaveSetup {
+            replicas: distributed?,
+            ..setup
+        })
     }
 }
 
-impl Strategy {
-    /// Makes the tensors main replicas that this rank was chosen for, and the others of its group no main ones. Returns what they were.
+impl FullyParallelSave {
+    /// Returns new replica ids: main ones for the tensors that this rank was chosen for, other ones for those of other ranks of its group.
     async fn distribute(
         &self,
-        state: &mut FlatStateDict,
+        state: &FlatStateDict,
         comm: Comm<'_>,
     ) -> Result<Vec<(Path, ReplicaId)>> {
-        let mut were = Vec::new();
+        let mut replicas = Vec::new();
         if comm.size() == 1 {
-            return Ok(were);
+            return Ok(replicas);
         }
         let declared = Declared::of(state);
         let distribution = self.agreed(&declared, comm).await?;
         let me = comm.rank().0;
         let mut seen = BTreeSet::new();
-        for ((path, leaf), declaration) in state.iter_mut().zip(&declared.leaves) {
-            let (Sharded::Tensor(t), Some(rank)) = (leaf, distribution.rank(declaration)) else {
+        for ((path, leaf), declaration) in state.iter().zip(&declared.leaves) {
+            let (Sharded::Tensor(_), Some(rank)) = (leaf, distribution.rank(declaration)) else {
                 continue;
             };
             // A rank that holds a shard twice writes the first.
             let chosen = rank == me && seen.insert(id(declaration));
             let now = ReplicaId(Box::new([u32::from(!chosen)]));
-            were.push((path.clone(), std::mem::replace(&mut t.replica_id, now)));
+            replicas.push((path.clone(), now));
         }
-        Ok(were)
+        Ok(replicas)
     }
 
     /// The distribution of the group: that of the last save if nothing has changed on any member, and all of them have it.
     async fn agreed(&self, declared: &Declared, comm: Comm<'_>) -> Result<Arc<Distribution>> {
-        let kept = self.cache.as_ref().and_then(|cache| cache.get());
+        let cache = self.cache.then_some(&self.kept);
+        let kept = cache.and_then(|cache| cache.get());
         let of = kept.as_ref().map(|(of, _)| *of);
-        let told = match &self.cache {
+        let told = match cache {
             Some(_) => declaration_digest(declared).map(|digest| Told::Digest(digest, of)),
             None => Ok(Told::Whole(declared.clone())),
         };
@@ -216,7 +194,7 @@ impl Strategy {
         let digests = all.iter().any(|told| matches!(told, Told::Digest(..)));
         let again: Vec<Option<Declared>> = match digests {
             true => {
-                let mine = self.cache.is_some().then(|| declared.clone());
+                let mine = self.cache.then(|| declared.clone());
                 comm.all_gather("plan", Ok(mine)).await?
             }
             false => all.iter().map(|_| None).collect(),
@@ -226,7 +204,7 @@ impl Strategy {
             Told::Digest(..) => again.unwrap_or_default(),
         });
         let distribution = Arc::new(Distribution::of(&members.collect::<Vec<_>>()));
-        if let (Some(cache), Some(now)) = (&self.cache, now) {
+        if let (Some(cache), Some(now)) = (cache, now) {
             cache.put(now, &distribution);
         }
         Ok(distribution)

@@ -193,6 +193,12 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         None
     }
 
+    /// The same planner with another [`Offer`], for formats whose settings choose it. `None`, the default, means that the planner doesn't
+    /// support this.
+    fn with_offer(&self, _offer: Offer) -> Option<Arc<dyn SavePlanner>> {
+        None
+    }
+
     /// DCP's `set_up_planner`. It may change the flat state (rename, drop, add) before anything else happens.
     ///
     /// # Errors
@@ -327,6 +333,10 @@ impl DefaultSavePlanner {
 impl SavePlanner for DefaultSavePlanner {
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
+    }
+
+    fn with_offer(&self, offer: Offer) -> Option<Arc<dyn SavePlanner>> {
+        Some(Arc::new(Self { offer, ..*self }))
     }
 
     fn base(&self) -> &dyn SavePlanner {

@@ -1,4 +1,4 @@
-use crate::{NAME, open::Safetensors, save::SafetensorsSave, settings::SafetensorsConfig};
+use crate::{NAME, open::Safetensors, settings::SafetensorsConfig};
 use reshard_model::DType;
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 #[typetag::serde(name = "safetensors")]
 impl SaveShardedConfig for SafetensorsConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+    fn build(&self) -> Result<SaveShardedStrategy> {
         let name = &self.name;
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
             let what = format!("{name:?} is no name of a model; files are named like it");
             return Err(StrategyError::Invalid(what));
         }
-        Ok(Arc::new(SafetensorsSave(self.clone())))
+        Ok(SaveShardedStrategy::new(self.clone()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The save strategy: the pipeline of any format, with a planner around the caller's that passes on tensors without elements, and texts.
+//! The settings as a format, and its planner, which passes on tensors without elements and texts.
 
 use crate::{
     NAME,
@@ -9,56 +9,33 @@ use crate::{
     texts,
     writer::SafetensorsWriter,
 };
-use async_trait::async_trait;
-use reshard_model::{Dialect, FlatStateDict};
+use reshard_model::Dialect;
 use reshard_plan::{AnnotationKind, Metadata, PlanError, SavePlan, SavePlanner};
 use reshard_storage::PlaceKind;
-use reshard_strategy::{
-    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
-    StrategyError,
-};
+use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
 use std::sync::Arc;
 
-#[derive(Debug)]
-pub(crate) struct SafetensorsSave(pub(crate) SafetensorsConfig);
-
-impl SafetensorsSave {
-    /// A writer for a checkpoint whose URL ends with this name.
-    fn writer(&self, last_part: &str) -> SafetensorsWriter {
-        let settings = self.0.clone();
-        let is_file = self.capabilities().place(last_part) == PlaceKind::File;
-        SafetensorsWriter {
-            settings,
-            file: is_file.then(|| last_part.into()),
-        }
-    }
-}
-
-#[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the pipeline
-impl SaveShardedStrategy for SafetensorsSave {
+impl SaveFormat for SafetensorsConfig {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.0.keep_objects
     }
 
     /// In Megatron Core's dialect, which no program knows with this format, plain tensors would lie in another file.
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::default()
-            .with_dialects(match self.0.keep_objects {
+            .with_dialects(match self.keep_objects {
                 true => &[Dialect::Dcp, Dialect::TensorsOnly],
                 false => &[Dialect::TensorsOnly, Dialect::Dcp],
             })
             .with_objects(|place, _| place == PlaceKind::Folder)
-            .with_folder(self.0.takes_folder())
+            .with_folder(self.takes_folder())
+            .with_sharded_objects(self.keep_objects)
+            .without_rank_local("nobody could put it together")
             .with_annotations(|_, _| &[AnnotationKind::Text]);
-        if !self.0.types_as_bytes {
+        if !self.types_as_bytes {
             can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
         }
-        if !self.0.sharded {
+        if !self.sharded {
             can = can.with_places(|name| match names::is_file(name) {
                 true => PlaceKind::File,
                 false => PlaceKind::Folder,
@@ -67,29 +44,21 @@ impl SaveShardedStrategy for SafetensorsSave {
         can
     }
 
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        if cx.options.rank_local {
-            return Err(StrategyError::Unsupported {
-                strategy: self.key().to_string(),
-                what: "a rank-local checkpoint, because nobody could put it together,".into(),
-            });
-        }
-        let mut cx = cx.clone();
-        cx.planner = Arc::new(WithEmpty { base: cx.planner });
-        let writer = self.writer(names::last_part(cx.url));
-        Planned::new(writer).prepare(state, &cx).await
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        let name = names::last_part(cx.url);
+        let is_file = self.capabilities().place(name) == PlaceKind::File;
+        Ok(Arc::new(SafetensorsWriter {
+            settings: self.clone(),
+            file: is_file.then(|| name.into()),
+        }))
     }
 }
 
 /// Around the planner of a save. The writer needs facts of the global metadata before it writes the first file: tensors without elements,
 /// which have no items, and texts. It gets them in the data of the first plan.
 #[derive(Debug)]
-struct WithEmpty {
-    base: Arc<dyn SavePlanner>,
+pub(crate) struct WithEmpty {
+    pub(crate) base: Arc<dyn SavePlanner>,
 }
 
 impl SavePlanner for WithEmpty {

@@ -9,13 +9,14 @@ use crate::{
     names,
     overhead::entry_bytes,
     place::{self, Files},
+    save::WithEmpty,
     settings::SafetensorsConfig,
 };
 use file::NewFile;
 use reshard_model::ObjectCodec;
-use reshard_plan::{SavePlan, WriteItem};
+use reshard_plan::{SavePlan, SavePlanner, WriteItem};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Footprint, Records, Resolve, Result,
+    BackendVersion, FileLayout, FinishCx, Footprint, PolicyUse, Records, Resolve, Result,
     StorageWriter, StrategyError, WriterHooks,
 };
 use reshard_torch_format::TorchSave;
@@ -54,8 +55,8 @@ impl StorageWriter for SafetensorsWriter {
         BackendVersion::new(names::NAME, 1)
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.settings.keep_objects
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        Ok(Arc::new(WithEmpty { base }))
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -63,17 +64,12 @@ impl StorageWriter for SafetensorsWriter {
         self.settings.keep_objects.then(codec)
     }
 
-    fn capabilities(&self) -> Capabilities {
-        let folder = self.file.is_none() && self.settings.takes_folder();
-        Capabilities::default().with_folder(folder)
-    }
-
-    fn takes_policy(&self) -> bool {
-        !self.settings.sharded && self.file.is_none()
-    }
-
-    fn is_one_file(&self) -> bool {
-        self.file.is_some()
+    fn policy_use(&self) -> PolicyUse {
+        match (&self.file, self.settings.sharded) {
+            (Some(_), _) => PolicyUse::Limit,
+            (None, true) => PolicyUse::Refused,
+            (None, false) => PolicyUse::Pipeline,
+        }
     }
 
     fn footprint(&self, item: &WriteItem) -> Result<Footprint> {

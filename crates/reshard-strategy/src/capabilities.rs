@@ -32,8 +32,10 @@ pub struct Capabilities {
     places: fn(&str) -> PlaceKind,
     objects: fn(PlaceKind, bool) -> bool,
     codec: &'static str,
+    sharded_objects: bool,
     object_lists: bool,
     splits_objects: bool,
+    no_rank_local: Option<&'static str>,
     takes_folder: bool,
     ties: bool,
     annotations: fn(PlaceKind, bool) -> &'static [AnnotationKind],
@@ -47,8 +49,10 @@ impl Default for Capabilities {
             places: |_| PlaceKind::Folder,
             objects: |_, _| true,
             codec: "torch.save",
+            sharded_objects: true,
             object_lists: false,
             splits_objects: false,
+            no_rank_local: None,
             takes_folder: false,
             ties: false,
             annotations: |_, _| &[],
@@ -80,6 +84,24 @@ impl Capabilities {
     #[must_use]
     pub fn with_objects(self, objects: fn(PlaceKind, bool) -> bool) -> Self {
         Self { objects, ..self }
+    }
+
+    /// Sets whether it stores sharded objects itself. If not, the common strategy stores them.
+    #[must_use]
+    pub fn with_sharded_objects(self, sharded_objects: bool) -> Self {
+        Self {
+            sharded_objects,
+            ..self
+        }
+    }
+
+    /// Refuses rank-local saves. The error contains the reason, such as `a file holds whole tensors`.
+    #[must_use]
+    pub fn without_rank_local(self, why: &'static str) -> Self {
+        Self {
+            no_rank_local: Some(why),
+            ..self
+        }
     }
 
     /// Sets the [name](reshard_model::ObjectCodec::name) of the codec of its objects. Objects of another codec are decoded before they are
@@ -142,6 +164,16 @@ impl Capabilities {
     /// Whether annotations of a kind have a place in a checkpoint of this kind, with a sharding policy or without one.
     pub fn annotates(&self, kind: AnnotationKind, place: PlaceKind, by_policy: bool) -> bool {
         (self.annotations)(place, by_policy).contains(&kind)
+    }
+
+    /// Whether it stores sharded objects itself.
+    pub fn handles_sharded_objects(&self) -> bool {
+        self.sharded_objects
+    }
+
+    /// Why it can't write a rank-local checkpoint. `None` if it can.
+    pub fn no_rank_local(&self) -> Option<&'static str> {
+        self.no_rank_local
     }
 
     /// Whether elements that several tensors share are stored once.

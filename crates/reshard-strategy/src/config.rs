@@ -12,7 +12,7 @@ pub trait SaveShardedConfig: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Values that contradict each other.
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>>;
+    fn build(&self) -> Result<SaveShardedStrategy>;
 }
 
 /// Configuration of a strategy that loads sharded leaves.

@@ -72,8 +72,8 @@ pub struct SaveCx<'a> {
     pub empty_dicts: Vec<Path>,
     /// What the save before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptPlan>>,
-    /// What this rank declares that its state does not show. A strategy that takes leaves out of the state, or makes other replicas of
-    /// them, says here what they were, so that the planner validates what the ranks have saved. It adds to what is there.
+    /// What this rank declares that its state does not show: leaves that the common strategy stores, and the replica ids before
+    /// [layers](crate::SaveLayer) replaced them. The planner validates both.
     pub declares: Arc<Declares>,
 }
 

@@ -10,7 +10,8 @@ use reshard_model::{
     BoxError, Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
 };
 use reshard_plan::{
-    ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
+    ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, SavePlanner, Selection, WriteData,
+    WriteItem,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
@@ -270,19 +271,31 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// How a format uses the sharding policy of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyUse {
+    /// A save with a policy fails.
+    Refused,
+    /// The pipeline calls the policy with the pieces of all ranks, and [`StorageWriter::layout`] uses the files that the plan names.
+    Pipeline,
+    /// The [planner of the format](StorageWriter::planner) calls the policy with whole tensors. The pipeline checks the limit.
+    Format,
+    /// The checkpoint is a single file, so the policy isn't called: it must have a limit ([`ShardingPolicy::max_file_bytes`]), and a save
+    /// whose file exceeds the limit fails.
+    Limit,
+}
+
 /// DCP's StorageWriter: the layout of a format. You have to implement [`key`](Self::key), [`layout`](Self::layout) and
 /// [`finish`](Self::finish).
 pub trait StorageWriter: WriterHooks {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Whether it stores sharded objects. If not, the common strategy stores them. PyTorch's dialect has
-    /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
-    fn can_handle_sharded_objects(&self) -> bool {
-        true
-    }
-    /// What it can write. The default is every dialect and element type, in folders.
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+    /// Wraps the planner of a save, after the layers of the strategy. The default returns it unchanged.
+    ///
+    /// # Errors
+    /// A planner that doesn't support the settings of the format.
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        Ok(base)
     }
     /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank has of this cell.
     fn object_lists(&self) -> bool {
@@ -292,10 +305,9 @@ pub trait StorageWriter: WriterHooks {
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         None
     }
-    /// Whether [`layout`](Self::layout) uses the files that a plan names, so that a sharding policy can decide on them. The default is
-    /// no; then a save with a policy fails.
-    fn takes_policy(&self) -> bool {
-        false
+    /// How it uses the sharding policy of a save. By default a save with a policy fails.
+    fn policy_use(&self) -> PolicyUse {
+        PolicyUse::Refused
     }
     /// The policy in its configuration, for saves without a policy.
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
@@ -335,16 +347,7 @@ pub trait StorageWriter: WriterHooks {
         let codec = codec.name();
         Ok(Payload::Encoded { codec, bytes })
     }
-    /// Whether the checkpoint is a single file. Then a save takes only a policy with a limit
-    /// ([`ShardingPolicy::max_file_bytes`]), and fails if the file would exceed it. The default is no.
-    fn is_one_file(&self) -> bool {
-        false
-    }
-    /// The limit of a policy that the format asks itself, in place of the pipeline.
-    fn max_file_bytes(&self) -> Option<u64> {
-        None
-    }
-    /// On the coordinator, the figures of such a policy if this save has asked it: a dry run has no [`Records`], which else have them.
+    /// Figures of the policy on the coordinator, for [`PolicyUse::Format`]. A dry run uses them, because it makes no [`Records`].
     fn policy_metrics(&self) -> Option<PolicyMetrics> {
         None
     }

@@ -39,6 +39,7 @@ mod options;
 mod pipeline;
 mod registry;
 mod report;
+mod save_sharded;
 mod sharded;
 mod staging;
 #[cfg(feature = "torch-format")]
@@ -63,9 +64,9 @@ pub use error::{Result, StrategyError, cause};
 pub use few::{few, first};
 pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
-    ExtentId, FileLayout, FileRole, FinishCx, Footprint, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader, StorageWriter,
-    WriteResult, WriterHooks, item_files,
+    ExtentId, FileLayout, FileRole, FinishCx, Footprint, PolicyUse, Producer, ReadCx, ReadObject,
+    ReadTensor, ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader,
+    StorageWriter, WriteResult, WriterHooks, item_files,
 };
 pub use format_info::{Detection, FormatInfo, OwnFile};
 pub use hex::hex;
@@ -75,19 +76,17 @@ pub use limits::{
 };
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, unclaimed};
-pub use objects::{load_with_objects, save_with_objects};
+pub use objects::load_with_objects;
 pub use options::{AgreedOptions, Differences};
-pub use pipeline::{OpenFormat, Planned, PlannedLoad};
+pub use pipeline::{OpenFormat, PlannedLoad, PreparedSave};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
 pub use reshard_model::FlatView;
 pub use reshard_model::with_sources;
 pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
-pub use sharded::{
-    ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, Removal,
-    SaveShardedStrategy, Saved,
-};
+pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
+pub use sharded::{ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, Removal, Saved};
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::UniqueMap;
 

@@ -4,7 +4,7 @@ mod load;
 mod save;
 
 pub use load::load_with_objects;
-pub use save::save_with_objects;
+pub(crate) use save::prepare;
 
 use crate::{BackendVersion, StrategyError};
 use indexmap::IndexMap;

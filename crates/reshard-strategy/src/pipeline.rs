@@ -9,4 +9,5 @@ mod structure;
 
 pub use load::{OpenFormat, PlannedLoad};
 pub(crate) use load::{judge, load_planned};
-pub use save::Planned;
+pub use save::PreparedSave;
+pub(crate) use save::plan_branch;

@@ -1,82 +1,14 @@
 use crate::{
-    BackendVersion, Capabilities, FormatInfo, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx,
-    SaveTotals, StorageReader, StrategyError, Traffic,
+    BackendVersion, FormatInfo, LoadCx, LoadNotes, OpenCx, Records, Result, SaveTotals,
+    StorageReader, StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
-use reshard_comm::Comm;
-use reshard_model::{Data, FlatStateDict};
+use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::Name;
 use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
-
-/// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
-/// asynchronous save stages after `prepare`, and runs `write` elsewhere.
-#[async_trait]
-pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
-    /// Its name.
-    fn key(&self) -> BackendVersion;
-
-    /// Decides what each rank writes. It moves no bytes. The layout of files is made later, at the beginning of
-    /// [`write`](PreparedSave::write).
-    ///
-    /// # Collective
-    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
-    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>)
-    -> Result<Box<dyn PreparedSave>>;
-
-    /// Whether it stores sharded objects. If not, the common strategy stores them. PyTorch's dialect has
-    /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
-    fn can_handle_sharded_objects(&self) -> bool {
-        true
-    }
-
-    /// What it can write. The default is every dialect and element type, in folders.
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
-    }
-}
-
-/// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing. So any thread can continue with it.
-#[async_trait]
-pub trait PreparedSave: Send + 'static {
-    /// Takes out the data that this rank writes, in an order of its own, and drops all others. [`stage_save`](crate::stage_save) has them
-    /// copied. When the copies are [put back](Self::put_data), the save holds nothing of the caller's. If the caller waits for the end of
-    /// the save, no copies are needed.
-    ///
-    /// Data that a planner brings from outside the state are not among them.
-    ///
-    /// # Errors
-    /// It is written already.
-    fn take_data(&mut self) -> Result<Vec<Data>>;
-
-    /// Puts copies where [`take_data`](Self::take_data) has taken the originals, in the same order.
-    ///
-    /// # Errors
-    /// Another number of them.
-    fn put_data(&mut self, copies: Vec<Data>) -> Result<()>;
-
-    /// This rank will not write. Lets go of all data, and tells the reason to the ranks that wait for this one in an exchange. Afterwards
-    /// call [`finish`](Self::finish) with the reason.
-    fn give_up(&mut self, why: &StrategyError);
-
-    /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives, except those of an
-    /// exchange of items between ranks, in a group that [`prepare`](SaveShardedStrategy::prepare) has split off. If this rank does not
-    /// call it, [give up](Self::give_up) or drop this: then the ranks that wait for it in the exchange learn it.
-    ///
-    /// # Errors
-    /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).
-    async fn write(&mut self) -> Result<()>;
-
-    /// Takes the outcome of [`write`](Self::write), so that the other ranks learn of a failure. Makes the format record, but commits
-    /// nothing: `reshard::save` commits.
-    ///
-    /// # Collective
-    /// Every rank calls it, even after a failed write. If one rank failed, all ranks get an error that names it and the step in which it
-    /// failed.
-    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved>;
-}
 
 /// The result of a finished sharded save: files that are still to be written, and figures.
 #[derive(Clone, Debug, Default)]

@@ -50,25 +50,35 @@ pub trait AsyncStager: fmt::Debug + Send + Sync {
 /// # Errors
 /// Those of the stager. Then the save holds nothing of the caller's any more; let it [give up](PreparedSave::give_up).
 pub async fn stage_save(
-    prepared: &mut dyn PreparedSave,
+    prepared: &mut PreparedSave,
     common: Option<&mut ValueTree>,
     stager: &dyn AsyncStager,
 ) -> Result<()> {
     let mut none = ValueTree::new();
     let common = common.unwrap_or(&mut none);
+    let staged = stage_both(prepared.take_data()?, common, stager).await?;
+    prepared.put_data(staged)
+}
+
+/// Stages the data of sharded leaves and the tensors of common state. Returns the copies of the leaves.
+async fn stage_both(
+    mut leaves: Vec<Data>,
+    common: &mut ValueTree,
+    stager: &dyn AsyncStager,
+) -> Result<Vec<Data>> {
     // Values of common state other than tensors have no memory that the caller could change.
     let mut originals = Vec::new();
     common.visit_mut(&mut |_, value| visit_value(value, &mut |data| originals.push(data.clone())));
     let of_common = originals.len();
-    originals.append(&mut prepared.take_data()?);
+    originals.append(&mut leaves);
 
     let mut staged = stage_data(originals, stager).await?;
-    prepared.put_data(staged.split_off(of_common))?;
+    let leaves = staged.split_off(of_common);
     let mut staged = staged.into_iter();
     common.visit_mut(&mut |_, value| {
         visit_value(value, &mut |data| *data = staged.next().unwrap_or_default());
     });
-    Ok(())
+    Ok(leaves)
 }
 
 /// The data of the `wanted` tensors of a state, by position, and of all tensors in objects. Other tensors lose theirs. Objects stay, also

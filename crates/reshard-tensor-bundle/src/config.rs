@@ -1,13 +1,17 @@
 use crate::{
+    dtype,
     names::{KEY, VERSION},
+    object::CODEC,
     open::TensorBundle,
     settings::{ObjectGraphSource, Settings},
     writer::BundleWriter,
 };
-use reshard_storage::Name;
+use reshard_model::Dialect;
+use reshard_storage::{Name, PlaceKind};
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
+    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
+    StorageWriter, StrategyError,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -79,7 +83,7 @@ impl TensorBundleConfig {
 
 #[typetag::serde(name = "tensor_bundle")]
 impl SaveShardedConfig for TensorBundleConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+    fn build(&self) -> Result<SaveShardedStrategy> {
         let invalid = |what: String| Err(StrategyError::Invalid(what));
         if let Some(stem) = &self.in_folder
             && (stem.contains('/') || Name::new(&**stem).is_err())
@@ -94,12 +98,36 @@ impl SaveShardedConfig for TensorBundleConfig {
                  write it after the save".into(),
             );
         }
-        Ok(Arc::new(Planned::new(BundleWriter(Settings {
+        Ok(SaveShardedStrategy::new(self.clone()))
+    }
+}
+
+impl SaveFormat for TensorBundleConfig {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(KEY, VERSION)
+    }
+
+    /// Files with a prefix have no room for those of Megatron Core's dialect.
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default()
+            .with_codec(CODEC)
+            .with_dtypes(|dtype| dtype::number(dtype).is_some())
+            .without_rank_local("the names of its files contain their number");
+        match self.in_folder {
+            None => can
+                .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
+                .with_places(|_| PlaceKind::Prefix),
+            Some(_) => can,
+        }
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(BundleWriter(Settings {
             object_graph: self.object_graph.clone(),
             object_names: self.object_names,
             stem: self.in_folder.clone().unwrap_or_default(),
             checkpoint_state: self.checkpoint_state,
-        }))))
+        })))
     }
 }
 

@@ -16,11 +16,11 @@ use crate::{
 use bytes::Bytes;
 use item::{Summed, is_stored};
 use numbers::Numbers;
-use reshard_model::{Dialect, ObjectCodec, Payload};
+use reshard_model::{ObjectCodec, Payload};
 use reshard_plan::{SavePlan, TensorWrite, WriteItem};
-use reshard_storage::{Extent, FileBody, Name, PlaceKind};
+use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Footprint, Records, Resolve, Result,
+    BackendVersion, FileLayout, FinishCx, Footprint, PolicyUse, Records, Resolve, Result,
     StorageWriter, StrategyError, WriterHooks,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -129,25 +129,12 @@ impl StorageWriter for BundleWriter {
         BackendVersion::new(KEY, VERSION)
     }
 
-    /// Files with a prefix have no room for those of Megatron Core's dialect.
-    fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_codec(CODEC)
-            .with_dtypes(|dtype| dtype::number(dtype).is_some());
-        match self.0.stem.is_empty() {
-            true => can
-                .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
-                .with_places(|_| PlaceKind::Prefix),
-            false => can,
-        }
-    }
-
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         Some(Arc::new(Codec::default()))
     }
 
-    fn takes_policy(&self) -> bool {
-        true
+    fn policy_use(&self) -> PolicyUse {
+        PolicyUse::Pipeline
     }
 
     /// A data file holds nothing but elements and objects.

@@ -1,10 +1,9 @@
-use crate::{
-    Flavour, buckets::Buckets, open::TorchDist, replicas::AnyReplica, writer::TorchDistWriter,
-};
+use crate::{Flavour, buckets::Buckets, open::TorchDist, writer::TorchDistWriter};
 use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy, StrategyError,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
+    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
+    StorageWriter, StrategyError,
 };
 use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
@@ -189,11 +188,8 @@ impl TorchDistConfig {
         })
     }
 
-    /// The writer of the format, for strategies that wrap it. [`build`](SaveShardedConfig::build) makes a strategy of it with [`Planned`].
-    ///
-    /// # Errors
-    /// Settings that contradict each other.
-    pub fn writer(&self) -> Result<TorchDistWriter> {
+    /// The writer, or the error for settings that contradict each other.
+    fn checked_writer(&self) -> Result<TorchDistWriter> {
         if self.files_per_rank > MAX_FILES {
             let what = format!(
                 "files_per_rank is {}, but at most {MAX_FILES} are possible",
@@ -217,18 +213,32 @@ impl TorchDistConfig {
             buckets,
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
+            any_replica: !self.keep_only_main_replica,
         })
+    }
+}
+
+impl SaveFormat for TorchDistConfig {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(crate::NAME, 1)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+            .with_folder(true)
+            .with_object_lists(true)
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(self.checked_writer()?))
     }
 }
 
 #[typetag::serde(name = "torch_dist")]
 impl SaveShardedConfig for TorchDistConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        let strategy = Planned::new(self.writer()?);
-        Ok(match self.keep_only_main_replica {
-            true => Arc::new(strategy),
-            false => Arc::new(AnyReplica(strategy)),
-        })
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        self.checked_writer()?;
+        Ok(SaveShardedStrategy::new(self.clone()))
     }
 }
 

@@ -9,12 +9,12 @@ use crate::{
     producer::COMMON_STATE,
 };
 use reshard_model::{DType, Data, Dialect, Dims, Layout, ObjectCodec};
-use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
+use reshard_plan::{Offer, SavePlan, SavePlanner, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, Elements, FileLayout, FinishCx, Footprint, Records, Resolve,
-    Result, StorageWriter, StrategyError, WriteData, WriterHooks, other_kind,
+    BackendVersion, Elements, FileLayout, FinishCx, Footprint, PolicyUse, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriteData, WriterHooks, other_kind,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -22,9 +22,9 @@ use reshard_torch_format::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Writes what PyTorch's FileSystemWriter writes; made by [`TorchDistConfig::writer`](crate::TorchDistConfig::writer).
+/// Writes what PyTorch's FileSystemWriter writes.
 #[derive(Debug)]
-pub struct TorchDistWriter {
+pub(crate) struct TorchDistWriter {
     pub(crate) flavour: Flavour,
     /// How the configuration spreads items over files.
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
@@ -32,6 +32,8 @@ pub struct TorchDistWriter {
     pub(crate) buckets: Option<Buckets>,
     pub(crate) archive: ArchiveOptions,
     pub(crate) keep_strides: bool,
+    /// Whether any rank with a replica may write it.
+    pub(crate) any_replica: bool,
 }
 
 impl WriterHooks for TorchDistWriter {
@@ -50,16 +52,21 @@ impl StorageWriter for TorchDistWriter {
         true
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_folder(true)
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        let what = "keep_only_main_replica is a setting of the default planner; let your planner offer the replicas, and leave the setting out";
+        let unable = || StrategyError::Invalid(what.into());
+        match self.any_replica {
+            true => base.with_offer(Offer::AllReplicas).ok_or_else(unable),
+            false => Ok(base),
+        }
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         Some(Arc::new(TorchSave::default()))
     }
 
-    fn takes_policy(&self) -> bool {
-        true
+    fn policy_use(&self) -> PolicyUse {
+        PolicyUse::Pipeline
     }
 
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {

@@ -1,4 +1,4 @@
-use crate::{NAME, open::TorchSaveFormat, save::TorchSaveStrategy};
+use crate::{NAME, open::TorchSaveFormat};
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
     SaveShardedConfig, SaveShardedStrategy,
@@ -36,10 +36,8 @@ impl TorchSaveConfig {
 
 #[typetag::serde(name = "torch_save")]
 impl SaveShardedConfig for TorchSaveConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(TorchSaveStrategy {
-            single_file: self.single_file,
-        }))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(self.clone()))
     }
 }
 

@@ -26,9 +26,9 @@ impl SavePlanner for WholeTensors {
             Some(policy) => Some(policy.plan_settings()?),
             None => None,
         };
-        let (target, empty, of) = (&self.target, &self.empty, (*self.base).type_id());
+        let (target, empty, of) = (&self.target, &self.empty, self.base.name());
         Some(format!(
-            "whole tensors in {target:?} by {policy:?} with {empty:?} around {of:?} {base}"
+            "whole tensors in {target:?} by {policy:?} with {empty:?} around {of} {base}"
         ))
     }
 

@@ -1,46 +1,20 @@
-//! The save strategy: the pipeline of any format, with a planner around the caller's.
+//! The settings as a format.
 
 use crate::{
-    NAME, dicts,
-    names::{WEIGHTS, is_file, last_part},
-    planner::{Target, WholeTensors},
+    NAME, TorchSaveConfig, dicts,
+    names::{is_file, last_part},
+    planner::Target,
     told::Asked,
     writer::TorchSaveWriter,
 };
-use async_trait::async_trait;
-use reshard_model::{Dialect, FlatStateDict};
-use reshard_policy::max_file_bytes;
+use reshard_model::Dialect;
 use reshard_storage::PlaceKind;
-use reshard_strategy::{
-    BackendVersion, Capabilities, Planned, PreparedSave, Result, SaveCx, SaveShardedStrategy,
-    StrategyError,
-};
+use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
 use std::sync::Arc;
 
-#[derive(Debug)]
-pub(crate) struct TorchSaveStrategy {
-    pub(crate) single_file: Option<bool>,
-}
-
-impl TorchSaveStrategy {
-    /// What is written at a URL.
-    fn target(&self, url: &str) -> Target {
-        match self.capabilities().place(last_part(url)) {
-            PlaceKind::File => Target::File(last_part(url).into()),
-            _ => Target::Folder,
-        }
-    }
-}
-
-#[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the pipeline
-impl SaveShardedStrategy for TorchSaveStrategy {
+impl SaveFormat for TorchSaveConfig {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        true
     }
 
     /// The files of Megatron Core's dialect have no place in one file.
@@ -52,6 +26,7 @@ impl SaveShardedStrategy for TorchSaveStrategy {
             .with_folder(true)
             .with_ties(true)
             .with_split_objects(true)
+            .without_rank_local("a file holds whole tensors")
             // The dicts of several files are flat.
             .with_annotations(
                 |place, by_policy| match by_policy && place != PlaceKind::File {
@@ -69,47 +44,20 @@ impl SaveShardedStrategy for TorchSaveStrategy {
         }
     }
 
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        if cx.options.rank_local {
-            return Err(StrategyError::Unsupported {
-                strategy: self.key().to_string(),
-                what: "a rank-local checkpoint, because a file holds whole tensors,".into(),
-            });
-        }
-        let target = self.target(cx.url);
-        let mut cx = cx.clone();
-        let asked = Asked::default();
-        let takes_folder = matches!(target, Target::Folder);
-        // In a folder the planner asks the policy, which places whole tensors, not the pieces of ranks. For a single file only the limit
-        // of a policy matters, which the pipeline checks.
-        let policy = match takes_folder {
-            true => cx.policy.take(),
-            false => None,
+    /// In a folder the planner calls the policy, which places whole tensors and not the pieces of ranks.
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        let name = last_part(cx.url);
+        let (target, policy) = match self.capabilities().place(name) {
+            PlaceKind::File => (Target::File(name.into()), None),
+            _ => (Target::Folder, cx.policy.clone()),
         };
-        let limit = policy.as_deref().map(max_file_bytes).transpose()?.flatten();
-        let prefix = match &target {
-            Target::File(name) => name.clone(),
-            Target::Folder => WEIGHTS.into(),
-        };
-        cx.planner = Arc::new(WholeTensors {
-            base: cx.planner,
+        Ok(Arc::new(TorchSaveWriter {
             target,
             policy,
             limits: cx.options.policy_limits,
-            asked: Arc::clone(&asked),
+            asked: Asked::default(),
             paths: cx.planner_data.clone(),
             empty: cx.empty_dicts.clone(),
-        });
-        let writer = TorchSaveWriter {
-            file: prefix,
-            takes_folder,
-            asked,
-            limit,
-        };
-        Planned::new(writer).prepare(state, &cx).await
+        }))
     }
 }

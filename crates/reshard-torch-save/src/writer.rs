@@ -8,18 +8,19 @@ mod tree;
 use crate::{
     NAME, dicts,
     index::Index,
-    names::{INDEX, prefix},
+    names::{INDEX, WEIGHTS, prefix},
+    planner::{Target, WholeTensors},
     told::{Asked, FilePlan, Files, Receipt, What, unpack},
 };
 use archive::FileExtent;
-use reshard_model::{DType, Data, Layout, ObjectCodec, Payload, Value};
-use reshard_plan::{SavePlan, WriteItem};
-use reshard_policy::PolicyMetrics;
+use reshard_model::{DType, Data, Layout, ObjectCodec, Path, Payload, Value};
+use reshard_plan::{PlannerData, SavePlan, SavePlanner, WriteItem};
+use reshard_policy::{Limits, PolicyMetrics, ShardingPolicy};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Capabilities, Elements, FileLayout, FinishCx, Footprint, Piece,
-    Records, Resolve, Result, StorageWriter, StrategyError, WriteData, WriterHooks, decode_object,
-    mosaic, run_of,
+    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Footprint, Piece, PolicyUse, Records,
+    Resolve, Result, StorageWriter, StrategyError, WriteData, WriterHooks, decode_object, mosaic,
+    run_of,
 };
 use reshard_torch_format::{
     Part, TensorRef, TorchSave,
@@ -35,18 +36,29 @@ pub(crate) use overhead::{WithoutLeaves, of_file};
 /// Writes files of `torch.save`.
 #[derive(Debug)]
 pub(crate) struct TorchSaveWriter {
-    /// The name of the file, or of the only file of a folder.
-    pub(crate) file: String,
-    /// Whether the checkpoint is a folder, whose index names its files.
-    pub(crate) takes_folder: bool,
+    pub(crate) target: Target,
+    /// The policy that the planner calls.
+    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    pub(crate) limits: Limits,
     pub(crate) asked: Asked,
-    /// The limit of the policy that the planner asks.
-    pub(crate) limit: Option<u64>,
+    /// The paths of keys before a planner has renamed any.
+    pub(crate) paths: Option<PlannerData>,
+    pub(crate) empty: Vec<Path>,
+}
+
+impl TorchSaveWriter {
+    /// The name of the file, or of the only file of a folder.
+    fn file_name(&self) -> &str {
+        match &self.target {
+            Target::File(name) => name,
+            Target::Folder => WEIGHTS,
+        }
+    }
 }
 
 impl WriterHooks for TorchSaveWriter {
     fn plan_settings(&self) -> Option<String> {
-        Some(self.file.clone())
+        Some(self.file_name().into())
     }
 }
 
@@ -55,20 +67,27 @@ impl StorageWriter for TorchSaveWriter {
         BackendVersion::new(NAME, 1)
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_folder(self.takes_folder)
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        Ok(Arc::new(WholeTensors {
+            base,
+            target: self.target.clone(),
+            policy: self.policy.clone(),
+            limits: self.limits,
+            asked: Arc::clone(&self.asked),
+            paths: self.paths.clone(),
+            empty: self.empty.clone(),
+        }))
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         Some(Arc::new(TorchSave::default()))
     }
 
-    fn is_one_file(&self) -> bool {
-        !self.takes_folder
-    }
-
-    fn max_file_bytes(&self) -> Option<u64> {
-        self.limit
+    fn policy_use(&self) -> PolicyUse {
+        match self.target {
+            Target::File(_) => PolicyUse::Limit,
+            Target::Folder => PolicyUse::Format,
+        }
     }
 
     fn policy_metrics(&self) -> Option<PolicyMetrics> {
@@ -176,7 +195,7 @@ impl TorchSaveWriter {
         let lengths = archive::lengths(&encoded.storages, &sources)?;
         let folder = match file.indexed {
             true => prefix(&file.name),
-            false => prefix(&self.file),
+            false => prefix(self.file_name()),
         };
         let options = ArchiveOptions::default().with_prefix(folder);
         let layout = ArchiveLayout::new(&encoded.pickle, &lengths, &options).map_err(encoding)?;

@@ -1,4 +1,4 @@
-use crate::{NAME, form::Form, open::Zarr, save::ZarrSave, zarr3};
+use crate::{NAME, form::Form, open::Zarr, zarr3};
 use reshard_policy::ByteSize;
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
@@ -22,8 +22,8 @@ pub struct ZarrConfig {}
 
 #[typetag::serde(name = "zarr")]
 impl SaveShardedConfig for ZarrConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(ZarrSave::new(Form::V2)))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(Form::V2))
     }
 }
 
@@ -78,9 +78,9 @@ impl Zarr3Config {
 
 #[typetag::serde(name = "zarr3")]
 impl SaveShardedConfig for Zarr3Config {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+    fn build(&self) -> Result<SaveShardedStrategy> {
         let inner = self.inner_chunk.0.max(1);
-        Ok(Arc::new(ZarrSave::new(Form::V3 { inner })))
+        Ok(SaveShardedStrategy::new(Form::V3 { inner }))
     }
 }
 

@@ -4,13 +4,15 @@ use crate::{
     array::meta::ChunkKeys,
     described::Described,
     names::{NAME, RECORD, ZARRAY},
+    writer::ZarrWriter,
     zarr3, zarray,
 };
 use reshard_model::{DType, Dims};
 use reshard_plan::AnnotationKind;
-use reshard_strategy::{BackendVersion, Capabilities};
+use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
+use std::sync::Arc;
 
-/// The version of Zarr that a save writes.
+/// The version of Zarr that a save writes, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// As Megatron Core writes it.
@@ -19,20 +21,19 @@ pub(crate) enum Form {
     V3 { inner: u64 },
 }
 
-impl Form {
-    pub(crate) fn key(self) -> BackendVersion {
-        BackendVersion::new(
-            match self {
-                Self::V2 => NAME,
-                Self::V3 { .. } => zarr3::NAME,
-            },
-            1,
-        )
+impl SaveFormat for Form {
+    fn key(&self) -> BackendVersion {
+        let name = match self {
+            Self::V2 => NAME,
+            Self::V3 { .. } => zarr3::NAME,
+        };
+        BackendVersion::new(name, 1)
     }
 
-    /// What it can represent.
-    pub(crate) fn capabilities(self) -> Capabilities {
-        let can = Capabilities::default();
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default()
+            .with_sharded_objects(false)
+            .without_rank_local("ranks may share a chunk");
         match self {
             Self::V2 => can
                 .with_dtypes(|dtype| zarray::spelling(dtype).is_some())
@@ -45,6 +46,12 @@ impl Form {
         }
     }
 
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(ZarrWriter(*self)))
+    }
+}
+
+impl Form {
     /// How a type is spelled. `None` if this version of Zarr has no name for it.
     pub(crate) fn spelling(self, dtype: DType) -> Option<&'static str> {
         match self {

@@ -26,7 +26,6 @@ mod reader;
 mod receipt;
 mod record;
 mod removal;
-mod save;
 mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -18,7 +18,7 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
+    ReaderHooks, Result, Rewritten, SaveFormat, StorageInfo, StorageReader, StrategyError, Traffic,
     VerifyReport,
 };
 use std::sync::Arc;

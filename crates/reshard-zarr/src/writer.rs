@@ -10,7 +10,7 @@ use crate::{
     form::Form,
     grid::Grid,
     names::ZARRAY,
-    planner::{Chunks, grid_of},
+    planner::{ByChunks, Chunks, grid_of},
     receipt::{self, Receipt},
     record::{ArrayRecord, Record, SCHEMA},
     stated::{self, Facts, ZATTRS},
@@ -19,13 +19,16 @@ use crate::{
 use bytes::Bytes;
 use chunk::{Chunk, tail};
 use reshard_model::{Dims, Region};
-use reshard_plan::{PieceId, SavePlan, TensorRef, WriteItem};
+use reshard_plan::{PieceId, SavePlan, SavePlanner, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, SaveFormat, StorageWriter,
     StrategyError, WriteData, WriteResult, WriterHooks, crc32_combined,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Writes what Megatron Core's zarr strategies write, or shards of Zarr v3.
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +46,8 @@ impl StorageWriter for ZarrWriter {
         self.0.key()
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        Ok(Arc::new(ByChunks { base, form: self.0 }))
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {

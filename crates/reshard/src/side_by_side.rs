@@ -49,7 +49,7 @@ impl SideBySide {
     /// `None` if the place has one version at a time.
     pub(crate) fn of(
         transaction: &dyn Transaction,
-        sharded: &dyn SaveShardedStrategy,
+        sharded: &SaveShardedStrategy,
         kind: PlaceKind,
         old: Old,
     ) -> Option<Self> {
@@ -94,7 +94,7 @@ impl SideBySide {
 pub(crate) async fn check(
     store: &Arc<dyn Store>,
     transaction: &dyn Transaction,
-    sharded: &dyn SaveShardedStrategy,
+    sharded: &SaveShardedStrategy,
     common: &BackendVersion,
     (old, kind, options): (&Old, PlaceKind, &SaveOptions),
 ) -> Result<()> {

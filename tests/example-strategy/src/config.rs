@@ -2,8 +2,9 @@
 
 use crate::{ExampleFormat, ExampleWriter, NAME};
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
+    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
+    StorageWriter,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -17,8 +18,23 @@ pub struct ExampleConfig {}
 // The tag is written by hand: by default it would be the name of the type, and renaming that would break configurations.
 #[typetag::serde(name = "example")]
 impl SaveShardedConfig for ExampleConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(Planned::new(ExampleWriter)))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(self.clone()))
+    }
+}
+
+impl SaveFormat for ExampleConfig {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    // A save of this kind is refused before anything is planned.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default().without_rank_local("one index describes all ranks")
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(ExampleWriter))
     }
 }
 

@@ -53,13 +53,6 @@ impl StorageWriter for ExampleWriter {
 
     // The index is what makes the checkpoint; there is no other record.
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
-        if cx.rank.is_some() {
-            let what = "a rank-local checkpoint".into();
-            return Err(StrategyError::Unsupported {
-                strategy: self.key().to_string(),
-                what,
-            });
-        }
         let metadata = cx.metadata;
         let places: BTreeMap<&PieceId, &WriteResult> =
             cx.written.iter().flatten().map(|p| (&p.id, p)).collect();

@@ -7,7 +7,7 @@ use reshard_comm::{
     Comm, LocalGroup, ProcessGroup,
     testkit::{Apart, on_ranks},
 };
-use reshard_example::{ExampleFormat, ExampleWriter};
+use reshard_example::{ExampleConfig, ExampleFormat};
 use reshard_model::{FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
     DefaultSavePlanner, ExchangeAlgo, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError,
@@ -15,8 +15,7 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, Planned, PlannedLoad, SaveCx,
-    SaveShardedStrategy,
+    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, PlannedLoad, SaveCx, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{
@@ -199,7 +198,7 @@ fn peak_of_save(home: &std::path::Path, exchange_memory: u64) -> (usize, Vec<u8>
             };
             let to = Arc::clone(&transaction);
             let cx = SaveCx::new(&options, comm, &groups, to, "", Arc::new(First));
-            let mut prepared = Planned::new(ExampleWriter)
+            let mut prepared = SaveShardedStrategy::new(ExampleConfig::default())
                 .prepare(flat, &cx)
                 .await
                 .unwrap();
@@ -254,7 +253,7 @@ fn a_save_holds_no_more() {
 fn a_load_holds_no_more() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let rank = Rank {
-        strategy: Arc::new(Planned::new(ExampleWriter)) as _,
+        strategy: Arc::new(SaveShardedStrategy::new(ExampleConfig::default())),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: chunks(),
     };

@@ -12,10 +12,10 @@ use reshard::{
     plan::SavePlan,
     storage::FileBody,
     strategy::{
-        FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadShardedConfig,
-        LoadShardedStrategy, Make, OpenCx, OpenFormat, Planned, PlannedLoad, Records, Registration,
-        Resolve, Result, SaveCommonStrategy, SaveShardedConfig, SaveShardedStrategy, StorageReader,
-        StorageWriter, WriterHooks, load_with_objects, save_with_objects, testkit,
+        Capabilities, FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadShardedConfig,
+        LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad, Records, Registration, Resolve,
+        Result, SaveCommonStrategy, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
+        StorageReader, StorageWriter, WriterHooks, load_with_objects, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;
@@ -38,10 +38,6 @@ impl StorageWriter for TensorsOnly {
         BackendVersion::new(&self.0, 1)
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
-    }
-
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         assert!(
             plan.items.iter().all(|item| item.tensor().is_some()),
@@ -53,6 +49,21 @@ impl StorageWriter for TensorsOnly {
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
         assert_eq!(cx.metadata.object_count(), 0);
         ExampleWriter.finish(cx)
+    }
+}
+
+impl SaveFormat for TensorsOnly {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(&self.0, 1)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let can = Capabilities::default().with_sharded_objects(false);
+        can.without_rank_local("one index describes all ranks")
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(self.clone()))
     }
 }
 
@@ -107,13 +118,12 @@ fn contract(with_common: bool) -> Config {
 
 #[typetag::serde(name = "tensors_only")]
 impl SaveShardedConfig for Config {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        let alone = Arc::new(Planned::new(self.format.clone()));
-        Ok(if self.with_common {
-            save_with_objects(alone, Some(Arc::new(TorchCommon)))
-        } else {
-            alone
-        })
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        let mut strategy = SaveShardedStrategy::new(self.format.clone());
+        if self.with_common {
+            strategy.common = Some(Arc::new(TorchCommon));
+        }
+        Ok(strategy)
     }
 }
 

@@ -2,12 +2,12 @@
 
 use reshard::{
     strategy::{
-        LoadShardedConfig, LoadShardedStrategy, Planned, Result, SaveShardedConfig,
+        LoadShardedConfig, LoadShardedStrategy, Result, SaveFormat, SaveShardedConfig,
         SaveShardedStrategy, testkit::Observer,
     },
     torch_dist::TorchDistConfig,
 };
-use reshard_example::ExampleWriter;
+use reshard_example::ExampleConfig;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -31,15 +31,16 @@ impl TappedSave {
 
 #[typetag::serde(name = "laws_tapped")]
 impl SaveShardedConfig for TappedSave {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+    fn build(&self) -> Result<SaveShardedStrategy> {
         let observer = self
             .observer
             .clone()
             .unwrap_or_else(|| Observer::new(|_| Ok(())));
-        Ok(match self.torch {
-            true => Arc::new(Planned::new(observer.on(TorchDistConfig::new().writer()?))),
-            false => Arc::new(Planned::new(observer.on(ExampleWriter))),
-        })
+        let format: Arc<dyn SaveFormat> = match self.torch {
+            true => Arc::new(TorchDistConfig::new()),
+            false => Arc::new(ExampleConfig::default()),
+        };
+        Ok(SaveShardedStrategy::new(observer.on(format)))
     }
 }
 

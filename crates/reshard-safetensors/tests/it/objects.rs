@@ -48,7 +48,7 @@ fn try_save(
     states: Vec<FlatStateDict>,
 ) -> Vec<Result<Saved>> {
     let rank = |flat| Rank {
-        strategy: config.build().unwrap(),
+        strategy: config.build().unwrap().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat,
     };

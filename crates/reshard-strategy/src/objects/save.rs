@@ -1,108 +1,109 @@
+//! Saves objects with the common strategy, beside a format that stores none.
+
 use super::{nobody, part};
 use crate::{
-    BackendVersion, Capabilities, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
-    SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter,
-    StrategyError, WriteData, WriterHooks, agree, cause, pipeline::Planned,
+    BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
+    SaveCommonStrategy, SaveCx, SaveShardedStrategy, StorageWriter, StrategyError, WriteData,
+    WriterHooks, agree, pipeline::plan_branch,
 };
-use async_trait::async_trait;
-use reshard_comm::{Comm, CommError};
-use reshard_model::{Data, FlatStateDict, Payload, Sharded, ShardedObject};
+use reshard_comm::CommError;
+use reshard_model::{FlatStateDict, Payload, Sharded, ShardedObject};
 use reshard_plan::{Declaration, SavePlan};
 use reshard_storage::{FileBody, Source};
 use std::sync::Arc;
 
-/// Makes a strategy that stores tensors with `sharded`, and also objects: if `sharded` stores none, they become files of `common`.
-///
-/// Then the same planner plans objects separately, and a sharding policy decides only on tensors. If neither stores objects, a save fails
-/// only if it has objects.
-pub fn save_with_objects(
-    sharded: Arc<dyn SaveShardedStrategy>,
-    common: Option<Arc<dyn SaveCommonStrategy>>,
-) -> Arc<dyn SaveShardedStrategy> {
-    match sharded.can_handle_sharded_objects() {
-        true => sharded,
-        false => Arc::new(WithObjects { sharded, common }),
-    }
-}
-
-#[derive(Debug)]
-struct WithObjects {
-    sharded: Arc<dyn SaveShardedStrategy>,
-    common: Option<Arc<dyn SaveCommonStrategy>>,
-}
-
-impl WithObjects {
-    /// The writer of objects, if the common strategy can store any.
-    fn writer(&self, objects: &FlatStateDict) -> Result<Option<ObjectWriter>> {
-        let able = match &self.common {
-            Some(common) => common.layout_objects(&[])?.map(|_| Arc::clone(common)),
-            None => None,
-        };
-        let leaf = objects.values().find_map(|leaf| match leaf {
-            Sharded::Object(o) => Some(o.unique_key()),
-            Sharded::Tensor(_) => None,
-        });
-        match (able, leaf) {
-            (Some(common), _) => Ok(Some(ObjectWriter {
-                common,
-                sharded: self.sharded.key(),
-            })),
-            (None, None) => Ok(None),
-            (None, Some(key)) => {
-                let common = self.common.as_ref().map(|c| c.key());
-                Err(nobody(
-                    "storing",
-                    &key,
-                    &self.sharded.key(),
-                    common.as_ref(),
-                ))
+/// Plans objects with the common strategy, and then the tensors with the format. The same planner plans both separately, and a sharding
+/// policy decides only on tensors. If neither strategy stores objects, a save fails only if its state has objects.
+pub(crate) async fn prepare(
+    strategy: &SaveShardedStrategy,
+    state: FlatStateDict,
+    cx: &SaveCx<'_>,
+) -> Result<PreparedSave> {
+    let guard = cx.comm.guard("planning a save of objects");
+    let (objects, tensors) = part(state);
+    let writer = writer(strategy, &objects);
+    let writer = agree(&cx.comm, "plan", writer).await;
+    guard.done();
+    let of_tensors = with_objects(&objects, cx);
+    let branch = match writer? {
+        Some(writer) => {
+            let cx = SaveCx {
+                policy: None,
+                planner_data: None,
+                kept_plan: cx.kept_plan.as_ref().map(|kept| kept.of_objects()),
+                ..cx.clone()
+            };
+            match plan_branch(Ok(Arc::new(writer)), false, objects, &cx).await {
+                Ok(objects) => Some(objects),
+                Err(error) => return Err(of_both(strategy, error, tensors, &of_tensors).await),
             }
         }
-    }
+        None => None,
+    };
+    let prepared = strategy.prepare_format(tensors, &of_tensors).await?;
+    Ok(prepared.with_objects(branch))
 }
 
-impl WithObjects {
-    /// The error of a save whose objects can't be planned. All ranks have it. It says what is wrong with tensors, too: they are planned now,
-    /// with what ranks declare of objects.
-    async fn of_both(
-        &self,
-        error: StrategyError,
-        tensors: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> StrategyError {
-        let planned = match &error {
-            StrategyError::Comm(e) => matches!(e, CommError::Ranks { step: "plan", .. }),
-            StrategyError::Plan(_) => cx.comm.size() == 1,
-            _ => false,
-        };
-        if !planned || !cx.validates() {
-            return error;
-        }
-        let cx = SaveCx {
-            kept_plan: None,
-            ..cx.clone()
-        };
-        let of_tensors = self.sharded.prepare(tensors, &cx).await.err();
-        match (error, of_tensors) {
-            (error, None) => error,
-            // The rank that validates tells both here. Others may have failed at objects alone.
-            (
-                StrategyError::Comm(CommError::Ranks { mut causes, .. }),
-                Some(StrategyError::Comm(CommError::Ranks { step, causes: more })),
-            ) => {
-                causes.extend(more);
-                CommError::Ranks { step, causes }.into()
-            }
-            (_, Some(of_tensors)) => of_tensors,
+/// The writer of objects. `None` if there are no objects and the common strategy can't store any.
+fn writer(strategy: &SaveShardedStrategy, objects: &FlatStateDict) -> Result<Option<ObjectWriter>> {
+    let able = match &strategy.common {
+        Some(common) => common.layout_objects(&[])?.map(|_| Arc::clone(common)),
+        None => None,
+    };
+    let leaf = objects.values().find_map(|leaf| match leaf {
+        Sharded::Object(o) => Some(o.unique_key()),
+        Sharded::Tensor(_) => None,
+    });
+    match (able, leaf) {
+        (Some(common), _) => Ok(Some(ObjectWriter {
+            common,
+            sharded: strategy.key(),
+        })),
+        (None, None) => Ok(None),
+        (None, Some(key)) => {
+            let common = strategy.common.as_ref().map(|c| c.key());
+            Err(nobody("storing", &key, &strategy.key(), common.as_ref()))
         }
     }
 }
 
-/// The context of the tensors: their planner is told of objects too, so that it finds keys that are both.
+/// The error of a save whose objects can't be planned. All ranks have it. It includes the errors of the tensors, which are planned now,
+/// with the declarations of the objects.
+async fn of_both(
+    strategy: &SaveShardedStrategy,
+    error: StrategyError,
+    tensors: FlatStateDict,
+    cx: &SaveCx<'_>,
+) -> StrategyError {
+    let planned = match &error {
+        StrategyError::Comm(e) => matches!(e, CommError::Ranks { step: "plan", .. }),
+        StrategyError::Plan(_) => cx.comm.size() == 1,
+        _ => false,
+    };
+    if !planned || !cx.validates() {
+        return error;
+    }
+    let cx = SaveCx {
+        kept_plan: None,
+        ..cx.clone()
+    };
+    let of_tensors = strategy.prepare_format(tensors, &cx).await.err();
+    match (error, of_tensors) {
+        (error, None) => error,
+        // Only the rank that validates reports both here. Other ranks may have failed at objects alone.
+        (
+            StrategyError::Comm(CommError::Ranks { mut causes, .. }),
+            Some(StrategyError::Comm(CommError::Ranks { step, causes: more })),
+        ) => {
+            causes.extend(more);
+            CommError::Ranks { step, causes }.into()
+        }
+        (_, Some(of_tensors)) => of_tensors,
+    }
+}
+
+/// The context of the tensors: their planner learns of objects too, so that it finds keys that are both.
 fn with_objects<'a>(objects: &FlatStateDict, cx: &SaveCx<'a>) -> SaveCx<'a> {
-    if objects.is_empty() {
-        return cx.clone();
-    }
     let mut declares = (*cx.declares).clone();
     (declares.elsewhere).extend(objects.values().map(Declaration::of));
     SaveCx {
@@ -110,55 +111,6 @@ fn with_objects<'a>(objects: &FlatStateDict, cx: &SaveCx<'a>) -> SaveCx<'a> {
         ..cx.clone()
     }
 }
-
-#[async_trait]
-impl SaveShardedStrategy for WithObjects {
-    fn key(&self) -> BackendVersion {
-        self.sharded.key()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.sharded.capabilities()
-    }
-
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        let guard = cx.comm.guard("planning a save of objects");
-        let (objects, tensors) = part(state);
-        let writer = agree(&cx.comm, "plan", self.writer(&objects)).await;
-        guard.done();
-        let of_tensors = with_objects(&objects, cx);
-        let objects = match writer? {
-            Some(writer) => {
-                let cx = SaveCx {
-                    policy: None,
-                    planner_data: None,
-                    kept_plan: cx.kept_plan.as_ref().map(|kept| kept.of_objects()),
-                    ..cx.clone()
-                };
-                match Planned::new(writer).prepare(objects, &cx).await {
-                    Ok(objects) => Some(objects),
-                    Err(error) => return Err(self.of_both(error, tensors, &of_tensors).await),
-                }
-            }
-            None => None,
-        };
-        let tensors = self.sharded.prepare(tensors, &of_tensors).await?;
-        match objects {
-            Some(objects) => Ok(Box::new(Prepared {
-                objects,
-                tensors: Some(tensors),
-                objects_written: false,
-                of_objects: 0,
-            })),
-            None => Ok(tensors),
-        }
-    }
-}
-
 /// Stores nothing but objects, as a common strategy lays them out.
 #[derive(Debug)]
 struct ObjectWriter {
@@ -237,103 +189,5 @@ fn extents(file: &FileBody) -> std::ops::Range<u32> {
     match &file.source {
         Source::Extents(extents) => 0..extents.len() as u32,
         Source::CopyOf { .. } => 0..0,
-    }
-}
-
-/// Both saves, objects first, as Megatron Core writes them.
-struct Prepared {
-    objects: Box<dyn PreparedSave>,
-    /// `None` if the objects of this rank could not be written. Ranks that wait for its tensors in an exchange learn it when they are
-    /// dropped.
-    tensors: Option<Box<dyn PreparedSave>>,
-    objects_written: bool,
-    /// How many of the data that were taken out are of objects.
-    of_objects: usize,
-}
-
-fn dropped() -> StrategyError {
-    StrategyError::Internal("tensors are written where objects were not".into())
-}
-
-#[async_trait]
-impl PreparedSave for Prepared {
-    fn take_data(&mut self) -> Result<Vec<Data>> {
-        let mut data = self.objects.take_data()?;
-        self.of_objects = data.len();
-        let tensors = self.tensors.as_mut().ok_or_else(dropped)?;
-        data.append(&mut tensors.take_data()?);
-        Ok(data)
-    }
-
-    fn put_data(&mut self, mut copies: Vec<Data>) -> Result<()> {
-        let of_tensors = copies.split_off(self.of_objects.min(copies.len()));
-        self.objects.put_data(copies)?;
-        let tensors = self.tensors.as_mut().ok_or_else(dropped)?;
-        tensors.put_data(of_tensors)
-    }
-
-    fn give_up(&mut self, why: &StrategyError) {
-        self.objects.give_up(why);
-        if let Some(tensors) = &mut self.tensors {
-            tensors.give_up(why);
-        }
-    }
-
-    async fn write(&mut self) -> Result<()> {
-        let objects = self.objects.write().await;
-        if objects.is_err() {
-            self.tensors = None;
-        }
-        objects?;
-        self.objects_written = true;
-        self.tensors.as_mut().ok_or_else(dropped)?.write().await
-    }
-
-    async fn finish(mut self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
-        // Whose failure it is, says whether the objects were written. If one rank's were not, nobody goes on.
-        if !self.objects_written && written.is_err() {
-            self.tensors = None;
-        }
-        let (objects, tensors) = if self.objects_written {
-            (Ok(()), written)
-        } else {
-            (written, Ok(()))
-        };
-        let objects = self.objects.finish(objects, comm).await?;
-        let saved = self
-            .tensors
-            .ok_or_else(dropped)?
-            .finish(tensors, comm)
-            .await?;
-        both(saved, objects, comm).await
-    }
-}
-
-/// What was saved of both. Numbers of all ranks are known to the coordinator alone.
-async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved> {
-    let merged = match (&saved.metadata, &objects.metadata) {
-        (Some(tensors), Some(objects)) => tensors
-            .with_objects(objects.objects().map(|(_, key)| key))
-            .map(Some),
-        _ => Ok(None),
-    };
-    let merged = merged.map_err(StrategyError::from);
-    for (rank, objects) in saved.ranks.iter_mut().zip(&objects.ranks) {
-        *rank += *objects;
-    }
-    saved.items += objects.items;
-    let ranks = &saved.ranks;
-    let told = merged.as_ref().map(|_| ()).map_err(cause);
-    let totals = comm
-        .all_reduce("write", told, |_: Vec<()>| Ok(SaveTotals::of(ranks)))
-        .await;
-    match (totals, merged) {
-        (Ok(totals), Ok(merged)) => {
-            saved.totals = totals;
-            saved.metadata = merged.map(Arc::new);
-            Ok(saved)
-        }
-        (Ok(_), Err(own)) => Err(own),
-        (Err(e), merged) => Err(agree::theirs(comm, e, merged)),
     }
 }

@@ -109,7 +109,7 @@ struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
-    fn of<W: StorageWriter>(writer: &W, task: u32, offered: Offered<'a>) -> Result<Self> {
+    fn of(writer: &dyn StorageWriter, task: u32, offered: Offered<'a>) -> Result<Self> {
         let item = &offered.held.item;
         let footprint = writer.footprint(item)?;
         let whole = footprint.whole && item.tensor().is_some();
@@ -170,8 +170,8 @@ pub(super) struct Tasks {
 }
 
 /// Lets the policy place the items of the global plan.
-pub(super) fn place<W: StorageWriter>(
-    writer: &W,
+pub(super) fn place(
+    writer: &dyn StorageWriter,
     policy: Option<&dyn ShardingPolicy>,
     mut plans: Vec<SavePlan>,
     leaves: &Leaves,
@@ -221,8 +221,8 @@ pub(super) fn place<W: StorageWriter>(
 }
 
 /// Takes all items out of the plans, as pieces of the policy, task by task. A policy that gathers sees all of them as the coordinator's.
-fn units<'a, W: StorageWriter>(
-    writer: &W,
+fn units<'a>(
+    writer: &dyn StorageWriter,
     policy: &dyn ShardingPolicy,
     plans: &mut [SavePlan],
     leaves: &'a Leaves,

@@ -1,5 +1,6 @@
 //! The collective part of a save: everything that is decided before a byte moves.
 
+mod branch;
 mod exchange;
 mod limit;
 mod local;
@@ -10,102 +11,109 @@ mod share;
 mod structure;
 mod written;
 
+pub use prepared::PreparedSave;
+
 use crate::{
-    BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
-    StrategyError,
+    PolicyUse, Result, SaveCx, StorageWriter, StrategyError,
     agree::agree,
     kept::{Decided, Known},
     pipeline::exchange::{Apart, Share},
 };
-use async_trait::async_trait;
+use branch::{Branch, Step, Work};
 use limit::{Asked, SizeLimit};
 use local::Local;
-use prepared::{Prepared, Step, Work};
 use reshard_model::{FlatStateDict, Value};
 use reshard_plan::{SaveContext, SavePlan};
-use reshard_policy::{PolicyMetrics, describe, gathers, max_file_bytes};
+use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers, max_file_bytes};
 use resolve::codec;
 use share::{Shared, share};
 use std::{sync::Arc, time::Duration};
 use structure::structure;
 use written::Target;
 
-/// The save strategy of any [`StorageWriter`].
-#[derive(Debug)]
-pub struct Planned<W> {
-    writer: Arc<W>,
+/// Decides what each rank writes with one writer.
+///
+/// # Collective
+/// Every rank calls it, also a rank that could not make its writer. If one rank fails, all ranks get an error that names it.
+pub(crate) async fn plan_branch(
+    writer: Result<Arc<dyn StorageWriter>>,
+    takes_folder: bool,
+    mut state: FlatStateDict,
+    cx: &SaveCx<'_>,
+) -> Result<Branch> {
+    let guard = cx.comm.guard("planning a save");
+    let mut cx = cx.clone();
+    let planned = match writer.and_then(|writer| Ready::new(writer, &mut state, &mut cx)) {
+        Ok(ready) => ready.plan(state, takes_folder, &cx).await,
+        // A rank that fails still takes the step `plan`, so that all ranks learn it.
+        Err(e) => match share(Err(e), &cx).await {
+            Err(e) => Err(e),
+            Ok(_) => Err(StrategyError::Internal("a failure was lost".into())),
+        },
+    };
+    // If a rank failed, all ranks have learnt it in a step, so the group stays usable.
+    guard.done();
+    planned
 }
 
-impl<W: StorageWriter> Planned<W> {
-    /// Drives `writer`.
-    pub fn new(writer: W) -> Self {
-        Self {
-            writer: Arc::new(writer),
-        }
-    }
+/// A rank after its set-up.
+struct Ready {
+    writer: Arc<dyn StorageWriter>,
+    asked: Asked,
+    storage_meta: Option<Value>,
 }
 
-#[async_trait]
-impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
-    fn key(&self) -> BackendVersion {
-        self.writer.key()
+impl Ready {
+    /// Makes DCP's first calls, which every save needs. The context gets the planner of the format.
+    fn new(
+        writer: Arc<dyn StorageWriter>,
+        state: &mut FlatStateDict,
+        cx: &mut SaveCx<'_>,
+    ) -> Result<Self> {
+        cx.planner = writer.planner(Arc::clone(&cx.planner))?;
+        let asked = asked(&*writer, cx)?;
+        let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
+        writer.reset(cx.url);
+        let storage_meta = writer.storage_meta();
+        let context =
+            SaveContext::new(rank, is_coordinator).with_storage_meta(storage_meta.as_ref());
+        cx.planner.set_up(state, &context)?;
+        writer.set_up(rank, is_coordinator)?;
+        Ok(Self {
+            writer,
+            asked,
+            storage_meta,
+        })
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.writer.can_handle_sharded_objects()
+    fn local<'a>(&'a self, state: &'a FlatStateDict, cx: &'a SaveCx<'a>) -> Result<Local<'a>> {
+        Ok(Local {
+            writer: &*self.writer,
+            state,
+            cx,
+            policy: self.asked.policy.as_deref(),
+            measures_objects: self.asked.measures_objects,
+            storage_meta: self.storage_meta.clone(),
+            structure: match cx.kept_plan {
+                Some(_) => structure(&*self.writer, &self.asked, state, cx)?,
+                None => None,
+            },
+        })
     }
 
-    fn capabilities(&self) -> Capabilities {
-        let lists = self.writer.object_lists();
-        self.writer.capabilities().with_object_lists(lists)
-    }
-
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        let guard = cx.comm.guard("planning a save");
-        let planned = self.plan(state, cx).await;
-        // If a rank failed, all ranks have learnt it in a step, so the group stays usable.
-        guard.done();
-        Ok(Box::new(planned?))
-    }
-}
-
-impl<W: StorageWriter> Planned<W> {
     /// Decides everything that must be decided before a byte is written.
-    async fn plan(&self, mut state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Prepared<W>> {
+    async fn plan(
+        self,
+        state: FlatStateDict,
+        takes_folder: bool,
+        cx: &SaveCx<'_>,
+    ) -> Result<Branch> {
         let comm = &cx.comm;
         let kept = cx.kept_plan.as_deref();
-        // A rank that fails still takes the step `plan`, so that all ranks learn it.
-        let (asked, refused) = match self.asked(cx) {
-            Ok(asked) => (asked, Ok(())),
-            Err(e) => (Asked::default(), Err(e)),
-        };
-        let policy = asked.policy.as_deref();
-        let local = refused
-            .and_then(|()| self.set_up(&mut state, cx))
-            .and_then(|storage_meta| {
-                let structure = match kept {
-                    Some(_) => structure(&*self.writer, &asked, &state, cx)?,
-                    None => None,
-                };
-                Ok(Local {
-                    writer: &*self.writer,
-                    state: &state,
-                    cx,
-                    policy,
-                    measures_objects: asked.measures_objects,
-                    storage_meta,
-                    structure,
-                })
-            });
-
         // What was decided for this structure before, or is decided now.
         // For a plan that is known nobody asks the policy.
         let mut asking_took = None;
-        let decided = match share(local, policy, &*self.writer, cx).await? {
+        let decided = match share(self.local(&state, cx), cx).await? {
             Shared::Known(decided) => {
                 if cx.options.rank_local {
                     agree(comm, "plan", Ok(())).await?;
@@ -123,7 +131,7 @@ impl<W: StorageWriter> Planned<W> {
                 keep,
             } => {
                 let Share { plan, exchange } = *share;
-                let plan = agree(comm, "plan", self.finish_plan(plan, cx)).await?;
+                let plan = agree(comm, "plan", finish_plan(&*self.writer, plan, cx)).await?;
                 let decided = Arc::new(Decided {
                     plan: Arc::new(plan),
                     exchange,
@@ -149,10 +157,10 @@ impl<W: StorageWriter> Planned<W> {
             }
             _ => None,
         };
-        Ok(Prepared {
-            writer: Arc::clone(&self.writer),
+        Ok(Branch {
+            target: target(takes_folder, self.asked.limit, cx),
+            writer: self.writer,
             planner: Arc::clone(&cx.planner),
-            target: self.target(cx, asked.limit),
             rank: comm.rank().0,
             options: cx.options.clone(),
             url: cx.url.to_owned(),
@@ -168,111 +176,110 @@ impl<W: StorageWriter> Planned<W> {
             policy: decided
                 .policy
                 .clone()
-                .or(asked.of_one_file)
+                .or(self.asked.of_one_file)
                 .map(|mut metrics| {
                     metrics.duration = asking_took.unwrap_or(metrics.duration);
                     metrics
                 }),
         })
     }
+}
 
-    /// Where this rank writes its files.
-    fn target(&self, cx: &SaveCx<'_>, limit: Option<SizeLimit>) -> Target {
-        let takes_folder = self.writer.capabilities().takes_folder();
-        Target {
-            transaction: Arc::clone(&cx.transaction),
-            durability: cx.options.durability,
-            progress: cx.options.progress.clone(),
-            folder: takes_folder.then(|| cx.transaction.folder()).flatten(),
-            limit,
-        }
+/// Where this rank writes its files.
+fn target(takes_folder: bool, limit: Option<SizeLimit>, cx: &SaveCx<'_>) -> Target {
+    Target {
+        transaction: Arc::clone(&cx.transaction),
+        durability: cx.options.durability,
+        progress: cx.options.progress.clone(),
+        folder: takes_folder.then(|| cx.transaction.folder()).flatten(),
+        limit,
     }
+}
 
-    /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because
-    /// other ranks rely on these.
-    fn finish_plan(&self, plan: SavePlan, cx: &SaveCx<'_>) -> Result<SavePlan> {
-        let agreed = plan.exchange.clone();
-        let taken: Vec<_> = plan
-            .taken_items()?
-            .into_iter()
-            .map(|(_, item)| item.clone())
-            .collect();
-        let plan = cx.planner.finish_plan(plan)?;
-        let items = plan.taken_items()?.into_iter().map(|(_, item)| item);
-        if plan.exchange != agreed || !items.eq(&taken) {
-            let what = "a planner's finish_plan must not change an exchange, because other ranks rely on it";
-            return Err(StrategyError::Invalid(what.into()));
-        }
-        plan.by_file()?;
-        let mut exchanged = agreed.gives.iter().map(|give| &give.item).chain(&taken);
-        if exchanged.any(|item| item.tensor().is_none()) {
-            codec(&*self.writer)?;
-        }
-        Ok(plan)
+/// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because
+/// other ranks rely on these.
+fn finish_plan(writer: &dyn StorageWriter, plan: SavePlan, cx: &SaveCx<'_>) -> Result<SavePlan> {
+    let agreed = plan.exchange.clone();
+    let taken: Vec<_> = plan
+        .taken_items()?
+        .into_iter()
+        .map(|(_, item)| item.clone())
+        .collect();
+    let plan = cx.planner.finish_plan(plan)?;
+    let items = plan.taken_items()?.into_iter().map(|(_, item)| item);
+    if plan.exchange != agreed || !items.eq(&taken) {
+        let what =
+            "a planner's finish_plan must not change an exchange, because other ranks rely on it";
+        return Err(StrategyError::Invalid(what.into()));
     }
+    plan.by_file()?;
+    let mut exchanged = agreed.gives.iter().map(|give| &give.item).chain(&taken);
+    if exchanged.any(|item| item.tensor().is_none()) {
+        codec(writer)?;
+    }
+    Ok(plan)
+}
 
-    /// The policy of the save, or else the policy in the format's configuration.
-    fn asked(&self, cx: &SaveCx<'_>) -> Result<Asked> {
-        let configured = self.writer.policy();
-        let Some(policy) = &cx.policy else {
-            let limit = configured.as_deref().map(max_file_bytes).transpose()?;
-            let bytes = limit.flatten().or_else(|| self.writer.max_file_bytes());
-            return Ok(Asked {
-                policy: configured,
-                limit: bytes.map(|bytes| SizeLimit {
-                    bytes,
-                    is_one_file: false,
-                }),
-                ..Asked::default()
-            });
-        };
-        let strategy = self.writer.key().to_string();
-        let limit = max_file_bytes(&**policy)?.map(|bytes| SizeLimit {
-            bytes,
-            is_one_file: self.writer.is_one_file(),
+/// The policy of the save, or else the policy in the format's configuration.
+fn asked(writer: &dyn StorageWriter, cx: &SaveCx<'_>) -> Result<Asked> {
+    let (configured, takes) = (writer.policy(), writer.policy_use());
+    let Some(policy) = &cx.policy else {
+        return Ok(Asked {
+            limit: configured.as_deref().map(limit).transpose()?.flatten(),
+            policy: configured,
+            ..Asked::default()
         });
-        if self.writer.is_one_file() && limit.is_some() {
-            return Ok(Asked {
-                limit,
-                of_one_file: Some(PolicyMetrics::of_one_file(describe(&**policy)?)),
-                ..Asked::default()
-            });
-        }
-        if !self.writer.takes_policy() {
-            return Err(StrategyError::Unsupported {
-                strategy,
-                what: "a sharding policy".into(),
-            });
-        }
-        if let Some(other) = configured {
-            return Err(StrategyError::Invalid(format!(
-                "the settings of {strategy} have the policy \"{}\", and the save has the policy \"{}\"; leave one of them out, or combine them with `Then`",
-                describe(&*other)?,
-                describe(&**policy)?
-            )));
-        }
-        if cx.options.rank_local && gathers(&**policy)? {
-            return Err(StrategyError::Invalid(format!(
-                "the policy \"{}\" brings all items to one rank, which is not possible in a rank-local save",
-                describe(&**policy)?
-            )));
-        }
-        Ok(Asked {
-            policy: Some(Arc::clone(policy)),
+    };
+    let strategy = writer.key().to_string();
+    let limit = limit(&**policy)?;
+    if takes == PolicyUse::Format {
+        return Ok(Asked {
             limit,
-            measures_objects: true,
-            of_one_file: None,
-        })
+            ..Asked::default()
+        });
     }
+    if let (PolicyUse::Limit, Some(limit)) = (takes, limit) {
+        return Ok(Asked {
+            limit: Some(SizeLimit {
+                is_one_file: true,
+                ..limit
+            }),
+            of_one_file: Some(PolicyMetrics::of_one_file(describe(&**policy)?)),
+            ..Asked::default()
+        });
+    }
+    if takes != PolicyUse::Pipeline {
+        return Err(StrategyError::Unsupported {
+            strategy,
+            what: "a sharding policy".into(),
+        });
+    }
+    if let Some(other) = configured {
+        return Err(StrategyError::Invalid(format!(
+            "the settings of {strategy} have the policy \"{}\", and the save has the policy \"{}\"; leave one of them out, or combine them with `Then`",
+            describe(&*other)?,
+            describe(&**policy)?
+        )));
+    }
+    if cx.options.rank_local && gathers(&**policy)? {
+        return Err(StrategyError::Invalid(format!(
+            "the policy \"{}\" brings all items to one rank, which is not possible in a rank-local save",
+            describe(&**policy)?
+        )));
+    }
+    Ok(Asked {
+        policy: Some(Arc::clone(policy)),
+        limit,
+        measures_objects: true,
+        of_one_file: None,
+    })
+}
 
-    /// Makes DCP's first calls, which every save needs. Returns the data of the storage for planners.
-    fn set_up(&self, state: &mut FlatStateDict, cx: &SaveCx<'_>) -> Result<Option<Value>> {
-        let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
-        self.writer.reset(cx.url);
-        let meta = self.writer.storage_meta();
-        let context = SaveContext::new(rank, is_coordinator).with_storage_meta(meta.as_ref());
-        cx.planner.set_up(state, &context)?;
-        self.writer.set_up(rank, is_coordinator)?;
-        Ok(meta)
-    }
+/// The limit of a policy on the length of files.
+fn limit(policy: &dyn ShardingPolicy) -> Result<Option<SizeLimit>> {
+    let bytes = max_file_bytes(policy)?;
+    Ok(bytes.map(|bytes| SizeLimit {
+        bytes,
+        is_one_file: false,
+    }))
 }

@@ -1,9 +1,7 @@
 //! Staging, on the host and from devices.
 
 use super::{memory::IDLE, *};
-use crate::Saved;
 use futures_executor::block_on;
-use reshard_comm::Comm;
 use reshard_model::{
     DeviceTensor, HostBuffer, Layout, Path, Region, ShardedObject, ShardedTensor, Tensor,
     TensorSource,
@@ -337,31 +335,6 @@ fn shared_staging_copies_only_what_somebody_could_change() {
     assert!(!host(&copied[0]).same_buffer(host(&staged[0])));
 }
 
-/// A save of these tensors.
-struct Tensors(Vec<Data>);
-
-#[async_trait]
-impl PreparedSave for Tensors {
-    fn take_data(&mut self) -> Result<Vec<Data>> {
-        Ok(std::mem::take(&mut self.0))
-    }
-
-    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
-        self.0 = copies;
-        Ok(())
-    }
-
-    fn give_up(&mut self, _: &StrategyError) {}
-
-    async fn write(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    async fn finish(self: Box<Self>, written: Result<()>, _: &Comm<'_>) -> Result<Saved> {
-        written.map(|()| Saved::default())
-    }
-}
-
 #[test]
 fn common_state_and_sharded_leaves_are_staged_in_one_call() {
     let (t, w) = (numbers(&[3]), numbers(&[4]));
@@ -370,9 +343,9 @@ fn common_state_and_sharded_leaves_are_staged_in_one_call() {
         let mut common = ValueTree::new();
         common.insert("lr", Value::from(0.5));
         common.insert("t", Value::List(vec![Value::Tensor(t.clone())]));
-        let mut prepared = Tensors(vec![w.clone().into()]);
-        block_on(stage_save(&mut prepared, Some(&mut common), &stager))?;
-        Ok::<_, StrategyError>((common, prepared.0))
+        let leaves = vec![w.clone().into()];
+        let staged = block_on(stage_both(leaves, &mut common, &stager))?;
+        Ok::<_, StrategyError>((common, staged))
     };
     for _ in 0..2 {
         // The second save has the structure of the first one.

@@ -36,7 +36,7 @@ pub struct Rank<S: ?Sized, P: ?Sized> {
 pub fn save_on_ranks(
     store: &Arc<dyn Store>,
     if_exists: IfExists,
-    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+    ranks: Vec<Rank<SaveShardedStrategy, dyn SavePlanner>>,
 ) -> Vec<Result<Saved>> {
     run(store, if_exists, ranks, None)
 }
@@ -49,7 +49,7 @@ pub fn save_on_ranks(
 pub fn save_staged_on_ranks(
     store: &Arc<dyn Store>,
     if_exists: IfExists,
-    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+    ranks: Vec<Rank<SaveShardedStrategy, dyn SavePlanner>>,
     stagers: &[Arc<dyn AsyncStager>],
     staged: impl Fn(u32) + Send + Sync + 'static,
 ) -> Vec<Result<Saved>> {
@@ -73,7 +73,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    async fn run(&self, rank: u32, prepared: &mut dyn PreparedSave) -> Result<()> {
+    async fn run(&self, rank: u32, prepared: &mut PreparedSave) -> Result<()> {
         let staged = stage_save(prepared, None, &*self.stagers[rank as usize]).await;
         staged.inspect_err(|e| prepared.give_up(e))?;
         (self.staged)(rank);
@@ -84,7 +84,7 @@ impl Staging {
 fn run(
     store: &Arc<dyn Store>,
     if_exists: IfExists,
-    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+    ranks: Vec<Rank<SaveShardedStrategy, dyn SavePlanner>>,
     staging: Option<Staging>,
 ) -> Vec<Result<Saved>> {
     let groups = LocalGroup::new(ranks.len() as u32).into_iter();
@@ -94,7 +94,7 @@ fn run(
 
 /// [`save_on_ranks`] where ranks differ in more.
 pub(super) fn save_on_seats(
-    ranks: Vec<(Seat, Rank<dyn SaveShardedStrategy, dyn SavePlanner>)>,
+    ranks: Vec<(Seat, Rank<SaveShardedStrategy, dyn SavePlanner>)>,
     if_exists: IfExists,
     staging: Option<Staging>,
 ) -> Vec<Result<Saved>> {
@@ -110,7 +110,7 @@ async fn save(
     seat: Seat,
     attempt: &str,
     if_exists: IfExists,
-    rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
+    rank: Rank<SaveShardedStrategy, dyn SavePlanner>,
     staging: Option<Staging>,
 ) -> Result<Saved> {
     let Seat {
@@ -132,7 +132,7 @@ async fn save(
 
         // A failed staging still goes through `finish`, where the other ranks wait for this one.
         let staged = match &staging {
-            Some(staging) => staging.run(comm.rank().0, &mut *prepared).await,
+            Some(staging) => staging.run(comm.rank().0, &mut prepared).await,
             None => Ok(()),
         };
         let (prepared, written) = match staged {
@@ -159,11 +159,11 @@ async fn save(
 /// All that a strategy is given but the group is gone when the save is prepared.
 async fn prepare(
     comm: &Comm<'_>,
-    rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
+    rank: Rank<SaveShardedStrategy, dyn SavePlanner>,
     transaction: &Arc<dyn Transaction>,
     url: &str,
     exchange_memory: u64,
-) -> Result<Box<dyn PreparedSave>> {
+) -> Result<PreparedSave> {
     let (groups, url) = (BTreeMap::new(), url.to_owned());
     let options = PipelineOptions {
         exchange_memory,
@@ -175,7 +175,7 @@ async fn prepare(
 }
 
 /// Writes on a thread of its own.
-fn elsewhere(mut prepared: Box<dyn PreparedSave>) -> (Box<dyn PreparedSave>, Result<()>) {
+fn elsewhere(mut prepared: PreparedSave) -> (PreparedSave, Result<()>) {
     let write = move || {
         let written = block_on(prepared.write());
         (prepared, written)

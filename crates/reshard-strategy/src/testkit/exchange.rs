@@ -50,7 +50,7 @@ pub(super) fn what_ranks_read_for_each_other_is_what_each_would_read(
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
     let rank = |r| Rank {
-        strategy: save.build().unwrap(),
+        strategy: save.build().unwrap().into(),
         planner: Arc::clone(&planner),
         flat: sample(Cut::Rows, r, SAVED, objects),
     };

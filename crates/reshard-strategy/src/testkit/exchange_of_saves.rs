@@ -256,7 +256,7 @@ struct UnderTest<'c> {
     objects: bool,
 }
 
-type Seats = Vec<(Seat, Rank<dyn SaveShardedStrategy, dyn SavePlanner>)>;
+type Seats = Vec<(Seat, Rank<SaveShardedStrategy, dyn SavePlanner>)>;
 
 impl UnderTest<'_> {
     fn store(&self) -> Arc<dyn Store> {
@@ -290,7 +290,7 @@ impl UnderTest<'_> {
             (
                 seat,
                 Rank {
-                    strategy: self.save.build().unwrap(),
+                    strategy: self.save.build().unwrap().into(),
                     planner,
                     flat,
                 },

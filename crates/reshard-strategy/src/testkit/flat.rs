@@ -28,7 +28,7 @@ pub(super) fn regions_of_flattened_ranges_are_read(
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
     let rank = |r| Rank {
-        strategy: save.build().unwrap(),
+        strategy: save.build().unwrap().into(),
         planner: Arc::clone(&planner),
         flat: ranges(r, 3),
     };

@@ -57,7 +57,7 @@ fn metadata_is_kept(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) 
     // The planner here gives every tensor unusual properties and every key a path that its name does not tell.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let ranks = (0..2).map(|r| Rank {
-        strategy: save.build().unwrap(),
+        strategy: save.build().unwrap().into(),
         planner: Arc::new(Says) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, false),
     });

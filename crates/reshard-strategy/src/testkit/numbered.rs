@@ -128,7 +128,7 @@ pub fn try_save(
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap(),
+        strategy: config.build().unwrap().into(),
         planner: Arc::new(Unvalidated) as _,
         flat: flat(leaves),
     };

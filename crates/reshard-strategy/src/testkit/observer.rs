@@ -1,14 +1,15 @@
 use crate::{
     BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole, FinishCx,
-    Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer,
-    ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, Rewritten,
-    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, PolicyUse,
+    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
+    Rewritten, SaveCx, SaveFormat, StorageInfo, StorageReader, StorageWriter, Traffic,
+    VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, Tensor, Value};
 use reshard_plan::{
-    ChunkId, Declared, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
+    ChunkId, Declared, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, Offer,
     PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
@@ -36,7 +37,7 @@ impl Observer {
         Self(Arc::new(listen))
     }
 
-    /// Around a planner, a [`StorageWriter`], or an `Arc<dyn LoadShardedStrategy>`, whose readers it observes, too.
+    /// Around a planner, an `Arc<dyn SaveFormat>` with its writers, or an `Arc<dyn LoadShardedStrategy>` with its readers.
     pub fn on<T>(&self, inner: T) -> Observed<T> {
         Observed {
             inner,
@@ -81,6 +82,10 @@ impl<P: SavePlanner> SavePlanner for Observed<P> {
 
     fn plan_settings(&self) -> Option<String> {
         self.inner.plan_settings()
+    }
+
+    fn with_offer(&self, offer: Offer) -> Option<Arc<dyn SavePlanner>> {
+        self.inner.with_offer(offer)
     }
 
     fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<(), PlanError> {
@@ -198,7 +203,22 @@ impl<P: LoadPlanner> LoadPlanner for Observed<P> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<W: StorageWriter> WriterHooks for Observed<W> {
+impl SaveFormat for Observed<Arc<dyn SaveFormat>> {
+    fn key(&self) -> BackendVersion {
+        self.inner.key()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(self.observer.on(self.inner.writer(cx)?)))
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl WriterHooks for Observed<Arc<dyn StorageWriter>> {
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
@@ -234,17 +254,13 @@ impl<W: StorageWriter> WriterHooks for Observed<W> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<W: StorageWriter> StorageWriter for Observed<W> {
+impl StorageWriter for Observed<Arc<dyn StorageWriter>> {
     fn key(&self) -> BackendVersion {
         self.inner.key()
     }
 
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.inner.can_handle_sharded_objects()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+    fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
+        self.inner.planner(base)
     }
 
     fn object_lists(&self) -> bool {
@@ -255,8 +271,8 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
         self.inner.codec()
     }
 
-    fn takes_policy(&self) -> bool {
-        self.inner.takes_policy()
+    fn policy_use(&self) -> PolicyUse {
+        self.inner.policy_use()
     }
 
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
@@ -277,14 +293,6 @@ impl<W: StorageWriter> StorageWriter for Observed<W> {
 
     fn blank_object(&self, bytes: u64) -> Result<Payload> {
         self.inner.blank_object(bytes)
-    }
-
-    fn is_one_file(&self) -> bool {
-        self.inner.is_one_file()
-    }
-
-    fn max_file_bytes(&self) -> Option<u64> {
-        self.inner.max_file_bytes()
     }
 
     fn policy_metrics(&self) -> Option<PolicyMetrics> {

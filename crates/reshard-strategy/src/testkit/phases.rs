@@ -40,9 +40,9 @@ impl Pair<'_> {
     fn ranks(
         &self,
         planner: impl Fn(u32) -> Arc<dyn SavePlanner>,
-    ) -> Vec<Rank<dyn crate::SaveShardedStrategy, dyn SavePlanner>> {
+    ) -> Vec<Rank<crate::SaveShardedStrategy, dyn SavePlanner>> {
         let rank = |r| Rank {
-            strategy: self.save.build().unwrap(),
+            strategy: self.save.build().unwrap().into(),
             planner: planner(r),
             flat: sample(Cut::Columns, r, RANKS, self.objects),
         };

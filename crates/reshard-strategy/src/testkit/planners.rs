@@ -97,7 +97,7 @@ fn hooks_of_a_save<P: SavePlanner>(
             Arc::new(observer.on(make()))
         };
         Rank {
-            strategy: save.build().unwrap(),
+            strategy: save.build().unwrap().into(),
             planner,
             flat: sample(Cut::Rows, r, 2, false),
         }
@@ -241,7 +241,7 @@ pub fn load_planner_contract<P: LoadPlanner>(
     let objects = saves.can_handle_sharded_objects() && loads.can_handle_sharded_objects();
     let of = objects.then_some(2);
     let ranks = (0..2).map(|r| Rank {
-        strategy: save.build().unwrap(),
+        strategy: save.build().unwrap().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, objects),
     });

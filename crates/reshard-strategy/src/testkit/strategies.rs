@@ -100,8 +100,8 @@ fn store() -> Arc<dyn Store> {
 }
 
 impl Pair<'_> {
-    fn saver(&self) -> Arc<dyn SaveShardedStrategy> {
-        self.save.build().unwrap()
+    fn saver(&self) -> Arc<SaveShardedStrategy> {
+        Arc::new(self.save.build().unwrap())
     }
 
     fn loader(&self) -> Arc<dyn LoadShardedStrategy> {

@@ -152,7 +152,7 @@ fn saved(tensors: &[(&str, Tensor)], objects: &[(&str, Value)]) -> Files {
         flat.insert(Path(vec![(*key).into()]), Sharded::Object(object));
     }
     let rank = Rank {
-        strategy: TensorBundleConfig::default().build().unwrap(),
+        strategy: TensorBundleConfig::default().build().unwrap().into(),
         planner: Arc::new(numbered::Unvalidated) as _,
         flat,
     };

@@ -47,7 +47,8 @@ fn ranks_that_share_replicas_write_them_once() {
     let rank = |replica| Rank {
         strategy: FullyParallelSave::new(TensorBundleConfig::default())
             .build()
-            .unwrap(),
+            .unwrap()
+            .into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat([leaf(replica)]),
     };

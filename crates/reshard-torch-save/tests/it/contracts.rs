@@ -1,12 +1,10 @@
 //! The suites that every strategy has to pass, except that of properties: a file has room for `requires_grad` alone.
 
-use async_trait::async_trait;
-use reshard_model::FlatStateDict;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_policy::{AllInOne, MaxShardSize, Then};
 use reshard_strategy::{
-    BackendVersion, Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig,
-    SaveShardedStrategy, testkit,
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, SaveShardedConfig,
+    SaveShardedStrategy, StorageWriter, testkit,
 };
 use reshard_torch_save::{TorchSaveConfig, TorchSaveLoadConfig};
 use serde::{Deserialize, Serialize};
@@ -16,46 +14,30 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct InFiles(pub(crate) u64);
 
-#[derive(Debug)]
-struct InFilesSave {
-    base: Arc<dyn SaveShardedStrategy>,
-    bytes: u64,
-}
-
 #[typetag::serde(name = "torch_save_in_files")]
 impl SaveShardedConfig for InFiles {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        let base = TorchSaveConfig::default().build()?;
-        let bytes = self.0;
-        Ok(Arc::new(InFilesSave { base, bytes }))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(self.clone()))
     }
 }
 
-#[async_trait]
-impl SaveShardedStrategy for InFilesSave {
+impl SaveFormat for InFiles {
     fn key(&self) -> BackendVersion {
-        self.base.key()
+        TorchSaveConfig::default().key()
     }
 
     /// Several files hold only tensors.
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
-    }
-
     fn capabilities(&self) -> Capabilities {
-        self.base.capabilities()
+        let can = TorchSaveConfig::default().capabilities();
+        can.with_sharded_objects(false)
     }
 
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
         let mut cx = cx.clone();
         // Whatever ranks have the pieces, the files are the same.
         let gathered = AllInOne::new().gather();
-        cx.policy = Some(Arc::new(Then::new(gathered, MaxShardSize::new(self.bytes))));
-        self.base.prepare(state, &cx).await
+        cx.policy = Some(Arc::new(Then::new(gathered, MaxShardSize::new(self.0))));
+        TorchSaveConfig::default().writer(&cx)
     }
 }
 

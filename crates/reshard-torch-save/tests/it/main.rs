@@ -83,7 +83,7 @@ fn save_as(config: &dyn SaveShardedConfig, store: &Arc<dyn Store>, ranks: Vec<St
     let rank = |state| {
         let (flat, paths) = leaves(state);
         Rank {
-            strategy: config.build().unwrap(),
+            strategy: config.build().unwrap().into(),
             planner: Arc::new(WithPaths(paths)) as _,
             flat,
         }

@@ -55,7 +55,8 @@ fn ranks_that_share_a_save_write_what_one_rank_would() {
     let rank = |replica| Rank {
         strategy: FullyParallelSave::new(ZarrConfig::default())
             .build()
-            .unwrap(),
+            .unwrap()
+            .into(),
         planner: std::sync::Arc::new(Unvalidated) as _,
         flat: flat(both(replica)),
     };

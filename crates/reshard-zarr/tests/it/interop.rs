@@ -80,7 +80,7 @@ fn tensors(all: bool) -> (Vec<Vec<ShardedTensor>>, Map<String, Value>) {
 fn save(config: &dyn SaveShardedConfig, folder: &Path, ranks: Vec<Vec<ShardedTensor>>) {
     let store = store();
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap(),
+        strategy: config.build().unwrap().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat(leaves),
     };

@@ -26,7 +26,7 @@ fn try_save(
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
     let rank = |leaves| Rank {
-        strategy: config(inner).build().unwrap(),
+        strategy: config(inner).build().unwrap().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat(leaves),
     };

@@ -95,7 +95,7 @@ impl SetUp {
         stays: Vec<Name>,
         (old, options): (Old, &SaveOptions),
     ) -> Result<Begun, StrategyError> {
-        let (sharded, common) = (&*self.sharded, self.common.key());
+        let (sharded, common) = (&self.sharded, self.common.key());
         let terms = (&old, self.kind, options);
         if let Err(e) = side_by_side::check(store, &*transaction, sharded, &common, terms).await {
             if let Err(e) = transaction.rollback().await {
@@ -122,7 +122,7 @@ impl SetUp {
             false => self.store.join(&attempt, place.as_deref()).await?,
         };
         let old = Old::default();
-        let side_by_side = SideBySide::of(&*transaction, &*self.sharded, self.kind, old);
+        let side_by_side = SideBySide::of(&*transaction, &self.sharded, self.kind, old);
         Ok(Begun {
             transaction,
             stays: Vec::new(),

@@ -30,7 +30,7 @@ pub(crate) const ACT: &str = "saving to";
 pub(crate) struct PendingSave {
     pub(super) version: Version,
     pub(super) common_file: CommonFile,
-    pub(super) prepared: Box<dyn PreparedSave>,
+    pub(super) prepared: PreparedSave,
     pub(super) last_check: Option<LastCheck>,
     /// How staging or writing ended; `None` before that.
     pub(super) written: Option<Result<(), StrategyError>>,
@@ -88,7 +88,7 @@ impl PendingSave {
             CommonFile::State(common) => Some(common),
             CommonFile::None | CommonFile::Stored(_) => None,
         };
-        match stage_save(&mut *self.prepared, common, stager).await {
+        match stage_save(&mut self.prepared, common, stager).await {
             Ok(()) => self.clock.done(Phase::Staging),
             Err(e) => {
                 self.clock.failed(Phase::Staging, &e);

@@ -135,7 +135,7 @@ impl Save<'_> {
         comm: &Comm<'_>,
         set_up: &mut SetUp,
         transaction: &Arc<Tally>,
-    ) -> Result<Box<dyn PreparedSave>, StrategyError> {
+    ) -> Result<PreparedSave, StrategyError> {
         let options = &self.options;
         let PipelineOptions {
             dialect,

@@ -17,7 +17,6 @@ use reshard_model::{
 use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
-    save_with_objects,
 };
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ const MOST_NOTES: usize = 64 << 10;
 /// The format and the place of a save.
 pub(crate) struct Target {
     registry: Registry,
-    sharded: Arc<dyn SaveShardedStrategy>,
+    sharded: SaveShardedStrategy,
     /// Other settings are checked before it has to be open.
     pub(super) store: Result<Arc<dyn Store>, StorageError>,
 }
@@ -37,7 +36,7 @@ pub(super) struct SetUp {
     /// What kind of place it is.
     pub(super) kind: PlaceKind,
     pub(super) registry: Registry,
-    pub(super) sharded: Arc<dyn SaveShardedStrategy>,
+    pub(super) sharded: SaveShardedStrategy,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
@@ -138,7 +137,7 @@ impl Save<'_> {
     pub(super) fn set_up(&self, target: Target) -> Result<SetUp, StrategyError> {
         let Target {
             registry,
-            sharded,
+            mut sharded,
             store,
         } = target;
         let can = sharded.capabilities();
@@ -166,12 +165,13 @@ impl Save<'_> {
                 what,
             });
         }
+        sharded.permits(&self.options.pipeline)?;
         let (store, kind) = place(store?, &can, &sharded.key())?;
         self.check_notes(kind, &sharded.key())?;
         // Only Megatron's dialect has a common strategy.
-        let of_dialect =
-            (self.options.pipeline.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
-        let sharded = save_with_objects(sharded, of_dialect);
+        if self.options.pipeline.dialect == Dialect::Megatron {
+            sharded.common = Some(Arc::clone(&common));
+        }
         let mut parts = if self.statefuls.is_empty() {
             split_ref(
                 self.state,

@@ -4,11 +4,11 @@
 
 use reshard::{
     BackendVersion, Dialect, StateDict, Tensor, blocking,
-    comm::Comm,
-    model::{Data, FlatStateDict},
+    plan::SavePlan,
     storage::Name,
     strategy::{
-        PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
+        FileLayout, FinishCx, Records, Resolve, Result, SaveCx, SaveFormat, SaveShardedConfig,
+        SaveShardedStrategy, StorageWriter, WriterHooks,
     },
     torch_dist::TorchDistConfig,
 };
@@ -99,52 +99,38 @@ struct WithoutRecord;
 
 #[typetag::serde]
 impl SaveShardedConfig for WithoutRecord {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        Ok(Arc::new(Unrecorded(TorchDistConfig::new().build()?)))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(Self))
+    }
+}
+
+impl SaveFormat for WithoutRecord {
+    fn key(&self) -> BackendVersion {
+        TorchDistConfig::new().key()
+    }
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(Unrecorded(TorchDistConfig::new().writer(cx)?)))
     }
 }
 
 #[derive(Debug)]
-struct Unrecorded(Arc<dyn SaveShardedStrategy>);
+struct Unrecorded(Arc<dyn StorageWriter>);
 
-#[async_trait::async_trait]
-impl SaveShardedStrategy for Unrecorded {
+impl WriterHooks for Unrecorded {}
+
+impl StorageWriter for Unrecorded {
     fn key(&self) -> BackendVersion {
         self.0.key()
     }
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        Ok(Box::new(UnrecordedSave(self.0.prepare(state, cx).await?)))
+    fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        self.0.layout(rank, plan, resolve)
     }
-}
-
-struct UnrecordedSave(Box<dyn PreparedSave>);
-
-#[async_trait::async_trait]
-impl PreparedSave for UnrecordedSave {
-    fn take_data(&mut self) -> Result<Vec<Data>> {
-        self.0.take_data()
-    }
-    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
-        self.0.put_data(copies)
-    }
-    fn give_up(&mut self, why: &StrategyError) {
-        self.0.give_up(why);
-    }
-    async fn write(&mut self) -> Result<()> {
-        self.0.write().await
-    }
-    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
-        let mut saved = self.0.finish(written, comm).await?;
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        let mut records = self.0.finish(cx)?;
         let extra = (Name::new("another")?, b"metadata".as_slice().into());
-        saved
-            .records
-            .files
-            .extend(saved.records.commit.take().into_iter().chain([extra]));
-        Ok(saved)
+        let commit = records.commit.take();
+        records.files.extend(commit.into_iter().chain([extra]));
+        Ok(records)
     }
 }
 

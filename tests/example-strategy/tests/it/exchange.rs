@@ -7,7 +7,7 @@
 
 use futures::executor::block_on;
 use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
-use reshard_example::{ExampleFormat, ExampleWriter};
+use reshard_example::{ExampleConfig, ExampleFormat};
 use reshard_model::{FlatStateDict, Path, Payload, Sharded, ShardedObject, Value};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PlanError,
@@ -15,7 +15,7 @@ use reshard_plan::{
 };
 use reshard_storage::{CountingStore, IfExists, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, Planned, PlannedLoad,
+    LoadCx, LoadShardedStrategy, OpenCx, PlannedLoad, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -95,7 +95,7 @@ fn an_object_that_several_ranks_want_is_read_once() {
         .iter()
         .map(|(name, value)| object(name, Payload::Value(Value::Int(*value))));
     let rank = Rank {
-        strategy: Arc::new(Planned::new(ExampleWriter)) as _,
+        strategy: Arc::new(SaveShardedStrategy::new(ExampleConfig::default())),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: values.collect(),
     };

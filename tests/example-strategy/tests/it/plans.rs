@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_example::{ExampleFormat, ExampleWriter};
+use reshard_example::{ExampleConfig, ExampleFormat, ExampleWriter};
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Payload, Sharded};
 use reshard_plan::{
     ChunkId, DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata,
@@ -11,8 +11,8 @@ use reshard_plan::{
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
     BackendVersion, CheckedItems, FileLayout, FinishCx, FormatInfo, LoadShardedStrategy, OpenCx,
-    OpenFormat, Planned, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records,
-    Resolve, Result, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic,
+    OpenFormat, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
+    SaveCx, SaveFormat, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic,
     VerifyReport, WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
@@ -67,6 +67,16 @@ impl WriterHooks for Talks {
             .iter_mut()
             .for_each(|p| p.storage_data = answer(&p.storage_data));
         Ok(plans)
+    }
+}
+
+impl SaveFormat for Talks {
+    fn key(&self) -> BackendVersion {
+        ExampleWriter.key()
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(Self::default()))
     }
 }
 
@@ -197,7 +207,7 @@ impl LoadPlanner for Notes {
 fn formats_and_planners_find_in_a_plan_what_they_put_there() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let ranks = (0..RANKS).map(|r| Rank {
-        strategy: Arc::new(Planned::new(Talks::default())) as Arc<dyn SaveShardedStrategy>,
+        strategy: Arc::new(SaveShardedStrategy::new(Talks::default())),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, RANKS, true),
     });
@@ -234,7 +244,7 @@ impl LoadPlanner for Wrong {
 fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_comes_back() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let rank = Rank {
-        strategy: Arc::new(Planned::new(ExampleWriter)) as Arc<dyn SaveShardedStrategy>,
+        strategy: Arc::new(SaveShardedStrategy::new(ExampleConfig::default())),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, 0, 1, true),
     };

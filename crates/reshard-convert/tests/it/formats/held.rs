@@ -1,14 +1,13 @@
 //! A format that has no place for much.
 
 use crate::formats::states::{cases, contents, leaves, save};
-use async_trait::async_trait;
 use futures::executor::block_on;
 use reshard::{
     BackendVersion, Checkpoint, DType, Dialect, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking,
-    model::FlatStateDict,
     strategy::{
-        Capabilities, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy,
+        Capabilities, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
+        StorageWriter,
     },
     torch_dist::TorchDistConfig,
 };
@@ -23,24 +22,16 @@ struct Narrow {
     items: bool,
 }
 
-#[derive(Debug)]
-struct NarrowSave {
-    base: Arc<dyn SaveShardedStrategy>,
-    items: bool,
-}
-
 #[typetag::serde(name = "narrow")]
 impl SaveShardedConfig for Narrow {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
-        let (base, items) = (TorchDistConfig::new().build()?, self.items);
-        Ok(Arc::new(NarrowSave { base, items }))
+    fn build(&self) -> Result<SaveShardedStrategy> {
+        Ok(SaveShardedStrategy::new(self.clone()))
     }
 }
 
-#[async_trait]
-impl SaveShardedStrategy for NarrowSave {
+impl SaveFormat for Narrow {
     fn key(&self) -> BackendVersion {
-        self.base.key()
+        TorchDistConfig::new().key()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -51,12 +42,8 @@ impl SaveShardedStrategy for NarrowSave {
         }
     }
 
-    async fn prepare(
-        &self,
-        state: FlatStateDict,
-        cx: &SaveCx<'_>,
-    ) -> Result<Box<dyn PreparedSave>> {
-        self.base.prepare(state, cx).await
+    fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        TorchDistConfig::new().writer(cx)
     }
 }
 

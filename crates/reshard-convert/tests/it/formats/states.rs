@@ -7,7 +7,7 @@ use reshard::{
     model::Leaf,
     strategy::{Capabilities, Make, SaveShardedStrategy},
 };
-use std::{collections::BTreeMap, future::IntoFuture, sync::Arc};
+use std::{collections::BTreeMap, future::IntoFuture};
 
 /// A state, and the dialect in which it is saved if the format has it.
 pub(crate) struct Case {
@@ -196,7 +196,7 @@ pub(crate) fn formats() -> Vec<BackendVersion> {
     saves.filter(|f| registry.load_sharded(f).is_ok()).collect()
 }
 
-pub(crate) fn strategy(format: &BackendVersion) -> Arc<dyn SaveShardedStrategy> {
+pub(crate) fn strategy(format: &BackendVersion) -> SaveShardedStrategy {
     let registry = Registry::linked().unwrap();
     registry.save_sharded(format).unwrap().build().unwrap()
 }

@@ -12,7 +12,7 @@ mod work;
 
 use super::{resolve::Source, written::Target};
 use crate::{
-    Result, StorageWriter, WriteResult,
+    Result, WriteResult,
     pipeline::exchange::{self, Apart, Outgoing, Stopped, Streams, Table},
 };
 use async_trait::async_trait;
@@ -24,10 +24,10 @@ use std::sync::Arc;
 
 /// Writes the files of a plan, and meanwhile gives to other ranks what they write. Returns whether the files were laid out, and where the
 /// items lie.
-pub(super) async fn exchange<W: StorageWriter>(
+pub(super) async fn exchange(
     peers: &Apart,
     plan: Arc<SavePlan>,
-    source: Source<W>,
+    source: Source,
     rank: u32,
     target: Target,
 ) -> (bool, Result<Vec<WriteResult>, Stopped>) {
@@ -67,14 +67,14 @@ impl Drop for Ends {
 }
 
 /// What this rank takes from others, and what it gives to them.
-struct Writes<W> {
+struct Writes {
     feed: Arc<Feed>,
-    giver: Giver<W>,
+    giver: Giver,
     table: Arc<Table>,
 }
 
 #[async_trait]
-impl<W: StorageWriter> Streams for Writes<W> {
+impl Streams for Writes {
     async fn send(&mut self) -> Result<Outgoing> {
         // A rank has nothing to say until its files need bytes, or are written.
         self.feed.ready().await;

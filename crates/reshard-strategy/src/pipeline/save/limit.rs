@@ -42,9 +42,9 @@ impl SizeLimit {
     ///
     /// # Errors
     /// The first file that is too long, with its length.
-    pub(super) fn check<W: StorageWriter>(
+    pub(super) fn check(
         self,
-        writer: &W,
+        writer: &dyn StorageWriter,
         plan: &SavePlan,
         layout: &FileLayout,
     ) -> Result<()> {
@@ -85,8 +85,8 @@ impl SizeLimit {
 }
 
 /// The items of each file, by its number. Items without an extent of their own are in the extent of the item before them.
-fn contents<'p, W: StorageWriter>(
-    writer: &W,
+fn contents<'p>(
+    writer: &dyn StorageWriter,
     plan: &'p SavePlan,
     layout: &FileLayout,
 ) -> Result<BTreeMap<u32, Contents<'p>>> {

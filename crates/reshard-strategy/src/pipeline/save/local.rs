@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
 /// This rank, after its set-up.
-pub(super) struct Local<'a, W> {
-    pub(super) writer: &'a W,
+pub(super) struct Local<'a> {
+    pub(super) writer: &'a dyn StorageWriter,
     pub(super) state: &'a FlatStateDict,
     pub(super) cx: &'a SaveCx<'a>,
     pub(super) policy: Option<&'a dyn ShardingPolicy>,
@@ -26,7 +26,7 @@ pub(super) struct Local<'a, W> {
     pub(super) structure: Option<Vec<u8>>,
 }
 
-impl<W: StorageWriter> Local<'_, W> {
+impl Local<'_> {
     /// What was decided for this structure in the last save, and the digest of the structures of all ranks.
     pub(super) fn known(&self) -> Option<(Digest, Arc<Decided>)> {
         let kept = self.cx.kept_plan.as_deref()?;

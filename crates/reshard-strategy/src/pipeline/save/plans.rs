@@ -15,8 +15,8 @@ use reshard_plan::{
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
 
 /// Makes DCP's calls after these, up to the gather of the plans, in DCP's order.
-pub(super) fn local_plan<W: StorageWriter>(
-    writer: &W,
+pub(super) fn local_plan(
+    writer: &dyn StorageWriter,
     state: &FlatStateDict,
     storage_meta: Option<&Value>,
     cx: &SaveCx<'_>,
@@ -46,8 +46,8 @@ pub(super) struct Global {
 }
 
 /// Decides what each rank writes, from the offers of all ranks, or of the one rank of a rank-local save.
-pub(super) fn global_plan<W: StorageWriter>(
-    writer: &W,
+pub(super) fn global_plan(
+    writer: &dyn StorageWriter,
     offers: Vec<Offer>,
     policy: Option<&dyn ShardingPolicy>,
     cx: &SaveCx<'_>,

@@ -1,331 +1,162 @@
-//! A planned save: staging, writing and finishing it.
+//! A planned save with its branches.
 
-use super::{
-    exchange::exchange,
-    resolve::Source,
-    written::{Target, check_written, lay_out},
-};
-use crate::{
-    FileLayout, FinishCx, PipelineOptions, PreparedSave, Records, Result, SaveTotals, Saved,
-    StorageInfo, StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
-    pipeline::exchange::{Apart, Stopped},
-    staging::{put_data, take_data},
-};
-use async_trait::async_trait;
-use reshard_comm::{Cause, Comm, CommError};
-use reshard_model::{BoxError, DType, Data, Dims, FlatStateDict, Region, TensorSource};
-use reshard_plan::{Metadata, SavePlan, SavePlanner, WriteData, WriteItem, WriteKind};
-use reshard_policy::PolicyMetrics;
-use serde::{Deserialize, Serialize};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use super::branch::Branch;
+use crate::{Result, SaveTotals, Saved, StrategyError, agree, cause};
+use reshard_comm::Comm;
+use reshard_model::Data;
+use std::{fmt, sync::Arc};
 
-/// A save that is planned. It borrows nothing: another thread can write it, and finish it with the group.
-pub(super) struct Prepared<W> {
-    pub(super) writer: Arc<W>,
-    pub(super) planner: Arc<dyn SavePlanner>,
-    pub(super) target: Target,
-    pub(super) rank: u32,
-    pub(super) options: PipelineOptions,
-    pub(super) url: String,
-    /// `None` once it is written.
-    pub(super) work: Option<Work>,
-    /// The ranks with which this one exchanges items while it writes. `None` without an exchange, or once it is over.
-    pub(super) peers: Option<Apart>,
-    /// The step that was begun last.
-    pub(super) step: Step,
-    /// Where the items lie. Known once they are written.
-    pub(super) results: Vec<WriteResult>,
-    /// What this rank heard from its peers, if it stopped because a peer failed.
-    pub(super) heard: Option<CommError>,
-    pub(super) metadata: Arc<Metadata>,
-    pub(super) policy: Option<PolicyMetrics>,
+/// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing, so any thread can continue with it.
+pub struct PreparedSave {
+    /// Objects that the common strategy stores. They are written first, as in Megatron Core.
+    objects: Option<Branch>,
+    /// `None` if the objects of this rank could not be written. Ranks that wait for its tensors in an exchange learn it when they are
+    /// dropped.
+    format: Option<Branch>,
+    objects_written: bool,
+    /// Number of the data taken out that belong to `objects`.
+    of_objects: usize,
 }
 
-/// The local steps of a save.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Staging,
-    Layout,
-    Write,
-}
-
-impl Step {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Staging => "stage",
-            Self::Layout => "layout",
-            Self::Write => "write",
-        }
+impl fmt::Debug for PreparedSave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedSave").finish_non_exhaustive()
     }
 }
 
-/// What a rank hands in when it is done.
-#[derive(Serialize, Deserialize)]
-enum Part {
-    Written(Vec<WriteResult>),
-    /// It stopped because its peers did, or can't be heard any more. The rank that has failed hands in why.
-    Stopped(Cause),
+fn dropped() -> StrategyError {
+    StrategyError::Internal("tensors are written where objects were not".into())
 }
 
-impl Part {
-    /// Fails if a rank has stopped and no rank says why.
-    fn results(self) -> Result<Vec<WriteResult>, Cause> {
-        match self {
-            Self::Written(results) => Ok(results),
-            Self::Stopped(cause) => Err(cause),
-        }
-    }
-}
-
-/// What this rank writes.
-pub(super) struct Work {
-    pub(super) plan: Arc<SavePlan>,
-    pub(super) state: FlatStateDict,
-}
-
-impl Work {
-    /// The leaves that tensors come from, also those that this rank gives to others.
-    fn wanted(&self) -> BTreeSet<u32> {
-        let given = self.plan.exchange.gives.iter().map(|give| &give.item);
-        let items = self.plan.items.iter().chain(given);
-        let tensors = items.filter(|i| i.tensor().is_some());
-        tensors.map(|i| i.source).collect()
-    }
-}
-
-impl<W: StorageWriter> Prepared<W> {
-    /// The cause for the other ranks if a local step failed. They learn it in the step `write`, whichever step it was.
-    fn told(&self, e: &StrategyError) -> Cause {
-        let cause = cause(e);
-        match self.step {
-            Step::Write => cause,
-            step => Cause {
-                message: format!("in `{}`: {}", step.name(), cause.message),
-                ..cause
-            },
-        }
-    }
-}
-
-#[async_trait]
-impl<W: StorageWriter> PreparedSave for Prepared<W> {
-    fn take_data(&mut self) -> Result<Vec<Data>> {
-        self.step = Step::Staging;
-        let work = self.work.as_mut().ok_or_else(written_already)?;
-        let wanted = work.wanted();
-        Ok(take_data(&mut work.state, &wanted))
-    }
-
-    fn put_data(&mut self, copies: Vec<Data>) -> Result<()> {
-        let work = self.work.as_mut().ok_or_else(written_already)?;
-        let wanted = work.wanted();
-        put_data(&mut work.state, &wanted, copies)?;
-        // What fails from here on, fails in writing.
-        self.step = Step::Write;
-        Ok(())
-    }
-
-    fn give_up(&mut self, why: &StrategyError) {
-        self.work = None;
-        if let Some(peers) = self.peers.take() {
-            peers.give_up(self.told(why));
+impl PreparedSave {
+    pub(crate) fn new(format: Branch) -> Self {
+        Self {
+            objects: None,
+            format: Some(format),
+            objects_written: false,
+            of_objects: 0,
         }
     }
 
-    async fn write(&mut self) -> Result<()> {
-        self.step = Step::Layout;
-        let Work { plan, state } = self.work.take().ok_or_else(written_already)?;
-        let source = Source::new(Arc::clone(&self.writer), Arc::clone(&self.planner), state);
-        let Some(peers) = self.peers.take() else {
-            let resolve = |item: &WriteItem| match item.taken() {
-                // Without an exchange group only a dry run has items of other ranks.
-                Some(_) => stand_in(&*self.writer, item),
-                None => source.resolve(item),
-            };
-            let FileLayout {
-                files,
-                items,
-                copied,
-            } = lay_out(
-                &*self.writer,
-                (self.rank, self.target.limit),
-                &plan,
-                &resolve,
-            )?;
-            self.step = Step::Write;
-            let written = self.target.write(files).await?;
-            self.results = FileLayout::results(items, copied, &written)?;
-            return Ok(());
+    /// Adds the branch of objects that the common strategy stores.
+    pub(crate) fn with_objects(self, objects: Option<Branch>) -> Self {
+        Self { objects, ..self }
+    }
+
+    fn format(&mut self) -> Result<&mut Branch> {
+        self.format.as_mut().ok_or_else(dropped)
+    }
+
+    /// Takes out the data that this rank writes, in an order of its own, and drops all others. [`stage_save`](crate::stage_save) has them
+    /// copied. When the copies are [put back](Self::put_data), the save holds nothing of the caller's. If the caller waits for the end of
+    /// the save, no copies are needed.
+    ///
+    /// Data that a planner brings from outside the state are not among them.
+    ///
+    /// # Errors
+    /// It is written already.
+    pub fn take_data(&mut self) -> Result<Vec<Data>> {
+        let mut data = match &mut self.objects {
+            Some(objects) => objects.take_data()?,
+            None => Vec::new(),
         };
-        let (laid_out, exchanged) =
-            exchange(&peers, plan, source, self.rank, self.target.clone()).await;
-        if laid_out {
-            self.step = Step::Write;
+        self.of_objects = data.len();
+        data.append(&mut self.format()?.take_data()?);
+        Ok(data)
+    }
+
+    /// Puts copies where [`take_data`](Self::take_data) has taken the originals, in the same order.
+    ///
+    /// # Errors
+    /// Another number of them.
+    pub fn put_data(&mut self, mut copies: Vec<Data>) -> Result<()> {
+        let of_format = copies.split_off(self.of_objects.min(copies.len()));
+        if let Some(objects) = &mut self.objects {
+            objects.put_data(copies)?;
         }
-        match exchanged {
-            Ok(results) => self.results = results,
-            // A rank that stopped because a peer failed has no cause of its own to report.
-            Err(stopped) => {
-                if let Stopped::There(e) | Stopped::Lost(e) = &stopped {
-                    self.heard = Some(e.clone());
-                }
-                peers.done();
-                return Err(stopped.into_error());
+        self.format()?.put_data(of_format)
+    }
+
+    /// This rank will not write. Lets go of all data, and sends the reason to the ranks that wait for this one in an exchange. Afterwards
+    /// call [`finish`](Self::finish) with the reason.
+    pub fn give_up(&mut self, why: &StrategyError) {
+        for branch in self.objects.iter_mut().chain(&mut self.format) {
+            branch.give_up(why);
+        }
+    }
+
+    /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives, except those of an
+    /// exchange of items between ranks, in a group that [`prepare`](crate::SaveShardedStrategy::prepare) has split off. If this rank does
+    /// not call it, [give up](Self::give_up) or drop this: then the ranks that wait for it in the exchange learn it.
+    ///
+    /// # Errors
+    /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).
+    pub async fn write(&mut self) -> Result<()> {
+        if let Some(objects) = &mut self.objects {
+            let written = objects.write().await;
+            if written.is_err() {
+                self.format = None;
             }
+            written?;
+            self.objects_written = true;
         }
-        peers.done();
-        Ok(())
+        self.format()?.write().await
     }
 
-    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
-        let mut me = *self;
-        let results = std::mem::take(&mut me.results);
-        if let Err(e) = &written {
-            me.give_up(e);
-        }
-        if me.options.rank_local {
-            return me.finish_alone(written.map(|()| results), comm).await;
-        }
-        let mut lengths = Vec::new();
-        // The coordinator checks all results before the format makes its records of them. It keeps records and totals in
-        // `saved`; the other ranks only get the sums.
-        let mut saved = Saved {
-            items: results.len() as u64,
-            ..Saved::default()
+    /// Takes the outcome of [`write`](Self::write), so that the other ranks learn of a failure. Makes the format record, but commits
+    /// nothing: `reshard::save` commits.
+    ///
+    /// # Collective
+    /// Every rank calls it, even after a failed write. If one rank failed, all ranks get an error that names it and the step in which it
+    /// failed.
+    ///
+    /// # Errors
+    /// The failures of all ranks.
+    pub async fn finish(mut self, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+        let Some(objects) = self.objects.take() else {
+            let format = self.format.ok_or_else(dropped)?;
+            return format.finish(written, comm).await;
         };
-        let (writer, metadata, url) = (&me.writer, &me.metadata, &*me.url);
-        let PipelineOptions {
-            dialect, dry_run, ..
-        } = me.options;
-        let part = match (&written, &me.heard) {
-            (Ok(()), _) => Ok(Part::Written(results)),
-            (Err(_), Some(heard)) => Ok(Part::Stopped(heard.to_cause())),
-            (Err(e), None) => Err(me.told(e)),
-        };
-        let totals = comm.all_reduce("write", part, |parts: Vec<Part>| {
-            let results = parts
-                .into_iter()
-                .map(Part::results)
-                .collect::<Result<Vec<_>, Cause>>()?;
-            check_written(metadata, &results)?;
-            let cx = FinishCx::new(url, dialect, metadata, &results);
-            // Records contain checksums and lengths of data that a dry run does not read.
-            if !dry_run {
-                saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
-            }
-            saved.ranks = results.iter().map(|p| totals(p)).collect();
-            lengths = file_lengths(results.iter().flatten());
-            Ok(SaveTotals::of(&saved.ranks))
-        });
-        saved.totals = totals.await.map_err(|e| agree::theirs(comm, e, written))?;
-        if comm.is_coordinator() {
-            saved.metadata = Some(me.metadata);
-            let policy = me.policy.or_else(|| saved.records.policy.take());
-            let policy = policy.or_else(|| me.writer.policy_metrics());
-            saved.policy = policy.map(|metrics| metrics.of_files(&lengths));
+        // A failure belongs to the objects unless these are written. If one rank could not write its objects, no rank continues.
+        if !self.objects_written && written.is_err() {
+            self.format = None;
         }
-        Ok(saved)
-    }
-}
-
-impl<W: StorageWriter> Prepared<W> {
-    /// Finishes a rank-local save, in which each rank has a record of its own items.
-    async fn finish_alone(
-        self,
-        written: Result<Vec<WriteResult>>,
-        comm: &Comm<'_>,
-    ) -> Result<Saved> {
-        let records = written
-            .as_ref()
-            .map_err(|e| self.told(e))
-            .and_then(|results| {
-                let own = std::slice::from_ref(results);
-                let cx = FinishCx::new(&self.url, self.options.dialect, &self.metadata, own)
-                    .of_rank(comm.rank().0);
-                let records = match self.options.dry_run {
-                    true => Records::default(),
-                    false => self.writer.finish(&cx).map_err(|e| cause(&e))?,
-                };
-                Ok((records, totals(results)))
-            });
-        let items = written.as_ref().map_or(0, |results| results.len() as u64);
-        let lengths = file_lengths(written.iter().flatten());
-        let (records, mine) = match records {
-            Ok((records, totals)) => (records, Ok(totals)),
-            Err(cause) => (Records::default(), Err(cause)),
+        let (of_objects, of_format) = match self.objects_written {
+            true => (Ok(()), written),
+            false => (written, Ok(())),
         };
-        let mut ranks = Vec::new();
-        let summed = comm.all_reduce("write", mine, |all: Vec<Traffic>| {
-            ranks = all;
-            Ok(SaveTotals::of(&ranks))
-        });
-        let totals = summed.await.map_err(|e| agree::theirs(comm, e, written))?;
-        let metadata = Some(self.metadata);
-        Ok(Saved {
-            records,
-            metadata,
-            items,
-            ranks,
-            totals,
-            policy: self.policy.map(|metrics| metrics.of_files(&lengths)),
-        })
+        let objects = objects.finish(of_objects, comm).await?;
+        let format = self.format.ok_or_else(dropped)?;
+        let saved = format.finish(of_format, comm).await?;
+        both(saved, objects, comm).await
     }
 }
 
-/// What a dry run lays out in place of an item that another rank would give.
-fn stand_in<W: StorageWriter>(writer: &W, item: &WriteItem) -> Result<WriteData> {
-    Ok(match &item.kind {
-        WriteKind::Tensor(t) => WriteData::Tensor(Data::Lazy(Arc::new(Zeros {
-            dtype: t.dtype,
-            shape: t.region.lengths.clone(),
-        }))),
-        &WriteKind::Object { bytes_hint } => WriteData::Object(writer.blank_object(bytes_hint)?),
-    })
-}
-
-/// The elements of a tensor of another rank in a dry run.
-struct Zeros {
-    dtype: DType,
-    shape: Dims,
-}
-
-impl TensorSource for Zeros {
-    fn dtype(&self) -> DType {
-        self.dtype
+/// The result of both branches. Only the coordinator has the figures of all ranks.
+async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved> {
+    let merged = match (&saved.metadata, &objects.metadata) {
+        (Some(tensors), Some(objects)) => tensors
+            .with_objects(objects.objects().map(|(_, key)| key))
+            .map(Some),
+        _ => Ok(None),
+    };
+    let merged = merged.map_err(StrategyError::from);
+    for (rank, objects) in saved.ranks.iter_mut().zip(&objects.ranks) {
+        *rank += *objects;
     }
-
-    fn shape(&self) -> Dims {
-        self.shape.clone()
+    saved.items += objects.items;
+    let ranks = &saved.ranks;
+    let told = merged.as_ref().map(|_| ()).map_err(cause);
+    let totals = comm
+        .all_reduce("write", told, |_: Vec<()>| Ok(SaveTotals::of(ranks)))
+        .await;
+    match (totals, merged) {
+        (Ok(totals), Ok(merged)) => {
+            saved.totals = totals;
+            saved.metadata = merged.map(Arc::new);
+            Ok(saved)
+        }
+        (Ok(_), Err(own)) => Err(own),
+        (Err(e), merged) => Err(agree::theirs(comm, e, merged)),
     }
-
-    fn read(&self, _: &Region, out: &mut [u8]) -> std::result::Result<(), BoxError> {
-        out.fill(0);
-        Ok(())
-    }
-}
-
-fn written_already() -> StrategyError {
-    StrategyError::Internal(
-        "a prepared save can be written only once, and staged only before that".into(),
-    )
-}
-
-/// The lengths of files, by the ends of the items in them.
-fn file_lengths<'r>(results: impl Iterator<Item = &'r WriteResult>) -> Vec<u64> {
-    let mut files: BTreeMap<&str, u64> = BTreeMap::new();
-    for part in results.flat_map(|result| &result.parts) {
-        let end = files.entry(part.file.as_str()).or_default();
-        *end = part.range.end.max(*end);
-    }
-    files.into_values().collect()
-}
-
-fn totals(results: &[WriteResult]) -> Traffic {
-    let parts = || results.iter().flat_map(|p| &p.parts);
-    let files: BTreeSet<&str> = parts().map(|p| p.file.as_str()).collect();
-    let bytes = parts().map(StorageInfo::length).sum();
-    Traffic::written(results.len() as u64, bytes, files.len() as u64)
 }

@@ -9,15 +9,19 @@ use reshard_plan::{SavePlanner, WriteData, WriteItem, WriteKind};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The state of this rank, in which the data of planned items are found.
-pub(super) struct Source<W> {
-    pub(super) writer: Arc<W>,
+pub(super) struct Source {
+    pub(super) writer: Arc<dyn StorageWriter>,
     planner: Arc<dyn SavePlanner>,
     state: FlatStateDict,
     cells: Cells,
 }
 
-impl<W: StorageWriter> Source<W> {
-    pub(super) fn new(writer: Arc<W>, planner: Arc<dyn SavePlanner>, state: FlatStateDict) -> Self {
+impl Source {
+    pub(super) fn new(
+        writer: Arc<dyn StorageWriter>,
+        planner: Arc<dyn SavePlanner>,
+        state: FlatStateDict,
+    ) -> Self {
         Self {
             writer,
             planner,
@@ -55,8 +59,8 @@ impl<W: StorageWriter> Source<W> {
 }
 
 /// The data of an item in a state.
-fn resolve<W: StorageWriter>(
-    writer: &W,
+fn resolve(
+    writer: &dyn StorageWriter,
     planner: &dyn SavePlanner,
     (state, cells): (&FlatStateDict, &Cells),
     item: &WriteItem,
@@ -75,8 +79,8 @@ fn resolve<W: StorageWriter>(
 }
 
 /// Replaces the estimated lengths of objects by those of their encodings, one object after the other, so that a policy counts them.
-pub(super) fn measure_objects<W: StorageWriter>(
-    writer: &W,
+pub(super) fn measure_objects(
+    writer: &dyn StorageWriter,
     planner: &dyn SavePlanner,
     state: &FlatStateDict,
     items: &mut [WriteItem],
@@ -96,8 +100,8 @@ pub(super) fn measure_objects<W: StorageWriter>(
 }
 
 /// The lengths of all encoded objects of a state, as its leaves have them.
-pub(super) fn object_lengths<W: StorageWriter>(
-    writer: &W,
+pub(super) fn object_lengths(
+    writer: &dyn StorageWriter,
     state: &FlatStateDict,
 ) -> Result<Vec<u64>> {
     let Some(codec) = writer.codec() else {
@@ -116,7 +120,7 @@ pub(super) fn object_lengths<W: StorageWriter>(
 }
 
 /// The codec by which objects go to other ranks.
-pub(super) fn codec<W: StorageWriter>(writer: &W) -> Result<Arc<dyn ObjectCodec>> {
+pub(super) fn codec(writer: &dyn StorageWriter) -> Result<Arc<dyn ObjectCodec>> {
     writer.codec().ok_or_else(|| StrategyError::Unsupported {
         strategy: writer.key().to_string(),
         what: "bringing objects to another rank".into(),

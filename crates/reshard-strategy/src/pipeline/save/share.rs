@@ -50,16 +50,14 @@ enum Answer {
 
 /// Decides what each rank writes. In a rank-local save each rank does this from its own offer; the ranks only agree that all of them
 /// succeeded.
-pub(super) async fn share<W: StorageWriter>(
-    local: Result<Local<'_, W>>,
-    policy: Option<&dyn ShardingPolicy>,
-    writer: &W,
-    cx: &SaveCx<'_>,
-) -> Result<Shared> {
+pub(super) async fn share(local: Result<Local<'_>>, cx: &SaveCx<'_>) -> Result<Shared> {
     let kept = cx.kept_plan.as_deref();
+    let asks = local
+        .as_ref()
+        .ok()
+        .map(|local| (local.writer, local.policy));
     let of = Of {
-        writer,
-        policy,
+        asks,
         cx,
         global: None,
     };
@@ -70,15 +68,15 @@ pub(super) async fn share<W: StorageWriter>(
 }
 
 /// What the global plan is made with, and what of it only the coordinator needs.
-struct Of<'a, W> {
-    writer: &'a W,
-    policy: Option<&'a dyn ShardingPolicy>,
+struct Of<'a> {
+    /// The format and the policy. `None` on a rank that has failed, which decides nothing.
+    asks: Option<(&'a dyn StorageWriter, Option<&'a dyn ShardingPolicy>)>,
     cx: &'a SaveCx<'a>,
     global: Option<(Metadata, Option<PolicyMetrics>)>,
 }
 
-impl<W: StorageWriter> Of<'_, W> {
-    fn alone(&self, mut local: Local<'_, W>) -> Result<Shared> {
+impl Of<'_> {
+    fn alone(&self, mut local: Local<'_>) -> Result<Shared> {
         if let Some((_, decided)) = local.known() {
             return Ok(Shared::Known(decided));
         }
@@ -90,7 +88,7 @@ impl<W: StorageWriter> Of<'_, W> {
             mut shares,
             metadata,
             policy,
-        } = global_plan(self.writer, vec![offer], self.policy, self.cx)?;
+        } = self.global_plan(vec![offer])?;
         let none = || StrategyError::Internal("a rank-local save has no plan".into());
         Ok(Shared::New {
             share: Box::new(shares.pop().ok_or_else(none)?),
@@ -102,7 +100,7 @@ impl<W: StorageWriter> Of<'_, W> {
 
     async fn together(
         mut self,
-        local: Result<Local<'_, W>>,
+        local: Result<Local<'_>>,
         kept: Option<&KeptPlan>,
     ) -> Result<Shared> {
         let comm = &self.cx.comm;
@@ -162,6 +160,12 @@ impl<W: StorageWriter> Of<'_, W> {
         })
     }
 
+    fn global_plan(&self, offers: Vec<Offer>) -> Result<Global> {
+        let lost = || StrategyError::Internal("a rank without a plan decides for all".into());
+        let (writer, policy) = self.asks.ok_or_else(lost)?;
+        global_plan(writer, offers, policy, self.cx)
+    }
+
     fn declarations(&self) -> Option<&KeptDeclarations> {
         self.cx.kept_plan.as_deref().map(|kept| &kept.declarations)
     }
@@ -174,7 +178,7 @@ impl<W: StorageWriter> Of<'_, W> {
             shares,
             metadata,
             policy,
-        } = global_plan(self.writer, offers, self.policy, self.cx)?;
+        } = self.global_plan(offers)?;
         self.global = Some((metadata, policy));
         let answer = |share| Answer::Share {
             share: Box::new(share),

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 /// All on which the plan of this rank depends, but the data of leaves. `None` if that is not known.
 ///
 /// It holds for this process only. Types are told apart by their ids.
-pub(super) fn structure<W: StorageWriter>(
-    writer: &W,
+pub(super) fn structure(
+    writer: &dyn StorageWriter,
     Asked {
         policy,
         limit,

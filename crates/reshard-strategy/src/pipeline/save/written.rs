@@ -44,8 +44,8 @@ impl Target {
 }
 
 /// Decides which files this rank writes. Their bytes are pulled later. A file that exceeds the limit fails here, before any is written.
-pub(super) fn lay_out<W: StorageWriter>(
-    writer: &W,
+pub(super) fn lay_out(
+    writer: &dyn StorageWriter,
     (rank, limit): (u32, Option<SizeLimit>),
     plan: &SavePlan,
     resolve: &Resolve<'_>,

@@ -5,7 +5,7 @@ use super::{
     wire::{Ask, HEAD, Piece, Stream},
 };
 use crate::{
-    Blocks, Result, StorageWriter, StrategyError,
+    Blocks, Result, StrategyError,
     pipeline::exchange::{Table, not_a_peer},
 };
 use bytes::Bytes;
@@ -14,8 +14,8 @@ use reshard_storage::StorageError;
 use std::sync::Arc;
 
 /// What this rank gives to each peer.
-pub(super) struct Giver<W> {
-    source: Arc<Source<W>>,
+pub(super) struct Giver {
+    source: Arc<Source>,
     peers: Vec<Peer>,
     /// The most bytes that go to one peer in a round.
     quota: u64,
@@ -42,8 +42,8 @@ enum State {
     Sent,
 }
 
-impl<W: StorageWriter> Giver<W> {
-    pub(super) fn new(plan: &SavePlan, source: Arc<Source<W>>, table: &Table) -> Result<Self> {
+impl Giver {
+    pub(super) fn new(plan: &SavePlan, source: Arc<Source>, table: &Table) -> Result<Self> {
         let mut peers: Vec<Peer> = Vec::new();
         peers.resize_with(table.len(), Peer::default);
         for give in &plan.exchange.gives {
@@ -82,7 +82,7 @@ impl<W: StorageWriter> Giver<W> {
 }
 
 impl Peer {
-    fn round<W: StorageWriter>(&mut self, source: &Source<W>, quota: u64) -> Result<Vec<Bytes>> {
+    fn round(&mut self, source: &Source, quota: u64) -> Result<Vec<Bytes>> {
         let Ask { credit, items } = std::mem::take(&mut self.ask);
         let mut left = credit.min(quota);
         let mut out = Vec::new();
@@ -112,11 +112,7 @@ impl Peer {
 
 impl Given {
     /// The next bytes, at most so many, and whether they are the last ones. `None` if all are sent.
-    fn next<W: StorageWriter>(
-        &mut self,
-        most: u64,
-        source: &Source<W>,
-    ) -> Result<Option<(bool, Bytes)>> {
+    fn next(&mut self, most: u64, source: &Source) -> Result<Option<(bool, Bytes)>> {
         if let State::Waits = self.state {
             self.state = State::Open(source.blocks(&self.item)?, Bytes::new());
         }

@@ -7,7 +7,7 @@ use super::{
     },
     feed::Feed,
 };
-use crate::{FileLayout, Result, StorageWriter, StrategyError, WriteResult};
+use crate::{FileLayout, Result, StrategyError, WriteResult};
 use reshard_comm::Cause;
 use reshard_model::Payload;
 use reshard_plan::{PieceId, SavePlan, WriteData, WriteItem};
@@ -21,10 +21,10 @@ use std::{
 };
 
 /// Starts the thread. It tells `feed` when it ends.
-pub(super) fn start<W: StorageWriter>(
+pub(super) fn start(
     feed: &Arc<Feed>,
     plan: &Arc<SavePlan>,
-    source: &Arc<Source<W>>,
+    source: &Arc<Source>,
     rank: u32,
     target: Target,
 ) -> Result<()> {
@@ -49,10 +49,10 @@ fn no_thread(e: io::Error) -> StrategyError {
     ))
 }
 
-fn write<W: StorageWriter>(
+fn write(
     feed: &Arc<Feed>,
     plan: &SavePlan,
-    source: &Source<W>,
+    source: &Source,
     rank: u32,
     target: &Target,
 ) -> Result<Vec<WriteResult>> {
@@ -72,12 +72,7 @@ fn write<W: StorageWriter>(
 }
 
 /// The data of an item that another rank gives. Tensors come while they are written, objects now.
-fn taken<W: StorageWriter>(
-    feed: &Arc<Feed>,
-    n: usize,
-    item: &WriteItem,
-    source: &Source<W>,
-) -> Result<WriteData> {
+fn taken(feed: &Arc<Feed>, n: usize, item: &WriteItem, source: &Source) -> Result<WriteData> {
     if let Some(t) = item.tensor() {
         return Ok(WriteData::Tensor(feed.tensor(n, t)));
     }

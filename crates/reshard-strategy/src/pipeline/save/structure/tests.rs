@@ -116,7 +116,7 @@ fn with_object(change: impl FnOnce(&mut ShardedObject)) -> FlatStateDict {
 /// The structure of a state, in a context that is changed.
 fn of_with(
     state: &FlatStateDict,
-    format: &impl StorageWriter,
+    format: &dyn StorageWriter,
     policy: Option<Arc<dyn ShardingPolicy>>,
     change: impl FnOnce(&mut SaveCx<'_>),
 ) -> Option<Vec<u8>> {
@@ -126,7 +126,7 @@ fn of_with(
 /// The same with other options.
 fn of_options(
     state: &FlatStateDict,
-    format: &impl StorageWriter,
+    format: &dyn StorageWriter,
     policy: Option<Arc<dyn ShardingPolicy>>,
     options: &PipelineOptions,
     change: impl FnOnce(&mut SaveCx<'_>),
