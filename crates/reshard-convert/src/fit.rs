@@ -106,9 +106,7 @@ impl Fit {
             dropped: Vec::new(),
             keys: BTreeSet::new(),
             can,
-            object_lists: dialect == Dialect::Megatron
-                && target.has_objects()
-                && can.object_lists(),
+            object_lists: dialect == Dialect::Megatron && target.has_objects() && can.object_lists,
             makes_common: dialect == Dialect::Megatron && source.dialect() != dialect,
         };
         let (keys, canonical) = chosen;
@@ -160,7 +158,7 @@ impl Fit {
 
     /// Whether an object that is encoded so can be given to the target as it is.
     pub(crate) fn takes_encoded(&self, codec: &str) -> bool {
-        self.can.codec() == codec
+        self.can.codec == codec
     }
 
     /// Whether a cell of an array of objects is written as a list.
@@ -170,7 +168,7 @@ impl Fit {
 
     /// Whether an object that is a dict becomes the items of that dict.
     pub(crate) fn splits_objects(&self) -> bool {
-        self.can.splits_objects()
+        self.can.splits_objects
     }
 
     /// Whether the object that gets this key becomes common state.
@@ -209,7 +207,7 @@ pub(crate) fn has_dialect(target: &Target, dialect: Dialect) -> Result<()> {
     Err(ConvertError::Dialect {
         dialect,
         format: target.key(),
-        has: can.dialects(),
+        has: can.dialects,
     })
 }
 

@@ -127,7 +127,7 @@ impl Target {
 
     /// Whether one rank that has several tensors with the same elements stores these once.
     pub(crate) fn has_ties(&self) -> bool {
-        self.capabilities().has_ties() && !self.by_policy
+        self.capabilities().ties && !self.by_policy
     }
 
     /// The number of files of each rank, if its settings have one.

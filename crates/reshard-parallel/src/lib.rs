@@ -34,7 +34,6 @@
 //! });
 //! ```
 
-mod around;
 mod distribute;
 mod group;
 mod load;

@@ -1,7 +1,6 @@
 //! Loads whose replicated pieces are read by one rank of a group.
 
 use crate::{
-    around::{Around, LoadBy},
     group::Seat,
     planner::{Kept, Readers, Sharing},
 };
@@ -9,7 +8,7 @@ use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::ExchangeAlgo;
 use reshard_strategy::{
-    LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, StorageReader,
+    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, Result,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -85,47 +84,27 @@ impl FullyParallelLoad {
 
 #[typetag::serde(name = "fully_parallel")]
 impl LoadShardedConfig for FullyParallelLoad {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(Around {
-            base: self.base.build()?,
-            how: Shared {
-                group: self.group.clone(),
-                exchange: self.exchange,
-                kept: self.cache.then(|| Arc::clone(&self.kept)),
-            },
-        }))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(self.base.build()?.layer(self.clone()))
     }
 }
 
-/// Each piece is read by one rank.
-#[derive(Debug)]
-struct Shared {
-    group: Option<String>,
-    exchange: ExchangeAlgo,
-    kept: Option<Arc<Kept>>,
-}
-
 #[async_trait]
-impl LoadBy for Shared {
-    async fn load(
+impl LoadLayer for FullyParallelLoad {
+    async fn set_up(
         &self,
-        base: &dyn LoadShardedStrategy,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
+        setup: LoadSetup,
+        _: &FlatStateDict,
         cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        let seat = match Seat::find("fully_parallel", self.group.as_deref(), cx).await {
-            Ok(seat) => seat,
-            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
-        };
-        let mut cx = cx.clone();
-        cx.planner = Arc::new(Sharing {
-            base: cx.planner,
+    ) -> Result<LoadSetup> {
+        let seat = Seat::find("fully_parallel", self.group.as_deref(), cx).await?;
+        let planner = Arc::new(Sharing {
+            base: setup.planner,
             seat,
             readers: Readers::Distributed,
             algo: self.exchange,
-            kept: self.kept.clone(),
+            kept: self.cache.then(|| Arc::clone(&self.kept)),
         });
-        base.load(template, from, &cx).await
+        Ok(LoadSetup { planner, ..setup })
     }
 }

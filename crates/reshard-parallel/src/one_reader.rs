@@ -15,8 +15,8 @@ use reshard_model::{ErrorKind, FlatStateDict, Path, Sharded};
 use reshard_plan::ExchangeAlgo;
 use reshard_storage::StoreExt;
 use reshard_strategy::{
-    FormatInfo, LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx,
-    Removal, Result, StorageReader, StrategyError, cause,
+    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, OpenCx, Result,
+    StorageReader, StrategyError, cause,
 };
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
@@ -67,55 +67,39 @@ impl OneReaderLoad {
 
 #[typetag::serde(name = "one_reader")]
 impl LoadShardedConfig for OneReaderLoad {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(OneReader {
-            base: self.base.build()?,
-            bytes_in_flight: self.bytes_in_flight,
-        }))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(self.base.build()?.layer(self.clone()))
     }
-}
-
-#[derive(Debug)]
-struct OneReader {
-    base: Arc<dyn LoadShardedStrategy>,
-    bytes_in_flight: u64,
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
-impl LoadShardedStrategy for OneReader {
-    fn info(&self) -> &FormatInfo {
-        self.base.info()
-    }
-
+impl LoadLayer for OneReaderLoad {
     /// Reads nothing: which rank this is, only the load knows.
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+    async fn open(
+        &self,
+        inner: &LoadShardedStrategy,
+        cx: &OpenCx,
+    ) -> Result<Arc<dyn StorageReader>> {
         if cx.store.top().await?.is_empty() {
             return Err(StrategyError::NotACheckpoint {
                 url: cx.store.url(),
                 why: "nothing lies there".into(),
             });
         }
-        Ok(Arc::new(Unread::new(self.info().key(), cx.clone())))
+        Ok(Arc::new(Unread::new(inner.clone(), cx.clone())))
     }
 
-    async fn load(
+    async fn set_up(
         &self,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
+        setup: LoadSetup,
+        template: &FlatStateDict,
         cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
+    ) -> Result<LoadSetup> {
         let guard = cx.comm.guard("a load with one reader");
-        let prepared = self.prepare(&template, &*from, cx).await;
+        let described = describe(template, &*setup.reader, cx).await;
         guard.done();
-        let reader = match prepared {
-            Ok(reader) => reader,
-            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
-        };
-        let mut inner = cx.clone();
-        inner.exchange_memory = self.bytes_in_flight;
-        inner.planner = Arc::new(Sharing {
-            base: inner.planner,
+        let planner = Arc::new(Sharing {
+            base: setup.planner,
             seat: Seat {
                 first: cx.comm.coordinator().0,
                 number: cx.comm.rank().0,
@@ -124,55 +108,48 @@ impl LoadShardedStrategy for OneReader {
             algo: ExchangeAlgo::default(),
             kept: None,
         });
-        self.base.load(template, Arc::new(reader), &inner).await
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.base.can_handle_sharded_objects()
-    }
-
-    async fn remove_sharded_tensors(&self, _: &Arc<dyn StorageReader>, _: &str) -> Result<Removal> {
-        Err(StrategyError::Invalid(
-            "settings of a load with one reader remove nothing; give those of the format".into(),
-        ))
+        Ok(LoadSetup {
+            planner,
+            reader: Arc::new(described?),
+            exchange_memory: self.bytes_in_flight,
+            copy_ahead: setup.copy_ahead,
+            group: None,
+        })
     }
 }
 
-impl OneReader {
-    /// Opens the files on the coordinator, and sends the table of the checkpoint to all ranks.
-    async fn prepare(
-        &self,
-        template: &FlatStateDict,
-        from: &dyn StorageReader,
-        cx: &LoadCx<'_>,
-    ) -> Result<Described> {
-        let any: &dyn Any = from;
-        let lost = || StrategyError::Internal("another strategy has opened the checkpoint".into());
-        let unread = any.downcast_ref::<Unread>().ok_or_else(lost);
-        let own = match (unread, cx.comm.is_coordinator()) {
-            (Err(e), _) => Err(e),
-            (Ok(_), false) => Ok(None),
-            (Ok(unread), true) => self.base.open(unread.cx()).await.map(Some),
-        };
-        let part = match &own {
-            Ok(_) => keys(template),
-            Err(e) => Err(cause(e)),
-        };
-        let source = own.as_ref().ok().and_then(Option::as_ref);
-        let described = cx
-            .comm
-            .all_reduce("plan", part, |all: Vec<BTreeSet<String>>| {
-                let lost = || Cause::new(ErrorKind::Internal, "no checkpoint is open");
-                Description::of(&**source.ok_or_else(lost)?, all.iter().flatten())
-            });
-        let described: Result<Description, _> = described.await;
-        match (described, own) {
-            (Ok(description), Ok(source)) => Described::new(from, description, source),
-            // A rank that is alone keeps its own error, which says more.
-            (Err(_), Err(own)) if cx.comm.size() == 1 => Err(own),
-            (Err(e), _) => Err(e.into()),
-            (Ok(_), Err(own)) => Err(own),
-        }
+/// Opens the files on the coordinator, and sends the table of the checkpoint to all ranks.
+async fn describe(
+    template: &FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<Described> {
+    let any: &dyn Any = from;
+    let lost = || StrategyError::Internal("another strategy has opened the checkpoint".into());
+    let unread = any.downcast_ref::<Unread>().ok_or_else(lost);
+    let own = match (unread, cx.comm.is_coordinator()) {
+        (Err(e), _) => Err(e),
+        (Ok(_), false) => Ok(None),
+        (Ok(unread), true) => unread.open().await.map(Some),
+    };
+    let part = match &own {
+        Ok(_) => keys(template),
+        Err(e) => Err(cause(e)),
+    };
+    let source = own.as_ref().ok().and_then(Option::as_ref);
+    let described = cx
+        .comm
+        .all_reduce("plan", part, |all: Vec<BTreeSet<String>>| {
+            let lost = || Cause::new(ErrorKind::Internal, "no checkpoint is open");
+            Description::of(&**source.ok_or_else(lost)?, all.iter().flatten())
+        });
+    let described: Result<Description, _> = described.await;
+    match (described, own) {
+        (Ok(description), Ok(source)) => Described::new(from, description, source),
+        // A rank that is alone keeps its own error, which says more.
+        (Err(_), Err(own)) if cx.comm.size() == 1 => Err(own),
+        (Err(e), _) => Err(e.into()),
+        (Ok(_), Err(own)) => Err(own),
     }
 }
 

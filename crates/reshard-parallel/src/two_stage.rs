@@ -1,17 +1,15 @@
 //! Loads in which one rank of a group reads everything.
 
 use crate::{
-    around::{Around, LoadBy},
     group::Seat,
     planner::{Readers, Sharing},
 };
 use async_trait::async_trait;
-use reshard_comm::{Comm, CommError, ProcessGroup};
+use reshard_comm::ProcessGroup;
 use reshard_model::{Data, FlatStateDict, Sharded};
 use reshard_plan::ExchangeAlgo;
 use reshard_strategy::{
-    LoadCx, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, StorageReader,
-    StrategyError, agree,
+    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, Result, StrategyError,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -24,7 +22,7 @@ use std::sync::Arc;
 /// ```
 ///
 /// Leaves without data get memory. While one part is handed on, the next is read, and the one before is copied to devices.
-/// [`Loaded::exchange`] says how long each took.
+/// [`Loaded::exchange`](reshard_strategy::Loaded::exchange) says how long each took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -86,11 +84,8 @@ impl TwoStageLoad {
 
 #[typetag::serde(name = "two_stage")]
 impl LoadShardedConfig for TwoStageLoad {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(Around {
-            base: self.base.build()?,
-            how: self.clone(),
-        }))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(self.base.build()?.layer(self.clone()))
     }
 }
 
@@ -119,66 +114,28 @@ impl TwoStageLoad {
 }
 
 #[async_trait]
-impl LoadBy for TwoStageLoad {
-    async fn load(
+impl LoadLayer for TwoStageLoad {
+    async fn set_up(
         &self,
-        base: &dyn LoadShardedStrategy,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
+        setup: LoadSetup,
+        template: &FlatStateDict,
         cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        let (seat, own) = match self.prepare(cx).await {
-            Ok(prepared) => prepared,
-            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
-        };
-        let mut inner = cx.clone();
-        (inner.exchange_memory, inner.copy_ahead) = self.shares(&template, cx.copy_ahead);
-        inner.planner = Arc::new(Sharing {
-            base: inner.planner,
+    ) -> Result<LoadSetup> {
+        let (seat, group) = self.prepare(cx).await?;
+        let (exchange_memory, copy_ahead) = self.shares(template, setup.copy_ahead);
+        let planner = Arc::new(Sharing {
+            base: setup.planner,
             seat,
             readers: Readers::First,
             algo: ExchangeAlgo::Broadcast,
             kept: None,
         });
-        let Some(own) = own else {
-            return base.load(template, from, &inner).await;
-        };
-        let guard = cx.comm.guard("a load in two stages");
-        inner.comm = Comm::new(&*own)
-            .with_coordinator(cx.comm.coordinator())
-            .with_deadline(cx.comm.deadline());
-        let loaded = base.load(template, from, &inner).await;
-        // What has failed in the group of its own is told to all, unless all have heard it there.
-        let decided = match &loaded {
-            Ok(loaded) => Some(loaded.decided),
-            Err(failure) => failure.decided,
-        };
-        let (loaded, template, own, heard) = match loaded {
-            Ok(loaded) => (Some(loaded), None, Ok(()), Ok(())),
-            Err(failure) => {
-                let LoadFailure {
-                    error, template, ..
-                } = *failure;
-                let heard = matches!(error, StrategyError::Comm(CommError::Ranks { .. }));
-                match heard {
-                    true => (None, Some(template), Ok(()), Err(error)),
-                    false => (None, Some(template), Err(error), Ok(())),
-                }
-            }
-        };
-        let agreed = agree(&cx.comm, "read", own).await;
-        guard.done();
-        match (agreed.and(heard), loaded) {
-            (Ok(()), Some(loaded)) => Ok(loaded),
-            (agreed, loaded) => {
-                let lost = || StrategyError::Internal("a failure was lost".into());
-                let template = template.or(loaded.map(|loaded| loaded.state));
-                Err(Box::new(LoadFailure {
-                    error: agreed.err().unwrap_or_else(lost),
-                    template: template.unwrap_or_default(),
-                    decided,
-                }))
-            }
-        }
+        Ok(LoadSetup {
+            planner,
+            reader: setup.reader,
+            exchange_memory,
+            copy_ahead,
+            group,
+        })
     }
 }

@@ -1,11 +1,10 @@
 use crate::{NAME, open::Safetensors, settings::SafetensorsConfig};
 use reshard_model::DType;
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy, StrategyError,
+    LoadShardedConfig, LoadShardedStrategy, Make, Registration, Result, SaveShardedConfig,
+    SaveShardedStrategy, StrategyError,
 };
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 #[typetag::serde(name = "safetensors")]
 impl SaveShardedConfig for SafetensorsConfig {
@@ -62,7 +61,7 @@ impl SafetensorsLoadConfig {
 
 #[typetag::serde(name = "safetensors")]
 impl LoadShardedConfig for SafetensorsLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+    fn build(&self) -> Result<LoadShardedStrategy> {
         let dequantize = self.dequantize;
         if let Some(dtype) = dequantize
             && !(dtype.is_float() && dtype.size() > 1)
@@ -72,10 +71,10 @@ impl LoadShardedConfig for SafetensorsLoadConfig {
             );
             return Err(StrategyError::Invalid(what));
         }
-        Ok(Arc::new(PlannedLoad::new(Safetensors {
+        Ok(LoadShardedStrategy::new(Safetensors {
             dequantize,
             allow_unquantized: self.allow_unquantized,
-        })))
+        }))
     }
 }
 

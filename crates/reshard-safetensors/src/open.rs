@@ -16,7 +16,7 @@ use files::Found;
 use reshard_model::{DType, Dialect};
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
-    Detection, FormatInfo, OpenCx, OpenFormat, OwnFile, Result, StorageReader, StrategyError,
+    Detection, FormatInfo, LoadFormat, OpenCx, OwnFile, Result, StorageReader, StrategyError,
 };
 use std::sync::Arc;
 use tables::Tables;
@@ -63,7 +63,7 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl OpenFormat for Safetensors {
+impl LoadFormat for Safetensors {
     fn info(&self) -> &FormatInfo {
         &INFO
     }

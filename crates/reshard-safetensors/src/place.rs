@@ -79,14 +79,13 @@ pub(crate) fn storable(
     };
     let key = &item.key;
     let Some(t) = item.tensor() else {
-        let what = match (settings.keep_objects, file) {
-            (true, None) => return Ok(()),
-            (true, Some(_)) => "save to a folder, because objects lie beside the tensors",
-            (false, _) => "save only tensors, set `keep_objects`, or choose another format",
+        // Other settings leave objects to the common strategy.
+        return match file {
+            None => Ok(()),
+            Some(_) => Err(unsupported(format!(
+                "storing {key}, which is no tensor (save to a folder, because objects are stored beside the tensors),"
+            ))),
         };
-        return Err(unsupported(format!(
-            "storing {key}, which is no tensor ({what}),"
-        )));
     };
     if &**key == header::METADATA {
         let what = format!("the key {key}, which has a meaning of its own in the format,");

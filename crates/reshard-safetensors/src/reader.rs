@@ -198,12 +198,14 @@ impl StorageReader for SafetensorsReader {
 
     /// Objects have a place only where a save was asked to keep them.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_dtypes(|dtype| Spelled::named(dtype).is_some())
-            .with_annotations(|_, _| &[AnnotationKind::Text]);
-        match self.objects.is_empty() {
-            true => can.with_objects(|_, _| false),
-            false => can,
+        Capabilities {
+            dtypes: |dtype| Spelled::named(dtype).is_some(),
+            objects: match self.objects.is_empty() {
+                true => |_, _| false,
+                false => |_, _| true,
+            },
+            annotations: |_, _| &[AnnotationKind::Text],
+            ..Capabilities::DEFAULT
         }
     }
 

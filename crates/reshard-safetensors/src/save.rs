@@ -22,26 +22,30 @@ impl SaveFormat for SafetensorsConfig {
 
     /// In Megatron Core's dialect, which no program knows with this format, plain tensors would lie in another file.
     fn capabilities(&self) -> Capabilities {
-        let mut can = Capabilities::default()
-            .with_dialects(match self.keep_objects {
+        Capabilities {
+            dialects: match self.keep_objects {
                 true => &[Dialect::Dcp, Dialect::TensorsOnly],
                 false => &[Dialect::TensorsOnly, Dialect::Dcp],
-            })
-            .with_objects(|place, _| place == PlaceKind::Folder)
-            .with_folder(self.takes_folder())
-            .with_sharded_objects(self.keep_objects)
-            .without_rank_local("nobody could put it together")
-            .with_annotations(|_, _| &[AnnotationKind::Text]);
-        if !self.types_as_bytes {
-            can = can.with_dtypes(|dtype| Spelled::named(dtype).is_some());
+            },
+            dtypes: match self.types_as_bytes {
+                true => |_| true,
+                false => |dtype| Spelled::named(dtype).is_some(),
+            },
+            places: match self.sharded {
+                true => |_| PlaceKind::Folder,
+                false => |name| match names::is_file(name) {
+                    true => PlaceKind::File,
+                    false => PlaceKind::Folder,
+                },
+            },
+            objects: |place, _| place == PlaceKind::Folder,
+            no_sharded_objects: (!self.keep_objects)
+                .then_some("save only tensors, set `keep_objects`, or choose another format"),
+            no_rank_local: Some("nobody could put it together"),
+            takes_folder: self.takes_folder(),
+            annotations: |_, _| &[AnnotationKind::Text],
+            ..Capabilities::DEFAULT
         }
-        if !self.sharded {
-            can = can.with_places(|name| match names::is_file(name) {
-                true => PlaceKind::File,
-                false => PlaceKind::Folder,
-            });
-        }
-        can
     }
 
     fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {

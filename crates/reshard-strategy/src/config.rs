@@ -1,5 +1,5 @@
 use crate::{LoadShardedStrategy, Result, SaveShardedStrategy};
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 /// Configuration of a strategy that saves sharded leaves. It is data with a tag that is written by hand, and it can build the strategy.
 ///
@@ -22,5 +22,5 @@ pub trait LoadShardedConfig: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Values that contradict each other.
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>>;
+    fn build(&self) -> Result<LoadShardedStrategy>;
 }

@@ -1,8 +1,8 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, Result, StrategyError, Traffic,
-    VerifyReport,
+    BackendVersion, Capabilities, CheckedItems, ElementChecksum, Removal, Result, StrategyError,
+    Traffic, VerifyReport, common::unsupported,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -573,7 +573,7 @@ impl Producer {
 }
 
 /// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. The pipeline calls them in this order, after
-/// [`OpenFormat::open`](crate::OpenFormat::open) and before the first read of a tensor or object:
+/// [`LoadFormat::open`](crate::LoadFormat::open) and before the first read of a tensor or object:
 ///
 /// 1. on each rank: `reset`, the planner's `set_up`, `set_up`, the planner's `create_local_plan`, `prepare_local_plan`;
 /// 2. the plans are gathered;
@@ -746,6 +746,14 @@ pub trait StorageReader: ReaderHooks {
     /// [`VerifyReport::not_covered`]. The default is that it does not, so that the whole file is listed.
     fn covers(&self, _file: &Name) -> bool {
         false
+    }
+    /// Describes a new version of the checkpoint that lacks all tensors and objects whose key starts with `prefix`. It writes nothing:
+    /// `reshard::remove_sharded_tensors` writes and commits.
+    ///
+    /// # Errors
+    /// By default: not supported.
+    async fn without(&self, _prefix: &str) -> Result<Removal> {
+        Err(unsupported(&self.key(), "removing sharded tensors"))
     }
     /// The same, and with `full` all items are read, otherwise none.
     ///

@@ -3,8 +3,9 @@
 //! A *strategy* is a format with its algorithm. A [`Registry`] finds it by `(backend, version)`, as in Megatron Core. There are four
 //! kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
 //!
-//! Most formats need not implement the first two. If a format says where an item goes ([`StorageWriter`]) and reads it again
-//! ([`StorageReader`]; these are PyTorch DCP's names), [`Planned`] and [`PlannedLoad`] make strategies of it. A save has these phases:
+//! A format says where an item is stored ([`StorageWriter`]) and reads it again ([`StorageReader`]; these are PyTorch DCP's names). A
+//! strategy is such a format with its settings ([`SaveFormat`], [`LoadFormat`]) and layers around its planning ([`SaveLayer`], [`LoadLayer`]).
+//! A save has these phases:
 //!
 //! ```text
 //! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
@@ -32,6 +33,7 @@ mod format_info;
 mod hex;
 mod kept;
 mod limits;
+mod load_sharded;
 mod mosaic;
 mod not_covered;
 mod objects;
@@ -74,11 +76,11 @@ pub use kept::{KeptLoadPlan, KeptPlan};
 pub use limits::{
     LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats,
 };
+pub use load_sharded::{LoadFormat, LoadLayer, LoadSetup, LoadShardedStrategy};
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, unclaimed};
-pub use objects::load_with_objects;
 pub use options::{AgreedOptions, Differences};
-pub use pipeline::{OpenFormat, PlannedLoad, PreparedSave};
+pub use pipeline::PreparedSave;
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
 pub use reshard_model::FlatView;
@@ -86,7 +88,7 @@ pub use reshard_model::with_sources;
 pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
-pub use sharded::{ExchangeTimes, LoadFailure, LoadShardedStrategy, Loaded, Removal, Saved};
+pub use sharded::{ExchangeTimes, LoadFailure, Loaded, Removal, Saved};
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::UniqueMap;
 

@@ -3,7 +3,7 @@
 mod load;
 mod save;
 
-pub use load::load_with_objects;
+pub(crate) use load::{load, open};
 pub(crate) use save::prepare;
 
 use crate::{BackendVersion, StrategyError};
@@ -30,10 +30,11 @@ fn join(paths: &[Path], objects: FlatStateDict, tensors: FlatStateDict) -> FlatS
     out
 }
 
-/// The error for an object that no strategy handles.
+/// The error for an object that no strategy handles. `doing` is `storing` or `loading`.
 fn nobody(
     doing: &str,
     key: &str,
+    advice: Option<&str>,
     sharded: &BackendVersion,
     common: Option<&BackendVersion>,
 ) -> StrategyError {
@@ -43,6 +44,9 @@ fn nobody(
     };
     StrategyError::Unsupported {
         strategy,
-        what: format!("{doing} the sharded object {key}"),
+        what: match advice {
+            Some(advice) => format!("{doing} the sharded object {key} ({advice})"),
+            None => format!("{doing} the sharded object {key}"),
+        },
     }
 }

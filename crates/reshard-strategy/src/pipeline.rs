@@ -7,7 +7,6 @@ mod placement;
 mod save;
 mod structure;
 
-pub use load::{OpenFormat, PlannedLoad};
 pub(crate) use load::{judge, load_planned};
 pub use save::PreparedSave;
 pub(crate) use save::plan_branch;

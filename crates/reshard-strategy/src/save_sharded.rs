@@ -100,7 +100,7 @@ impl SaveShardedStrategy {
     /// Whether the format stores sharded objects, or else the common strategy. PyTorch's dialect has no common strategy: a save whose
     /// state has other leaves than tensors fails there if the format stores none.
     pub fn can_handle_sharded_objects(&self) -> bool {
-        self.capabilities().handles_sharded_objects() || self.common.is_some()
+        self.common.is_some() || self.capabilities().no_sharded_objects.is_none()
     }
 
     /// Checks the options of a save.
@@ -109,7 +109,7 @@ impl SaveShardedStrategy {
     /// [`StrategyError::Unsupported`] for a rank-local save that the format can't write; options that a layer doesn't support.
     pub fn permits(&self, options: &PipelineOptions) -> Result<()> {
         if options.rank_local
-            && let Some(why) = self.capabilities().no_rank_local()
+            && let Some(why) = self.capabilities().no_rank_local
         {
             return Err(StrategyError::Unsupported {
                 strategy: self.key().to_string(),
@@ -131,9 +131,9 @@ impl SaveShardedStrategy {
     /// [Options](Self::permits) that don't work with the strategy; leaves that can't be planned.
     pub async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<PreparedSave> {
         self.permits(cx.options)?;
-        match self.capabilities().handles_sharded_objects() {
-            true => self.prepare_format(state, cx).await,
-            false => objects::prepare(self, state, cx).await,
+        match self.capabilities().no_sharded_objects {
+            None => self.prepare_format(state, cx).await,
+            Some(_) => objects::prepare(self, state, cx).await,
         }
     }
 
@@ -146,7 +146,7 @@ impl SaveShardedStrategy {
         let mut cx = cx.clone();
         let set_up = self.set_up(&mut state, &mut cx).await?;
         let writer = set_up.and_then(|()| self.format.writer(&cx));
-        let takes_folder = self.capabilities().takes_folder();
+        let takes_folder = self.capabilities().takes_folder;
         let branch = plan_branch(writer, takes_folder, state, &cx).await?;
         Ok(PreparedSave::new(branch))
     }

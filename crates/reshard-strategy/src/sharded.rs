@@ -1,14 +1,9 @@
-use crate::{
-    BackendVersion, FormatInfo, LoadCx, LoadNotes, OpenCx, Records, Result, SaveTotals,
-    StorageReader, StrategyError, Traffic,
-    common::{compatible, unsupported},
-};
-use async_trait::async_trait;
+use crate::{LoadNotes, Records, SaveTotals, StrategyError, Traffic};
 use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::Name;
-use std::{any::Any, fmt, ops::Add, sync::Arc, time::Duration};
+use std::{ops::Add, sync::Arc, time::Duration};
 
 /// The result of a finished sharded save: files that are still to be written, and figures.
 #[derive(Clone, Debug, Default)]
@@ -26,70 +21,6 @@ pub struct Saved {
     pub totals: SaveTotals,
     /// What a sharding policy did (on the coordinator; on every rank of a rank-local save).
     pub policy: Option<PolicyMetrics>,
-}
-
-/// Loads sharded leaves into a template's buffers.
-#[async_trait]
-pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
-    /// Its format.
-    fn info(&self) -> &FormatInfo;
-
-    /// Reads the description of a checkpoint: what is stored, and where. It reads no tensor.
-    ///
-    /// # Errors
-    /// The place has no checkpoint of this format, or a damaged one.
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
-
-    /// Fills the template.
-    ///
-    /// # Collective
-    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
-    ///
-    /// # Errors
-    /// The error contains the template. Its buffers are unchanged or partly filled.
-    async fn load(
-        &self,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
-        cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>>;
-
-    /// Whether it loads sharded objects; if not, the common strategy does.
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.info().loads_objects
-    }
-
-    /// Of what a new version of a checkpoint consists that lacks all tensors and objects whose key starts with `prefix`. It writes nothing:
-    /// `reshard::remove_sharded_tensors` writes and commits.
-    ///
-    /// # Errors
-    /// By default: not supported.
-    async fn remove_sharded_tensors(
-        &self,
-        _from: &Arc<dyn StorageReader>,
-        _prefix: &str,
-    ) -> Result<Removal> {
-        Err(unsupported(&self.info().key(), "removing sharded tensors"))
-    }
-}
-
-impl dyn LoadShardedStrategy {
-    /// Its name.
-    pub fn key(&self) -> BackendVersion {
-        self.info().key()
-    }
-
-    /// Checks that it can load what was stored under another name or version. The error says why not.
-    ///
-    /// # Errors
-    /// The name differs or the version is newer, and the format does not [load that, too](FormatInfo::also_loads).
-    pub fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
-        let info = self.info();
-        match info.backend == &*stored.backend && info.also_loads.contains(&stored.version) {
-            true => Ok(()),
-            false => compatible(&self.key(), stored),
-        }
-    }
 }
 
 /// A version of a checkpoint that lacks some keys.

@@ -9,9 +9,9 @@ use crate::{
 use reshard_model::Dialect;
 use reshard_storage::{Name, PlaceKind};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
-    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-    StorageWriter, StrategyError,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
+    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
+    StrategyError,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -109,14 +109,18 @@ impl SaveFormat for TensorBundleConfig {
 
     /// Files with a prefix have no room for those of Megatron Core's dialect.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_codec(CODEC)
-            .with_dtypes(|dtype| dtype::number(dtype).is_some())
-            .without_rank_local("the names of its files contain their number");
+        let can = Capabilities {
+            codec: CODEC,
+            dtypes: |dtype| dtype::number(dtype).is_some(),
+            no_rank_local: Some("the names of its files contain their number"),
+            ..Capabilities::DEFAULT
+        };
         match self.in_folder {
-            None => can
-                .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
-                .with_places(|_| PlaceKind::Prefix),
+            None => Capabilities {
+                dialects: &[Dialect::Dcp, Dialect::TensorsOnly],
+                places: |_| PlaceKind::Prefix,
+                ..can
+            },
             Some(_) => can,
         }
     }
@@ -139,8 +143,8 @@ pub struct TensorBundleLoadConfig {}
 
 #[typetag::serde(name = "tensor_bundle")]
 impl LoadShardedConfig for TensorBundleLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(TensorBundle)))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(TensorBundle))
     }
 }
 

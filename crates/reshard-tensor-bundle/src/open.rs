@@ -11,7 +11,7 @@ use crate::{
 use async_trait::async_trait;
 use reshard_storage::{Depth, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Result,
+    Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Result,
     StorageReader, StrategyError, read_small,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -63,7 +63,7 @@ fn detect(top: &Listing) -> Detection {
 }
 
 #[async_trait]
-impl OpenFormat for TensorBundle {
+impl LoadFormat for TensorBundle {
     fn info(&self) -> &FormatInfo {
         &INFO
     }

@@ -159,7 +159,10 @@ impl StorageReader for BundleReader {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_dtypes(|dtype| dtype::number(dtype).is_some())
+        Capabilities {
+            dtypes: |dtype| dtype::number(dtype).is_some(),
+            ..Capabilities::DEFAULT
+        }
     }
 
     fn metadata(&self) -> &Arc<Metadata> {

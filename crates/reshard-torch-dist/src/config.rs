@@ -1,9 +1,9 @@
 use crate::{Flavour, buckets::Buckets, open::TorchDist, writer::TorchDistWriter};
 use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
-    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-    StorageWriter, StrategyError,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
+    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
+    StrategyError,
 };
 use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub struct TorchDistConfig {
     /// keys with the `separation_hint`, if there is one.
     pub thread_count: Option<u32>,
     /// Megatron Core's separation of files: what has a key that begins with this lies in files of its own, `{hint}__{rank}_{n}.distcp`. So
-    /// [`remove_sharded_tensors`](reshard_strategy::LoadShardedStrategy::remove_sharded_tensors) can remove these files.
+    /// [`without`](reshard_strategy::StorageReader::without) can remove these files.
     pub separation_hint: Option<String>,
     /// Whether only main replicas are written, as in Megatron Core. Otherwise any rank with a replica may write it, as in DCP.
     pub keep_only_main_replica: bool,
@@ -224,9 +224,11 @@ impl SaveFormat for TorchDistConfig {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
-            .with_folder(true)
-            .with_object_lists(true)
+        Capabilities {
+            takes_folder: true,
+            object_lists: true,
+            ..Capabilities::DEFAULT
+        }
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
@@ -250,8 +252,8 @@ pub struct TorchDistLoadConfig {}
 
 #[typetag::serde(name = "torch_dist")]
 impl LoadShardedConfig for TorchDistLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(TorchDist)))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(TorchDist))
     }
 }
 

@@ -3,16 +3,15 @@
 use crate::{
     METADATA, NAME, OwnFile, own_file,
     reader::TorchDistReader,
-    removal,
     table::{Place, Table, TableBuilder, chunk_bytes},
 };
 use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
-    self as strategy, FormatInfo, OpenCx, OpenFormat, ReadLimits, Removal, Result, StorageReader,
+    self as strategy, FormatInfo, LoadFormat, OpenCx, ReadLimits, Result, StorageReader,
     StrategyError, torch::parsing,
 };
-use std::{any::Any, collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 /// The format.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl OpenFormat for TorchDist {
+impl LoadFormat for TorchDist {
     fn info(&self) -> &FormatInfo {
         &INFO
     }
@@ -48,17 +47,6 @@ impl OpenFormat for TorchDist {
         };
         refuse_safetensors(store, &table).await?;
         Ok(Arc::new(TorchDistReader::new(cx, table, rank_local)))
-    }
-
-    async fn remove_sharded_tensors(
-        &self,
-        from: &Arc<dyn StorageReader>,
-        prefix: &str,
-    ) -> Result<Removal> {
-        let any: &dyn Any = &**from;
-        let reader = any.downcast_ref::<TorchDistReader>();
-        let other = || StrategyError::Internal("a reader of another format".into());
-        removal::without(reader.ok_or_else(other)?, prefix)
     }
 }
 

@@ -10,7 +10,7 @@ mod repeats;
 mod verify;
 mod waste;
 
-use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
+use crate::{NAME, OwnFile, limits::unreadable, producer, removal, table::Place};
 use async_trait::async_trait;
 use head::{Head, RecentForms, Wanted, reads_all};
 use names::name_of;
@@ -19,8 +19,8 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
     BackendVersion, CheckedItems, ElementChecksum, FileRole, LimitOption, Producer, ReadCx,
-    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Removal, Result, Selection, StorageInfo,
+    StorageReader, StrategyError, Traffic, VerifyReport,
     torch::{Crc, TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
@@ -223,6 +223,10 @@ impl StorageReader for TorchDistReader {
         progress: &Progress,
     ) -> Result<VerifyReport> {
         verify::verify(self, items, progress).await
+    }
+
+    async fn without(&self, prefix: &str) -> Result<Removal> {
+        removal::without(self, prefix)
     }
 }
 

@@ -1,10 +1,9 @@
 use crate::{NAME, open::TorchSaveFormat};
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy,
+    LoadShardedConfig, LoadShardedStrategy, Make, Registration, Result, SaveShardedConfig,
+    SaveShardedStrategy,
 };
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// Settings of the save strategy `("torch_save", 1)`.
 ///
@@ -49,8 +48,8 @@ pub struct TorchSaveLoadConfig {}
 
 #[typetag::serde(name = "torch_save")]
 impl LoadShardedConfig for TorchSaveLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(TorchSaveFormat)))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(TorchSaveFormat))
     }
 }
 

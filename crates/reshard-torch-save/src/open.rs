@@ -14,7 +14,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, OpenCx, OpenFormat, Result, StorageReader, StrategyError, read_small,
+    Detection, FormatInfo, LoadFormat, OpenCx, Result, StorageReader, StrategyError, read_small,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -38,7 +38,7 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl OpenFormat for TorchSaveFormat {
+impl LoadFormat for TorchSaveFormat {
     fn info(&self) -> &FormatInfo {
         &INFO
     }

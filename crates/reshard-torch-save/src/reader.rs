@@ -159,10 +159,15 @@ impl StorageReader for TorchSaveReader {
     /// Several files with an index hold flat dicts of tensors.
     fn capabilities(&self) -> Capabilities {
         match self.indexed {
-            true => Capabilities::default().with_objects(|_, _| false),
-            false => Capabilities::default()
-                .with_annotations(|_, _| dicts::KINDS)
-                .with_split_objects(true),
+            true => Capabilities {
+                objects: |_, _| false,
+                ..Capabilities::DEFAULT
+            },
+            false => Capabilities {
+                annotations: |_, _| dicts::KINDS,
+                splits_objects: true,
+                ..Capabilities::DEFAULT
+            },
         }
     }
 

@@ -19,28 +19,28 @@ impl SaveFormat for TorchSaveConfig {
 
     /// The files of Megatron Core's dialect have no place in one file.
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_dialects(&[Dialect::Dcp, Dialect::TensorsOnly])
-            // Several files with an index hold only tensors.
-            .with_objects(|place, by_policy| !by_policy || place == PlaceKind::File)
-            .with_folder(true)
-            .with_ties(true)
-            .with_split_objects(true)
-            .without_rank_local("a file holds whole tensors")
-            // The dicts of several files are flat.
-            .with_annotations(
-                |place, by_policy| match by_policy && place != PlaceKind::File {
-                    true => &[],
-                    false => dicts::KINDS,
+        Capabilities {
+            dialects: &[Dialect::Dcp, Dialect::TensorsOnly],
+            places: match self.single_file {
+                Some(true) => |_| PlaceKind::File,
+                Some(false) => |_| PlaceKind::Folder,
+                None => |name| match is_file(name) {
+                    true => PlaceKind::File,
+                    false => PlaceKind::Folder,
                 },
-            );
-        match self.single_file {
-            Some(true) => can.with_places(|_| PlaceKind::File),
-            Some(false) => can,
-            None => can.with_places(|name| match is_file(name) {
-                true => PlaceKind::File,
-                false => PlaceKind::Folder,
-            }),
+            },
+            // Several files with an index hold only tensors.
+            objects: |place, by_policy| !by_policy || place == PlaceKind::File,
+            splits_objects: true,
+            no_rank_local: Some("a file holds whole tensors"),
+            takes_folder: true,
+            ties: true,
+            // The dicts of several files are flat.
+            annotations: |place, by_policy| match by_policy && place != PlaceKind::File {
+                true => &[],
+                false => dicts::KINDS,
+            },
+            ..Capabilities::DEFAULT
         }
     }
 

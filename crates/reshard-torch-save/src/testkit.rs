@@ -4,7 +4,7 @@ use crate::open::TorchSaveFormat;
 use futures_executor::block_on;
 use reshard_plan::{ChunkId, ObjectId};
 use reshard_storage::{Name, Progress, testkit::MemoryStore};
-use reshard_strategy::{OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject};
+use reshard_strategy::{LoadFormat, OpenCx, ReadCx, ReadLimits, ReadObject};
 use std::sync::Arc;
 
 /// Any bytes as a file: it is opened, verified, and its objects are decoded.

@@ -1,11 +1,10 @@
 use crate::{NAME, form::Form, open::Zarr, zarr3};
 use reshard_policy::ByteSize;
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad, Registration, Result,
-    SaveShardedConfig, SaveShardedStrategy,
+    LoadShardedConfig, LoadShardedStrategy, Make, Registration, Result, SaveShardedConfig,
+    SaveShardedStrategy,
 };
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// Settings of the save strategy `("zarr", 1)`. There are none yet.
 ///
@@ -35,8 +34,8 @@ pub struct ZarrLoadConfig {}
 
 #[typetag::serde(name = "zarr")]
 impl LoadShardedConfig for ZarrLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(Zarr { v3: false })))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(Zarr { v3: false }))
     }
 }
 
@@ -92,8 +91,8 @@ pub struct Zarr3LoadConfig {}
 
 #[typetag::serde(name = "zarr3")]
 impl LoadShardedConfig for Zarr3LoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(Zarr { v3: true })))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(Zarr { v3: true }))
     }
 }
 

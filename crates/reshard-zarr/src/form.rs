@@ -31,18 +31,20 @@ impl SaveFormat for Form {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default()
-            .with_sharded_objects(false)
-            .without_rank_local("ranks may share a chunk");
-        match self {
-            Self::V2 => can
-                .with_dtypes(|dtype| zarray::spelling(dtype).is_some())
-                .with_annotations(|_, _| &[AnnotationKind::Attribute]),
-            Self::V3 { .. } => can
-                .with_dtypes(|dtype| zarr3::spelling(dtype).is_some())
-                .with_annotations(|_, _| {
-                    &[AnnotationKind::Attribute, AnnotationKind::DimensionNames]
-                }),
+        Capabilities {
+            dtypes: match self {
+                Self::V2 => |dtype| zarray::spelling(dtype).is_some(),
+                Self::V3 { .. } => |dtype| zarr3::spelling(dtype).is_some(),
+            },
+            annotations: match self {
+                Self::V2 => |_, _| &[AnnotationKind::Attribute],
+                Self::V3 { .. } => {
+                    |_, _| &[AnnotationKind::Attribute, AnnotationKind::DimensionNames]
+                }
+            },
+            no_sharded_objects: Some("save tensors only, or in Megatron Core's dialect"),
+            no_rank_local: Some("ranks may share a chunk"),
+            ..Capabilities::DEFAULT
         }
     }
 

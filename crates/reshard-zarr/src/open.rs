@@ -12,7 +12,6 @@ use crate::{
     place::PlaceFiles,
     reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
     record::{ArrayRecord, Record},
-    removal,
     stated::{LONE, Stated},
     undescribed::undescribed,
     zarr3,
@@ -22,11 +21,10 @@ use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, OpenCx, OpenFormat, OwnFile, ReadLimits, Removal, Result,
-    Rewritten, StorageReader, StrategyError,
+    Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Result, Rewritten,
+    StorageReader, StrategyError,
 };
 use std::{
-    any::Any,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -91,7 +89,7 @@ impl Zarr {
     }
 
     /// What reshard has noted, and in which file. A place that is opened as the other version has the record of that version.
-    async fn noted(
+    pub(crate) async fn noted(
         &self,
         store: &Arc<dyn Store>,
         limits: &ReadLimits,
@@ -115,7 +113,7 @@ impl Zarr {
 }
 
 #[async_trait]
-impl OpenFormat for Zarr {
+impl LoadFormat for Zarr {
     fn info(&self) -> &FormatInfo {
         match self.v3 {
             true => &V3_INFO,
@@ -202,19 +200,6 @@ impl OpenFormat for Zarr {
             kept: Kept::new(cx.limits.kept()),
             files,
         }))
-    }
-
-    async fn remove_sharded_tensors(
-        &self,
-        from: &Arc<dyn StorageReader>,
-        prefix: &str,
-    ) -> Result<Removal> {
-        let any: &dyn Any = &**from;
-        let reader = any.downcast_ref::<ZarrReader>();
-        let other = || StrategyError::Internal("a reader of another format".into());
-        let reader = reader.ok_or_else(other)?;
-        let noted = self.noted(&reader.store, &reader.limits).await?;
-        removal::without(reader, noted, prefix).await
     }
 }
 

@@ -9,7 +9,7 @@ mod packed;
 mod shards;
 mod verify;
 
-use crate::{form::Form, zarr3};
+use crate::{form::Form, open::Zarr, removal, zarr3};
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
@@ -18,8 +18,8 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, Rewritten, SaveFormat, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    ReaderHooks, Removal, Result, Rewritten, SaveFormat, StorageInfo, StorageReader, StrategyError,
+    Traffic, VerifyReport,
 };
 use std::sync::Arc;
 
@@ -47,7 +47,10 @@ impl StorageReader for ZarrReader {
             true => Form::V3 { inner: 0 },
             false => Form::V2,
         };
-        form.capabilities().with_objects(|_, _| false)
+        Capabilities {
+            objects: |_, _| false,
+            ..form.capabilities()
+        }
     }
 
     fn metadata(&self) -> &Arc<Metadata> {
@@ -195,5 +198,13 @@ impl StorageReader for ZarrReader {
         progress: &Progress,
     ) -> Result<VerifyReport> {
         verify::verify(self, items, progress).await
+    }
+
+    async fn without(&self, prefix: &str) -> Result<Removal> {
+        let format = Zarr {
+            v3: &*self.key.backend == zarr3::NAME,
+        };
+        let noted = format.noted(&self.store, &self.limits).await?;
+        removal::without(self, noted, prefix).await
     }
 }

@@ -2,14 +2,14 @@
 
 use reshard_storage::{Entry, Listing, Name, PlaceKind};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 /// What is written unless another format is chosen. A program that links it not is told so by the registry.
 pub(crate) fn default_format() -> BackendVersion {
     BackendVersion::new("torch_dist", 1)
 }
 
-pub(crate) type Format = Arc<dyn LoadShardedStrategy>;
+pub(crate) type Format = LoadShardedStrategy;
 
 /// The formats that can load, in the order of their names.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ impl Formats {
         found
             .next()
             .filter(|_| found.next().is_none())
-            .map(|one| Self(vec![Arc::clone(one)]))
+            .map(|one| Self(vec![one.clone()]))
     }
 
     /// The format that gives its format record this name.

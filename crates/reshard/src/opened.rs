@@ -19,7 +19,7 @@ use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, Stor
 use reshard_strategy::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
     LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
-    StrategyError, hex, item_files, load_with_objects,
+    StrategyError, hex, item_files,
 };
 use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
@@ -89,7 +89,7 @@ pub(crate) use options;
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) limits: ReadLimits,
-    pub(crate) sharded: Arc<dyn LoadShardedStrategy>,
+    pub(crate) sharded: LoadShardedStrategy,
     pub(crate) reader: Arc<dyn StorageReader>,
     /// Only Megatron Core's checkpoints have it.
     pub(crate) common: Option<Arc<dyn LoadCommonStrategy>>,
@@ -186,7 +186,7 @@ impl OpenOptions {
         let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?.of_kind(PlaceKind::File);
         let file = Entry { name, bytes: 0 };
-        let is_record = |format: &&Arc<dyn LoadShardedStrategy>| {
+        let is_record = |format: &&LoadShardedStrategy| {
             format.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
                 && format.info().detect_file(&file) == Detection::No
         };
@@ -242,7 +242,7 @@ impl OpenOptions {
             };
             let part = part.pinned().await?.unwrap_or(part);
             let asked = match &chosen {
-                Some(chosen) => Formats(vec![Arc::clone(chosen)]),
+                Some(chosen) => Formats(vec![chosen.clone()]),
                 None => formats.of_kind(kind),
             };
             let known = formats.of_kind(kind).probes()?;
@@ -312,7 +312,7 @@ impl OpenOptions {
                     self.format.is_none() || noted.backend == chosen.key().backend
                 };
                 let name = noted.filter(named).unwrap_or_else(|| chosen.key());
-                (name, is_older(&store, &**chosen).await?)
+                (name, is_older(&store, chosen).await?)
             }
         };
         let of_common = match &json {
@@ -428,12 +428,13 @@ impl OpenOptions {
 
     async fn open_as(
         &self,
-        sharded: Arc<dyn LoadShardedStrategy>,
+        mut sharded: LoadShardedStrategy,
         cx: OpenCx,
         common: Option<Arc<dyn LoadCommonStrategy>>,
         formats: &Formats,
     ) -> Result<Opened> {
-        let (name, sharded) = (sharded.key(), load_with_objects(sharded, common.clone()));
+        let name = sharded.key();
+        sharded.common.clone_from(&common);
         let cx = cx.with_limits(self.limits);
         let reader = sharded.open(&cx).await?;
         let formats = formats.clone();
@@ -474,7 +475,7 @@ impl OpenOptions {
         &self,
         registry: &Registry,
         format: &BackendVersion,
-    ) -> Result<Arc<dyn LoadShardedStrategy>> {
+    ) -> Result<LoadShardedStrategy> {
         if let Some(settings) = &self.settings {
             let strategy = settings.build()?;
             if strategy.key().backend == format.backend
@@ -487,7 +488,7 @@ impl OpenOptions {
     }
 
     /// The strategy that the user has chosen, by settings or by name.
-    fn chosen(&self, registry: &Registry) -> Result<Option<Arc<dyn LoadShardedStrategy>>> {
+    fn chosen(&self, registry: &Registry) -> Result<Option<LoadShardedStrategy>> {
         let chosen = match (&self.config, &self.format) {
             (Some(config), _) => config.build()?,
             (None, Some(format)) => self.of_format(registry, format)?,
@@ -515,7 +516,7 @@ fn record_of_default(formats: &Formats) -> Option<&'static str> {
 }
 
 /// Whether a place without `metadata.json`, of which the user says that it has this format, may be older than that file.
-async fn is_older(store: &Arc<dyn Store>, chosen: &dyn LoadShardedStrategy) -> Result<bool> {
+async fn is_older(store: &Arc<dyn Store>, chosen: &LoadShardedStrategy) -> Result<bool> {
     let older =
         !chosen.info().probes_in_folders.is_empty() && !store.exists(&Name::new(SIDECAR)?).await?;
     Ok(older && reshard_megatron::is_unfinished(store).await?)

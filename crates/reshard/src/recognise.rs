@@ -196,10 +196,7 @@ async fn later(
         committed = committed.max(store.modified(&Name::new(&**name)?).await?);
     }
     for format in &formats.0 {
-        for file in probe(store, &Formats(vec![Arc::clone(format)]))
-            .await?
-            .files
-        {
+        for file in probe(store, &Formats(vec![format.clone()])).await?.files {
             if !names.iter().any(|n| n == file.name.as_str())
                 && store.modified(&file.name).await? > committed
             {
@@ -347,7 +344,7 @@ mod tests {
     use async_trait::async_trait;
     use futures_executor::block_on;
     use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
-    use reshard_strategy::{FormatInfo, OpenCx, OpenFormat, PlannedLoad, StorageReader};
+    use reshard_strategy::{FormatInfo, LoadFormat, LoadShardedStrategy, OpenCx, StorageReader};
 
     #[derive(Debug)]
     struct Fake(FormatInfo);
@@ -362,7 +359,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl OpenFormat for Fake {
+    impl LoadFormat for Fake {
         fn info(&self) -> &FormatInfo {
             &self.0
         }
@@ -397,7 +394,7 @@ mod tests {
         ];
         Formats(
             all.into_iter()
-                .map(|info| Arc::new(PlannedLoad::new(Fake(info))) as Format)
+                .map(|info| LoadShardedStrategy::new(Fake(info)))
                 .collect(),
         )
     }

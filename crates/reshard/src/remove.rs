@@ -135,9 +135,7 @@ impl RemoveShardedTensors<'_> {
         let store = store.resolved().await?.unwrap_or(store);
         let opened = self.open.open_store(Arc::clone(&store)).await?;
         self.refuse(&opened)?;
-        let removal = (opened.sharded)
-            .remove_sharded_tensors(&opened.reader, self.prefix)
-            .await?;
+        let removal = opened.reader.without(self.prefix).await?;
         if removal.keys.is_empty() {
             tracing::warn!(
                 prefix = self.prefix,

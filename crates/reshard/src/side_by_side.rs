@@ -54,7 +54,7 @@ impl SideBySide {
         old: Old,
     ) -> Option<Self> {
         let folder = transaction.folder()?;
-        let takes_folder = kind == PlaceKind::Folder && sharded.capabilities().takes_folder();
+        let takes_folder = kind == PlaceKind::Folder && sharded.capabilities().takes_folder;
         Some(Self {
             folder: takes_folder.then_some(folder),
             records: old.records,
@@ -111,7 +111,7 @@ pub(crate) async fn check(
     }
     let key = sharded.key();
     let no = |why: &str| Err(refused("replacing what lies there", why));
-    if kind != PlaceKind::Folder || !sharded.capabilities().takes_folder() {
+    if kind != PlaceKind::Folder || !sharded.capabilities().takes_folder {
         return no(&format!(
             "files of {key} have the same names in every version, and this place can't replace several files in one step; save to a \
              new place, or empty this one"

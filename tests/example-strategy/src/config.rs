@@ -2,9 +2,8 @@
 
 use crate::{ExampleFormat, ExampleWriter, NAME};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, PlannedLoad,
-    Registration, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-    StorageWriter,
+    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
+    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -30,7 +29,10 @@ impl SaveFormat for ExampleConfig {
 
     // A save of this kind is refused before anything is planned.
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default().without_rank_local("one index describes all ranks")
+        Capabilities {
+            no_rank_local: Some("one index describes all ranks"),
+            ..Capabilities::DEFAULT
+        }
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
@@ -46,8 +48,8 @@ pub struct ExampleLoadConfig {}
 
 #[typetag::serde(name = "example")]
 impl LoadShardedConfig for ExampleLoadConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(ExampleFormat)))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(ExampleFormat))
     }
 }
 

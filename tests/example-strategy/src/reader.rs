@@ -10,7 +10,7 @@ use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, Damage, FileRole, FormatInfo, OpenCx, OpenFormat, OwnFile,
+    BackendVersion, CheckedItems, Damage, FileRole, FormatInfo, LoadFormat, OpenCx, OwnFile,
     ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
     StorageReader, StrategyError, Traffic, VerifyReport,
 };
@@ -43,7 +43,7 @@ fn own_file(name: &str) -> Option<OwnFile> {
 pub struct ExampleFormat;
 
 #[async_trait]
-impl OpenFormat for ExampleFormat {
+impl LoadFormat for ExampleFormat {
     fn info(&self) -> &FormatInfo {
         &INFO
     }

@@ -15,7 +15,7 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, PlannedLoad, SaveCx, SaveShardedStrategy,
+    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, SaveCx, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{
@@ -125,7 +125,7 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64, way: Way) -> usize {
             };
             let store = Arc::clone(&store);
             async move {
-                let strategy = PlannedLoad::new(ExampleFormat);
+                let strategy = LoadShardedStrategy::new(ExampleFormat);
                 let reader = strategy
                     .open(&OpenCx::new(Arc::clone(&store)))
                     .await

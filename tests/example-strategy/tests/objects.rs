@@ -12,10 +12,10 @@ use reshard::{
     plan::SavePlan,
     storage::FileBody,
     strategy::{
-        Capabilities, FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadShardedConfig,
-        LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad, Records, Registration, Resolve,
+        Capabilities, FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadFormat,
+        LoadShardedConfig, LoadShardedStrategy, Make, OpenCx, Records, Registration, Resolve,
         Result, SaveCommonStrategy, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-        StorageReader, StorageWriter, WriterHooks, load_with_objects, testkit,
+        StorageReader, StorageWriter, WriterHooks, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;
@@ -58,8 +58,11 @@ impl SaveFormat for TensorsOnly {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_sharded_objects(false);
-        can.without_rank_local("one index describes all ranks")
+        Capabilities {
+            no_sharded_objects: Some("save tensors only"),
+            no_rank_local: Some("one index describes all ranks"),
+            ..Capabilities::DEFAULT
+        }
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
@@ -79,7 +82,7 @@ const AS_EXAMPLE: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl OpenFormat for TensorsOnly {
+impl LoadFormat for TensorsOnly {
     fn info(&self) -> &FormatInfo {
         match &*self.0 {
             "example" => &AS_EXAMPLE,
@@ -129,13 +132,12 @@ impl SaveShardedConfig for Config {
 
 #[typetag::serde(name = "tensors_only")]
 impl LoadShardedConfig for Config {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        let alone = Arc::new(PlannedLoad::new(self.format.clone()));
-        Ok(if self.with_common {
-            load_with_objects(alone, Some(Arc::new(TorchCommon)))
-        } else {
-            alone
-        })
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        let mut strategy = LoadShardedStrategy::new(self.format.clone());
+        if self.with_common {
+            strategy.common = Some(Arc::new(TorchCommon));
+        }
+        Ok(strategy)
     }
 }
 

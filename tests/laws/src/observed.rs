@@ -64,11 +64,13 @@ impl TappedLoad {
 
 #[typetag::serde(name = "laws_tapped")]
 impl LoadShardedConfig for TappedLoad {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+    fn build(&self) -> Result<LoadShardedStrategy> {
         let observer = self
             .observer
             .clone()
             .unwrap_or_else(|| Observer::new(|_| Ok(())));
-        Ok(Arc::new(observer.on(self.inner.build()?)))
+        let mut strategy = self.inner.build()?;
+        strategy.format = Arc::new(observer.on(strategy.format));
+        Ok(strategy)
     }
 }

@@ -166,7 +166,7 @@ impl Account<'_> {
     /// The objects that the copy has as several items, by their keys in the copy, with the number of items.
     fn split_objects(&self) -> BTreeMap<&str, u64> {
         // What such a format reads is split already.
-        if !self.fit.splits_objects() || self.checkpoint.capabilities().splits_objects() {
+        if !self.fit.splits_objects() || self.checkpoint.capabilities().splits_objects {
             return BTreeMap::new();
         }
         let objects = self.source.objects_and_payloads();

@@ -6,30 +6,30 @@ use reshard_model::{Dialect, Payload};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, Stored};
 use reshard_storage::Progress;
 use reshard_strategy::{
-    BackendVersion, CheckedItems, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
-    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, CheckedItems, LoadShardedStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
 /// A checkpoint that is not read before the load begins.
 #[derive(Debug)]
 pub(super) struct Unread {
-    key: BackendVersion,
+    strategy: LoadShardedStrategy,
     cx: OpenCx,
     nothing: Arc<Metadata>,
 }
 
 impl Unread {
-    pub(super) fn new(key: BackendVersion, cx: OpenCx) -> Self {
+    pub(super) fn new(strategy: LoadShardedStrategy, cx: OpenCx) -> Self {
         Self {
-            key,
+            strategy,
             cx,
             nothing: Arc::default(),
         }
     }
 
-    pub(super) fn cx(&self) -> &OpenCx {
-        &self.cx
+    pub(super) async fn open(&self) -> Result<Arc<dyn StorageReader>> {
+        self.strategy.open(&self.cx).await
     }
 }
 
@@ -44,7 +44,7 @@ impl ReaderHooks for Unread {}
 #[async_trait]
 impl StorageReader for Unread {
     fn key(&self) -> BackendVersion {
-        self.key.clone()
+        self.strategy.key()
     }
 
     fn metadata(&self) -> &Arc<Metadata> {
@@ -73,6 +73,12 @@ impl StorageReader for Unread {
 
     async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
         Err(not_here())
+    }
+
+    async fn without(&self, _: &str) -> Result<Removal> {
+        Err(StrategyError::Invalid(
+            "settings of a load with one reader remove nothing; give those of the format".into(),
+        ))
     }
 }
 

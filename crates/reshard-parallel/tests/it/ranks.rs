@@ -151,7 +151,7 @@ struct Settings(serde_json::Value);
 
 #[typetag::serde(name = "of_json")]
 impl LoadShardedConfig for Settings {
-    fn build(&self) -> reshard::strategy::Result<Arc<dyn reshard::strategy::LoadShardedStrategy>> {
+    fn build(&self) -> reshard::strategy::Result<reshard::strategy::LoadShardedStrategy> {
         let of_json: Box<dyn LoadShardedConfig> = serde_json::from_value(self.0.clone()).unwrap();
         of_json.build()
     }

@@ -1,9 +1,10 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, Damage, ElementChecksum, FileRole, FormatInfo,
+    BackendVersion, Capabilities, CheckedItems, Damage, ElementChecksum, FileRole,
     LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx,
     ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader,
     StrategyError, Traffic, VerifyReport, agree,
+    load_sharded::load_in,
     pipeline::{judge, load_planned},
 };
 use async_trait::async_trait;
@@ -13,187 +14,118 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress, StoreExt};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
 
-/// Makes a strategy that loads tensors with `sharded`, and also objects: if `sharded` loads none, `common` does.
-///
-/// Its readers list and read the objects of both. If neither loads objects, a load fails only if it asks for objects.
-pub fn load_with_objects(
-    sharded: Arc<dyn LoadShardedStrategy>,
-    common: Option<Arc<dyn LoadCommonStrategy>>,
-) -> Arc<dyn LoadShardedStrategy> {
-    match sharded.can_handle_sharded_objects() {
-        true => sharded,
-        false => Arc::new(WithObjects { sharded, common }),
+/// The common strategy that loads objects, if the format loads none and it can.
+fn able(strategy: &LoadShardedStrategy) -> Option<&Arc<dyn LoadCommonStrategy>> {
+    let common = strategy.common.as_ref();
+    common.filter(|c| !strategy.info().loads_objects && c.can_handle_sharded_objects())
+}
+
+/// Adds the objects of the common strategy to a reader, if the format has none.
+pub(crate) async fn open(
+    strategy: &LoadShardedStrategy,
+    base: Arc<dyn StorageReader>,
+    cx: &OpenCx,
+) -> Result<Arc<dyn StorageReader>> {
+    let Some(common) = able(strategy) else {
+        return Ok(base);
+    };
+    let objects = common.load_sharded_metadata(cx).await?;
+    let keys: Vec<String> = objects.iter().map(ShardedObject::unique_key).collect();
+    let metadata = base.metadata();
+    let metadata = Arc::new(metadata.with_objects(keys.iter().map(String::as_str))?);
+    Ok(Arc::new(Reader {
+        base,
+        common: Arc::clone(common),
+        cx: cx.clone(),
+        metadata,
+        objects,
+    }))
+}
+
+/// Loads objects with the common strategy, and then tensors with the format. If neither loads objects, a load fails only if its template
+/// has objects.
+pub(crate) async fn load(
+    strategy: &LoadShardedStrategy,
+    template: FlatStateDict,
+    from: Arc<dyn StorageReader>,
+    cx: &LoadCx<'_>,
+) -> Result<Loaded, Box<LoadFailure>> {
+    let paths: Vec<Path> = template.keys().cloned().collect();
+    let (objects, tensors) = part(template);
+    // Objects come first: they are small, and their errors are reported before tensors are read.
+    let objects = match load_objects(strategy, objects, &*from, cx).await {
+        Ok(loaded) => loaded,
+        Err(failure) => {
+            let template = join(&paths, failure.template, tensors);
+            let error = of_both(strategy, failure.error, &template, &*from, cx).await;
+            return Err(Box::new(LoadFailure {
+                error,
+                template,
+                decided: failure.decided,
+            }));
+        }
+    };
+    let any: &dyn Any = &*from;
+    let base = any
+        .downcast_ref::<Reader>()
+        .map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
+    let mut cx = cx.clone();
+    cx.elsewhere.objects |= able(strategy).is_some();
+    match load_in(&strategy.layers, tensors, base, &cx).await {
+        Ok(tensors) => Ok(both(&paths, objects, tensors)),
+        Err(failure) => Err(Box::new(LoadFailure {
+            error: failure.error,
+            template: join(&paths, objects.state, failure.template),
+            decided: failure.decided.map(|decided| decided + objects.decided),
+        })),
     }
 }
 
-#[derive(Debug)]
-struct WithObjects {
-    sharded: Arc<dyn LoadShardedStrategy>,
-    common: Option<Arc<dyn LoadCommonStrategy>>,
-}
-
-impl WithObjects {
-    /// The common strategy, if it loads objects.
-    fn able(&self) -> Option<&Arc<dyn LoadCommonStrategy>> {
-        self.common
-            .as_ref()
-            .filter(|c| c.can_handle_sharded_objects())
-    }
-
-    /// Fills the objects of a template.
-    async fn objects(
-        &self,
-        objects: FlatStateDict,
-        from: &Arc<dyn StorageReader>,
-        cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        if self.able().is_some() {
-            let mut cx = cx.clone();
-            cx.elsewhere.tensors = true;
-            cx.kept_plan = cx.kept_plan.map(|kept| kept.of_objects());
-            return load_planned(objects, &**from, &cx).await;
-        }
-        let asked = match objects.values().next() {
-            Some(Sharded::Object(o)) => {
-                let common = self.common.as_ref().map(|c| c.key());
-                Err(nobody(
-                    "loading",
-                    &o.unique_key(),
-                    &self.sharded.key(),
-                    common.as_ref(),
-                ))
-            }
-            _ => Ok(()),
-        };
-        match agree(&cx.comm, "plan", asked).await {
-            Ok(()) => Ok(Loaded::new(objects)),
-            Err(error) => Err(Box::new(LoadFailure::of_plan(error, objects))),
-        }
-    }
-}
-
-impl WithObjects {
-    /// The error of a load whose objects can't be planned. All ranks have it. It says what is wrong with tensors, too: that is planned now,
-    /// and not before, because nobody needs such a plan if nothing is wrong.
-    async fn of_both(
-        &self,
-        error: StrategyError,
-        template: &FlatStateDict,
-        from: &dyn StorageReader,
-        cx: &LoadCx<'_>,
-    ) -> StrategyError {
-        let planned = matches!(
-            &error,
-            StrategyError::Comm(CommError::Ranks { step: "plan", .. })
-        );
-        if !planned || self.able().is_none() {
-            return error;
-        }
+/// Fills the objects of a template.
+async fn load_objects(
+    strategy: &LoadShardedStrategy,
+    objects: FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<Loaded, Box<LoadFailure>> {
+    if able(strategy).is_some() {
         let mut cx = cx.clone();
-        cx.kept_plan = None;
-        judge(template, from, &cx).await.err().unwrap_or(error)
+        cx.elsewhere.tensors = true;
+        cx.kept_plan = cx.kept_plan.map(|kept| kept.of_objects());
+        return load_planned(objects, from, &cx).await;
+    }
+    let asked = match objects.values().next() {
+        Some(Sharded::Object(o)) => {
+            let common = strategy.common.as_ref().map(|c| c.key());
+            let (key, of) = (o.unique_key(), strategy.key());
+            Err(nobody("loading", &key, None, &of, common.as_ref()))
+        }
+        _ => Ok(()),
+    };
+    match agree(&cx.comm, "plan", asked).await {
+        Ok(()) => Ok(Loaded::new(objects)),
+        Err(error) => Err(Box::new(LoadFailure::of_plan(error, objects))),
     }
 }
 
-#[async_trait]
-impl LoadShardedStrategy for WithObjects {
-    fn info(&self) -> &FormatInfo {
-        self.sharded.info()
+/// The error of a load whose objects can't be planned. All ranks have it. It includes the errors of the tensors, which are planned only now.
+async fn of_both(
+    strategy: &LoadShardedStrategy,
+    error: StrategyError,
+    template: &FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> StrategyError {
+    let planned = matches!(
+        &error,
+        StrategyError::Comm(CommError::Ranks { step: "plan", .. })
+    );
+    if !planned || able(strategy).is_none() {
+        return error;
     }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let base = self.sharded.open(cx).await?;
-        let Some(common) = self.able() else {
-            return Ok(base);
-        };
-        let objects = common.load_sharded_metadata(cx).await?;
-        let keys: Vec<String> = objects.iter().map(ShardedObject::unique_key).collect();
-        let metadata = Arc::new(
-            base.metadata()
-                .with_objects(keys.iter().map(String::as_str))?,
-        );
-        Ok(Arc::new(Reader {
-            base,
-            common: Arc::clone(common),
-            cx: cx.clone(),
-            metadata,
-            objects,
-        }))
-    }
-
-    async fn load(
-        &self,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
-        cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        let paths: Vec<Path> = template.keys().cloned().collect();
-        let (objects, tensors) = part(template);
-        // Objects come first: they are small, and their errors are reported before tensors are read.
-        let objects = match self.objects(objects, &from, cx).await {
-            Ok(loaded) => loaded,
-            Err(failure) => {
-                let template = join(&paths, failure.template, tensors);
-                let error = self.of_both(failure.error, &template, &*from, cx).await;
-                return Err(Box::new(LoadFailure {
-                    error,
-                    template,
-                    decided: failure.decided,
-                }));
-            }
-        };
-        let any: &dyn Any = &*from;
-        let base = any
-            .downcast_ref::<Reader>()
-            .map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
-        let mut cx = cx.clone();
-        cx.elsewhere.objects |= self.able().is_some();
-        match self.sharded.load(tensors, base, &cx).await {
-            Ok(tensors) => Ok(both(&paths, objects, tensors)),
-            Err(failure) => Err(Box::new(LoadFailure {
-                error: failure.error,
-                template: join(&paths, objects.state, failure.template),
-                decided: failure.decided.map(|decided| decided + objects.decided),
-            })),
-        }
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        true
-    }
-
-    async fn remove_sharded_tensors(
-        &self,
-        from: &Arc<dyn StorageReader>,
-        prefix: &str,
-    ) -> Result<Removal> {
-        let any: &dyn Any = &**from;
-        let Some(reader) = any.downcast_ref::<Reader>() else {
-            return self.sharded.remove_sharded_tensors(from, prefix).await;
-        };
-        let mut removal = (self.sharded)
-            .remove_sharded_tensors(&reader.base, prefix)
-            .await?;
-        // Each object has a file of its own, which is kept or not.
-        let gone = (reader.objects.iter()).filter(|o| o.unique_key().starts_with(prefix));
-        let gone: Vec<&ShardedObject> = gone.collect();
-        let files: BTreeSet<String> = (gone.iter())
-            .flat_map(|object| reader.common.names_of_object(object))
-            .collect();
-        for file in reader.cx.store.files().await? {
-            if !reader.common.owns_object(&file.name) {
-                continue;
-            }
-            let name = file.name.as_str().rsplit_once('.').map(|(name, _)| name);
-            match name.is_some_and(|name| files.contains(name)) {
-                true => removal.goes.push(file.name),
-                false => removal.keeps.push(file.name),
-            }
-        }
-        let keys: BTreeSet<String> = gone.iter().map(|object| object.unique_key()).collect();
-        removal.keys.extend(keys);
-        Ok(removal)
-    }
+    let mut cx = cx.clone();
+    cx.kept_plan = None;
+    judge(template, from, &cx).await.err().unwrap_or(error)
 }
 
 /// Merges the two results.
@@ -324,7 +256,10 @@ impl StorageReader for Reader {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.base.capabilities().with_objects(|_, _| true)
+        Capabilities {
+            objects: |_, _| true,
+            ..self.base.capabilities()
+        }
     }
 
     fn reads_columns_together(&self) -> bool {
@@ -375,6 +310,29 @@ impl StorageReader for Reader {
 
     fn covers(&self, file: &Name) -> bool {
         self.base.covers(file)
+    }
+
+    async fn without(&self, prefix: &str) -> Result<Removal> {
+        let mut removal = self.base.without(prefix).await?;
+        // Each object has a file of its own, which is kept or not.
+        let gone = (self.objects.iter()).filter(|o| o.unique_key().starts_with(prefix));
+        let gone: Vec<&ShardedObject> = gone.collect();
+        let files: BTreeSet<String> = (gone.iter())
+            .flat_map(|object| self.common.names_of_object(object))
+            .collect();
+        for file in self.cx.store.files().await? {
+            if !self.common.owns_object(&file.name) {
+                continue;
+            }
+            let name = file.name.as_str().rsplit_once('.').map(|(name, _)| name);
+            match name.is_some_and(|name| files.contains(name)) {
+                true => removal.goes.push(file.name),
+                false => removal.keeps.push(file.name),
+            }
+        }
+        let keys: BTreeSet<String> = gone.iter().map(|object| object.unique_key()).collect();
+        removal.keys.extend(keys);
+        Ok(removal)
     }
 
     async fn verify_items(

@@ -62,7 +62,14 @@ fn writer(strategy: &SaveShardedStrategy, objects: &FlatStateDict) -> Result<Opt
         (None, None) => Ok(None),
         (None, Some(key)) => {
             let common = strategy.common.as_ref().map(|c| c.key());
-            Err(nobody("storing", &key, &strategy.key(), common.as_ref()))
+            let advice = strategy.capabilities().no_sharded_objects;
+            Err(nobody(
+                "storing",
+                &key,
+                advice,
+                &strategy.key(),
+                common.as_ref(),
+            ))
         }
     }
 }
@@ -150,6 +157,7 @@ impl StorageWriter for ObjectWriter {
                 return Err(nobody(
                     "storing",
                     &o.unique_key(),
+                    None,
                     &self.sharded,
                     Some(&self.common.key()),
                 ));

@@ -9,13 +9,12 @@ mod permitted;
 mod transfer;
 
 use crate::{
-    ExchangeTimes, FormatInfo, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx,
-    ReadCx, Removal, Result, StorageReader, StrategyError, Traffic,
+    ExchangeTimes, LoadCx, LoadFailure, LoadNotes, Loaded, ReadCx, Result, StorageReader,
+    StrategyError, Traffic,
     agree::agree,
     kept::DecidedLoad,
     pipeline::exchange::{Peers, Stopped},
 };
-use async_trait::async_trait;
 use exchange::{Exchange, exchange};
 use kept::known_or_planned;
 use lend::{Loan, tensors};
@@ -23,75 +22,8 @@ use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict};
 use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
-use std::{fmt, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 use transfer::transfer;
-
-/// How a format opens a checkpoint.
-#[async_trait]
-pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
-    /// Its name, and how it is recognised.
-    fn info(&self) -> &FormatInfo;
-    /// Reads the description of a checkpoint: what is stored, and where.
-    ///
-    /// # Errors
-    /// The place has no checkpoint of this format, or a damaged one.
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
-    /// As [`LoadShardedStrategy::remove_sharded_tensors`], from a reader that [`open`](Self::open) has made.
-    ///
-    /// # Errors
-    /// By default: not supported.
-    async fn remove_sharded_tensors(
-        &self,
-        _from: &Arc<dyn StorageReader>,
-        _prefix: &str,
-    ) -> Result<Removal> {
-        Err(StrategyError::Unsupported {
-            strategy: self.info().key().to_string(),
-            what: "removing sharded tensors".into(),
-        })
-    }
-}
-
-/// The load strategy of any format that can be opened.
-#[derive(Debug)]
-pub struct PlannedLoad<F> {
-    format: F,
-}
-
-impl<F: OpenFormat> PlannedLoad<F> {
-    /// Drives `format`.
-    pub fn new(format: F) -> Self {
-        Self { format }
-    }
-}
-
-#[async_trait]
-impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
-    fn info(&self) -> &FormatInfo {
-        self.format.info()
-    }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        self.format.open(cx).await
-    }
-
-    async fn load(
-        &self,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
-        cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        load_planned(template, &*from, cx).await
-    }
-
-    async fn remove_sharded_tensors(
-        &self,
-        from: &Arc<dyn StorageReader>,
-        prefix: &str,
-    ) -> Result<Removal> {
-        self.format.remove_sharded_tensors(from, prefix).await
-    }
-}
 
 /// Fills a template from any reader.
 pub(crate) async fn load_planned(

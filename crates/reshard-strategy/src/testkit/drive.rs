@@ -203,7 +203,7 @@ async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()>
 /// When a rank panics, or hangs for a minute.
 pub fn load_on_ranks(
     store: &Arc<dyn Store>,
-    ranks: Vec<Rank<dyn LoadShardedStrategy, dyn LoadPlanner>>,
+    ranks: Vec<Rank<LoadShardedStrategy, dyn LoadPlanner>>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
     let groups = LocalGroup::new(ranks.len() as u32).into_iter();
     let seat = |group| Seat::new(Arc::new(group), Arc::clone(store));
@@ -232,7 +232,7 @@ impl Seat {
 
 /// [`load_on_ranks`] where ranks differ in more.
 pub(super) fn load_on_seats(
-    ranks: Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>,
+    ranks: Vec<(Seat, Rank<LoadShardedStrategy, dyn LoadPlanner>)>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
     on_ranks(ranks, move |(seat, rank)| async move {
         let Seat {

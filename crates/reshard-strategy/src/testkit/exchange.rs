@@ -158,7 +158,7 @@ struct UnderTest<'c> {
     store: Arc<dyn Store>,
 }
 
-type Seats = Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>;
+type Seats = Vec<(Seat, Rank<LoadShardedStrategy, dyn LoadPlanner>)>;
 type Outcomes = Vec<Result<Loaded, LoadFailure>>;
 
 impl UnderTest<'_> {
@@ -189,7 +189,7 @@ impl UnderTest<'_> {
             (
                 seat,
                 Rank {
-                    strategy,
+                    strategy: strategy.into(),
                     planner: planner(r),
                     flat: self.template(r, ranks),
                 },
@@ -468,7 +468,9 @@ impl UnderTest<'_> {
                 let mut seats = self.one_reader(3);
                 let rank = &mut seats[bad as usize].1;
                 rank.planner = Arc::new(observer.on(OneReader::all(3)));
-                rank.strategy = Arc::new(observer.on(Arc::clone(&rank.strategy)));
+                let mut strategy = LoadShardedStrategy::clone(&rank.strategy);
+                strategy.format = Arc::new(observer.on(strategy.format));
+                rank.strategy = strategy.into();
                 let outcomes = templates_come_back(seats);
 
                 // A hook that this format does not call so often is not met, so there is nothing to check.

@@ -330,7 +330,7 @@ impl UnderTest<'_> {
         let flat = sample_template(Cut::Columns, 0, 1, self.objects.then_some(ranks));
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
         let rank = Rank {
-            strategy: self.load.build().unwrap(),
+            strategy: self.load.build().unwrap().into(),
             planner,
             flat,
         };
@@ -525,7 +525,7 @@ impl UnderTest<'_> {
             }
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
             let rank = Rank {
-                strategy: self.load.build().unwrap(),
+                strategy: self.load.build().unwrap().into(),
                 planner,
                 flat,
             };

@@ -43,7 +43,7 @@ pub(super) fn regions_of_flattened_ranges_are_read(
     }
     let planner: Arc<dyn LoadPlanner> = Arc::new(Unflatten);
     let rank = |r| Rank {
-        strategy: load.build().unwrap(),
+        strategy: load.build().unwrap().into(),
         planner: Arc::clone(&planner),
         flat: boxes(r),
     };

@@ -153,7 +153,7 @@ pub fn try_load(
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap(),
+        strategy: config.build().unwrap().into(),
         planner: Arc::new(DefaultLoadPlanner::DEFAULT) as _,
         flat: flat(leaves),
     };

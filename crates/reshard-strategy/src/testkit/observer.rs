@@ -1,9 +1,8 @@
 use crate::{
     BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole, FinishCx,
-    Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, PolicyUse,
-    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
-    Rewritten, SaveCx, SaveFormat, StorageInfo, StorageReader, StorageWriter, Traffic,
-    VerifyReport, WriteData, WriterHooks,
+    Footprint, FormatInfo, LoadFormat, OpenCx, PolicyUse, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Records, Removal, Resolve, Result, Rewritten, SaveCx, SaveFormat, StorageInfo,
+    StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -37,7 +36,7 @@ impl Observer {
         Self(Arc::new(listen))
     }
 
-    /// Around a planner, an `Arc<dyn SaveFormat>` with its writers, or an `Arc<dyn LoadShardedStrategy>` with its readers.
+    /// Around a planner, an `Arc<dyn SaveFormat>` with its writers, or an `Arc<dyn LoadFormat>` with its readers.
     pub fn on<T>(&self, inner: T) -> Observed<T> {
         Observed {
             inner,
@@ -361,39 +360,14 @@ impl Extent for TappedExtent {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
+impl LoadFormat for Observed<Arc<dyn LoadFormat>> {
     fn info(&self) -> &FormatInfo {
         self.inner.info()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         self.observer.format("reader.open")?;
-        let inner = self.inner.open(cx).await?;
-        Ok(Arc::new(Observed {
-            inner,
-            observer: self.observer.clone(),
-        }))
-    }
-
-    async fn load(
-        &self,
-        template: FlatStateDict,
-        from: Arc<dyn StorageReader>,
-        cx: &LoadCx<'_>,
-    ) -> Result<Loaded, Box<LoadFailure>> {
-        self.inner.load(template, from, cx).await
-    }
-
-    fn can_handle_sharded_objects(&self) -> bool {
-        self.inner.can_handle_sharded_objects()
-    }
-
-    async fn remove_sharded_tensors(
-        &self,
-        from: &Arc<dyn StorageReader>,
-        prefix: &str,
-    ) -> Result<Removal> {
-        self.inner.remove_sharded_tensors(from, prefix).await
+        Ok(Arc::new(self.observer.on(self.inner.open(cx).await?)))
     }
 }
 
@@ -526,6 +500,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
 
     fn covers(&self, file: &Name) -> bool {
         self.inner.covers(file)
+    }
+
+    async fn without(&self, prefix: &str) -> Result<Removal> {
+        self.inner.without(prefix).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

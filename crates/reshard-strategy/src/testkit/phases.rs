@@ -85,7 +85,7 @@ impl Pair<'_> {
             let template = sample_template(Cut::Rows, 0, 1, self.objects.then_some(RANKS));
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
             let rank = Rank {
-                strategy: self.load.build().unwrap(),
+                strategy: self.load.build().unwrap().into(),
                 planner,
                 flat: template,
             };

@@ -140,7 +140,7 @@ fn loads_in_another_split(load: &dyn LoadShardedConfig, store: &Arc<dyn Store>) 
     let template = sample_template(Cut::Columns, 0, 1, None);
     let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
     let rank = Rank {
-        strategy: load.build().unwrap(),
+        strategy: load.build().unwrap().into(),
         planner: planner as _,
         flat: template,
     };
@@ -284,7 +284,7 @@ fn hooks_of_a_load<P: LoadPlanner>(
             Arc::new(observer.on(make()))
         };
         Rank {
-            strategy: load.build().unwrap(),
+            strategy: load.build().unwrap().into(),
             planner,
             flat: sample_template(Cut::Columns, r, 3, objects_of),
         }
@@ -362,7 +362,7 @@ fn what_is_missing_is_an_error<P: LoadPlanner>(
         .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
     let flat: FlatStateDict = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
     let rank = Rank {
-        strategy: load.build().unwrap(),
+        strategy: load.build().unwrap().into(),
         planner: Arc::new(make()) as Arc<dyn LoadPlanner>,
         flat,
     };

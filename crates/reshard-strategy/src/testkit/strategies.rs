@@ -81,7 +81,7 @@ pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCo
         .check(|| pair.a_read_that_fails_gives_the_template_back());
     rule("loads.damage_is_an_error_or_harmless", "StorageReader")
         .check(|| pair.damage_is_an_error_or_does_no_harm());
-    rule("loads.no_checkpoint_says_so", "OpenFormat::open")
+    rule("loads.no_checkpoint_says_so", "LoadFormat::open")
         .check(|| pair.a_place_without_a_checkpoint_says_so());
 }
 
@@ -104,8 +104,8 @@ impl Pair<'_> {
         Arc::new(self.save.build().unwrap())
     }
 
-    fn loader(&self) -> Arc<dyn LoadShardedStrategy> {
-        self.load.build().unwrap()
+    fn loader(&self) -> Arc<LoadShardedStrategy> {
+        Arc::new(self.load.build().unwrap())
     }
 
     fn objects(&self) -> bool {

@@ -28,8 +28,10 @@ impl SaveFormat for InFiles {
 
     /// Several files hold only tensors.
     fn capabilities(&self) -> Capabilities {
-        let can = TorchSaveConfig::default().capabilities();
-        can.with_sharded_objects(false)
+        Capabilities {
+            no_sharded_objects: Some("save one file"),
+            ..TorchSaveConfig::default().capabilities()
+        }
     }
 
     fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {

@@ -77,7 +77,7 @@ impl LoadOptions {
         opened.is_ok_and(|opened| opened.reader.is_rank_local())
     }
 
-    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new option doesn't compile before it is considered here.
+    /// Lists every option that must agree by `docs/ranks.md`. A new option doesn't compile before it is considered here.
     pub(crate) fn agreed(
         &self,
         coordinator: Rank,

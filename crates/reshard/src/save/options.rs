@@ -108,7 +108,7 @@ impl SaveOptions {
         Err(options.refuse(&comm, &found).await)
     }
 
-    /// Lists every option that [`OPTIONS`](crate::agreement::OPTIONS) says must agree. A new option doesn't compile before it is considered here.
+    /// Lists every option that must agree by `docs/ranks.md`. A new option doesn't compile before it is considered here.
     pub(crate) fn agreed(&self, coordinator: Rank, target: Option<&Target>) -> AgreedOptions {
         let Self {
             url,

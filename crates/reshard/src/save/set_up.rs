@@ -124,7 +124,7 @@ impl Save<'_> {
         let sharded = self.options.config.insert(config).build()?;
         let can = sharded.capabilities();
         if !self.options.dialect_is_chosen && !can.saves(self.options.pipeline.dialect) {
-            self.options.pipeline.dialect = can.dialects().first().copied().unwrap_or_default();
+            self.options.pipeline.dialect = can.dialects.first().copied().unwrap_or_default();
         }
         Ok(Target {
             registry,
@@ -158,7 +158,7 @@ impl Save<'_> {
             let what = format!(
                 "the dialect {}; it saves in {}",
                 self.options.pipeline.dialect,
-                names(can.dialects())
+                names(can.dialects)
             );
             return Err(StrategyError::Unsupported {
                 strategy: sharded.key().to_string(),

@@ -15,7 +15,7 @@ use reshard_plan::{
 };
 use reshard_storage::{CountingStore, IfExists, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, PlannedLoad, SaveShardedStrategy,
+    LoadCx, LoadShardedStrategy, OpenCx, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -57,7 +57,8 @@ fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 
     let counting = CountingStore::new(Arc::clone(store));
     let counted: Arc<dyn Store> = Arc::new(counting.clone());
     let reader =
-        block_on(PlannedLoad::new(ExampleFormat).open(&OpenCx::new(Arc::clone(&counted)))).unwrap();
+        block_on(LoadShardedStrategy::new(ExampleFormat).open(&OpenCx::new(Arc::clone(&counted))))
+            .unwrap();
     counting.take();
     let planner: Arc<dyn LoadPlanner> = Arc::new(planner);
     on_ranks(LocalGroup::new(ranks), move |group| {
@@ -73,7 +74,7 @@ fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 
                 .collect();
             let groups = BTreeMap::new();
             let cx = LoadCx::new(Comm::new(&group), &groups, counted, planner);
-            let loaded = PlannedLoad::new(ExampleFormat)
+            let loaded = LoadShardedStrategy::new(ExampleFormat)
                 .load(template, reader, &cx)
                 .await;
             let loaded = loaded.map_err(|failure| failure.error).unwrap();

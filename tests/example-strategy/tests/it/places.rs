@@ -9,8 +9,8 @@ use reshard::{
     blocking::{self, Checkpoint},
     storage::{LocalStore, Name, PlaceKind, Store, StoreExt},
     strategy::{
-        Detection, FormatInfo, LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad,
-        Registration, Result, StorageReader,
+        Detection, FormatInfo, LoadFormat, LoadShardedStrategy, Make, OpenCx, Registration, Result,
+        StorageReader,
     },
 };
 use reshard_example::{ExampleConfig, ExampleFormat};
@@ -34,7 +34,7 @@ const INFO: FormatInfo = FormatInfo {
 struct OneFile;
 
 #[async_trait]
-impl OpenFormat for OneFile {
+impl LoadFormat for OneFile {
     fn info(&self) -> &FormatInfo {
         &INFO
     }
@@ -58,8 +58,8 @@ struct OneFileConfig {}
 
 #[typetag::serde(name = "one_file")]
 impl reshard::strategy::LoadShardedConfig for OneFileConfig {
-    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
-        Ok(Arc::new(PlannedLoad::new(OneFile)))
+    fn build(&self) -> Result<LoadShardedStrategy> {
+        Ok(LoadShardedStrategy::new(OneFile))
     }
 }
 

@@ -10,10 +10,10 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, FileLayout, FinishCx, FormatInfo, LoadShardedStrategy, OpenCx,
-    OpenFormat, PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
-    SaveCx, SaveFormat, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic,
-    VerifyReport, WriterHooks,
+    BackendVersion, CheckedItems, FileLayout, FinishCx, FormatInfo, LoadFormat,
+    LoadShardedStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve,
+    Result, SaveCx, SaveFormat, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter,
+    Traffic, VerifyReport, WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -96,7 +96,7 @@ impl StorageWriter for Talks {
 }
 
 #[async_trait]
-impl OpenFormat for Talks {
+impl LoadFormat for Talks {
     fn info(&self) -> &FormatInfo {
         ExampleFormat.info()
     }
@@ -215,7 +215,7 @@ fn formats_and_planners_find_in_a_plan_what_they_put_there() {
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     let ranks = (0..RANKS).map(|r| Rank {
-        strategy: Arc::new(PlannedLoad::new(Talks::default())) as Arc<dyn LoadShardedStrategy>,
+        strategy: Arc::new(LoadShardedStrategy::new(Talks::default())),
         planner: Arc::new(Notes(r)) as Arc<dyn LoadPlanner>,
         flat: sample_template(Cut::Columns, r, RANKS, Some(RANKS)),
     });
@@ -288,7 +288,7 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
         };
         let before = addresses(&template);
         let rank = Rank {
-            strategy: Arc::new(PlannedLoad::new(ExampleFormat)) as Arc<dyn LoadShardedStrategy>,
+            strategy: Arc::new(LoadShardedStrategy::new(ExampleFormat)),
             planner: Arc::new(Wrong(wrong)) as Arc<dyn LoadPlanner>,
             flat: template,
         };

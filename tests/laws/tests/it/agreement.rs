@@ -240,7 +240,7 @@ fn difference(
                 let can = config.build().unwrap().capabilities();
                 let usual = match can.saves(Dialect::Megatron) {
                     true => Dialect::Megatron,
-                    false => can.dialects()[0],
+                    false => can.dialects[0],
                 };
                 let other = Dialect::ALL.iter().find(|d| **d != usual).unwrap();
                 save.boxed_strategy(config).dialect(*other)

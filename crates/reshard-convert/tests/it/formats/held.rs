@@ -35,10 +35,13 @@ impl SaveFormat for Narrow {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_dtypes(|dtype| !dtype.is_complex());
-        match self.items {
-            true => can.with_dialects(&[Dialect::Dcp]),
-            false => can.with_dialects(&[Dialect::TensorsOnly]),
+        Capabilities {
+            dtypes: |dtype| !dtype.is_complex(),
+            dialects: match self.items {
+                true => &[Dialect::Dcp],
+                false => &[Dialect::TensorsOnly],
+            },
+            ..Capabilities::DEFAULT
         }
     }
 

@@ -1,0 +1,242 @@
+//! Strategies that load sharded leaves: a format with its settings, and layers around its planning.
+
+use crate::{
+    BackendVersion, FormatInfo, LoadCommonStrategy, LoadCx, LoadFailure, Loaded, OpenCx, Result,
+    StorageReader, StrategyError, agree, common::compatible, objects, pipeline::load_planned,
+};
+use async_trait::async_trait;
+use reshard_comm::{Comm, CommError, ProcessGroup};
+use reshard_model::FlatStateDict;
+use reshard_plan::LoadPlanner;
+use std::{fmt, future::Future, pin::Pin, sync::Arc};
+
+/// A format with its settings: how it opens a checkpoint.
+#[async_trait]
+pub trait LoadFormat: fmt::Debug + Send + Sync {
+    /// Name of the format, and how it is recognised.
+    fn info(&self) -> &FormatInfo;
+
+    /// Reads the description of a checkpoint: its items, and where they are stored. It reads no tensor.
+    ///
+    /// # Errors
+    /// The place has no checkpoint of this format, or a damaged one.
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
+}
+
+/// Changes how a load is planned, whatever its format. A layer never changes data.
+#[async_trait]
+pub trait LoadLayer: fmt::Debug + Send + Sync {
+    /// Opens a checkpoint with the strategy inside of the layer. It isn't collective: places are opened before the ranks of a load are known.
+    ///
+    /// # Errors
+    /// Those of the strategy.
+    async fn open(
+        &self,
+        inner: &LoadShardedStrategy,
+        cx: &OpenCx,
+    ) -> Result<Arc<dyn StorageReader>> {
+        inner.open(cx).await
+    }
+
+    /// Returns planner, reader, bounds and group of the load. `setup` comes from the layer outside of this one, or from the caller.
+    ///
+    /// # Collective
+    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
+    async fn set_up(
+        &self,
+        setup: LoadSetup,
+        template: &FlatStateDict,
+        cx: &LoadCx<'_>,
+    ) -> Result<LoadSetup>;
+}
+
+/// The parts of a load that a [layer](LoadLayer) can change.
+#[derive(Clone, Debug)]
+pub struct LoadSetup {
+    /// The planner.
+    pub planner: Arc<dyn LoadPlanner>,
+    /// The open checkpoint.
+    pub reader: Arc<dyn StorageReader>,
+    /// As [`LoadCx::exchange_memory`], in bytes.
+    pub exchange_memory: u64,
+    /// As [`LoadCx::copy_ahead`], in bytes.
+    pub copy_ahead: u64,
+    /// A group of all ranks in which the load runs instead. The pipeline reports its failures to the whole group, too.
+    pub group: Option<Arc<dyn ProcessGroup>>,
+}
+
+/// Loads sharded leaves into a template's buffers.
+#[derive(Clone, Debug)]
+pub struct LoadShardedStrategy {
+    /// The format with its settings.
+    pub format: Arc<dyn LoadFormat>,
+    /// Layers around it, the outermost first.
+    pub layers: Vec<Arc<dyn LoadLayer>>,
+    /// Loads sharded objects if the format loads none.
+    pub common: Option<Arc<dyn LoadCommonStrategy>>,
+}
+
+impl LoadShardedStrategy {
+    /// A strategy without layers.
+    pub fn new(format: impl LoadFormat + 'static) -> Self {
+        Self {
+            format: Arc::new(format),
+            layers: Vec::new(),
+            common: None,
+        }
+    }
+
+    /// Adds a layer around the others.
+    #[must_use]
+    pub fn layer(mut self, layer: impl LoadLayer + 'static) -> Self {
+        self.layers.insert(0, Arc::new(layer));
+        self
+    }
+
+    /// Name of the format, and how it is recognised.
+    pub fn info(&self) -> &FormatInfo {
+        self.format.info()
+    }
+
+    /// Name and version of the format.
+    pub fn key(&self) -> BackendVersion {
+        self.info().key()
+    }
+
+    /// Checks that the format can load another name or version. The error contains the reason.
+    ///
+    /// # Errors
+    /// The name differs or the version is newer, and the format does not [load that, too](FormatInfo::also_loads).
+    pub fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        let info = self.info();
+        match info.backend == &*stored.backend && info.also_loads.contains(&stored.version) {
+            true => Ok(()),
+            false => compatible(&self.key(), stored),
+        }
+    }
+
+    /// Whether the format loads sharded objects, or else the common strategy.
+    pub fn can_handle_sharded_objects(&self) -> bool {
+        self.info().loads_objects || self.common.is_some()
+    }
+
+    /// Reads the description of a checkpoint: its items, and where they are stored. It reads no tensor.
+    ///
+    /// # Errors
+    /// The place has no checkpoint of this format, or a damaged one.
+    pub async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let reader = match self.layers.split_first() {
+            None => self.format.open(cx).await?,
+            Some((outer, inner)) => {
+                let inner = Self {
+                    format: Arc::clone(&self.format),
+                    layers: inner.to_vec(),
+                    common: None,
+                };
+                outer.open(&inner, cx).await?
+            }
+        };
+        objects::open(self, reader, cx).await
+    }
+
+    /// Fills the template.
+    ///
+    /// # Collective
+    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
+    ///
+    /// # Errors
+    /// The error contains the template. Its buffers are unchanged or partly filled.
+    pub async fn load(
+        &self,
+        template: FlatStateDict,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        match self.info().loads_objects {
+            true => load_in(&self.layers, template, from, cx).await,
+            false => objects::load(self, template, from, cx).await,
+        }
+    }
+}
+
+/// Loads with these layers, the outermost first.
+pub(crate) fn load_in<'l>(
+    layers: &'l [Arc<dyn LoadLayer>],
+    template: FlatStateDict,
+    from: Arc<dyn StorageReader>,
+    cx: &'l LoadCx<'_>,
+) -> Pin<Box<dyn Future<Output = Result<Loaded, Box<LoadFailure>>> + Send + 'l>> {
+    Box::pin(async move {
+        let Some((layer, inner)) = layers.split_first() else {
+            return load_planned(template, &*from, cx).await;
+        };
+        let setup = LoadSetup {
+            planner: Arc::clone(&cx.planner),
+            reader: from,
+            exchange_memory: cx.exchange_memory,
+            copy_ahead: cx.copy_ahead,
+            group: None,
+        };
+        let setup = match layer.set_up(setup, &template, cx).await {
+            Ok(setup) => setup,
+            Err(error) => return Err(Box::new(LoadFailure::of_plan(error, template))),
+        };
+        let own = LoadCx {
+            planner: setup.planner,
+            exchange_memory: setup.exchange_memory,
+            copy_ahead: setup.copy_ahead,
+            ..cx.clone()
+        };
+        match setup.group {
+            None => load_in(inner, template, setup.reader, &own).await,
+            Some(group) => {
+                let comm = Comm::new(&*group)
+                    .with_coordinator(cx.comm.coordinator())
+                    .with_deadline(cx.comm.deadline());
+                let guard = cx.comm.guard("a load in a group of its own");
+                let own = LoadCx { comm, ..own };
+                let loaded = load_in(inner, template, setup.reader, &own).await;
+                let loaded = told(loaded, &cx.comm).await;
+                guard.done();
+                loaded
+            }
+        }
+    })
+}
+
+/// Reports a failure in a group of its own to the whole group, unless all ranks have learnt it there.
+async fn told(
+    loaded: Result<Loaded, Box<LoadFailure>>,
+    comm: &Comm<'_>,
+) -> Result<Loaded, Box<LoadFailure>> {
+    let (loaded, own) = match loaded {
+        Ok(loaded) => (Ok(loaded), Ok(())),
+        Err(failure) => {
+            let LoadFailure {
+                error,
+                template,
+                decided,
+            } = *failure;
+            match matches!(error, StrategyError::Comm(CommError::Ranks { .. })) {
+                true => (Err((template, decided, Some(error))), Ok(())),
+                false => (Err((template, decided, None)), Err(error)),
+            }
+        }
+    };
+    let agreed = agree(comm, "read", own).await;
+    match (agreed, loaded) {
+        (Ok(()), Ok(loaded)) => Ok(loaded),
+        (agreed, loaded) => {
+            let (template, decided, heard) = match loaded {
+                Ok(loaded) => (loaded.state, Some(loaded.decided), None),
+                Err(failure) => failure,
+            };
+            let lost = || StrategyError::Internal("a failure was lost".into());
+            Err(Box::new(LoadFailure {
+                error: agreed.err().or(heard).unwrap_or_else(lost),
+                template,
+                decided,
+            }))
+        }
+    }
+}
