@@ -14,7 +14,7 @@ const COPY: &str = "copy of the files";
 
 /// Several files, as large models have them.
 const SAFETENSORS: &str = r#"{ "type": "safetensors", "max_shard_size": "1GB" }"#;
-const BUNDLE: &str = r#"{ "type": "tensor_bundle", "in_folder": "ckpt" }"#;
+const BUNDLE: &str = r#"{ "format": "tensor_bundle", "in_folder": "ckpt" }"#;
 
 /// Plain reads of all files of folders, by two threads into touched memory.
 pub(crate) fn bare_read(dirs: &[&str]) -> Peer {

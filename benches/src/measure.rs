@@ -11,7 +11,7 @@ use reshard::{
     Data, Durability, ShardedTensor, StateDict, Stores, Value, ValueTree,
     blocking::{self, run as block_on},
     model::{Leaf, Step, Tree},
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_parallel::FullyParallelLoad;
@@ -328,7 +328,7 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
 fn format(text: &str) -> Result<Json, String> {
     match text.starts_with('{') {
         true => serde_json::from_str(text).map_err(|e| e.to_string()),
-        false => Ok(serde_json::json!({ "type": text })),
+        false => Ok(serde_json::json!({ "format": text })),
     }
 }
 
@@ -342,10 +342,10 @@ fn save(a: &Args, how: How, cut: Cut, format: &Json) -> Result<Measured> {
         move |rank| b.state.build(b.gb, rank, 2, cut, 2),
         move || how.prepare(&dir),
         move |state, group| {
-            let strategy = Box::<dyn SaveShardedConfig>::deserialize(&config)?;
+            let strategy = SaveShardedStrategy::deserialize(&config)?;
             let save = reshard::save(&state, &url)
                 .group(group)
-                .boxed_strategy(strategy)
+                .strategy(strategy)
                 .overwrite(how.overwrite)
                 .check_replicas(how.check_replicas);
             let save = if how.synced {
@@ -387,7 +387,8 @@ fn load(a: &Args, loading: &Loading) -> Result<Measured> {
         move |(state, leaves), group| {
             let mut load = reshard::load(state, &url).group(group).verify(verify);
             if shared {
-                load = load.strategy(FullyParallelLoad::new(TorchDistLoadConfig::default()));
+                load =
+                    load.strategy(FullyParallelLoad::new().around(TorchDistLoadConfig::default()));
             }
             if let Some(rate) = rate.clone() {
                 let inner = Stores::linked()?.open(&url)?;

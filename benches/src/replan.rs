@@ -8,7 +8,7 @@ use reshard::{
     model::{Flatten, split_ref},
     plan::DefaultSavePlanner,
     storage::{IfExists, Stores},
-    strategy::{PipelineOptions, SaveCx, SaveShardedConfig},
+    strategy::{PipelineOptions, SaveCx, SaveShardedStrategy},
     torch_dist::TorchDistConfig,
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
@@ -78,7 +78,7 @@ fn plan(
 ) -> Result<f64> {
     let comm = Comm::new(group);
     let flat = split_ref(state, Dialect::Megatron, Flatten::default())?.flat;
-    let strategy = TorchDistConfig::new().build()?;
+    let strategy = SaveShardedStrategy::new(TorchDistConfig::new());
     blocking::run(async {
         let store = Stores::linked()?.open(url)?;
         let begun = store.begin("replan", IfExists::Refuse).await?;

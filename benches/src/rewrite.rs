@@ -7,7 +7,7 @@ use crate::{
 use anyhow::{Context, Result, anyhow};
 use reshard::{
     blocking::{self, Checkpoint},
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
 };
 use reshard_convert::convert;
 use serde::Deserialize;
@@ -28,8 +28,8 @@ pub(crate) fn into_format(
     let before = peak();
     let mut measured = times(dst, iterations, || {
         let source = Checkpoint::open(&src)?;
-        let format = Box::<dyn SaveShardedConfig>::deserialize(format)?;
-        let conversion = convert(&source, &url).ranks(ranks).boxed_strategy(format);
+        let format = SaveShardedStrategy::deserialize(format)?;
+        let conversion = convert(&source, &url).ranks(ranks).strategy(format);
         let report = blocking::run(conversion)?;
         Ok(report.saved.totals.all.bytes)
     })?;

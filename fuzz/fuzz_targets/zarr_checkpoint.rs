@@ -12,7 +12,7 @@ use reshard::{
     Dialect, Region, StateDict, Tensor,
     blocking::{self, Checkpoint},
     storage::Progress,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     zarr::{RECORD, Zarr3Config, ZarrConfig},
 };
 use reshard_storage::{Name, Store, StoreExt, testkit::MemoryStore};
@@ -39,7 +39,7 @@ impl Saved {
         place: &'static str,
         record: &'static str,
         damaged: [&'static str; 5],
-        format: Box<dyn SaveShardedConfig>,
+        format: SaveShardedStrategy,
     ) -> Self {
         let mut out = Self {
             place,
@@ -59,7 +59,7 @@ impl Saved {
         let url = out.url();
         let save = reshard::save(&state, &url)
             .dialect(Dialect::Dcp)
-            .boxed_strategy(format);
+            .strategy(format);
         blocking::run(save).expect("it is saved");
         let store = MemoryStore::named(place);
         let read = |name: &Name, bytes| {

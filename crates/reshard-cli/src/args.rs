@@ -10,7 +10,6 @@ use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits, StepPattern,
     map::Unmapped,
     policy::{ByteSize, ShardingPolicy},
-    strategy::SaveShardedConfig,
 };
 use reshard_convert::{MAX_FILES, MAX_PIECES};
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -635,26 +634,24 @@ pub(crate) struct Stats {
 /// The format to write.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// The newest version of a backend.
-    Newest(Arc<str>),
-    Name(BackendVersion),
-    Config(Arc<str>),
+    /// The name of a format, with its version or without it.
+    Name(Arc<str>),
+    /// A strategy.
+    Json(serde_json::Value),
 }
 
 fn target(text: &str) -> Result<Target, String> {
     if !text.trim_start().starts_with('{') {
         let named: Result<BackendVersion, _> = text.parse();
         return match named {
-            Ok(named) if text.contains('/') => Ok(Target::Name(named)),
-            Ok(named) => Ok(Target::Newest((&*named.backend).into())),
+            Ok(_) => Ok(Target::Name(text.into())),
             Err(e) => Err(e.to_string()),
         };
     }
-    let config: Result<Box<dyn SaveShardedConfig>, _> = serde_json::from_str(text);
-    match config {
-        Ok(_) => Ok(Target::Config(text.into())),
+    match serde_json::from_str(text) {
+        Ok(json) => Ok(Target::Json(json)),
         Err(e) => Err(format!(
-            "{e}; write it as {{\"type\":\"torch_dist\",\"files_per_rank\":2}}"
+            "{e}; write it as {{\"format\":\"torch_dist\",\"files_per_rank\":2}}"
         )),
     }
 }

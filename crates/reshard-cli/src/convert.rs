@@ -18,7 +18,7 @@ use reshard::{
     plan::similar,
     policy::PolicyMetrics,
     storage::wait,
-    strategy::{Damage, Make, SaveShardedConfig},
+    strategy::{Damage, SaveShardedStrategy},
 };
 use reshard_convert::{
     Asked, CastReport, ConvertError, ConvertReport, Finding, ItemKind, LedgerEntry, NotHeld,
@@ -335,9 +335,8 @@ fn set_up<'a>(
 
     setup = match &args.to {
         None => setup,
-        Some(Target::Newest(backend)) => setup.to(newest(&program.registry, backend)),
-        Some(Target::Name(name)) => setup.to(name.clone()),
-        Some(Target::Config(json)) => setup.boxed_strategy(config(json)?),
+        Some(Target::Name(name)) => setup.to(program.registry.named_save(name)?),
+        Some(Target::Json(json)) => setup.strategy(strategy(json, &program.registry)?),
     };
     if let Some(files) = args.files_per_rank {
         setup = setup.files_per_rank(files);
@@ -434,17 +433,9 @@ fn options_that_count(args: &Convert) -> Result<String> {
     ))
 }
 
-/// The newest version of a format that can be saved; the first one if there is none, of which the library tells.
-fn newest(registry: &Registry, backend: &str) -> BackendVersion {
-    let saves = registry
-        .iter()
-        .filter(|r| r.backend == backend && matches!(r.make, Make::SaveSharded(_)));
-    let version = saves.map(|r| r.version).max().unwrap_or(1);
-    BackendVersion::new(backend, version)
-}
-
-fn config(json: &str) -> Result<Box<dyn SaveShardedConfig>> {
-    serde_json::from_str(json).map_err(|e| {
+/// The strategy of `--to`.
+fn strategy(json: &serde_json::Value, registry: &Registry) -> Result<SaveShardedStrategy> {
+    SaveShardedStrategy::from_json(json.clone(), registry).map_err(|e| {
         CliError::told(
             format!("--to can't be read: {e}"),
             "`reshard plugins` lists the formats",

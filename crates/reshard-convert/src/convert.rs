@@ -28,7 +28,7 @@ use reshard::{
     plan::TensorRef,
     policy::{MaxShardSize, files_per_task},
     storage::{PlaceKind, Progress, Store, Traffic},
-    strategy::{Damage, Rest, SaveShardedConfig, StrategyError, VerifyReport},
+    strategy::{Damage, Rest, SaveShardedStrategy, StrategyError, VerifyReport},
 };
 use reshard_optim::BucketLayout;
 use serde_json::Value as Json;
@@ -187,13 +187,8 @@ impl<'a> Convert<'a> {
     }
 
     /// The format to write, with settings.
-    pub fn strategy(self, config: impl SaveShardedConfig + 'static) -> Self {
-        self.boxed_strategy(Box::new(config))
-    }
-
-    /// The format to write, with settings from configuration.
-    pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
-        self.format = Wanted::Config(config);
+    pub fn strategy(mut self, strategy: impl Into<SaveShardedStrategy>) -> Self {
+        self.format = Wanted::Strategy(strategy.into());
         self
     }
 
@@ -817,7 +812,7 @@ impl Convert<'_> {
         let groups = LocalGroup::new(self.ranks);
         let mut last = Some((source.watched(), snapshot));
         let saves = groups.iter().zip(states).map(|(group, state)| {
-            let config = target.config()?;
+            let strategy = target.strategy();
             let progress = self.progress.clone();
             let mut save = source.save(state, &self.dst);
             if let Some(policy) = &policy {
@@ -837,7 +832,7 @@ impl Convert<'_> {
                 .deadline(PATIENCE)
                 .exchange_memory((EXCHANGES / u64::from(self.ranks)).max(LEAST_EXCHANGE))
                 .max_files(self.max_files)
-                .boxed_strategy(config)
+                .strategy(strategy)
                 .planner(planner.clone())
                 .overwrite(self.overwrite)
                 .dry_run(self.dry_run)

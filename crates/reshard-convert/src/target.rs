@@ -5,7 +5,7 @@ use reshard::{
     BackendVersion, Registry,
     plan::AnnotationKind,
     storage::{Entry, Name, PlaceKind},
-    strategy::{Capabilities, Detection, SaveShardedConfig, SaveShardedStrategy, StrategyError},
+    strategy::{Action, Capabilities, Detection, SaveShardedStrategy, StrategyError},
 };
 use serde_json::Value as Json;
 
@@ -20,15 +20,13 @@ pub(crate) enum Wanted {
     ByName,
     /// The one of this name.
     Named(BackendVersion),
-    /// The one with these settings.
-    Config(Box<dyn SaveShardedConfig>),
+    /// This one, with its settings.
+    Strategy(SaveShardedStrategy),
 }
 
 /// A format to write.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// Its settings as data, because each rank needs a strategy of its own.
-    settings: Json,
     strategy: SaveShardedStrategy,
     place: PlaceKind,
     /// Whether a policy decides on files.
@@ -44,31 +42,28 @@ impl Target {
         (dst, by_policy): (&str, bool),
         registry: &Registry,
     ) -> Result<Self> {
-        let found;
         let by_name = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
-        let config = match wanted {
-            Wanted::Config(config) => config,
-            Wanted::Named(name) => {
-                found = registry.save_sharded(name).map_err(ConvertError::Target)?;
-                &found
-            }
-            Wanted::ByName => {
-                let default = || BackendVersion::new("torch_dist", 1);
-                let name = by_name.clone().unwrap_or_else(default);
-                found = registry.save_sharded(&name).map_err(ConvertError::Target)?;
-                &found
-            }
+        let named = |name: &BackendVersion| registry.save_sharded(name);
+        let strategy = match (wanted, &by_name) {
+            (Wanted::Strategy(strategy), _) => Ok(strategy.clone()),
+            (Wanted::Named(name), _) | (Wanted::ByName, Some(name)) => named(name),
+            (Wanted::ByName, None) => named(&registry.default_of(Action::SaveSharded)),
         };
-        let mut settings = serde_json::to_value(config)
-            .map_err(|e| ConvertError::Target(StrategyError::Internal(e.to_string())))?;
+        let mut target = Self {
+            strategy: strategy.map_err(ConvertError::Target)?,
+            place: PlaceKind::Folder,
+            by_policy,
+        };
         for (name, value) in changes {
-            change(&mut settings, name, value.clone(), &**config)?;
+            target.change(name, value.clone(), registry)?;
         }
-        let mut target = Self::with(settings.clone(), dst, by_policy)?;
+        target.find_place(dst);
         if keep_objects && !target.has_objects() {
-            change(&mut settings, KEEP_OBJECTS, true.into(), &**config)?;
-            target = Self::with(settings, dst, by_policy)?;
+            target.change(KEEP_OBJECTS, true.into(), registry)?;
+            target.find_place(dst);
         }
+        let checked = target.strategy.format.check();
+        checked.map_err(ConvertError::Target)?;
         // Who gives the name of a file wants a file.
         if by_name.is_some() && target.place != PlaceKind::File {
             return Err(ConvertError::NoSingleFile {
@@ -79,23 +74,28 @@ impl Target {
         Ok(target)
     }
 
-    fn with(settings: Json, dst: &str, by_policy: bool) -> Result<Self> {
-        let strategy = config_of(&settings)
-            .map_err(|e| ConvertError::Target(StrategyError::Invalid(e.to_string())))?
-            .build()
-            .map_err(ConvertError::Target)?;
-        Ok(Self {
-            settings,
-            place: strategy.capabilities().place(last_part(dst)),
-            strategy,
-            by_policy,
-        })
+    fn find_place(&mut self, dst: &str) {
+        self.place = self.capabilities().place(last_part(dst));
     }
 
-    /// Settings for one rank.
-    pub(crate) fn config(&self) -> Result<Box<dyn SaveShardedConfig>> {
-        config_of(&self.settings)
-            .map_err(|e| ConvertError::Target(StrategyError::Internal(e.to_string())))
+    /// Changes one of the settings of the format.
+    fn change(&mut self, name: &str, value: Json, registry: &Registry) -> Result<()> {
+        let mut settings = self.strategy.format.settings();
+        if let Json::Object(all) = &mut settings {
+            all.insert(name.into(), value);
+        }
+        let changed = registry.save_format(&self.key(), settings);
+        self.strategy.format = changed.map_err(|e| ConvertError::Setting {
+            format: self.key(),
+            setting: name.into(),
+            what: e.to_string(),
+        })?;
+        Ok(())
+    }
+
+    /// The strategy of every rank.
+    pub(crate) fn strategy(&self) -> SaveShardedStrategy {
+        self.strategy.clone()
     }
 
     /// Its name.
@@ -132,7 +132,8 @@ impl Target {
 
     /// The number of files of each rank, if its settings have one.
     pub(crate) fn files_per_rank(&self) -> u32 {
-        let files = self.settings.get("files_per_rank").and_then(Json::as_u64);
+        let settings = self.strategy.format.settings();
+        let files = settings.get("files_per_rank").and_then(Json::as_u64);
         u32::try_from(files.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
     }
 
@@ -140,25 +141,6 @@ impl Target {
     pub(crate) fn place(&self) -> PlaceKind {
         self.place
     }
-}
-
-/// Changes one of the settings of a format.
-fn change(settings: &mut Json, name: &str, value: Json, of: &dyn SaveShardedConfig) -> Result<()> {
-    if let Json::Object(all) = settings {
-        all.insert(name.into(), value);
-    }
-    match config_of(settings) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(ConvertError::Setting {
-            format: of.build().map_err(ConvertError::Target)?.key(),
-            setting: name.into(),
-            what: e.to_string(),
-        }),
-    }
-}
-
-fn config_of(settings: &Json) -> serde_json::Result<Box<dyn SaveShardedConfig>> {
-    serde_json::from_value(settings.clone())
 }
 
 fn last_part(url: &str) -> &str {
@@ -174,8 +156,8 @@ fn by_name(registry: &Registry, name: &str) -> Result<Option<BackendVersion>, St
         name: file,
         bytes: 0,
     };
-    for config in registry.all_load_sharded() {
-        let format = config.build()?;
+    for format in registry.all_load_sharded() {
+        let format = format?;
         if format.info().lives_in(PlaceKind::File)
             && format.info().detect_file(&file) != Detection::No
             && registry.save_sharded(&format.key()).is_ok()

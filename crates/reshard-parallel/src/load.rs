@@ -7,17 +7,15 @@ use crate::{
 use async_trait::async_trait;
 use reshard_model::FlatStateDict;
 use reshard_plan::ExchangeAlgo;
-use reshard_strategy::{
-    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, Result,
-};
+use reshard_strategy::{LoadCx, LoadLayer, LoadSetup, LoadShardedStrategy, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Settings of a load in which each piece is read from storage by one rank of a group, which hands it to the others. It is Megatron Core's
-/// `FullyParallelLoadStrategyWrapper` around any other settings, also around those of another wrapper.
+/// `FullyParallelLoadStrategyWrapper`, as a layer around any strategy: `FullyParallelLoad::new().around(strategy)`.
 ///
 /// ```json
-/// { "type": "fully_parallel", "group": "dp", "exchange": "gather_rounds", "base": { "type": "torch_dist" } }
+/// { "format": "torch_dist", "layers": [{ "type": "fully_parallel", "group": "dp", "exchange": "gather_rounds" }] }
 /// ```
 ///
 /// The result is that of a load without it. Pieces are distributed by
@@ -31,36 +29,30 @@ use std::sync::Arc;
 /// Ranks of one process fill each other's leaves, which takes no memory; this holds for torch_dist, and for what is neither cast nor transformed.
 /// Otherwise a rank holds at most the `exchange_memory` of the load beside its state, or one piece if that is larger. With
 /// [`GatherObject`](ExchangeAlgo::GatherObject) it holds all that it reads for others.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FullyParallelLoad {
-    /// The settings of the format, or of another wrapper.
-    pub base: Arc<dyn LoadShardedConfig>,
     /// The name of the sub-group whose ranks read for each other; all ranks without. A load gets it by `sub_group`.
-    #[serde(default)]
     pub group: Option<String>,
     /// Whether the coordinator keeps the shared plans for the next load with a clone of these settings. They are used again if all ranks plan to
     /// read the same.
-    #[serde(default)]
     pub cache: bool,
     /// How pieces are handed on. Only rounds and memory depend on it.
-    #[serde(default)]
     pub exchange: ExchangeAlgo,
     #[serde(skip)]
     kept: Arc<Kept>,
 }
 
 impl FullyParallelLoad {
-    /// Around these settings, over all ranks.
-    pub fn new(base: impl LoadShardedConfig + 'static) -> Self {
-        Self {
-            base: Arc::new(base),
-            group: None,
-            cache: false,
-            exchange: ExchangeAlgo::default(),
-            kept: Arc::default(),
-        }
+    /// The default settings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the layer around a strategy, or around a format.
+    pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
+        strategy.into().layer(self)
     }
 
     /// Sets the sub-group whose ranks read for each other.
@@ -83,12 +75,6 @@ impl FullyParallelLoad {
 }
 
 #[typetag::serde(name = "fully_parallel")]
-impl LoadShardedConfig for FullyParallelLoad {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(self.base.build()?.layer(self.clone()))
-    }
-}
-
 #[async_trait]
 impl LoadLayer for FullyParallelLoad {
     async fn set_up(

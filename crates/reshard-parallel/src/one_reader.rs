@@ -15,8 +15,8 @@ use reshard_model::{ErrorKind, FlatStateDict, Path, Sharded};
 use reshard_plan::ExchangeAlgo;
 use reshard_storage::StoreExt;
 use reshard_strategy::{
-    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, OpenCx, Result,
-    StorageReader, StrategyError, cause,
+    LoadCx, LoadLayer, LoadSetup, LoadShardedStrategy, OpenCx, Result, StorageReader,
+    StrategyError, cause,
 };
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
@@ -26,7 +26,7 @@ use std::{any::Any, collections::BTreeSet, sync::Arc};
 /// format.
 ///
 /// ```json
-/// { "type": "one_reader", "base": { "type": "torch_save" } }
+/// { "format": "torch_save", "layers": [{ "type": "one_reader" }] }
 /// ```
 ///
 /// The result is that of a load without it: the planner decides about casts, strictness and other shapes. Only templates of tensors are
@@ -35,27 +35,30 @@ use std::{any::Any, collections::BTreeSet, sync::Arc};
 /// DCP broadcasts each tensor as a whole. Here a rank gets only its own part, in rounds of at most
 /// [`bytes_in_flight`](Self::bytes_in_flight).
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct OneReaderLoad {
-    /// The settings of the format.
-    pub base: Arc<dyn LoadShardedConfig>,
     /// How many bytes may be on their way on a rank.
-    #[serde(default = "in_flight")]
     pub bytes_in_flight: u64,
 }
 
-fn in_flight() -> u64 {
-    64 << 20
+impl Default for OneReaderLoad {
+    fn default() -> Self {
+        Self {
+            bytes_in_flight: 64 << 20,
+        }
+    }
 }
 
 impl OneReaderLoad {
-    /// Around these settings, with 64 MiB in flight.
-    pub fn new(base: impl LoadShardedConfig + 'static) -> Self {
-        Self {
-            base: Arc::new(base),
-            bytes_in_flight: in_flight(),
-        }
+    /// The default settings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the layer around a strategy, or around a format.
+    pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
+        strategy.into().layer(self)
     }
 
     /// Sets how many bytes may be on their way.
@@ -66,12 +69,6 @@ impl OneReaderLoad {
 }
 
 #[typetag::serde(name = "one_reader")]
-impl LoadShardedConfig for OneReaderLoad {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(self.base.build()?.layer(self.clone()))
-    }
-}
-
 #[async_trait]
 impl LoadLayer for OneReaderLoad {
     /// Reads nothing: which rank this is, only the load knows.

@@ -9,8 +9,8 @@ use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::Declared;
 use reshard_strategy::{
-    PipelineOptions, Result, SaveCx, SaveLayer, SaveSetup, SaveShardedConfig, SaveShardedStrategy,
-    StrategyError, agree, cause, declaration_digest,
+    PipelineOptions, Result, SaveCx, SaveLayer, SaveSetup, SaveShardedStrategy, StrategyError,
+    agree, cause, declaration_digest,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -22,10 +22,10 @@ use std::{
 type Digest = [u8; 32];
 
 /// Settings of a save in which each replicated tensor is written by one rank of a group, so that all of its ranks write about as many
-/// bytes. It is Megatron Core's `FullyParallelSaveStrategyWrapper` around any other settings, also around those of another wrapper.
+/// bytes. It is Megatron Core's `FullyParallelSaveStrategyWrapper`, as a layer around any strategy: `FullyParallelSave::new().around(strategy)`.
 ///
 /// ```json
-/// { "type": "fully_parallel", "group": "dp", "base": { "type": "torch_dist" } }
+/// { "format": "torch_dist", "layers": [{ "type": "fully_parallel", "group": "dp" }] }
 /// ```
 ///
 /// The format does not change. Only tensors are distributed, by [`distribute_shards_to_ranks`](crate::distribute_shards_to_ranks), and only
@@ -35,32 +35,28 @@ type Digest = [u8; 32];
 /// # Replicas
 /// Replicas must be equal. A rank writes its own copy of what it was chosen for. What is validated are the replicas that ranks declare, as in a save without this
 /// wrapper.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FullyParallelSave {
-    /// The settings of the format, or of another wrapper.
-    pub base: Arc<dyn SaveShardedConfig>,
     /// The name of the sub-group whose ranks share their work; all ranks without. A save gets it by `sub_group`.
-    #[serde(default)]
     pub group: Option<String>,
     /// Whether to keep the distribution for the next save with a clone of these settings. Ranks then compare 64 bytes each, and distribute again if
     /// what any rank declares has changed.
-    #[serde(default)]
     pub cache: bool,
     #[serde(skip)]
     kept: Arc<Cache>,
 }
 
 impl FullyParallelSave {
-    /// Around these settings, over all ranks.
-    pub fn new(base: impl SaveShardedConfig + 'static) -> Self {
-        Self {
-            base: Arc::new(base),
-            group: None,
-            cache: false,
-            kept: Arc::default(),
-        }
+    /// The default settings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the layer around a strategy, or around a format.
+    pub fn around(self, strategy: impl Into<SaveShardedStrategy>) -> SaveShardedStrategy {
+        strategy.into().layer(self)
     }
 
     /// Sets the sub-group whose ranks share their work.
@@ -73,13 +69,6 @@ impl FullyParallelSave {
     pub fn cache(mut self, cache: bool) -> Self {
         self.cache = cache;
         self
-    }
-}
-
-#[typetag::serde(name = "fully_parallel")]
-impl SaveShardedConfig for FullyParallelSave {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(self.base.build()?.layer(self.clone()))
     }
 }
 
@@ -101,6 +90,7 @@ impl Cache {
     }
 }
 
+#[typetag::serde(name = "fully_parallel")]
 #[async_trait]
 impl SaveLayer for FullyParallelSave {
     fn permits(&self, options: &PipelineOptions) -> Result<()> {

@@ -8,59 +8,55 @@ use async_trait::async_trait;
 use reshard_comm::ProcessGroup;
 use reshard_model::{Data, FlatStateDict, Sharded};
 use reshard_plan::ExchangeAlgo;
-use reshard_strategy::{
-    LoadCx, LoadLayer, LoadSetup, LoadShardedConfig, LoadShardedStrategy, Result, StrategyError,
-};
+use reshard_strategy::{LoadCx, LoadLayer, LoadSetup, LoadShardedStrategy, Result, StrategyError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Settings of a load in which the first rank of a group reads everything that its ranks want, and hands it to the others. It is Megatron
-/// Core's `TwoStageDataParallelLoadShardedStrategy`, around any format.
+/// Core's `TwoStageDataParallelLoadShardedStrategy`, as a layer around any strategy.
 ///
 /// ```json
-/// { "type": "two_stage", "data_parallel_group": "dp", "base": { "type": "torch_dist" } }
+/// { "format": "torch_dist", "layers": [{ "type": "two_stage", "data_parallel_group": "dp" }] }
 /// ```
 ///
 /// Leaves without data get memory. While one part is handed on, the next is read, and the one before is copied to devices.
 /// [`Loaded::exchange`](reshard_strategy::Loaded::exchange) says how long each took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TwoStageLoad {
-    /// The settings of the format, or of another wrapper.
-    pub base: Arc<dyn LoadShardedConfig>,
-    /// The name of the sub-group; all ranks without. A load gets it by `sub_group`.
-    #[serde(default)]
+    /// The name of the sub-group; all ranks without. A load gets it by `sub_group`. The default is none.
     pub data_parallel_group: Option<String>,
-    /// Whether the load splits a group of its own off the group of all ranks, so that nothing of it mixes with what the job sends there.
-    #[serde(default = "yes")]
+    /// Whether the load splits a group of its own off the group of all ranks, so that its messages don't mix with those of the job. The
+    /// default is yes.
     pub cpu_transfer: bool,
     /// How many bytes may be on their way on a rank, between storage and its state. A piece that is larger is alone on its way. If the state
     /// has leaves on devices, up to an eighth is what is in copies to devices.
-    #[serde(default = "in_flight")]
     pub bytes_in_flight: u64,
 }
 
-fn yes() -> bool {
-    true
-}
-
-fn in_flight() -> u64 {
-    64 << 20
+impl Default for TwoStageLoad {
+    fn default() -> Self {
+        Self {
+            data_parallel_group: None,
+            cpu_transfer: true,
+            bytes_in_flight: 64 << 20,
+        }
+    }
 }
 
 /// Copies to devices that are shorter than this take longer than they save.
 const LEAST_AHEAD: u64 = 16 << 10;
 
 impl TwoStageLoad {
-    /// Around these settings, over all ranks, with 64 MiB in flight and a group of its own.
-    pub fn new(base: impl LoadShardedConfig + 'static) -> Self {
-        Self {
-            base: Arc::new(base),
-            data_parallel_group: None,
-            cpu_transfer: yes(),
-            bytes_in_flight: in_flight(),
-        }
+    /// The default settings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the layer around a strategy, or around a format.
+    pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
+        strategy.into().layer(self)
     }
 
     /// Sets the sub-group of which one rank reads.
@@ -79,13 +75,6 @@ impl TwoStageLoad {
     pub fn bytes_in_flight(mut self, bytes: u64) -> Self {
         self.bytes_in_flight = bytes;
         self
-    }
-}
-
-#[typetag::serde(name = "two_stage")]
-impl LoadShardedConfig for TwoStageLoad {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(self.base.build()?.layer(self.clone()))
     }
 }
 
@@ -113,6 +102,7 @@ impl TwoStageLoad {
     }
 }
 
+#[typetag::serde(name = "two_stage")]
 #[async_trait]
 impl LoadLayer for TwoStageLoad {
     async fn set_up(

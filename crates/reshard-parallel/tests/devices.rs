@@ -5,7 +5,7 @@ use reshard::{
     DType, LoadError, LoadReport, LocalGroup, ProcessGroup, Result, ShardedTensor, StateDict,
     Tensor, ValueTree,
     model::{Data, DeviceBuffer, DeviceTensor, Region},
-    strategy::LoadShardedConfig,
+    strategy::LoadShardedStrategy,
 };
 use reshard_comm::testkit::{Apart, on_ranks};
 use reshard_model::testkit::{CountingAllocator, LateDevice, OnTheWay};
@@ -81,7 +81,7 @@ type Loads = Vec<Result<(ValueTree, LoadReport), LoadError>>;
 /// How ranks load.
 #[derive(Clone, Debug)]
 struct Way {
-    settings: Arc<dyn LoadShardedConfig>,
+    settings: LoadShardedStrategy,
     /// Bytes that may be in host memory beside what is on its way to devices.
     beside: u64,
     /// Ranks share no memory.
@@ -98,12 +98,11 @@ fn load(url: &str, way: &Way, templates: Vec<StateDict>) -> Loads {
                 true => Arc::new(Apart::new(Arc::new(group))),
                 false => Arc::new(group),
             };
-            let settings = serde_json::to_value(&*way.settings).unwrap();
             reshard::load(template, &*url)
                 .group(&*group)
                 .exchange_memory(EXCHANGE)
                 .copy_ahead(AHEAD)
-                .boxed_strategy(serde_json::from_value(settings).unwrap())
+                .strategy(way.settings)
                 .with_report()
                 .await
         }
@@ -113,12 +112,12 @@ fn load(url: &str, way: &Way, templates: Vec<StateDict>) -> Loads {
 fn ways() -> Vec<Way> {
     let base = TorchDistLoadConfig::default;
     let mut out = vec![Way {
-        settings: Arc::new(base()),
+        settings: base().into(),
         beside: 0,
         apart: false,
     }];
     for apart in [false, true] {
-        let mut add = |settings: Arc<dyn LoadShardedConfig>, beside| {
+        let mut add = |settings: LoadShardedStrategy, beside| {
             out.push(Way {
                 settings,
                 beside,
@@ -128,14 +127,16 @@ fn ways() -> Vec<Way> {
         // A rank that reads an item for others holds all of it.
         let bounded = LARGEST + u64::from(RANKS) * EXCHANGE;
         for algo in [ExchangeAlgo::Broadcast, ExchangeAlgo::GatherRounds] {
-            let shared = FullyParallelLoad::new(base()).exchange(algo);
-            add(Arc::new(shared), bounded);
+            let shared = FullyParallelLoad::new().exchange(algo).around(base());
+            add(shared, bounded);
         }
-        let two = TwoStageLoad::new(base()).bytes_in_flight(EXCHANGE);
-        add(Arc::new(two), bounded);
+        let two = TwoStageLoad::new().bytes_in_flight(EXCHANGE).around(base());
+        add(two, bounded);
         // This one has no limit. Messages of ranks that share no memory are copies.
-        let shared = FullyParallelLoad::new(base()).exchange(ExchangeAlgo::GatherObject);
-        add(Arc::new(shared), if apart { 2 * ALL } else { ALL });
+        let shared = FullyParallelLoad::new()
+            .exchange(ExchangeAlgo::GatherObject)
+            .around(base());
+        add(shared, if apart { 2 * ALL } else { ALL });
     }
     out
 }

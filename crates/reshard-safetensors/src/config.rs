@@ -1,31 +1,16 @@
-use crate::{NAME, open::Safetensors, settings::SafetensorsConfig};
+use crate::{NAME, settings::SafetensorsConfig};
 use reshard_model::DType;
-use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Registration, Result, SaveShardedConfig,
-    SaveShardedStrategy, StrategyError,
-};
+use reshard_strategy::register_format;
 use serde::{Deserialize, Serialize};
-
-#[typetag::serde(name = "safetensors")]
-impl SaveShardedConfig for SafetensorsConfig {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        let name = &self.name;
-        if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
-            let what = format!("{name:?} is no name of a model; files are named like it");
-            return Err(StrategyError::Invalid(what));
-        }
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
-}
 
 /// Settings of the load strategy `("safetensors", 1)`.
 ///
 /// ```
-/// use reshard_safetensors as _; // linked, and so known by its tag
-/// use reshard_strategy::LoadShardedConfig;
-/// let config = r#"{ "type": "safetensors", "dequantize": "bfloat16" }"#;
-/// let config: Box<dyn LoadShardedConfig> = serde_json::from_str(config).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_safetensors as _; // linked, and so registered
+/// use reshard_strategy::LoadShardedStrategy;
+/// let config = r#"{ "format": "safetensors", "dequantize": "bfloat16" }"#;
+/// let strategy: LoadShardedStrategy = serde_json::from_str(config).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "safetensors");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -59,34 +44,4 @@ impl SafetensorsLoadConfig {
     }
 }
 
-#[typetag::serde(name = "safetensors")]
-impl LoadShardedConfig for SafetensorsLoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        let dequantize = self.dequantize;
-        if let Some(dtype) = dequantize
-            && !(dtype.is_float() && dtype.size() > 1)
-        {
-            let what = format!(
-                "quantised tensors can't be read as {dtype}; choose float32, bfloat16, float16 or float64"
-            );
-            return Err(StrategyError::Invalid(what));
-        }
-        Ok(LoadShardedStrategy::new(Safetensors {
-            dequantize,
-            allow_unquantized: self.allow_unquantized,
-        }))
-    }
-}
-
-inventory::submit! { entry(Make::SaveSharded(|| Box::new(SafetensorsConfig::default()))) }
-inventory::submit! { entry(Make::LoadSharded(|| Box::new(SafetensorsLoadConfig::default()))) }
-
-const fn entry(make: Make) -> Registration {
-    Registration {
-        backend: NAME,
-        version: 1,
-        origin: env!("CARGO_PKG_NAME"),
-        origin_version: env!("CARGO_PKG_VERSION"),
-        make,
-    }
-}
+register_format!(NAME, 1, save: SafetensorsConfig, load: SafetensorsLoadConfig);

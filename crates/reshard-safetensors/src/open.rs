@@ -6,18 +6,20 @@ mod sharding;
 mod tables;
 
 use crate::{
-    NAME, RECORD,
+    NAME, RECORD, SafetensorsLoadConfig,
     names::{INDEX, MODEL, Named},
     quantized::{Dequantized, Quantization},
     reader::{Kept, SafetensorsReader},
 };
 use async_trait::async_trait;
 use files::Found;
-use reshard_model::{DType, Dialect};
+use reshard_model::Dialect;
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
     Detection, FormatInfo, LoadFormat, OpenCx, OwnFile, Result, StorageReader, StrategyError,
+    settings_of,
 };
+use serde_json::Value as Json;
 use std::sync::Arc;
 use tables::Tables;
 
@@ -26,15 +28,6 @@ fn kind(named: Named<'_>) -> OwnFile {
         Named::Record | Named::Index(_) => OwnFile::Record,
         Named::Tensors(_) | Named::Objects => OwnFile::Data,
     }
-}
-
-/// The format.
-#[derive(Debug)]
-pub(crate) struct Safetensors {
-    /// The type as which quantised tensors are read, if they are not read as they are stored.
-    pub(crate) dequantize: Option<DType>,
-    /// Whether there may be no quantised tensor then.
-    pub(crate) allow_unquantized: bool,
 }
 
 const INFO: FormatInfo = FormatInfo {
@@ -63,9 +56,25 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl LoadFormat for Safetensors {
+impl LoadFormat for SafetensorsLoadConfig {
     fn info(&self) -> &FormatInfo {
         &INFO
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.dequantize {
+            Some(dtype) if !(dtype.is_float() && dtype.size() > 1) => {
+                let what = format!(
+                    "quantised tensors can't be read as {dtype}; choose float32, bfloat16, float16 or float64"
+                );
+                Err(StrategyError::Invalid(what))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

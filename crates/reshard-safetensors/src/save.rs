@@ -12,12 +12,29 @@ use crate::{
 use reshard_model::Dialect;
 use reshard_plan::{AnnotationKind, Metadata, PlanError, SavePlan, SavePlanner};
 use reshard_storage::PlaceKind;
-use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
+use reshard_strategy::{
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, StrategyError,
+    settings_of,
+};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
 impl SaveFormat for SafetensorsConfig {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        let name = &self.name;
+        if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
+            let what = format!("{name:?} is no name of a model; files are named like it");
+            return Err(StrategyError::Invalid(what));
+        }
+        Ok(())
     }
 
     /// In Megatron Core's dialect, which no program knows with this format, plain tensors would lie in another file.

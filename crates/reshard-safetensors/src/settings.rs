@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 /// Settings of the save strategy `("safetensors", 1)`.
 ///
 /// ```
-/// use reshard_safetensors as _; // linked, and so known by its tag
-/// use reshard_strategy::SaveShardedConfig;
-/// let config = r#"{ "type": "safetensors", "max_shard_size": "2GB" }"#;
-/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(config).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_safetensors as _; // linked, and so registered
+/// use reshard_strategy::SaveShardedStrategy;
+/// let config = r#"{ "format": "safetensors", "max_shard_size": "2GB" }"#;
+/// let strategy: SaveShardedStrategy = serde_json::from_str(config).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "safetensors");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

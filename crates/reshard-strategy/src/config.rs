@@ -1,26 +1,179 @@
-use crate::{LoadShardedStrategy, Result, SaveShardedStrategy};
-use std::fmt;
+//! Strategies as JSON.
 
-/// Configuration of a strategy that saves sharded leaves. It is data with a tag that is written by hand, and it can build the strategy.
-///
-/// ```json
-/// { "type": "torch_dist", "files_per_rank": 2 }
-/// ```
-#[typetag::serde(tag = "type")]
-pub trait SaveShardedConfig: fmt::Debug + Send + Sync {
-    /// Makes the strategy.
-    ///
-    /// # Errors
-    /// Values that contradict each other.
-    fn build(&self) -> Result<SaveShardedStrategy>;
+use crate::{
+    BackendVersion, LoadFormat, LoadShardedStrategy, Registry, Result, SaveFormat,
+    SaveShardedStrategy, StrategyError,
+};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, Error as _},
+};
+use serde_json::{Map, Value as Json};
+use std::sync::Arc;
+
+/// The JSON form of a strategy.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    format: String,
+    #[serde(default = "no_settings")]
+    settings: Json,
+    #[serde(default)]
+    layers: Vec<Json>,
 }
 
-/// Configuration of a strategy that loads sharded leaves.
-#[typetag::serde(tag = "type")]
-pub trait LoadShardedConfig: fmt::Debug + Send + Sync {
-    /// Makes the strategy.
+/// Settings that are all left out.
+pub(crate) fn no_settings() -> Json {
+    Json::Object(Map::new())
+}
+
+/// Settings of a format as JSON, for `settings` of [`SaveFormat`] and [`LoadFormat`].
+pub fn settings_of(settings: &impl Serialize) -> Json {
+    // Settings are plain data, which always have a JSON form.
+    serde_json::to_value(settings).unwrap_or_else(|_| no_settings())
+}
+
+fn invalid(e: impl ToString) -> StrategyError {
+    StrategyError::Invalid(e.to_string())
+}
+
+/// Reads settings of a save, for [`Make::SaveSharded`](crate::Make::SaveSharded).
+///
+/// # Errors
+/// JSON of another form; settings that contradict each other.
+pub fn save_format<F: SaveFormat + DeserializeOwned + 'static>(
+    settings: Json,
+) -> Result<Arc<dyn SaveFormat>> {
+    let format: F = serde_json::from_value(settings).map_err(invalid)?;
+    format.check()?;
+    Ok(Arc::new(format))
+}
+
+/// Reads settings of a load, for [`Make::LoadSharded`](crate::Make::LoadSharded).
+///
+/// # Errors
+/// JSON of another form; settings that contradict each other.
+pub fn load_format<F: LoadFormat + DeserializeOwned + 'static>(
+    settings: Json,
+) -> Result<Arc<dyn LoadFormat>> {
+    let format: F = serde_json::from_value(settings).map_err(invalid)?;
+    format.check()?;
+    Ok(Arc::new(format))
+}
+
+impl Config {
+    /// Reads the full form, or the flat form, in which settings are beside `format`.
+    fn of(json: Json) -> Result<Self> {
+        match json {
+            Json::Object(mut flat)
+                if flat.contains_key("format")
+                    && !flat.contains_key("settings")
+                    && !flat.contains_key("layers") =>
+            {
+                let format = flat.remove("format").unwrap_or_default();
+                let format = serde_json::from_value(format).map_err(invalid)?;
+                Ok(Self {
+                    format,
+                    settings: Json::Object(flat),
+                    layers: Vec::new(),
+                })
+            }
+            json => serde_json::from_value(json).map_err(invalid),
+        }
+    }
+
+    fn layers<L: DeserializeOwned>(&mut self) -> Result<Vec<L>> {
+        let layers = std::mem::take(&mut self.layers).into_iter();
+        layers
+            .map(|layer| serde_json::from_value(layer).map_err(invalid))
+            .collect()
+    }
+}
+
+impl SaveShardedStrategy {
+    /// Reads `{ "format": "torch_dist", "settings": { … }, "layers": [ … ] }`, or the flat form `{ "format": "torch_dist", … }` with the
+    /// settings of a strategy without layers.
     ///
     /// # Errors
-    /// Values that contradict each other.
-    fn build(&self) -> Result<LoadShardedStrategy>;
+    /// [`StrategyError::Unknown`] for a format that is not registered; settings or layers that can't be read, or contradict each other.
+    pub fn from_json(json: Json, registry: &Registry) -> Result<Self> {
+        let mut config = Config::of(json)?;
+        Ok(Self {
+            layers: config.layers()?,
+            format: registry.save_format(&registry.named_save(&config.format)?, config.settings)?,
+            common: None,
+        })
+    }
+}
+
+impl LoadShardedStrategy {
+    /// As [`SaveShardedStrategy::from_json`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn from_json(json: Json, registry: &Registry) -> Result<Self> {
+        let mut config = Config::of(json)?;
+        Ok(Self {
+            layers: config.layers()?,
+            format: registry.load_format(&registry.named_load(&config.format)?, config.settings)?,
+            common: None,
+        })
+    }
+}
+
+fn written<S: Serializer>(
+    key: &BackendVersion,
+    settings: Json,
+    layers: &[impl Serialize],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let layers = layers.iter().map(settings_of).collect();
+    let config = Config {
+        format: key.to_string(),
+        settings,
+        layers,
+    };
+    config.serialize(serializer)
+}
+
+/// The JSON that [`from_json`](SaveShardedStrategy::from_json) reads, with all settings.
+impl Serialize for SaveShardedStrategy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        written(
+            &self.key(),
+            self.format.settings(),
+            &self.layers,
+            serializer,
+        )
+    }
+}
+
+/// The JSON that [`from_json`](LoadShardedStrategy::from_json) reads, with all settings.
+impl Serialize for LoadShardedStrategy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        written(
+            &self.key(),
+            self.format.settings(),
+            &self.layers,
+            serializer,
+        )
+    }
+}
+
+/// [`from_json`](SaveShardedStrategy::from_json) with the formats of all linked crates.
+impl<'de> Deserialize<'de> for SaveShardedStrategy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = Json::deserialize(deserializer)?;
+        let registry = Registry::linked().map_err(D::Error::custom)?;
+        Self::from_json(json, &registry).map_err(D::Error::custom)
+    }
+}
+
+/// [`from_json`](LoadShardedStrategy::from_json) with the formats of all linked crates.
+impl<'de> Deserialize<'de> for LoadShardedStrategy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = Json::deserialize(deserializer)?;
+        let registry = Registry::linked().map_err(D::Error::custom)?;
+        Self::from_json(json, &registry).map_err(D::Error::custom)
+    }
 }

@@ -13,7 +13,7 @@
 //! finish (collective)  outcomes of all ranks; the coordinator makes the format record
 //! ```
 //!
-//! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
+//! A strategy is data: it has a JSON form, `{ "format": "torch_dist", "settings": { … }, "layers": [ … ] }`.
 //! `docs/strategies.md` shows how to write a crate with your own strategy.
 
 mod agree;
@@ -48,11 +48,14 @@ mod staging;
 pub mod torch;
 mod unique;
 
+#[doc(hidden)]
+pub use inventory;
+
 pub use agree::agree;
 pub use capabilities::Capabilities;
 pub use checked_items::CheckedItems;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
-pub use config::{LoadShardedConfig, SaveShardedConfig};
+pub use config::{load_format, save_format, settings_of};
 pub use context::{
     DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, PipelineOptions, SaveCx,
 };

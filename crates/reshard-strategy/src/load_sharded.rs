@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use reshard_comm::{Comm, CommError, ProcessGroup};
 use reshard_model::FlatStateDict;
 use reshard_plan::LoadPlanner;
+use serde_json::Value as Json;
 use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 /// A format with its settings: how it opens a checkpoint.
@@ -16,6 +17,17 @@ pub trait LoadFormat: fmt::Debug + Send + Sync {
     /// Name of the format, and how it is recognised.
     fn info(&self) -> &FormatInfo;
 
+    /// All settings as JSON, such as [`settings_of(self)`](crate::settings_of), or `{}` if there are none. Ranks compare them.
+    fn settings(&self) -> Json;
+
+    /// Checks the settings. The default accepts all.
+    ///
+    /// # Errors
+    /// Settings that contradict each other.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Reads the description of a checkpoint: its items, and where they are stored. It reads no tensor.
     ///
     /// # Errors
@@ -23,7 +35,9 @@ pub trait LoadFormat: fmt::Debug + Send + Sync {
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
 }
 
-/// Changes how a load is planned, whatever its format. A layer never changes data.
+/// Changes how a load is planned, whatever its format. A layer never changes data. It is data itself, with a tag that is written by hand:
+/// `{ "type": "two_stage" }`.
+#[typetag::serde(tag = "type")]
 #[async_trait]
 pub trait LoadLayer: fmt::Debug + Send + Sync {
     /// Opens a checkpoint with the strategy inside of the layer. It isn't collective: places are opened before the ranks of a load are known.
@@ -66,6 +80,8 @@ pub struct LoadSetup {
 }
 
 /// Loads sharded leaves into a template's buffers.
+///
+/// A [`LoadFormat`] becomes a strategy without layers. As JSON, a strategy is `{ "format": …, "settings": { … }, "layers": [ … ] }`.
 #[derive(Clone, Debug)]
 pub struct LoadShardedStrategy {
     /// The format with its settings.
@@ -74,6 +90,12 @@ pub struct LoadShardedStrategy {
     pub layers: Vec<Arc<dyn LoadLayer>>,
     /// Loads sharded objects if the format loads none.
     pub common: Option<Arc<dyn LoadCommonStrategy>>,
+}
+
+impl<F: LoadFormat + 'static> From<F> for LoadShardedStrategy {
+    fn from(format: F) -> Self {
+        Self::new(format)
+    }
 }
 
 impl LoadShardedStrategy {
@@ -126,7 +148,10 @@ impl LoadShardedStrategy {
     /// The place has no checkpoint of this format, or a damaged one.
     pub async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let reader = match self.layers.split_first() {
-            None => self.format.open(cx).await?,
+            None => {
+                self.format.check()?;
+                self.format.open(cx).await?
+            }
             Some((outer, inner)) => {
                 let inner = Self {
                     format: Arc::clone(&self.format),

@@ -1,10 +1,11 @@
 //! Strategies by name. The registry is a checked value. It is filled at link time and by hand.
 
 use crate::{
-    LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig,
-    StrategyError,
+    LoadCommonStrategy, LoadFormat, LoadShardedStrategy, Result, SaveCommonStrategy, SaveFormat,
+    SaveShardedStrategy, StrategyError, config::no_settings,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 /// The name of a strategy, such as `torch_dist` version 1.
@@ -61,13 +62,36 @@ pub enum Action {
     LoadCommon,
 }
 
+impl Action {
+    /// All actions.
+    pub const ALL: [Self; 4] = [
+        Self::SaveSharded,
+        Self::LoadSharded,
+        Self::SaveCommon,
+        Self::LoadCommon,
+    ];
+}
+
+/// Megatron Core's name of the action, such as `save_sharded`.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::SaveSharded => "save sharded",
-            Self::LoadSharded => "load sharded",
-            Self::SaveCommon => "save common",
-            Self::LoadCommon => "load common",
+            Self::SaveSharded => "save_sharded",
+            Self::LoadSharded => "load_sharded",
+            Self::SaveCommon => "save_common",
+            Self::LoadCommon => "load_common",
+        })
+    }
+}
+
+/// Parses Megatron Core's name, such as `save_sharded`.
+impl FromStr for Action {
+    type Err = StrategyError;
+    fn from_str(text: &str) -> Result<Self> {
+        let named = Self::ALL.into_iter().find(|a| a.to_string() == text);
+        named.ok_or_else(|| {
+            let all = Self::ALL.map(|a| a.to_string()).join(", ");
+            StrategyError::Invalid(format!("{text:?} is not an action; the actions are {all}"))
         })
     }
 }
@@ -91,10 +115,10 @@ impl fmt::Display for StrategyKey {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Make {
-    /// The default configuration of a strategy that saves sharded leaves.
-    SaveSharded(fn() -> Box<dyn SaveShardedConfig>),
-    /// The default configuration of a strategy that loads sharded leaves.
-    LoadSharded(fn() -> Box<dyn LoadShardedConfig>),
+    /// Makes a format of settings for saves, such as [`save_format::<MyConfig>`](crate::save_format).
+    SaveSharded(fn(Json) -> Result<Arc<dyn SaveFormat>>),
+    /// Makes a format of settings for loads, such as [`load_format::<MyLoadConfig>`](crate::load_format).
+    LoadSharded(fn(Json) -> Result<Arc<dyn LoadFormat>>),
     /// A strategy that saves common state.
     SaveCommon(fn() -> Arc<dyn SaveCommonStrategy>),
     /// A strategy that loads common state.
@@ -135,10 +159,44 @@ impl Registration {
     }
 }
 
-/// All strategies that a program knows. If two crates register one key, that is an error.
+/// All strategies that a program knows, and the default of each action. If two crates register one key, that is an error.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     by_key: BTreeMap<StrategyKey, Registration>,
+    /// Defaults that replace those of reshard.
+    defaults: BTreeMap<Action, BackendVersion>,
+}
+
+/// Registers a format for saves and loads, with its settings for both.
+///
+/// ```ignore
+/// reshard_strategy::register_format!("my_format", 1, save: MyConfig, load: MyLoadConfig);
+/// ```
+#[macro_export]
+macro_rules! register_format {
+    ($backend:expr, $version:expr, save: $save:ty, load: $load:ty) => {
+        $crate::register_format!(
+            $backend,
+            $version,
+            SaveSharded($crate::save_format::<$save>)
+        );
+        $crate::register_format!(
+            $backend,
+            $version,
+            LoadSharded($crate::load_format::<$load>)
+        );
+    };
+    ($backend:expr, $version:expr, $action:ident($make:expr)) => {
+        $crate::inventory::submit! {
+            $crate::Registration {
+                backend: $backend,
+                version: $version,
+                origin: env!("CARGO_PKG_NAME"),
+                origin_version: env!("CARGO_PKG_VERSION"),
+                make: $crate::Make::$action($make),
+            }
+        }
+    };
 }
 
 impl Registry {
@@ -228,43 +286,113 @@ impl Registry {
         }
     }
 
-    /// Default configuration of a strategy that saves sharded leaves.
+    /// The strategy of an action that is used unless another one is chosen: `torch_dist/1` for sharded leaves, `torch/1` for common state.
+    pub fn default_of(&self, action: Action) -> BackendVersion {
+        self.defaults.get(&action).cloned().unwrap_or_else(|| {
+            let backend = match action {
+                Action::SaveSharded | Action::LoadSharded => "torch_dist",
+                Action::SaveCommon | Action::LoadCommon => "torch",
+            };
+            BackendVersion::new(backend, 1)
+        })
+    }
+
+    /// Replaces the default of an action: Megatron Core's `register_default_strategy`.
     ///
     /// # Errors
     /// [`StrategyError::Unknown`], which lists what is linked.
-    pub fn save_sharded(&self, name: &BackendVersion) -> Result<Box<dyn SaveShardedConfig>> {
+    pub fn with_default(mut self, action: Action, name: BackendVersion) -> Result<Self> {
+        self.find(action, &name)?;
+        self.defaults.insert(action, name);
+        Ok(self)
+    }
+
+    /// The newest version of a backend for an action, or the version that `name` contains.
+    fn named(&self, action: Action, name: &str) -> Result<BackendVersion> {
+        let name_of: BackendVersion = name.parse()?;
+        let newest = self.of_backend(action, &name_of).next();
+        Ok(match newest {
+            Some(newest) if !name.contains('/') => newest.key().name,
+            _ => name_of,
+        })
+    }
+
+    /// The format that saves under a name, such as `zarr3` (its newest version) or `zarr3/1`.
+    ///
+    /// # Errors
+    /// Text that is no name.
+    pub fn named_save(&self, name: &str) -> Result<BackendVersion> {
+        self.named(Action::SaveSharded, name)
+    }
+
+    /// As [`named_save`](Self::named_save), for loads.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn named_load(&self, name: &str) -> Result<BackendVersion> {
+        self.named(Action::LoadSharded, name)
+    }
+
+    /// A format that saves, with these settings.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked; settings that can't be read, or contradict each other.
+    pub fn save_format(
+        &self,
+        name: &BackendVersion,
+        settings: Json,
+    ) -> Result<Arc<dyn SaveFormat>> {
         match self.find(Action::SaveSharded, name)?.make {
-            Make::SaveSharded(f) => Ok(f()),
+            Make::SaveSharded(make) => make(settings),
             _ => Err(mixed_up()),
         }
     }
 
-    /// Default configuration of a strategy that loads sharded leaves: the one of that name, or of another version that says that it
-    /// can load (`check_compatibility`) this one, too.
+    /// A format that loads, with these settings.
     ///
     /// # Errors
-    /// [`StrategyError::Unknown`], which lists what is linked, and names the crate to update if the version is newer than all of them.
-    pub fn load_sharded(&self, name: &BackendVersion) -> Result<Box<dyn LoadShardedConfig>> {
-        self.find_or(Action::LoadSharded, name, |registration| {
-            let Make::LoadSharded(f) = registration.make else {
-                return None;
-            };
-            let config = f();
-            if registration.key().name == *name {
-                return Some(config);
-            }
-            let strategy = config.build().ok()?;
-            strategy.check_compatibility(name).ok().map(|()| config)
+    /// As [`save_format`](Self::save_format).
+    pub fn load_format(
+        &self,
+        name: &BackendVersion,
+        settings: Json,
+    ) -> Result<Arc<dyn LoadFormat>> {
+        match self.find(Action::LoadSharded, name)?.make {
+            Make::LoadSharded(make) => make(settings),
+            _ => Err(mixed_up()),
+        }
+    }
+
+    /// A strategy that saves sharded leaves, with default settings.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked.
+    pub fn save_sharded(&self, name: &BackendVersion) -> Result<SaveShardedStrategy> {
+        let format = self.save_format(name, no_settings())?;
+        Ok(SaveShardedStrategy {
+            format,
+            layers: Vec::new(),
+            common: None,
         })
     }
 
-    /// Default configurations of all strategies that load sharded leaves, in the order of their names.
-    pub fn all_load_sharded(&self) -> impl Iterator<Item = Box<dyn LoadShardedConfig>> {
-        self.iter()
-            .filter_map(|registration| match registration.make {
-                Make::LoadSharded(f) => Some(f()),
-                _ => None,
-            })
+    /// A strategy that loads sharded leaves, with default settings: the one of that name, or of another version of its backend that
+    /// [can load](LoadShardedStrategy::check_compatibility) this one, too.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked, and names the crate to update if the version is newer than all of them.
+    pub fn load_sharded(&self, name: &BackendVersion) -> Result<LoadShardedStrategy> {
+        self.find_or(Action::LoadSharded, name, |registration| {
+            let strategy = default_load(registration)?.ok()?;
+            let serves =
+                registration.key().name == *name || strategy.check_compatibility(name).is_ok();
+            serves.then_some(strategy)
+        })
+    }
+
+    /// All strategies that load sharded leaves, with default settings, in the order of their names.
+    pub fn all_load_sharded(&self) -> impl Iterator<Item = Result<LoadShardedStrategy>> {
+        self.iter().filter_map(default_load)
     }
 
     /// A strategy that saves common state.
@@ -293,6 +421,18 @@ impl Registry {
             serves.then_some(strategy)
         })
     }
+}
+
+/// The load strategy of a registration with default settings. `None` if it is registered for another action.
+fn default_load(registration: &Registration) -> Option<Result<LoadShardedStrategy>> {
+    let Make::LoadSharded(make) = registration.make else {
+        return None;
+    };
+    Some(make(no_settings()).map(|format| LoadShardedStrategy {
+        format,
+        layers: Vec::new(),
+        common: None,
+    }))
 }
 
 fn mixed_up() -> StrategyError {

@@ -7,12 +7,24 @@ use crate::{
 use async_trait::async_trait;
 use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::SavePlanner;
+use serde_json::Value as Json;
 use std::{fmt, sync::Arc};
 
 /// A format with its settings, before the place of a save is known.
 pub trait SaveFormat: fmt::Debug + Send + Sync {
     /// Name and version of the format.
     fn key(&self) -> BackendVersion;
+
+    /// All settings as JSON, such as [`settings_of(self)`](crate::settings_of), or `{}` if there are none. Ranks compare them.
+    fn settings(&self) -> Json;
+
+    /// Checks the settings. The default accepts all.
+    ///
+    /// # Errors
+    /// Settings that contradict each other.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// What the format can write. The default is every dialect and element type, in folders.
     fn capabilities(&self) -> Capabilities {
@@ -26,7 +38,9 @@ pub trait SaveFormat: fmt::Debug + Send + Sync {
     fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>>;
 }
 
-/// Changes how a save is planned, whatever its format. A layer never changes data.
+/// Changes how a save is planned, whatever its format. A layer never changes data. It is data itself, with a tag that is written by hand:
+/// `{ "type": "fully_parallel", "group": "dp" }`.
+#[typetag::serde(tag = "type")]
 #[async_trait]
 pub trait SaveLayer: fmt::Debug + Send + Sync {
     /// Checks the options of a save before anything is planned. The default accepts all.
@@ -60,6 +74,8 @@ pub struct SaveSetup {
 
 /// Saves sharded leaves in separate phases. An ordinary save awaits [`prepare`](Self::prepare), [`write`](PreparedSave::write) and
 /// [`finish`](PreparedSave::finish) one after the other. An asynchronous save stages after `prepare`, and runs `write` elsewhere.
+///
+/// A [`SaveFormat`] becomes a strategy without layers. As JSON, a strategy is `{ "format": …, "settings": { … }, "layers": [ … ] }`.
 #[derive(Clone, Debug)]
 pub struct SaveShardedStrategy {
     /// The format with its settings.
@@ -68,6 +84,12 @@ pub struct SaveShardedStrategy {
     pub layers: Vec<Arc<dyn SaveLayer>>,
     /// Stores sharded objects if the format stores none.
     pub common: Option<Arc<dyn SaveCommonStrategy>>,
+}
+
+impl<F: SaveFormat + 'static> From<F> for SaveShardedStrategy {
+    fn from(format: F) -> Self {
+        Self::new(format)
+    }
 }
 
 impl SaveShardedStrategy {
@@ -103,11 +125,13 @@ impl SaveShardedStrategy {
         self.common.is_some() || self.capabilities().no_sharded_objects.is_none()
     }
 
-    /// Checks the options of a save.
+    /// Checks the settings, and the options of a save.
     ///
     /// # Errors
-    /// [`StrategyError::Unsupported`] for a rank-local save that the format can't write; options that a layer doesn't support.
+    /// [`StrategyError::Unsupported`] for a rank-local save that the format can't write; settings that contradict each other; options that
+    /// a layer doesn't support.
     pub fn permits(&self, options: &PipelineOptions) -> Result<()> {
+        self.format.check()?;
         if options.rank_local
             && let Some(why) = self.capabilities().no_rank_local
         {

@@ -40,3 +40,21 @@ pub use observer::{Observed, Observer};
 pub use planners::{load_planner_contract, save_planner_contract};
 pub use sample::{Cut, check_sample, sample, sample_template};
 pub use strategies::save_load_contract;
+
+/// The JSON of a strategy with a layer around it.
+///
+/// # Panics
+/// `base` is no JSON of a strategy.
+pub fn layered(layer: serde_json::Value, base: &serde_json::Value) -> serde_json::Value {
+    let mut strategy = base.as_object().expect("a strategy").clone();
+    let format = strategy.remove("format").expect("the name of a format");
+    let layers = strategy.remove("layers").unwrap_or_default();
+    let settings = match strategy.remove("settings") {
+        Some(settings) => settings,
+        // The flat form.
+        None => strategy.into(),
+    };
+    let inner = layers.as_array().into_iter().flatten().cloned();
+    let layers: Vec<serde_json::Value> = std::iter::once(layer).chain(inner).collect();
+    serde_json::json!({ "format": format, "settings": settings, "layers": layers })
+}

@@ -2,28 +2,27 @@ use crate::{
     dtype,
     names::{KEY, VERSION},
     object::CODEC,
-    open::TensorBundle,
     settings::{ObjectGraphSource, Settings},
     writer::BundleWriter,
 };
 use reshard_model::Dialect;
 use reshard_storage::{Name, PlaceKind};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
-    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
-    StrategyError,
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, StrategyError,
+    register_format, settings_of,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
 /// Settings of the save strategy `("tensor_bundle", 2)`.
 ///
 /// ```
-/// use reshard_strategy::SaveShardedConfig;
-/// use reshard_tensor_bundle as _; // linked, and so known by its tag
-/// let config = r#"{ "type": "tensor_bundle", "object_graph": "none" }"#;
-/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(config).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_strategy::SaveShardedStrategy;
+/// use reshard_tensor_bundle as _; // linked, and so registered
+/// let config = r#"{ "format": "tensor_bundle", "object_graph": "none" }"#;
+/// let strategy: SaveShardedStrategy = serde_json::from_str(config).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "tensor_bundle");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -81,9 +80,16 @@ impl TensorBundleConfig {
     }
 }
 
-#[typetag::serde(name = "tensor_bundle")]
-impl SaveShardedConfig for TensorBundleConfig {
-    fn build(&self) -> Result<SaveShardedStrategy> {
+impl SaveFormat for TensorBundleConfig {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(KEY, VERSION)
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn check(&self) -> Result<()> {
         let invalid = |what: String| Err(StrategyError::Invalid(what));
         if let Some(stem) = &self.in_folder
             && (stem.contains('/') || Name::new(&**stem).is_err())
@@ -98,13 +104,7 @@ impl SaveShardedConfig for TensorBundleConfig {
                  write it after the save".into(),
             );
         }
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
-}
-
-impl SaveFormat for TensorBundleConfig {
-    fn key(&self) -> BackendVersion {
-        BackendVersion::new(KEY, VERSION)
+        Ok(())
     }
 
     /// Files with a prefix have no room for those of Megatron Core's dialect.
@@ -141,22 +141,4 @@ impl SaveFormat for TensorBundleConfig {
 #[non_exhaustive]
 pub struct TensorBundleLoadConfig {}
 
-#[typetag::serde(name = "tensor_bundle")]
-impl LoadShardedConfig for TensorBundleLoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(TensorBundle))
-    }
-}
-
-inventory::submit! { entry(Make::SaveSharded(|| Box::new(TensorBundleConfig::default()))) }
-inventory::submit! { entry(Make::LoadSharded(|| Box::new(TensorBundleLoadConfig::default()))) }
-
-const fn entry(make: Make) -> Registration {
-    Registration {
-        backend: KEY,
-        version: VERSION,
-        origin: env!("CARGO_PKG_NAME"),
-        origin_version: env!("CARGO_PKG_VERSION"),
-        make,
-    }
-}
+register_format!(KEY, VERSION, save: TensorBundleConfig, load: TensorBundleLoadConfig);

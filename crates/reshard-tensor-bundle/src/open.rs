@@ -1,6 +1,7 @@
 //! Finds the bundle of a place, and reads its index.
 
 use crate::{
+    TensorBundleLoadConfig,
     index::Index,
     names::{self, DataFile, INDEX, KEY, RECORD, STATE, VARIABLES, VERSION},
     reader::BundleReader,
@@ -12,13 +13,10 @@ use async_trait::async_trait;
 use reshard_storage::{Depth, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{
     Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Result,
-    StorageReader, StrategyError, read_small,
+    StorageReader, StrategyError, read_small, settings_of,
 };
+use serde_json::Value as Json;
 use std::{collections::BTreeMap, sync::Arc};
-
-/// The format.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TensorBundle;
 
 const INFO: FormatInfo = FormatInfo {
     backend: KEY,
@@ -63,9 +61,13 @@ fn detect(top: &Listing) -> Detection {
 }
 
 #[async_trait]
-impl LoadFormat for TensorBundle {
+impl LoadFormat for TensorBundleLoadConfig {
     fn info(&self) -> &FormatInfo {
         &INFO
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -1,12 +1,12 @@
-use crate::{Flavour, buckets::Buckets, open::TorchDist, writer::TorchDistWriter};
+use crate::{Flavour, buckets::Buckets, writer::TorchDistWriter};
 use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
-    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
-    StrategyError,
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, StrategyError,
+    register_format, settings_of,
 };
 use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
 /// The layout of the archives in `.distcp` files. Every PyTorch reads both.
@@ -40,11 +40,11 @@ const MAX_FILES: u32 = 65_536;
 /// Settings of the save strategy `("torch_dist", 1)`.
 ///
 /// ```
-/// use reshard_strategy::SaveShardedConfig;
-/// use reshard_torch_dist as _; // linked, and so known by its tag
-/// let json = r#"{ "type": "torch_dist", "files_per_rank": 2, "flavour": "2.4" }"#;
-/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(json).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_strategy::SaveShardedStrategy;
+/// use reshard_torch_dist as _; // linked, and so registered
+/// let json = r#"{ "format": "torch_dist", "files_per_rank": 2, "flavour": "2.4" }"#;
+/// let strategy: SaveShardedStrategy = serde_json::from_str(json).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "torch_dist");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -223,6 +223,14 @@ impl SaveFormat for TorchDistConfig {
         BackendVersion::new(crate::NAME, 1)
     }
 
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.checked_writer().map(drop)
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             takes_folder: true,
@@ -236,40 +244,10 @@ impl SaveFormat for TorchDistConfig {
     }
 }
 
-#[typetag::serde(name = "torch_dist")]
-impl SaveShardedConfig for TorchDistConfig {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        self.checked_writer()?;
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
-}
-
 /// Settings of the load strategy `("torch_dist", 1)`. There are none yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TorchDistLoadConfig {}
 
-#[typetag::serde(name = "torch_dist")]
-impl LoadShardedConfig for TorchDistLoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(TorchDist))
-    }
-}
-
-macro_rules! register {
-    ($make:expr) => {
-        inventory::submit! { Registration {
-            backend: crate::NAME,
-            version: 1,
-            origin: env!("CARGO_PKG_NAME"),
-            origin_version: env!("CARGO_PKG_VERSION"),
-            make: $make,
-        } }
-    };
-}
-
-register!(Make::SaveSharded(|| Box::new(TorchDistConfig::default())));
-register!(Make::LoadSharded(|| Box::new(
-    TorchDistLoadConfig::default()
-)));
+register_format!(crate::NAME, 1, save: TorchDistConfig, load: TorchDistLoadConfig);

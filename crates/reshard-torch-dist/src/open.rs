@@ -1,7 +1,7 @@
 //! Opens a directory: reads `.metadata`, or the `__{rank}.metadata` of all ranks.
 
 use crate::{
-    METADATA, NAME, OwnFile, own_file,
+    METADATA, NAME, OwnFile, TorchDistLoadConfig, own_file,
     reader::TorchDistReader,
     table::{Place, Table, TableBuilder, chunk_bytes},
 };
@@ -9,13 +9,10 @@ use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
     self as strategy, FormatInfo, LoadFormat, OpenCx, ReadLimits, Result, StorageReader,
-    StrategyError, torch::parsing,
+    StrategyError, settings_of, torch::parsing,
 };
+use serde_json::Value as Json;
 use std::{collections::BTreeSet, sync::Arc};
-
-/// The format.
-#[derive(Debug)]
-pub(crate) struct TorchDist;
 
 const INFO: FormatInfo = FormatInfo {
     backend: NAME,
@@ -31,9 +28,13 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl LoadFormat for TorchDist {
+impl LoadFormat for TorchDistLoadConfig {
     fn info(&self) -> &FormatInfo {
         &INFO
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

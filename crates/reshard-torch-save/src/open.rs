@@ -1,7 +1,7 @@
 //! Opens a file, or a folder with an index.
 
 use crate::{
-    NAME,
+    NAME, TorchSaveLoadConfig,
     error::Refused,
     file::TorchFile,
     index::{Index, Parsed},
@@ -15,15 +15,13 @@ use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{
     Detection, FormatInfo, LoadFormat, OpenCx, Result, StorageReader, StrategyError, read_small,
+    settings_of,
 };
+use serde_json::Value as Json;
 use std::{collections::BTreeMap, sync::Arc};
 
 /// So many files are opened at the same time, at most.
 const MOST_AT_ONCE: usize = 16;
-
-/// Opens files of `torch.save`.
-#[derive(Debug)]
-pub(crate) struct TorchSaveFormat;
 
 const INFO: FormatInfo = FormatInfo {
     backend: NAME,
@@ -38,9 +36,13 @@ const INFO: FormatInfo = FormatInfo {
 };
 
 #[async_trait]
-impl LoadFormat for TorchSaveFormat {
+impl LoadFormat for TorchSaveLoadConfig {
     fn info(&self) -> &FormatInfo {
         &INFO
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -9,12 +9,19 @@ use crate::{
 };
 use reshard_model::Dialect;
 use reshard_storage::PlaceKind;
-use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
+use reshard_strategy::{
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, settings_of,
+};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
 impl SaveFormat for TorchSaveConfig {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     /// The files of Megatron Core's dialect have no place in one file.

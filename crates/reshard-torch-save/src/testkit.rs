@@ -1,6 +1,6 @@
 //! What fuzz targets call: whatever the bytes are, nothing panics.
 
-use crate::open::TorchSaveFormat;
+use crate::TorchSaveLoadConfig;
 use futures_executor::block_on;
 use reshard_plan::{ChunkId, ObjectId};
 use reshard_storage::{Name, Progress, testkit::MemoryStore};
@@ -29,7 +29,7 @@ fn place(files: &[(&str, &[u8])]) {
         .with_max_whole(16 << 20);
     let cx = OpenCx::new(Arc::new(store)).with_limits(limits);
     block_on(async {
-        let Ok(reader) = TorchSaveFormat.open(&cx).await else {
+        let Ok(reader) = TorchSaveLoadConfig::default().open(&cx).await else {
             return;
         };
         let none = Progress::none();

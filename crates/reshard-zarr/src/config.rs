@@ -1,30 +1,26 @@
-use crate::{NAME, form::Form, open::Zarr, zarr3};
+use crate::{NAME, form::Form, open::Zarr, writer::ZarrWriter, zarr3};
+use async_trait::async_trait;
 use reshard_policy::ByteSize;
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Registration, Result, SaveShardedConfig,
-    SaveShardedStrategy,
+    BackendVersion, Capabilities, FormatInfo, LoadFormat, OpenCx, Result, SaveCx, SaveFormat,
+    StorageReader, StorageWriter, register_format, settings_of,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use std::sync::Arc;
 
 /// Settings of the save strategy `("zarr", 1)`. There are none yet.
 ///
 /// ```
-/// use reshard_strategy::SaveShardedConfig;
-/// use reshard_zarr as _; // linked, and so known by its tag
-/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(r#"{ "type": "zarr" }"#).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_strategy::SaveShardedStrategy;
+/// use reshard_zarr as _; // linked, and so registered
+/// let strategy: SaveShardedStrategy = serde_json::from_str(r#"{ "format": "zarr" }"#).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "zarr");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ZarrConfig {}
-
-#[typetag::serde(name = "zarr")]
-impl SaveShardedConfig for ZarrConfig {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(SaveShardedStrategy::new(Form::V2))
-    }
-}
 
 /// Settings of the load strategy `("zarr", 1)`. There are none yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,21 +28,14 @@ impl SaveShardedConfig for ZarrConfig {
 #[non_exhaustive]
 pub struct ZarrLoadConfig {}
 
-#[typetag::serde(name = "zarr")]
-impl LoadShardedConfig for ZarrLoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(Zarr { v3: false }))
-    }
-}
-
 /// Settings of the save strategy `("zarr3", 1)`.
 ///
 /// ```
-/// use reshard_strategy::SaveShardedConfig;
-/// use reshard_zarr as _; // linked, and so known by its tag
-/// let config = r#"{ "type": "zarr3", "inner_chunk": "1MiB" }"#;
-/// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(config).unwrap();
-/// assert!(config.build().is_ok());
+/// use reshard_strategy::SaveShardedStrategy;
+/// use reshard_zarr as _; // linked, and so registered
+/// let config = r#"{ "format": "zarr3", "inner_chunk": "1MiB" }"#;
+/// let strategy: SaveShardedStrategy = serde_json::from_str(config).unwrap();
+/// assert_eq!(strategy.key().backend.as_ref(), "zarr3");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -75,38 +64,85 @@ impl Zarr3Config {
     }
 }
 
-#[typetag::serde(name = "zarr3")]
-impl SaveShardedConfig for Zarr3Config {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        let inner = self.inner_chunk.0.max(1);
-        Ok(SaveShardedStrategy::new(Form::V3 { inner }))
-    }
-}
-
 /// Settings of the load strategy `("zarr3", 1)`. There are none yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Zarr3LoadConfig {}
 
-#[typetag::serde(name = "zarr3")]
-impl LoadShardedConfig for Zarr3LoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(Zarr { v3: true }))
+impl SaveFormat for ZarrConfig {
+    fn key(&self) -> BackendVersion {
+        Form::V2.key()
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Form::V2.capabilities()
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(ZarrWriter(Form::V2)))
     }
 }
 
-inventory::submit! { entry(NAME, Make::SaveSharded(|| Box::new(ZarrConfig::default()))) }
-inventory::submit! { entry(NAME, Make::LoadSharded(|| Box::new(ZarrLoadConfig::default()))) }
-inventory::submit! { entry(zarr3::NAME, Make::SaveSharded(|| Box::new(Zarr3Config::default()))) }
-inventory::submit! { entry(zarr3::NAME, Make::LoadSharded(|| Box::new(Zarr3LoadConfig::default()))) }
-
-const fn entry(backend: &'static str, make: Make) -> Registration {
-    Registration {
-        backend,
-        version: 1,
-        origin: env!("CARGO_PKG_NAME"),
-        origin_version: env!("CARGO_PKG_VERSION"),
-        make,
+impl Zarr3Config {
+    fn form(&self) -> Form {
+        Form::V3 {
+            inner: self.inner_chunk.0.max(1),
+        }
     }
 }
+
+impl SaveFormat for Zarr3Config {
+    fn key(&self) -> BackendVersion {
+        self.form().key()
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.form().capabilities()
+    }
+
+    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+        Ok(Arc::new(ZarrWriter(self.form())))
+    }
+}
+
+#[async_trait]
+impl LoadFormat for ZarrLoadConfig {
+    fn info(&self) -> &FormatInfo {
+        Zarr { v3: false }.info()
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        Zarr { v3: false }.open(cx).await
+    }
+}
+
+#[async_trait]
+impl LoadFormat for Zarr3LoadConfig {
+    fn info(&self) -> &FormatInfo {
+        Zarr { v3: true }.info()
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        Zarr { v3: true }.open(cx).await
+    }
+}
+
+register_format!(NAME, 1, save: ZarrConfig, load: ZarrLoadConfig);
+register_format!(zarr3::NAME, 1, save: Zarr3Config, load: Zarr3LoadConfig);

@@ -4,13 +4,11 @@ use crate::{
     array::meta::ChunkKeys,
     described::Described,
     names::{NAME, RECORD, ZARRAY},
-    writer::ZarrWriter,
     zarr3, zarray,
 };
 use reshard_model::{DType, Dims};
 use reshard_plan::AnnotationKind;
-use reshard_strategy::{BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter};
-use std::sync::Arc;
+use reshard_strategy::{BackendVersion, Capabilities};
 
 /// The version of Zarr that a save writes, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +19,8 @@ pub(crate) enum Form {
     V3 { inner: u64 },
 }
 
-impl SaveFormat for Form {
-    fn key(&self) -> BackendVersion {
+impl Form {
+    pub(crate) fn key(self) -> BackendVersion {
         let name = match self {
             Self::V2 => NAME,
             Self::V3 { .. } => zarr3::NAME,
@@ -30,7 +28,8 @@ impl SaveFormat for Form {
         BackendVersion::new(name, 1)
     }
 
-    fn capabilities(&self) -> Capabilities {
+    /// What it can represent.
+    pub(crate) fn capabilities(self) -> Capabilities {
         Capabilities {
             dtypes: match self {
                 Self::V2 => |dtype| zarray::spelling(dtype).is_some(),
@@ -48,12 +47,6 @@ impl SaveFormat for Form {
         }
     }
 
-    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
-        Ok(Arc::new(ZarrWriter(*self)))
-    }
-}
-
-impl Form {
     /// How a type is spelled. `None` if this version of Zarr has no name for it.
     pub(crate) fn spelling(self, dtype: DType) -> Option<&'static str> {
         match self {

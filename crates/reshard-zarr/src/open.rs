@@ -16,12 +16,11 @@ use crate::{
     undescribed::undescribed,
     zarr3,
 };
-use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Result, Rewritten,
+    Detection, FormatInfo, LimitOption, OpenCx, OwnFile, ReadLimits, Result, Rewritten,
     StorageReader, StrategyError,
 };
 use std::{
@@ -112,16 +111,15 @@ impl Zarr {
     }
 }
 
-#[async_trait]
-impl LoadFormat for Zarr {
-    fn info(&self) -> &FormatInfo {
+impl Zarr {
+    pub(crate) fn info(&self) -> &'static FormatInfo {
         match self.v3 {
             true => &V3_INFO,
             false => &V2_INFO,
         }
     }
 
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+    pub(crate) async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let noted = match cx.saved_over {
             true => None,
             false => self.noted(&cx.store, &cx.limits).await?,

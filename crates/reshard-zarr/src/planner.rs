@@ -10,7 +10,6 @@ use declared::Declared;
 use reshard_model::FlatStateDict;
 use reshard_plan::{Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, WriteItem};
 use reshard_storage::Name;
-use reshard_strategy::SaveFormat;
 use std::sync::Arc;
 
 pub(crate) use told::{Chunks, grid_of};

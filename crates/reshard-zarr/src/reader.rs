@@ -18,8 +18,8 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
     BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Removal, Result, Rewritten, SaveFormat, StorageInfo, StorageReader, StrategyError,
-    Traffic, VerifyReport,
+    ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
+    VerifyReport,
 };
 use std::sync::Arc;
 

@@ -22,8 +22,8 @@ use reshard_model::{Dims, Region};
 use reshard_plan::{PieceId, SavePlan, SavePlanner, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, SaveFormat, StorageWriter,
-    StrategyError, WriteData, WriteResult, WriterHooks, crc32_combined,
+    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
+    WriteData, WriteResult, WriterHooks, crc32_combined,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,44 +1,49 @@
 //! The formats that a program knows, and what their file names mean.
 
 use reshard_storage::{Entry, Listing, Name, PlaceKind};
-use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
+use reshard_strategy::{
+    Action, BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result,
+};
 use std::collections::BTreeSet;
-
-/// What is written unless another format is chosen. A program that links it not is told so by the registry.
-pub(crate) fn default_format() -> BackendVersion {
-    BackendVersion::new("torch_dist", 1)
-}
 
 pub(crate) type Format = LoadShardedStrategy;
 
-/// The formats that can load, in the order of their names.
+/// The formats that can load, in the order of their names, and the default one.
 #[derive(Clone, Debug)]
-pub(crate) struct Formats(pub(crate) Vec<Format>);
+pub(crate) struct Formats {
+    pub(crate) all: Vec<Format>,
+    pub(crate) default: BackendVersion,
+}
 
 impl Formats {
     /// All formats of a registry.
     pub(crate) fn of(registry: &Registry) -> Result<Self> {
-        registry
-            .all_load_sharded()
-            .map(|config| config.build())
-            .collect::<Result<_>>()
-            .map(Self)
+        Ok(Self {
+            all: registry.all_load_sharded().collect::<Result<_>>()?,
+            default: registry.default_of(Action::LoadSharded),
+        })
     }
 
     /// The formats whose checkpoints can be places of this kind.
     pub(crate) fn of_kind(&self, kind: PlaceKind) -> Self {
-        Self(
-            self.0
-                .iter()
-                .filter(|f| f.info().lives_in(kind))
-                .cloned()
-                .collect(),
-        )
+        let of_kind = self.all.iter().filter(|f| f.info().lives_in(kind));
+        Self {
+            all: of_kind.cloned().collect(),
+            default: self.default.clone(),
+        }
+    }
+
+    /// Only this format.
+    pub(crate) fn only(&self, format: &Format) -> Self {
+        Self {
+            all: vec![format.clone()],
+            default: self.default.clone(),
+        }
     }
 
     /// The formats whose `detect` gives this answer for the files of a place.
     pub(crate) fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
-        self.0
+        self.all
             .iter()
             .filter(|f| f.info().detect(top) == detected)
             .cloned()
@@ -47,7 +52,7 @@ impl Formats {
 
     /// The formats whose `detect_file` gives this answer for a file.
     pub(crate) fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
-        self.0
+        self.all
             .iter()
             .filter(|f| f.info().detect_file(file) == detected)
             .cloned()
@@ -61,7 +66,7 @@ impl Formats {
 
     /// The names to look for, without duplicates.
     pub(crate) fn probes(&self) -> Result<BTreeSet<Name>> {
-        let names = self.0.iter().flat_map(|f| f.info().probes);
+        let names = self.all.iter().flat_map(|f| f.info().probes);
         Ok(names.copied().map(Name::new).collect::<Result<_, _>>()?)
     }
 
@@ -69,7 +74,7 @@ impl Formats {
     /// that only a listing tells.
     pub(crate) fn probes_of_prefix(&self) -> Result<Option<BTreeSet<Name>>> {
         let mut names = BTreeSet::new();
-        for format in &self.0 {
+        for format in &self.all {
             // Such a place has no folders.
             let direct = format
                 .info()
@@ -87,7 +92,7 @@ impl Formats {
 
     /// The names to look for in folders, without duplicates.
     pub(crate) fn probes_in_folders(&self) -> BTreeSet<&'static str> {
-        self.0
+        self.all
             .iter()
             .flat_map(|f| f.info().probes_in_folders)
             .copied()
@@ -96,7 +101,7 @@ impl Formats {
 
     /// Whether the programs of one of these formats give a file such a name.
     pub(crate) fn own(&self, name: &str) -> bool {
-        self.0.iter().any(|f| f.info().own_file(name).is_some())
+        self.all.iter().any(|f| f.info().own_file(name).is_some())
     }
 
     /// The one format whose format record is among these files.
@@ -105,18 +110,18 @@ impl Formats {
             f.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
         };
         let mut found = self
-            .0
+            .all
             .iter()
             .filter(|f| files.iter().any(|file| is_record(f, file)));
         found
             .next()
             .filter(|_| found.next().is_none())
-            .map(|one| Self(vec![one.clone()]))
+            .map(|one| self.only(one))
     }
 
     /// The format that gives its format record this name.
     pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
-        self.0
+        self.all
             .iter()
             .find(|f| f.info().own_file(name) == Some(OwnFile::Record))
             .map(|f| f.key())

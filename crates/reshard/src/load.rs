@@ -22,7 +22,7 @@ use reshard_model::{
 use reshard_plan::{Cast, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits,
+    BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedStrategy, Loaded, ReadLimits,
     Registry, StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -183,15 +183,9 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Sets the load strategy's settings, instead of its defaults.
-    pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.options.open.config = Some(Arc::new(config));
-        self
-    }
-
-    /// As [`strategy`](Self::strategy), with settings that were read from a file, for example.
-    pub fn boxed_strategy(mut self, config: Box<dyn LoadShardedConfig>) -> Self {
-        self.options.open.config = Some(config.into());
+    /// Sets the load strategy: settings of a format, with or without layers around it.
+    pub fn strategy(mut self, strategy: impl Into<LoadShardedStrategy>) -> Self {
+        self.options.open.strategy = Some(strategy.into());
         self
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     attempt,
-    formats::{Formats, default_format},
+    formats::Formats,
     known::KnownStore,
     outside::is_note,
     recognise::{
@@ -17,9 +17,8 @@ use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadShardedConfig,
-    LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
-    StrategyError, hex, item_files,
+    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadShardedStrategy, OpenCx,
+    OwnFile, ReadLimits, Registry, SMALL, StorageReader, StrategyError, hex, item_files,
 };
 use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
@@ -31,9 +30,9 @@ type Result<T, E = StrategyError> = std::result::Result<T, E>;
 pub struct OpenOptions {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
-    pub(crate) config: Option<Arc<dyn LoadShardedConfig>>,
+    pub(crate) strategy: Option<LoadShardedStrategy>,
     /// Settings for checkpoints of its format, which others don't need.
-    pub(crate) settings: Option<Arc<dyn LoadShardedConfig>>,
+    pub(crate) settings: Option<LoadShardedStrategy>,
     pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
     pub(crate) verify: bool,
@@ -44,7 +43,7 @@ impl Default for OpenOptions {
         Self {
             registry: None,
             stores: None,
-            config: None,
+            strategy: None,
             settings: None,
             format: None,
             limits: ReadLimits::default(),
@@ -190,7 +189,11 @@ impl OpenOptions {
             format.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
                 && format.info().detect_file(&file) == Detection::No
         };
-        let format = formats.0.iter().find(is_record).map(|format| format.key());
+        let format = formats
+            .all
+            .iter()
+            .find(is_record)
+            .map(|format| format.key());
         Ok(format.map(|format| RecordAt {
             folder,
             name: file.name,
@@ -232,7 +235,7 @@ impl OpenOptions {
             let lives = match &chosen {
                 Some(chosen) => chosen.info().lives_in(kind),
                 // For a file the error also says that no format reads it.
-                None => kind == PlaceKind::File || !formats.of_kind(kind).0.is_empty(),
+                None => kind == PlaceKind::File || !formats.of_kind(kind).all.is_empty(),
             };
             if !lives {
                 continue;
@@ -242,7 +245,7 @@ impl OpenOptions {
             };
             let part = part.pinned().await?.unwrap_or(part);
             let asked = match &chosen {
-                Some(chosen) => Formats(vec![chosen.clone()]),
+                Some(chosen) => formats.only(chosen),
                 None => formats.of_kind(kind),
             };
             let known = formats.of_kind(kind).probes()?;
@@ -371,7 +374,7 @@ impl OpenOptions {
                     (found.format, found.older)
                 }
             };
-            let Some(format) = formats.0.iter().find(|f| f.key() == named) else {
+            let Some(format) = formats.all.iter().find(|f| f.key() == named) else {
                 // Nobody knows what else it needs.
                 return Ok(named);
             };
@@ -388,7 +391,7 @@ impl OpenOptions {
 
     /// Whether the format is to be recognised.
     fn is_free(&self) -> bool {
-        self.config.is_none() && self.format.is_none()
+        self.strategy.is_none() && self.format.is_none()
     }
 
     /// Asks for the files that tell nearly every checkpoint of the default format, in one round of requests.
@@ -416,8 +419,8 @@ impl OpenOptions {
         let record = Name::new(record_of_default(formats)?).ok()?;
         if known.bytes(&record).is_some() {
             return noted
-                .is_none_or(|noted| noted == default_format())
-                .then(default_format);
+                .is_none_or(|noted| noted == formats.default)
+                .then(|| formats.default.clone());
         }
         // The note counts only beside the format record that it belongs to. The format reads that record, too.
         let noted = noted.filter(|_| known.lacks(&record))?;
@@ -476,21 +479,21 @@ impl OpenOptions {
         registry: &Registry,
         format: &BackendVersion,
     ) -> Result<LoadShardedStrategy> {
-        if let Some(settings) = &self.settings {
-            let strategy = settings.build()?;
+        if let Some(strategy) = &self.settings {
+            strategy.format.check()?;
             if strategy.key().backend == format.backend
                 && strategy.check_compatibility(format).is_ok()
             {
-                return Ok(strategy);
+                return Ok(strategy.clone());
             }
         }
-        registry.load_sharded(format)?.build()
+        registry.load_sharded(format)
     }
 
     /// The strategy that the user has chosen, by settings or by name.
     fn chosen(&self, registry: &Registry) -> Result<Option<LoadShardedStrategy>> {
-        let chosen = match (&self.config, &self.format) {
-            (Some(config), _) => config.build()?,
+        let chosen = match (&self.strategy, &self.format) {
+            (Some(strategy), _) => strategy.clone(),
             (None, Some(format)) => self.of_format(registry, format)?,
             (None, None) => return Ok(None),
         };
@@ -511,7 +514,7 @@ impl OpenOptions {
 
 /// The format record by which the default format is recognised, if it is linked.
 fn record_of_default(formats: &Formats) -> Option<&'static str> {
-    let default = formats.0.iter().find(|f| f.key() == default_format())?;
+    let default = formats.all.iter().find(|f| f.key() == formats.default)?;
     default.info().probes.first().copied()
 }
 
@@ -695,7 +698,7 @@ impl Opened {
 
     /// The names that files without items usually have.
     fn usual(&self) -> Result<Vec<Name>> {
-        let format = self.formats.0.iter().find(|f| f.key() == self.name);
+        let format = self.formats.all.iter().find(|f| f.key() == self.name);
         let probes = format
             .into_iter()
             .flat_map(|f| f.info().probes.iter().copied());

@@ -195,8 +195,8 @@ async fn later(
     for name in &names {
         committed = committed.max(store.modified(&Name::new(&**name)?).await?);
     }
-    for format in &formats.0 {
-        for file in probe(store, &Formats(vec![format.clone()])).await?.files {
+    for format in &formats.all {
+        for file in probe(store, &formats.only(format)).await?.files {
             if !names.iter().any(|n| n == file.name.as_str())
                 && store.modified(&file.name).await? > committed
             {
@@ -251,7 +251,7 @@ pub(crate) fn recognise_part(
 
 /// Why a file is no checkpoint.
 pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> StrategyError {
-    let why = match &*formats.of_kind(PlaceKind::File).0 {
+    let why = match &*formats.of_kind(PlaceKind::File).all {
         [] => "it is a file, and no linked format stores a checkpoint in one file; give the directory that it lies in".into(),
         known => {
             let names: Vec<_> = known.iter().map(|f| f.key().to_string()).collect();
@@ -316,7 +316,7 @@ async fn deeper(store: &Arc<dyn Store>, formats: &Formats, top: &Listing) -> Res
 
 /// Why a place is no checkpoint.
 fn unknown(formats: &Formats) -> String {
-    let known = formats.0.iter().map(|f| match f.info().probes {
+    let known = formats.all.iter().map(|f| match f.info().probes {
         [] => f.key().to_string(),
         names => {
             let inside = f
@@ -364,6 +364,10 @@ mod tests {
             &self.0
         }
 
+        fn settings(&self) -> serde_json::Value {
+            serde_json::json!({})
+        }
+
         async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
             Err(StrategyError::NotACheckpoint {
                 url: cx.store.url(),
@@ -392,11 +396,13 @@ mod tests {
                 ..FormatInfo::NEW
             },
         ];
-        Formats(
-            all.into_iter()
+        Formats {
+            all: all
+                .into_iter()
                 .map(|info| LoadShardedStrategy::new(Fake(info)))
                 .collect(),
-        )
+            default: BackendVersion::new("a", 1),
+        }
     }
 
     fn place(names: &[&str]) -> MemoryStore {

@@ -216,7 +216,7 @@ impl RemoveCheckpoint {
 
         // Common state in a file belongs to a checkpoint that `metadata.json` completes. A format that is told by files in folders, as arrays
         // are, is told by them when a record is gone, too.
-        let by_folders = formats.0.iter().any(|format| {
+        let by_folders = formats.all.iter().any(|format| {
             format.key() == opened.name && !format.info().probes_in_folders.is_empty()
         });
         let common = place.exists(&Name::new(COMMON)?).await?;

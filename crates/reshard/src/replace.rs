@@ -237,7 +237,7 @@ async fn owned(
         stays: Vec::new(),
     };
     // Usually the names decide everything, and nothing has to be opened.
-    if of_one.0.len() == 1 && files.iter().all(|f| known(&f.name)) {
+    if of_one.all.len() == 1 && files.iter().all(|f| known(&f.name)) {
         return Ok(by_names(files));
     }
     match how.open_store(Arc::clone(store)).await {

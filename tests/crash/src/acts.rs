@@ -121,9 +121,9 @@ fn load_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
     let load = reshard::load(template(), &url)
         .group(group)
         .exchange_memory(64 << 10)
-        .strategy(FullyParallelLoad::new(
-            reshard::torch_dist::TorchDistLoadConfig::default(),
-        ));
+        .strategy(
+            FullyParallelLoad::new().around(reshard::torch_dist::TorchDistLoadConfig::default()),
+        );
     let loaded = blocking::run(load).map_err(|e| e.into_parts().0)?;
     ensure!(step_of(&loaded)? == step, "another step was loaded");
     Ok(())
@@ -142,9 +142,7 @@ fn save_parallel(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<()> 
     let save = reshard::save(&state, &url)
         .group(group)
         .overwrite(true)
-        .strategy(FullyParallelSave::new(
-            reshard::torch_dist::TorchDistConfig::default(),
-        ));
+        .strategy(FullyParallelSave::new().around(reshard::torch_dist::TorchDistConfig::default()));
     blocking::run(save.durability(Durability::Process))?;
     Ok(())
 }

@@ -1,30 +1,27 @@
-//! How programs get at the strategy: tagged configuration, and entries in the registry.
+//! Settings of the format, and its entries in the registry.
 
-use crate::{ExampleFormat, ExampleWriter, NAME};
+use crate::{ExampleWriter, NAME};
 use reshard_strategy::{
-    BackendVersion, Capabilities, LoadShardedConfig, LoadShardedStrategy, Make, Registration,
-    Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy, StorageWriter,
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, register_format,
+    settings_of,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::sync::Arc;
 
-/// Settings of the save strategy: `{ "type": "example" }`. There are none; a format with some has them as fields here.
+/// Settings of saves: `{ "format": "example" }`. There are none; a format with some has them as fields here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ExampleConfig {}
 
-// The tag is written by hand: by default it would be the name of the type, and renaming that would break configurations.
-#[typetag::serde(name = "example")]
-impl SaveShardedConfig for ExampleConfig {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
-}
-
 impl SaveFormat for ExampleConfig {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     // A save of this kind is refused before anything is planned.
@@ -40,29 +37,11 @@ impl SaveFormat for ExampleConfig {
     }
 }
 
-/// Settings of the load strategy: none.
+/// Settings of loads. There are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ExampleLoadConfig {}
 
-#[typetag::serde(name = "example")]
-impl LoadShardedConfig for ExampleLoadConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(ExampleFormat))
-    }
-}
-
-// One entry for each thing that the crate can do. Common state is left to the strategy `("torch", 1)`.
-inventory::submit! { entry(Make::SaveSharded(|| Box::new(ExampleConfig::default()))) }
-inventory::submit! { entry(Make::LoadSharded(|| Box::new(ExampleLoadConfig::default()))) }
-
-const fn entry(make: Make) -> Registration {
-    Registration {
-        backend: NAME,
-        version: 1,
-        origin: env!("CARGO_PKG_NAME"),
-        origin_version: env!("CARGO_PKG_VERSION"),
-        make,
-    }
-}
+// Common state is left to the strategy `("torch", 1)`.
+register_format!(NAME, 1, save: ExampleConfig, load: ExampleLoadConfig);

@@ -11,11 +11,11 @@
 //! use reshard_example as _;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = serde_json::from_str(r#"{ "type": "example" }"#)?;
+//! let config = serde_json::from_str(r#"{ "format": "example" }"#)?;
 //! let mut state = reshard::StateDict::new();
 //! let weight = reshard::Tensor::from_vec(&[2], vec![1f32, 2.])?;
 //! state.insert("weight", reshard::ShardedTensor::full("weight", weight));
-//! reshard::blocking::run(reshard::save(&state, "example://first-page").boxed_strategy(config))?;
+//! reshard::blocking::run(reshard::save(&state, "example://first-page").strategy(config))?;
 //!
 //! // A load finds the strategy by what the checkpoint says.
 //! let tensors = reshard::blocking::load_plain_tensors("example://first-page")?;
@@ -31,7 +31,6 @@ mod store;
 mod writer;
 
 pub use config::{ExampleConfig, ExampleLoadConfig};
-pub use reader::ExampleFormat;
 pub use writer::ExampleWriter;
 
 /// The guide, so that its code is compiled.

@@ -1,7 +1,7 @@
 //! What is stored, and how to get regions of it.
 
 use crate::{
-    NAME,
+    ExampleLoadConfig, NAME,
     index::{INDEX, Index, Place},
 };
 use async_trait::async_trait;
@@ -12,9 +12,10 @@ use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store, StoreE
 use reshard_strategy::{
     BackendVersion, CheckedItems, Damage, FileRole, FormatInfo, LoadFormat, OpenCx, OwnFile,
     ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport,
+    StorageReader, StrategyError, Traffic, VerifyReport, settings_of,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
+use serde_json::Value as Json;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Its name, and its files.
@@ -38,14 +39,14 @@ fn own_file(name: &str) -> Option<OwnFile> {
     }
 }
 
-/// Opens checkpoints of this format.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExampleFormat;
-
 #[async_trait]
-impl LoadFormat for ExampleFormat {
+impl LoadFormat for ExampleLoadConfig {
     fn info(&self) -> &FormatInfo {
         &INFO
+    }
+
+    fn settings(&self) -> Json {
+        settings_of(self)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

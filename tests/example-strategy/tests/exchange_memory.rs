@@ -7,7 +7,7 @@ use reshard_comm::{
     Comm, LocalGroup, ProcessGroup,
     testkit::{Apart, on_ranks},
 };
-use reshard_example::{ExampleConfig, ExampleFormat};
+use reshard_example::{ExampleConfig, ExampleLoadConfig};
 use reshard_model::{FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
     DefaultSavePlanner, ExchangeAlgo, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError,
@@ -125,7 +125,7 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64, way: Way) -> usize {
             };
             let store = Arc::clone(&store);
             async move {
-                let strategy = LoadShardedStrategy::new(ExampleFormat);
+                let strategy = LoadShardedStrategy::new(ExampleLoadConfig::default());
                 let reader = strategy
                     .open(&OpenCx::new(Arc::clone(&store)))
                     .await

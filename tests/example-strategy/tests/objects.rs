@@ -13,19 +13,24 @@ use reshard::{
     storage::FileBody,
     strategy::{
         Capabilities, FileLayout, FinishCx, FormatInfo, LoadCommonStrategy, LoadFormat,
-        LoadShardedConfig, LoadShardedStrategy, Make, OpenCx, Records, Registration, Resolve,
-        Result, SaveCommonStrategy, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-        StorageReader, StorageWriter, WriterHooks, testkit,
+        LoadShardedStrategy, Make, OpenCx, Records, Registration, Resolve, Result,
+        SaveCommonStrategy, SaveCx, SaveFormat, SaveShardedStrategy, StorageReader, StorageWriter,
+        WriterHooks, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;
-use reshard_example::{ExampleFormat, ExampleWriter};
-use serde::{Deserialize, Serialize};
+use reshard_example::{ExampleLoadConfig, ExampleWriter};
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 /// The example's format, without objects, under some name.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct TensorsOnly(String);
+
+impl Default for TensorsOnly {
+    fn default() -> Self {
+        Self("tensors_only".into())
+    }
+}
 
 impl WriterHooks for TensorsOnly {
     fn plan_settings(&self) -> Option<String> {
@@ -65,6 +70,10 @@ impl SaveFormat for TensorsOnly {
         }
     }
 
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
         Ok(Arc::new(self.clone()))
     }
@@ -90,55 +99,25 @@ impl LoadFormat for TensorsOnly {
         }
     }
 
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        ExampleFormat.open(cx).await
+        ExampleLoadConfig::default().open(cx).await
     }
 }
 
-/// Settings of both strategies; with the common strategy around them where nobody else puts it there.
-#[derive(Debug, Serialize, Deserialize)]
-struct Config {
-    format: TensorsOnly,
-    with_common: bool,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            format: TensorsOnly("tensors_only".into()),
-            with_common: false,
-        }
+/// The readers are the example's, and so is the name. With the common strategy around both, as the facade puts it there.
+fn contract(with_common: bool) -> (SaveShardedStrategy, LoadShardedStrategy) {
+    let format = TensorsOnly("example".into());
+    let mut save = SaveShardedStrategy::new(format.clone());
+    let mut load = LoadShardedStrategy::new(format);
+    if with_common {
+        save.common = Some(Arc::new(TorchCommon));
+        load.common = Some(Arc::new(TorchCommon));
     }
-}
-
-/// The readers are the example's, and so is the name.
-fn contract(with_common: bool) -> Config {
-    Config {
-        format: TensorsOnly("example".into()),
-        with_common,
-    }
-}
-
-#[typetag::serde(name = "tensors_only")]
-impl SaveShardedConfig for Config {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        let mut strategy = SaveShardedStrategy::new(self.format.clone());
-        if self.with_common {
-            strategy.common = Some(Arc::new(TorchCommon));
-        }
-        Ok(strategy)
-    }
-}
-
-#[typetag::serde(name = "tensors_only")]
-impl LoadShardedConfig for Config {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        let mut strategy = LoadShardedStrategy::new(self.format.clone());
-        if self.with_common {
-            strategy.common = Some(Arc::new(TorchCommon));
-        }
-        Ok(strategy)
-    }
+    (save, load)
 }
 
 /// Common state and nothing else.
@@ -182,7 +161,7 @@ const fn entry(backend: &'static str, make: Make) -> Registration {
 }
 
 inventory::submit! { entry("common_only", Make::LoadCommon(|| Arc::new(CommonOnly))) }
-inventory::submit! { entry("tensors_only", Make::LoadSharded(|| Box::new(Config::default()))) }
+inventory::submit! { entry("tensors_only", Make::LoadSharded(|_| Ok(Arc::new(TensorsOnly::default())))) }
 
 /// Row block `rank` of `ranks` of a matrix, an object a rank, one that all have, and common state.
 fn state(rank: u64, ranks: u64, objects: bool) -> StateDict {
@@ -244,7 +223,7 @@ fn save(
             let state = state(u64::from(group.rank().0), ranks, objects);
             let save = reshard::save(&state, &url)
                 .group(&group)
-                .strategy(Config::default())
+                .strategy(TensorsOnly::default())
                 .dialect(dialect);
             let save = save.overwrite(true);
             if common {
@@ -297,12 +276,14 @@ fn files(dir: &Path) -> BTreeSet<String> {
 
 #[test]
 fn a_pair_with_a_common_strategy_keeps_the_contract_of_one_that_handles_objects() {
-    testkit::save_load_contract(&contract(true), &contract(true));
+    let (save, load) = contract(true);
+    testkit::save_load_contract(&save, &load);
 }
 
 #[test]
 fn the_contract_holds_without_objects() {
-    testkit::save_load_contract(&contract(false), &contract(false));
+    let (save, load) = contract(false);
+    testkit::save_load_contract(&save, &load);
 }
 
 #[test]
@@ -512,7 +493,7 @@ fn common_state_is_not_put_into_an_object_that_the_sharded_strategy_does_not_sto
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
     let state = state(0, 1, false);
-    let save = reshard::save(&state, &url).strategy(Config::default());
+    let save = reshard::save(&state, &url).strategy(TensorsOnly::default());
     let e = block_on(async { save.common_form(reshard::CommonForm::Object).await }).unwrap_err();
     assert!(
         e.strategy_error()
@@ -553,7 +534,7 @@ fn repeated_saves_and_loads_of_objects_are_as_if_planned_anew() {
         let url = dir.path().join(turn.to_string()).display().to_string();
         let state = state(turn, longer);
         let save = reshard::save(&state, &url)
-            .strategy(Config::default())
+            .strategy(TensorsOnly::default())
             .kept_plan(&saves);
         block_on(async { save.await }).unwrap();
         let mut template = StateDict::new();
@@ -563,7 +544,7 @@ fn repeated_saves_and_loads_of_objects_are_as_if_planned_anew() {
         cell.data = Payload::None;
         template.insert("o0", cell);
         let load = reshard::load(template, &url)
-            .strategy(Config::default())
+            .strategy(TensorsOnly::default())
             .kept_plan(&loads);
         let loaded = block_on(async { load.await }).unwrap();
         let text = "x".repeat(turn as usize * 50);

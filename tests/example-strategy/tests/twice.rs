@@ -13,7 +13,7 @@ inventory::submit! { Registration {
     version: 1,
     origin: "somebody-else",
     origin_version: "0.1.0",
-    make: Make::SaveSharded(|| Box::new(reshard::torch_dist::TorchDistConfig::default())),
+    make: Make::SaveSharded(reshard::strategy::save_format::<reshard::torch_dist::TorchDistConfig>),
 } }
 
 inventory::submit! {

@@ -9,9 +9,11 @@ use anyhow::{Result, anyhow, bail};
 use clap::Parser;
 use futures::executor::block_on;
 use planners::{Loading, Saving};
+use reshard::strategy::testkit::layered;
 use reshard::{
     AsyncCallsQueue, AsyncSaver, CommonForm, Dialect, LocalGroup, ProcessGroup, StateDict, Value,
-    ValueTree, blocking, strategy::SaveShardedConfig,
+    ValueTree, blocking,
+    strategy::{LoadShardedStrategy, SaveShardedStrategy},
 };
 use reshard_comm_tcp::TcpGroup;
 use reshard_parallel as _;
@@ -159,21 +161,21 @@ fn write(
         let state = state::to_save(&spec, rank, ranks)?;
         let format = match format {
             Some(format) => serde_json::from_str(format)?,
-            None => json!({ "type": "torch_dist", "flavour": flavour }),
+            None => json!({ "format": "torch_dist", "flavour": flavour }),
         };
-        let config: Box<dyn SaveShardedConfig> = serde_json::from_value(match fully_parallel {
-            true => json!({ "type": "fully_parallel", "base": format }),
+        let config: SaveShardedStrategy = serde_json::from_value(match fully_parallel {
+            true => layered(json!({ "type": "fully_parallel" }), &format),
             false => format,
         })?;
         if let Some(background) = background {
-            return in_background(*background, &state, &url, spec.dialect, &*config, group);
+            return in_background(*background, &state, &url, spec.dialect, &config, group);
         }
         let save = reshard::save(&state, &url)
             .group(group)
             .dialect(spec.dialect)
             .integrity(*integrity)
             .flatten(!no_flatten)
-            .boxed_strategy(config);
+            .strategy(config);
         let save = save.rank_local(*rank_local).common_form(match common {
             Common::File => CommonForm::File,
             Common::Object => CommonForm::Object,
@@ -202,14 +204,13 @@ fn in_background(
     state: &StateDict,
     url: &str,
     dialect: Dialect,
-    config: &dyn SaveShardedConfig,
+    config: &SaveShardedStrategy,
     group: &dyn ProcessGroup,
 ) -> Result<()> {
     let urls = [format!("{url}-1"), format!("{url}-2"), url.to_owned()];
-    let config = serde_json::to_value(config)?;
     let save = |url| -> Result<reshard::Save<'_>> {
         let save = reshard::save(state, url).dialect(dialect);
-        Ok(save.boxed_strategy(serde_json::from_value(config.clone())?))
+        Ok(save.strategy(config.clone()))
     };
     block_on(async {
         match how {
@@ -251,7 +252,7 @@ fn check(
         let load = load.verify_integrity(*integrity);
         let load = match settings {
             None => load,
-            Some(settings) => load.boxed_strategy(serde_json::from_str(settings)?),
+            Some(settings) => load.strategy(serde_json::from_str::<LoadShardedStrategy>(settings)?),
         };
         let load = match planner {
             None => load,

@@ -4,7 +4,7 @@ use crate::place::Place;
 use proptest::prelude::*;
 use reshard::{
     BackendVersion, DType, Registry,
-    strategy::{LoadShardedConfig, Make, SaveShardedConfig},
+    strategy::{LoadShardedStrategy, Make, SaveShardedStrategy},
 };
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -67,10 +67,10 @@ pub fn format() -> impl Strategy<Value = Format> {
 
 impl Format {
     /// The settings of a save.
-    pub fn save_config(&self) -> Box<dyn SaveShardedConfig> {
+    pub fn save_config(&self) -> SaveShardedStrategy {
         let settings = match self.tag {
             "tensor_bundle" => json!({ "type": self.tag, "in_folder": "ckpt" }),
-            tag => json!({ "type": tag }),
+            tag => json!({ "format": tag }),
         };
         serde_json::from_value(settings).unwrap()
     }
@@ -110,7 +110,7 @@ impl Format {
 }
 
 /// The settings of a load, of JSON.
-pub fn load_config(settings: &Json) -> Box<dyn LoadShardedConfig> {
+pub fn load_config(settings: &Json) -> LoadShardedStrategy {
     serde_json::from_value(settings.clone()).unwrap()
 }
 

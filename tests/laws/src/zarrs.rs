@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use reshard::{
     DType,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     zarr::{Zarr3Config, ZarrConfig},
 };
 
@@ -18,10 +18,10 @@ pub enum Zarr {
 
 impl Zarr {
     /// The settings of a save.
-    pub fn config(self) -> Box<dyn SaveShardedConfig> {
+    pub fn config(self) -> SaveShardedStrategy {
         match self {
-            Self::V2 => Box::new(ZarrConfig::default()),
-            Self::V3(inner) => Box::new(Zarr3Config::default().with_inner_chunk(inner)),
+            Self::V2 => ZarrConfig::default().into(),
+            Self::V3(inner) => Zarr3Config::default().with_inner_chunk(inner).into(),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::{Ran, run, states::Saved};
 use reshard::{
     Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking, safetensors,
-    strategy::SaveShardedConfig, tensor_bundle, torch_save, zarr,
+    strategy::SaveShardedStrategy, tensor_bundle, torch_save, zarr,
 };
 use std::{fs, path::Path};
 
@@ -140,10 +140,9 @@ fn an_array_of_objects_lacks_the_cell_whose_file_is_gone() {
 }
 
 /// Two tensors in a format.
-fn of_format(config: impl SaveShardedConfig + 'static, value: f32, in_place: &str) -> Saved {
-    let is_zarr = config
-        .build()
-        .is_ok_and(|built| built.key().backend.starts_with("zarr"));
+fn of_format(config: impl Into<SaveShardedStrategy>, value: f32, in_place: &str) -> Saved {
+    let config: SaveShardedStrategy = config.into();
+    let is_zarr = config.key().backend.starts_with("zarr");
     let mut saved = Saved::made(|url| {
         let mut state = StateDict::new();
         for key in ["w", "b"] {
@@ -291,7 +290,7 @@ fn indexes_of_another_program_are_changed_if_the_data_are_too() {
 /// A lost folder takes descriptions and data with it. No other program has written anything.
 #[test]
 fn an_item_whose_folder_is_gone_is_lost_and_not_changed() {
-    let state = |url: &str, config: Box<dyn SaveShardedConfig>, dialect| {
+    let state = |url: &str, config: SaveShardedStrategy, dialect| {
         let mut state = StateDict::new();
         for key in ["w", "x"] {
             let tensor = Tensor::from_vec(&[3], vec![1f32; 3]).unwrap();
@@ -302,24 +301,16 @@ fn an_item_whose_folder_is_gone_is_lost_and_not_changed() {
             state.insert("rng", object.unwrap());
         }
         let save = reshard::save(&state, url).dialect(dialect);
-        drop(blocking::run(save.boxed_strategy(config)).unwrap());
+        drop(blocking::run(save.strategy(config)).unwrap());
     };
     for (config, dialect, folder) in [
         (
-            Box::new(zarr::Zarr3Config::default()) as Box<dyn SaveShardedConfig>,
+            SaveShardedStrategy::from(zarr::Zarr3Config::default()),
             Dialect::Dcp,
             "w",
         ),
-        (
-            Box::new(zarr::ZarrConfig::default()),
-            Dialect::Megatron,
-            "w",
-        ),
-        (
-            Box::new(zarr::ZarrConfig::default()),
-            Dialect::Megatron,
-            "rng",
-        ),
+        (zarr::ZarrConfig::default().into(), Dialect::Megatron, "w"),
+        (zarr::ZarrConfig::default().into(), Dialect::Megatron, "rng"),
     ] {
         let saved = Saved::made(|url| state(url, config, dialect));
         run(&["verify", &saved.url]).ok();

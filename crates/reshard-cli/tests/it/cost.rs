@@ -252,7 +252,7 @@ fn opening_takes_few_requests_in_each_format() {
         ("zarr3", "zarr3", 6, 1619),
         (
             "tensor_bundle",
-            r#"{"type": "tensor_bundle", "in_folder": "ckpt"}"#,
+            r#"{ "format": "tensor_bundle", "in_folder": "ckpt"}"#,
             8,
             13,
         ),

@@ -2,7 +2,7 @@
 
 use crate::{Ran, handmade::zarr2, run, states::Saved, zarr::copy};
 use reshard::{
-    Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedConfig,
+    Dialect, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::SaveShardedStrategy,
 };
 use serde_json::{Value as Json, json};
 use std::{
@@ -25,13 +25,13 @@ fn state(dialect: Dialect) -> StateDict {
     state
 }
 
-fn saved(dialect: Dialect, config: Option<Box<dyn SaveShardedConfig>>) -> Saved {
+fn saved(dialect: Dialect, config: Option<SaveShardedStrategy>) -> Saved {
     Saved::made(|url| {
         let state = state(dialect);
         let save = reshard::save(&state, url).dialect(dialect);
         let save = save.integrity(dialect == Dialect::Megatron);
         let save = match config {
-            Some(config) => save.boxed_strategy(config),
+            Some(config) => save.strategy(config),
             None => save,
         };
         drop(blocking::run(save).unwrap());
@@ -54,14 +54,14 @@ fn of_others(saved: Saved) -> Saved {
 fn checkpoints() -> Vec<(&'static str, Saved)> {
     use reshard::{safetensors, tensor_bundle, torch_save, zarr};
     let only = Dialect::TensorsOnly;
-    let st = || Box::new(safetensors::SafetensorsConfig::default()) as Box<dyn SaveShardedConfig>;
-    let zarr = || Box::new(zarr::ZarrConfig::default()) as Box<dyn SaveShardedConfig>;
-    let zarr3 = || Box::new(zarr::Zarr3Config::default()) as Box<dyn SaveShardedConfig>;
+    let st = || SaveShardedStrategy::from(safetensors::SafetensorsConfig::default());
+    let zarr = || SaveShardedStrategy::from(zarr::ZarrConfig::default());
+    let zarr3 = || SaveShardedStrategy::from(zarr::Zarr3Config::default());
     let tf = || {
         let config = tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
-        Box::new(config) as Box<dyn SaveShardedConfig>
+        SaveShardedStrategy::from(config)
     };
-    let pt = || Box::new(torch_save::TorchSaveConfig::default()) as Box<dyn SaveShardedConfig>;
+    let pt = || SaveShardedStrategy::from(torch_save::TorchSaveConfig::default());
     vec![
         ("torch_dist", saved(Dialect::Dcp, None)),
         ("megatron", saved(Dialect::Megatron, None)),
@@ -199,9 +199,9 @@ fn no_command_is_silent_about_a_file_that_is_damaged() {
 fn no_command_is_silent_about_a_chunk_or_a_description_that_another_program_wrote_and_that_is_missing()
  {
     let zarr = |v3: bool, dialect| {
-        let config: Box<dyn SaveShardedConfig> = match v3 {
-            true => Box::new(reshard::zarr::Zarr3Config::default()),
-            false => Box::new(reshard::zarr::ZarrConfig::default()),
+        let config: SaveShardedStrategy = match v3 {
+            true => reshard::zarr::Zarr3Config::default().into(),
+            false => reshard::zarr::ZarrConfig::default().into(),
         };
         of_others(saved(dialect, Some(config)))
     };
@@ -233,9 +233,9 @@ fn an_array_whose_folder_is_a_link_is_not_left_out_in_silence() {
         (true, Dialect::TensorsOnly),
         (false, Dialect::Megatron),
     ] {
-        let config: Box<dyn SaveShardedConfig> = match v3 {
-            true => Box::new(reshard::zarr::Zarr3Config::default()),
-            false => Box::new(reshard::zarr::ZarrConfig::default()),
+        let config: SaveShardedStrategy = match v3 {
+            true => reshard::zarr::Zarr3Config::default().into(),
+            false => reshard::zarr::ZarrConfig::default().into(),
         };
         let saved = of_others(saved(dialect, Some(config)));
         let elsewhere = saved.beside("elsewhere");
@@ -261,7 +261,7 @@ fn an_array_whose_folder_is_a_link_is_not_left_out_in_silence() {
 fn a_consolidated_description_that_is_damaged_is_told() {
     let saved = of_others(saved(
         Dialect::TensorsOnly,
-        Some(Box::new(reshard::zarr::ZarrConfig::default())),
+        Some(reshard::zarr::ZarrConfig::default().into()),
     ));
     fs::write(saved.path(".zmetadata"), "{").unwrap();
     let silent = silent(&saved.url, &saved.beside("to"), true);

@@ -3,7 +3,7 @@
 use crate::{run, states::Saved};
 use reshard::{
     Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
 };
 use reshard_model::testkit::one_in;
 use std::{fs, path::Path};
@@ -19,15 +19,11 @@ fn state(more: bool) -> StateDict {
     state
 }
 
-fn saved(
-    state: &StateDict,
-    dialect: Dialect,
-    strategy: Option<Box<dyn SaveShardedConfig>>,
-) -> Saved {
+fn saved(state: &StateDict, dialect: Dialect, strategy: Option<SaveShardedStrategy>) -> Saved {
     Saved::made(|url| {
         let save = reshard::save(state, url).dialect(dialect);
         let save = match strategy {
-            Some(strategy) => save.boxed_strategy(strategy),
+            Some(strategy) => save.strategy(strategy),
             None => save,
         };
         drop(blocking::run(save).unwrap());
@@ -129,7 +125,7 @@ fn every_changed_byte_of_a_checkpoint_in_megatrons_dialect_is_found_or_listed() 
 fn every_changed_byte_of_a_folder_of_safetensors_is_found_or_listed() {
     let config = reshard::safetensors::SafetensorsConfig::default();
     every_byte(
-        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        &saved(&state(true), Dialect::TensorsOnly, Some(config.into())),
         "",
     );
 }
@@ -138,7 +134,7 @@ fn every_changed_byte_of_a_folder_of_safetensors_is_found_or_listed() {
 fn every_changed_byte_of_zarr_arrays_is_found_or_listed() {
     let config = reshard::zarr::Zarr3Config::default();
     every_byte(
-        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        &saved(&state(true), Dialect::TensorsOnly, Some(config.into())),
         "",
     );
 }
@@ -147,7 +143,7 @@ fn every_changed_byte_of_zarr_arrays_is_found_or_listed() {
 fn every_changed_byte_of_zarr_arrays_of_version_2_is_found_or_listed() {
     let config = reshard::zarr::ZarrConfig::default();
     every_byte(
-        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        &saved(&state(true), Dialect::TensorsOnly, Some(config.into())),
         "",
     );
 }
@@ -159,12 +155,12 @@ fn every_changed_byte_of_an_index_and_of_a_record_beside_it_is_found() {
     let st = reshard::safetensors::SafetensorsConfig::default();
     let tf = reshard::tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
     let pt = reshard::torch_save::TorchSaveConfig::default();
-    let configs: [Box<dyn SaveShardedConfig>; 3] = [Box::new(st), Box::new(tf), Box::new(pt)];
+    let configs: [SaveShardedStrategy; 3] = [st.into(), tf.into(), pt.into()];
     for config in configs {
         let saved = Saved::made(|url| {
             let save = reshard::save(&nested, url).dialect(Dialect::TensorsOnly);
             let policy = reshard::policy::MaxShardSize::new(16);
-            let save = save.boxed_strategy(config).policy(policy);
+            let save = save.strategy(config).policy(policy);
             drop(blocking::run(save).unwrap());
         });
         bytes_of(&saved, 9, |is_data| !is_data);
@@ -175,7 +171,7 @@ fn every_changed_byte_of_an_index_and_of_a_record_beside_it_is_found() {
 fn every_changed_byte_of_a_tensorflow_checkpoint_is_found_or_listed() {
     let config = reshard::tensor_bundle::TensorBundleConfig::default().with_in_folder("ckpt");
     every_byte(
-        &saved(&state(true), Dialect::TensorsOnly, Some(Box::new(config))),
+        &saved(&state(true), Dialect::TensorsOnly, Some(config.into())),
         "",
     );
 }

@@ -10,7 +10,7 @@ use reshard::{
     model::LentBuffer,
     plan::Selection,
     storage::Progress,
-    strategy::{LoadShardedConfig, OpenCx, ReadCx, ReadTensor, StorageReader},
+    strategy::{LoadShardedStrategy, OpenCx, ReadCx, ReadTensor, StorageReader},
     torch_dist::TorchDistLoadConfig,
 };
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct Open {
 fn open_with(item: Item, row_major: bool, limits: ReadLimits) -> Open {
     let made = made(&[item]);
     let store = Stores::linked().unwrap().open(&made.url).unwrap();
-    let strategy = TorchDistLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(TorchDistLoadConfig::default());
     let reader = block_on(strategy.open(&OpenCx::new(store).with_limits(limits))).unwrap();
     Open {
         reader,

@@ -120,7 +120,7 @@ fn conversions_lead_into_an_object_store_through_it_and_back() {
 }
 
 /// Files with a prefix have the same names in every version, and there may be any others beside them.
-const IN_FOLDER: &str = r#"{"type": "tensor_bundle", "in_folder": "ckpt"}"#;
+const IN_FOLDER: &str = r#"{ "format": "tensor_bundle", "in_folder": "ckpt"}"#;
 
 #[test]
 fn files_with_a_prefix_are_not_written_to_a_bucket_and_the_error_says_what_is() {

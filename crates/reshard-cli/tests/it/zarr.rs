@@ -4,7 +4,7 @@ use crate::{run, states::Saved};
 use futures::{executor::block_on, future::join_all};
 use reshard::{
     BackendVersion, Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Value, blocking::Checkpoint, strategy::SaveShardedConfig,
+    Value, blocking::Checkpoint, strategy::SaveShardedStrategy,
 };
 use std::{fs, future::IntoFuture, path::Path};
 
@@ -37,32 +37,30 @@ fn states() -> [StateDict; 2] {
     })
 }
 
-pub(crate) fn save(url: &str, config: &dyn Fn() -> Box<dyn SaveShardedConfig>, overwrite: bool) {
+pub(crate) fn save(url: &str, config: &dyn Fn() -> SaveShardedStrategy, overwrite: bool) {
     let states = states();
     let groups = LocalGroup::new(2);
     let saves = states.iter().zip(&groups).map(|(state, group)| {
         let save = reshard::save(state, url)
             .group(group)
             .dialect(Dialect::Megatron);
-        save.overwrite(overwrite)
-            .boxed_strategy(config())
-            .into_future()
+        save.overwrite(overwrite).strategy(config()).into_future()
     });
     block_on(join_all(saves))
         .into_iter()
         .for_each(|r| drop(r.unwrap()));
 }
 
-fn zarr() -> Box<dyn SaveShardedConfig> {
-    Box::new(reshard::zarr::ZarrConfig::default())
+fn zarr() -> SaveShardedStrategy {
+    reshard::zarr::ZarrConfig::default().into()
 }
 
-fn zarr3() -> Box<dyn SaveShardedConfig> {
-    Box::new(reshard::zarr::Zarr3Config::default())
+fn zarr3() -> SaveShardedStrategy {
+    reshard::zarr::Zarr3Config::default().into()
 }
 
-pub(crate) fn torch_dist() -> Box<dyn SaveShardedConfig> {
-    Box::new(reshard::torch_dist::TorchDistConfig::default())
+pub(crate) fn torch_dist() -> SaveShardedStrategy {
+    reshard::torch_dist::TorchDistConfig::default().into()
 }
 
 fn saved() -> Saved {
@@ -217,7 +215,7 @@ fn a_replacement_removes_its_files_and_no_others() {
 /// Lock files of Megatron Core, chunks beyond the shape, and what a killed save left. Nothing else goes.
 #[test]
 fn what_is_left_over_is_pruned() {
-    for format in [zarr as fn() -> Box<dyn SaveShardedConfig>, zarr3] {
+    for format in [zarr as fn() -> SaveShardedStrategy, zarr3] {
         let saved = Saved::made(|url| save(url, &format, false));
         let (files, digest) = (names(&saved.url), run(&["digest", &saved.url]).ok());
         let v3 = saved.path("reshard-zarr3.json").exists();

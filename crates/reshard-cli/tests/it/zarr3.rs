@@ -5,11 +5,13 @@ use crate::{
     states::Saved,
     zarr::{names, save, torch_dist},
 };
-use reshard::{Dialect, blocking::Checkpoint, strategy::SaveShardedConfig};
+use reshard::{Dialect, blocking::Checkpoint, strategy::SaveShardedStrategy};
 use std::fs;
 
-fn zarr3() -> Box<dyn SaveShardedConfig> {
-    Box::new(reshard::zarr::Zarr3Config::default().with_inner_chunk(16))
+fn zarr3() -> SaveShardedStrategy {
+    reshard::zarr::Zarr3Config::default()
+        .with_inner_chunk(16)
+        .into()
 }
 
 #[test]

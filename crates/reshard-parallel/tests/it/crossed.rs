@@ -1,9 +1,10 @@
 //! Every saver of a back end with every loader of it, and with every loader of another.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, groups};
 use reshard::{
     DType, ErrorKind, LoadError, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    strategy::{LoadShardedConfig, SaveShardedConfig},
+    strategy::{LoadShardedStrategy, SaveShardedStrategy},
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_torch_dist as _;
@@ -13,19 +14,23 @@ use std::sync::Arc;
 const BACKENDS: [&str; 3] = ["torch_dist", "zarr", "zarr3"];
 
 fn savers(backend: &str) -> [Json; 2] {
-    let base = json!({ "type": backend });
+    let base = json!({ "format": backend });
     [
         base.clone(),
-        json!({ "type": "fully_parallel", "base": base }),
+        layered(json!({ "type": "fully_parallel" }), &base),
     ]
 }
 
 fn loaders(backend: &str) -> Vec<Json> {
-    let base = json!({ "type": backend });
+    let base = json!({ "format": backend });
     let exchanges = ["broadcast", "gather_rounds", "gather_object"];
-    let shared = exchanges
-        .map(|exchange| json!({ "type": "fully_parallel", "exchange": exchange, "base": base }));
-    let two_stage = json!({ "type": "two_stage", "base": base });
+    let shared = exchanges.map(|exchange| {
+        layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &base,
+        )
+    });
+    let two_stage = layered(json!({ "type": "two_stage" }), &base);
     [base.clone(), two_stage]
         .into_iter()
         .chain(shared)
@@ -64,10 +69,10 @@ fn save(settings: &Json, url: &str) {
     let saved = on_ranks(groups(4), move |group: Group| {
         let (settings, url) = (settings.clone(), Arc::clone(&url));
         async move {
-            let config: Box<dyn SaveShardedConfig> = serde_json::from_value(settings).unwrap();
+            let config: SaveShardedStrategy = serde_json::from_value(settings).unwrap();
             let state = state(group.rank().0.into(), true);
             let save = reshard::save(&state, &*url).group(&*group);
-            save.boxed_strategy(config).await
+            save.strategy(config).await
         }
     });
     saved.into_iter().for_each(|saved| drop(saved.unwrap()));
@@ -79,10 +84,10 @@ fn load(settings: &Json, url: &str) -> Vec<Result<ValueTree, LoadError>> {
     on_ranks(groups(4), move |group: Group| {
         let (settings, url) = (settings.clone(), Arc::clone(&url));
         async move {
-            let config: Box<dyn LoadShardedConfig> = serde_json::from_value(settings).unwrap();
+            let config: LoadShardedStrategy = serde_json::from_value(settings).unwrap();
             let template = state(u64::from(3 - group.rank().0), false);
             let load = reshard::load(template, &*url).group(&*group);
-            load.boxed_strategy(config).await
+            load.strategy(config).await
         }
     })
 }
@@ -126,7 +131,7 @@ fn a_loader_that_does_not_accept_the_stored_backend_and_version_is_refused_by_na
     for backend in BACKENDS {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
-        save(&json!({ "type": backend }), &url);
+        save(&json!({ "format": backend }), &url);
         for other in BACKENDS.into_iter().filter(|other| *other != backend) {
             for loader in loaders(other) {
                 for got in load(&loader, &url) {

@@ -1,16 +1,17 @@
 //! A rank that fails while work is shared fails all, and nothing waits.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, Saver, groups, replicated, save};
 use reshard::{
     Dialect, ErrorKind, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
-    comm::Cause, strategy::SaveShardedConfig,
+    comm::Cause, strategy::SaveShardedStrategy,
 };
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_parallel::FullyParallelSave;
 use reshard_torch_dist::TorchDistConfig;
 use std::{path::Path, sync::Arc};
 
-fn saver(group: Group, color: Option<u32>, settings: &FullyParallelSave) -> Saver {
+fn saver(group: Group, color: Option<u32>, settings: &SaveShardedStrategy) -> Saver {
     let state = replicated(group.rank().0);
     Saver {
         group,
@@ -24,7 +25,9 @@ fn saver(group: Group, color: Option<u32>, settings: &FullyParallelSave) -> Save
 fn a_rank_without_the_group_is_named_on_all() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    let settings = FullyParallelSave::new(TorchDistConfig::default()).group("tp");
+    let settings = FullyParallelSave::new()
+        .group("tp")
+        .around(TorchDistConfig::default());
     let savers = groups(3).into_iter().map(|g| saver(g, Some(0), &settings));
     for saved in save(savers.collect(), &url) {
         let e = saved.unwrap_err().to_string();
@@ -37,12 +40,16 @@ fn a_rank_without_the_group_is_named_on_all() {
 #[test]
 fn a_transport_that_fails_anywhere_fails_all() {
     let dir = tempfile::tempdir().unwrap();
-    for settings in [
-        FullyParallelSave::new(TorchDistConfig::default()).cache(true),
-        FullyParallelSave::new(FullyParallelSave::new(TorchDistConfig::default())).group("dp"),
-    ] {
+    let shared = || FullyParallelSave::new().around(TorchDistConfig::default());
+    let cached = FullyParallelSave::new().cache(true);
+    for (settings, color) in [
+        (cached.around(TorchDistConfig::default()), None),
         // The first call of a rank splits the group.
-        let color = settings.group.is_some().then_some(0);
+        (
+            FullyParallelSave::new().group("dp").around(shared()),
+            Some(0),
+        ),
+    ] {
         let url = dir.path().join("counted").display().to_string();
         let counted: Vec<Arc<FaultGroup>> = groups(3)
             .into_iter()
@@ -80,17 +87,17 @@ fn a_transport_that_fails_anywhere_fails_all() {
 }
 
 /// The same settings without what they keep.
-fn fresh(settings: &FullyParallelSave) -> FullyParallelSave {
+fn fresh(settings: &SaveShardedStrategy) -> SaveShardedStrategy {
     serde_json::from_str(&serde_json::to_string(settings).unwrap()).unwrap()
 }
 
 #[test]
 fn settings_are_nested_in_json() {
-    let text = r#"{"type":"fully_parallel","group":"dp","base":{"type":"fully_parallel","base":{"type":"torch_dist"}}}"#;
-    let settings: Box<dyn SaveShardedConfig> = serde_json::from_str(text).unwrap();
-    assert_eq!(settings.build().unwrap().key().to_string(), "torch_dist/1");
+    let text = r#"{"format":"torch_dist","layers":[{"type":"fully_parallel","group":"dp"},{"type":"fully_parallel"}]}"#;
+    let settings: SaveShardedStrategy = serde_json::from_str(text).unwrap();
+    assert_eq!(settings.key().to_string(), "torch_dist/1");
     let unknown = text.replace("group", "grup");
-    let e = serde_json::from_str::<Box<dyn SaveShardedConfig>>(&unknown).unwrap_err();
+    let e = serde_json::from_str::<SaveShardedStrategy>(&unknown).unwrap_err();
     assert!(e.to_string().contains("grup"), "{e}");
 }
 
@@ -98,7 +105,7 @@ fn settings_are_nested_in_json() {
 fn ranks_that_save_by_themselves_share_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    let settings = FullyParallelSave::new(TorchDistConfig::default());
+    let settings = FullyParallelSave::new().around(TorchDistConfig::default());
     let state = replicated(0);
     let save = reshard::save(&state, &url)
         .rank_local(true)
@@ -111,8 +118,8 @@ fn ranks_that_save_by_themselves_share_nothing() {
 #[test]
 fn objects_that_no_strategy_stores_fail_before_a_byte_is_written() {
     for base in ["zarr", "zarr3"] {
-        let plain = serde_json::json!({ "type": base });
-        let around = serde_json::json!({ "type": "fully_parallel", "base": plain });
+        let plain = serde_json::json!({ "format": base });
+        let around = layered(serde_json::json!({ "type": "fully_parallel" }), &plain);
         for settings in [plain, around] {
             let dir = tempfile::tempdir().unwrap();
             let url = dir.path().join("ckpt").display().to_string();
@@ -121,10 +128,9 @@ fn objects_that_no_strategy_stores_fail_before_a_byte_is_written() {
             state.insert("w", ShardedTensor::full("w", numbers));
             let rng = ShardedObject::new("rng", Value::Int(1), &[1], &[0], 0).unwrap();
             state.insert("rng", rng);
-            let config: Box<dyn SaveShardedConfig> =
-                serde_json::from_value(settings.clone()).unwrap();
+            let config: SaveShardedStrategy = serde_json::from_value(settings.clone()).unwrap();
             let save = reshard::save(&state, &url).dialect(Dialect::Dcp);
-            let e = blocking::run(save.boxed_strategy(config)).unwrap_err();
+            let e = blocking::run(save.strategy(config)).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Unsupported, "{settings}: {e}");
             assert!(e.to_string().contains("rng"), "{settings}: {e}");
             assert!(!Path::new(&url).exists(), "{settings}");

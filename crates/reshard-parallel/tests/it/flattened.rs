@@ -1,5 +1,6 @@
 //! Ranges of flattened chunks, saved and loaded by ranks that share the work.
 
+use crate::ranks::layered;
 use crate::ranks::{Loader, groups, load, store_as};
 use reshard::{DType, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree};
 use serde_json::{Value as Json, json};
@@ -50,11 +51,14 @@ fn saved(backend: &str) -> (tempfile::TempDir, String) {
 const WAYS: [&str; 4] = ["broadcast", "gather_rounds", "gather_object", "two_stage"];
 
 fn settings(way: &str, backend: &str) -> Json {
-    let base = json!({ "type": backend });
+    let base = json!({ "format": backend });
     match way {
         "alone" => base,
-        "two_stage" => json!({ "type": "two_stage", "base": base }),
-        exchange => json!({ "type": "fully_parallel", "exchange": exchange, "base": base }),
+        "two_stage" => layered(json!({ "type": "two_stage" }), &base),
+        exchange => layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &base,
+        ),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A distribution that is kept: less travels, and what has changed is distributed again.
 
 use crate::ranks::{Group, Saver, groups, save, writers};
+use reshard::strategy::SaveShardedStrategy;
 use reshard::{DType, KeptLoadPlan, KeptPlan, ShardedTensor, StateDict, Tensor, Value, ValueTree};
 use reshard_comm::testkit::{FaultGroup, on_ranks};
 use reshard_parallel::{FullyParallelLoad, FullyParallelSave};
@@ -25,7 +26,7 @@ fn state(rank: u32, first: u64) -> StateDict {
 }
 
 /// Saves with these settings, one for each rank; the bytes that each has sent.
-fn sent(settings: &[FullyParallelSave], first: u64, url: &str) -> Vec<u64> {
+fn sent(settings: &[SaveShardedStrategy], first: u64, url: &str) -> Vec<u64> {
     let counted: Vec<Arc<FaultGroup>> = groups(RANKS)
         .into_iter()
         .map(|group| Arc::new(FaultGroup::counting(group)))
@@ -46,7 +47,11 @@ fn sent(settings: &[FullyParallelSave], first: u64, url: &str) -> Vec<u64> {
 fn a_structure_that_is_known_is_not_distributed_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    let new = || FullyParallelSave::new(TorchDistConfig::default()).cache(true);
+    let new = || {
+        FullyParallelSave::new()
+            .cache(true)
+            .around(TorchDistConfig::default())
+    };
     let mut settings: Vec<_> = (0..RANKS).map(|_| new()).collect();
     let first = sent(&settings, 8, &url);
     let spread = writers(&url);
@@ -108,14 +113,14 @@ fn plans_of_shared_work_are_kept_and_are_those_that_would_be_made() {
             async move {
                 let state = state(rank, first);
                 for (url, kept) in [(&to, Some(saved)), (&plain, None)] {
-                    let settings = FullyParallelSave::new(TorchDistConfig::default());
+                    let settings = FullyParallelSave::new().around(TorchDistConfig::default());
                     let save = reshard::save(&state, url).group(&*group).strategy(settings);
                     match kept {
                         Some(kept) => save.kept_plan(&kept).await.unwrap(),
                         None => save.await.unwrap(),
                     };
                 }
-                let settings = FullyParallelLoad::new(TorchDistLoadConfig::default());
+                let settings = FullyParallelLoad::new().around(TorchDistLoadConfig::default());
                 let mut template = StateDict::new();
                 for i in 0..60 {
                     let key = format!("layers.{i}.self_attention.linear_proj.weight");

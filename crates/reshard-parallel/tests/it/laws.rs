@@ -39,8 +39,9 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
         let states = states(ranks, &leaves);
-        let settings = FullyParallelSave::new(TorchDistConfig::default()).cache(cache);
+        let settings = FullyParallelSave::new().cache(cache);
         let settings = if whole { settings } else { settings.group("dp") };
+        let settings = settings.around(TorchDistConfig::default());
         let color = |rank: usize| if whole { 0 } else { colors[rank] };
         let savers = groups(ranks).into_iter().zip(states).enumerate().map(|(rank, (group, state))| Saver {
             group, state, color: Some(color(rank)), settings: settings.clone(),
@@ -96,7 +97,7 @@ fn a_rank_that_holds_a_shard_twice_writes_it_once() {
             group,
             color: None,
             state,
-            settings: FullyParallelSave::new(TorchDistConfig::default()),
+            settings: FullyParallelSave::new().around(TorchDistConfig::default()),
         });
     for saved in save(savers.collect(), &url) {
         saved.unwrap();

@@ -107,7 +107,7 @@ fn a_rank_that_goes_gets_regions_back_from_a_read_that_hangs() {
             let load = reshard::load(template, &url)
                 .group(&*group)
                 .store(store)
-                .strategy(FullyParallelLoad::new(TorchDistLoadConfig::default()));
+                .strategy(FullyParallelLoad::new().around(TorchDistLoadConfig::default()));
             let load = pin!(load.into_future());
             let Some(was_asked) = &mut was_asked else {
                 return Some((before, block_on(load).map(drop).unwrap_err()));
@@ -156,7 +156,7 @@ fn a_rank_may_read_for_longer_than_a_step_waits() {
                 .group(&*group)
                 .store(store)
                 .deadline(Duration::from_secs(5))
-                .strategy(TwoStageLoad::new(TorchDistLoadConfig::default()));
+                .strategy(TwoStageLoad::new().around(TorchDistLoadConfig::default()));
             block_on(load.with_report()).unwrap().1.exchange.rounds
         })
     });

@@ -1,5 +1,6 @@
 //! A shared load is a plain load, and each byte is read once for a group.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, Loader, Loads, groups, load, plain, store, store_as};
 use proptest::prelude::*;
 use reshard::{
@@ -130,10 +131,10 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
         save(format, &shapes, savers, &url);
-        let plain = || json!({ "type": format });
+        let plain = || json!({ "format": format });
         let mut settings = match exchange {
-            "two_stage" => json!({ "type": "two_stage", "bytes_in_flight": memory, "base": plain() }),
-            exchange => json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() }),
+            "two_stage" => layered(json!({ "type": "two_stage", "bytes_in_flight": memory }), &plain()),
+            exchange => layered(json!({ "type": "fully_parallel", "exchange": exchange }), &plain()),
         };
         if !whole {
             let name = if exchange == "two_stage" { "data_parallel_group" } else { "group" };
@@ -141,7 +142,7 @@ proptest! {
         }
         if nested {
             // All ranks share once more what the ranks of each group read.
-            settings["base"] = json!({ "type": "fully_parallel", "exchange": "broadcast", "base": plain() });
+            settings["base"] = layered(json!({ "type": "fully_parallel", "exchange": "broadcast" }), &plain());
         }
         let loaders = |settings: &serde_json::Value| -> Vec<Loader> {
             let wrap = |group: Group| match apart {
@@ -197,13 +198,16 @@ fn ranks_that_share_a_load_read_each_chunk_of_an_array_once() {
                 (bytes + t.needed, items + t.verified)
             })
         };
-        let base = json!({ "type": format });
+        let base = json!({ "format": format });
         assert_eq!(read(base.clone()), (3 * 12_800, 3 * 4), "{format}");
         for exchange in ["broadcast", "gather_rounds", "gather_object"] {
-            let shared = json!({ "type": "fully_parallel", "exchange": exchange, "base": base });
+            let shared = layered(
+                json!({ "type": "fully_parallel", "exchange": exchange }),
+                &base,
+            );
             assert_eq!(read(shared), (12_800, 4), "{format} {exchange}");
         }
-        let two_stage = json!({ "type": "two_stage", "base": base });
+        let two_stage = layered(json!({ "type": "two_stage" }), &base);
         assert_eq!(read(two_stage), (12_800, 4), "{format} two_stage");
     }
 }
@@ -264,10 +268,9 @@ fn cross_dp_access_does_not_disturb_the_distribution() {
             group,
             color: Some(at.0),
             state: state(at),
-            settings: reshard_parallel::FullyParallelSave::new(
-                reshard_torch_dist::TorchDistConfig::default(),
-            )
-            .group("dp"),
+            settings: reshard_parallel::FullyParallelSave::new()
+                .group("dp")
+                .around(reshard_torch_dist::TorchDistConfig::default()),
         });
     for saved in crate::ranks::save(savers.collect(), &url) {
         saved.unwrap();
@@ -278,7 +281,7 @@ fn cross_dp_access_does_not_disturb_the_distribution() {
         .collect();
     assert_eq!(writers, "a0 b4 c2 d1 e5 f1 g7 ");
 
-    let settings = json!({ "type": "fully_parallel", "group": "dp", "base": plain() });
+    let settings = layered(json!({ "type": "fully_parallel", "group": "dp" }), &plain());
     let loaders = groups(8).into_iter().zip(&all).map(|(group, at)| Loader {
         color: Some(at.0),
         ..Loader::new(group, state(at), &settings)
@@ -297,7 +300,7 @@ fn only_necessary_exchanges_are_performed_during_load() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
     store(vec![template_of(&keys, 4)], &url);
-    let settings = json!({ "type": "fully_parallel", "base": plain() });
+    let settings = layered(json!({ "type": "fully_parallel" }), &plain());
     let wants: [([&[&str]; 2], usize); 3] = [
         ([&["all_a", "all_b"], &["all_a", "all_b"]], 2),
         ([&["all_a"], &["all_a"]], 1),
@@ -330,7 +333,10 @@ fn broadcast_sharded_objects() {
     }
     store(vec![state], &url);
     for exchange in ["broadcast", "gather_rounds", "gather_object"] {
-        let settings = json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() });
+        let settings = layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &plain(),
+        );
         let loaders = || {
             groups(3)
                 .into_iter()
@@ -357,7 +363,10 @@ fn ways_to_exchange_differ_in_rounds() {
     let keys: Vec<(&str, u32)> = names.iter().map(|name| (&**name, 0)).collect();
     store(vec![template_of(&keys, 256)], &url);
     let rounds = |exchange: &str| {
-        let settings = json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() });
+        let settings = layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &plain(),
+        );
         // Ranks that share memory hand nothing on.
         let loader = |group| Loader {
             memory: 64 << 10,
@@ -384,10 +393,9 @@ fn ways_to_exchange_differ_in_rounds() {
 fn plans_that_are_kept_are_used_again() {
     let dir = tempfile::tempdir().unwrap();
     let keys = ["a", "b", "c"].map(|key| (key, 0));
-    let settings = reshard_parallel::FullyParallelLoad::new(
-        reshard_torch_dist::TorchDistLoadConfig::default(),
-    )
-    .cache(true);
+    let settings = reshard_parallel::FullyParallelLoad::new()
+        .cache(true)
+        .around(reshard_torch_dist::TorchDistLoadConfig::default());
     // Another length, then the first one again.
     for (turn, elements) in [8, 8, 16, 8].into_iter().enumerate() {
         let url = dir.path().join(turn.to_string()).display().to_string();

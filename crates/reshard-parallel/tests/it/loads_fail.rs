@@ -1,6 +1,8 @@
 //! A rank that fails in a shared load fails all, and nothing waits.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, Loader, groups, load, plain, replicated, store};
+use reshard::strategy::LoadShardedStrategy;
 use reshard::{ErrorKind, comm::Cause};
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_storage::{
@@ -11,14 +13,24 @@ use serde_json::json;
 use std::sync::Arc;
 
 fn all_settings() -> Vec<serde_json::Value> {
-    let shared =
-        |exchange| json!({ "type": "fully_parallel", "exchange": exchange, "base": plain() });
+    let shared = |exchange| {
+        layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &plain(),
+        )
+    };
     let mut out: Vec<_> = ["broadcast", "gather_rounds", "gather_object"]
         .map(shared)
         .into();
-    out.push(json!({ "type": "fully_parallel", "group": "dp", "base": shared("broadcast") }));
-    out.push(json!({ "type": "two_stage", "base": plain() }));
-    out.push(json!({ "type": "two_stage", "data_parallel_group": "dp", "cpu_transfer": false, "base": plain() }));
+    out.push(layered(
+        json!({ "type": "fully_parallel", "group": "dp" }),
+        &shared("broadcast"),
+    ));
+    out.push(layered(json!({ "type": "two_stage" }), &plain()));
+    out.push(layered(
+        json!({ "type": "two_stage", "data_parallel_group": "dp", "cpu_transfer": false }),
+        &plain(),
+    ));
     out
 }
 
@@ -27,7 +39,7 @@ fn a_rank_without_the_group_is_named_on_all() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
     store(vec![replicated(0)], &url);
-    let settings = json!({ "type": "fully_parallel", "group": "tp", "base": plain() });
+    let settings = layered(json!({ "type": "fully_parallel", "group": "tp" }), &plain());
     let loader = |group: Group| Loader {
         color: Some(0),
         ..Loader::new(group, replicated(0), &settings)
@@ -109,13 +121,13 @@ fn a_store_that_fails_anywhere_fails_all() {
                                 faulty.fail(op, nth, StoreFault::Before);
                             }
                             let dp = group.split(Some(0), group.rank().0).await.unwrap();
-                            let config: Box<dyn reshard::strategy::LoadShardedConfig> =
+                            let config: LoadShardedStrategy =
                                 serde_json::from_value(settings).unwrap();
                             reshard::load(replicated(0), &url)
                                 .group(&*group)
                                 .sub_group("dp", dp.unwrap())
                                 .store(Arc::new(faulty) as Arc<dyn Store>)
-                                .boxed_strategy(config)
+                                .strategy(config)
                                 .await
                         }
                     }
@@ -136,13 +148,13 @@ fn a_store_that_fails_anywhere_fails_all() {
 
 #[test]
 fn settings_are_nested_in_json() {
-    use reshard::strategy::LoadShardedConfig;
-    let text = r#"{"type":"fully_parallel","group":"dp","cache":true,"exchange":"gather_object","base":{"type":"two_stage","base":{"type":"torch_dist"}}}"#;
-    let settings: Box<dyn LoadShardedConfig> = serde_json::from_str(text).unwrap();
-    assert_eq!(settings.build().unwrap().key().to_string(), "torch_dist/1");
+    use reshard::strategy::LoadShardedStrategy;
+    let text = r#"{"format":"torch_dist","layers":[{"type":"fully_parallel","group":"dp","cache":true,"exchange":"gather_object"},{"type":"two_stage"}]}"#;
+    let settings: LoadShardedStrategy = serde_json::from_str(text).unwrap();
+    assert_eq!(settings.key().to_string(), "torch_dist/1");
     for (from, to) in [("group", "grup"), ("gather_object", "gossip")] {
         let unknown = text.replacen(from, to, 1);
-        let e = serde_json::from_str::<Box<dyn LoadShardedConfig>>(&unknown).unwrap_err();
+        let e = serde_json::from_str::<LoadShardedStrategy>(&unknown).unwrap_err();
         assert!(e.to_string().contains(to), "{e}");
     }
 }

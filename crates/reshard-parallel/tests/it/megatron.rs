@@ -168,7 +168,7 @@ fn ranks_write_the_arrays_that_they_write_in_megatron_core() {
     });
     on_ranks(savers.collect(), |(group, state, noted, url)| async move {
         let save = reshard::save(&state, &url).group(&*group).planner(noted);
-        let zarr = FullyParallelSave::new(ZarrConfig::default());
+        let zarr = FullyParallelSave::new().around(ZarrConfig::default());
         save.strategy(zarr).await.unwrap();
     });
     assert!(want.len() > ranks.len());
@@ -201,15 +201,14 @@ fn ranks_write_what_they_write_in_megatron_core() {
                 let rank = members[shard[1].as_u64().unwrap() as usize];
                 want.insert((key.to_owned(), offset), rank as u32);
             }
-            let settings = FullyParallelSave::new(TorchDistConfig::default());
+            let settings = FullyParallelSave::new();
             savers.push(Saver {
                 group,
                 color: (!whole).then_some(members[0] as u32),
                 state: state(&rank["leaves"]),
-                settings: if whole {
-                    settings
-                } else {
-                    settings.group("dp")
+                settings: match whole {
+                    true => settings.around(TorchDistConfig::default()),
+                    false => settings.group("dp").around(TorchDistConfig::default()),
                 },
             });
         }
@@ -278,7 +277,9 @@ fn the_third_save_of_a_structure_is_distributed_as_that_of_megatron_core() {
             move |(group, state)| {
                 let home = home.clone();
                 async move {
-                    let kept = FullyParallelSave::new(TorchDistConfig::default()).cache(true);
+                    let kept = FullyParallelSave::new()
+                        .cache(true)
+                        .around(TorchDistConfig::default());
                     let mut saver = AsyncSaver::new(&*group).await.unwrap();
                     for turn in 0..3 {
                         let plain = format!("{home}/plain-{turn}");

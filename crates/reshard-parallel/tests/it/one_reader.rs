@@ -6,7 +6,7 @@ use reshard::{
     DType, LocalGroup, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree,
     safetensors::{SafetensorsConfig, SafetensorsLoadConfig},
     storage::{CountingStore, LocalStore, PlaceKind, Store},
-    strategy::{LoadShardedConfig, SaveShardedConfig},
+    strategy::{LoadShardedStrategy, SaveShardedStrategy},
     torch_save::{TorchSaveConfig, TorchSaveLoadConfig},
 };
 use reshard_comm::{Cause, ProcessGroup, Rank, Result};
@@ -75,7 +75,7 @@ fn number(row: u64, column: u64) -> f32 {
     (row * SHAPE[1] + column) as f32
 }
 
-fn saved(url: &str, config: impl SaveShardedConfig + 'static) {
+fn saved(url: &str, config: impl Into<SaveShardedStrategy>) {
     let rows = (0..SHAPE[0]).flat_map(|row| (0..SHAPE[1]).map(move |column| number(row, column)));
     let mut state = StateDict::new();
     let weight = Tensor::from_vec(&SHAPE, rows.collect::<Vec<f32>>()).unwrap();
@@ -90,7 +90,7 @@ fn saved(url: &str, config: impl SaveShardedConfig + 'static) {
 }
 
 /// Each rank asks for one region.
-fn load<C: LoadShardedConfig + Clone + 'static>(
+fn load<C: Into<LoadShardedStrategy> + Clone + Sync>(
     url: &str,
     config: &C,
     regions: &[Region],
@@ -117,7 +117,7 @@ fn load<C: LoadShardedConfig + Clone + 'static>(
                     let load = reshard::load(template, url)
                         .group(&wire)
                         .store(Arc::<CountingStore>::clone(&counted))
-                        .strategy(OneReaderLoad::new(config.clone()));
+                        .strategy(OneReaderLoad::new().around(config.clone()));
                     let state = reshard::blocking::run(load).unwrap();
                     Got {
                         state,
@@ -131,7 +131,7 @@ fn load<C: LoadShardedConfig + Clone + 'static>(
     })
 }
 
-fn each_gets_its_slice<C: LoadShardedConfig + Clone + 'static>(url: &str, config: &C) {
+fn each_gets_its_slice<C: Into<LoadShardedStrategy> + Clone + Sync>(url: &str, config: &C) {
     let quarter = |n: u64| SHAPE[0] / RANKS * n;
     let rows = |rank| Region::new([quarter(rank), 0], [quarter(1), SHAPE[1]]);
     let columns = |rank| Region::new([0, quarter(rank)], [SHAPE[0], quarter(1)]);

@@ -5,10 +5,9 @@ use reshard::{
     Checkpoint, DType, LoadError, LoadReport, LocalGroup, ProcessGroup, Result, SaveReport,
     ShardedTensor, StateDict, Tensor, ValueTree,
     plan::{Cast, DefaultLoadPlanner, LoadPlan, LoadPlanner},
-    strategy::LoadShardedConfig,
+    strategy::{LoadShardedStrategy, SaveShardedStrategy},
 };
 use reshard_comm::testkit::on_ranks;
-use reshard_parallel::FullyParallelSave;
 use reshard_torch_dist as _;
 use serde_json::json;
 use std::{
@@ -30,7 +29,7 @@ pub(crate) struct Saver {
     pub(crate) group: Group,
     pub(crate) color: Option<u32>,
     pub(crate) state: StateDict,
-    pub(crate) settings: FullyParallelSave,
+    pub(crate) settings: SaveShardedStrategy,
 }
 
 pub(crate) fn save(savers: Vec<Saver>, url: &str) -> Vec<Result<SaveReport>> {
@@ -99,7 +98,7 @@ impl Loader {
 
 /// The settings of a plain load.
 pub(crate) fn plain() -> serde_json::Value {
-    json!({ "type": "torch_dist" })
+    json!({ "format": "torch_dist" })
 }
 
 pub(crate) type Loads = Vec<Result<(ValueTree, LoadReport), LoadError>>;
@@ -116,7 +115,7 @@ pub(crate) fn load(loaders: Vec<Loader>, url: &str) -> Loads {
                     loader.plan,
                     DefaultLoadPlanner::DEFAULT.cast(Cast::Any),
                 ))
-                .strategy(Settings(loader.settings));
+                .strategy(strategy(loader.settings));
             if let Some(color) = loader.color {
                 let dp = loader
                     .group
@@ -145,16 +144,14 @@ impl LoadPlanner for Recorder {
     }
 }
 
-/// Settings that are read from JSON when they are used.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-struct Settings(serde_json::Value);
+/// The load strategy of a JSON.
+fn strategy(json: serde_json::Value) -> LoadShardedStrategy {
+    serde_json::from_value(json).unwrap()
+}
 
-#[typetag::serde(name = "of_json")]
-impl LoadShardedConfig for Settings {
-    fn build(&self) -> reshard::strategy::Result<reshard::strategy::LoadShardedStrategy> {
-        let of_json: Box<dyn LoadShardedConfig> = serde_json::from_value(self.0.clone()).unwrap();
-        of_json.build()
-    }
+/// A strategy with a layer around it.
+pub(crate) fn layered(layer: serde_json::Value, base: &serde_json::Value) -> serde_json::Value {
+    reshard::strategy::testkit::layered(layer, base)
 }
 
 /// Saves with as many ranks as there are states.
@@ -165,8 +162,11 @@ pub(crate) fn store(states: Vec<StateDict>, url: &str) {
 /// [`store`] in a format, by the tag of its settings.
 pub(crate) fn store_as(format: &str, states: Vec<StateDict>, url: &str) {
     let savers = groups(states.len()).into_iter().zip(states);
-    let settings = json!({ "base": { "type": format } });
-    let settings: FullyParallelSave = serde_json::from_value(settings).unwrap();
+    let settings = layered(
+        json!({ "type": "fully_parallel" }),
+        &json!({ "format": format }),
+    );
+    let settings: SaveShardedStrategy = serde_json::from_value(settings).unwrap();
     let savers = savers.map(|(group, state)| Saver {
         group,
         color: None,

@@ -1,10 +1,11 @@
 //! What loads do with keys that only one side has: all of Megatron Core's choices, in all back ends and wrappers.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, groups};
 use reshard::{
     DType, Error, ErrorKind, LoadError, LoadReport, ShardedObject, ShardedTensor, StateDict,
     StrictHandling, Tensor, Value, ValueTree,
-    strategy::{LoadShardedConfig, SaveShardedConfig},
+    strategy::{LoadShardedStrategy, SaveShardedStrategy},
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_torch_dist as _;
@@ -16,11 +17,11 @@ const BACKENDS: [&str; 3] = ["torch_dist", "zarr", "zarr3"];
 
 /// How ranks load from a back end.
 fn ways(backend: &str) -> [Json; 3] {
-    let base = json!({ "type": backend });
+    let base = json!({ "format": backend });
     [
         base.clone(),
-        json!({ "type": "fully_parallel", "base": base }),
-        json!({ "type": "two_stage", "base": base }),
+        layered(json!({ "type": "fully_parallel" }), &base),
+        layered(json!({ "type": "two_stage" }), &base),
     ]
 }
 
@@ -104,11 +105,11 @@ fn save(backend: &str, url: &str, keys: &'static [&'static str]) {
     let saved = on_ranks(groups(2), move |group: Group| {
         let (url, backend) = (Arc::clone(&url), Arc::clone(&backend));
         async move {
-            let settings: Box<dyn SaveShardedConfig> =
+            let settings: SaveShardedStrategy =
                 serde_json::from_value(json!({ "type": &*backend })).unwrap();
             let state = state(group.rank().0, keys, true);
             let save = reshard::save(&state, &*url).group(&*group);
-            save.boxed_strategy(settings).await
+            save.strategy(settings).await
         }
     });
     saved.into_iter().for_each(|saved| drop(saved.unwrap()));
@@ -126,12 +127,11 @@ fn load(
     on_ranks(groups(2), move |group: Group| {
         let (url, way) = (Arc::clone(&url), Arc::clone(&way));
         async move {
-            let settings: Box<dyn LoadShardedConfig> =
-                serde_json::from_value((*way).clone()).unwrap();
+            let settings: LoadShardedStrategy = serde_json::from_value((*way).clone()).unwrap();
             let rank = group.rank().0;
             let template = state(rank, keys[rank as usize], false);
             let load = reshard::load(template, &*url).group(&*group).strict(strict);
-            load.boxed_strategy(settings).with_report().await
+            load.strategy(settings).with_report().await
         }
     })
 }

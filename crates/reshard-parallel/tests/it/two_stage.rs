@@ -1,5 +1,6 @@
 //! Megatron Core's load in two stages: who reads, what goes on at the same time, and what is told of it.
 
+use crate::ranks::layered;
 use crate::ranks::{Group, Loader, groups, load, plain, store};
 use async_trait::async_trait;
 use reshard::{
@@ -148,7 +149,10 @@ fn copies_to_devices_go_on_beside_rounds() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
     store(vec![state(|i, _| Data::Host(data(i)))], &url);
-    let settings = json!({ "type": "two_stage", "bytes_in_flight": 512 << 10, "base": plain() });
+    let settings = layered(
+        json!({ "type": "two_stage", "bytes_in_flight": 512 << 10 }),
+        &plain(),
+    );
     let in_vain = Arc::new(AtomicU64::new(0));
     let (mut loaders, mut memories) = (Vec::new(), Vec::new());
     for inner in groups(3) {

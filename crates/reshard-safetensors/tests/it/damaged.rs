@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use reshard_model::{DType, ErrorKind, Region, ShardedTensor};
 use reshard_safetensors::{INDEX, RECORD, SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::{Entry, Name, Progress};
-use reshard_strategy::{Damage, FileRole, LoadShardedConfig, OpenCx, ReadLimits, VerifyReport};
+use reshard_strategy::{
+    Damage, FileRole, LoadFormat, LoadShardedStrategy, OpenCx, ReadLimits, VerifyReport,
+};
 use std::sync::Arc;
 
 pub(super) const FIRST: &str = "model-00001-of-00002.safetensors";
@@ -235,7 +237,7 @@ fn a_header_is_charged_before_it_is_parsed() {
     let open = |max| {
         let limits = ReadLimits::default().with_max_memory(max);
         let cx = OpenCx::new(place(&saved(false))).with_limits(limits);
-        let strategy = SafetensorsLoadConfig::default().build().unwrap();
+        let strategy = LoadShardedStrategy::new(SafetensorsLoadConfig::default());
         block_on(strategy.open(&cx)).map(drop)
     };
     let e = open(4 * length - 1).unwrap_err();
@@ -347,7 +349,7 @@ proptest! {
                 Some(dtype) => config.with_dequantize(dtype).with_allow_unquantized(true),
                 None => config,
             };
-            let strategy = config.build().unwrap();
+            let strategy = config;
             let opened = block_on(strategy.open(&OpenCx::new(Arc::clone(&place))));
             if let Ok(reader) = opened {
                 drop(block_on(reader.verify(true, &Progress::none())));

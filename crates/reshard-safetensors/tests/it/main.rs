@@ -21,7 +21,7 @@ use reshard_model::{Dialect, Region, ShardedTensor, Tensor};
 use reshard_safetensors::{SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::Store;
 use reshard_strategy::{
-    LoadFailure, LoadShardedConfig, Loaded, OpenCx, Result, Saved, StorageReader,
+    LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result, Saved, StorageReader,
     testkit::numbered::{self, Files, files, numbers, piece, place, store, wanted},
 };
 use std::sync::Arc;
@@ -31,11 +31,11 @@ fn try_save(
     config: &SafetensorsConfig,
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
-    numbered::try_save(config, store, ranks)
+    numbered::try_save(config.into(), store, ranks)
 }
 
 fn save(store: &Arc<dyn Store>, config: &SafetensorsConfig, ranks: Vec<Vec<ShardedTensor>>) {
-    numbered::save(config, store, ranks);
+    numbered::save(config.into(), store, ranks);
 }
 
 fn try_load(
@@ -52,7 +52,7 @@ fn load(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) -> Vec<Vec<Tenso
 
 fn try_open(store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
     let cx = OpenCx::new(Arc::clone(store)).with_dialect(Dialect::Dcp);
-    let strategy = SafetensorsLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(SafetensorsLoadConfig::default());
     block_on(strategy.open(&cx))
 }
 

@@ -10,7 +10,7 @@ use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_safetensors::{OBJECTS, RECORD, SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::{Entry, IfExists, Name, Progress, Store};
 use reshard_strategy::{
-    FileRole, LoadShardedConfig, Loaded, Result, SaveShardedConfig, Saved, VerifyReport,
+    FileRole, LoadShardedStrategy, Loaded, Result, Saved, VerifyReport,
     testkit::{Rank, load_on_ranks, save_on_ranks},
 };
 use serde_json::{Value as Json, json};
@@ -48,7 +48,7 @@ fn try_save(
     states: Vec<FlatStateDict>,
 ) -> Vec<Result<Saved>> {
     let rank = |flat| Rank {
-        strategy: config.build().unwrap().into(),
+        strategy: Arc::new(config.clone().into()),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat,
     };
@@ -66,7 +66,7 @@ fn saved(config: &SafetensorsConfig, states: Vec<FlatStateDict>) -> Files {
 
 fn load(files: &Files, leaves: Vec<Sharded>) -> Result<Loaded> {
     let rank = Rank {
-        strategy: SafetensorsLoadConfig::default().build().unwrap().into(),
+        strategy: LoadShardedStrategy::new(SafetensorsLoadConfig::default()).into(),
         planner: Arc::new(DefaultLoadPlanner::DEFAULT) as _,
         flat: flat(leaves),
     };

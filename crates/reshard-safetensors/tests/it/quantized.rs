@@ -5,7 +5,7 @@ use futures::executor::block_on;
 use reshard_model::{DType, ErrorKind, Region, ShardedTensor, Tensor};
 use reshard_safetensors::{SafetensorsConfig, SafetensorsLoadConfig};
 use reshard_storage::Store;
-use reshard_strategy::{LoadShardedConfig, OpenCx, StorageReader, testkit::numbered};
+use reshard_strategy::{LoadFormat, OpenCx, StorageReader, testkit::numbered};
 use std::sync::Arc;
 
 /// 1.0 in float8_e4m3fn.
@@ -50,7 +50,7 @@ fn read(place: &Arc<dyn Store>, key: &str, shape: &[u64], region: Region) -> Vec
 
 fn open(place: &Arc<dyn Store>) -> Arc<dyn StorageReader> {
     let cx = OpenCx::new(Arc::clone(place));
-    block_on(as_numbers().build().unwrap().open(&cx)).unwrap()
+    block_on(as_numbers().open(&cx)).unwrap()
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn what_dequantize_does_not_change_is_refused() {
         let place = folder(leaves, config);
         let open = |config: SafetensorsLoadConfig| {
             let cx = OpenCx::new(Arc::clone(&place));
-            block_on(config.build().unwrap().open(&cx))
+            block_on(config.open(&cx))
         };
         let e = open(as_numbers()).unwrap_err();
         assert!(

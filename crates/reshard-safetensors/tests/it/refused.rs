@@ -3,7 +3,7 @@
 use super::{files, store, try_save, whole};
 use reshard_model::{DType, ErrorKind, ShardedTensor, Tensor};
 use reshard_safetensors::SafetensorsConfig;
-use reshard_strategy::SaveShardedConfig;
+use reshard_strategy::SaveFormat;
 
 fn refused(leaves: Vec<ShardedTensor>) -> (ErrorKind, String) {
     let place = store();
@@ -56,7 +56,7 @@ fn a_name_of_a_model_that_leaves_the_folder_is_refused() {
         assert!(
             SafetensorsConfig::default()
                 .with_name(name)
-                .build()
+                .check()
                 .is_err(),
             "{name}"
         );
@@ -64,7 +64,7 @@ fn a_name_of_a_model_that_leaves_the_folder_is_refused() {
     assert!(
         SafetensorsConfig::default()
             .with_name("adapter_model")
-            .build()
+            .check()
             .is_ok()
     );
 }

@@ -8,7 +8,7 @@ use super::{
     meter::{Meter, local, with_fault},
     sample, sample_template, save_on_ranks,
 };
-use crate::{LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, SaveShardedConfig};
+use crate::{LoadFailure, LoadShardedStrategy, Loaded, SaveShardedStrategy};
 use bytes::Bytes;
 use reshard_comm::{
     Cause, CommError, ProcessGroup,
@@ -42,15 +42,15 @@ const SAVED: u32 = 3;
 const PLAIN_CALLS: u64 = 7;
 
 pub(super) fn what_ranks_read_for_each_other_is_what_each_would_read(
-    save: &dyn SaveShardedConfig,
-    load: &dyn LoadShardedConfig,
+    save: &SaveShardedStrategy,
+    load: &LoadShardedStrategy,
 ) {
-    let objects = save.build().unwrap().can_handle_sharded_objects()
-        && load.build().unwrap().can_handle_sharded_objects();
+    let objects =
+        save.clone().can_handle_sharded_objects() && load.clone().can_handle_sharded_objects();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
     let rank = |r| Rank {
-        strategy: save.build().unwrap().into(),
+        strategy: save.clone().into(),
         planner: Arc::clone(&planner),
         flat: sample(Cut::Rows, r, SAVED, objects),
     };
@@ -153,7 +153,7 @@ impl LoadPlanner for Spoiled {
 }
 
 struct UnderTest<'c> {
-    load: &'c dyn LoadShardedConfig,
+    load: &'c LoadShardedStrategy,
     objects: bool,
     store: Arc<dyn Store>,
 }
@@ -185,7 +185,7 @@ impl UnderTest<'_> {
                 exchange_memory: MEMORY,
                 ..Seat::new(group, Arc::clone(&self.store))
             };
-            let strategy = self.load.build().unwrap();
+            let strategy = self.load.clone();
             (
                 seat,
                 Rank {

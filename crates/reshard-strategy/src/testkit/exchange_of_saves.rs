@@ -11,8 +11,7 @@ use super::{
     sample, sample_template,
 };
 use crate::{
-    AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig,
-    SaveShardedStrategy, Saved,
+    AsyncStager, BlockingAsyncStager, LoadShardedStrategy, Result, SaveShardedStrategy, Saved,
 };
 use reshard_comm::{
     Cause, CommError, ProcessGroup,
@@ -45,16 +44,16 @@ const MEMORY: u64 = 8 << 10;
 const PLAIN_CALLS: u64 = 7;
 
 pub(super) fn what_ranks_write_for_each_other_is_what_each_would_write(
-    save: &dyn SaveShardedConfig,
-    load: &dyn LoadShardedConfig,
+    save: &SaveShardedStrategy,
+    load: &LoadShardedStrategy,
 ) {
     let mut under_test = UnderTest {
         save,
         load,
         objects: false,
     };
-    let able = save.build().unwrap().can_handle_sharded_objects()
-        && load.build().unwrap().can_handle_sharded_objects();
+    let able =
+        save.clone().can_handle_sharded_objects() && load.clone().can_handle_sharded_objects();
     // Objects can be given to others only if the format has a codec.
     if able {
         let with = UnderTest {
@@ -251,8 +250,8 @@ fn elsewhere(tensor: &Tensor, fails: u64) -> Data {
 
 #[derive(Clone, Copy)]
 struct UnderTest<'c> {
-    save: &'c dyn SaveShardedConfig,
-    load: &'c dyn LoadShardedConfig,
+    save: &'c SaveShardedStrategy,
+    load: &'c LoadShardedStrategy,
     objects: bool,
 }
 
@@ -290,7 +289,7 @@ impl UnderTest<'_> {
             (
                 seat,
                 Rank {
-                    strategy: self.save.build().unwrap().into(),
+                    strategy: self.save.clone().into(),
                     planner,
                     flat,
                 },
@@ -330,7 +329,7 @@ impl UnderTest<'_> {
         let flat = sample_template(Cut::Columns, 0, 1, self.objects.then_some(ranks));
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
         let rank = Rank {
-            strategy: self.load.build().unwrap().into(),
+            strategy: self.load.clone().into(),
             planner,
             flat,
         };
@@ -525,7 +524,7 @@ impl UnderTest<'_> {
             }
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
             let rank = Rank {
-                strategy: self.load.build().unwrap().into(),
+                strategy: self.load.clone().into(),
                 planner,
                 flat,
             };

@@ -2,7 +2,7 @@
 //! a format.
 
 use super::{Rank, load_on_ranks, save_on_ranks};
-use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
+use crate::{LoadShardedStrategy, OpenCx, SaveShardedStrategy};
 use futures_executor::block_on;
 use reshard_model::{
     DType, FlatStateDict, FlatView, Path, Region, Sharded, ShardedTensor, Step, Tensor,
@@ -22,13 +22,13 @@ const TENSORS: &[(&str, u64, u64)] = &[("small", 2, 5), ("large", 64, 99)];
 
 /// Any boxes of flattened ranges, behind prepended axes, come in their places: straight into their leaves, and by way of a cast.
 pub(super) fn regions_of_flattened_ranges_are_read(
-    save: &dyn SaveShardedConfig,
-    load: &dyn LoadShardedConfig,
+    save: &SaveShardedStrategy,
+    load: &LoadShardedStrategy,
 ) {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
     let rank = |r| Rank {
-        strategy: save.build().unwrap().into(),
+        strategy: save.clone().into(),
         planner: Arc::clone(&planner),
         flat: ranges(r, 3),
     };
@@ -36,14 +36,14 @@ pub(super) fn regions_of_flattened_ranges_are_read(
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
     // A format that stores whole tensors has no ranges.
-    let reader = block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
+    let reader = block_on(load.clone().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
     let mut tensors = reader.metadata().tensors();
     if tensors.all(|t| t.chunk_count() == 1) {
         return;
     }
     let planner: Arc<dyn LoadPlanner> = Arc::new(Unflatten);
     let rank = |r| Rank {
-        strategy: load.build().unwrap().into(),
+        strategy: load.clone().into(),
         planner: Arc::clone(&planner),
         flat: boxes(r),
     };

@@ -1,7 +1,7 @@
 //! What a checkpoint keeps beside elements.
 
 use super::{Cut, Rank, sample, save_on_ranks};
-use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
+use crate::{LoadShardedStrategy, OpenCx, SaveShardedStrategy};
 use futures_executor::block_on;
 use reshard_model::{FlatStateDict, Path, PathOfKey, Step, testkit::Rule};
 use reshard_plan::{
@@ -44,7 +44,12 @@ impl SavePlanner for Says {
 ///
 /// # Panics
 /// When something is lost. The text has the name of the rule, `metadata.is_kept`, and the item whose documentation has it.
-pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+pub fn metadata_contract(
+    save: &(impl Clone + Into<SaveShardedStrategy>),
+    load: &(impl Clone + Into<LoadShardedStrategy>),
+) {
+    let save: &SaveShardedStrategy = &save.clone().into();
+    let load: &LoadShardedStrategy = &load.clone().into();
     let (of, name, written) = (
         "the strategy",
         "metadata.is_kept",
@@ -53,11 +58,11 @@ pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCon
     Rule { of, name, written }.check(|| metadata_is_kept(save, load));
 }
 
-fn metadata_is_kept(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+fn metadata_is_kept(save: &SaveShardedStrategy, load: &LoadShardedStrategy) {
     // The planner here gives every tensor unusual properties and every key a path that its name does not tell.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let ranks = (0..2).map(|r| Rank {
-        strategy: save.build().unwrap().into(),
+        strategy: save.clone().into(),
         planner: Arc::new(Says) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, false),
     });
@@ -71,7 +76,7 @@ fn metadata_is_kept(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) 
     let saved = saved.expect("the coordinator knows the metadata");
 
     // What the coordinator knew when it saved is compared with what a reader finds in the files.
-    let reader = block_on(load.build().unwrap().open(&OpenCx::new(store))).unwrap();
+    let reader = block_on(load.clone().open(&OpenCx::new(store))).unwrap();
     let opened = reader.metadata();
     for tensor in saved.tensors() {
         let key = tensor.key();

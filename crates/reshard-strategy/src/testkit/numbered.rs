@@ -1,7 +1,7 @@
 //! Tensors whose elements are their numbers, saved and loaded in memory by ranks that are threads, and the files that this makes.
 
 use super::{Rank, load_on_ranks, save_on_ranks};
-use crate::{LoadFailure, LoadShardedConfig, Loaded, Result, SaveShardedConfig, Saved};
+use crate::{LoadFailure, LoadShardedStrategy, Loaded, Result, SaveShardedStrategy, Saved};
 use futures_executor::block_on;
 use reshard_model::{DType, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, SavePlanner};
@@ -123,12 +123,13 @@ impl SavePlanner for Unvalidated {
 
 /// Saves the leaves of each rank.
 pub fn try_save(
-    config: &dyn SaveShardedConfig,
+    config: &(impl Clone + Into<SaveShardedStrategy>),
     store: &Arc<dyn Store>,
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
+    let config: &SaveShardedStrategy = &config.clone().into();
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap().into(),
+        strategy: config.clone().into(),
         planner: Arc::new(Unvalidated) as _,
         flat: flat(leaves),
     };
@@ -138,22 +139,24 @@ pub fn try_save(
 
 /// Saves the leaves of each rank, which succeeds.
 pub fn save(
-    config: &dyn SaveShardedConfig,
+    config: &(impl Clone + Into<SaveShardedStrategy>),
     store: &Arc<dyn Store>,
     ranks: Vec<Vec<ShardedTensor>>,
 ) {
+    let config: &SaveShardedStrategy = &config.clone().into();
     let saved = try_save(config, store, ranks).into_iter();
     saved.for_each(|saved| drop(saved.unwrap()));
 }
 
 /// Loads the leaves of each rank.
 pub fn try_load(
-    config: &dyn LoadShardedConfig,
+    config: &(impl Clone + Into<LoadShardedStrategy>),
     store: &Arc<dyn Store>,
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
+    let config: &LoadShardedStrategy = &config.clone().into();
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap().into(),
+        strategy: config.clone().into(),
         planner: Arc::new(DefaultLoadPlanner::DEFAULT) as _,
         flat: flat(leaves),
     };
@@ -162,10 +165,11 @@ pub fn try_load(
 
 /// The loaded tensors of each rank, in the order of its leaves.
 pub fn load(
-    config: &dyn LoadShardedConfig,
+    config: &(impl Clone + Into<LoadShardedStrategy>),
     store: &Arc<dyn Store>,
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Vec<Tensor>> {
+    let config: &LoadShardedStrategy = &config.clone().into();
     let host = |leaf: Sharded| match leaf {
         Sharded::Tensor(t) => t.data.host().unwrap().clone(),
         Sharded::Object(_) => panic!("an object was loaded"),

@@ -13,6 +13,7 @@ use reshard_plan::{
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Entry, Extent, Length, Name, Progress, Source};
+use serde_json::Value as Json;
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -207,6 +208,14 @@ impl SaveFormat for Observed<Arc<dyn SaveFormat>> {
         self.inner.key()
     }
 
+    fn settings(&self) -> Json {
+        self.inner.settings()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -363,6 +372,14 @@ impl Extent for TappedExtent {
 impl LoadFormat for Observed<Arc<dyn LoadFormat>> {
     fn info(&self) -> &FormatInfo {
         self.inner.info()
+    }
+
+    fn settings(&self) -> Json {
+        self.inner.settings()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.inner.check()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

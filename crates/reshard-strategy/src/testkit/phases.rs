@@ -6,7 +6,8 @@ use super::{
     load_on_ranks, sample, sample_template, save_on_ranks, save_staged_on_ranks,
 };
 use crate::{
-    AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig, StrategyError,
+    AsyncStager, BlockingAsyncStager, LoadShardedStrategy, Result, SaveShardedStrategy,
+    StrategyError,
 };
 use async_trait::async_trait;
 use reshard_comm::CommError;
@@ -17,9 +18,9 @@ use std::sync::{Arc, Mutex};
 
 const RANKS: u32 = 2;
 
-pub(super) fn phases_can_be_parted(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
-    let objects = save.build().unwrap().can_handle_sharded_objects()
-        && load.build().unwrap().can_handle_sharded_objects();
+pub(super) fn phases_can_be_parted(save: &SaveShardedStrategy, load: &LoadShardedStrategy) {
+    let objects =
+        save.clone().can_handle_sharded_objects() && load.clone().can_handle_sharded_objects();
     let pair = Pair {
         save,
         load,
@@ -31,8 +32,8 @@ pub(super) fn phases_can_be_parted(save: &dyn SaveShardedConfig, load: &dyn Load
 }
 
 struct Pair<'c> {
-    save: &'c dyn SaveShardedConfig,
-    load: &'c dyn LoadShardedConfig,
+    save: &'c SaveShardedStrategy,
+    load: &'c LoadShardedStrategy,
     objects: bool,
 }
 
@@ -40,9 +41,9 @@ impl Pair<'_> {
     fn ranks(
         &self,
         planner: impl Fn(u32) -> Arc<dyn SavePlanner>,
-    ) -> Vec<Rank<crate::SaveShardedStrategy, dyn SavePlanner>> {
+    ) -> Vec<Rank<SaveShardedStrategy, dyn SavePlanner>> {
         let rank = |r| Rank {
-            strategy: self.save.build().unwrap().into(),
+            strategy: self.save.clone().into(),
             planner: planner(r),
             flat: sample(Cut::Columns, r, RANKS, self.objects),
         };
@@ -85,7 +86,7 @@ impl Pair<'_> {
             let template = sample_template(Cut::Rows, 0, 1, self.objects.then_some(RANKS));
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
             let rank = Rank {
-                strategy: self.load.build().unwrap().into(),
+                strategy: self.load.clone().into(),
                 planner,
                 flat: template,
             };

@@ -1,7 +1,7 @@
 use super::{
     Cut, Observer, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks,
 };
-use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
+use crate::{LoadShardedStrategy, OpenCx, Result, SaveShardedStrategy, StrategyError};
 use reshard_model::{
     DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor,
     testkit::Rule,
@@ -47,9 +47,11 @@ fn order(calls: &Calls) -> Vec<&'static str> {
 /// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn save_planner_contract<P: SavePlanner>(
     make: impl Fn() -> P,
-    save: &dyn SaveShardedConfig,
-    load: &dyn LoadShardedConfig,
+    save: &(impl Clone + Into<SaveShardedStrategy>),
+    load: &(impl Clone + Into<LoadShardedStrategy>),
 ) {
+    let save: &SaveShardedStrategy = &save.clone().into();
+    let load: &LoadShardedStrategy = &load.clone().into();
     rule("plans.depend_on_their_input_alone", "SavePlanner")
         .check(|| plans_depend_on_their_input_alone(&make));
     rule(
@@ -84,7 +86,7 @@ fn rule(name: &'static str, written: &'static str) -> Rule {
 fn hooks_of_a_save<P: SavePlanner>(
     make: &impl Fn() -> P,
     wrapped: bool,
-    save: &dyn SaveShardedConfig,
+    save: &SaveShardedStrategy,
     store: &Arc<dyn Store>,
 ) {
     let mut heard = Vec::new();
@@ -97,7 +99,7 @@ fn hooks_of_a_save<P: SavePlanner>(
             Arc::new(observer.on(make()))
         };
         Rank {
-            strategy: save.build().unwrap().into(),
+            strategy: save.clone().into(),
             planner,
             flat: sample(Cut::Rows, r, 2, false),
         }
@@ -136,11 +138,11 @@ fn hooks_of_a_save<P: SavePlanner>(
 }
 
 /// What was saved must load again with the default planner, in another split.
-fn loads_in_another_split(load: &dyn LoadShardedConfig, store: &Arc<dyn Store>) {
+fn loads_in_another_split(load: &LoadShardedStrategy, store: &Arc<dyn Store>) {
     let template = sample_template(Cut::Columns, 0, 1, None);
     let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
     let rank = Rank {
-        strategy: load.build().unwrap().into(),
+        strategy: load.clone().into(),
         planner: planner as _,
         flat: template,
     };
@@ -232,16 +234,18 @@ impl<P: LoadPlanner> LoadPlanner for AroundLoad<P> {
 /// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
 pub fn load_planner_contract<P: LoadPlanner>(
     make: impl Fn() -> P,
-    save: &dyn SaveShardedConfig,
-    load: &dyn LoadShardedConfig,
+    save: &(impl Clone + Into<SaveShardedStrategy>),
+    load: &(impl Clone + Into<LoadShardedStrategy>),
 ) {
+    let save: &SaveShardedStrategy = &save.clone().into();
+    let load: &LoadShardedStrategy = &load.clone().into();
     // Objects are part of the test only if the format can both save and load them.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let (saves, loads) = (save.build().unwrap(), load.build().unwrap());
+    let (saves, loads) = (save.clone(), load.clone());
     let objects = saves.can_handle_sharded_objects() && loads.can_handle_sharded_objects();
     let of = objects.then_some(2);
     let ranks = (0..2).map(|r| Rank {
-        strategy: save.build().unwrap().into(),
+        strategy: save.clone().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, objects),
     });
@@ -270,7 +274,7 @@ pub fn load_planner_contract<P: LoadPlanner>(
 fn hooks_of_a_load<P: LoadPlanner>(
     make: &impl Fn() -> P,
     wrapped: bool,
-    load: &dyn LoadShardedConfig,
+    load: &LoadShardedStrategy,
     store: &Arc<dyn Store>,
     objects_of: Option<u32>,
 ) {
@@ -284,7 +288,7 @@ fn hooks_of_a_load<P: LoadPlanner>(
             Arc::new(observer.on(make()))
         };
         Rank {
-            strategy: load.build().unwrap().into(),
+            strategy: load.clone().into(),
             planner,
             flat: sample_template(Cut::Columns, r, 3, objects_of),
         }
@@ -324,12 +328,11 @@ fn hooks_of_a_load<P: LoadPlanner>(
 fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
     make: &impl Fn() -> P,
     store: &Arc<dyn Store>,
-    load: &dyn LoadShardedConfig,
+    load: &LoadShardedStrategy,
     objects_of: Option<u32>,
 ) {
     let reader =
-        futures_executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store))))
-            .unwrap();
+        futures_executor::block_on(load.clone().open(&OpenCx::new(Arc::clone(store)))).unwrap();
     let plan = || {
         let planner = make();
         let cx = LoadContext::new(reader.metadata(), 0, true);
@@ -356,13 +359,13 @@ fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
 fn what_is_missing_is_an_error<P: LoadPlanner>(
     make: &impl Fn() -> P,
     store: &Arc<dyn Store>,
-    load: &dyn LoadShardedConfig,
+    load: &LoadShardedStrategy,
 ) {
     let leaf = ShardedTensor::region_of("nowhere", DType::Int8, &[2], Region::whole(&[2]))
         .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
     let flat: FlatStateDict = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
     let rank = Rank {
-        strategy: load.build().unwrap().into(),
+        strategy: load.clone().into(),
         planner: Arc::new(make()) as Arc<dyn LoadPlanner>,
         flat,
     };

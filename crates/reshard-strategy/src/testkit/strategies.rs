@@ -10,8 +10,8 @@ use super::{
     sample, sample_template,
 };
 use crate::{
-    BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx,
-    Result, SaveShardedConfig, SaveShardedStrategy, Saved,
+    BackendVersion, Detection, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result,
+    SaveShardedStrategy, Saved,
 };
 use bytes::Bytes;
 use futures_executor::block_on;
@@ -33,9 +33,14 @@ use std::sync::Arc;
 ///
 /// # Panics
 /// When a rule is broken. The text has the name of the rule, and the item whose documentation has it.
-pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+pub fn save_load_contract(
+    save: &(impl Clone + Into<SaveShardedStrategy>),
+    load: &(impl Clone + Into<LoadShardedStrategy>),
+) {
+    let save: &SaveShardedStrategy = &save.clone().into();
+    let load: &LoadShardedStrategy = &load.clone().into();
     let pair = Pair { save, load };
-    rule("configuration.is_data", "SaveShardedConfig").check(|| pair.configuration_is_data());
+    rule("configuration.is_data", "SaveFormat::settings").check(|| pair.configuration_is_data());
     rule(
         "compatibility.others_are_refused",
         "LoadShardedStrategy::check_compatibility",
@@ -91,8 +96,8 @@ fn rule(name: &'static str, written: &'static str) -> Rule {
 }
 
 struct Pair<'c> {
-    save: &'c dyn SaveShardedConfig,
-    load: &'c dyn LoadShardedConfig,
+    save: &'c SaveShardedStrategy,
+    load: &'c LoadShardedStrategy,
 }
 
 fn store() -> Arc<dyn Store> {
@@ -101,11 +106,11 @@ fn store() -> Arc<dyn Store> {
 
 impl Pair<'_> {
     fn saver(&self) -> Arc<SaveShardedStrategy> {
-        Arc::new(self.save.build().unwrap())
+        Arc::new(self.save.clone())
     }
 
     fn loader(&self) -> Arc<LoadShardedStrategy> {
-        Arc::new(self.load.build().unwrap())
+        Arc::new(self.load.clone())
     }
 
     fn objects(&self) -> bool {
@@ -155,12 +160,14 @@ impl Pair<'_> {
     }
 
     fn configuration_is_data(&self) {
-        let json = serde_json::to_string(self.save).unwrap();
-        let again: Box<dyn SaveShardedConfig> = serde_json::from_str(&json).unwrap();
-        assert_eq!(again.build().unwrap().key(), self.saver().key());
-        let json = serde_json::to_string(self.load).unwrap();
-        let again: Box<dyn LoadShardedConfig> = serde_json::from_str(&json).unwrap();
-        assert_eq!(again.build().unwrap().key(), self.loader().key());
+        let json = serde_json::to_value(self.save).unwrap();
+        let again: SaveShardedStrategy = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(again.key(), self.save.key());
+        assert_eq!(serde_json::to_value(again).unwrap(), json);
+        let json = serde_json::to_value(self.load).unwrap();
+        let again: LoadShardedStrategy = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(again.key(), self.load.key());
+        assert_eq!(serde_json::to_value(again).unwrap(), json);
     }
 
     fn other_formats_and_newer_versions_are_refused(&self) {

@@ -8,7 +8,7 @@ use reshard_model::{
 };
 use reshard_storage::{IfExists, Progress, Store};
 use reshard_strategy::{
-    ReadCx, ReadObject, SaveShardedConfig,
+    ReadCx, ReadObject,
     testkit::{Rank, numbered, save_on_ranks},
 };
 use reshard_tensor_bundle::{
@@ -152,7 +152,7 @@ fn saved(tensors: &[(&str, Tensor)], objects: &[(&str, Value)]) -> Files {
         flat.insert(Path(vec![(*key).into()]), Sharded::Object(object));
     }
     let rank = Rank {
-        strategy: TensorBundleConfig::default().build().unwrap().into(),
+        strategy: Arc::new(TensorBundleConfig::default().into()),
         planner: Arc::new(numbered::Unvalidated) as _,
         flat,
     };

@@ -5,10 +5,7 @@ use reshard_model::Region;
 use reshard_parallel::FullyParallelSave;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_storage::IfExists;
-use reshard_strategy::{
-    SaveShardedConfig,
-    testkit::{self, Rank, numbered::flat, save_on_ranks},
-};
+use reshard_strategy::testkit::{self, Rank, numbered::flat, save_on_ranks};
 use reshard_tensor_bundle::{TensorBundleConfig, TensorBundleLoadConfig};
 use std::sync::Arc;
 
@@ -45,9 +42,8 @@ fn ranks_that_share_replicas_write_them_once() {
     let (alone, shared) = (store(), store());
     save(&alone, vec![vec![leaf(0)]]);
     let rank = |replica| Rank {
-        strategy: FullyParallelSave::new(TensorBundleConfig::default())
-            .build()
-            .unwrap()
+        strategy: FullyParallelSave::new()
+            .around(TensorBundleConfig::default())
             .into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat([leaf(replica)]),

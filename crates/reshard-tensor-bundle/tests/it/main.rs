@@ -11,7 +11,7 @@ use futures::executor::block_on;
 use reshard_model::{Dialect, ShardedTensor, Tensor};
 use reshard_storage::Store;
 use reshard_strategy::{
-    LoadFailure, LoadShardedConfig, Loaded, OpenCx, Result, StorageReader,
+    LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result, StorageReader,
     testkit::numbered::{self, files, numbers, piece, place, store, wanted},
 };
 use reshard_tensor_bundle::{TensorBundleConfig, TensorBundleLoadConfig};
@@ -22,7 +22,7 @@ fn save(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
 }
 
 fn save_as(config: &TensorBundleConfig, store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
-    numbered::save(config, store, ranks);
+    numbered::save(config.into(), store, ranks);
 }
 
 fn try_load(
@@ -39,7 +39,7 @@ fn load(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) -> Vec<Vec<Tenso
 
 fn try_open(store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
     let cx = OpenCx::new(Arc::clone(store)).with_dialect(Dialect::Dcp);
-    block_on(TensorBundleLoadConfig::default().build().unwrap().open(&cx))
+    block_on(LoadShardedStrategy::new(TensorBundleLoadConfig::default()).open(&cx))
 }
 
 fn open(store: &Arc<dyn Store>) -> Arc<dyn StorageReader> {

@@ -461,7 +461,6 @@ fn a_graph_that_is_given_is_stored() {
 
 #[test]
 fn settings_that_can_not_work_are_refused() {
-    use reshard::strategy::SaveShardedConfig;
     for (config, told) in [
         (
             TensorBundleConfig::default().with_checkpoint_state(true),
@@ -473,7 +472,9 @@ fn settings_that_can_not_work_are_refused() {
         ),
         (TensorBundleConfig::default().with_in_folder(""), "no name"),
     ] {
-        let e = config.build().unwrap_err().to_string();
+        let e = reshard::strategy::SaveFormat::check(&config)
+            .unwrap_err()
+            .to_string();
         assert!(e.contains(told), "{e}");
     }
 }

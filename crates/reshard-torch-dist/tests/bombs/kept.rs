@@ -5,7 +5,7 @@ use crate::{
     counting::{peak_of, turn},
 };
 use reshard_storage::LocalStore;
-use reshard_strategy::{LoadShardedConfig, OpenCx};
+use reshard_strategy::{LoadShardedStrategy, OpenCx};
 use reshard_torch_dist::{TorchDistLoadConfig, parse_metadata};
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ fn of_the_files_of_all_ranks_one_is_in_memory_at_a_time() {
     let cx = OpenCx::new(Arc::new(
         LocalStore::open(dir.path().to_str().unwrap()).unwrap(),
     ));
-    let strategy = TorchDistLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(TorchDistLoadConfig::default());
     let (reader, peak) = peak_of(|| futures::executor::block_on(strategy.open(&cx)));
     assert_eq!(reader.unwrap().metadata().object_count(), 8);
     assert!(peak < 2 * MIB as usize, "{peak}");

@@ -3,27 +3,23 @@
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_policy::{AllInOne, MaxShardSize, Then};
 use reshard_strategy::{
-    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, SaveShardedConfig,
-    SaveShardedStrategy, StorageWriter, testkit,
+    BackendVersion, Capabilities, Result, SaveCx, SaveFormat, SaveShardedStrategy, StorageWriter,
+    testkit,
 };
 use reshard_torch_save::{TorchSaveConfig, TorchSaveLoadConfig};
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Saves with a policy that makes several files.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct InFiles(pub(crate) u64);
-
-#[typetag::serde(name = "torch_save_in_files")]
-impl SaveShardedConfig for InFiles {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
-}
 
 impl SaveFormat for InFiles {
     fn key(&self) -> BackendVersion {
         TorchSaveConfig::default().key()
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
     }
 
     /// Several files hold only tensors.
@@ -44,19 +40,19 @@ impl SaveFormat for InFiles {
 }
 
 /// One file in a folder, and several with an index. That a place is one file is decided by its name: the tests of the facade have it.
-fn forms() -> Vec<Box<dyn SaveShardedConfig>> {
+fn forms() -> Vec<SaveShardedStrategy> {
     vec![
-        Box::new(TorchSaveConfig::default()),
-        Box::new(TorchSaveConfig::default().with_single_file(false)),
-        Box::new(InFiles(700)),
-        Box::new(InFiles(1 << 30)),
+        TorchSaveConfig::default().into(),
+        TorchSaveConfig::default().with_single_file(false).into(),
+        InFiles(700).into(),
+        InFiles(1 << 30).into(),
     ]
 }
 
 #[test]
 fn the_strategies_keep_their_contract() {
     for save in forms() {
-        testkit::save_load_contract(&*save, &TorchSaveLoadConfig::default());
+        testkit::save_load_contract(&save, &TorchSaveLoadConfig::default());
     }
 }
 
@@ -64,7 +60,7 @@ fn the_strategies_keep_their_contract() {
 fn planners_work_with_the_format() {
     let load = TorchSaveLoadConfig::default();
     for save in forms() {
-        testkit::save_planner_contract(|| DefaultSavePlanner::DEFAULT, &*save, &load);
-        testkit::load_planner_contract(|| DefaultLoadPlanner::DEFAULT, &*save, &load);
+        testkit::save_planner_contract(|| DefaultSavePlanner::DEFAULT, &save, &load);
+        testkit::load_planner_contract(|| DefaultLoadPlanner::DEFAULT, &save, &load);
     }
 }

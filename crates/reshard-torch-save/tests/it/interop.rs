@@ -170,7 +170,7 @@ fn needs_python_torch_loads_each_file_of_a_folder_and_the_folder_that_it_writes_
     }
     expected.retain(|_, told| told.get("value").is_none());
     let written = store();
-    save_as(&InFiles(700), &written, ranks);
+    save_as(&InFiles(700).into(), &written, ranks);
     check(&open(&written), &expected, "reshard's");
 
     let home = tempfile::tempdir().unwrap();

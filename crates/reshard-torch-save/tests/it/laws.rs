@@ -4,7 +4,7 @@ use super::contracts::InFiles;
 use proptest::prelude::*;
 use reshard_model::{Region, Tensor, Value};
 use reshard_strategy::{
-    SaveShardedConfig,
+    SaveShardedStrategy,
     testkit::numbered::{
         Cut, Files, boxes, deal, files, load, numbers, piece, save, store, wanted,
     },
@@ -52,9 +52,10 @@ proptest! {
         saved in cuts(), from in 1usize..5, seed in 0usize..9,
         asked in cuts(), to in 1usize..4, in_files in proptest::option::of(1u64..2_000),
     ) {
-        let one = TorchSaveConfig::default();
-        let several = in_files.map(InFiles);
-        let config: &dyn SaveShardedConfig = several.as_ref().map_or(&one, |several| several);
+        let config: &SaveShardedStrategy = &match in_files {
+            Some(bytes) => InFiles(bytes).into(),
+            None => TorchSaveConfig::default().into(),
+        };
         let all: Vec<(&str, Region)> = KEYS.iter()
             .flat_map(|key| boxes(&shape, &saved).into_iter().map(move |region| (*key, region)))
             .collect();

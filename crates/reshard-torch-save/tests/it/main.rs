@@ -14,7 +14,7 @@ use reshard_model::{Dialect, FlatStateDict, StateDict, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_storage::{Entry, IfExists, Name, Store, StoreExt, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StorageReader,
+    LoadShardedStrategy, OpenCx, Result, SaveShardedStrategy, StorageReader,
     testkit::{Rank, save_on_ranks},
 };
 use reshard_torch_save::{TorchSaveConfig, TorchSaveLoadConfig};
@@ -34,7 +34,7 @@ fn place<'f>(files: impl IntoIterator<Item = (&'f str, Vec<u8>)>) -> Arc<dyn Sto
 }
 
 fn try_open(store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
-    let strategy = TorchSaveLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(TorchSaveLoadConfig::default());
     block_on(strategy.open(&OpenCx::new(Arc::clone(store))))
 }
 
@@ -76,14 +76,14 @@ impl reshard_plan::SavePlanner for WithPaths {
 
 /// Saves the states of ranks, in PyTorch's dialect.
 fn save(store: &Arc<dyn Store>, ranks: Vec<StateDict>) {
-    save_as(&TorchSaveConfig::default(), store, ranks);
+    save_as(&TorchSaveConfig::default().into(), store, ranks);
 }
 
-fn save_as(config: &dyn SaveShardedConfig, store: &Arc<dyn Store>, ranks: Vec<StateDict>) {
+fn save_as(config: &SaveShardedStrategy, store: &Arc<dyn Store>, ranks: Vec<StateDict>) {
     let rank = |state| {
         let (flat, paths) = leaves(state);
         Rank {
-            strategy: config.build().unwrap().into(),
+            strategy: config.clone().into(),
             planner: Arc::new(WithPaths(paths)) as _,
             flat,
         }

@@ -5,7 +5,7 @@ use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard_model::{DType, Dialect, ErrorKind, Region, ShardedTensor, Tensor};
 use reshard_storage::{Entry, LocalStore, Name, Progress, Store};
-use reshard_strategy::{FileRole, LoadShardedConfig, OpenCx, VerifyReport};
+use reshard_strategy::{FileRole, LoadShardedStrategy, OpenCx, VerifyReport};
 use reshard_zarr::ZarrLoadConfig;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -316,7 +316,7 @@ fn files_of_arrays_and_groups_have_their_roles() {
 
 #[test]
 fn a_chunk_that_would_take_more_memory_than_is_allowed_is_refused() {
-    let strategy = ZarrLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(ZarrLoadConfig::default());
     let mut cx = OpenCx::new(stored(&case("v2")));
     cx.limits = cx.limits.with_max_whole(1000);
     let reader = block_on(strategy.open(&cx)).unwrap();
@@ -351,7 +351,7 @@ fn blown_up(blocks: u64) -> Files {
 #[test]
 fn a_chunk_of_few_bytes_and_very_many_elements_is_not_decoded_for_a_check() {
     let open = |blocks| {
-        let strategy = ZarrLoadConfig::default().build().unwrap();
+        let strategy = LoadShardedStrategy::new(ZarrLoadConfig::default());
         block_on(strategy.open(&OpenCx::new(stored(&blown_up(blocks))))).unwrap()
     };
     let verify = |blocks| block_on(open(blocks).verify(true, &Progress::none())).unwrap();
@@ -419,7 +419,7 @@ proptest! {
         } else {
             file[place] = byte;
         }
-        let strategy = ZarrLoadConfig::default().build().unwrap();
+        let strategy = LoadShardedStrategy::new(ZarrLoadConfig::default());
         if let Ok(reader) = block_on(strategy.open(&OpenCx::new(stored(&files)))) {
             drop(block_on(reader.verify(true, &Progress::none())));
             drop(reader.producer());

@@ -5,10 +5,7 @@ use reshard_model::{Region, ShardedTensor, testkit::one_in};
 use reshard_parallel::FullyParallelSave;
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_storage::IfExists;
-use reshard_strategy::{
-    SaveShardedConfig,
-    testkit::{self, Rank, numbered::Unvalidated, save_on_ranks},
-};
+use reshard_strategy::testkit::{self, Rank, numbered::Unvalidated, save_on_ranks};
 use reshard_zarr::{Zarr3Config, Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 
 #[test]
@@ -53,9 +50,8 @@ fn ranks_that_share_a_save_write_what_one_rank_would() {
     let (alone, shared) = (store(), store());
     save(&alone, vec![both(0)]);
     let rank = |replica| Rank {
-        strategy: FullyParallelSave::new(ZarrConfig::default())
-            .build()
-            .unwrap()
+        strategy: FullyParallelSave::new()
+            .around(ZarrConfig::default())
             .into(),
         planner: std::sync::Arc::new(Unvalidated) as _,
         flat: flat(both(replica)),

@@ -360,7 +360,7 @@ proptest! {
             }
         }
         let place: Arc<dyn Store> = place(&files);
-        let strategy = reshard_strategy::LoadShardedConfig::build(&reshard_zarr::ZarrLoadConfig::default()).unwrap();
+        let strategy = reshard_strategy::LoadShardedStrategy::new(reshard_zarr::ZarrLoadConfig::default());
         let cx = reshard_strategy::OpenCx::new(Arc::clone(&place));
         if let Ok(reader) = block_on(strategy.open(&cx)) {
             block_on(reader.verify(true, &Progress::none())).unwrap();

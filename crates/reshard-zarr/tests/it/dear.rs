@@ -5,14 +5,14 @@ use futures::executor::block_on;
 use reshard_model::{Dialect, ErrorKind, Region, ShardedTensor};
 use reshard_storage::{Progress, Store};
 use reshard_strategy::{
-    LoadShardedConfig, OpenCx, Result, SaveShardedConfig,
+    LoadShardedStrategy, OpenCx, Result, SaveShardedStrategy,
     testkit::numbered::{self, Files, dear},
 };
 use reshard_zarr::{Zarr3LoadConfig, ZarrConfig, ZarrLoadConfig};
 use std::sync::Arc;
 
 /// Arrays of two ranks: many small ones, and one of two files with three inner chunks each in Zarr v3.
-fn saved(config: &dyn SaveShardedConfig, count: usize) -> Files {
+fn saved(config: &SaveShardedStrategy, count: usize) -> Files {
     let place = store();
     let half = |rank: u64| {
         let mut leaves = vec![piece("w", &[6, 3], Region::new([3 * rank, 0], [3, 3]))];
@@ -27,11 +27,11 @@ fn saved(config: &dyn SaveShardedConfig, count: usize) -> Files {
 }
 
 fn v2() -> Files {
-    saved(&ZarrConfig::default(), 30)
+    saved(&ZarrConfig::default().into(), 30)
 }
 
 fn v3() -> Files {
-    saved(&zarr3::config(12), 30)
+    saved(&zarr3::config(12).into(), 30)
 }
 
 /// A load of this region of `w`.
@@ -54,18 +54,21 @@ fn verified(store: &Arc<dyn Store>) -> String {
 
 #[test]
 fn what_reshard_wrote_is_open_after_its_record_and_a_listing() {
-    let formats: [(Files, &dyn LoadShardedConfig); 2] = [
+    let formats: [(Files, &LoadShardedStrategy); 2] = [
         (
-            saved(&ZarrConfig::default(), 999),
-            &ZarrLoadConfig::default(),
+            saved(&ZarrConfig::default().into(), 999),
+            &ZarrLoadConfig::default().into(),
         ),
-        (saved(&zarr3::config(12), 999), &Zarr3LoadConfig::default()),
+        (
+            saved(&zarr3::config(12).into(), 999),
+            &Zarr3LoadConfig::default().into(),
+        ),
     ];
     for (files, config) in formats {
         let counted = dear(&files);
         let store: Arc<dyn Store> = Arc::new(counted.clone());
         let cx = OpenCx::new(Arc::clone(&store));
-        let reader = block_on(config.build().unwrap().open(&cx)).unwrap();
+        let reader = block_on(config.open(&cx)).unwrap();
         assert_eq!(reader.metadata().tensors().count(), 1000);
         let counts = counted.take();
         assert_eq!((counts.requests, counts.lists), (2, 1));

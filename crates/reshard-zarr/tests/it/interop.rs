@@ -5,7 +5,7 @@ use reshard_model::{DType, Region, ShardedTensor, Tensor};
 use reshard_plan::DefaultSavePlanner;
 use reshard_storage::IfExists;
 use reshard_strategy::{
-    SaveShardedConfig,
+    SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use reshard_zarr::ZarrConfig;
@@ -77,10 +77,10 @@ fn tensors(all: bool) -> (Vec<Vec<ShardedTensor>>, Map<String, Value>) {
 }
 
 /// Saves, and puts the files into a folder.
-fn save(config: &dyn SaveShardedConfig, folder: &Path, ranks: Vec<Vec<ShardedTensor>>) {
+fn save(config: &SaveShardedStrategy, folder: &Path, ranks: Vec<Vec<ShardedTensor>>) {
     let store = store();
     let rank = |leaves| Rank {
-        strategy: config.build().unwrap().into(),
+        strategy: config.clone().into(),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat(leaves),
     };
@@ -102,8 +102,16 @@ fn needs_python_other_programs_read_what_reshard_wrote() {
     for all in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let (ranks, expected) = tensors(all);
-        save(&ZarrConfig::default(), &folder.path().join("v2"), ranks);
-        save(&config(40), &folder.path().join("v3"), tensors(all).0);
+        save(
+            &ZarrConfig::default().into(),
+            &folder.path().join("v2"),
+            ranks,
+        );
+        save(
+            &config(40).into(),
+            &folder.path().join("v3"),
+            tensors(all).0,
+        );
         let text = serde_json::to_vec(&expected).unwrap();
         fs::write(folder.path().join("expected.json"), text).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/read.py");

@@ -19,7 +19,7 @@ use futures::executor::block_on;
 use reshard_model::{Dialect, Region, ShardedTensor, Tensor};
 use reshard_storage::Store;
 use reshard_strategy::{
-    LoadFailure, LoadShardedConfig, Loaded, OpenCx, Result, Saved, StorageReader,
+    LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result, Saved, StorageReader,
     testkit::numbered::{self, files, flat, numbers, piece, place, store, wanted},
 };
 use reshard_zarr::{ZarrConfig, ZarrLoadConfig};
@@ -47,7 +47,7 @@ fn load(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) -> Vec<Vec<Tenso
 
 fn open(store: &Arc<dyn Store>, dialect: Dialect) -> Arc<dyn StorageReader> {
     let cx = OpenCx::new(Arc::clone(store)).with_dialect(dialect);
-    let strategy = ZarrLoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(ZarrLoadConfig::default());
     block_on(strategy.open(&cx)).unwrap()
 }
 

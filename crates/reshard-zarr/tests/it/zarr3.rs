@@ -7,7 +7,7 @@ use reshard_model::{DType, Dialect, Region, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_storage::{IfExists, Progress, Store};
 use reshard_strategy::{
-    Damage, LoadShardedConfig, OpenCx, Result, SaveShardedConfig, Saved, VerifyReport,
+    Damage, LoadShardedStrategy, OpenCx, Result, Saved, VerifyReport,
     testkit::{self, Rank, save_on_ranks},
 };
 use reshard_zarr::{Zarr3Config, Zarr3LoadConfig};
@@ -26,7 +26,7 @@ fn try_save(
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
     let rank = |leaves| Rank {
-        strategy: config(inner).build().unwrap().into(),
+        strategy: Arc::new(config(inner).into()),
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: flat(leaves),
     };
@@ -201,7 +201,7 @@ fn an_array_in_the_way_of_shards_is_named() {
 
 #[test]
 fn the_place_is_recognised_by_its_root_group() {
-    let strategy = Zarr3LoadConfig::default().build().unwrap();
+    let strategy = LoadShardedStrategy::new(Zarr3LoadConfig::default());
     let store = place(&two_ranks());
     let reader = block_on(strategy.open(&OpenCx::new(Arc::clone(&store)))).unwrap();
     assert_eq!(reader.key().to_string(), "zarr3/1");
@@ -210,7 +210,7 @@ fn the_place_is_recognised_by_its_root_group() {
         strategy.info().detect(&top),
         reshard_strategy::Detection::Yes
     );
-    let v2 = reshard_zarr::ZarrLoadConfig::default().build().unwrap();
+    let v2 = LoadShardedStrategy::new(reshard_zarr::ZarrLoadConfig::default());
     assert_eq!(v2.info().detect(&top), reshard_strategy::Detection::No);
 }
 

@@ -9,7 +9,7 @@ use crate::{
     whereabouts::explained,
 };
 use reshard_storage::{Store, Stores};
-use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
+use reshard_strategy::{BackendVersion, LoadShardedStrategy, ReadLimits, Registry};
 use std::{path::Path, sync::Arc};
 
 impl OpenOptions {
@@ -27,9 +27,9 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the load strategy's settings, instead of its defaults.
-    pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.config = Some(Arc::new(config));
+    /// Sets the load strategy: settings of a format, with or without layers around it.
+    pub fn strategy(mut self, strategy: impl Into<LoadShardedStrategy>) -> Self {
+        self.strategy = Some(strategy.into());
         self
     }
 
@@ -44,8 +44,8 @@ impl OpenOptions {
     /// # drop(options);
     /// # }
     /// ```
-    pub fn settings(mut self, config: impl LoadShardedConfig + 'static) -> Self {
-        self.settings = Some(Arc::new(config));
+    pub fn settings(mut self, strategy: impl Into<LoadShardedStrategy>) -> Self {
+        self.settings = Some(strategy.into());
         self
     }
 

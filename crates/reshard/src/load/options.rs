@@ -87,7 +87,7 @@ impl LoadOptions {
             url,
             open:
                 OpenOptions {
-                    config,
+                    strategy,
                     settings: _, // a load has no such option
                     format,
                     verify,
@@ -109,7 +109,7 @@ impl LoadOptions {
         AgreedOptions::new()
             .with(PLACE, place_of(store, url))
             .with("coordinator", coordinator)
-            .with("strategy", or_default(config.as_deref().map(settings_of)))
+            .with("strategy", or_default(strategy.as_ref().map(settings_of)))
             .with("format", or_default(format.as_ref()))
             .with("planner", or_default(planner))
             .with("cast", format_args!("{:?}", default.cast))

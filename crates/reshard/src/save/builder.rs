@@ -11,7 +11,8 @@ use reshard_plan::SavePlanner;
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
-    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedConfig, Staging, StrategyError,
+    AsyncStager, KeptPlan, Registry, SaveCommonStrategy, SaveShardedStrategy, Staging,
+    StrategyError,
 };
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
@@ -143,15 +144,10 @@ impl<'a> Save<'a> {
         self.ranks.comm()
     }
 
-    /// Sets another strategy, or other settings. The default is `torch_dist` version 1 with its default settings.
-    pub fn strategy(mut self, config: impl SaveShardedConfig + 'static) -> Self {
-        self.options.config = Some(Box::new(config));
-        self
-    }
-
-    /// Sets a strategy from configuration.
-    pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
-        self.options.config = Some(config);
+    /// Sets the save strategy: settings of a format, with or without layers around it. The default is that of the
+    /// [registry](reshard_strategy::Registry::default_of): `torch_dist` with its default settings.
+    pub fn strategy(mut self, strategy: impl Into<SaveShardedStrategy>) -> Self {
+        self.options.strategy = Some(strategy.into());
         self
     }
 

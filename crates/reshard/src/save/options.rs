@@ -14,7 +14,7 @@ use reshard_policy::ShardingPolicy;
 use reshard_storage::Stores;
 use reshard_strategy::{
     AgreedOptions, AsyncStager, KeptPlan, PipelineOptions, Registry, SaveCommonStrategy,
-    SaveShardedConfig, Staging, StrategyError, cause,
+    SaveShardedStrategy, Staging, StrategyError, cause,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,7 +29,7 @@ pub(crate) struct SaveOptions {
     pub(crate) stored_common: Option<StoredCommon>,
     pub(crate) empty_dicts: Vec<Path>,
     pub(crate) notes: BTreeMap<String, String>,
-    pub(crate) config: Option<Box<dyn SaveShardedConfig>>,
+    pub(crate) strategy: Option<SaveShardedStrategy>,
     pub(crate) common: Option<Arc<dyn SaveCommonStrategy>>,
     pub(crate) planner: Option<Arc<dyn SavePlanner>>,
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
@@ -61,7 +61,7 @@ impl SaveOptions {
             stored_common: None,
             empty_dicts: Vec::new(),
             notes: BTreeMap::new(),
-            config: None,
+            strategy: None,
             common: None,
             planner: None,
             policy: None,
@@ -117,7 +117,7 @@ impl SaveOptions {
             content_metadata,
             stored_common,
             empty_dicts,
-            config,
+            strategy,
             common,
             planner,
             policy,
@@ -157,7 +157,7 @@ impl SaveOptions {
         AgreedOptions::new()
             .with(PLACE, place_of(store, url))
             .with("coordinator", coordinator)
-            .with("strategy", or_default(config.as_deref().map(settings_of)))
+            .with("strategy", or_default(strategy.as_ref().map(settings_of)))
             .with("dialect", dialect)
             .with("common_strategy", or_default(common_strategy))
             .with("common_form", format_args!("{common_form:?}"))

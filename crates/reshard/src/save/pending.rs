@@ -4,7 +4,7 @@ use super::{builder::LastCheck, options::SaveOptions};
 use crate::{
     CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
     error::Context,
-    formats::{Formats, default_format},
+    formats::Formats,
     in_flight::InFlight,
     integrity,
     report::{Clock, Phase},
@@ -425,7 +425,8 @@ impl Version {
         });
         sidecar.note(sums, &Formats::of(&self.registry)?);
         let megatrons = self.options.pipeline.dialect == Dialect::Megatron;
-        let named = megatrons || self.backend == default_format();
+        // A file without a name has always been of this format, whatever the default of this program.
+        let named = megatrons || self.backend == BackendVersion::new("torch_dist", 1);
         sidecar.empty_dicts.clone_from(&self.empty_dicts);
         sidecar.strategy = (!named).then(|| self.backend.clone());
         sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());

@@ -4,7 +4,6 @@ use super::builder::Save;
 use crate::{
     CommonForm, StoredCommon,
     consistent::Values,
-    formats::default_format,
     in_flight::{self, InFlight},
     sidecar::SIDECAR,
     stateful,
@@ -16,7 +15,8 @@ use reshard_model::{
 };
 use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
+    Action, BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy,
+    StrategyError,
 };
 use std::sync::Arc;
 
@@ -117,11 +117,12 @@ impl Save<'_> {
             Some(s) => s,
             None => Stores::linked()?,
         };
-        let config = match self.options.config.take() {
-            Some(config) => config,
-            None => registry.save_sharded(&default_format())?,
+        let strategy = match self.options.strategy.take() {
+            Some(strategy) => strategy,
+            None => registry.save_sharded(&registry.default_of(Action::SaveSharded))?,
         };
-        let sharded = self.options.config.insert(config).build()?;
+        let sharded = self.options.strategy.insert(strategy).clone();
+        sharded.format.check()?;
         let can = sharded.capabilities();
         if !self.options.dialect_is_chosen && !can.saves(self.options.pipeline.dialect) {
             self.options.pipeline.dialect = can.dialects.first().copied().unwrap_or_default();
@@ -145,7 +146,7 @@ impl Save<'_> {
         self.agree_with_dialect()?;
         let common = match self.options.common.clone() {
             Some(c) => c,
-            None => registry.save_common(&BackendVersion::new("torch", 1))?,
+            None => registry.save_common(&registry.default_of(Action::SaveCommon))?,
         };
         if self.options.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
             let what = "common state in a sharded object (choose `CommonForm::File`)".into();

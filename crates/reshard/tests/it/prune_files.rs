@@ -6,7 +6,7 @@ use reshard::{
     Dialect, ErrorKind, Kept, PruneReport, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
     safetensors::SafetensorsConfig,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     torch_save::TorchSaveConfig,
 };
 use std::{
@@ -17,7 +17,7 @@ use std::{
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn save(path: &Path, config: Box<dyn SaveShardedConfig>) {
+fn save(path: &Path, config: SaveShardedStrategy) {
     let mut state = StateDict::new();
     let w = Tensor::from_vec(&[4], vec![1f32, 2.0, 3.0, 4.0]).unwrap();
     state.insert("w", ShardedTensor::full("w", w));
@@ -25,7 +25,7 @@ fn save(path: &Path, config: Box<dyn SaveShardedConfig>) {
     let save = reshard::save(&state, &url)
         .dialect(Dialect::Dcp)
         .overwrite(true)
-        .boxed_strategy(config);
+        .strategy(config);
     blocking::run(save).unwrap();
 }
 
@@ -51,10 +51,10 @@ fn prune(path: &Path, dry_run: bool) -> reshard::Result<PruneReport> {
 #[test]
 fn what_killed_saves_of_a_file_have_left_goes_and_the_file_stays() {
     for name in ["model.pt", "model.safetensors"] {
-        let config = || -> Box<dyn SaveShardedConfig> {
+        let config = || -> SaveShardedStrategy {
             match name {
-                "model.pt" => Box::new(TorchSaveConfig::default()),
-                _ => Box::new(SafetensorsConfig::default()),
+                "model.pt" => TorchSaveConfig::default().into(),
+                _ => SafetensorsConfig::default().into(),
             }
         };
         let home = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn what_killed_saves_of_a_file_have_left_goes_and_the_file_stays() {
 fn the_file_that_a_running_save_has_just_replaced_is_not_taken_for_an_old_leftover() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("model.pt");
-    save(&path, Box::new(TorchSaveConfig::default()));
+    save(&path, TorchSaveConfig::default().into());
     let left = left_by_a_killed_save(&path, 1, 2 * DAY);
     // The exchange changes the directory, and not the file in it.
     let directory = fs::File::open(&left).unwrap();
@@ -103,7 +103,7 @@ fn the_file_that_a_running_save_has_just_replaced_is_not_taken_for_an_old_leftov
 fn beside_a_damaged_file_nothing_is_removed() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("model.pt");
-    save(&path, Box::new(TorchSaveConfig::default()));
+    save(&path, TorchSaveConfig::default().into());
     let left = left_by_a_killed_save(&path, 1, 2 * DAY);
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();

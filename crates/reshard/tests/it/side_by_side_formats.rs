@@ -20,7 +20,7 @@ use reshard::{
         Store, StoreExt,
         testkit::{Fault, FaultStore, Op, VersionedStore},
     },
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     tensor_bundle::TensorBundleConfig,
     torch_save::TorchSaveConfig,
     zarr::{Zarr3Config, ZarrConfig},
@@ -38,7 +38,7 @@ fn state(version: u8) -> StateDict {
     state
 }
 
-type Config = fn() -> Box<dyn SaveShardedConfig>;
+type Config = fn() -> SaveShardedStrategy;
 
 fn save(
     store: Arc<dyn Store>,
@@ -49,7 +49,7 @@ fn save(
     let state = state(version);
     let mut save = reshard::save(&state, URL)
         .store(store)
-        .boxed_strategy(config())
+        .strategy(config())
         .dialect(Dialect::TensorsOnly)
         .overwrite(overwrite);
     if format!("{:?}", config()).starts_with("TorchSave") {
@@ -87,12 +87,12 @@ fn plain(store: &VersionedStore) -> Arc<dyn Store> {
 }
 
 const INDEXED: [Config; 2] = [
-    || Box::new(SafetensorsConfig::default()),
-    || Box::new(TorchSaveConfig::default()),
+    || SafetensorsConfig::default().into(),
+    || TorchSaveConfig::default().into(),
 ];
 
 /// Files of one name in every version.
-const IN_FOLDER: Config = || Box::new(TensorBundleConfig::default().with_in_folder("ckpt"));
+const IN_FOLDER: Config = || TensorBundleConfig::default().with_in_folder("ckpt").into();
 
 #[test]
 fn an_index_is_replaced_and_names_the_files_of_its_version() {
@@ -130,8 +130,8 @@ fn what_reshard_notes_of_safetensors_lies_with_its_version() {
 
 #[test]
 fn a_save_of_any_format_that_is_killed_anywhere_leaves_the_old_or_the_new_version() {
-    let zarr: Config = || Box::new(ZarrConfig::default());
-    let zarr3: Config = || Box::new(Zarr3Config::default());
+    let zarr: Config = || ZarrConfig::default().into();
+    let zarr3: Config = || Zarr3Config::default().into();
     let cases = [
         (INDEXED[0], false),
         (INDEXED[0], true),
@@ -197,7 +197,7 @@ fn save_on_two(places: [Arc<dyn Store>; 2], version: u8, config: Config) -> bool
             let save = reshard::save(state, URL)
                 .group(group)
                 .store(place)
-                .boxed_strategy(config())
+                .strategy(config())
                 .dialect(Dialect::TensorsOnly);
             let save: BoxFuture<'_, bool> = Box::pin(async { save.await.is_ok() });
             save
@@ -207,8 +207,8 @@ fn save_on_two(places: [Arc<dyn Store>; 2], version: u8, config: Config) -> bool
 
 #[test]
 fn what_ranks_of_a_failed_save_put_outside_of_their_folder_can_be_pruned() {
-    let zarr: Config = || Box::new(ZarrConfig::default());
-    let zarr3: Config = || Box::new(Zarr3Config::default());
+    let zarr: Config = || ZarrConfig::default().into();
+    let zarr3: Config = || Zarr3Config::default().into();
     for config in [zarr, zarr3] {
         for faulty in [0, 1] {
             let mut failed = 0;
@@ -247,8 +247,8 @@ fn what_ranks_of_a_failed_save_put_outside_of_their_folder_can_be_pruned() {
 
 #[test]
 fn formats_with_fixed_names_are_not_replaced() {
-    let zarr: Config = || Box::new(ZarrConfig::default());
-    let zarr3: Config = || Box::new(Zarr3Config::default());
+    let zarr: Config = || ZarrConfig::default().into();
+    let zarr3: Config = || Zarr3Config::default().into();
     for config in [zarr, zarr3, IN_FOLDER] {
         let store = VersionedStore::new();
         save(plain(&store), 1, config, false).unwrap();

@@ -7,8 +7,8 @@ use reshard::{
     plan::SavePlan,
     storage::Name,
     strategy::{
-        FileLayout, FinishCx, Records, Resolve, Result, SaveCx, SaveFormat, SaveShardedConfig,
-        SaveShardedStrategy, StorageWriter, WriterHooks,
+        FileLayout, FinishCx, Records, Resolve, Result, SaveCx, SaveFormat, StorageWriter,
+        WriterHooks,
     },
     torch_dist::TorchDistConfig,
 };
@@ -94,19 +94,15 @@ fn reshard_json_is_ignored_when_one_byte_of_its_metadata_changed_or_it_is_gone()
 }
 
 /// torch_dist as a format that has no commit record: its metadata is a file like the others.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Debug)]
 struct WithoutRecord;
-
-#[typetag::serde]
-impl SaveShardedConfig for WithoutRecord {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(SaveShardedStrategy::new(Self))
-    }
-}
 
 impl SaveFormat for WithoutRecord {
     fn key(&self) -> BackendVersion {
         TorchDistConfig::new().key()
+    }
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
     }
     fn writer(&self, cx: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
         Ok(Arc::new(Unrecorded(TorchDistConfig::new().writer(cx)?)))

@@ -17,7 +17,7 @@ use reshard::{
     storage::FileBody,
     strategy::{
         LoadCommonStrategy, Make, OpenCx, Registration, Result, SaveCommonStrategy,
-        SaveShardedConfig, StorageReader,
+        SaveShardedStrategy, StorageReader,
     },
     torch_dist::TorchDistConfig,
 };
@@ -202,7 +202,7 @@ fn saves_and_loads_take_the_documented_steps_in_order() {
     ];
     let compared = "compare what is asked for with what is stored";
     saves_and_loads(
-        Box::new(TorchDistConfig::new()),
+        TorchDistConfig::new().into(),
         &[
             &["expand factories"][..],
             &planned,
@@ -221,7 +221,7 @@ fn saves_and_loads_take_the_documented_steps_in_order() {
     );
     #[cfg(feature = "zarr")]
     saves_and_loads(
-        Box::new(reshard::zarr::ZarrConfig::default()),
+        reshard::zarr::ZarrConfig::default().into(),
         &[
             &["expand factories"][..],
             &planned,
@@ -245,7 +245,7 @@ fn saves_and_loads_take_the_documented_steps_in_order() {
 }
 
 /// The steps of a save and of a load.
-fn saves_and_loads(format: Box<dyn SaveShardedConfig>, saves: &[&str], loads: &[&str]) {
+fn saves_and_loads(format: SaveShardedStrategy, saves: &[&str], loads: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let home = fs::canonicalize(dir.path()).unwrap();
     let url = home.join("ckpt").display().to_string();
@@ -254,7 +254,7 @@ fn saves_and_loads(format: Box<dyn SaveShardedConfig>, saves: &[&str], loads: &[
     let full = state(Some(data));
     let save = reshard::save(&full, &url)
         .planner(Noted)
-        .boxed_strategy(format)
+        .strategy(format)
         .common_strategy(Common(2));
     blocking::run(save).unwrap();
     assert_eq!(steps(), saves);

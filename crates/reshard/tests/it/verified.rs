@@ -7,7 +7,7 @@ use reshard::{
     Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
     plan::Entry,
     storage::{LocalStore, Progress, Store},
-    strategy::{LoadShardedConfig, OpenCx, StorageReader, VerifyReport},
+    strategy::{LoadShardedStrategy, OpenCx, StorageReader, VerifyReport},
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_storage::testkit::{Fault, FaultStore, Op};
@@ -35,13 +35,8 @@ fn saved() -> (tempfile::TempDir, String) {
 }
 
 fn open(store: Arc<dyn Store>) -> Arc<dyn StorageReader> {
-    block_on(
-        TorchDistLoadConfig::default()
-            .build()
-            .unwrap()
-            .open(&OpenCx::new(store)),
-    )
-    .unwrap()
+    block_on(LoadShardedStrategy::new(TorchDistLoadConfig::default()).open(&OpenCx::new(store)))
+        .unwrap()
 }
 
 /// The report, and the bytes that were told while it was made.

@@ -4,7 +4,7 @@
 use reshard::{
     Dialect, Durability, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
     storage::Progress,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     torch_dist::TorchDistConfig,
     zarr::{Zarr3Config, ZarrConfig},
 };
@@ -43,13 +43,13 @@ fn save(dir: &Path, kind: Kind) {
         state.insert(key, ShardedTensor::full(key, data));
     }
     state.insert("step", 7);
-    let (dialect, config): (_, Box<dyn SaveShardedConfig>) = match kind {
+    let (dialect, config): (_, SaveShardedStrategy) = match kind {
         Kind::TorchDist(dialect) => {
             let config = TorchDistConfig::new().with_separation_hint(PREFIX);
-            (dialect, Box::new(config))
+            (dialect, config.into())
         }
-        Kind::Zarr | Kind::PlainZarr => (Dialect::Megatron, Box::new(ZarrConfig::default())),
-        Kind::Zarr3 => (Dialect::Megatron, Box::new(Zarr3Config::default())),
+        Kind::Zarr | Kind::PlainZarr => (Dialect::Megatron, ZarrConfig::default().into()),
+        Kind::Zarr3 => (Dialect::Megatron, Zarr3Config::default().into()),
     };
     if dialect == Dialect::Megatron {
         for key in ["rng", "optimizer.rng"] {
@@ -61,7 +61,7 @@ fn save(dir: &Path, kind: Kind) {
     let save = reshard::save(&state, &url)
         .dialect(dialect)
         .integrity(dialect == Dialect::Megatron)
-        .boxed_strategy(config)
+        .strategy(config)
         .durability(Durability::Process);
     blocking::run(save).unwrap();
     if kind == Kind::PlainZarr {

@@ -9,7 +9,7 @@ use reshard::{
 use reshard_comm::testkit::on_ranks;
 use reshard_example as _;
 
-const CONFIG: &str = r#"{ "type": "example" }"#;
+const CONFIG: &str = r#"{ "format": "example" }"#;
 
 /// Row block `rank` of `ranks` of a matrix, an object a rank, and common state.
 fn state(rank: u64, ranks: u64) -> StateDict {
@@ -33,10 +33,11 @@ fn there_and_back(url: &str) {
         let url = saved.clone();
         async move {
             let state = state(u64::from(reshard::ProcessGroup::rank(&group).0), 3);
-            let config = serde_json::from_str(CONFIG).unwrap();
+            let config: reshard::strategy::SaveShardedStrategy =
+                serde_json::from_str(CONFIG).unwrap();
             reshard::save(&state, &url)
                 .group(&group)
-                .boxed_strategy(config)
+                .strategy(config)
                 .await
                 .map(drop)
         }
@@ -157,8 +158,8 @@ fn what_is_linked_is_listed_where_something_is_unknown() {
         e.contains("nothing") && e.contains("example") && e.contains("file"),
         "{e}"
     );
-    let e = serde_json::from_str::<Box<dyn reshard::strategy::SaveShardedConfig>>(
-        r#"{ "type": "nothing" }"#,
+    let e = serde_json::from_str::<reshard::strategy::SaveShardedStrategy>(
+        r#"{ "format": "nothing" }"#,
     )
     .unwrap_err();
     assert!(

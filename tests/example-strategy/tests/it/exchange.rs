@@ -7,7 +7,7 @@
 
 use futures::executor::block_on;
 use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
-use reshard_example::{ExampleConfig, ExampleFormat};
+use reshard_example::{ExampleConfig, ExampleLoadConfig};
 use reshard_model::{FlatStateDict, Path, Payload, Sharded, ShardedObject, Value};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PlanError,
@@ -56,9 +56,11 @@ const VALUES: [(&str, i64); 3] = [("a", 7), ("b", -1), ("c", 40_000)];
 fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 {
     let counting = CountingStore::new(Arc::clone(store));
     let counted: Arc<dyn Store> = Arc::new(counting.clone());
-    let reader =
-        block_on(LoadShardedStrategy::new(ExampleFormat).open(&OpenCx::new(Arc::clone(&counted))))
-            .unwrap();
+    let reader = block_on(
+        LoadShardedStrategy::new(ExampleLoadConfig::default())
+            .open(&OpenCx::new(Arc::clone(&counted))),
+    )
+    .unwrap();
     counting.take();
     let planner: Arc<dyn LoadPlanner> = Arc::new(planner);
     on_ranks(LocalGroup::new(ranks), move |group| {
@@ -74,7 +76,7 @@ fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 
                 .collect();
             let groups = BTreeMap::new();
             let cx = LoadCx::new(Comm::new(&group), &groups, counted, planner);
-            let loaded = LoadShardedStrategy::new(ExampleFormat)
+            let loaded = LoadShardedStrategy::new(ExampleLoadConfig::default())
                 .load(template, reader, &cx)
                 .await;
             let loaded = loaded.map_err(|failure| failure.error).unwrap();

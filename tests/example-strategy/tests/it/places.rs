@@ -9,13 +9,11 @@ use reshard::{
     blocking::{self, Checkpoint},
     storage::{LocalStore, Name, PlaceKind, Store, StoreExt},
     strategy::{
-        Detection, FormatInfo, LoadFormat, LoadShardedStrategy, Make, OpenCx, Registration, Result,
-        StorageReader,
+        Detection, FormatInfo, LoadFormat, Make, OpenCx, Registration, Result, StorageReader,
     },
 };
-use reshard_example::{ExampleConfig, ExampleFormat};
+use reshard_example::{ExampleConfig, ExampleLoadConfig};
 use reshard_storage::testkit::MemoryStore;
-use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 const INFO: FormatInfo = FormatInfo {
@@ -39,6 +37,10 @@ impl LoadFormat for OneFile {
         &INFO
     }
 
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let only = cx.store.files().await?.remove(0);
         let bytes = cx.store.read(&only.name, 0..only.bytes).await?;
@@ -47,19 +49,9 @@ impl LoadFormat for OneFile {
         files
             .into_iter()
             .for_each(|(name, bytes)| store.put(name, bytes.into()));
-        ExampleFormat
+        ExampleLoadConfig::default()
             .open(&OpenCx::new(Arc::new(store)).with_limits(cx.limits))
             .await
-    }
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct OneFileConfig {}
-
-#[typetag::serde(name = "one_file")]
-impl reshard::strategy::LoadShardedConfig for OneFileConfig {
-    fn build(&self) -> Result<LoadShardedStrategy> {
-        Ok(LoadShardedStrategy::new(OneFile))
     }
 }
 
@@ -70,7 +62,7 @@ fn registry() -> Registry {
         version: 1,
         origin: "this test",
         origin_version: "0.0.0",
-        make: Make::LoadSharded(|| Box::new(OneFileConfig::default())),
+        make: Make::LoadSharded(|_| Ok(Arc::new(OneFile))),
     })
     .unwrap();
     all
@@ -246,7 +238,7 @@ fn a_format_loads_what_it_says_that_it_loads_too() {
     let registry = registry();
     let found = |text: &str| {
         let config = registry.load_sharded(&text.parse().unwrap());
-        config.map(|config| config.build().unwrap().key().to_string())
+        config.map(|config| config.key().to_string())
     };
     assert_eq!(found("one_file/1").unwrap(), "one_file/1");
     assert_eq!(found("one_file/3").unwrap(), "one_file/1");

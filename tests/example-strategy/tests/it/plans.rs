@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_example::{ExampleConfig, ExampleFormat, ExampleWriter};
+use reshard_example::{ExampleConfig, ExampleLoadConfig, ExampleWriter};
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Payload, Sharded};
 use reshard_plan::{
     ChunkId, DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata,
@@ -22,6 +22,11 @@ use std::sync::{
 };
 
 const RANKS: u32 = 2;
+
+const INFO: FormatInfo = FormatInfo {
+    backend: "example",
+    ..FormatInfo::NEW
+};
 
 /// What rank `rank` says, and what the coordinator makes of it.
 fn said(rank: u32) -> Bytes {
@@ -75,6 +80,10 @@ impl SaveFormat for Talks {
         ExampleWriter.key()
     }
 
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
         Ok(Arc::new(Self::default()))
     }
@@ -98,12 +107,16 @@ impl StorageWriter for Talks {
 #[async_trait]
 impl LoadFormat for Talks {
     fn info(&self) -> &FormatInfo {
-        ExampleFormat.info()
+        &INFO
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({})
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         Ok(Arc::new(TalkingReader {
-            inner: ExampleFormat.open(cx).await?,
+            inner: ExampleLoadConfig::default().open(cx).await?,
             talks: Self::default(),
         }))
     }
@@ -288,7 +301,7 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
         };
         let before = addresses(&template);
         let rank = Rank {
-            strategy: Arc::new(LoadShardedStrategy::new(ExampleFormat)),
+            strategy: Arc::new(LoadShardedStrategy::new(ExampleLoadConfig::default())),
             planner: Arc::new(Wrong(wrong)) as Arc<dyn LoadPlanner>,
             flat: template,
         };

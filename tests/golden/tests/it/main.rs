@@ -26,7 +26,7 @@ mod tf_restores;
 mod torch_save;
 
 use futures::executor::block_on;
-use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree, strategy::LoadShardedConfig};
+use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree, strategy::LoadShardedStrategy};
 
 /// Loads on as many ranks as there are templates, each a thread.
 fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<ValueTree, LoadError>> {
@@ -52,9 +52,9 @@ fn load_by(
                         match settings {
                             None => load.await,
                             Some(settings) => {
-                                let config: Box<dyn LoadShardedConfig> =
+                                let config: LoadShardedStrategy =
                                     serde_json::from_value(settings.clone()).unwrap();
-                                load.boxed_strategy(config).await
+                                load.strategy(config).await
                             }
                         }
                     })

@@ -27,7 +27,7 @@ fn load(templates: Vec<StateDict>) -> Vec<(Result<ValueTree, LoadError>, u64)> {
                     let loaded = reshard::load(template, &url)
                         .group(&group)
                         .store(Arc::<CountingStore>::clone(&counted))
-                        .strategy(OneReaderLoad::new(TorchSaveLoadConfig::default()));
+                        .strategy(OneReaderLoad::new().around(TorchSaveLoadConfig::default()));
                     let loaded = reshard::blocking::run(loaded);
                     (loaded, counted.take().read())
                 })

@@ -5,7 +5,7 @@ use reshard::{
     Checkpoint, Dialect, Error, OpenOptions, Removed, ShardedObject, ShardedTensor, StateDict,
     Tensor, Value, ValueTree, blocking,
     storage::Progress,
-    strategy::{BackendVersion, SaveShardedConfig},
+    strategy::{BackendVersion, SaveShardedStrategy},
 };
 use reshard_model::testkit::fixture;
 use serde_json::{Value as Json, json};
@@ -245,11 +245,10 @@ fn saved(format: &str, dialect: Dialect) -> Folder {
             state.insert(key, cell.unwrap());
         }
     }
-    let config: Box<dyn SaveShardedConfig> =
-        serde_json::from_value(json!({ "type": format })).unwrap();
+    let config: SaveShardedStrategy = serde_json::from_value(json!({ "format": format })).unwrap();
     let url = at.url();
     let save = reshard::save(&state, &url).dialect(dialect);
-    blocking::run(save.boxed_strategy(config)).unwrap();
+    blocking::run(save.strategy(config)).unwrap();
     at
 }
 

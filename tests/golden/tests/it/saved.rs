@@ -1,9 +1,10 @@
 //! Zarr checkpoints of Megatron Core, saved again by what their ranks declared: the same files with the same bytes.
 
 use futures::executor::block_on;
+use reshard::strategy::testkit::layered;
 use reshard::{
     Checkpoint, Data, LocalGroup, ProcessGroup, ShardedObject, ShardedTensor, StateDict, Tensor,
-    model::Dims, strategy::SaveShardedConfig,
+    model::Dims, strategy::SaveShardedStrategy,
 };
 use reshard_golden::{Fixture, fixtures, ours, sha256};
 use reshard_parallel as _;
@@ -111,14 +112,14 @@ fn save(states: Vec<StateDict>, url: &str, settings: &Json) {
         let ranks = groups.into_iter().zip(states).map(|(group, state)| {
             scope.spawn(move || {
                 block_on(async {
-                    let config: Box<dyn SaveShardedConfig> =
+                    let config: SaveShardedStrategy =
                         serde_json::from_value(settings.clone()).unwrap();
                     let rank = group.rank().0;
                     let dp = group.split(Some(rank % 2), rank).await.unwrap().unwrap();
                     reshard::save(&state, url)
                         .group(&group)
                         .sub_group("dp", dp)
-                        .boxed_strategy(config)
+                        .strategy(config)
                         .await
                         .unwrap();
                 });
@@ -149,11 +150,11 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn the_files_of_a_zarr_checkpoint_are_megatron_cores_to_the_byte() {
-    let base = json!({ "type": "zarr" });
+    let base = json!({ "format": "zarr" });
     let ways = [
         base.clone(),
-        json!({ "type": "fully_parallel", "base": base }),
-        json!({ "type": "fully_parallel", "group": "dp", "base": base }),
+        layered(json!({ "type": "fully_parallel" }), &base),
+        layered(json!({ "type": "fully_parallel", "group": "dp" }), &base),
     ];
     let (mut arrays, mut wrong) = (0, Vec::new());
     for f in fixtures().iter().filter(|f| f.expected.backend == "zarr") {

@@ -5,11 +5,12 @@ use crate::{
     templates::{differences, object, paths, template},
 };
 use futures::executor::block_on;
+use reshard::strategy::testkit::layered;
 use reshard::{
     Checkpoint, LoadError, LocalGroup, ProcessGroup, ShardedTensor, StateDict, StrictHandling,
     ValueTree,
     storage::{CountingStore, LocalStore, Name},
-    strategy::LoadShardedConfig,
+    strategy::LoadShardedStrategy,
 };
 use reshard_golden::{Fixture, chain, fixtures, ours};
 use reshard_parallel as _;
@@ -22,15 +23,25 @@ use std::{
 
 /// Each way in which ranks read for each other, over all ranks and in sub-groups.
 fn ways(backend: &str) -> Vec<Json> {
-    let base = json!({ "type": backend });
-    let shared =
-        |exchange: &str| json!({ "type": "fully_parallel", "exchange": exchange, "base": base });
+    let base = json!({ "format": backend });
+    let shared = |exchange: &str| {
+        layered(
+            json!({ "type": "fully_parallel", "exchange": exchange }),
+            &base,
+        )
+    };
     let mut out: Vec<Json> = ["broadcast", "gather_rounds", "gather_object"]
         .map(shared)
         .into();
-    out.push(json!({ "type": "two_stage", "base": base }));
-    out.push(json!({ "type": "two_stage", "cpu_transfer": false, "data_parallel_group": "dp", "base": base }));
-    out.push(json!({ "type": "fully_parallel", "group": "dp", "base": shared("broadcast") }));
+    out.push(layered(json!({ "type": "two_stage" }), &base));
+    out.push(layered(
+        json!({ "type": "two_stage", "cpu_transfer": false, "data_parallel_group": "dp" }),
+        &base,
+    ));
+    out.push(layered(
+        json!({ "type": "fully_parallel", "group": "dp" }),
+        &shared("broadcast"),
+    ));
     out
 }
 
@@ -47,7 +58,7 @@ fn load(
         let ranks = groups.into_iter().zip(templates).map(|(group, template)| {
             scope.spawn(move || {
                 block_on(async {
-                    let config: Box<dyn LoadShardedConfig> =
+                    let config: LoadShardedStrategy =
                         serde_json::from_value(settings.clone()).unwrap();
                     let rank = group.rank().0;
                     let dp = group.split(Some(rank % GROUPS), rank).await.unwrap();
@@ -55,7 +66,7 @@ fn load(
                         .group(&group)
                         .sub_group("dp", dp.unwrap())
                         .strict(StrictHandling::RaiseAll)
-                        .boxed_strategy(config)
+                        .strategy(config)
                         .await
                 })
             })
@@ -141,8 +152,7 @@ fn counted(settings: &Json, templates: Vec<StateDict>, f: &Fixture) -> Vec<Count
             scope.spawn(move || {
                 let place = Arc::new(LocalStore::at(f.checkpoint()).unwrap());
                 let store = Arc::new(CountingStore::new(place));
-                let config: Box<dyn LoadShardedConfig> =
-                    serde_json::from_value(settings.clone()).unwrap();
+                let config: LoadShardedStrategy = serde_json::from_value(settings.clone()).unwrap();
                 let loaded = block_on(async {
                     let rank = group.rank().0;
                     let dp = group.split(Some(rank % GROUPS), rank).await.unwrap();
@@ -150,7 +160,7 @@ fn counted(settings: &Json, templates: Vec<StateDict>, f: &Fixture) -> Vec<Count
                         .group(&group)
                         .sub_group("dp", dp.unwrap())
                         .store(Arc::<CountingStore>::clone(&store))
-                        .boxed_strategy(config)
+                        .strategy(config)
                         .await
                 });
                 let counts = store.take();
@@ -200,7 +210,7 @@ fn a_chunk_that_megatron_core_stored_as_zarr_is_read_by_one_rank_of_its_group() 
             assert!(!ours(), "{name}");
             continue;
         };
-        let zarr = json!({ "type": "zarr" });
+        let zarr = json!({ "format": "zarr" });
         let plain = counted(&zarr, declarations(f), f);
         // A plain load reads a chunk on each rank that wants some of it.
         let twice = plain
@@ -208,8 +218,11 @@ fn a_chunk_that_megatron_core_stored_as_zarr_is_read_by_one_rank_of_its_group() 
             .map(|(_, chunks, _)| chunks.len())
             .sum::<usize>();
         for settings in [
-            json!({ "type": "two_stage", "data_parallel_group": "dp", "base": zarr }),
-            json!({ "type": "fully_parallel", "group": "dp", "base": zarr }),
+            layered(
+                json!({ "type": "two_stage", "data_parallel_group": "dp" }),
+                &zarr,
+            ),
+            layered(json!({ "type": "fully_parallel", "group": "dp" }), &zarr),
         ] {
             let shared = counted(&settings, declarations(f), f);
             let mut readers: BTreeMap<(u32, Name), u32> = BTreeMap::new();

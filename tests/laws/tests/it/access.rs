@@ -1,9 +1,10 @@
 //! Access integrity: what ranks declare is validated in every format and wrapper, all keys at once, and the verdict reaches all ranks.
 
 use futures::executor::block_on;
+use reshard::strategy::testkit::layered;
 use reshard::{
     ErrorKind, KeptPlan, OpenOptions, Result, SaveReport, ShardedObject, ShardedTensor, StateDict,
-    Tensor, strategy::SaveShardedConfig,
+    Tensor, strategy::SaveShardedStrategy,
 };
 use reshard_laws::{
     place::{Place, stores},
@@ -15,10 +16,10 @@ use std::sync::Arc;
 
 /// The formats, each by itself and with ranks that share their work.
 fn formats() -> Vec<Json> {
-    let plain = ["torch_dist", "zarr", "zarr3"].map(|tag| json!({ "type": tag }));
+    let plain = ["torch_dist", "zarr", "zarr3"].map(|tag| json!({ "format": tag }));
     let shared = plain
         .clone()
-        .map(|base| json!({ "type": "fully_parallel", "base": base }));
+        .map(|base| layered(json!({ "type": "fully_parallel" }), &base));
     plain.into_iter().chain(shared).collect()
 }
 
@@ -62,9 +63,8 @@ fn saved(
     let place = Place::new();
     let format = format.clone();
     let outcomes = save(group(3), states, place.url(), move |_, s| {
-        let strategy: Box<dyn SaveShardedConfig> = serde_json::from_value(format.clone()).unwrap();
-        s.boxed_strategy(strategy)
-            .validate_access_integrity(validate)
+        let strategy: SaveShardedStrategy = serde_json::from_value(format.clone()).unwrap();
+        s.strategy(strategy).validate_access_integrity(validate)
     });
     (place, outcomes)
 }
@@ -202,9 +202,8 @@ fn a_kept_plan_does_not_hide_replicas_that_have_changed() {
         let once = |states| {
             let (format, kept) = (format.clone(), kept.clone());
             save(group(3), states, place.url(), move |rank, s| {
-                let strategy: Box<dyn SaveShardedConfig> =
-                    serde_json::from_value(format.clone()).unwrap();
-                s.boxed_strategy(strategy)
+                let strategy: SaveShardedStrategy = serde_json::from_value(format.clone()).unwrap();
+                s.strategy(strategy)
                     .overwrite(true)
                     .kept_plan(&kept[rank.index()])
             })

@@ -11,7 +11,7 @@ use reshard::{
     plan::{DefaultLoadPlanner, DefaultSavePlanner},
     policy::MaxShardSize,
     safetensors::{SafetensorsConfig, SafetensorsLoadConfig},
-    strategy::{ReadLimits, SaveShardedConfig},
+    strategy::{ReadLimits, SaveShardedStrategy},
     tensor_bundle::TensorBundleConfig,
     torch_dist::TorchDistConfig,
     torch_save::TorchSaveConfig,
@@ -21,14 +21,14 @@ use reshard_comm::testkit::on_ranks;
 use reshard_laws::law;
 use std::{collections::BTreeMap, fs, path, sync::Arc, time::Duration};
 
-fn formats() -> [Box<dyn SaveShardedConfig>; 6] {
+fn formats() -> [SaveShardedStrategy; 6] {
     [
-        Box::new(TorchDistConfig::new()),
-        Box::new(TorchSaveConfig::default()),
-        Box::new(SafetensorsConfig::default()),
-        Box::new(ZarrConfig::default()),
-        Box::new(Zarr3Config::default()),
-        Box::new(TensorBundleConfig::default()),
+        TorchDistConfig::new().into(),
+        TorchSaveConfig::default().into(),
+        SafetensorsConfig::default().into(),
+        ZarrConfig::default().into(),
+        Zarr3Config::default().into(),
+        TensorBundleConfig::default().into(),
     ]
 }
 
@@ -227,25 +227,25 @@ fn difference(
     };
     let set = on_each(move |rank, save| {
         let [mut formats, others] = [formats(), formats()];
-        let config = std::mem::replace(&mut formats[format], Box::new(TorchDistConfig::new()));
+        let config = std::mem::replace(&mut formats[format], TorchDistConfig::new().into());
         if rank != at {
-            return save.boxed_strategy(config);
+            return save.strategy(config);
         }
         match name {
             "strategy" => {
                 let mut others = Vec::from(others);
-                save.boxed_strategy(others.remove((format + 1) % others.len()))
+                save.strategy(others.remove((format + 1) % others.len()))
             }
             "dialect" => {
-                let can = config.build().unwrap().capabilities();
+                let can = config.capabilities();
                 let usual = match can.saves(Dialect::Megatron) {
                     true => Dialect::Megatron,
                     false => can.dialects[0],
                 };
                 let other = Dialect::ALL.iter().find(|d| **d != usual).unwrap();
-                save.boxed_strategy(config).dialect(*other)
+                save.strategy(config).dialect(*other)
             }
-            _ => SAVE[option].1(save.boxed_strategy(config)),
+            _ => SAVE[option].1(save.strategy(config)),
         }
     });
     (name, set)
@@ -284,7 +284,7 @@ proptest! {
         let url = dir.path().join("a").display().to_string();
         let saved = save(Entry::Awaited, [url.clone(), url], move |rank, save| {
             let mut formats = Vec::from(formats());
-            let save = save.boxed_strategy(formats.remove(format));
+            let save = save.strategy(formats.remove(format));
             if rank == Rank(at) { SAVE_MAY[option](save) } else { save }
         });
         saved.into_iter().for_each(|saved| saved.unwrap());
@@ -298,7 +298,7 @@ proptest! {
         let url = |name: &str| dir.path().join(name).display().to_string();
         for name in ["a", "b"].iter().take(1 + usize::from(other_exists)) {
             let saved = save(Entry::Awaited, [url(name), url(name)], move |_, save| {
-                save.boxed_strategy(Vec::from(formats()).remove(format))
+                save.strategy(Vec::from(formats()).remove(format))
             });
             saved.into_iter().for_each(|saved| saved.unwrap());
         }
@@ -319,7 +319,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("a").display().to_string();
         let saved = save(Entry::Awaited, [url.clone(), url.clone()], move |_, save| {
-            save.boxed_strategy(Vec::from(formats()).remove(format))
+            save.strategy(Vec::from(formats()).remove(format))
         });
         saved.into_iter().for_each(|saved| saved.unwrap());
         let loaded = load([url.clone(), url], move |rank, load| {

@@ -28,7 +28,7 @@ fn save(format: &Format, dialect: Dialect, url: &str, n: u64) {
     }
     let save = reshard::save(&state, url).dialect(dialect);
     let config = format.save_config();
-    let save = save.boxed_strategy(config).durability(Durability::Process);
+    let save = save.strategy(config).durability(Durability::Process);
     drop(blocking::run(save).unwrap());
 }
 

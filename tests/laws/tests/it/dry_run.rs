@@ -72,7 +72,7 @@ fn saved(
     let outcomes = save(group(ranks), states, &url, move |_, save| {
         let registry = Registry::linked().unwrap();
         let save = save
-            .boxed_strategy(registry.save_sharded(&format).unwrap())
+            .strategy(registry.save_sharded(&format).unwrap())
             .dry_run(options.dry_run)
             .overwrite(options.overwrite);
         match options.one_file {

@@ -167,7 +167,7 @@ proptest! {
             }
         }
         let saved = save(group(n), states, place.url(), move |_, s| match zarr {
-            Some(zarr) => s.boxed_strategy(zarr.config()),
+            Some(zarr) => s.strategy(zarr.config()),
             None => s,
         });
         for outcome in saved {
@@ -251,7 +251,7 @@ fn reads_only_what_is_wanted(format: Option<Zarr>) {
     let place = Place::of(counts.clone());
     for outcome in save(group(2), states, place.url(), move |_, s| match format {
         None => s,
-        Some(zarr) => s.boxed_strategy(zarr.config()),
+        Some(zarr) => s.strategy(zarr.config()),
     }) {
         outcome.unwrap();
     }
@@ -374,7 +374,7 @@ fn ranges_that_do_not_cover_their_cell_fail_the_save() {
         let place = Place::new();
         for outcome in save(group(2), states, place.url(), move |_, s| match format {
             None => s,
-            Some(zarr) => s.boxed_strategy(zarr.config()),
+            Some(zarr) => s.strategy(zarr.config()),
         }) {
             let e = outcome.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Invalid, "{format:?}");
@@ -418,7 +418,7 @@ fn of_another_shape(flat: bool, zarr: Option<Zarr>) -> Place {
     let states = vec![rank(0), rank(1)];
     for saved in save(group(2), states, place.url(), move |_, s| match zarr {
         None => s,
-        Some(zarr) => s.boxed_strategy(zarr.config()),
+        Some(zarr) => s.strategy(zarr.config()),
     }) {
         saved.unwrap();
     }

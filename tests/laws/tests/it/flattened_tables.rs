@@ -108,7 +108,7 @@ fn saved(cut: Cut, format: Option<Zarr>) -> Place {
         place.url(),
         move |_, s| match format {
             None => s,
-            Some(zarr) => s.boxed_strategy(zarr.config()),
+            Some(zarr) => s.strategy(zarr.config()),
         },
     );
     for outcome in outcomes {

@@ -23,13 +23,13 @@
 use reshard::{
     DType, Dialect, Rank, Registry, StateDict, Stores, Value, ValueTree,
     plan::{DefaultLoadPlanner, DefaultSavePlanner, Destination, LoadPlanner, PlanError, ReadItem},
-    strategy::testkit::Observer,
+    strategy::{LoadShardedStrategy, testkit::Observer},
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_example::ExampleLoadConfig;
 use reshard_laws::{
     contents::{Contents, Cut, Global, Watch},
-    observed::{TappedLoad, TappedSave},
+    observed::{tapped_load, tapped_save},
     place::Place,
     ranks::{group, load, save, told, try_load, try_save},
 };
@@ -159,7 +159,7 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
                     move |rank, save| {
                         let observer = faulty(hook.0, who.contains(&rank.0), false);
                         let planner = observer.on(DefaultSavePlanner::DEFAULT);
-                        save.strategy(TappedSave::new(observer, torch))
+                        save.strategy(tapped_save(&observer, torch))
                             .planner(planner)
                             .coordinator(Rank(coordinator))
                             .overwrite(true)
@@ -212,7 +212,7 @@ fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
                 move |rank, save| {
                     let observer = faulty(hook.0, rank.0 == who, true);
                     let planner = observer.on(DefaultSavePlanner::DEFAULT);
-                    save.strategy(TappedSave::new(observer, who == 0))
+                    save.strategy(tapped_save(&observer, who == 0))
                         .planner(planner)
                 },
             );
@@ -272,10 +272,10 @@ fn checkpoints(contents: &Contents) -> [(Place, bool); 2] {
     })
 }
 
-fn tapped(observer: Observer, torch: bool) -> TappedLoad {
+fn tapped(observer: Observer, torch: bool) -> LoadShardedStrategy {
     match torch {
-        true => TappedLoad::new(observer, TorchDistLoadConfig::default()),
-        false => TappedLoad::new(observer, ExampleLoadConfig::default()),
+        true => tapped_load(&observer, TorchDistLoadConfig::default()),
+        false => tapped_load(&observer, ExampleLoadConfig::default()),
     }
 }
 

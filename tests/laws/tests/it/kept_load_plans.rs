@@ -11,7 +11,7 @@ use reshard::{
 use reshard_laws::{
     contents::{choices, contents},
     law,
-    observed::TappedLoad,
+    observed::tapped_load,
     place::Place,
     ranks::{group, load, save},
 };
@@ -145,10 +145,7 @@ impl Job {
             Ok(())
         });
         let loaded = load(group(RANKS), templates, place.url(), move |rank, l| {
-            let l = l.strategy(TappedLoad::new(
-                observer.clone(),
-                TorchDistLoadConfig::default(),
-            ));
+            let l = l.strategy(tapped_load(&observer, TorchDistLoadConfig::default()));
             set(rank, l.kept_plan(&kept[rank.0 as usize]))
         });
         let loaded = loaded.into_iter().map(|l| l.unwrap().0).collect();

@@ -14,7 +14,7 @@ use reshard_comm::testkit::{FaultGroup, on_ranks};
 use reshard_laws::{
     contents::{Choices, choices, contents},
     law,
-    observed::TappedSave,
+    observed::tapped_save,
     place::{Place, stores},
     ranks::{Groups, group, save},
 };
@@ -293,7 +293,7 @@ impl Job {
         let observer = Planned::default().observer();
         let other = set.clone();
         let saved = save(group(RANKS), states.clone(), fresh.url(), move |rank, s| {
-            other(rank, s.strategy(TappedSave::new(observer.clone(), true)))
+            other(rank, s.strategy(tapped_save(&observer, true)))
         });
         saved.into_iter().for_each(|s| drop(s.unwrap()));
 
@@ -307,9 +307,7 @@ impl Job {
             .collect();
         let (kept, observer) = (self.kept.clone(), self.planned.observer());
         let saved = save(groups, states, self.place.url(), move |rank, s| {
-            let s = s
-                .overwrite(true)
-                .strategy(TappedSave::new(observer.clone(), true));
+            let s = s.overwrite(true).strategy(tapped_save(&observer, true));
             set(rank, s.kept_plan(&kept[rank.0 as usize]))
         });
         saved.into_iter().for_each(|s| drop(s.unwrap()));
@@ -577,7 +575,7 @@ fn savers_and_queues_keep_plans_themselves() {
                     let save = reshard::save(&state, &*url)
                         .stores(stores())
                         .overwrite(true)
-                        .strategy(TappedSave::new(observer.clone(), true));
+                        .strategy(tapped_save(&observer, true));
                     if queue {
                         let request = calls.request(save).await.unwrap();
                         calls.schedule(request).unwrap();

@@ -85,7 +85,7 @@ proptest! {
             state
         });
         let saved = save(group(n), states.collect(), place.url(), move |_, save| {
-            save.dialect(Dialect::Dcp).boxed_strategy(format.save_config())
+            save.dialect(Dialect::Dcp).strategy(format.save_config())
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
 
@@ -153,8 +153,7 @@ fn keys_that_are_in_the_way_of_paths_are_all_stored() {
         };
         let place = format.place();
         let saved = save(group(1), vec![state(&leaf)], place.url(), move |_, save| {
-            save.dialect(Dialect::Dcp)
-                .boxed_strategy(format.save_config())
+            save.dialect(Dialect::Dcp).strategy(format.save_config())
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
         let template = |key: &str, _| ShardedTensor::template(key, DType::Float32, &[1]);
@@ -199,7 +198,7 @@ fn a_planner_renames_keys_in_every_format() {
         state.insert_tree("model", inner);
         let saved = save(group(1), vec![state], place.url(), move |_, save| {
             let save = save.dialect(Dialect::Dcp).planner(Renaming);
-            save.boxed_strategy(format.save_config())
+            save.strategy(format.save_config())
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();

@@ -190,7 +190,7 @@ fn a_narrower_or_wider_tensor_is_loaded_if_shapes_may_differ_and_refused_otherwi
             place.url(),
             move |_, s| match format {
                 None => s.dialect(Dialect::Megatron),
-                Some(zarr) => s.boxed_strategy(zarr.config()),
+                Some(zarr) => s.strategy(zarr.config()),
             },
         );
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));

@@ -35,7 +35,7 @@ fn saved(format: Format) -> FormatPlace {
     let save = reshard::save(&state, place.url())
         .stores(stores())
         .dialect(Dialect::Dcp)
-        .boxed_strategy(format.save_config())
+        .strategy(format.save_config())
         .durability(Durability::Process);
     blocking::run(save).unwrap();
     place

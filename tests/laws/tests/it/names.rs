@@ -5,7 +5,7 @@ use reshard::{
     Durability, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
     safetensors::SafetensorsConfig,
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     tensor_bundle::TensorBundleConfig,
     torch_dist::TorchDistConfig,
     torch_save::TorchSaveConfig,
@@ -57,16 +57,16 @@ const FORMATS: [Format; 8] = [
 ];
 
 impl Format {
-    fn config(self) -> Box<dyn SaveShardedConfig> {
+    fn config(self) -> SaveShardedStrategy {
         match self {
-            Self::TorchDist => Box::new(TorchDistConfig::new()),
-            Self::TorchSave => Box::new(TorchSaveConfig::default()),
-            Self::Safetensors => Box::new(SafetensorsConfig::default()),
-            Self::Zarr => Box::new(ZarrConfig::default()),
-            Self::Zarr3 => Box::new(Zarr3Config::default()),
-            Self::Bundle => Box::new(TensorBundleConfig::default()),
-            Self::BundleInFolder => Box::new(TensorBundleConfig::default().with_in_folder("n")),
-            Self::Example => Box::new(ExampleConfig::default()),
+            Self::TorchDist => TorchDistConfig::new().into(),
+            Self::TorchSave => TorchSaveConfig::default().into(),
+            Self::Safetensors => SafetensorsConfig::default().into(),
+            Self::Zarr => ZarrConfig::default().into(),
+            Self::Zarr3 => Zarr3Config::default().into(),
+            Self::Bundle => TensorBundleConfig::default().into(),
+            Self::BundleInFolder => TensorBundleConfig::default().with_in_folder("n").into(),
+            Self::Example => ExampleConfig::default().into(),
         }
     }
 
@@ -150,7 +150,7 @@ fn save(url: &str, format: Format, overwrite: bool, n: f32) -> reshard::Result<(
     let w = Tensor::from_vec(&[2], vec![n, -n]).unwrap();
     state.insert("w", ShardedTensor::full("w", w));
     let save = reshard::save(&state, url)
-        .boxed_strategy(format.config())
+        .strategy(format.config())
         .overwrite(overwrite)
         .durability(Durability::Process);
     blocking::run(save).map(drop)

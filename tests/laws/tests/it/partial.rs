@@ -5,7 +5,7 @@ use reshard::storage::{LocalStore, Store};
 use reshard::{
     DType, Dialect, OpenOptions, Region, ShardedTensor, StateDict, Tensor,
     safetensors::{SafetensorsConfig, SafetensorsLoadConfig},
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     tensor_bundle::TensorBundleConfig,
     torch_save::TorchSaveConfig,
 };
@@ -157,7 +157,8 @@ proptest! {
 
 /// Saves rows of a tensor on two ranks in a format, and counts what is read of it. These formats have their tables in memory once they are
 /// open, so not one byte more is read than is wanted.
-fn counts_exactly(config: impl SaveShardedConfig + Clone + 'static) {
+fn counts_exactly(config: impl Into<SaveShardedStrategy> + Clone) {
+    let config: SaveShardedStrategy = config.into();
     let name = format!("{config:?}");
     let (rows, columns) = (301, 70);
     let (counts, place) = counting(None);

@@ -402,8 +402,7 @@ fn a_policy_and_settings_of_files_exclude_each_other() {
 fn a_format_that_takes_no_policy_says_so() {
     let place = Place::new();
     let saved = save(group(1), tables(1), place.url(), |_, s| {
-        s.policy(ByItem::new())
-            .boxed_strategy(Box::new(ExampleConfig::default()))
+        s.policy(ByItem::new()).strategy(ExampleConfig::default())
     });
     let error = saved[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use reshard::{
     Dialect, Durability, OpenOptions, ValueTree,
     model::{Step, Tree},
-    strategy::SaveShardedConfig,
+    strategy::SaveShardedStrategy,
     torch_dist::{Strides, TorchDistConfig},
 };
 use reshard_example::ExampleConfig;
@@ -39,10 +39,10 @@ fn format() -> impl Strategy<Value = Format> {
 struct Format(Option<TorchDistConfig>);
 
 impl Format {
-    fn config(&self) -> Box<dyn SaveShardedConfig> {
+    fn config(&self) -> SaveShardedStrategy {
         match &self.0 {
-            Some(torch) => Box::new(torch.clone()),
-            None => Box::new(ExampleConfig::default()),
+            Some(torch) => torch.clone().into(),
+            None => ExampleConfig::default().into(),
         }
     }
 }
@@ -66,7 +66,7 @@ proptest! {
         let cut = contents.cut(n, &mut choices);
         let states = contents.states(&cut, &mut choices);
         let saved = save(group(n), states, &url, move |_, save| {
-            save.dialect(dialect).boxed_strategy(format.config()).durability(Durability::Process)
+            save.dialect(dialect).strategy(format.config()).durability(Durability::Process)
         });
         for outcome in saved {
             outcome.unwrap();
@@ -96,7 +96,7 @@ proptest! {
         let cut = contents.cut(n, &mut choices);
         let states = contents.states(&cut, &mut choices);
         let saved = save(group(n), states, place.url(), move |_, save| {
-            save.dialect(dialect).boxed_strategy(format.config())
+            save.dialect(dialect).strategy(format.config())
         });
         saved.into_iter().for_each(|o| drop(o.unwrap()));
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();

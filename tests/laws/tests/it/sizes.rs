@@ -7,7 +7,7 @@ use reshard::{
     BackendVersion, DType, Dialect, ErrorKind, KeptPlan, OpenOptions, Registry, Save, SaveReport,
     ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
     policy::{AllInOne, ByOwner, MaxShardSize, PolicyMetrics, Then},
-    strategy::{OpenCx, SaveShardedConfig},
+    strategy::{OpenCx, SaveShardedStrategy},
 };
 use reshard_convert::convert;
 use reshard_laws::{
@@ -147,11 +147,11 @@ impl By {
     }
 }
 
-fn config(format: &str, has_objects: bool) -> Box<dyn SaveShardedConfig> {
+fn config(format: &str, has_objects: bool) -> SaveShardedStrategy {
     let settings = match format {
-        "tensor_bundle" => serde_json::json!({ "type": format, "in_folder": "ckpt" }),
-        "safetensors" => serde_json::json!({ "type": format, "keep_objects": has_objects }),
-        _ => serde_json::json!({ "type": format }),
+        "tensor_bundle" => serde_json::json!({ "format": format, "in_folder": "ckpt" }),
+        "safetensors" => serde_json::json!({ "format": format, "keep_objects": has_objects }),
+        _ => serde_json::json!({ "format": format }),
     };
     serde_json::from_value(settings).unwrap()
 }
@@ -171,7 +171,7 @@ fn saved(
         &url.display().to_string(),
         move |_, save| {
             let save = set(save
-                .boxed_strategy(config(format, has_objects))
+                .strategy(config(format, has_objects))
                 .dialect(Dialect::Dcp));
             match limit {
                 Some((by, limit)) => by.set(save, limit),
@@ -191,7 +191,7 @@ fn items(format: &str, place: &Path) -> BTreeMap<String, BTreeMap<(String, Vec<u
         .unwrap()
         .load_sharded(&BackendVersion::new(format, 1))
         .unwrap();
-    let reader = block_on(load.build().unwrap().open(&OpenCx::new(store))).unwrap();
+    let reader = block_on(load.open(&OpenCx::new(store))).unwrap();
     let mut out: BTreeMap<String, BTreeMap<(String, Vec<u64>), bool>> = BTreeMap::new();
     for tensor in reader.metadata().tensors() {
         for (id, region) in tensor.chunks().filter(|(_, region)| !region.is_empty()) {

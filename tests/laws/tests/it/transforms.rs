@@ -184,7 +184,7 @@ proptest! {
         let states = (0..ranks).map(|rank| state(ranks, rank, memory, prepended)).collect();
         let saved = save(group(ranks), states, place.url(), move |_, save| {
             let planner = Changing(Change::Cast(DType::Float32), Arc::clone(&planner));
-            save.dialect(Dialect::Dcp).planner(planner).boxed_strategy(format.save_config())
+            save.dialect(Dialect::Dcp).planner(planner).strategy(format.save_config())
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
 
@@ -210,7 +210,7 @@ proptest! {
         let states = (0..ranks).map(|rank| state(ranks, rank, memory, false)).collect();
         let saved = save(group(ranks), states, place.url(), move |_, save| {
             let planner = Changing(Change::Negate, Arc::clone(&planner));
-            save.dialect(Dialect::Dcp).planner(planner).boxed_strategy(format.save_config())
+            save.dialect(Dialect::Dcp).planner(planner).strategy(format.save_config())
         });
         for saved in saved {
             let e = saved.unwrap_err();

@@ -1,6 +1,7 @@
 //! A wrapper around a load changes who reads, and nothing of the outcome: casts, strictness and other shapes are decided alike.
 
 use proptest::prelude::*;
+use reshard::strategy::testkit::layered;
 use reshard::{
     Cast, DType, Dialect, Region, ShardedTensor, StateDict, StrictHandling, Tensor, Value,
     model::local_chunk,
@@ -14,13 +15,16 @@ use serde_json::{Value as Json, json};
 
 /// All wrappers of loads around a format, one around another too.
 fn wrapped(base: &Json) -> [Json; 5] {
-    let two_stage = json!({ "type": "two_stage", "base": base });
+    let two_stage = layered(json!({ "type": "two_stage" }), &base);
     [
-        json!({ "type": "fully_parallel", "base": base }),
-        json!({ "type": "fully_parallel", "exchange": "gather_object", "base": base }),
-        json!({ "type": "fully_parallel", "base": two_stage }),
+        layered(json!({ "type": "fully_parallel" }), &base),
+        layered(
+            json!({ "type": "fully_parallel", "exchange": "gather_object" }),
+            &base,
+        ),
+        layered(json!({ "type": "fully_parallel" }), &two_stage),
         two_stage,
-        json!({ "type": "one_reader", "base": base }),
+        layered(json!({ "type": "one_reader" }), &base),
     ]
 }
 
@@ -146,14 +150,14 @@ proptest! {
             state
         });
         let saved = save(group(n), states.collect(), place.url(), move |_, save| {
-            save.dialect(Dialect::Dcp).boxed_strategy(format.save_config())
+            save.dialect(Dialect::Dcp).strategy(format.save_config())
         });
         saved.into_iter().for_each(|saved| drop(saved.unwrap()));
 
         let load_by = |settings: Json| {
             let templates = (0..m).map(|rank| template(&requests, m, rank)).collect();
             let loaded = load(group(m), templates, place.url(), move |_, load| {
-                load.strict(strict).cast(cast).boxed_strategy(load_config(&settings))
+                load.strict(strict).cast(cast).strategy(load_config(&settings))
             });
             loaded.into_iter().map(outcome).collect::<Vec<_>>()
         };

@@ -34,7 +34,7 @@ proptest! {
         let cut = contents.cut(n, &mut choices);
         let states = contents.states(&cut, &mut choices);
         let saved = save(group(n), states, &url, move |_, save| {
-            save.dialect(Dialect::Megatron).boxed_strategy(zarr.config()).durability(Durability::Process)
+            save.dialect(Dialect::Megatron).strategy(zarr.config()).durability(Durability::Process)
         });
         for outcome in saved {
             outcome.unwrap();

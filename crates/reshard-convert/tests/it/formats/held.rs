@@ -5,33 +5,25 @@ use futures::executor::block_on;
 use reshard::{
     BackendVersion, Checkpoint, DType, Dialect, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking,
-    strategy::{
-        Capabilities, Result, SaveCx, SaveFormat, SaveShardedConfig, SaveShardedStrategy,
-        StorageWriter,
-    },
+    strategy::{Capabilities, Result, SaveCx, SaveFormat, StorageWriter},
     torch_dist::TorchDistConfig,
 };
 use reshard_convert::{ConvertError, NotHeld, convert};
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// torch_dist, of which only real tensors are left.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 struct Narrow {
-    #[serde(default)]
     items: bool,
-}
-
-#[typetag::serde(name = "narrow")]
-impl SaveShardedConfig for Narrow {
-    fn build(&self) -> Result<SaveShardedStrategy> {
-        Ok(SaveShardedStrategy::new(self.clone()))
-    }
 }
 
 impl SaveFormat for Narrow {
     fn key(&self) -> BackendVersion {
         TorchDistConfig::new().key()
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        serde_json::json!({ "items": self.items })
     }
 
     fn capabilities(&self) -> Capabilities {

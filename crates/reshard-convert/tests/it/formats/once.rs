@@ -29,7 +29,7 @@ fn save(state: &StateDict, (format, version): (&str, u32), url: &str) {
         .save_sharded(&BackendVersion::new(format, version))
         .unwrap();
     let save = reshard::save(state, url).dialect(Dialect::TensorsOnly);
-    blocking::run(save.boxed_strategy(config)).unwrap();
+    blocking::run(save.strategy(config)).unwrap();
 }
 
 /// Opens a folder, and counts what is read of it.

@@ -198,7 +198,7 @@ pub(crate) fn formats() -> Vec<BackendVersion> {
 
 pub(crate) fn strategy(format: &BackendVersion) -> SaveShardedStrategy {
     let registry = Registry::linked().unwrap();
-    registry.save_sharded(format).unwrap().build().unwrap()
+    registry.save_sharded(format).unwrap()
 }
 
 /// The dialect in which a format gets what is in another one.
@@ -228,7 +228,7 @@ pub(crate) fn save(case: &Case, format: &BackendVersion, url: &str) -> Option<()
     let groups = LocalGroup::new(2);
     let saves = groups.iter().zip(&case.ranks).map(|(group, state)| {
         let save = reshard::save(state, url).group(group).dialect(case.dialect);
-        save.boxed_strategy(registry.save_sharded(format).unwrap())
+        save.strategy(registry.save_sharded(format).unwrap())
             .into_future()
     });
     for saved in block_on(join_all(saves)) {

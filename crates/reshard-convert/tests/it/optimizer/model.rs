@@ -431,8 +431,10 @@ fn save_with(states: &[StateDict], dialect: Dialect, form: CommonForm, format: &
     let groups = LocalGroup::new(states.len() as u32);
     let saves = groups.iter().zip(states).map(|(group, state)| {
         let save = reshard::save(state, url).group(group).dialect(dialect);
-        let settings = serde_json::json!({ "type": format });
-        let save = save.boxed_strategy(serde_json::from_value(settings).unwrap());
+        let settings = serde_json::json!({ "format": format });
+        let save = save.strategy(
+            serde_json::from_value::<reshard::strategy::SaveShardedStrategy>(settings).unwrap(),
+        );
         let save = save.common_form(form);
         async move { save.await }
     });

@@ -226,7 +226,7 @@ fn saved(dir: &Path, name: &'static str, format: &str, dialect: Dialect, objects
     let config = registry.save_sharded(&format).unwrap();
     let save = reshard::save(&state, &path)
         .dialect(dialect)
-        .boxed_strategy(config);
+        .strategy(config);
     blocking::run(save).unwrap();
     Source {
         name,
