@@ -290,12 +290,10 @@ mod tests {
     #[test]
     fn a_finding_names_its_key_and_its_place_once() {
         let found = |key: &str, file: Option<&str>, what: &str| {
-            let file = file.map(Into::into);
-            line(&Damage {
-                key: Some(key.into()),
-                offset: file.is_some().then_some(7),
-                file,
-                what: what.into(),
+            let damage = Damage::new(what).of_key(key);
+            line(&match file {
+                Some(file) => damage.in_file(file, 7),
+                None => damage,
             })
         };
         assert_eq!(
@@ -319,11 +317,8 @@ mod tests {
 
     #[test]
     fn what_is_said_of_many_keys_of_one_file_is_one_line() {
-        let found = |key: &str, file: &str, offset, what: &str| Damage {
-            key: Some(key.into()),
-            file: Some(file.into()),
-            offset,
-            what: what.into(),
+        let found = |key: &str, file: &str, offset: Option<u64>, what: &str| {
+            Damage::new(what).of_key(key).in_file(file, offset)
         };
         let missing = |key, at| found(key, "a.distcp", Some(at), "its file is missing");
         let all = [

@@ -110,12 +110,7 @@ impl Report {
 
     /// Of a checkpoint that could not be opened.
     fn failed(quick: bool, e: &CliError) -> Self {
-        let what = Damage {
-            key: None,
-            file: None,
-            offset: None,
-            what: e.text(),
-        };
+        let what = Damage::new(e.text());
         let mut v = VerifyReport::default();
         match (e.exit_code(), e.kind()) {
             (_, Some(ErrorKind::Limit)) => v.not_read.push(what),
@@ -363,16 +358,10 @@ mod tests {
         let words = ["damaged", "unchecked", "not understood", "not read"];
         for found in 0u32..16 {
             let finding = |i: usize| {
-                let one = Damage {
-                    key: None,
-                    file: None,
-                    offset: None,
-                    what: words[i].into(),
-                };
                 if found & (1 << i) == 0 {
                     Vec::new()
                 } else {
-                    vec![one]
+                    vec![Damage::new(words[i])]
                 }
             };
             let mut v = VerifyReport::default();

@@ -595,13 +595,7 @@ impl<'a> Convert<'a> {
         let damaged = self.source.producer().damaged.into_iter();
         let mut chosen = damaged.filter(|(key, _)| self.carries(key));
         chosen.next().map_or(Ok(()), |(key, what)| {
-            let what = Damage {
-                key: Some(key),
-                file: None,
-                offset: None,
-                what,
-            };
-            Err(self.unsound(Finding::Damaged, what))
+            Err(self.unsound(Finding::Damaged, Damage::new(what).of_key(key)))
         })
     }
 
@@ -660,11 +654,10 @@ impl<'a> Convert<'a> {
     /// A finding about a chosen item or the whole checkpoint that the check has only counted.
     fn unlisted(&self, rest: &Rest) -> Option<Damage> {
         let key = rest.keys.iter().find(|key| self.carries(key));
+        let what = || format!("one of {} findings that are not listed", rest.findings);
         (rest.whole || key.is_some()).then(|| Damage {
             key: key.cloned(),
-            file: None,
-            offset: None,
-            what: format!("one of {} findings that are not listed", rest.findings),
+            ..Damage::new(what())
         })
     }
 }

@@ -9,11 +9,11 @@ use crate::{OBJECTS, dtype::Spelled, unread::UnreadHeaders};
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
 use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Name, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer,
+    BackendVersion, BoxVerifier, Capabilities, Crc32Check, ElementChecksum, FileRole, Producer,
     ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, Selection,
-    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, torch::TorchObjects,
+    StorageInfo, StorageReader, StrategyError, Traffic, VerifyRun, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -295,12 +295,8 @@ impl StorageReader for SafetensorsReader {
         files::covers(self, file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await?))
     }
 }
 

@@ -20,6 +20,30 @@ pub struct Damage {
 }
 
 impl Damage {
+    /// A finding about the whole checkpoint; [`of_key`](Self::of_key) and [`in_file`](Self::in_file) say more.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            key: None,
+            file: None,
+            offset: None,
+            what: what.into(),
+        }
+    }
+
+    /// Adds the key of the tensor or object.
+    #[must_use]
+    pub fn of_key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Adds the file, and the byte of it at which the problem begins.
+    #[must_use]
+    pub fn in_file(mut self, file: impl ToString, offset: impl Into<Option<u64>>) -> Self {
+        (self.file, self.offset) = (Some(file.to_string()), offset.into());
+        self
+    }
+
     /// Makes it of an error. Key and location have their own fields, so `what` does not repeat them.
     pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
         let (file, offset, what) = match e {
@@ -191,6 +215,11 @@ impl VerifyReport {
         }
     }
 
+    /// Adds an error about a key, or about the whole checkpoint.
+    pub fn add_error(&mut self, key: Option<&str>, e: &StrategyError) {
+        self.add(e.kind(), Damage::of(key, e));
+    }
+
     /// Whether the list for errors of this kind is full. Then you need not make a finding: [`Rest::count`] counts it.
     pub fn is_full(&mut self, kind: ErrorKind) -> bool {
         self.rest(kind).listed >= LISTED
@@ -227,12 +256,7 @@ mod tests {
     use super::*;
 
     fn found(key: &str, text: usize) -> Damage {
-        Damage {
-            key: Some(key.into()),
-            file: None,
-            offset: None,
-            what: "x".repeat(text),
-        }
+        Damage::new("x".repeat(text)).of_key(key)
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod staging;
 #[cfg(feature = "torch-format")]
 pub mod torch;
 mod unique;
+mod verify;
 
 pub use agree::agree;
 pub use capabilities::Capabilities;
@@ -54,8 +55,8 @@ pub use context::{
     DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, PipelineOptions, SaveCx,
 };
 pub use crc::{
-    Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
-    crc32_of,
+    Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc_of, crc32_combined,
+    crc32_differs, crc32_of, read_in_steps,
 };
 pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};
@@ -65,7 +66,7 @@ pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Footprint, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader, StorageWriter,
-    WriteResult, WriterHooks, item_files,
+    WriteResult, WriterHooks, item_files, item_parts,
 };
 pub use format_info::{Detection, FormatInfo, OwnFile};
 pub use hex::hex;
@@ -90,6 +91,7 @@ pub use sharded::{
 };
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::UniqueMap;
+pub use verify::{BoxVerifier, ChunkCheck, ItemCheck, ItemVerifier, ObjectCheck, VerifyRun};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -87,6 +87,12 @@ impl NotCovered {
         *sum = sum.saturating_add(bytes);
     }
 
+    /// Adds the bytes of a file of `size` bytes that lie in none of the ranges of its items.
+    pub fn add_between(&mut self, file: &str, size: u64, mut items: Vec<Range<u64>>) {
+        items.sort_unstable_by_key(|range| range.start);
+        self.add(file, Uncovered::Between, unclaimed(size, items));
+    }
+
     /// Adds all of another.
     pub fn merge(&mut self, other: Self) {
         for (file, of) in &other.files {

@@ -13,13 +13,13 @@ use crate::{
     strings::Order,
 };
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
+use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload, Region};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Name, Part, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, Producer, ReadCx,
+    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, Producer, ReadCx,
     ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport,
+    StrategyError, Traffic, VerifyRun,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, sync::Arc};
@@ -79,6 +79,12 @@ impl BundleReader {
     fn chunk(&self, id: ChunkId) -> Result<&Place> {
         let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
         self.index.chunks.get(id.0 as usize).ok_or_else(unknown)
+    }
+
+    /// The entries of an object.
+    fn parts(&self, id: ObjectId) -> &[(Region, Place)] {
+        let stored = self.index.objects.get(id.0 as usize);
+        stored.map_or(&[], |stored| &stored.parts)
     }
 
     fn refusal(&self, key: &str) -> Option<StrategyError> {
@@ -179,8 +185,7 @@ impl StorageReader for BundleReader {
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        let stored = self.index.objects.get(object.0 as usize);
-        let parts = stored.iter().flat_map(|stored| &stored.parts);
+        let parts = self.parts(object).iter();
         parts.filter_map(|(_, place)| self.info(place)).collect()
     }
 
@@ -335,11 +340,7 @@ impl StorageReader for BundleReader {
         file.as_str() == self.index_name() || self.files.contains_key(file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run)?))
     }
 }

@@ -14,11 +14,11 @@ use crate::{
 use async_trait::async_trait;
 use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Progress, Store};
+use reshard_storage::{Entry, Name, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer,
-    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport, few,
+    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, OpenCx, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyRun, few,
     torch::{Kept, TorchObjects},
 };
 use std::{
@@ -255,11 +255,7 @@ impl StorageReader for TorchSaveReader {
         files.any(|f| f.name == *file && f.has_checksums())
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await))
     }
 }

@@ -15,11 +15,10 @@ use opened::Chunk;
 use packed::Packed;
 use reshard_model::{Dialect, ErrorKind, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Progress};
+use reshard_storage::{Entry, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    BackendVersion, BoxVerifier, Capabilities, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic, VerifyRun,
 };
 use std::sync::Arc;
 
@@ -96,8 +95,7 @@ impl StorageReader for ZarrReader {
         if let Some(refusal) = self.refusal(key) {
             return Err(refusal);
         }
-        let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
-        let Some(array) = at.ok().and_then(|n| self.arrays.get(n)) else {
+        let Some(array) = self.array(key) else {
             return Ok(());
         };
         // Chunks that are not stored cost nothing in the checkpoint, and all of their elements in memory.
@@ -189,11 +187,7 @@ impl StorageReader for ZarrReader {
         files::covers(self, file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await?))
     }
 }

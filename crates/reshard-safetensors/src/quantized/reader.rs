@@ -10,9 +10,9 @@ use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Te
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, TensorRef, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject,
-    ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, FileRole, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, VerifyRun,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -374,6 +374,10 @@ impl StorageReader for Dequantized {
 
     fn covers(&self, file: &Name) -> bool {
         self.stored.covers(file)
+    }
+
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.stored.verifier(run).await
     }
 
     async fn verify_items(

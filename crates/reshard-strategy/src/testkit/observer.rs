@@ -1,8 +1,9 @@
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole, FinishCx,
-    Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer,
-    ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, Rewritten,
-    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole,
+    FinishCx, Footprint, FormatInfo, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
+    Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Removal, Resolve, Result,
+    Rewritten, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, VerifyRun,
+    WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -518,6 +519,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
 
     fn covers(&self, file: &Name) -> bool {
         self.inner.covers(file)
+    }
+
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.inner.verifier(run).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

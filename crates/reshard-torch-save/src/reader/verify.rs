@@ -6,79 +6,79 @@ use crate::{
     file::{Container, TorchFile, Zip, length},
     names::INDEX,
 };
+use async_trait::async_trait;
 use reshard_model::ErrorKind;
-use reshard_plan::ObjectId;
 use reshard_storage::Progress;
 use reshard_strategy::{
-    CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
-    check_steps, torch::add_uncovered,
+    CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, ReadCx, ReadObject, Result,
+    StorageReader, StrategyError, VerifyReport, VerifyRun, crc_of, torch::add_uncovered,
 };
 use reshard_torch_format::{
     LegacyHead,
     archive::{Framing, Inflate, Method, Record, Unconfirmed},
 };
-use std::{collections::BTreeSet, ops::Range};
+use std::collections::BTreeSet;
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 /// By so many bytes the beginning of an old file is known.
 const BEGINNING: u64 = 32;
 
-pub(super) async fn verify(
-    reader: &TorchSaveReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    let mut report = VerifyReport {
-        items: reader.metadata.tensors().len() as u64,
-        ..VerifyReport::default()
-    };
-    for (key, why) in &reader.table.refused {
-        report.items += 1;
-        let found = Damage {
-            key: Some(key.to_string()),
-            file: Some(why.file.clone()),
-            offset: None,
-            what: why.what.clone(),
-        };
-        report.add(why.kind, found);
-    }
-    for (key, file) in &reader.table.unnamed {
-        let found = Damage {
-            key: Some(key.to_string()),
-            file: Some(file.clone()),
-            offset: None,
-            what: format!("the file holds it, but {INDEX} does not name it"),
-        };
-        report.add(ErrorKind::Corrupt, found);
-    }
-    for key in reader.table.repeats.keys() {
-        if let Err(e) = reader.permits(key) {
-            report.add(e.kind(), Damage::of(Some(key), &e));
+/// Tensors may share storages, and archives have other records. So files are checked as a whole, before their tensors are counted.
+pub(super) struct Verifier<'r>(&'r TorchSaveReader);
+
+impl<'r> Verifier<'r> {
+    pub(super) async fn new(reader: &'r TorchSaveReader, run: &mut VerifyRun<'r>) -> Self {
+        for (key, why) in &reader.table.refused {
+            let found = Damage::new(&*why.what).of_key(&**key);
+            run.refuse(why.kind, found.in_file(&why.file, None));
         }
-    }
-    let storages = storages(reader, items);
-    for (number, file) in (0u32..).zip(&reader.files) {
-        let Some(file) = file else { continue };
-        let is_read = |storage: &str| match &storages {
-            None => items.is_all(),
-            Some(these) => these.contains(&(number, storage)),
-        };
-        match &file.container {
-            Container::Zip(zip) => {
-                archive(reader, (file, zip), &is_read, progress, &mut report).await;
-                if items.is_all() {
-                    frame(reader, file, zip, &mut report).await;
-                }
+        for (key, file) in &reader.table.unnamed {
+            let what = format!("the file holds it, but {INDEX} does not name it");
+            let found = Damage::new(what).of_key(&**key).in_file(file, None);
+            run.report.add(ErrorKind::Corrupt, found);
+        }
+        for key in reader.table.repeats.keys() {
+            if let Err(e) = reader.permits(key) {
+                run.error(key, &e);
             }
-            Container::Legacy(head) => legacy(reader, file, head, &is_read, &mut report).await,
-            Container::Pickle => {}
         }
+        let storages = storages(reader, run.items);
+        for (number, file) in (0u32..).zip(&reader.files) {
+            let Some(file) = file else { continue };
+            let is_read = |storage: &str| match &storages {
+                None => run.items.is_all(),
+                Some(these) => these.contains(&(number, storage)),
+            };
+            let report = &mut run.report;
+            match &file.container {
+                Container::Zip(zip) => {
+                    archive(reader, (file, zip), &is_read, run.progress, report).await;
+                    if run.items.is_all() {
+                        frame(reader, file, zip, report).await;
+                    }
+                }
+                Container::Legacy(head) => legacy(reader, file, head, &is_read, report).await,
+                Container::Pickle => {}
+            }
+        }
+        Self(reader)
     }
-    if *items != CheckedItems::None {
-        objects(reader, items, progress, &mut report).await;
+}
+
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    async fn chunk(&mut self, _: ChunkCheck<'r>, _: &mut VerifyRun<'r>) -> Result<u64> {
+        Ok(0)
     }
-    Ok(report)
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        if item.read {
+            let (object, cx) = (item.id, ReadCx::new(false, run.progress));
+            self.0.read_objects(&[ReadObject { object }], &cx).await?;
+        }
+        Ok(0)
+    }
 }
 
 /// The storages of chosen tensors, with the numbers of their files; `None` if nothing is chosen by itself.
@@ -99,26 +99,6 @@ fn storages<'r>(
 fn storage<'r>(zip: &Zip, record: &'r Record) -> Option<&'r str> {
     let name = record.name.strip_prefix(zip.directory.prefix())?;
     name.strip_prefix("/data/")
-}
-
-/// All objects can be decoded.
-async fn objects(
-    reader: &TorchSaveReader,
-    items: &CheckedItems,
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
-    let cx = ReadCx::new(false, progress);
-    for (object, key) in reader.metadata.objects() {
-        let object: ObjectId = object;
-        report.items += 1;
-        if !items.has_object(object) {
-            continue;
-        }
-        if let Err(e) = reader.read_objects(&[ReadObject { object }], &cx).await {
-            report.add(e.kind(), Damage::of(Some(key), &e));
-        }
-    }
 }
 
 /// All records are where the directory says, and have their checksums.
@@ -142,8 +122,7 @@ async fn archive(
         match check(reader, file, zip, record, full, progress).await {
             Ok(bytes) => report.bytes += bytes,
             Err(e) => {
-                let key = holder(reader, zip, record);
-                report.add(e.kind(), Damage::of(key.as_deref(), &e));
+                report.add_error(holder(reader, zip, record).as_deref(), &e);
             }
         }
     }
@@ -184,7 +163,9 @@ async fn check(
         progress.add(bytes);
         return Ok(bytes);
     }
-    let found = crc(reader, file, at.clone(), progress).await?;
+    let (store, name, range) = (&*reader.store, &file.name, at.clone());
+    let found = crc_of::<Crc32>(store, name, range, STEP, progress).await;
+    let found = found.map_err(|e| lost(e, name.as_str()))?;
     let stored = record.checksum().filter(|_| record.size > 0);
     if let Some(stored) = stored.filter(|stored| found != *stored) {
         let what = format!(
@@ -202,7 +183,7 @@ async fn frame(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip, report: &m
         Ok(left) => add_uncovered(&mut report.not_covered, file.name.as_str(), left),
         // A damaged header was told with its record.
         Err(_) if !report.damage.is_empty() => {}
-        Err(e) => report.add(e.kind(), Damage::of(None, &e)),
+        Err(e) => report.add_error(None, &e),
     }
 }
 
@@ -224,21 +205,6 @@ async fn unconfirmed(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip) -> R
     left.map_err(|e| unreadable(e, "the archive", name.as_str()))
 }
 
-async fn crc(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    at: Range<u64>,
-    progress: &Progress,
-) -> Result<u32> {
-    let mut crc = crc32fast::Hasher::new();
-    for at in check_steps(&*reader.store, at, STEP) {
-        let part = reader.store.read(&file.name, at.clone()).await;
-        crc.update(&part.map_err(|e| lost(e, file.name.as_str()))?);
-        progress.add(at.end - at.start);
-    }
-    Ok(crc.finalize())
-}
-
 /// Old files have no checksums, but each storage says how many elements it has.
 async fn legacy(
     reader: &TorchSaveReader,
@@ -254,10 +220,7 @@ async fn legacy(
     let counts = reader.store.read_ranges(ranges.collect()).await;
     let counts = match counts {
         Ok((counts, _)) => counts,
-        Err(e) => {
-            let e = lost(e, file.name.as_str());
-            return report.add(e.kind(), Damage::of(None, &e));
-        }
+        Err(e) => return report.add_error(None, &lost(e, file.name.as_str())),
     };
     for ((key, storage), count) in all.iter().zip(counts) {
         let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
@@ -268,15 +231,14 @@ async fn legacy(
                 storage.elements
             );
             let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
-            report.add(e.kind(), Damage::of(None, &e));
+            report.add_error(None, &e);
         }
         if is_read(key) {
             report.bytes += length(&storage.data);
         }
     }
     if head.end < file.bytes {
-        let e = behind(reader, file, head.end).await;
-        report.add(e.kind(), Damage::of(None, &e));
+        report.add_error(None, &behind(reader, file, head.end).await);
     }
 }
 

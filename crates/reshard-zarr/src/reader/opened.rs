@@ -93,10 +93,13 @@ impl ZarrReader {
     /// The array in a folder.
     pub(super) fn array_in(&self, folder: &str) -> Option<&Array> {
         let key = if folder.is_empty() { LONE } else { folder };
+        self.array(key).filter(|array| *array.folder == *folder)
+    }
+
+    /// The array of a key.
+    pub(super) fn array(&self, key: &str) -> Option<&Array> {
         let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
-        at.ok()
-            .and_then(|n| self.arrays.get(n))
-            .filter(|array| *array.folder == *folder)
+        at.ok().and_then(|n| self.arrays.get(n))
     }
 
     /// The file that describes an array.
