@@ -161,14 +161,9 @@ impl Doubts {
     }
 
     fn add(&mut self, report: &VerifyReport, keys: Keys<'_>) {
-        let rest = &report.unlisted;
         // Common state that is not understood, or too large, is no obstacle to reading tensors.
-        for (found, rest, code) in [
-            (&report.damage, &rest.damage, DAMAGED),
-            (&report.unchecked, &rest.unchecked, FAILED),
-            (&report.not_understood, &rest.not_understood, FAILED),
-            (&report.not_read, &rest.not_read, FAILED),
-        ] {
+        let codes = [DAMAGED, FAILED, FAILED, FAILED];
+        for ((_, found, rest), code) in report.lists().into_iter().zip(codes) {
             for d in concerning(found, keys) {
                 match &d.key {
                     Some(key) => {
@@ -292,7 +287,7 @@ mod tests {
         let found = |key: &str, file: Option<&str>, what: &str| {
             let damage = Damage::new(what).of_key(key);
             line(&match file {
-                Some(file) => damage.in_file(file, 7),
+                Some(file) => damage.in_file(file).at(7),
                 None => damage,
             })
         };
@@ -318,7 +313,7 @@ mod tests {
     #[test]
     fn what_is_said_of_many_keys_of_one_file_is_one_line() {
         let found = |key: &str, file: &str, offset: Option<u64>, what: &str| {
-            Damage::new(what).of_key(key).in_file(file, offset)
+            Damage::new(what).of_key(key).in_file(file).at(offset)
         };
         let missing = |key, at| found(key, "a.distcp", Some(at), "its file is missing");
         let all = [

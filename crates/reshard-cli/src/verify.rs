@@ -77,13 +77,8 @@ impl NotListed {
 
 impl Report {
     fn of(quick: bool, v: VerifyReport) -> Self {
-        let all = [
-            ("damaged", &v.damage),
-            ("unchecked", &v.unchecked),
-            ("not understood", &v.not_understood),
-            ("not read", &v.not_read),
-        ];
-        let status = all
+        let lists = v.lists().map(|(status, found, _)| (status, found));
+        let status = lists
             .iter()
             .chain(&[("changed", &v.changed)])
             .find(|(_, found)| !found.is_empty())

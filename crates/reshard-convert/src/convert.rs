@@ -613,18 +613,14 @@ impl<'a> Convert<'a> {
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
         let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.carries(key));
-        let rest = &found.unlisted;
-        let worst = [
-            (Finding::Damaged, &found.damage, &rest.damage),
-            (Finding::Unchecked, &found.unchecked, &rest.unchecked),
-            (
-                Finding::NotUnderstood,
-                &found.not_understood,
-                &rest.not_understood,
-            ),
-            (Finding::NotRead, &found.not_read, &rest.not_read),
+        let kinds = [
+            Finding::Damaged,
+            Finding::Unchecked,
+            Finding::NotUnderstood,
+            Finding::NotRead,
         ];
-        let mut worst = worst.into_iter().filter_map(|(is, listed, rest)| {
+        let worst = kinds.into_iter().zip(found.lists());
+        let mut worst = worst.filter_map(|(is, (_, listed, rest))| {
             let listed = listed.iter().find(concerns).cloned();
             Some((is, listed.or_else(|| self.unlisted(rest))?))
         });

@@ -37,10 +37,17 @@ impl Damage {
         self
     }
 
-    /// Adds the file, and the byte of it at which the problem begins.
+    /// Adds the file.
     #[must_use]
-    pub fn in_file(mut self, file: impl ToString, offset: impl Into<Option<u64>>) -> Self {
-        (self.file, self.offset) = (Some(file.to_string()), offset.into());
+    pub fn in_file(mut self, file: impl ToString) -> Self {
+        self.file = Some(file.to_string());
+        self
+    }
+
+    /// Adds the byte of the file at which the problem begins.
+    #[must_use]
+    pub fn at(mut self, offset: impl Into<Option<u64>>) -> Self {
+        self.offset = offset.into();
         self
     }
 
@@ -118,18 +125,8 @@ pub struct VerifyReport {
 /// A line for each finding that is listed, and one that sums up: `sound: 12 items, 4096 bytes`.
 impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lists = [
-            ("damaged", &self.damage, &self.unlisted.damage),
-            ("unchecked", &self.unchecked, &self.unlisted.unchecked),
-            (
-                "not understood",
-                &self.not_understood,
-                &self.unlisted.not_understood,
-            ),
-            ("not read", &self.not_read, &self.unlisted.not_read),
-        ];
         let mut counts = Vec::new();
-        for (verdict, listed, rest) in lists {
+        for (verdict, listed, rest) in self.lists() {
             for found in listed {
                 writeln!(f, "{verdict}: {found}")?;
             }
@@ -223,6 +220,18 @@ impl VerifyReport {
     /// Whether the list for errors of this kind is full. Then you need not make a finding: [`Rest::count`] counts it.
     pub fn is_full(&mut self, kind: ErrorKind) -> bool {
         self.rest(kind).listed >= LISTED
+    }
+
+    /// The lists of findings without which the checkpoint is sound, the worst first: the word for it, the findings, and those that are only
+    /// counted.
+    pub fn lists(&self) -> [(&'static str, &Vec<Damage>, &Rest); 4] {
+        let (more, not_understood) = (&self.unlisted, &self.not_understood);
+        [
+            ("damaged", &self.damage, &more.damage),
+            ("unchecked", &self.unchecked, &more.unchecked),
+            ("not understood", not_understood, &more.not_understood),
+            ("not read", &self.not_read, &more.not_read),
+        ]
     }
 
     /// What is counted of errors of this kind.

@@ -1,7 +1,7 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
 use crate::{
-    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, Result,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, Refused, Result,
     StrategyError, Traffic, VerifyReport, VerifyRun, verify,
 };
 use async_trait::async_trait;
@@ -556,14 +556,14 @@ impl Producer {
     /// Adds keys that opening has refused, and why. What is [`Corrupt`](ErrorKind::Corrupt) is damaged; the others are not understood.
     pub fn with_refused<'k>(
         mut self,
-        refused: impl IntoIterator<Item = (&'k str, ErrorKind, &'k str)>,
+        refused: impl IntoIterator<Item = (&'k (impl AsRef<str> + 'k), &'k Refused)>,
     ) -> Self {
-        for (key, kind, why) in refused {
-            let keys = match kind {
+        for (key, why) in refused {
+            let keys = match why.kind {
                 ErrorKind::Corrupt => &mut self.damaged,
                 _ => &mut self.unknown,
             };
-            keys.insert(key.into(), why.into());
+            keys.insert(key.as_ref().into(), why.what.clone());
         }
         self
     }
@@ -732,8 +732,8 @@ pub trait StorageReader: ReaderHooks {
     fn shared_elements(&self, _chunk: ChunkId) -> Option<String> {
         None
     }
-    /// Begins a check for damage: reports what is wrong with the checkpoint apart from its items, and returns the checks of the items.
-    /// Only [`verify_items`](Self::verify_items) calls it.
+    /// Begins a check for damage: adds problems of the whole checkpoint and refused keys to the report, and returns the checks of the
+    /// items. [`verify_items`](Self::verify_items) calls it.
     ///
     /// # Errors
     /// Only errors that stop the whole check. Damage goes into the report.

@@ -37,6 +37,7 @@ mod not_covered;
 mod objects;
 mod options;
 mod pipeline;
+mod refused;
 mod registry;
 mod report;
 mod sharded;
@@ -75,10 +76,11 @@ pub use limits::{
     LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats,
 };
 pub use mosaic::{Piece, mosaic, run_of};
-pub use not_covered::{NotCovered, Uncovered, unclaimed};
+pub use not_covered::{NotCovered, Uncovered, overlapping, unclaimed};
 pub use objects::{load_with_objects, save_with_objects};
 pub use options::{AgreedOptions, Differences};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
+pub use refused::Refused;
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
 pub use reshard_model::FlatView;

@@ -1,7 +1,7 @@
-//! Looks for damage without loading anything. The walk over all items is the same for every format, and each format checks its items.
+//! Checks a checkpoint for damage without loading it: one walk over all items for every format, which only checks its own items.
 
 use crate::{
-    CheckedItems, Damage, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    CheckedItems, Damage, Refused, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use async_trait::async_trait;
 use reshard_model::ErrorKind;
@@ -9,30 +9,32 @@ use reshard_plan::{ChunkId, ObjectId, TensorRef};
 use reshard_storage::{Name, Progress};
 use std::{collections::BTreeMap, ops::Range};
 
-/// The checks of a format, for one check of a checkpoint. The methods are called in this order: for each tensor [`tensor`](Self::tensor)
-/// and [`chunk`](Self::chunk) for its chunks, [`object`](Self::object) for each object, and [`rest`](Self::rest).
+/// The checks of a format's items, made for one check of a checkpoint by [`StorageReader::verifier`].
+///
+/// The order of the calls is [`tensor`](Self::tensor) for each tensor, each time followed by [`chunk`](Self::chunk) for its chunks, then
+/// [`object`](Self::object) for each object, and [`rest`](Self::rest) once.
 #[async_trait]
 pub trait ItemVerifier<'r>: Send + Sync {
-    /// Checks what is said of a tensor, before its chunks. With `false` the chunks are neither counted nor checked. The default finds
-    /// nothing.
+    /// Checks the description of a tensor. Returns `false` if its chunks are neither to be counted nor checked. The default checks nothing.
     async fn tensor(&mut self, _tensor: &TensorRef<'r>, _run: &mut VerifyRun<'r>) -> bool {
         true
     }
 
-    /// Checks that a chunk is in its file, and with [`read`](ItemCheck::read) all its bytes. Returns how many bytes were read.
+    /// Checks that the file has all of a chunk, and the bytes too if [`read`](ItemCheck::read) is set. Returns the number of bytes that
+    /// were read. Items without a checksum and bytes that none covers are added to the report.
     ///
     /// # Errors
-    /// The first problem of the chunk, which goes into the report.
+    /// The first problem of the chunk. The caller adds it to the report.
     async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64>;
 
-    /// Checks that an object is in its file, and with [`read`](ItemCheck::read) all its bytes, and that they can be decoded. Returns how
-    /// many bytes were read.
+    /// As [`chunk`](Self::chunk), for an object. One that is read must also decode.
     ///
     /// # Errors
-    /// The first problem of the object, which goes into the report.
+    /// The first problem of the object. The caller adds it to the report.
     async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64>;
 
-    /// Checks what belongs to no item of the metadata, and after all items were read counts the bytes between them. The default does nothing.
+    /// Checks everything that belongs to no item of the metadata, and if all items were read counts the bytes between them. The default
+    /// does nothing.
     ///
     /// # Errors
     /// Only errors that stop the whole check.
@@ -40,16 +42,16 @@ pub trait ItemVerifier<'r>: Send + Sync {
         Ok(())
     }
 
-    /// Describes the error of an item. The default is [`Damage::of`].
+    /// Makes a finding of the error of an item. The default is [`Damage::of`].
     fn damage(&self, key: &str, e: &StrategyError) -> Damage {
         Damage::of(Some(key), e)
     }
 }
 
-/// The checks of a checkpoint's items, as [`StorageReader::verifier`] returns them.
+/// A boxed [`ItemVerifier`].
 pub type BoxVerifier<'r> = Box<dyn ItemVerifier<'r> + 'r>;
 
-/// A stored item that is checked.
+/// A request to check one stored item.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ItemCheck<'r, I> {
@@ -61,13 +63,13 @@ pub struct ItemCheck<'r, I> {
     pub read: bool,
 }
 
-/// A chunk that is checked.
+/// A request to check a chunk.
 pub type ChunkCheck<'r> = ItemCheck<'r, ChunkId>;
 
-/// An object that is checked.
+/// A request to check an object.
 pub type ObjectCheck<'r> = ItemCheck<'r, ObjectId>;
 
-/// A check that is running.
+/// The state of a running check: its settings and its findings.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct VerifyRun<'r> {
@@ -75,30 +77,30 @@ pub struct VerifyRun<'r> {
     pub report: VerifyReport,
     /// The items that are read.
     pub items: &'r CheckedItems,
-    /// Is called with the bytes that were read.
+    /// Called with the number of bytes after each read.
     pub progress: &'r Progress,
-    /// The last finding that is not listed.
+    /// Kind and key of the last finding that was counted but not listed.
     counted: Option<(ErrorKind, &'r str)>,
 }
 
 impl<'r> VerifyRun<'r> {
     /// Adds an item that opening has refused. It is not in the metadata, so it is counted here.
-    pub fn refuse(&mut self, kind: ErrorKind, found: Damage) {
+    pub fn refuse(&mut self, key: &str, why: &Refused) {
         self.report.items += 1;
-        self.report.add(kind, found);
+        self.report.add(why.kind, why.damage(key));
     }
 
-    /// Adds damage of a key.
+    /// Adds damage of an item.
     pub fn corrupt(&mut self, key: &'r str, what: impl Into<String>) {
         self.add(ErrorKind::Corrupt, key, || Damage::new(what).of_key(key));
     }
 
-    /// Adds an error about a key.
+    /// Adds the error of an item.
     pub fn error(&mut self, key: &'r str, e: &StrategyError) {
         self.add(e.kind(), key, || Damage::of(Some(key), e));
     }
 
-    /// Adds a finding about a key. It is only made if it is listed.
+    /// Adds a finding about a key. `found` is only called if the list has room for it.
     pub fn add(&mut self, kind: ErrorKind, key: &'r str, found: impl FnOnce() -> Damage) {
         if !self.report.is_full(kind) {
             return self.report.add(kind, found());
@@ -113,7 +115,7 @@ impl<'r> VerifyRun<'r> {
         self.counted = Some((kind, key));
     }
 
-    /// Adds the result of an item: the bytes that were read, or what is wrong.
+    /// Adds the result of [`ItemVerifier::chunk`] or [`ItemVerifier::object`].
     pub fn note(&mut self, by: &dyn ItemVerifier<'r>, key: &'r str, found: Result<u64>) {
         match found {
             Ok(bytes) => self.report.bytes += bytes,
@@ -121,7 +123,8 @@ impl<'r> VerifyRun<'r> {
         }
     }
 
-    /// Counts the bytes of files with these sizes that no item has. `items` are all parts of items, in any order.
+    /// Counts the bytes of these files that belong to no item. `sizes` are the lengths of the files, and `items` all parts of items, in
+    /// any order.
     pub fn between(
         &mut self,
         sizes: &BTreeMap<Name, u64>,

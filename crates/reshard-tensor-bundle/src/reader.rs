@@ -7,13 +7,13 @@ mod verify;
 
 use crate::{
     dtype,
-    index::{Index, Place, Refused},
+    index::{Index, Place},
     names::{self, DataFile, INDEX, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
     strings::Order,
 };
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload, Region};
+use reshard_model::{Dialect, Layout, ObjectCodec, Payload, Region};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, RecordRead, Store};
 use reshard_strategy::{
@@ -88,16 +88,8 @@ impl BundleReader {
     }
 
     fn refusal(&self, key: &str) -> Option<StrategyError> {
-        let Refused { kind, what } = self.index.refused.get(key)?;
-        Some(match kind {
-            ErrorKind::Corrupt => {
-                StrategyError::corrupt(self.index_name(), None, format!("{key}: {what}"))
-            }
-            _ => StrategyError::Unsupported {
-                strategy: self.key().to_string(),
-                what: format!("reading {key} ({what})"),
-            },
-        })
+        let why = self.index.refused.get(key)?.clone();
+        Some(why.in_file(self.index_name()).error(key, key, self.key()))
     }
 
     /// Checks that entries lie in their files, and that not many entries share their bytes.
@@ -236,7 +228,6 @@ impl StorageReader for BundleReader {
                 "{tensors} in slices of a type that TensorFlow reads only whole, such as {key} of {dtype}; a conversion to tensor_bundle stores them whole"
             ));
         }
-        let refused = self.index.refused.iter();
         Producer {
             written_by: vec![by.into()],
             loadable_by: match sliced.is_empty() {
@@ -246,12 +237,11 @@ impl StorageReader for BundleReader {
             notes,
             ..Producer::default()
         }
-        .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
+        .with_refused(&self.index.refused)
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let Refused { kind, what } = self.index.refused.get(key)?;
-        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+        self.index.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
@@ -301,10 +291,7 @@ impl StorageReader for BundleReader {
             records.push(record);
         }
         let read = self.store.read_into(records, cx.progress.clone()).await?;
-        totals.needed += read.needed;
-        totals.bytes += read.bytes;
-        totals.beside += read.beside;
-        totals.requests += read.requests;
+        totals += read;
         Ok(totals)
     }
 

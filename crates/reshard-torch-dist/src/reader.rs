@@ -362,10 +362,7 @@ impl TorchDistReader {
             .read_into(records, progress.clone())
             .await
             .map_err(|e| self.lost(e, None))?;
-        totals.needed += stats.needed;
-        totals.bytes += stats.bytes;
-        totals.beside += stats.beside;
-        totals.requests += stats.requests;
+        *totals += stats;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::{form::Form, zarr3};
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
-use reshard_model::{Dialect, ErrorKind, Payload};
+use reshard_model::{Dialect, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{
@@ -22,7 +22,7 @@ use reshard_strategy::{
 };
 use std::sync::Arc;
 
-pub(crate) use array::{Array, Refused, UnreadDescription};
+pub(crate) use array::{Array, UnreadDescription, changed};
 pub(crate) use files::{is_refused, role};
 pub(crate) use kept::Kept;
 pub(crate) use opened::ZarrReader;
@@ -87,8 +87,7 @@ impl StorageReader for ZarrReader {
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let Refused { kind, what } = self.refused.get(key)?;
-        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+        self.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
@@ -166,10 +165,7 @@ impl StorageReader for ZarrReader {
         }
         self.read_packed(packed, cx, &mut totals).await?;
         let read = self.store.read_into(records, cx.progress.clone()).await?;
-        totals.needed += read.needed;
-        totals.bytes += read.bytes;
-        totals.beside += read.beside;
-        totals.requests += read.requests;
+        totals += read;
         Ok(totals)
     }
 

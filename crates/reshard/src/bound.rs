@@ -47,7 +47,7 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
             "it is not the file that was written, judging by {SIDECAR}, though the data files are; restore it from a copy. If another program \
              has saved the same data here, remove {SIDECAR}"
         );
-        report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file, None));
+        report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file));
     }
     Ok(())
 }
@@ -75,7 +75,7 @@ async fn look_for_data(
         let is_checked = known.contains(&name) || is_reported(report, file);
         if !is_checked && !opened.store.exists(&name).await? {
             let found = Damage::new(format!("it is missing, though {SIDECAR} lists it"));
-            report.add(ErrorKind::Corrupt, found.in_file(file, None));
+            report.add(ErrorKind::Corrupt, found.in_file(file));
         }
     }
     Ok(())

@@ -103,10 +103,10 @@ async fn check_listed(
             Ok((bytes, None)) => report.bytes += bytes,
             Ok((bytes, Some(what))) => {
                 report.bytes += bytes;
-                report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file, None));
+                report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file));
             }
             Err(e) => {
-                let found = Damage::new(e.to_string()).in_file(file, None);
+                let found = Damage::new(e.to_string()).in_file(file);
                 report.add(e.kind(), found);
             }
         }
@@ -148,12 +148,7 @@ pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
     };
     let mut report = VerifyReport::default();
     check_listed(&integrity, store, true, &Progress::none(), &mut report).await;
-    let all = [
-        &report.damage,
-        &report.unchecked,
-        &report.not_understood,
-        &report.not_read,
-    ];
+    let all = report.lists().map(|(_, found, _)| found);
     let count: usize = all.iter().map(|found| found.len()).sum();
     match all.into_iter().flatten().next() {
         None => Ok(()),

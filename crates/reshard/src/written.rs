@@ -8,7 +8,7 @@ use std::{ops::Range, sync::Arc};
 /// Describes a file of another program.
 pub(crate) fn of_another_program(file: impl ToString) -> Damage {
     let what = "another program has saved over this checkpoint: this file and data files are not those that reshard wrote";
-    Damage::new(what).in_file(file, None)
+    Damage::new(what).in_file(file)
 }
 
 /// The first of these descriptions that another program has written: its data are not those that were written, either.

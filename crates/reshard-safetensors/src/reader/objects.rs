@@ -4,9 +4,9 @@ use super::{Object, SafetensorsReader};
 use crate::OBJECTS;
 use reshard_model::Payload;
 use reshard_plan::ObjectId;
-use reshard_storage::{Name, StoreExt};
+use reshard_storage::Name;
 use reshard_strategy::{
-    ReadObject, Result, StorageInfo, StorageReader, StrategyError, VerifyRun, crc32_differs,
+    ReadObject, Result, StorageInfo, StorageReader, StrategyError, crc32_differs,
     torch::check_decodes,
 };
 use reshard_torch_format::TorchSave;
@@ -57,15 +57,6 @@ pub(super) async fn read(
         });
     }
     Ok(out)
-}
-
-/// Counts the bytes of the file of objects that no object has.
-pub(super) async fn between(reader: &SafetensorsReader, run: &mut VerifyRun<'_>) -> Result<()> {
-    let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);
-    let ranges = reader.objects.iter().map(|o| o.bytes.clone()).collect();
-    let covered = &mut run.report.not_covered;
-    covered.add_between(OBJECTS, size, ranges);
-    Ok(())
 }
 
 /// Checks that an object has its checksum and can be decoded. Returns how many bytes were read.

@@ -1,13 +1,14 @@
 //! Looks for damage without loading anything.
 
-use super::{Refused, SafetensorsReader, objects, tensor};
-use crate::unread::CHANGED;
+use super::{SafetensorsReader, objects, tensor};
+use crate::{OBJECTS, unread::CHANGED};
 use async_trait::async_trait;
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
+use reshard_storage::{Name, StoreExt};
 use reshard_strategy::{
-    ChunkCheck, Damage, ItemVerifier, ObjectCheck, Result, StrategyError, VerifyRun, crc32_differs,
-    read_in_steps,
+    ChunkCheck, Damage, ItemVerifier, ObjectCheck, Refused, Result, StrategyError, VerifyRun,
+    crc32_differs, read_in_steps,
 };
 use std::collections::BTreeMap;
 
@@ -29,10 +30,7 @@ impl<'r> Verifier<'r> {
         let changed = changed(reader).await?;
         let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
         for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, why))) {
-            let mut found = Damage::new(&*why.what).of_key(key);
-            found.file = why.file.as_ref().map(ToString::to_string);
-            found.offset = why.offset;
-            run.refuse(why.kind, found);
+            run.refuse(key, why);
         }
         Ok(Self { reader, changed })
     }
@@ -46,14 +44,13 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
         }
         if let Some(what) = uncovered(t) {
             // The file of one rank has its pieces, and nobody has looked for the others.
-            let (kind, what) = match self.reader.kept.is_alone {
-                true => (
-                    ErrorKind::Unsupported,
-                    format!("{what}; open the folder of this file"),
-                ),
-                false => (ErrorKind::Corrupt, what),
-            };
-            run.report.add(kind, Damage::new(what).of_key(t.key()));
+            if self.reader.kept.is_alone {
+                let found = Damage::new(format!("{what}; open the folder of this file"));
+                run.report
+                    .add(ErrorKind::Unsupported, found.of_key(t.key()));
+            } else {
+                run.corrupt(t.key(), what);
+            }
         }
         true
     }
@@ -99,7 +96,12 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
 
     async fn rest(&mut self, run: &mut VerifyRun<'r>) -> Result<()> {
         if run.items.is_all() && self.reader.kept.has_record {
-            objects::between(self.reader, run).await?;
+            // No program writes bytes between objects.
+            let reader = self.reader;
+            let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);
+            let ranges = reader.objects.iter().map(|o| o.bytes.clone()).collect();
+            let covered = &mut run.report.not_covered;
+            covered.add_between(OBJECTS, size, ranges);
         }
         Ok(())
     }
@@ -117,9 +119,10 @@ async fn changed(reader: &SafetensorsReader) -> Result<BTreeMap<&str, Refused>> 
             .chunks()
             .filter_map(|(id, _)| reader.chunks.get(id.0 as usize));
         if let Some(chunk) = of.find(|chunk| files.contains(&chunk.file)) {
-            let why = Refused::damaged(CHANGED);
-            let file = reader.files.get(chunk.file as usize).cloned();
-            out.insert(t.key(), Refused { file, ..why });
+            let mut why = Refused::damaged(CHANGED);
+            let file = reader.files.get(chunk.file as usize);
+            why.file = file.map(ToString::to_string);
+            out.insert(t.key(), why);
         }
     }
     Ok(out)

@@ -14,7 +14,7 @@ use reshard_model::ErrorKind;
 use reshard_storage::Name;
 use reshard_strategy::{
     ChunkCheck, Damage, ItemVerifier, ObjectCheck, Result, StrategyError, Uncovered, VerifyReport,
-    VerifyRun, crc_of, item_parts,
+    VerifyRun, crc_of, item_parts, overlapping,
 };
 use std::collections::BTreeMap;
 
@@ -26,12 +26,11 @@ pub(super) struct Verifier<'r>(&'r BundleReader);
 impl<'r> Verifier<'r> {
     pub(super) fn new(reader: &'r BundleReader, run: &mut VerifyRun<'r>) -> Result<Self> {
         for (key, why) in &reader.index.refused {
-            let found = Damage::new(&*why.what).of_key(&**key);
-            run.refuse(why.kind, found.in_file(reader.index_name(), None));
+            run.refuse(key, &why.clone().in_file(reader.index_name()));
         }
         for problem in reader.metadata.problems() {
             let found = Damage::new(problem.to_string()).of_key(problem.key());
-            let found = found.in_file(reader.index_name(), None);
+            let found = found.in_file(reader.index_name());
             run.report.add(ErrorKind::Corrupt, found);
         }
         missing(reader, &mut run.report)?;
@@ -124,7 +123,7 @@ fn missing(reader: &BundleReader, report: &mut VerifyReport) -> Result<()> {
             1 => format!("it is missing, and an entry of {key} lies in it"),
             _ => format!("it is missing; {entries} entries lie in it, such as one of {key}"),
         });
-        let found = found.in_file(reader.data_file(shard)?, None);
+        let found = found.in_file(reader.data_file(shard)?);
         report.add(ErrorKind::Corrupt, found);
     }
     Ok(())
@@ -147,21 +146,10 @@ fn places(reader: &BundleReader) -> impl Iterator<Item = (&Place, &str)> {
 fn overlaps(reader: &BundleReader, report: &mut VerifyReport) {
     let mut all: Vec<(&Place, &str)> = places(reader).filter(|(place, _)| place.size > 0).collect();
     all.sort_by_key(|(place, key)| (place.shard, place.offset, place.size, *key));
-    let mut last: Option<(&Place, &str)> = None;
-    for (place, key) in all {
-        if let Some((before, of)) = last
-            && before.shard == place.shard
-            && before.range().end > place.offset
-        {
-            let found = Damage::new(format!("its entry shares bytes with one of {of}"));
-            let found = found.of_key(key);
-            let file = names::data(&reader.stem, place.shard, reader.index.shards);
-            report.add(ErrorKind::Corrupt, found.in_file(file, place.offset));
-        }
-        if last.is_none_or(|(before, _)| {
-            before.shard != place.shard || before.range().end < place.range().end
-        }) {
-            last = Some((place, key));
-        }
+    for ((_, of), (place, key)) in overlapping(all, |(place, _)| (place.shard, place.range())) {
+        let found = Damage::new(format!("its entry shares bytes with one of {of}"));
+        let file = names::data(&reader.stem, place.shard, reader.index.shards);
+        let found = found.of_key(key).in_file(file).at(place.offset);
+        report.add(ErrorKind::Corrupt, found);
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     table::{Item, Place},
 };
 use async_trait::async_trait;
+use bytes::Bytes;
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
@@ -105,7 +106,7 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
             run.report.items += 1;
             let (key, part) = (key(r, *item), part(r, *item));
             let what = format!("{part} is listed, but {NO_PLACE}");
-            let found = || Damage::new(what).of_key(key).in_file(file, None);
+            let found = || Damage::new(what).of_key(key).in_file(file);
             run.add(ErrorKind::Corrupt, key, found);
         }
         for (key, what) in &table.unknown {
@@ -225,7 +226,14 @@ impl<'r> Verifier<'r> {
                     file,
                     range,
                 };
-                self.archive(&wanted).await?
+                let archive = Archive {
+                    r: self.r,
+                    w: &wanted,
+                    progress: self.progress,
+                    near: Bytes::new(),
+                    at: 0,
+                };
+                archive.check().await?
             }
         };
         // No checksum covers what stream transforms made of the stored bytes.
@@ -273,136 +281,6 @@ impl<'r> Verifier<'r> {
         Err(StrategyError::corrupt(file, Some(range.start), what))
     }
 
-    /// Checks that every record of a chunk's archive has the checksum in the archive, that its tensor is that of the metadata, and that what no checksum covers is as torch
-    /// writes it.
-    async fn archive(&self, w: &Wanted) -> Result<Unconfirmed> {
-        let len = w.range.end - w.range.start;
-        if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
-            self.r.limits.whole(self.r.name_of(w.chunk), len)?;
-            let stored = self.read(w, 0..len).await?;
-            return self.r.check_in_memory(w, stored);
-        }
-        let tail = self.read(w, Tail::first_range(len)).await?;
-        let (directory, (more, _)) = self.r.directory(w, &tail).await?;
-        self.progress.add(more);
-        self.r.unpacks_to_its_shape(w, &directory)?;
-        // Even if one thing is not understood, another may be damaged.
-        let is_worse = |e: &StrategyError| e.kind() != ErrorKind::Unsupported;
-        let mut near = Near::default();
-        let mut found = self.described(w, &directory, &mut near).await;
-        let mut frame = self.frame(w, &directory, &tail).await?;
-        for record in directory.records() {
-            if found.as_ref().is_err_and(is_worse) {
-                break;
-            }
-            let checked = self.record(w, record, &mut near, &mut frame).await;
-            if found.is_ok() || checked.as_ref().is_err_and(is_worse) {
-                found = checked;
-            }
-        }
-        found?;
-        frame.finish().map_err(|e| self.r.corrupt(w, e))
-    }
-
-    /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
-    async fn frame(&self, w: &Wanted, directory: &Directory, tail: &[u8]) -> Result<Framing> {
-        let (len, at) = (w.range.end - w.range.start, directory.offset());
-        let known = at.checked_sub(len - tail.len() as u64);
-        Ok(match known.and_then(|at| tail.get(at as usize..)) {
-            Some(tail) => Framing::new(directory, len, tail),
-            None => Framing::new(directory, len, &self.r.at(w, at..len).await?),
-        })
-    }
-
-    async fn read(&self, w: &Wanted, range: Range<u64>) -> Result<bytes::Bytes> {
-        let got = self.r.at(w, range).await?;
-        self.progress.add(got.len() as u64);
-        Ok(got)
-    }
-
-    /// Reads a few bytes of a chunk's archive. Those behind them are read with them, because the next record mostly lies there, and an
-    /// archive may have very many small records.
-    async fn read_near(
-        &self,
-        w: &Wanted,
-        range: Range<u64>,
-        near: &mut Near,
-    ) -> Result<bytes::Bytes> {
-        let Near { at, bytes } = near;
-        let within = range.start >= *at && range.end - *at <= bytes.len() as u64;
-        if !within {
-            let len = w.range.end - w.range.start;
-            let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
-            *bytes = self.r.at(w, range.start..end).await?;
-            *at = range.start;
-        }
-        self.progress.add(range.end - range.start);
-        Ok(bytes.slice((range.start - *at) as usize..(range.end - *at) as usize))
-    }
-
-    async fn described(&self, w: &Wanted, directory: &Directory, near: &mut Near) -> Result<()> {
-        let corrupt = |e| self.r.corrupt(w, e);
-        let record = directory.get("data.pkl").map_err(corrupt)?;
-        let range = self.data_range(w, record, near).await?;
-        let stored = self.read(w, range).await?;
-        let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
-        check_crc(record, &pickle).map_err(corrupt)?;
-        let tensor = self.r.description(w, &pickle)?;
-        self.r.check_described(w, &tensor)?;
-        let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
-        tensor.check_storage(storage.size).map_err(corrupt)
-    }
-
-    async fn data_range(&self, w: &Wanted, record: &Record, near: &mut Near) -> Result<Range<u64>> {
-        let corrupt = |e| self.r.corrupt(w, e);
-        let header = self.read_near(w, record.header_range(), near).await?;
-        let range = record.data_range(&header).map_err(corrupt)?;
-        record
-            .confirm(
-                &range,
-                &self.read_near(w, record.behind(&range), near).await?,
-            )
-            .map_err(corrupt)?;
-        Ok(range)
-    }
-
-    /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
-    async fn record(
-        &self,
-        w: &Wanted,
-        record: &Record,
-        near: &mut Near,
-        frame: &mut Framing,
-    ) -> Result<()> {
-        let corrupt = |e| self.r.corrupt(w, e);
-        let range = self.data_range(w, record, near).await?;
-        let header = record.header..range.start;
-        frame.header(record, &self.read_near(w, header, near).await?);
-        if record.method != Method::Stored {
-            self.r.limits.whole(
-                format_args!("{} of {}", record.name, self.r.name_of(w.chunk)),
-                record.stored,
-            )?;
-            let stored = self.read(w, range).await?;
-            return Inflate::new(record, stored)
-                .and_then(Inflate::check)
-                .map_err(corrupt);
-        }
-        let (store, progress, at) = (&*self.r.store, self.progress, w.range.start);
-        let at = at + range.start..at + range.end;
-        let found = crc_of::<Crc32>(store, &w.file, at, IN_MEMORY, progress);
-        let lost = |e| self.r.lost(e, Some(self.r.name_of(w.chunk)));
-        let found = found.await.map_err(lost)?;
-        if let Some(stored) = record.checksum().filter(|stored| found != *stored) {
-            let what = format!(
-                "the CRC-32 of {} is {found:08x}, but the archive says {stored:08x}",
-                record.name
-            );
-            return Err(self.r.bad(w, &what));
-        }
-        Ok(())
-    }
-
     /// Checks an object, or the copy of it that another rank of a rank-local checkpoint has.
     async fn object_at(
         &self,
@@ -425,6 +303,131 @@ impl<'r> Verifier<'r> {
     }
 }
 
+/// The check of a chunk's archive.
+struct Archive<'a> {
+    r: &'a TorchDistReader,
+    w: &'a Wanted,
+    progress: &'a Progress,
+    /// Bytes that were read last, and where in the archive they begin.
+    near: Bytes,
+    at: u64,
+}
+
+impl Archive<'_> {
+    /// Checks that every record of a chunk's archive has the checksum in the archive, that its tensor is that of the metadata, and that what no checksum covers is as torch
+    /// writes it.
+    async fn check(mut self) -> Result<Unconfirmed> {
+        let (r, w) = (self.r, self.w);
+        let len = w.range.end - w.range.start;
+        if len <= SMALL.max(IN_MEMORY) || r.table.is_transformed(w.place) {
+            r.limits.whole(r.name_of(w.chunk), len)?;
+            return r.check_in_memory(w, self.read(0..len).await?);
+        }
+        let tail = self.read(Tail::first_range(len)).await?;
+        let (directory, (more, _)) = r.directory(w, &tail).await?;
+        self.progress.add(more);
+        r.unpacks_to_its_shape(w, &directory)?;
+        // Even if one thing is not understood, another may be damaged.
+        let is_worse = |e: &StrategyError| e.kind() != ErrorKind::Unsupported;
+        let mut found = self.described(&directory).await;
+        let mut frame = self.frame(&directory, &tail).await?;
+        for record in directory.records() {
+            if found.as_ref().is_err_and(is_worse) {
+                break;
+            }
+            let checked = self.record(record, &mut frame).await;
+            if found.is_ok() || checked.as_ref().is_err_and(is_worse) {
+                found = checked;
+            }
+        }
+        found?;
+        frame.finish().map_err(|e| r.corrupt(w, e))
+    }
+
+    /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
+    async fn frame(&self, directory: &Directory, tail: &[u8]) -> Result<Framing> {
+        let w = self.w;
+        let (len, at) = (w.range.end - w.range.start, directory.offset());
+        let known = at.checked_sub(len - tail.len() as u64);
+        Ok(match known.and_then(|at| tail.get(at as usize..)) {
+            Some(tail) => Framing::new(directory, len, tail),
+            None => Framing::new(directory, len, &self.r.at(w, at..len).await?),
+        })
+    }
+
+    async fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        let got = self.r.at(self.w, range).await?;
+        self.progress.add(got.len() as u64);
+        Ok(got)
+    }
+
+    /// Reads a few bytes of a chunk's archive. Those behind them are read with them, because the next record mostly lies there, and an
+    /// archive may have very many small records.
+    async fn read_near(&mut self, range: Range<u64>) -> Result<Bytes> {
+        let (at, end) = (self.at, self.at + self.near.len() as u64);
+        if range.start < at || range.end > end {
+            let len = self.w.range.end - self.w.range.start;
+            let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
+            self.near = self.r.at(self.w, range.start..end).await?;
+            self.at = range.start;
+        }
+        self.progress.add(range.end - range.start);
+        let in_near = |byte: u64| (byte - self.at) as usize;
+        Ok(self.near.slice(in_near(range.start)..in_near(range.end)))
+    }
+
+    async fn described(&mut self, directory: &Directory) -> Result<()> {
+        let (r, w) = (self.r, self.w);
+        let corrupt = |e| r.corrupt(w, e);
+        let record = directory.get("data.pkl").map_err(corrupt)?;
+        let range = self.data_range(record).await?;
+        let stored = self.read(range).await?;
+        let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
+        check_crc(record, &pickle).map_err(corrupt)?;
+        let tensor = r.description(w, &pickle)?;
+        r.check_described(w, &tensor)?;
+        let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
+        tensor.check_storage(storage.size).map_err(corrupt)
+    }
+
+    async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
+        let (r, w) = (self.r, self.w);
+        let corrupt = |e| r.corrupt(w, e);
+        let header = self.read_near(record.header_range()).await?;
+        let range = record.data_range(&header).map_err(corrupt)?;
+        let behind = self.read_near(record.behind(&range)).await?;
+        record.confirm(&range, &behind).map_err(corrupt)?;
+        Ok(range)
+    }
+
+    /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
+    async fn record(&mut self, record: &Record, frame: &mut Framing) -> Result<()> {
+        let (r, w) = (self.r, self.w);
+        let range = self.data_range(record).await?;
+        let header = self.read_near(record.header..range.start).await?;
+        frame.header(record, &header);
+        if record.method != Method::Stored {
+            let what = format!("{} of {}", record.name, r.name_of(w.chunk));
+            r.limits.whole(what, record.stored)?;
+            let stored = self.read(range).await?;
+            let unpacked = Inflate::new(record, stored).and_then(Inflate::check);
+            return unpacked.map_err(|e| r.corrupt(w, e));
+        }
+        let (store, at) = (&*r.store, w.range.start);
+        let at = at + range.start..at + range.end;
+        let found = crc_of::<Crc32>(store, &w.file, at, IN_MEMORY, self.progress).await;
+        let found = found.map_err(|e| r.lost(e, Some(r.name_of(w.chunk))))?;
+        if let Some(stored) = record.checksum().filter(|stored| found != *stored) {
+            let what = format!(
+                "the CRC-32 of {} is {found:08x}, but the archive says {stored:08x}",
+                record.name
+            );
+            return Err(r.bad(w, &what));
+        }
+        Ok(())
+    }
+}
+
 const MISSING: &str = "its file is missing";
 
 const NO_PLACE: &str =
@@ -432,13 +435,6 @@ const NO_PLACE: &str =
 
 /// Of so many files that are not listed it is looked at what lies there.
 const ABSENT: usize = 1_000;
-
-/// Bytes of an archive that were read last.
-#[derive(Default)]
-struct Near {
-    at: u64,
-    bytes: bytes::Bytes,
-}
 
 /// So many bytes are read at least where little is wanted.
 const NEAR: u64 = 16 << 10;

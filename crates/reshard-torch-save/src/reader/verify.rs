@@ -8,7 +8,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::ErrorKind;
-use reshard_storage::Progress;
+use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{
     CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, ReadCx, ReadObject, Result,
     StorageReader, StrategyError, VerifyReport, VerifyRun, crc_of, torch::add_uncovered,
@@ -30,12 +30,11 @@ pub(super) struct Verifier<'r>(&'r TorchSaveReader);
 impl<'r> Verifier<'r> {
     pub(super) async fn new(reader: &'r TorchSaveReader, run: &mut VerifyRun<'r>) -> Self {
         for (key, why) in &reader.table.refused {
-            let found = Damage::new(&*why.what).of_key(&**key);
-            run.refuse(why.kind, found.in_file(&why.file, None));
+            run.refuse(key, why);
         }
         for (key, file) in &reader.table.unnamed {
             let what = format!("the file holds it, but {INDEX} does not name it");
-            let found = Damage::new(what).of_key(&**key).in_file(file, None);
+            let found = Damage::new(what).of_key(&**key).in_file(file);
             run.report.add(ErrorKind::Corrupt, found);
         }
         for key in reader.table.repeats.keys() {
@@ -50,15 +49,20 @@ impl<'r> Verifier<'r> {
                 None => run.items.is_all(),
                 Some(these) => these.contains(&(number, storage)),
             };
-            let report = &mut run.report;
+            let (report, progress) = (&mut run.report, run.progress);
+            let check = FileCheck {
+                reader,
+                file,
+                progress,
+            };
             match &file.container {
                 Container::Zip(zip) => {
-                    archive(reader, (file, zip), &is_read, run.progress, report).await;
+                    check.archive(zip, &is_read, report).await;
                     if run.items.is_all() {
-                        frame(reader, file, zip, report).await;
+                        check.frame(zip, report).await;
                     }
                 }
-                Container::Legacy(head) => legacy(reader, file, head, &is_read, report).await,
+                Container::Legacy(head) => check.legacy(head, &is_read, report).await,
                 Container::Pickle => {}
             }
         }
@@ -101,33 +105,6 @@ fn storage<'r>(zip: &Zip, record: &'r Record) -> Option<&'r str> {
     name.strip_prefix("/data/")
 }
 
-/// All records are where the directory says, and have their checksums.
-async fn archive(
-    reader: &TorchSaveReader,
-    (file, zip): (&TorchFile, &Zip),
-    is_read: &(dyn Fn(&str) -> bool + Sync),
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
-    // All headers in one call. If one is damaged, each record is asked for by itself.
-    let all: Vec<&Record> = zip.directory.records().collect();
-    drop(zip.places(&reader.store, &file.name, &all).await);
-    if all.iter().any(|record| record.checksum().is_none()) {
-        let number = reader.number(file);
-        let tensors = reader.table.tensors.iter();
-        report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
-    }
-    for record in all {
-        let full = is_read(storage(zip, record).unwrap_or_default());
-        match check(reader, file, zip, record, full, progress).await {
-            Ok(bytes) => report.bytes += bytes,
-            Err(e) => {
-                report.add_error(holder(reader, zip, record).as_deref(), &e);
-            }
-        }
-    }
-}
-
 /// The key of a tensor in a record.
 fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String> {
     let storage = storage(zip, record)?;
@@ -137,124 +114,151 @@ fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String
     Some(tensor.key().into())
 }
 
-async fn check(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    zip: &Zip,
-    record: &Record,
-    full: bool,
-    progress: &Progress,
-) -> Result<u64> {
-    let at = zip.places(&reader.store, &file.name, &[record]).await?;
-    let at = at.into_iter().next().unwrap_or_default();
-    if !full {
-        return Ok(0);
-    }
-    let bytes = length(&at);
-    let damaged = |e| unreadable(e, &format!("record {:?}", record.name), file.name.as_str());
-    if record.method != Method::Stored {
-        let what = format!("record {:?} of {}", record.name, file.name);
-        reader.limits.whole(&what, bytes)?;
-        reader.limits.whole(&what, record.size)?;
-        let stored = reader.store.read(&file.name, at).await;
-        let stored = stored.map_err(|e| lost(e, file.name.as_str()))?;
-        let content = Inflate::new(record, stored).map_err(damaged)?;
-        content.check().map_err(damaged)?;
-        progress.add(bytes);
-        return Ok(bytes);
-    }
-    let (store, name, range) = (&*reader.store, &file.name, at.clone());
-    let found = crc_of::<Crc32>(store, name, range, STEP, progress).await;
-    let found = found.map_err(|e| lost(e, name.as_str()))?;
-    let stored = record.checksum().filter(|_| record.size > 0);
-    if let Some(stored) = stored.filter(|stored| found != *stored) {
-        let what = format!(
-            "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}",
-            record.name
-        );
-        return Err(StrategyError::corrupt(&file.name, Some(at.start), what));
-    }
-    Ok(bytes)
+/// Whether a storage is read.
+type IsRead<'a> = &'a (dyn Fn(&str) -> bool + Sync);
+
+/// The check of a file.
+struct FileCheck<'a> {
+    reader: &'a TorchSaveReader,
+    file: &'a TorchFile,
+    progress: &'a Progress,
 }
 
-/// What no checksum of an archive covers is as torch writes it, or is counted.
-async fn frame(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip, report: &mut VerifyReport) {
-    match unconfirmed(reader, file, zip).await {
-        Ok(left) => add_uncovered(&mut report.not_covered, file.name.as_str(), left),
-        // A damaged header was told with its record.
-        Err(_) if !report.damage.is_empty() => {}
-        Err(e) => report.add_error(None, &e),
+impl FileCheck<'_> {
+    fn lost(&self, e: StorageError) -> StrategyError {
+        lost(e, self.file.name.as_str())
     }
-}
 
-async fn unconfirmed(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip) -> Result<Unconfirmed> {
-    let (name, store) = (&file.name, &reader.store);
-    let records: Vec<&Record> = zip.directory.records().collect();
-    let places = zip.places(store, name, &records).await?;
-    let headers = records.iter().zip(&places);
-    let headers = headers.map(|(record, data)| record.header..data.start);
-    let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
-    let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
-    let (mut read, _) = read.await.map_err(|e| lost(e, name.as_str()))?;
-    let tail = read.pop().unwrap_or_default();
-    let mut frame = Framing::new(&zip.directory, file.bytes, &tail);
-    for (record, header) in records.iter().zip(&read) {
-        frame.header(record, header);
+    /// All records are where the directory says, and have their checksums.
+    async fn archive(&self, zip: &Zip, is_read: IsRead<'_>, report: &mut VerifyReport) {
+        let (reader, file) = (self.reader, self.file);
+        // All headers in one call. If one is damaged, each record is asked for by itself.
+        let all: Vec<&Record> = zip.directory.records().collect();
+        drop(zip.places(&reader.store, &file.name, &all).await);
+        if all.iter().any(|record| record.checksum().is_none()) {
+            let number = reader.number(file);
+            let tensors = reader.table.tensors.iter();
+            report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
+        }
+        for record in all {
+            let full = is_read(storage(zip, record).unwrap_or_default());
+            match self.record(zip, record, full).await {
+                Ok(bytes) => report.bytes += bytes,
+                Err(e) => report.add_error(holder(reader, zip, record).as_deref(), &e),
+            }
+        }
     }
-    let left = frame.finish();
-    left.map_err(|e| unreadable(e, "the archive", name.as_str()))
-}
 
-/// Old files have no checksums, but each storage says how many elements it has.
-async fn legacy(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    head: &LegacyHead,
-    is_read: &(dyn Fn(&str) -> bool + Sync),
-    report: &mut VerifyReport,
-) {
-    let all = &head.storages;
-    let ranges = all
-        .values()
-        .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
-    let counts = reader.store.read_ranges(ranges.collect()).await;
-    let counts = match counts {
-        Ok((counts, _)) => counts,
-        Err(e) => return report.add_error(None, &lost(e, file.name.as_str())),
-    };
-    for ((key, storage), count) in all.iter().zip(counts) {
-        let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
-        if count != Some(storage.elements) {
+    async fn record(&self, zip: &Zip, record: &Record, full: bool) -> Result<u64> {
+        let (reader, name, progress) = (self.reader, &self.file.name, self.progress);
+        let at = zip.places(&reader.store, name, &[record]).await?;
+        let at = at.into_iter().next().unwrap_or_default();
+        if !full {
+            return Ok(0);
+        }
+        let bytes = length(&at);
+        let damaged = |e| unreadable(e, &format!("record {:?}", record.name), name.as_str());
+        if record.method != Method::Stored {
+            let what = format!("record {:?} of {name}", record.name);
+            reader.limits.whole(&what, bytes)?;
+            reader.limits.whole(&what, record.size)?;
+            let stored = reader.store.read(name, at).await;
+            let stored = stored.map_err(|e| self.lost(e))?;
+            let content = Inflate::new(record, stored).and_then(Inflate::check);
+            content.map_err(damaged)?;
+            progress.add(bytes);
+            return Ok(bytes);
+        }
+        let (store, range) = (&*reader.store, at.clone());
+        let found = crc_of::<Crc32>(store, name, range, STEP, progress).await;
+        let found = found.map_err(|e| self.lost(e))?;
+        let stored = record.checksum().filter(|_| record.size > 0);
+        if let Some(stored) = stored.filter(|stored| found != *stored) {
             let what = format!(
-                "storage {key} says that it has {} elements, but the pickle says {}",
-                count.unwrap_or_default(),
-                storage.elements
+                "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}",
+                record.name
             );
-            let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
-            report.add_error(None, &e);
+            return Err(StrategyError::corrupt(name, Some(at.start), what));
         }
-        if is_read(key) {
-            report.bytes += length(&storage.data);
-        }
+        Ok(bytes)
     }
-    if head.end < file.bytes {
-        report.add_error(None, &behind(reader, file, head.end).await);
-    }
-}
 
-/// What is wrong with the bytes behind the last storage of an old file.
-async fn behind(reader: &TorchSaveReader, file: &TorchFile, end: u64) -> StrategyError {
-    let what = format!("{} bytes follow its last storage", file.bytes - end);
-    let next = end..file.bytes.min(end.saturating_add(BEGINNING));
-    match reader.store.read(&file.name, next).await {
-        // A program called `torch.save` again with the same open file.
-        Ok(next) if LegacyHead::is_legacy(&next) => StrategyError::Undecoded {
-            what: format!(
-                "reading the next object of `torch.save` in {} (at byte {end}; {what})",
-                file.name
-            ),
-        },
-        Ok(_) => StrategyError::corrupt(&file.name, Some(end), what),
-        Err(e) => lost(e, file.name.as_str()),
+    /// What no checksum of an archive covers is as torch writes it, or is counted.
+    async fn frame(&self, zip: &Zip, report: &mut VerifyReport) {
+        match self.unconfirmed(zip).await {
+            Ok(left) => add_uncovered(&mut report.not_covered, self.file.name.as_str(), left),
+            // A damaged header was told with its record.
+            Err(_) if !report.damage.is_empty() => {}
+            Err(e) => report.add_error(None, &e),
+        }
+    }
+
+    async fn unconfirmed(&self, zip: &Zip) -> Result<Unconfirmed> {
+        let (file, store) = (self.file, &self.reader.store);
+        let name = &file.name;
+        let records: Vec<&Record> = zip.directory.records().collect();
+        let places = zip.places(store, name, &records).await?;
+        let headers = records.iter().zip(&places);
+        let headers = headers.map(|(record, data)| record.header..data.start);
+        let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
+        let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
+        let (mut read, _) = read.await.map_err(|e| self.lost(e))?;
+        let tail = read.pop().unwrap_or_default();
+        let mut frame = Framing::new(&zip.directory, file.bytes, &tail);
+        for (record, header) in records.iter().zip(&read) {
+            frame.header(record, header);
+        }
+        let left = frame.finish();
+        left.map_err(|e| unreadable(e, "the archive", name.as_str()))
+    }
+
+    /// Old files have no checksums, but each storage says how many elements it has.
+    async fn legacy(&self, head: &LegacyHead, is_read: IsRead<'_>, report: &mut VerifyReport) {
+        let (reader, file) = (self.reader, self.file);
+        let all = &head.storages;
+        let ranges = all
+            .values()
+            .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
+        let counts = reader.store.read_ranges(ranges.collect()).await;
+        let counts = match counts {
+            Ok((counts, _)) => counts,
+            Err(e) => return report.add_error(None, &self.lost(e)),
+        };
+        for ((key, storage), count) in all.iter().zip(counts) {
+            let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
+            if count != Some(storage.elements) {
+                let what = format!(
+                    "storage {key} says that it has {} elements, but the pickle says {}",
+                    count.unwrap_or_default(),
+                    storage.elements
+                );
+                let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
+                report.add_error(None, &e);
+            }
+            if is_read(key) {
+                report.bytes += length(&storage.data);
+            }
+        }
+        if head.end < file.bytes {
+            report.add_error(None, &self.behind(head.end).await);
+        }
+    }
+
+    /// What is wrong with the bytes behind the last storage of an old file.
+    async fn behind(&self, end: u64) -> StrategyError {
+        let (reader, file) = (self.reader, self.file);
+        let what = format!("{} bytes follow its last storage", file.bytes - end);
+        let next = end..file.bytes.min(end.saturating_add(BEGINNING));
+        match reader.store.read(&file.name, next).await {
+            // A program called `torch.save` again with the same open file.
+            Ok(next) if LegacyHead::is_legacy(&next) => StrategyError::Undecoded {
+                what: format!(
+                    "reading the next object of `torch.save` in {} (at byte {end}; {what})",
+                    file.name
+                ),
+            },
+            Ok(_) => StrategyError::corrupt(&file.name, Some(end), what),
+            Err(e) => self.lost(e),
+        }
     }
 }

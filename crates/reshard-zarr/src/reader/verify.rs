@@ -1,7 +1,7 @@
 //! Looks for damage without loading anything.
 
 use super::{
-    array::{Array, Refused, UnreadDescription},
+    array::{Array, UnreadDescription},
     opened::{Chunk, ZarrReader},
 };
 use crate::array::{
@@ -13,8 +13,8 @@ use bytes::Bytes;
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
-    CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, Result, StorageReader,
-    StrategyError, Uncovered, VerifyRun, crc_of, crc32_differs,
+    CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, Refused, Result,
+    StorageReader, StrategyError, Uncovered, VerifyRun, crc_of, crc32_differs,
 };
 use std::{collections::BTreeMap, ops::Range};
 
@@ -39,8 +39,7 @@ impl<'r> Verifier<'r> {
         let changed = changed(reader).await?;
         let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
         for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, *why))) {
-            let found = Damage::new(&*why.what).of_key(key);
-            run.refuse(why.kind, found.in_file(reader.description(key), None));
+            run.refuse(key, &why.clone().in_file(reader.description(key)));
         }
         Ok(Self {
             reader,
