@@ -62,7 +62,8 @@ impl Refused {
         }
     }
 
-    /// The error of a read of the key with this strategy. `item` names the tensor or object if it is damaged.
+    /// The error of a read of the key with this strategy. `item` names the tensor or object if it
+    /// is damaged.
     pub fn error(
         &self,
         key: &str,
@@ -82,7 +83,8 @@ impl Refused {
         }
     }
 
-    /// The text of [`StorageReader::why_not`](crate::StorageReader::why_not): `None` for a damaged key.
+    /// The text of [`StorageReader::why_not`](crate::StorageReader::why_not): `None` for a damaged
+    /// key.
     pub fn why_not(&self, key: &str) -> Option<String> {
         (self.kind != ErrorKind::Corrupt).then(|| self.reading(key))
     }

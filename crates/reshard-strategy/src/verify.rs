@@ -1,4 +1,5 @@
-//! Checks a checkpoint for damage without loading it: one walk over all items for every format, which only checks its own items.
+//! Checks a checkpoint for damage without loading it: one walk over all items for every format,
+//! which only checks its own items.
 
 use crate::{
     CheckedItems, Damage, Refused, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
@@ -9,19 +10,23 @@ use reshard_plan::{ChunkId, ObjectId, TensorRef};
 use reshard_storage::{Name, Progress};
 use std::{collections::BTreeMap, ops::Range};
 
-/// The checks of a format's items, made for one check of a checkpoint by [`StorageReader::verifier`].
+/// The checks of a format's items, made for one check of a checkpoint by
+/// [`StorageReader::verifier`].
 ///
-/// The order of the calls is [`tensor`](Self::tensor) for each tensor, each time followed by [`chunk`](Self::chunk) for its chunks, then
+/// The order of the calls is [`tensor`](Self::tensor) for each tensor, each time followed by
+/// [`chunk`](Self::chunk) for its chunks, then
 /// [`object`](Self::object) for each object, and [`rest`](Self::rest) once.
 #[async_trait]
 pub trait ItemVerifier<'r>: Send + Sync {
-    /// Checks the description of a tensor. Returns `false` if its chunks are neither to be counted nor checked. The default checks nothing.
+    /// Checks the description of a tensor. Returns `false` if its chunks are neither to be counted
+    /// nor checked. The default checks nothing.
     async fn tensor(&mut self, _tensor: &TensorRef<'r>, _run: &mut VerifyRun<'r>) -> bool {
         true
     }
 
-    /// Checks that the file has all of a chunk, and the bytes too if [`read`](ItemCheck::read) is set. Returns the number of bytes that
-    /// were read. Items without a checksum and bytes that none covers are added to the report.
+    /// Checks that the file has all of a chunk, and the bytes too if [`read`](ItemCheck::read) is
+    /// set. Returns the number of bytes that were read. Items without a checksum and bytes that
+    /// none covers are added to the report.
     ///
     /// # Errors
     /// The first problem of the chunk. The caller adds it to the report.
@@ -33,8 +38,8 @@ pub trait ItemVerifier<'r>: Send + Sync {
     /// The first problem of the object. The caller adds it to the report.
     async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64>;
 
-    /// Checks everything that belongs to no item of the metadata, and if all items were read counts the bytes between them. The default
-    /// does nothing.
+    /// Checks everything that belongs to no item of the metadata, and if all items were read counts
+    /// the bytes between them. The default does nothing.
     ///
     /// # Errors
     /// Only errors that stop the whole check.
@@ -123,8 +128,8 @@ impl<'r> VerifyRun<'r> {
         }
     }
 
-    /// Counts the bytes of these files that belong to no item. `sizes` are the lengths of the files, and `items` all parts of items, in
-    /// any order.
+    /// Counts the bytes of these files that belong to no item. `sizes` are the lengths of the
+    /// files, and `items` all parts of items, in any order.
     pub fn between(
         &mut self,
         sizes: &BTreeMap<Name, u64>,
