@@ -161,14 +161,9 @@ impl Doubts {
     }
 
     fn add(&mut self, report: &VerifyReport, keys: Keys<'_>) {
-        let rest = &report.unlisted;
         // Common state that is not understood, or too large, is no obstacle to reading tensors.
-        for (found, rest, code) in [
-            (&report.damage, &rest.damage, DAMAGED),
-            (&report.unchecked, &rest.unchecked, FAILED),
-            (&report.not_understood, &rest.not_understood, FAILED),
-            (&report.not_read, &rest.not_read, FAILED),
-        ] {
+        let codes = [DAMAGED, FAILED, FAILED, FAILED];
+        for ((_, found, rest), code) in report.lists().into_iter().zip(codes) {
             for d in concerning(found, keys) {
                 match &d.key {
                     Some(key) => {
@@ -290,12 +285,10 @@ mod tests {
     #[test]
     fn a_finding_names_its_key_and_its_place_once() {
         let found = |key: &str, file: Option<&str>, what: &str| {
-            let file = file.map(Into::into);
-            line(&Damage {
-                key: Some(key.into()),
-                offset: file.is_some().then_some(7),
-                file,
-                what: what.into(),
+            let damage = Damage::new(what).of_key(key);
+            line(&match file {
+                Some(file) => damage.in_file(file).at(7),
+                None => damage,
             })
         };
         assert_eq!(
@@ -319,11 +312,8 @@ mod tests {
 
     #[test]
     fn what_is_said_of_many_keys_of_one_file_is_one_line() {
-        let found = |key: &str, file: &str, offset, what: &str| Damage {
-            key: Some(key.into()),
-            file: Some(file.into()),
-            offset,
-            what: what.into(),
+        let found = |key: &str, file: &str, offset: Option<u64>, what: &str| {
+            Damage::new(what).of_key(key).in_file(file).at(offset)
         };
         let missing = |key, at| found(key, "a.distcp", Some(at), "its file is missing");
         let all = [

@@ -77,13 +77,8 @@ impl NotListed {
 
 impl Report {
     fn of(quick: bool, v: VerifyReport) -> Self {
-        let all = [
-            ("damaged", &v.damage),
-            ("unchecked", &v.unchecked),
-            ("not understood", &v.not_understood),
-            ("not read", &v.not_read),
-        ];
-        let status = all
+        let lists = v.lists().map(|(status, found, _)| (status, found));
+        let status = lists
             .iter()
             .chain(&[("changed", &v.changed)])
             .find(|(_, found)| !found.is_empty())
@@ -110,12 +105,7 @@ impl Report {
 
     /// Of a checkpoint that could not be opened.
     fn failed(quick: bool, e: &CliError) -> Self {
-        let what = Damage {
-            key: None,
-            file: None,
-            offset: None,
-            what: e.text(),
-        };
+        let what = Damage::new(e.text());
         let mut v = VerifyReport::default();
         match (e.exit_code(), e.kind()) {
             (_, Some(ErrorKind::Limit)) => v.not_read.push(what),
@@ -363,16 +353,10 @@ mod tests {
         let words = ["damaged", "unchecked", "not understood", "not read"];
         for found in 0u32..16 {
             let finding = |i: usize| {
-                let one = Damage {
-                    key: None,
-                    file: None,
-                    offset: None,
-                    what: words[i].into(),
-                };
                 if found & (1 << i) == 0 {
                     Vec::new()
                 } else {
-                    vec![one]
+                    vec![Damage::new(words[i])]
                 }
             };
             let mut v = VerifyReport::default();

@@ -590,13 +590,7 @@ impl<'a> Convert<'a> {
         let damaged = self.source.producer().damaged.into_iter();
         let mut chosen = damaged.filter(|(key, _)| self.carries(key));
         chosen.next().map_or(Ok(()), |(key, what)| {
-            let what = Damage {
-                key: Some(key),
-                file: None,
-                offset: None,
-                what,
-            };
-            Err(self.unsound(Finding::Damaged, what))
+            Err(self.unsound(Finding::Damaged, Damage::new(what).of_key(key)))
         })
     }
 
@@ -614,18 +608,14 @@ impl<'a> Convert<'a> {
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
         let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.carries(key));
-        let rest = &found.unlisted;
-        let worst = [
-            (Finding::Damaged, &found.damage, &rest.damage),
-            (Finding::Unchecked, &found.unchecked, &rest.unchecked),
-            (
-                Finding::NotUnderstood,
-                &found.not_understood,
-                &rest.not_understood,
-            ),
-            (Finding::NotRead, &found.not_read, &rest.not_read),
+        let kinds = [
+            Finding::Damaged,
+            Finding::Unchecked,
+            Finding::NotUnderstood,
+            Finding::NotRead,
         ];
-        let mut worst = worst.into_iter().filter_map(|(is, listed, rest)| {
+        let worst = kinds.into_iter().zip(found.lists());
+        let mut worst = worst.filter_map(|(is, (_, listed, rest))| {
             let listed = listed.iter().find(concerns).cloned();
             Some((is, listed.or_else(|| self.unlisted(rest))?))
         });
@@ -655,11 +645,10 @@ impl<'a> Convert<'a> {
     /// A finding about a chosen item or the whole checkpoint that the check has only counted.
     fn unlisted(&self, rest: &Rest) -> Option<Damage> {
         let key = rest.keys.iter().find(|key| self.carries(key));
+        let what = || format!("one of {} findings that are not listed", rest.findings);
         (rest.whole || key.is_some()).then(|| Damage {
             key: key.cloned(),
-            file: None,
-            offset: None,
-            what: format!("one of {} findings that are not listed", rest.findings),
+            ..Damage::new(what())
         })
     }
 }

@@ -35,8 +35,7 @@ fn told(payload: &Payload, key: Option<&str>, file: Option<&str>) -> Option<Dama
     Some(Damage {
         key: key.map(Into::into),
         file: file.map(Into::into),
-        offset: None,
-        what: e.to_string(),
+        ..Damage::new(e.to_string())
     })
 }
 

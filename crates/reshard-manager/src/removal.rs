@@ -94,13 +94,7 @@ async fn verify(settings: &Settings, new: u64) -> Result<VerifyReport, reshard::
 
 /// Whether everything could be checked, and nothing is wrong.
 fn is_sound(report: &VerifyReport) -> bool {
-    let lists = [
-        &report.damage,
-        &report.unchecked,
-        &report.not_understood,
-        &report.not_read,
-    ];
-    lists.into_iter().all(Vec::is_empty)
+    report.lists().iter().all(|(_, found, _)| found.is_empty())
 }
 
 /// What was found first, and how much it is.

@@ -33,15 +33,14 @@ pub fn incomplete_arrays<'k>(keys: impl IntoIterator<Item = &'k str>) -> Vec<Dam
         };
         let names: Vec<String> = missing.take(NAMED).map(name).collect();
         let all = all.map_or("2⁶⁴ or more".to_owned(), |n| n.to_string());
+        let what = format!(
+            "the array of objects {key} has {} of its {all} cells; missing: {}",
+            cells.len(),
+            names.join(", ")
+        );
         out.push(Damage {
-            key: names.first().cloned(),
-            file: None,
-            offset: None,
-            what: format!(
-                "the array of objects {key} has {} of its {all} cells; missing: {}",
-                cells.len(),
-                names.join(", ")
-            ),
+            key: names.into_iter().next(),
+            ..Damage::new(what)
         });
     }
     out

@@ -7,13 +7,13 @@ mod verify;
 
 use crate::{OBJECTS, dtype::Spelled, unread::UnreadHeaders};
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
+use reshard_model::{Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Name, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, Crc32Check, ElementChecksum, FileRole, Producer,
-    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, Selection,
-    StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, torch::TorchObjects,
+    BackendVersion, BoxVerifier, Capabilities, Crc32Check, ElementChecksum, FileRole, Producer,
+    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Refused, Result, Rewritten, Selection,
+    StorageInfo, StorageReader, StrategyError, Traffic, VerifyRun, torch::TorchObjects,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -34,67 +34,6 @@ pub(crate) struct Object {
     pub(crate) bytes: Range<u64>,
     /// The CRC-32 of its bytes.
     pub(crate) crc: u32,
-}
-
-/// Why a tensor or an object can't be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    kind: ErrorKind,
-    pub(crate) what: String,
-    file: Option<Name>,
-    offset: Option<u64>,
-}
-
-impl Refused {
-    pub(crate) fn damaged(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Corrupt,
-            what: what.into(),
-            file: None,
-            offset: None,
-        }
-    }
-
-    pub(crate) fn unknown(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Unsupported,
-            ..Self::damaged(what)
-        }
-    }
-
-    /// With a byte of the file.
-    pub(crate) fn at(self, offset: Option<u64>) -> Self {
-        Self { offset, ..self }
-    }
-
-    /// With a file.
-    pub(crate) fn of(self, file: Name) -> Self {
-        let file = Some(file);
-        Self { file, ..self }
-    }
-
-    /// With the file of this number.
-    pub(crate) fn in_file(self, files: &[(Name, Option<u64>)], number: u32) -> Self {
-        let file = files.get(number as usize).map(|(name, _)| name.clone());
-        Self { file, ..self }
-    }
-
-    fn error(&self, key: &str) -> StrategyError {
-        let file = || self.file.as_ref().map_or("", Name::as_str);
-        match self.kind {
-            ErrorKind::Corrupt => {
-                let what = match file() {
-                    OBJECTS => format!("object {key}: {}", self.what),
-                    _ => format!("tensor {key}: {}", self.what),
-                };
-                StrategyError::corrupt(file(), self.offset, what)
-            }
-            _ => StrategyError::Unsupported {
-                strategy: format!("{}/1", crate::NAME),
-                what: format!("reading {key} ({})", self.what),
-            },
-        }
-    }
 }
 
 /// What the other files of a checkpoint are.
@@ -214,13 +153,16 @@ impl StorageReader for SafetensorsReader {
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let refused = self.refused.get(key)?;
-        (refused.kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({})", refused.what))
+        self.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
-        if let Some(refused) = self.refused.get(key) {
-            return Err(refused.error(key));
+        if let Some(why) = self.refused.get(key) {
+            let item = match why.file.as_deref() {
+                Some(OBJECTS) => format!("object {key}"),
+                _ => tensor(key),
+            };
+            return Err(why.error(key, item, self.key()));
         }
         // The pieces of ranks may lie anywhere in a tensor, which then costs memory and nothing in the files.
         match self.metadata.tensor(key) {
@@ -297,12 +239,8 @@ impl StorageReader for SafetensorsReader {
         files::covers(self, file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::check_steps;
 use reshard_model::BoxError;
-use reshard_storage::{Checksum, Name, Store};
+use reshard_storage::{Checksum, Name, Progress, StorageError, Store};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -139,7 +139,7 @@ pub fn crc32_combined(parts: impl Iterator<Item = (u64, u32)>) -> u32 {
 /// Bytes that are usually read at a time for a checksum.
 const STEP: u64 = 4 << 20;
 
-/// The checksum of a range of a stored file, which is read in steps.
+/// The CRC-32 of a range of a stored file, which is read in steps.
 ///
 /// # Errors
 /// Those of the store.
@@ -148,11 +148,48 @@ pub async fn crc32_of(
     name: &Name,
     range: Range<u64>,
 ) -> reshard_storage::Result<u32> {
-    let mut crc = crc32fast::Hasher::new();
-    for range in check_steps(store, range, STEP) {
-        crc.update(&store.read(name, range).await?);
+    crc_of::<Crc32>(store, name, range, STEP, &Progress::none()).await
+}
+
+/// The checksum of a range of a stored file, which is read as [`read_in_steps`] does.
+///
+/// # Errors
+/// Those of the store.
+pub async fn crc_of<C: PartialCrc>(
+    store: &dyn Store,
+    name: &Name,
+    range: Range<u64>,
+    step: u64,
+    progress: &Progress,
+) -> reshard_storage::Result<u32> {
+    let mut crc = C::default();
+    read_in_steps(store, name, range, step, progress, |_, part| {
+        crc.update(part);
+        reshard_storage::Result::Ok(())
+    })
+    .await?;
+    Ok(crc.value())
+}
+
+/// Reads a range of a stored file in [`check_steps`] of usually `step` bytes. `look` gets the byte of the file at which a step begins, and
+/// its bytes.
+///
+/// # Errors
+/// Those of the store, and those of `look`.
+pub async fn read_in_steps<E: From<StorageError>>(
+    store: &dyn Store,
+    name: &Name,
+    range: Range<u64>,
+    step: u64,
+    progress: &Progress,
+    mut look: impl FnMut(u64, &[u8]) -> Result<(), E> + Send,
+) -> Result<(), E> {
+    for range in check_steps(store, range, step) {
+        let part = store.read(name, range.clone()).await?;
+        progress.add(part.len() as u64);
+        look(range.start, &part)?;
     }
-    Ok(crc.finalize())
+    Ok(())
 }
 
 impl<C: PartialCrc> Checksum for CrcCheck<C> {

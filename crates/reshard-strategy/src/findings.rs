@@ -20,6 +20,37 @@ pub struct Damage {
 }
 
 impl Damage {
+    /// A finding about the whole checkpoint; [`of_key`](Self::of_key) and [`in_file`](Self::in_file) say more.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            key: None,
+            file: None,
+            offset: None,
+            what: what.into(),
+        }
+    }
+
+    /// Adds the key of the tensor or object.
+    #[must_use]
+    pub fn of_key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Adds the file.
+    #[must_use]
+    pub fn in_file(mut self, file: impl ToString) -> Self {
+        self.file = Some(file.to_string());
+        self
+    }
+
+    /// Adds the byte of the file at which the problem begins.
+    #[must_use]
+    pub fn at(mut self, offset: impl Into<Option<u64>>) -> Self {
+        self.offset = offset.into();
+        self
+    }
+
     /// Makes it of an error. Key and location have their own fields, so `what` does not repeat them.
     pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
         let (file, offset, what) = match e {
@@ -94,18 +125,8 @@ pub struct VerifyReport {
 /// A line for each finding that is listed, and one that sums up: `sound: 12 items, 4096 bytes`.
 impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lists = [
-            ("damaged", &self.damage, &self.unlisted.damage),
-            ("unchecked", &self.unchecked, &self.unlisted.unchecked),
-            (
-                "not understood",
-                &self.not_understood,
-                &self.unlisted.not_understood,
-            ),
-            ("not read", &self.not_read, &self.unlisted.not_read),
-        ];
         let mut counts = Vec::new();
-        for (verdict, listed, rest) in lists {
+        for (verdict, listed, rest) in self.lists() {
             for found in listed {
                 writeln!(f, "{verdict}: {found}")?;
             }
@@ -191,9 +212,26 @@ impl VerifyReport {
         }
     }
 
+    /// Adds an error about a key, or about the whole checkpoint.
+    pub fn add_error(&mut self, key: Option<&str>, e: &StrategyError) {
+        self.add(e.kind(), Damage::of(key, e));
+    }
+
     /// Whether the list for errors of this kind is full. Then you need not make a finding: [`Rest::count`] counts it.
     pub fn is_full(&mut self, kind: ErrorKind) -> bool {
         self.rest(kind).listed >= LISTED
+    }
+
+    /// The lists of findings without which the checkpoint is sound, the worst first: the word for it, the findings, and those that are only
+    /// counted.
+    pub fn lists(&self) -> [(&'static str, &Vec<Damage>, &Rest); 4] {
+        let (more, not_understood) = (&self.unlisted, &self.not_understood);
+        [
+            ("damaged", &self.damage, &more.damage),
+            ("unchecked", &self.unchecked, &more.unchecked),
+            ("not understood", not_understood, &more.not_understood),
+            ("not read", &self.not_read, &more.not_read),
+        ]
     }
 
     /// What is counted of errors of this kind.
@@ -227,12 +265,7 @@ mod tests {
     use super::*;
 
     fn found(key: &str, text: usize) -> Damage {
-        Damage {
-            key: Some(key.into()),
-            file: None,
-            offset: None,
-            what: "x".repeat(text),
-        }
+        Damage::new("x".repeat(text)).of_key(key)
     }
 
     #[test]

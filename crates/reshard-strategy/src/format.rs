@@ -1,8 +1,8 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, Removal, Result, StrategyError,
-    Traffic, VerifyReport, common::unsupported,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, Refused, Removal,
+    Result, StrategyError, Traffic, VerifyReport, VerifyRun, common::unsupported, verify,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -559,14 +559,14 @@ impl Producer {
     /// Adds keys that opening has refused, and why. What is [`Corrupt`](ErrorKind::Corrupt) is damaged; the others are not understood.
     pub fn with_refused<'k>(
         mut self,
-        refused: impl IntoIterator<Item = (&'k str, ErrorKind, &'k str)>,
+        refused: impl IntoIterator<Item = (&'k (impl AsRef<str> + 'k), &'k Refused)>,
     ) -> Self {
-        for (key, kind, why) in refused {
-            let keys = match kind {
+        for (key, why) in refused {
+            let keys = match why.kind {
                 ErrorKind::Corrupt => &mut self.damaged,
                 _ => &mut self.unknown,
             };
-            keys.insert(key.into(), why.into());
+            keys.insert(key.as_ref().into(), why.what.clone());
         }
         self
     }
@@ -735,13 +735,12 @@ pub trait StorageReader: ReaderHooks {
     fn shared_elements(&self, _chunk: ChunkId) -> Option<String> {
         None
     }
-    /// Looks for damage: it checks structure, coverage and sizes of all items. It also reads the given items, checks their checksums, and
-    /// counts those that have none.
+    /// Begins a check for damage: adds problems of the whole checkpoint and refused keys to the report, and returns the checks of the
+    /// items. [`verify_items`](Self::verify_items) calls it.
     ///
     /// # Errors
-    /// Only errors that stop the whole check. Damage is in the report.
-    async fn verify_items(&self, items: &CheckedItems, progress: &Progress)
-    -> Result<VerifyReport>;
+    /// Only errors that stop the whole check. Damage goes into the report.
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>>;
     /// Whether a check of all items looks at every byte of this file, but for those that its report lists in
     /// [`VerifyReport::not_covered`]. The default is that it does not, so that the whole file is listed.
     fn covers(&self, _file: &Name) -> bool {
@@ -754,6 +753,19 @@ pub trait StorageReader: ReaderHooks {
     /// By default: not supported.
     async fn without(&self, _prefix: &str) -> Result<Removal> {
         Err(unsupported(&self.key(), "removing sharded tensors"))
+    }
+
+    /// Looks for damage: it checks structure, coverage and sizes of all items. It also reads the given items, checks their checksums, and
+    /// counts those that have none. Formats implement [`verifier`](Self::verifier); only a reader around another one overrides this.
+    ///
+    /// # Errors
+    /// Only errors that stop the whole check. Damage is in the report.
+    async fn verify_items(
+        &self,
+        items: &CheckedItems,
+        progress: &Progress,
+    ) -> Result<VerifyReport> {
+        verify::verify(self, items, progress).await
     }
     /// The same, and with `full` all items are read, otherwise none.
     ///
@@ -783,10 +795,15 @@ impl Rewritten {
 
 /// Names of the files that hold the items of a checkpoint.
 pub fn item_files(reader: &dyn StorageReader) -> BTreeSet<Name> {
+    item_parts(reader).map(|part| part.file).collect()
+}
+
+/// The parts of files that hold the items of a checkpoint: those of chunks, and those of objects.
+pub fn item_parts(reader: &dyn StorageReader) -> impl Iterator<Item = StorageInfo> {
     let metadata = reader.metadata();
     let chunks = metadata.tensors().flat_map(|t| t.chunks());
     let chunks = chunks.flat_map(|(id, _)| reader.locate_chunk(id));
     let objects = metadata.objects();
     let objects = objects.flat_map(|(id, _)| reader.locate_object(id));
-    chunks.chain(objects).map(|part| part.file).collect()
+    chunks.chain(objects)
 }

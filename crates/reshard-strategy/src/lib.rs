@@ -39,6 +39,7 @@ mod not_covered;
 mod objects;
 mod options;
 mod pipeline;
+mod refused;
 mod registry;
 mod report;
 mod save_sharded;
@@ -47,6 +48,7 @@ mod staging;
 #[cfg(feature = "torch-format")]
 pub mod torch;
 mod unique;
+mod verify;
 
 #[doc(hidden)]
 pub use inventory;
@@ -60,8 +62,8 @@ pub use context::{
     DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, PipelineOptions, SaveCx,
 };
 pub use crc::{
-    Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc32_combined, crc32_differs,
-    crc32_of,
+    Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc_of, crc32_combined,
+    crc32_differs, crc32_of, read_in_steps,
 };
 pub use declared::{Declares, declaration_digest};
 pub use elements::{Blocks, Elements, decode_object, encode_object, other_kind};
@@ -71,7 +73,7 @@ pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
     ExtentId, FileLayout, FileRole, FinishCx, Footprint, PolicyUse, Producer, ReadCx, ReadObject,
     ReadTensor, ReaderHooks, Records, Resolve, Rewritten, StorageInfo, StorageReader,
-    StorageWriter, WriteResult, WriterHooks, item_files,
+    StorageWriter, WriteResult, WriterHooks, item_files, item_parts,
 };
 pub use format_info::{Detection, FormatInfo, OwnFile};
 pub use hex::hex;
@@ -81,9 +83,10 @@ pub use limits::{
 };
 pub use load_sharded::{LoadFormat, LoadLayer, LoadSetup, LoadShardedStrategy};
 pub use mosaic::{Piece, mosaic, run_of};
-pub use not_covered::{NotCovered, Uncovered, unclaimed};
+pub use not_covered::{NotCovered, Uncovered, overlapping, unclaimed};
 pub use options::{AgreedOptions, Differences};
 pub use pipeline::PreparedSave;
+pub use refused::Refused;
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
 pub use reshard_model::FlatView;
@@ -94,6 +97,7 @@ pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
 pub use sharded::{ExchangeTimes, LoadFailure, Loaded, Removal, Saved};
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::UniqueMap;
+pub use verify::{BoxVerifier, ChunkCheck, ItemCheck, ItemVerifier, ObjectCheck, VerifyRun};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -87,6 +87,12 @@ impl NotCovered {
         *sum = sum.saturating_add(bytes);
     }
 
+    /// Adds the bytes of a file of `size` bytes that lie in none of the ranges of its items.
+    pub fn add_between(&mut self, file: &str, size: u64, mut items: Vec<Range<u64>>) {
+        items.sort_unstable_by_key(|range| range.start);
+        self.add(file, Uncovered::Between, unclaimed(size, items));
+    }
+
     /// Adds all of another.
     pub fn merge(&mut self, other: Self) {
         for (file, of) in &other.files {
@@ -114,6 +120,27 @@ pub fn unclaimed(size: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> u64
         end = end.max(range.end);
     }
     free + size.saturating_sub(end)
+}
+
+/// Pairs of items of one file that share bytes: each item that does so with an earlier one, after the one of these that ends last.
+///
+/// `items` must be sorted by file and first byte. `place` returns the file of an item and its bytes there.
+pub fn overlapping<T: Copy, F: PartialEq>(
+    items: impl IntoIterator<Item = T>,
+    place: impl Fn(T) -> (F, Range<u64>),
+) -> impl Iterator<Item = (T, T)> {
+    let mut last: Option<T> = None;
+    items.into_iter().filter_map(move |item| {
+        let (file, range) = place(item);
+        let before = last.map(|last| (last, place(last)));
+        let before = before.filter(|(_, (of, _))| *of == file);
+        let end = before.as_ref().map(|(_, (_, range))| range.end);
+        if end.is_none_or(|end| end < range.end) {
+            last = Some(item);
+        }
+        let before = before.filter(|_| end.is_some_and(|end| end > range.start));
+        before.map(|(before, _)| (before, item))
+    })
 }
 
 #[cfg(test)]

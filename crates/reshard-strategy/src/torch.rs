@@ -7,9 +7,9 @@ mod kept;
 pub use crc::Crc;
 pub use kept::{INFLATE, Kept, Stream, Unpacked};
 
-use crate::{LimitOption, NotCovered, ReadLimits, StrategyError, Uncovered};
+use crate::{LimitOption, NotCovered, ReadLimits, Result, StrategyError, Uncovered, decode_object};
 use bytes::Bytes;
-use reshard_model::{BoxError, Construct, ObjectCodec, Value};
+use reshard_model::{BoxError, Construct, ObjectCodec, Payload, Value};
 use reshard_torch_format::{
     Error as FormatError, Limits, LoadOptions, Result as FormatResult, TorchSave,
     archive::{Archive, ArchiveOptions, Method, Unconfirmed},
@@ -82,6 +82,17 @@ fn beyond_us(e: &FormatError) -> Option<String> {
 /// Whether a codec's error says only that: cycles, depth, more nodes than its limits allow.
 pub fn is_beyond_us(e: &BoxError) -> bool {
     e.downcast_ref().is_some_and(|e| beyond_us(e).is_some())
+}
+
+/// Checks that an object can be decoded, whose checksums are right. So one beyond the limits of the decoder is not damaged.
+///
+/// # Errors
+/// Those of the codec.
+pub fn check_decodes(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Result<()> {
+    match decode_object(codec, key, payload) {
+        Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => Ok(()),
+        decoded => decoded.map(drop),
+    }
 }
 
 /// The codec of objects: `torch.save` archives, within limits.

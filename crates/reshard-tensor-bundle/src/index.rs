@@ -9,8 +9,9 @@ use crate::{
     strings::Order,
     table::read::{self, Budget, Fault, FaultKind},
 };
-use reshard_model::{Dims, ErrorKind, Region};
+use reshard_model::{Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder};
+use reshard_strategy::Refused;
 use std::collections::BTreeMap;
 
 /// The version of the format that is read. TensorFlow has never had another one.
@@ -41,29 +42,6 @@ pub(crate) struct Stored {
     pub(crate) shape: Dims,
     /// One that has the whole shape, or slices that cover it once.
     pub(crate) parts: Vec<(Region, Place)>,
-}
-
-/// Why a key can't be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) kind: ErrorKind,
-    pub(crate) what: String,
-}
-
-impl Refused {
-    fn damaged(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Corrupt,
-            what: what.into(),
-        }
-    }
-
-    fn unknown(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Unsupported,
-            what: what.into(),
-        }
-    }
 }
 
 /// All of it.

@@ -7,19 +7,19 @@ mod verify;
 
 use crate::{
     dtype,
-    index::{Index, Place, Refused},
+    index::{Index, Place},
     names::{self, DataFile, INDEX, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
     strings::Order,
 };
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, Layout, ObjectCodec, Payload};
+use reshard_model::{Dialect, Layout, ObjectCodec, Payload, Region};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Name, Part, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, Producer, ReadCx,
+    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, Producer, ReadCx,
     ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport,
+    StrategyError, Traffic, VerifyRun,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, sync::Arc};
@@ -81,17 +81,15 @@ impl BundleReader {
         self.index.chunks.get(id.0 as usize).ok_or_else(unknown)
     }
 
+    /// The entries of an object.
+    fn parts(&self, id: ObjectId) -> &[(Region, Place)] {
+        let stored = self.index.objects.get(id.0 as usize);
+        stored.map_or(&[], |stored| &stored.parts)
+    }
+
     fn refusal(&self, key: &str) -> Option<StrategyError> {
-        let Refused { kind, what } = self.index.refused.get(key)?;
-        Some(match kind {
-            ErrorKind::Corrupt => {
-                StrategyError::corrupt(self.index_name(), None, format!("{key}: {what}"))
-            }
-            _ => StrategyError::Unsupported {
-                strategy: self.key().to_string(),
-                what: format!("reading {key} ({what})"),
-            },
-        })
+        let why = self.index.refused.get(key)?.clone();
+        Some(why.in_file(self.index_name()).error(key, key, self.key()))
     }
 
     /// Checks that entries lie in their files, and that not many entries share their bytes.
@@ -182,8 +180,7 @@ impl StorageReader for BundleReader {
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        let stored = self.index.objects.get(object.0 as usize);
-        let parts = stored.iter().flat_map(|stored| &stored.parts);
+        let parts = self.parts(object).iter();
         parts.filter_map(|(_, place)| self.info(place)).collect()
     }
 
@@ -234,7 +231,6 @@ impl StorageReader for BundleReader {
                 "{tensors} in slices of a type that TensorFlow reads only whole, such as {key} of {dtype}; a conversion to tensor_bundle stores them whole"
             ));
         }
-        let refused = self.index.refused.iter();
         Producer {
             written_by: vec![by.into()],
             loadable_by: match sliced.is_empty() {
@@ -244,12 +240,11 @@ impl StorageReader for BundleReader {
             notes,
             ..Producer::default()
         }
-        .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
+        .with_refused(&self.index.refused)
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let Refused { kind, what } = self.index.refused.get(key)?;
-        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+        self.index.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
@@ -299,10 +294,7 @@ impl StorageReader for BundleReader {
             records.push(record);
         }
         let read = self.store.read_into(records, cx.progress.clone()).await?;
-        totals.needed += read.needed;
-        totals.bytes += read.bytes;
-        totals.beside += read.beside;
-        totals.requests += read.requests;
+        totals += read;
         Ok(totals)
     }
 
@@ -338,11 +330,7 @@ impl StorageReader for BundleReader {
         file.as_str() == self.index_name() || self.files.contains_key(file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run)?))
     }
 }

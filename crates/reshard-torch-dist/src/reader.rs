@@ -1,6 +1,5 @@
 //! Reads regions of tensors, and objects, of an opened checkpoint.
 
-mod between;
 mod head;
 mod names;
 mod opened;
@@ -16,15 +15,16 @@ use head::{Head, RecentForms, Wanted, reads_all};
 use names::name_of;
 use reshard_model::{Dialect, ObjectCodec, Payload, shortened};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
+use reshard_storage::{Checksum, Entry, Name, RecordRead};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, ElementChecksum, FileRole, LimitOption, Producer, ReadCx,
+    BackendVersion, BoxVerifier, ElementChecksum, FileRole, LimitOption, Producer, ReadCx,
     ReadLimits, ReadObject, ReadTensor, ReaderHooks, Removal, Result, Selection, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport,
+    StorageReader, StrategyError, Traffic, VerifyRun,
     torch::{Crc, TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
+use verify::Verifier;
 
 pub(crate) use opened::TorchDistReader;
 
@@ -217,12 +217,8 @@ impl StorageReader for TorchDistReader {
         self.named.contains(file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(Verifier::new(self, run.progress).await?))
     }
 
     async fn without(&self, prefix: &str) -> Result<Removal> {
@@ -370,10 +366,7 @@ impl TorchDistReader {
             .read_into(records, progress.clone())
             .await
             .map_err(|e| self.lost(e, None))?;
-        totals.needed += stats.needed;
-        totals.bytes += stats.bytes;
-        totals.beside += stats.beside;
-        totals.requests += stats.requests;
+        *totals += stats;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::NAME;
 use reshard_model::ErrorKind;
 use reshard_storage::StorageError;
-use reshard_strategy::{StrategyError, torch::no_damage, with_sources};
+use reshard_strategy::{Refused, StrategyError, torch::no_damage, with_sources};
 use reshard_torch_format::Error as FormatError;
 
 /// The error for bytes that the parser refuses: damage, or not understood, or too much.
@@ -43,44 +43,25 @@ pub(crate) fn lost(e: StorageError, file: &str) -> StrategyError {
     }
 }
 
-/// Why a leaf can't be read, although it is there.
-#[derive(Clone, Debug)]
-pub(crate) struct Refused {
-    pub(crate) kind: ErrorKind,
-    pub(crate) file: String,
-    pub(crate) what: String,
+/// Why a leaf of a file can't be read, although it is there.
+pub(crate) fn refused(key: &str, e: FormatError, file: &str) -> Refused {
+    refused_file(&unreadable(e, key, file), file)
 }
 
-impl Refused {
-    pub(crate) fn of(key: &str, e: FormatError, file: &str) -> Self {
-        Self::by(&unreadable(e, key, file), file)
-    }
+/// By an error about all of a file.
+pub(crate) fn refused_file(e: &StrategyError, file: &str) -> Refused {
+    let said = match e {
+        StrategyError::Corrupt { what, .. } => what.clone(),
+        e => e.to_string(),
+    };
+    Refused::new(e.kind(), with_sources(said, e)).in_file(file)
+}
 
-    /// By an error about all of a file.
-    pub(crate) fn by(e: &StrategyError, file: &str) -> Self {
-        let said = match e {
-            StrategyError::Corrupt { what, .. } => what.clone(),
-            e => e.to_string(),
-        };
-        Self {
-            kind: e.kind(),
-            file: file.into(),
-            what: with_sources(said, e),
-        }
-    }
-
-    pub(crate) fn damaged(file: &str, what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Corrupt,
-            file: file.into(),
-            what: what.into(),
-        }
-    }
-
-    pub(crate) fn error(&self) -> StrategyError {
-        match self.kind {
-            ErrorKind::Corrupt => StrategyError::corrupt(&self.file, None, self.what.clone()),
-            _ => not_understood(self.what.clone()),
-        }
+/// The error for a leaf that was refused.
+pub(crate) fn refusal(why: &Refused) -> StrategyError {
+    let file = why.file.as_deref().unwrap_or_default();
+    match why.kind {
+        ErrorKind::Corrupt => StrategyError::corrupt(file, None, why.what.clone()),
+        _ => not_understood(why.what.clone()),
     }
 }

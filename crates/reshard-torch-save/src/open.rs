@@ -2,7 +2,7 @@
 
 use crate::{
     NAME, TorchSaveLoadConfig,
-    error::Refused,
+    error::refused_file,
     file::TorchFile,
     index::{Index, Parsed},
     names::{INDEX, WEIGHTS, is_file, own_file},
@@ -14,8 +14,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LoadFormat, OpenCx, Result, StorageReader, StrategyError, read_small,
-    settings_of,
+    Detection, FormatInfo, LoadFormat, OpenCx, Refused, Result, StorageReader, StrategyError,
+    read_small, settings_of,
 };
 use serde_json::Value as Json;
 use std::{collections::BTreeMap, sync::Arc};
@@ -122,10 +122,10 @@ async fn one_of(
 ) -> Result<std::result::Result<TorchFile, Refused>> {
     let Some(bytes) = bytes else {
         let what = format!("{INDEX} names this file, but it is not there");
-        return Ok(Err(Refused::damaged(name.as_str(), what)));
+        return Ok(Err(Refused::damaged(what).in_file(name)));
     };
     match TorchFile::open(&cx.store, name.clone(), bytes, &cx.limits).await {
         Err(e) if e.kind() == ErrorKind::Unavailable => Err(e),
-        opened => Ok(opened.map_err(|e| Refused::by(&e, name.as_str()))),
+        opened => Ok(opened.map_err(|e| refused_file(&e, name.as_str()))),
     }
 }

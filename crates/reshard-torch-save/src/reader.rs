@@ -7,18 +7,19 @@ mod verify;
 
 use crate::{
     NAME, dicts,
+    error::refusal,
     file::{Container, TorchFile},
     names::{INDEX, WEIGHTS, own_file},
     table::Table,
 };
 use async_trait::async_trait;
-use reshard_model::{Dialect, ErrorKind, ObjectCodec, Payload};
+use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Progress, Store};
+use reshard_storage::{Entry, Name, Store};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileRole, OpenCx, Producer,
-    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport, few,
+    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, OpenCx, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyRun, few,
     torch::{Kept, TorchObjects},
 };
 use std::{
@@ -178,23 +179,21 @@ impl StorageReader for TorchSaveReader {
             Container::Pickle => "pickle, without PyTorch's container",
         };
         let forms: BTreeSet<&str> = self.files.iter().flatten().map(form).collect();
-        let refused = self.table.refused.iter();
         Producer {
             written_by: forms.into_iter().map(Into::into).collect(),
             warnings: self.warnings(),
             ..Producer::default()
         }
-        .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
+        .with_refused(&self.table.refused)
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let why = self.table.refused.get(key)?;
-        (why.kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({})", why.what))
+        self.table.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
         if let Some(why) = self.table.refused.get(key) {
-            return Err(why.error());
+            return Err(refusal(why));
         }
         match self.table.repeats.get(key) {
             None => Ok(()),
@@ -260,11 +259,7 @@ impl StorageReader for TorchSaveReader {
         files.any(|f| f.name == *file && f.has_checksums())
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await))
     }
 }

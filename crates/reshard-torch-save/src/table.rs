@@ -1,9 +1,15 @@
 //! What the files of a checkpoint hold, by key.
 
-use crate::{dicts::Dicts, error::Refused, file::TorchFile, index::Parsed, names::INDEX};
+use crate::{
+    dicts::Dicts,
+    error::{refused, refused_file},
+    file::TorchFile,
+    index::Parsed,
+    names::INDEX,
+};
 use reshard_model::{Path, PathOfKey, Region};
 use reshard_plan::{Annotations, Metadata, MetadataBuilder, PlannerData, TensorProperties};
-use reshard_strategy::{REPEATED, ReadLimits, Result, repeats};
+use reshard_strategy::{REPEATED, ReadLimits, Refused, Result, repeats};
 use reshard_torch_format::{Contents, Found, Leaf, ObjectAt, TensorRef};
 use std::collections::BTreeMap;
 
@@ -65,7 +71,7 @@ impl Table {
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
                 let contents = file.outline(limits, |outline| outline.contents(file.order()));
-                let mut contents = contents.map_err(|e| Refused::by(&e, name.as_str()))?;
+                let mut contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
                 tables.describe(n, file, &mut contents);
                 Ok((file, contents.leaves))
             });
@@ -89,7 +95,7 @@ impl Table {
                             format!("{key}: {INDEX} says that it lies here, but it does not");
                         tables
                             .refused
-                            .insert(key, Refused::damaged(name.as_str(), what));
+                            .insert(key, Refused::damaged(what).in_file(&name));
                     }
                 }
             }
@@ -137,7 +143,7 @@ impl Tables {
                         self.tensor(n, &key, *tensor)?;
                     }
                     Err(e) => {
-                        let why = Refused::of(&key, e, name);
+                        let why = refused(&key, e, name);
                         self.refused.insert(key, why);
                         return Ok(());
                     }

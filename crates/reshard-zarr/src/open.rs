@@ -10,7 +10,7 @@ use crate::{
     grid::{Grid, MAX_CHUNKS},
     names::{SYNC, ZARRAY},
     place::PlaceFiles,
-    reader::{Array, Kept, Refused, Shards, UnreadDescription, ZarrReader, read_indexes},
+    reader::{Array, Kept, Shards, UnreadDescription, ZarrReader, changed, read_indexes},
     record::{ArrayRecord, Record},
     stated::{LONE, Stated},
     undescribed::undescribed,
@@ -20,7 +20,7 @@ use reshard_model::{Dialect, ErrorKind, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, OpenCx, OwnFile, ReadLimits, Result, Rewritten,
+    Detection, FormatInfo, LimitOption, OpenCx, OwnFile, ReadLimits, Refused, Result, Rewritten,
     StorageReader, StrategyError,
 };
 use std::{
@@ -353,12 +353,10 @@ fn array(
     noted_in: &str,
 ) -> Result<(ArrayMeta, Option<ArrayRecord>), Refused> {
     if is_rewritten(&found, noted.as_ref()) {
-        return Err(Refused::changed(&found.description, noted_in));
+        return Err(changed(&found.description, noted_in));
     }
-    let meta = found.meta.map_err(|Fault { kind, what }| Refused {
-        kind: kind.of_error(),
-        what,
-    })?;
+    let refused = |Fault { kind, what }| Refused::new(kind.of_error(), what);
+    let meta = found.meta.map_err(refused)?;
     Ok((meta, noted))
 }
 
@@ -377,13 +375,13 @@ impl Room {
     }
 
     fn take(&mut self, meta: ArrayMeta, noted: Option<ArrayRecord>) -> Result<Taken, Refused> {
-        let too_many = |count: &str| Refused {
-            kind: ErrorKind::Limit,
-            what: format!(
+        let too_many = |count: &str| {
+            let what = format!(
                 "its shape {} has {count} chunks of {}, which take too much memory as they are listed; the option max_memory raises the limit",
                 meta.shape,
                 meta.cell()
-            ),
+            );
+            Refused::new(ErrorKind::Limit, what)
         };
         let grid = Grid::new(meta.shape.clone(), meta.cell().clone())
             .ok_or_else(|| Refused::damaged(format!("its chunks {} are no grid", meta.cell())))?;

@@ -13,17 +13,17 @@ use crate::{form::Form, open::Zarr, removal, zarr3};
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
-use reshard_model::{Dialect, ErrorKind, Payload};
+use reshard_model::{Dialect, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Progress};
+use reshard_storage::{Entry, Name};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
+    BackendVersion, BoxVerifier, Capabilities, FileRole, Producer, ReadCx, ReadObject, ReadTensor,
     ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    VerifyRun,
 };
 use std::sync::Arc;
 
-pub(crate) use array::{Array, Refused, UnreadDescription};
+pub(crate) use array::{Array, UnreadDescription, changed};
 pub(crate) use files::{is_refused, role};
 pub(crate) use kept::Kept;
 pub(crate) use opened::ZarrReader;
@@ -91,16 +91,14 @@ impl StorageReader for ZarrReader {
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
-        let Refused { kind, what } = self.refused.get(key)?;
-        (*kind != ErrorKind::Corrupt).then(|| format!("reading {key} ({what})"))
+        self.refused.get(key)?.why_not(key)
     }
 
     fn permits(&self, key: &str) -> Result<()> {
         if let Some(refusal) = self.refusal(key) {
             return Err(refusal);
         }
-        let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
-        let Some(array) = at.ok().and_then(|n| self.arrays.get(n)) else {
+        let Some(array) = self.array(key) else {
             return Ok(());
         };
         // Chunks that are not stored cost nothing in the checkpoint, and all of their elements in memory.
@@ -171,10 +169,7 @@ impl StorageReader for ZarrReader {
         }
         self.read_packed(packed, cx, &mut totals).await?;
         let read = self.store.read_into(records, cx.progress.clone()).await?;
-        totals.needed += read.needed;
-        totals.bytes += read.bytes;
-        totals.beside += read.beside;
-        totals.requests += read.requests;
+        totals += read;
         Ok(totals)
     }
 
@@ -192,12 +187,8 @@ impl StorageReader for ZarrReader {
         files::covers(self, file)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        verify::verify(self, items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(verify::Verifier::new(self, run).await?))
     }
 
     async fn without(&self, prefix: &str) -> Result<Removal> {

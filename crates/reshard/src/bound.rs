@@ -15,7 +15,7 @@ use reshard_strategy::{Damage, Result, VerifyReport};
 /// Adds what is wrong with the metadata, judging by `reshard.json`, and with that file itself.
 pub(crate) async fn check(opened: &Opened, report: &mut VerifyReport) {
     if let Err(e) = look(opened, report).await {
-        report.add(e.kind(), Damage::of(None, &e));
+        report.add_error(None, &e);
     }
 }
 
@@ -47,14 +47,7 @@ async fn look(opened: &Opened, report: &mut VerifyReport) -> Result<()> {
             "it is not the file that was written, judging by {SIDECAR}, though the data files are; restore it from a copy. If another program \
              has saved the same data here, remove {SIDECAR}"
         );
-        let file = Some(file);
-        let found = Damage {
-            key: None,
-            file,
-            offset: None,
-            what,
-        };
-        report.add(ErrorKind::Corrupt, found);
+        report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file));
     }
     Ok(())
 }
@@ -81,13 +74,8 @@ async fn look_for_data(
         let name = Name::new(&**file)?;
         let is_checked = known.contains(&name) || is_reported(report, file);
         if !is_checked && !opened.store.exists(&name).await? {
-            let found = Damage {
-                key: None,
-                file: Some(file.clone()),
-                offset: None,
-                what: format!("it is missing, though {SIDECAR} lists it"),
-            };
-            report.add(ErrorKind::Corrupt, found);
+            let found = Damage::new(format!("it is missing, though {SIDECAR} lists it"));
+            report.add(ErrorKind::Corrupt, found.in_file(file));
         }
     }
     Ok(())

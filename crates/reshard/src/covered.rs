@@ -4,9 +4,7 @@ use crate::{opened::Opened, sidecar::is_sidecar};
 use reshard_megatron::Integrity;
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::Name;
-use reshard_strategy::{
-    Damage, FileRole, LoadCommonStrategy, OpenCx, Result, Uncovered, VerifyReport,
-};
+use reshard_strategy::{FileRole, LoadCommonStrategy, OpenCx, Result, Uncovered, VerifyReport};
 use std::collections::BTreeSet;
 
 /// Files that have their digests in `reshard.json`. It has its own, too.
@@ -82,7 +80,7 @@ async fn of_common(
         }
         // Decoding it finds most damage, and has told it then.
         Err(e) if e.kind() == ErrorKind::Corrupt && is_told(report, file) => {}
-        Err(e) => report.add(e.kind(), Damage::of(None, &e)),
+        Err(e) => report.add_error(None, &e),
     }
     true
 }

@@ -79,9 +79,7 @@ pub(crate) async fn check(
     }
     let integrity = match Integrity::of(store).await {
         Ok(Some(integrity)) if is_megatron || integrity.get(METADATA_JSON).is_some() => integrity,
-        Err(e) if is_megatron => {
-            return report.add(e.kind(), Damage::of(None, &e));
-        }
+        Err(e) if is_megatron => return report.add_error(None, &e),
         // There is none, or it belongs to another program.
         _ => return,
     };
@@ -105,19 +103,13 @@ async fn check_listed(
             Ok((bytes, None)) => report.bytes += bytes,
             Ok((bytes, Some(what))) => {
                 report.bytes += bytes;
-                report.add(ErrorKind::Corrupt, damage(file, what));
+                report.add(ErrorKind::Corrupt, Damage::new(what).in_file(file));
             }
-            Err(e) => report.add(e.kind(), damage(file, e.to_string())),
+            Err(e) => {
+                let found = Damage::new(e.to_string()).in_file(file);
+                report.add(e.kind(), found);
+            }
         }
-    }
-}
-
-fn damage(file: &str, what: String) -> Damage {
-    Damage {
-        key: None,
-        file: Some(file.into()),
-        offset: None,
-        what,
     }
 }
 
@@ -156,12 +148,7 @@ pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
     };
     let mut report = VerifyReport::default();
     check_listed(&integrity, store, true, &Progress::none(), &mut report).await;
-    let all = [
-        &report.damage,
-        &report.unchecked,
-        &report.not_understood,
-        &report.not_read,
-    ];
+    let all = report.lists().map(|(_, found, _)| found);
     let count: usize = all.iter().map(|found| found.len()).sum();
     match all.into_iter().flatten().next() {
         None => Ok(()),

@@ -6,13 +6,9 @@ use reshard_strategy::{Damage, Result, Rewritten, crc32_of};
 use std::{ops::Range, sync::Arc};
 
 /// Describes a file of another program.
-pub(crate) fn of_another_program(file: impl Into<String>) -> Damage {
-    Damage {
-        key: None,
-        file: Some(file.into()),
-        offset: None,
-        what: "another program has saved over this checkpoint: this file and data files are not those that reshard wrote".into(),
-    }
+pub(crate) fn of_another_program(file: impl ToString) -> Damage {
+    let what = "another program has saved over this checkpoint: this file and data files are not those that reshard wrote";
+    Damage::new(what).in_file(file)
 }
 
 /// The first of these descriptions that another program has written: its data are not those that were written, either.
@@ -34,7 +30,7 @@ pub(crate) async fn saved_over(
             },
         };
         if differ {
-            return Ok(Some(of_another_program(file.to_string())));
+            return Ok(Some(of_another_program(file)));
         }
     }
     Ok(None)

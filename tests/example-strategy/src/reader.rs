@@ -10,9 +10,9 @@ use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, Damage, FileRole, FormatInfo, LoadFormat, OpenCx, OwnFile,
-    ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo,
-    StorageReader, StrategyError, Traffic, VerifyReport, settings_of,
+    BackendVersion, BoxVerifier, ChunkCheck, Crc32, FileRole, FormatInfo, ItemVerifier, LoadFormat,
+    ObjectCheck, OpenCx, OwnFile, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result,
+    Selection, StorageInfo, StorageReader, StrategyError, Traffic, VerifyRun, crc_of, settings_of,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde_json::Value as Json;
@@ -170,19 +170,34 @@ impl ExampleReader {
             .collect())
     }
 
-    /// Whether an item's bytes are those that were written, without taking memory for all of them at once.
-    async fn check(&self, place: &Place) -> Result<u64> {
+    fn object(&self, id: ObjectId) -> Result<&Place> {
+        let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
+        self.objects.get(id.0 as usize).ok_or_else(unknown)
+    }
+
+    /// Whether an item lies in its file, and if it is to be read, whether its bytes are those that were written. They are not all in memory at
+    /// once. Returns how many were read.
+    async fn check(&self, place: &Place, read: bool, progress: &Progress) -> Result<u64> {
         const STEP: u64 = 1 << 20;
-        let (data, _) = split(place)?;
-        let mut sum = Sum::new(self.sums(&[place]).await?[0]);
-        let mut at = data.start;
-        while at < data.end {
-            let to = data.end.min(at.saturating_add(STEP));
-            sum.update(&self.store.read(&place.file, at..to).await?);
-            at = to;
+        let (data, sum) = split(place)?;
+        if sum.end > self.store.len(&place.file).await?.unwrap_or(0) {
+            let what = "the file is cut";
+            return Err(StrategyError::corrupt(
+                &place.file,
+                Some(place.offset),
+                what,
+            ));
         }
-        Box::new(sum).finish().map_err(|e| wrong(place, e))?;
-        Ok(place.length)
+        if !read {
+            return Ok(0);
+        }
+        let written = self.sums(&[place]).await?[0];
+        let store = &*self.store;
+        let found = crc_of::<Crc32>(store, &place.file, data, STEP, progress).await?;
+        match found == written {
+            true => Ok(place.length),
+            false => Err(wrong(place, differs(found, written).into())),
+        }
     }
 }
 
@@ -200,6 +215,10 @@ fn wrong(place: &Place, source: BoxError) -> StrategyError {
         what,
         source: Some(source),
     }
+}
+
+fn differs(found: u32, written: u32) -> String {
+    format!("its CRC-32 is {found:08x}, {written:08x} was written")
 }
 
 /// Compares the CRC-32 of bytes with what stands behind them.
@@ -225,9 +244,7 @@ impl Checksum for Sum {
     fn finish(self: Box<Self>) -> Result<(), BoxError> {
         match self.hasher.finalize() {
             found if found == self.stored => Ok(()),
-            found => {
-                Err(format!("its CRC-32 is {found:08x}, {:08x} was written", self.stored).into())
-            }
+            found => Err(differs(found, self.stored).into()),
         }
     }
 }
@@ -341,11 +358,7 @@ impl StorageReader for ExampleReader {
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         let mut out = Vec::new();
         for read in reads {
-            let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
-            let place = self
-                .objects
-                .get(read.object.0 as usize)
-                .ok_or_else(unknown)?;
+            let place = self.object(read.object)?;
             self.limits.whole(&place.file, place.length)?;
             let bytes = self.store.read(&place.file, split(place)?.0).await?;
             if cx.verify {
@@ -361,43 +374,24 @@ impl StorageReader for ExampleReader {
         Ok(out)
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        let mut report = VerifyReport::default();
-        let chunks = (0..).map(ChunkId).zip(&self.chunks);
-        let chunks = chunks.map(|(id, place)| (items.has_chunk(id), place));
-        let objects = (0..).map(ObjectId).zip(&self.objects);
-        let objects = objects.map(|(id, place)| (items.has_object(id), place));
-        for (is_read, place) in chunks.chain(objects) {
-            report.items += 1;
-            let there = self.store.len(&place.file).await?.unwrap_or(0);
-            let found = match split(place) {
-                Ok((_, sum)) if sum.end > there => Err(StrategyError::corrupt(
-                    &place.file,
-                    Some(place.offset),
-                    "the file is cut",
-                )),
-                Ok(_) if is_read => self.check(place).await,
-                Ok(_) => Ok(0),
-                Err(e) => Err(e),
-            };
-            match found {
-                Ok(bytes) => {
-                    report.bytes += bytes;
-                    progress.add(bytes);
-                }
-                Err(e) => report.damage.push(Damage {
-                    key: None,
-                    file: Some(place.file.to_string()),
-                    offset: Some(place.offset),
-                    what: e.to_string(),
-                }),
-            }
-        }
-        Ok(report)
+    async fn verifier<'r>(&'r self, _: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        Ok(Box::new(Checks(self)))
+    }
+}
+
+/// The checks of items. The walk over them is the same for all formats.
+struct Checks<'r>(&'r ExampleReader);
+
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Checks<'r> {
+    async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let place = self.0.chunk(item.id)?;
+        self.0.check(place, item.read, run.progress).await
+    }
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let place = self.0.object(item.id)?;
+        self.0.check(place, item.read, run.progress).await
     }
 }
 

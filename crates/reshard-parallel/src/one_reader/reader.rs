@@ -4,10 +4,9 @@ use super::description::Description;
 use async_trait::async_trait;
 use reshard_model::{Dialect, Payload};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, Stored};
-use reshard_storage::Progress;
 use reshard_strategy::{
-    BackendVersion, CheckedItems, LoadShardedStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, BoxVerifier, LoadShardedStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Removal, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyRun,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -71,7 +70,7 @@ impl StorageReader for Unread {
         Err(not_here())
     }
 
-    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
+    async fn verifier<'r>(&'r self, _: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
         Err(not_here())
     }
 
@@ -176,7 +175,7 @@ impl StorageReader for Described {
         }
     }
 
-    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
+    async fn verifier<'r>(&'r self, _: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
         Err(not_here())
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     fault::Fault,
     header::{self, Entry, Header, LENGTH},
     names,
-    reader::{Chunk, Object, Refused},
+    reader::{Chunk, Object},
     record::TensorRecord,
     texts::Texts,
     unread::CHANGED,
@@ -15,7 +15,7 @@ use crate::{
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
 use reshard_storage::Name;
-use reshard_strategy::{Result, Rewritten, StrategyError, few};
+use reshard_strategy::{Refused, Result, Rewritten, StrategyError, few};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many notes are made.
@@ -112,6 +112,14 @@ fn rewritten(found: &Found, (name, bytes): &(Name, Option<u64>), crc: u32) -> Op
     Some(Rewritten::new(name.clone(), Some(elements.collect())))
 }
 
+/// Adds the file of this number.
+fn in_file(why: Refused, files: &[(Name, Option<u64>)], number: u32) -> Refused {
+    match files.get(number as usize) {
+        Some((name, _)) => why.in_file(name),
+        None => why,
+    }
+}
+
 impl Parts {
     fn refuse(&mut self, key: &str, why: Refused) {
         self.of.remove(key);
@@ -186,7 +194,7 @@ impl Parts {
                     let parts = self.of.entry(key).or_insert_with(|| Vec::with_capacity(1));
                     parts.push(part);
                 }
-                Err(why) => self.refuse(&key, why.in_file(&found.files, file)),
+                Err(why) => self.refuse(&key, in_file(why, &found.files, file)),
             }
         }
         Ok(())
@@ -209,7 +217,7 @@ impl Parts {
         }
         for key in keys {
             let why = Refused::damaged(fault.what.clone()).at(fault.offset);
-            self.refuse(key, why.in_file(&found.files, n));
+            self.refuse(key, in_file(why, &found.files, n));
         }
         Ok(())
     }
@@ -238,7 +246,7 @@ impl Parts {
             .collect();
         for (key, file, by) in missing {
             let why = Refused::damaged(format!("it does not have {key}, but {by} says so"));
-            self.refuse(key, why.in_file(&found.files, file));
+            self.refuse(key, in_file(why, &found.files, file));
         }
     }
 
@@ -378,9 +386,7 @@ impl Parts {
                 Some(_) => None,
             };
             if let Some(what) = wrong {
-                let why = Refused::damaged(what)
-                    .of(Name::new(OBJECTS)?)
-                    .at(Some(from));
+                let why = Refused::damaged(what).in_file(OBJECTS).at(from);
                 self.refused.entry(key.clone()).or_insert(why);
                 continue;
             }

@@ -10,14 +10,11 @@ use reshard_model::{DType, Dialect, LentBuffer, ObjectCodec, Payload, Region, Te
 use reshard_plan::{ChunkId, Metadata, ObjectId, Selection, TensorRef, cast};
 use reshard_storage::{Entry, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, Capabilities, CheckedItems, FileRole, Producer, ReadCx, ReadLimits, ReadObject,
-    ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, FileRole, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader,
+    StrategyError, Traffic, VerifyReport, VerifyRun,
 };
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// So many elements are in memory as float32 at a time.
 const ELEMENTS: u64 = 1 << 20;
@@ -356,11 +353,7 @@ impl StorageReader for Dequantized {
             }
         }
         let read = self.stored.read_tensors(as_stored, cx).await?;
-        totals.needed += read.needed;
-        totals.bytes += read.bytes;
-        totals.beside += read.beside;
-        totals.requests += read.requests;
-        totals.verified += read.verified;
+        totals += read;
         Ok(totals)
     }
 
@@ -376,28 +369,25 @@ impl StorageReader for Dequantized {
         self.stored.covers(file)
     }
 
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.stored.verifier(run).await
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,
         progress: &Progress,
     ) -> Result<VerifyReport> {
         // What is chosen of it is chosen by its own numbers, not by those of what is stored.
-        let items = match items {
-            CheckedItems::Some { chunks, objects } => {
-                let mut stored = BTreeSet::new();
-                for chunk in chunks {
-                    match self.source(*chunk)? {
-                        Source::AsStored(id) => drop(stored.insert(*id)),
-                        Source::Quantised(of) => stored.extend([of.elements, of.scales]),
-                    }
-                }
-                &CheckedItems::Some {
-                    chunks: stored,
-                    objects: objects.clone(),
+        let mut items = items.clone();
+        if let CheckedItems::Some { chunks, .. } = &mut items {
+            for chunk in std::mem::take(chunks) {
+                match self.source(chunk)? {
+                    Source::AsStored(id) => drop(chunks.insert(*id)),
+                    Source::Quantised(of) => chunks.extend([of.elements, of.scales]),
                 }
             }
-            items => items,
-        };
-        self.stored.verify_items(items, progress).await
+        }
+        self.stored.verify_items(&items, progress).await
     }
 }

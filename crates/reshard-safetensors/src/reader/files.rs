@@ -56,7 +56,6 @@ pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
             "what reads safetensors",
         ),
     };
-    let refused = reader.refused.iter();
     Producer {
         written_by: vec![by.into()],
         loadable_by: vec![can.into()],
@@ -64,5 +63,5 @@ pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
         warnings: reader.warnings.clone(),
         ..Producer::default()
     }
-    .with_refused(refused.map(|(key, why)| (&**key, why.kind, &*why.what)))
+    .with_refused(&reader.refused)
 }

@@ -4,10 +4,10 @@ use super::{Object, SafetensorsReader};
 use crate::OBJECTS;
 use reshard_model::Payload;
 use reshard_plan::ObjectId;
-use reshard_storage::{Name, Progress, StoreExt};
+use reshard_storage::Name;
 use reshard_strategy::{
-    CheckedItems, Damage, ReadObject, Result, StorageInfo, StorageReader, StrategyError, Uncovered,
-    VerifyReport, crc32_differs, decode_object, torch::is_beyond_us, unclaimed,
+    ReadObject, Result, StorageInfo, StorageReader, StrategyError, crc32_differs,
+    torch::check_decodes,
 };
 use reshard_torch_format::TorchSave;
 
@@ -59,50 +59,14 @@ pub(super) async fn read(
     Ok(out)
 }
 
-/// Whether each object has its checksum and can be decoded. Only these items are read.
-pub(super) async fn verify(
-    reader: &SafetensorsReader,
-    items: &CheckedItems,
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
-    for (id, key) in reader.metadata.objects() {
-        report.items += 1;
-        if !items.has_object(id) {
-            continue;
-        }
-        match check(reader, id, key).await {
-            Ok(bytes) => {
-                report.bytes += bytes;
-                progress.add(bytes);
-            }
-            Err(e) => report.add(e.kind(), Damage::of(Some(key), &e)),
-        }
-    }
-}
-
-/// Counts the bytes of the file of objects that no object has.
-pub(super) async fn between(reader: &SafetensorsReader, report: &mut VerifyReport) -> Result<()> {
-    let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);
-    let mut ranges: Vec<_> = reader.objects.iter().map(|o| o.bytes.clone()).collect();
-    ranges.sort_unstable_by_key(|range| range.start);
-    let free = unclaimed(size, ranges);
-    let covered = &mut report.not_covered;
-    covered.add(OBJECTS, Uncovered::Between, free);
-    Ok(())
-}
-
-/// The checksum is right then, so an object that the decoder is not made for is not damaged.
-async fn check(reader: &SafetensorsReader, object: ObjectId, key: &str) -> Result<u64> {
+/// Checks that an object has its checksum and can be decoded. Returns how many bytes were read.
+pub(super) async fn check(reader: &SafetensorsReader, object: ObjectId, key: &str) -> Result<u64> {
     let mut bytes = 0;
     for payload in read(reader, &[ReadObject { object }], true).await? {
         if let Payload::Encoded { bytes: encoded, .. } = &payload {
             bytes += encoded.len() as u64;
         }
-        match decode_object(&*reader.codec(), key, payload) {
-            Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => {}
-            decoded => drop(decoded?),
-        }
+        check_decodes(&*reader.codec(), key, payload)?;
     }
     Ok(bytes)
 }

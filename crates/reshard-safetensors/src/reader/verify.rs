@@ -1,79 +1,110 @@
 //! Looks for damage without loading anything.
 
-use super::{Refused, SafetensorsReader, Stored, objects, tensor};
-use crate::unread::CHANGED;
+use super::{SafetensorsReader, objects, tensor};
+use crate::{OBJECTS, unread::CHANGED};
+use async_trait::async_trait;
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
-use reshard_storage::{Name, Progress};
+use reshard_storage::{Name, StoreExt};
 use reshard_strategy::{
-    CheckedItems, Damage, Result, StrategyError, VerifyReport, check_steps, crc32_differs,
+    ChunkCheck, Damage, ItemVerifier, ObjectCheck, Refused, Result, StrategyError, VerifyRun,
+    crc32_differs, read_in_steps,
 };
 use std::collections::BTreeMap;
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 
-pub(super) async fn verify(
-    reader: &SafetensorsReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    let mut report = VerifyReport::default();
-    // What opening took from the record is looked at now.
-    let changed = changed(reader).await?;
-    let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
-    let refused: BTreeMap<&str, &Refused> = refused
-        .chain(changed.iter().map(|(key, why)| (*key, why)))
-        .collect();
-    for (key, why) in refused {
-        report.items += 1;
-        let found = Damage {
-            key: Some(key.to_string()),
-            file: why.file.as_ref().map(Name::to_string),
-            offset: why.offset,
-            what: why.what.clone(),
-        };
-        report.add(why.kind, found);
+pub(super) struct Verifier<'r> {
+    reader: &'r SafetensorsReader,
+    /// Tensors whose headers are not the written ones.
+    changed: BTreeMap<&'r str, Refused>,
+}
+
+impl<'r> Verifier<'r> {
+    pub(super) async fn new(
+        reader: &'r SafetensorsReader,
+        run: &mut VerifyRun<'r>,
+    ) -> Result<Self> {
+        // What opening took from the record is looked at now.
+        let changed = changed(reader).await?;
+        let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
+        for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, why))) {
+            run.refuse(key, why);
+        }
+        Ok(Self { reader, changed })
     }
-    let sound = |t: &TensorRef<'_>| !changed.contains_key(t.key());
-    for t in reader.metadata.tensors().filter(sound) {
-        if let Some(what) = uncovered(&t) {
+}
+
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    async fn tensor(&mut self, t: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
+        if self.changed.contains_key(t.key()) {
+            return false;
+        }
+        if let Some(what) = uncovered(t) {
             // The file of one rank has its pieces, and nobody has looked for the others.
-            let (kind, what) = match reader.kept.is_alone {
-                true => (
-                    ErrorKind::Unsupported,
-                    format!("{what}; open the folder of this file"),
-                ),
-                false => (ErrorKind::Corrupt, what),
-            };
-            let found = Damage {
-                key: Some(t.key().into()),
-                file: None,
-                offset: None,
-                what,
-            };
-            report.add(kind, found);
-        }
-        for (id, _) in t.chunks() {
-            report.items += 1;
-            let stored = reader.stored(id)?;
-            if !items.has_chunk(id) {
-                continue;
-            }
-            match check(reader, &stored, t.dtype(), progress).await {
-                Ok(()) => {
-                    report.bytes += stored.bytes.end - stored.bytes.start;
-                    report.without_checksum += u64::from(stored.crc.is_none());
-                }
-                Err(e) => report.add(e.kind(), Damage::of(Some(t.key()), &e)),
+            if self.reader.kept.is_alone {
+                let found = Damage::new(format!("{what}; open the folder of this file"));
+                run.report
+                    .add(ErrorKind::Unsupported, found.of_key(t.key()));
+            } else {
+                run.corrupt(t.key(), what);
             }
         }
+        true
     }
-    objects::verify(reader, items, progress, &mut report).await;
-    if items.is_all() && reader.kept.has_record {
-        objects::between(reader, &mut report).await?;
+
+    async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let ChunkCheck { key, id, read, .. } = item;
+        if !read {
+            return Ok(0);
+        }
+        let stored = self.reader.stored(id)?;
+        let (file, start) = (stored.file, stored.bytes.start);
+        let dtype = self.reader.metadata.chunk(id).map(|(t, _)| t.dtype());
+        // Without checksums, this at least is known of bools.
+        let looks = dtype == Some(DType::Bool) && stored.crc.is_none();
+        let mut crc = crc32fast::Hasher::new();
+        let look = |at, part: &[u8]| {
+            crc.update(part);
+            let wrong = part.iter().position(|byte| looks && *byte > 1);
+            wrong.map_or(Ok(()), |n| {
+                let what = format!("tensor {key}: a bool is neither 0 nor 1");
+                Err(StrategyError::corrupt(file, Some(at + n as u64), what))
+            })
+        };
+        let (store, bytes) = (&*self.reader.store, stored.bytes.clone());
+        read_in_steps(store, file, bytes, STEP, run.progress, look).await?;
+        let found = crc.finalize();
+        if let Some(written) = stored.crc.filter(|written| *written != found) {
+            let what = crc32_differs(&tensor(key), found, written);
+            return Err(StrategyError::corrupt(file, Some(start), what));
+        }
+        run.report.without_checksum += u64::from(stored.crc.is_none());
+        Ok(stored.bytes.end - start)
     }
-    Ok(report)
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        if !item.read {
+            return Ok(0);
+        }
+        let bytes = objects::check(self.reader, item.id, item.key).await?;
+        run.progress.add(bytes);
+        Ok(bytes)
+    }
+
+    async fn rest(&mut self, run: &mut VerifyRun<'r>) -> Result<()> {
+        if run.items.is_all() && self.reader.kept.has_record {
+            // No program writes bytes between objects.
+            let reader = self.reader;
+            let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);
+            let ranges = reader.objects.iter().map(|o| o.bytes.clone()).collect();
+            let covered = &mut run.report.not_covered;
+            covered.add_between(OBJECTS, size, ranges);
+        }
+        Ok(())
+    }
 }
 
 /// The tensors of which something lies in files whose headers are not the written ones.
@@ -88,9 +119,10 @@ async fn changed(reader: &SafetensorsReader) -> Result<BTreeMap<&str, Refused>> 
             .chunks()
             .filter_map(|(id, _)| reader.chunks.get(id.0 as usize));
         if let Some(chunk) = of.find(|chunk| files.contains(&chunk.file)) {
-            let why = Refused::damaged(CHANGED);
-            let file = reader.files.get(chunk.file as usize).cloned();
-            out.insert(t.key(), Refused { file, ..why });
+            let mut why = Refused::damaged(CHANGED);
+            let file = reader.files.get(chunk.file as usize);
+            why.file = file.map(ToString::to_string);
+            out.insert(t.key(), why);
         }
     }
     Ok(out)
@@ -110,42 +142,5 @@ fn uncovered(t: &TensorRef<'_>) -> Option<String> {
         std::cmp::Ordering::Greater => Some(format!(
             "its pieces overlap: they have {pieces} elements, and its shape {shape} has {whole}"
         )),
-    }
-}
-
-async fn check(
-    reader: &SafetensorsReader,
-    stored: &Stored<'_>,
-    dtype: DType,
-    progress: &Progress,
-) -> Result<()> {
-    let mut crc = crc32fast::Hasher::new();
-    for at in check_steps(&*reader.store, stored.bytes.clone(), STEP) {
-        let part = reader.store.read(stored.file, at.clone()).await?;
-        crc.update(&part);
-        progress.add(at.end - at.start);
-        // Without checksums, this at least is known of bools.
-        if dtype == DType::Bool
-            && stored.crc.is_none()
-            && let Some(n) = part.iter().position(|byte| *byte > 1)
-        {
-            let what = format!("tensor {}: a bool is neither 0 nor 1", stored.key);
-            return Err(StrategyError::corrupt(
-                stored.file,
-                Some(at.start + n as u64),
-                what,
-            ));
-        }
-    }
-    match (crc.finalize(), stored.crc) {
-        (found, Some(written)) if found != written => {
-            let what = crc32_differs(&tensor(stored.key), found, written);
-            Err(StrategyError::corrupt(
-                stored.file,
-                Some(stored.bytes.start),
-                what,
-            ))
-        }
-        _ => Ok(()),
     }
 }

@@ -1,9 +1,9 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, Damage, ElementChecksum, FileRole,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, FileRole,
     LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx,
     ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyReport, agree,
+    StrategyError, Traffic, VerifyReport, VerifyRun, agree,
     load_sharded::load_in,
     pipeline::{judge, load_planned},
 };
@@ -335,6 +335,10 @@ impl StorageReader for Reader {
         Ok(removal)
     }
 
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.base.verifier(run).await
+    }
+
     async fn verify_items(
         &self,
         items: &CheckedItems,
@@ -349,7 +353,7 @@ impl StorageReader for Reader {
                 continue;
             }
             if let Err(e) = self.read(vec![object.clone()]).await {
-                report.add(e.kind(), Damage::of(Some(&object.unique_key()), &e));
+                report.add_error(Some(&object.unique_key()), &e);
             }
         }
         Ok(report)

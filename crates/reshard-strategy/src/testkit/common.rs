@@ -2,8 +2,8 @@
 
 use super::{left::files, phases::spoil};
 use crate::{
-    BackendVersion, CheckedItems, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Result, SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
+    BackendVersion, BoxVerifier, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Result, SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyRun,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -99,8 +99,8 @@ impl StorageReader for NoItems {
         Ok(Vec::new())
     }
 
-    async fn verify_items(&self, _: &CheckedItems, _: &Progress) -> Result<VerifyReport> {
-        Ok(VerifyReport::default())
+    async fn verifier<'r>(&'r self, _: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        unreachable!("it has no items")
     }
 }
 

@@ -1,8 +1,9 @@
 use crate::{
-    BackendVersion, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole, FinishCx,
-    Footprint, FormatInfo, LoadFormat, OpenCx, PolicyUse, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Removal, Resolve, Result, Rewritten, SaveCx, SaveFormat, StorageInfo,
-    StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    BackendVersion, BoxVerifier, Capabilities, CheckedItems, ElementChecksum, FileLayout, FileRole,
+    FinishCx, Footprint, FormatInfo, LoadFormat, OpenCx, PolicyUse, Producer, ReadCx, ReadObject,
+    ReadTensor, ReaderHooks, Records, Removal, Resolve, Result, Rewritten, SaveCx, SaveFormat,
+    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, VerifyRun, WriteData,
+    WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -521,6 +522,10 @@ impl StorageReader for Observed<Arc<dyn StorageReader>> {
 
     async fn without(&self, prefix: &str) -> Result<Removal> {
         self.inner.without(prefix).await
+    }
+
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.inner.verifier(run).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

@@ -1,100 +1,91 @@
 //! Looks for damage without loading anything.
 
-use super::{BundleReader, crc::differs};
+use super::{
+    BundleReader,
+    crc::{Crc32c, differs},
+};
 use crate::{
     index::Place,
+    names,
     table::read::{self, Budget},
 };
+use async_trait::async_trait;
 use reshard_model::ErrorKind;
-use reshard_plan::ObjectId;
-use reshard_storage::{Name, Progress};
+use reshard_storage::Name;
 use reshard_strategy::{
-    CheckedItems, Damage, Result, StrategyError, Uncovered, VerifyReport, check_steps, unclaimed,
+    ChunkCheck, Damage, ItemVerifier, ObjectCheck, Result, StrategyError, Uncovered, VerifyReport,
+    VerifyRun, crc_of, item_parts, overlapping,
 };
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 
-pub(super) async fn verify(
-    reader: &BundleReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    let mut report = VerifyReport::default();
-    for (key, why) in &reader.index.refused {
-        report.items += 1;
-        let found = Damage {
-            key: Some(key.clone()),
-            file: Some(reader.index_name()),
-            offset: None,
-            what: why.what.clone(),
-        };
-        report.add(why.kind, found);
-    }
-    for problem in reader.metadata.problems() {
-        let found = Damage {
-            key: Some(problem.key().into()),
-            file: Some(reader.index_name()),
-            offset: None,
-            what: problem.to_string(),
-        };
-        report.add(ErrorKind::Corrupt, found);
-    }
-    missing(reader, &mut report)?;
-    overlaps(reader, &mut report);
-    for t in reader.metadata.tensors() {
-        for (id, _) in t.chunks() {
-            report.items += 1;
-            let place = reader.chunk(id)?;
-            if is_lost(reader, place) {
-                continue;
-            }
-            match entry(reader, t.key(), place, items.has_chunk(id), progress).await {
-                Ok(bytes) => report.bytes += bytes,
-                Err(e) => report.add(e.kind(), Damage::of(Some(t.key()), &e)),
-            }
+pub(super) struct Verifier<'r>(&'r BundleReader);
+
+impl<'r> Verifier<'r> {
+    pub(super) fn new(reader: &'r BundleReader, run: &mut VerifyRun<'r>) -> Result<Self> {
+        for (key, why) in &reader.index.refused {
+            run.refuse(key, &why.clone().in_file(reader.index_name()));
         }
-    }
-    for (id, key) in reader.metadata.objects() {
-        report.items += 1;
-        let parts = reader.index.objects.get(id.0 as usize).map(|o| &o.parts);
-        if parts
-            .into_iter()
-            .flatten()
-            .any(|(_, place)| is_lost(reader, place))
-        {
-            continue;
+        for problem in reader.metadata.problems() {
+            let found = Damage::new(problem.to_string()).of_key(problem.key());
+            let found = found.in_file(reader.index_name());
+            run.report.add(ErrorKind::Corrupt, found);
         }
-        match object(reader, key, id, items.has_object(id), progress).await {
-            Ok(bytes) => report.bytes += bytes,
-            Err(e) => report.add(e.kind(), Damage::of(Some(key), &e)),
-        }
+        missing(reader, &mut run.report)?;
+        overlaps(reader, &mut run.report);
+        Ok(Self(reader))
     }
-    if items.is_all() {
-        between(reader, &mut report);
-        if let Err(e) = table(reader, &mut report).await {
-            report.add(e.kind(), Damage::of(None, &e));
-        }
-    }
-    Ok(report)
 }
 
-/// Counts the bytes of data files that no entry has.
-fn between(reader: &BundleReader, report: &mut VerifyReport) {
-    let mut all: Vec<(u32, Range<u64>)> = places(reader)
-        .map(|(place, _)| (place.shard, place.range()))
-        .collect();
-    all.sort_unstable_by_key(|(shard, range)| (*shard, range.start));
-    for (name, &size) in &reader.files {
-        let of_file = |shard: u32| reader.data_file(shard).is_ok_and(|file| file == *name);
-        let ranges = all.chunk_by(|a, b| a.0 == b.0);
-        let ranges = ranges
-            .filter(|part| part.first().is_some_and(|(shard, _)| of_file(*shard)))
-            .flatten();
-        let free = unclaimed(size, ranges.map(|(_, range)| range.clone()));
-        let covered = &mut report.not_covered;
-        covered.add(name.as_str(), Uncovered::Between, free);
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let (reader, place) = (self.0, self.0.chunk(item.id)?);
+        if is_lost(reader, place) {
+            return Ok(0);
+        }
+        let name = reader.there(place, item.key)?;
+        if !item.read {
+            return Ok(0);
+        }
+        let (store, at, progress) = (&*reader.store, place.range(), run.progress);
+        let crc = crc_of::<Crc32c>(store, &name, at, STEP, progress).await?;
+        match crc == place.crc {
+            true => Ok(place.size),
+            false => {
+                let what = differs(item.key, crc, place.crc);
+                Err(StrategyError::corrupt(name, Some(place.offset), what))
+            }
+        }
+    }
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let reader = self.0;
+        let parts = reader.parts(item.id);
+        if parts.iter().any(|(_, place)| is_lost(reader, place)) {
+            return Ok(0);
+        }
+        for (_, place) in parts {
+            reader.there(place, item.key)?;
+        }
+        if !item.read {
+            return Ok(0);
+        }
+        let (_, bytes) = reader.read_object(item.id, true).await?;
+        run.progress.add(bytes);
+        Ok(bytes)
+    }
+
+    async fn rest(&mut self, run: &mut VerifyRun<'r>) -> Result<()> {
+        if run.items.is_all() {
+            run.between(&self.0.files, item_parts(self.0));
+            if let Err(e) = table(self.0, &mut run.report).await {
+                run.report.add_error(None, &e);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -121,23 +112,18 @@ fn is_lost(reader: &BundleReader, place: &Place) -> bool {
 
 /// Reports the data files that are missing.
 fn missing(reader: &BundleReader, report: &mut VerifyReport) -> Result<()> {
-    let all = places(reader);
     let mut lost: BTreeMap<u32, (u64, &str)> = BTreeMap::new();
-    for (place, key) in all {
+    for (place, key) in places(reader) {
         if is_lost(reader, place) {
             lost.entry(place.shard).or_insert((0, key)).0 += 1;
         }
     }
     for (shard, (entries, key)) in lost {
-        let found = Damage {
-            key: None,
-            file: Some(reader.data_file(shard)?.to_string()),
-            offset: None,
-            what: match entries {
-                1 => format!("it is missing, and an entry of {key} lies in it"),
-                _ => format!("it is missing; {entries} entries lie in it, such as one of {key}"),
-            },
-        };
+        let found = Damage::new(match entries {
+            1 => format!("it is missing, and an entry of {key} lies in it"),
+            _ => format!("it is missing; {entries} entries lie in it, such as one of {key}"),
+        });
+        let found = found.in_file(reader.data_file(shard)?);
         report.add(ErrorKind::Corrupt, found);
     }
     Ok(())
@@ -150,15 +136,9 @@ fn places(reader: &BundleReader) -> impl Iterator<Item = (&Place, &str)> {
         t.chunks().map(move |(id, _)| (id, key)).collect::<Vec<_>>()
     });
     let chunks = chunks.filter_map(|(id, key)| Some((reader.chunk(id).ok()?, key)));
-    let objects = reader.metadata.objects().flat_map(|(id, key)| {
-        let parts = reader
-            .index
-            .objects
-            .get(id.0 as usize)
-            .into_iter()
-            .flat_map(|o| &o.parts);
-        parts.map(move |(_, place)| (place, key))
-    });
+    let objects = reader.metadata.objects();
+    let objects =
+        objects.flat_map(|(id, key)| (reader.parts(id).iter()).map(move |(_, place)| (place, key)));
     chunks.chain(objects)
 }
 
@@ -166,80 +146,10 @@ fn places(reader: &BundleReader) -> impl Iterator<Item = (&Place, &str)> {
 fn overlaps(reader: &BundleReader, report: &mut VerifyReport) {
     let mut all: Vec<(&Place, &str)> = places(reader).filter(|(place, _)| place.size > 0).collect();
     all.sort_by_key(|(place, key)| (place.shard, place.offset, place.size, *key));
-    let mut last: Option<(&Place, &str)> = None;
-    for (place, key) in all {
-        if let Some((before, of)) = last
-            && before.shard == place.shard
-            && before.range().end > place.offset
-        {
-            let found = Damage {
-                key: Some(key.into()),
-                file: reader
-                    .data_file(place.shard)
-                    .ok()
-                    .map(|name| name.to_string()),
-                offset: Some(place.offset),
-                what: format!("its entry shares bytes with one of {of}"),
-            };
-            report.add(ErrorKind::Corrupt, found);
-        }
-        if last.is_none_or(|(before, _)| {
-            before.shard != place.shard || before.range().end < place.range().end
-        }) {
-            last = Some((place, key));
-        }
+    for ((_, of), (place, key)) in overlapping(all, |(place, _)| (place.shard, place.range())) {
+        let found = Damage::new(format!("its entry shares bytes with one of {of}"));
+        let file = names::data(&reader.stem, place.shard, reader.index.shards);
+        let found = found.of_key(key).in_file(file).at(place.offset);
+        report.add(ErrorKind::Corrupt, found);
     }
-}
-
-/// Returns the number of bytes that were read.
-async fn entry(
-    reader: &BundleReader,
-    key: &str,
-    place: &Place,
-    full: bool,
-    progress: &Progress,
-) -> Result<u64> {
-    let name = reader.there(place, key)?;
-    if !full {
-        return Ok(0);
-    }
-    let mut crc = 0;
-    for at in check_steps(&*reader.store, place.range(), STEP) {
-        let part = reader.store.read(&name, at.clone()).await?;
-        crc = crc32c::crc32c_append(crc, &part);
-        progress.add(at.end - at.start);
-    }
-    match crc == place.crc {
-        true => Ok(place.size),
-        false => Err(StrategyError::corrupt(
-            name,
-            Some(place.offset),
-            differs(key, crc, place.crc),
-        )),
-    }
-}
-
-/// Returns the number of bytes that were read.
-async fn object(
-    reader: &BundleReader,
-    key: &str,
-    id: ObjectId,
-    full: bool,
-    progress: &Progress,
-) -> Result<u64> {
-    let parts = reader
-        .index
-        .objects
-        .get(id.0 as usize)
-        .into_iter()
-        .flat_map(|o| &o.parts);
-    for (_, place) in parts {
-        reader.there(place, key)?;
-    }
-    if !full {
-        return Ok(0);
-    }
-    let (_, bytes) = reader.read_object(id, true).await?;
-    progress.add(bytes);
-    Ok(bytes)
 }

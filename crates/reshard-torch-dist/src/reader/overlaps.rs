@@ -2,6 +2,7 @@
 
 use crate::table::{Place, Table};
 use reshard_storage::Name;
+use reshard_strategy::overlapping;
 use std::collections::BTreeMap;
 
 /// The items whose bytes another item claims too: by (file, offset), where the other item lies.
@@ -24,17 +25,9 @@ impl Overlaps {
             .collect();
         all.sort_unstable_by_key(|p| (file(p), p.offset, p.length));
         let mut found = BTreeMap::new();
-        // Each item is compared with the one, among those before it in its file, that ends last.
-        let mut last: Option<Place> = None;
-        for place in all {
-            let before = last.filter(|l| file(l) == file(&place));
-            if let Some(before) = before.filter(|b| end(b) > place.offset) {
-                found.insert((before.file, before.offset), place);
-                found.insert((place.file, place.offset), before);
-            }
-            if before.is_none_or(|b| end(&b) < end(&place)) {
-                last = Some(place);
-            }
+        for (before, place) in overlapping(all, |p| (file(&p), p.offset..end(&p))) {
+            found.insert((before.file, before.offset), place);
+            found.insert((place.file, place.offset), before);
         }
         Self(found)
     }

@@ -1,7 +1,6 @@
 //! Looks for damage without loading anything.
 
 use super::{
-    between,
     head::{SMALL, Wanted},
     names::named,
     opened::TorchDistReader,
@@ -11,253 +10,239 @@ use crate::{
     lost::Lost,
     table::{Item, Place},
 };
+use async_trait::async_trait;
+use bytes::Bytes;
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
-use reshard_plan::{ObjectId, TensorRef};
+use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
-    CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
-    check_steps, decode_object, item_files,
-    torch::{add_uncovered, check_framing, is_beyond_us},
+    ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, Result, StorageInfo, StorageReader,
+    StrategyError, VerifyRun, crc_of, item_files,
+    torch::{add_uncovered, check_decodes, check_framing},
 };
 use reshard_torch_format::{
     TorchSave,
     archive::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack},
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
-pub(super) async fn verify(
-    r: &TorchDistReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    // The sizes are listed once, so that a place outside its file is found without opening the file.
-    let files = r.store.files_or(|| item_files(r)).await?.into_iter();
-    let sizes: BTreeMap<Name, u64> = files.map(|e| (e.name, e.bytes)).collect();
-    let mut v = Verifier {
-        r,
-        sizes,
-        absent: BTreeMap::new(),
-        report: VerifyReport::default(),
-        counted: None,
-        progress,
-    };
-
-    for tensor in r.table.metadata.tensors() {
-        v.tensor(&tensor, items).await;
-    }
-
-    for (id, key) in r.table.metadata.objects() {
-        v.report.items += 1;
-        v.object(id, key, items.has_object(id)).await;
-    }
-
-    // Copies of other ranks are never loaded, but they can be damaged, too. Each is checked by itself.
-    for &(item, place) in &r.table.copies {
-        v.report.items += 1;
-        let full = match item {
-            Item::Chunk(chunk) => items.has_chunk(chunk),
-            Item::Object(object) => items.has_object(object),
-        };
-        v.copy(item, place, full).await;
-    }
-    for (item, file) in &r.table.lost {
-        v.report.items += 1;
-        v.lost(*item, file);
-    }
-
-    for (key, what) in &r.table.unknown {
-        v.report.items += 1;
-        if !v.is_counted(ErrorKind::Unsupported, key) {
-            let what = format!("{what}, so it can't be read");
-            let found = Damage {
-                key: Some(key.clone()),
-                file: None,
-                offset: None,
-                what,
-            };
-            v.report.add(ErrorKind::Unsupported, found);
-        }
-    }
-    if items.is_all() {
-        v.report.not_covered.merge(between::items(r, &v.sizes));
-    }
-    Ok(v.report)
-}
-
-/// What was read of an item, and what of it can't be confirmed.
-struct Checked {
-    bytes: u64,
-    left: Unconfirmed,
-}
-
-impl Checked {
-    /// Of an item whose stored bytes may have gone through stream transforms. No checksum covers what these made of them.
-    fn of(r: &TorchDistReader, place: Place, bytes: u64, mut left: Unconfirmed) -> Self {
-        if r.table.is_transformed(place) {
-            left.packed = bytes;
-            left.framing = 0;
-        }
-        Self { bytes, left }
-    }
-}
-
-struct Verifier<'r> {
+pub(super) struct Verifier<'r> {
     r: &'r TorchDistReader,
+    /// The files that the metadata name.
     sizes: BTreeMap<Name, u64>,
     /// What is said of files that are not listed.
     absent: BTreeMap<Name, String>,
-    report: VerifyReport,
-    /// The last finding that is not listed.
-    counted: Option<(ErrorKind, &'r str)>,
+    /// Whether the tensor of the next chunks may be read.
+    is_affordable: bool,
+    /// Whether its data are refused for their waste. Then they are not unpacked here either.
+    is_wasteful: bool,
     progress: &'r Progress,
 }
 
-impl<'r> Verifier<'r> {
-    fn add(&mut self, key: &'r str, file: Option<&str>, offset: Option<u64>, what: String) {
-        if self.is_counted(ErrorKind::Corrupt, key) {
-            return;
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    /// The parts of a tensor: do they cover it, and may it be read?
+    async fn tensor(&mut self, tensor: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
+        let (r, key) = (self.r, tensor.key());
+        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
+        if !r.table.contradictions.contains_key(key) {
+            cover(tensor, run);
         }
-        let found = Damage {
-            key: Some(key.into()),
-            file: file.map(Into::into),
-            offset,
-            what,
-        };
-        self.report.add(ErrorKind::Corrupt, found);
+        if let Err(e) = r.permits(key) {
+            run.add(e.kind(), key, || self.damage(key, &e));
+        }
+        self.is_affordable = r.affords(key).is_ok();
+        self.is_wasteful = r.waste.contains_key(key);
+        true
     }
 
-    fn damaged(&mut self, key: &'r str, e: &StrategyError) {
-        if self.is_counted(e.kind(), key) {
-            return;
+    async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let (r, chunk) = (self.r, item.id);
+        let Some(place) = r.table.chunk(chunk) else {
+            // PyTorch need not store anything for a chunk without elements.
+            let region = r.table.metadata.chunk(chunk).map(|(_, region)| region);
+            return match region.is_some_and(|region| region.is_empty()) {
+                true => Ok(0),
+                false => r.wanted(chunk).map(|_| 0),
+            };
+        };
+        let (of, read) = (Item::Chunk(chunk), item.read && !self.is_wasteful);
+        let name = || r.name_of(chunk);
+        match self.item((of, item.key), place, name, read, run).await {
+            // It is said of the tensor.
+            Err(StrategyError::Limit { .. }) if !self.is_affordable => Ok(0),
+            found => found,
         }
+    }
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let ObjectCheck { key, id, read, .. } = item;
+        self.r.agreed("object", key)?;
+        let Some(place) = self.r.table.object(id) else {
+            run.corrupt(key, NO_PLACE);
+            return Ok(0);
+        };
+        let name = || "it".into();
+        self.item((Item::Object(id), key), place, name, read, run)
+            .await
+    }
+
+    async fn rest(&mut self, run: &mut VerifyRun<'r>) -> Result<()> {
+        let (r, table) = (self.r, &self.r.table);
+        // Copies of other ranks are never loaded, but they can be damaged, too. Each is checked by itself.
+        for &(item, place) in &table.copies {
+            run.report.items += 1;
+            let (key, name) = (key(r, item), || format!("a copy of {}", part(r, item)));
+            let full = match item {
+                Item::Chunk(chunk) => run.items.has_chunk(chunk),
+                Item::Object(object) => run.items.has_object(object),
+            };
+            let read = full && !r.waste.contains_key(key);
+            let found = self.item((item, key), place, name, read, run).await;
+            run.note(self, key, found);
+        }
+        // Items that other ranks list without a place.
+        for (item, file) in &table.lost {
+            run.report.items += 1;
+            let (key, part) = (key(r, *item), part(r, *item));
+            let what = format!("{part} is listed, but {NO_PLACE}");
+            let found = || Damage::new(what).of_key(key).in_file(file);
+            run.add(ErrorKind::Corrupt, key, found);
+        }
+        for (key, what) in &table.unknown {
+            run.report.items += 1;
+            let found = || Damage::new(format!("{what}, so it can't be read")).of_key(key);
+            run.add(ErrorKind::Unsupported, key, found);
+        }
+        if run.items.is_all() {
+            // No program writes bytes between items or behind the last.
+            let copies = table.copies.iter().map(|(_, place)| place);
+            let places = table.chunks.iter().chain(&table.objects).chain(copies);
+            let part = |p: &Place| Some((table.file(*p).ok()?, table.range(*p).ok()?));
+            let parts = places.filter_map(part);
+            let parts = parts.map(|(file, range)| StorageInfo::new(file, range));
+            run.between(&self.sizes, parts);
+        }
+        Ok(())
+    }
+
+    /// The key is not said again.
+    fn damage(&self, key: &str, e: &StrategyError) -> Damage {
         let mut found = Damage::of(Some(key), e);
         if let Some(rest) = found.what.strip_prefix(&*named(key)) {
             found.what = rest.into();
         }
-        self.report.add(e.kind(), found);
+        found
+    }
+}
+
+/// Checks that the chunks of a tensor lie in it, do not overlap, and leave no hole. Reports the first fault.
+fn cover<'r>(tensor: &TensorRef<'r>, run: &mut VerifyRun<'r>) {
+    let shape = tensor.shape();
+    let (key, whole) = (tensor.key(), Region::whole(&shape));
+
+    // Empty chunks cover nothing, and may lie anywhere.
+    let chunks = tensor.chunks().map(|(_, r)| r);
+    let chunks: Vec<Region> = chunks.filter(|r| !r.is_empty()).collect();
+    for c in chunks.iter().filter(|c| !c.fits(&shape)) {
+        let what = format!("chunk {c} does not lie in the tensor's shape {shape}");
+        run.corrupt(key, what);
     }
 
-    /// Counts a finding if the list of its kind is full.
-    fn is_counted(&mut self, kind: ErrorKind, key: &'r str) -> bool {
-        if !self.report.is_full(kind) {
-            return false;
-        }
-        // There may be a million findings about chunks of one tensor. Its key, which may be long, is looked at once.
-        let again = self
-            .counted
-            .is_some_and(|(k, last)| k == kind && std::ptr::eq(last, key));
-        match again {
-            true => self.report.rest(kind).findings += 1,
-            false => self.report.rest(kind).count(Some(key)),
-        }
-        self.counted = Some((kind, key));
-        true
+    if let Some(why) = tensor.flattened_fault() {
+        run.corrupt(key, why);
     }
 
-    fn note(&mut self, key: &'r str, file: &Name, checked: Result<Checked>) {
-        match checked {
-            Ok(Checked { bytes, left }) => {
-                self.report.bytes += bytes;
-                self.report.without_checksum += u64::from(left.unsummed > 0);
-                add_uncovered(&mut self.report.not_covered, file.as_str(), left);
-            }
-            Err(e) => self.damaged(key, &e),
-        }
+    // A shape too large to count is a fault by itself, however its chunks lie.
+    if whole.volume().is_none() {
+        return run.corrupt(key, format!("a tensor of shape {shape} can't be"));
     }
 
-    /// The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
-    async fn tensor(&mut self, tensor: &TensorRef<'r>, items: &CheckedItems) {
-        let r = self.r;
-        let key = tensor.key();
-        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
-        if !r.table.contradictions.contains_key(key) {
-            self.cover(tensor);
-        }
-        if let Err(e) = r.permits(key) {
-            self.damaged(key, &e);
-        }
-        let is_affordable = r.affords(key).is_ok();
-        // Data that are refused for their waste are not unpacked here either.
-        let is_wasteful = r.waste.contains_key(key);
-        for (chunk, region) in tensor.chunks() {
-            self.report.items += 1;
+    let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
+    let fault = first_fault(&whole, chunks.len(), range);
+    let what = fault.map(|fault| match fault {
+        BoxFault::Overlap(a, b) => format!("chunks {} and {} overlap", chunks[a], chunks[b]),
+        BoxFault::Hole(hole) => format!("no chunk covers {hole} of the tensor's shape {shape}"),
+    });
+    if let Some(what) = what {
+        run.corrupt(key, what);
+    }
+}
 
-            // PyTorch need not store anything for a chunk without elements.
-            if region.is_empty() && r.table.chunk(chunk).is_none() {
-                continue;
-            }
-            match r.wanted(chunk) {
-                Err(e) => self.damaged(key, &e),
-                Ok(w) => {
-                    if self.in_file(key, &w.file, &w.range).await
-                        && items.has_chunk(chunk)
-                        && !is_wasteful
-                    {
-                        let checked = self.chunk(&w).await;
-                        let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
-                        if is_affordable || !checked.as_ref().is_err_and(is_told) {
-                            self.note(key, &w.file, checked);
-                        }
-                    }
-                }
-            }
-        }
+/// What is said of an item behind its key.
+fn part(r: &TorchDistReader, item: Item) -> String {
+    let region = match item {
+        Item::Object(_) => None,
+        Item::Chunk(chunk) => r.table.metadata.chunk(chunk).map(|(_, region)| region),
+    };
+    region.map_or_else(|| "it".into(), |region| format!("chunk {region}"))
+}
+
+fn key(r: &TorchDistReader, item: Item) -> &str {
+    let metadata = &r.table.metadata;
+    let key = match item {
+        Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
+        Item::Object(object) => metadata.object_key(object),
+    };
+    key.unwrap_or_default()
+}
+
+impl<'r> Verifier<'r> {
+    pub(super) async fn new(r: &'r TorchDistReader, progress: &'r Progress) -> Result<Self> {
+        // The sizes are listed once, so that a place outside its file is found without opening the file.
+        let files = r.store.files_or(|| item_files(r)).await?.into_iter();
+        let named = files.filter(|e| r.named.contains(&e.name));
+        Ok(Self {
+            r,
+            sizes: named.map(|e| (e.name, e.bytes)).collect(),
+            absent: BTreeMap::new(),
+            is_affordable: true,
+            is_wasteful: false,
+            progress,
+        })
     }
 
-    /// Checks that the chunks of a tensor lie in it, do not overlap, and leave no hole. Reports the first fault.
-    fn cover(&mut self, tensor: &TensorRef<'r>) {
-        let shape = tensor.shape();
-        let (key, whole) = (tensor.key(), Region::whole(&shape));
-
-        // Empty chunks cover nothing, and may lie anywhere.
-        let chunks: Vec<Region> = tensor
-            .chunks()
-            .map(|(_, r)| r)
-            .filter(|r| !r.is_empty())
-            .collect();
-        for c in chunks.iter().filter(|c| !c.fits(&shape)) {
-            self.add(
-                key,
-                None,
-                None,
-                format!("chunk {c} does not lie in the tensor's shape {shape}"),
-            );
+    /// Checks an item or a copy of it. `name` is what the error calls it if another item claims its bytes.
+    async fn item(
+        &mut self,
+        (item, key): (Item, &'r str),
+        place: Place,
+        name: impl FnOnce() -> String + Send,
+        read: bool,
+        run: &mut VerifyRun<'r>,
+    ) -> Result<u64> {
+        let (file, range) = self.r.undisputed(place, name)?;
+        self.in_file(&file, &range).await?;
+        if !read {
+            return Ok(0);
         }
-
-        if let Some(why) = tensor.flattened_fault() {
-            self.add(key, None, None, why);
-        }
-
-        // A shape too large to count is a fault by itself, however its chunks lie.
-        if whole.volume().is_none() {
-            return self.add(
-                key,
-                None,
-                None,
-                format!("a tensor of shape {shape} can't be"),
-            );
-        }
-
-        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
-        match first_fault(&whole, chunks.len(), range) {
-            None => {}
-            Some(BoxFault::Overlap(a, b)) => {
-                self.add(
-                    key,
-                    None,
-                    None,
-                    format!("chunks {} and {} overlap", chunks[a], chunks[b]),
-                );
+        let (bytes, name) = (range.end - range.start, file.clone());
+        let mut left = match item {
+            Item::Object(_) => self.object_at(key, place, &file, range).await?,
+            Item::Chunk(chunk) => {
+                let wanted = Wanted {
+                    chunk,
+                    place,
+                    file,
+                    range,
+                };
+                let archive = Archive {
+                    r: self.r,
+                    w: &wanted,
+                    progress: self.progress,
+                    near: Bytes::new(),
+                    at: 0,
+                };
+                archive.check().await?
             }
-            Some(BoxFault::Hole(hole)) => {
-                self.add(
-                    key,
-                    None,
-                    None,
-                    format!("no chunk covers {hole} of the tensor's shape {shape}"),
-                );
-            }
+        };
+        // No checksum covers what stream transforms made of the stored bytes.
+        if self.r.table.is_transformed(place) {
+            (left.packed, left.framing) = (bytes, 0);
         }
+        run.report.without_checksum += u64::from(left.unsummed > 0);
+        add_uncovered(&mut run.report.not_covered, name.as_str(), left);
+        Ok(bytes)
     }
 
     /// What is said of a file that is not listed. It is looked at once: many items may lie in it.
@@ -284,340 +269,172 @@ impl<'r> Verifier<'r> {
     }
 
     /// Checks that the file exists and is long enough.
-    async fn in_file(&mut self, key: &'r str, file: &Name, range: &std::ops::Range<u64>) -> bool {
+    async fn in_file(&mut self, file: &Name, range: &Range<u64>) -> Result<()> {
         let what = match self.sizes.get(file) {
-            None => match self.absent(file).await {
-                Ok(what) => what,
-                Err(e) => {
-                    self.damaged(key, &e.into());
-                    return false;
-                }
-            },
+            None => self.absent(file).await?,
+            // The same for all items of the file, so that a cut file is told once.
             Some(&size) if size < range.end => {
-                // The same for all items of the file, so that a cut file is told once.
                 format!("it reaches beyond the end of the file, which has {size} bytes")
             }
-            Some(_) => return true,
+            Some(_) => return Ok(()),
         };
-        self.add(key, Some(file.as_str()), Some(range.start), what);
-        false
+        Err(StrategyError::corrupt(file, Some(range.start), what))
     }
 
+    /// Checks an object, or the copy of it that another rank of a rank-local checkpoint has.
+    async fn object_at(
+        &self,
+        key: &str,
+        place: Place,
+        file: &Name,
+        range: Range<u64>,
+    ) -> Result<Unconfirmed> {
+        let (r, len, at) = (self.r, range.end - range.start, range.start);
+        r.limits.whole(format_args!("object {key}"), len)?;
+        let stored = r.store.read(file, range).await;
+        let bytes = r.object_archive(place, key, stored.map_err(|e| r.lost(e, None))?)?;
+        r.check_archive(place, key, &bytes)?;
+        let left = check_framing(&bytes, &r.limits)
+            .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), at))?;
+        let codec = TorchSave::NAME;
+        check_decodes(&*r.codec(), key, Payload::Encoded { codec, bytes })?;
+        self.progress.add(len);
+        Ok(left)
+    }
+}
+
+/// The check of a chunk's archive.
+struct Archive<'a> {
+    r: &'a TorchDistReader,
+    w: &'a Wanted,
+    progress: &'a Progress,
+    /// Bytes that were read last, and where in the archive they begin.
+    near: Bytes,
+    at: u64,
+}
+
+impl Archive<'_> {
     /// Checks that every record of a chunk's archive has the checksum in the archive, that its tensor is that of the metadata, and that what no checksum covers is as torch
     /// writes it.
-    async fn chunk(&self, w: &Wanted) -> Result<Checked> {
+    async fn check(mut self) -> Result<Unconfirmed> {
+        let (r, w) = (self.r, self.w);
         let len = w.range.end - w.range.start;
-        if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
-            self.r.limits.whole(self.r.name_of(w.chunk), len)?;
-            let stored = self.read(w, 0..len).await?;
-            let left = self.r.check_in_memory(w, stored)?;
-            return Ok(Checked::of(self.r, w.place, len, left));
+        if len <= SMALL.max(IN_MEMORY) || r.table.is_transformed(w.place) {
+            r.limits.whole(r.name_of(w.chunk), len)?;
+            return r.check_in_memory(w, self.read(0..len).await?);
         }
-        let tail = self.read(w, Tail::first_range(len)).await?;
-        let (directory, (more, _)) = self.r.directory(w, &tail).await?;
+        let tail = self.read(Tail::first_range(len)).await?;
+        let (directory, (more, _)) = r.directory(w, &tail).await?;
         self.progress.add(more);
-        self.r.unpacks_to_its_shape(w, &directory)?;
+        r.unpacks_to_its_shape(w, &directory)?;
         // Even if one thing is not understood, another may be damaged.
-        let mut near = Near::default();
-        let mut found = self.described(w, &directory, &mut near).await;
-        let mut frame = self.frame(w, &directory, &tail).await?;
+        let is_worse = |e: &StrategyError| e.kind() != ErrorKind::Unsupported;
+        let mut found = self.described(&directory).await;
+        let mut frame = self.frame(&directory, &tail).await?;
         for record in directory.records() {
-            if found
-                .as_ref()
-                .is_err_and(|e| e.kind() != ErrorKind::Unsupported)
-            {
+            if found.as_ref().is_err_and(is_worse) {
                 break;
             }
-            let checked = self.record(w, record, &mut near, &mut frame).await;
-            if found.is_ok()
-                || checked
-                    .as_ref()
-                    .is_err_and(|e| e.kind() != ErrorKind::Unsupported)
-            {
+            let checked = self.record(record, &mut frame).await;
+            if found.is_ok() || checked.as_ref().is_err_and(is_worse) {
                 found = checked;
             }
         }
         found?;
-        let left = frame.finish().map_err(|e| self.r.corrupt(w, e))?;
-        Ok(Checked { bytes: len, left })
+        frame.finish().map_err(|e| r.corrupt(w, e))
     }
 
     /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
-    async fn frame(&self, w: &Wanted, directory: &Directory, tail: &[u8]) -> Result<Framing> {
+    async fn frame(&self, directory: &Directory, tail: &[u8]) -> Result<Framing> {
+        let w = self.w;
         let (len, at) = (w.range.end - w.range.start, directory.offset());
         let known = at.checked_sub(len - tail.len() as u64);
         Ok(match known.and_then(|at| tail.get(at as usize..)) {
             Some(tail) => Framing::new(directory, len, tail),
-            None => Framing::new(directory, len, &self.fetch(w, at..len).await?),
+            None => Framing::new(directory, len, &self.r.at(w, at..len).await?),
         })
     }
 
-    /// Reads a range of a chunk's archive. The caller tells the progress.
-    async fn fetch(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
-        let at = w.range.start + range.start..w.range.start + range.end;
-        let got = self.r.store.read(&w.file, at).await;
-        got.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))
-    }
-
-    async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
-        let got = self.fetch(w, range).await?;
+    async fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        let got = self.r.at(self.w, range).await?;
         self.progress.add(got.len() as u64);
         Ok(got)
     }
 
     /// Reads a few bytes of a chunk's archive. Those behind them are read with them, because the next record mostly lies there, and an
     /// archive may have very many small records.
-    async fn read_near(
-        &self,
-        w: &Wanted,
-        range: std::ops::Range<u64>,
-        near: &mut Near,
-    ) -> Result<bytes::Bytes> {
-        let Near { at, bytes } = near;
-        let within = range.start >= *at && range.end - *at <= bytes.len() as u64;
-        if !within {
-            let len = w.range.end - w.range.start;
+    async fn read_near(&mut self, range: Range<u64>) -> Result<Bytes> {
+        let (at, end) = (self.at, self.at + self.near.len() as u64);
+        if range.start < at || range.end > end {
+            let len = self.w.range.end - self.w.range.start;
             let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
-            *bytes = self.fetch(w, range.start..end).await?;
-            *at = range.start;
+            self.near = self.r.at(self.w, range.start..end).await?;
+            self.at = range.start;
         }
         self.progress.add(range.end - range.start);
-        Ok(bytes.slice((range.start - *at) as usize..(range.end - *at) as usize))
+        let in_near = |byte: u64| (byte - self.at) as usize;
+        Ok(self.near.slice(in_near(range.start)..in_near(range.end)))
     }
 
-    async fn described(&self, w: &Wanted, directory: &Directory, near: &mut Near) -> Result<()> {
-        let corrupt = |e| self.r.corrupt(w, e);
+    async fn described(&mut self, directory: &Directory) -> Result<()> {
+        let (r, w) = (self.r, self.w);
+        let corrupt = |e| r.corrupt(w, e);
         let record = directory.get("data.pkl").map_err(corrupt)?;
-        let range = self.data_range(w, record, near).await?;
-        let stored = self.read(w, range).await?;
+        let range = self.data_range(record).await?;
+        let stored = self.read(range).await?;
         let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
         check_crc(record, &pickle).map_err(corrupt)?;
-        let tensor = self.r.description(w, &pickle)?;
-        self.r.check_described(w, &tensor)?;
+        let tensor = r.description(w, &pickle)?;
+        r.check_described(w, &tensor)?;
         let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
         tensor.check_storage(storage.size).map_err(corrupt)
     }
 
-    async fn data_range(
-        &self,
-        w: &Wanted,
-        record: &Record,
-        near: &mut Near,
-    ) -> Result<std::ops::Range<u64>> {
-        let corrupt = |e| self.r.corrupt(w, e);
-        let header = self.read_near(w, record.header_range(), near).await?;
+    async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
+        let (r, w) = (self.r, self.w);
+        let corrupt = |e| r.corrupt(w, e);
+        let header = self.read_near(record.header_range()).await?;
         let range = record.data_range(&header).map_err(corrupt)?;
-        record
-            .confirm(
-                &range,
-                &self.read_near(w, record.behind(&range), near).await?,
-            )
-            .map_err(corrupt)?;
+        let behind = self.read_near(record.behind(&range)).await?;
+        record.confirm(&range, &behind).map_err(corrupt)?;
         Ok(range)
     }
 
     /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
-    async fn record(
-        &self,
-        w: &Wanted,
-        record: &Record,
-        near: &mut Near,
-        frame: &mut Framing,
-    ) -> Result<()> {
-        let corrupt = |e| self.r.corrupt(w, e);
-        let range = self.data_range(w, record, near).await?;
-        let header = record.header..range.start;
-        frame.header(record, &self.read_near(w, header, near).await?);
+    async fn record(&mut self, record: &Record, frame: &mut Framing) -> Result<()> {
+        let (r, w) = (self.r, self.w);
+        let range = self.data_range(record).await?;
+        let header = self.read_near(record.header..range.start).await?;
+        frame.header(record, &header);
         if record.method != Method::Stored {
-            self.r.limits.whole(
-                format_args!("{} of {}", record.name, self.r.name_of(w.chunk)),
-                record.stored,
-            )?;
-            let stored = self.read(w, range).await?;
-            return Inflate::new(record, stored)
-                .and_then(Inflate::check)
-                .map_err(corrupt);
+            let what = format!("{} of {}", record.name, r.name_of(w.chunk));
+            r.limits.whole(what, record.stored)?;
+            let stored = self.read(range).await?;
+            let unpacked = Inflate::new(record, stored).and_then(Inflate::check);
+            return unpacked.map_err(|e| r.corrupt(w, e));
         }
-        let mut hasher = crc32fast::Hasher::new();
-        for at in check_steps(&*self.r.store, range, IN_MEMORY) {
-            hasher.update(&self.read(w, at).await?);
-        }
-        let found = hasher.finalize();
+        let (store, at) = (&*r.store, w.range.start);
+        let at = at + range.start..at + range.end;
+        let found = crc_of::<Crc32>(store, &w.file, at, IN_MEMORY, self.progress).await;
+        let found = found.map_err(|e| r.lost(e, Some(r.name_of(w.chunk))))?;
         if let Some(stored) = record.checksum().filter(|stored| found != *stored) {
             let what = format!(
                 "the CRC-32 of {} is {found:08x}, but the archive says {stored:08x}",
                 record.name
             );
-            return Err(self.r.bad(w, &what));
+            return Err(r.bad(w, &what));
         }
         Ok(())
-    }
-
-    /// Checks the copy of an item that another rank of a rank-local checkpoint has.
-    async fn copy(&mut self, item: Item, place: Place, full: bool) {
-        let (r, key) = (self.r, self.key(item));
-        let name = format!("a copy of {}", self.part(item));
-        let (file, range) = match r.undisputed(place, || name) {
-            Ok(at) => at,
-            Err(e) => return self.damaged(key, &e),
-        };
-        if !self.in_file(key, &file, &range).await || !full || self.r.waste.contains_key(key) {
-            return;
-        }
-        let checked = match item {
-            Item::Chunk(chunk) => {
-                let file = file.clone();
-                self.chunk(&Wanted {
-                    chunk,
-                    place,
-                    file,
-                    range,
-                })
-                .await
-            }
-            Item::Object(_) => self.object_copy(key, place, &file, range).await,
-        };
-        self.note(key, &file, checked);
-    }
-
-    /// Tells of an item that another rank lists without a place.
-    fn lost(&mut self, item: Item, file: &str) {
-        let what = format!(
-            "{} is listed, but the metadata does not say where it lies: its entry in storage_data is missing",
-            self.part(item)
-        );
-        self.add(self.key(item), Some(file), None, what);
-    }
-
-    /// What is said of an item behind its key.
-    fn part(&self, item: Item) -> String {
-        match item {
-            Item::Object(_) => "it".into(),
-            Item::Chunk(chunk) => {
-                let region = self.r.table.metadata.chunk(chunk).map(|(_, region)| region);
-                region.map_or_else(|| "it".into(), |region| format!("chunk {region}"))
-            }
-        }
-    }
-
-    fn key(&self, item: Item) -> &'r str {
-        let metadata = &self.r.table.metadata;
-        let key = match item {
-            Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
-            Item::Object(object) => metadata.object_key(object),
-        };
-        key.unwrap_or_default()
-    }
-
-    async fn object_copy(
-        &self,
-        key: &str,
-        place: Place,
-        file: &Name,
-        range: std::ops::Range<u64>,
-    ) -> Result<Checked> {
-        let (len, start) = (range.end - range.start, range.start);
-        self.r.limits.whole(format_args!("object {key}"), len)?;
-        let stored = self
-            .r
-            .store
-            .read(file, range)
-            .await
-            .map_err(|e| self.r.lost(e, None))?;
-        let bytes = self.r.object_archive(place, key, stored)?;
-        self.r.check_archive(place, key, &bytes)?;
-        let left = self.framed(key, file, start, &bytes)?;
-        self.decodes(key, bytes)?;
-        self.progress.add(len);
-        Ok(Checked::of(self.r, place, len, left))
-    }
-
-    /// Checks what no checksum of an object's archive covers.
-    fn framed(
-        &self,
-        key: &str,
-        file: &Name,
-        at: u64,
-        archive: &bytes::Bytes,
-    ) -> Result<Unconfirmed> {
-        check_framing(archive, &self.r.limits)
-            .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), at))
-    }
-
-    /// The checksums are right, so an object beyond the limits of the decoder is not damaged.
-    fn decodes(&self, key: &str, bytes: bytes::Bytes) -> Result<()> {
-        match decode_object(
-            &*self.r.codec(),
-            key,
-            Payload::Encoded {
-                codec: TorchSave::NAME,
-                bytes,
-            },
-        ) {
-            Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => Ok(()),
-            decoded => decoded.map(drop),
-        }
-    }
-
-    async fn object(&mut self, id: ObjectId, key: &'r str, full: bool) {
-        let r = self.r;
-        if let Err(e) = r.agreed("object", key) {
-            return self.damaged(key, &e);
-        }
-        let place = r.table.object(id);
-        let at = place.map(|p| r.undisputed(p, || "it".into()));
-        match place.zip(at) {
-            None => self.add(
-                key,
-                None,
-                None,
-                "the metadata does not say where it lies: its entry in storage_data is missing"
-                    .into(),
-            ),
-            Some((_, Err(e))) => self.damaged(key, &e),
-            Some((place, Ok((file, range)))) => {
-                if self.in_file(key, &file, &range).await && full {
-                    let checked = self.object_of(id, place, (&file, range)).await;
-                    self.note(key, &file, checked);
-                }
-            }
-        }
-    }
-
-    async fn object_of(
-        &self,
-        object: ObjectId,
-        place: Place,
-        (file, range): (&Name, std::ops::Range<u64>),
-    ) -> Result<Checked> {
-        let none = Progress::none();
-        let cx = ReadCx::new(true, &none);
-        let payloads = self.r.read_objects(&[ReadObject { object }], &cx).await?;
-        let mut left = Unconfirmed::default();
-        for p in payloads {
-            if let Payload::Encoded { bytes, .. } = p {
-                let key = self.key(Item::Object(object));
-                left += self.framed(key, file, range.start, &bytes)?;
-                self.decodes(key, bytes)?;
-            }
-        }
-        let len = range.end - range.start;
-        self.progress.add(len);
-        Ok(Checked::of(self.r, place, len, left))
     }
 }
 
 const MISSING: &str = "its file is missing";
 
+const NO_PLACE: &str =
+    "the metadata does not say where it lies: its entry in storage_data is missing";
+
 /// Of so many files that are not listed it is looked at what lies there.
 const ABSENT: usize = 1_000;
-
-/// Bytes of an archive that were read last.
-#[derive(Default)]
-struct Near {
-    at: u64,
-    bytes: bytes::Bytes,
-}
 
 /// So many bytes are read at least where little is wanted.
 const NEAR: u64 = 16 << 10;

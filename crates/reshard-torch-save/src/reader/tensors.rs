@@ -82,11 +82,7 @@ pub(super) async fn read(
     }
     let named = |e| lost(e, "a file of torch.save");
     let read = reader.store.read_into(records, cx.progress.clone()).await;
-    let read = read.map_err(named)?;
-    totals.needed += read.needed;
-    totals.bytes += read.bytes;
-    totals.beside += read.beside;
-    totals.requests += read.requests;
+    totals += read.map_err(named)?;
     Ok(totals)
 }
 

@@ -6,79 +6,83 @@ use crate::{
     file::{Container, TorchFile, Zip, length},
     names::INDEX,
 };
+use async_trait::async_trait;
 use reshard_model::ErrorKind;
-use reshard_plan::ObjectId;
-use reshard_storage::Progress;
+use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{
-    CheckedItems, Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport,
-    check_steps, torch::add_uncovered,
+    CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, ReadCx, ReadObject, Result,
+    StorageReader, StrategyError, VerifyReport, VerifyRun, crc_of, torch::add_uncovered,
 };
 use reshard_torch_format::{
     LegacyHead,
     archive::{Framing, Inflate, Method, Record, Unconfirmed},
 };
-use std::{collections::BTreeSet, ops::Range};
+use std::collections::BTreeSet;
 
 /// So many bytes are read at a time.
 const STEP: u64 = 1 << 20;
 /// By so many bytes the beginning of an old file is known.
 const BEGINNING: u64 = 32;
 
-pub(super) async fn verify(
-    reader: &TorchSaveReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    let mut report = VerifyReport {
-        items: reader.metadata.tensors().len() as u64,
-        ..VerifyReport::default()
-    };
-    for (key, why) in &reader.table.refused {
-        report.items += 1;
-        let found = Damage {
-            key: Some(key.to_string()),
-            file: Some(why.file.clone()),
-            offset: None,
-            what: why.what.clone(),
-        };
-        report.add(why.kind, found);
-    }
-    for (key, file) in &reader.table.unnamed {
-        let found = Damage {
-            key: Some(key.to_string()),
-            file: Some(file.clone()),
-            offset: None,
-            what: format!("the file holds it, but {INDEX} does not name it"),
-        };
-        report.add(ErrorKind::Corrupt, found);
-    }
-    for key in reader.table.repeats.keys() {
-        if let Err(e) = reader.permits(key) {
-            report.add(e.kind(), Damage::of(Some(key), &e));
+/// Tensors may share storages, and archives have other records. So files are checked as a whole, before their tensors are counted.
+pub(super) struct Verifier<'r>(&'r TorchSaveReader);
+
+impl<'r> Verifier<'r> {
+    pub(super) async fn new(reader: &'r TorchSaveReader, run: &mut VerifyRun<'r>) -> Self {
+        for (key, why) in &reader.table.refused {
+            run.refuse(key, why);
         }
-    }
-    let storages = storages(reader, items);
-    for (number, file) in (0u32..).zip(&reader.files) {
-        let Some(file) = file else { continue };
-        let is_read = |storage: &str| match &storages {
-            None => items.is_all(),
-            Some(these) => these.contains(&(number, storage)),
-        };
-        match &file.container {
-            Container::Zip(zip) => {
-                archive(reader, (file, zip), &is_read, progress, &mut report).await;
-                if items.is_all() {
-                    frame(reader, file, zip, &mut report).await;
-                }
+        for (key, file) in &reader.table.unnamed {
+            let what = format!("the file holds it, but {INDEX} does not name it");
+            let found = Damage::new(what).of_key(&**key).in_file(file);
+            run.report.add(ErrorKind::Corrupt, found);
+        }
+        for key in reader.table.repeats.keys() {
+            if let Err(e) = reader.permits(key) {
+                run.error(key, &e);
             }
-            Container::Legacy(head) => legacy(reader, file, head, &is_read, &mut report).await,
-            Container::Pickle => {}
         }
+        let storages = storages(reader, run.items);
+        for (number, file) in (0u32..).zip(&reader.files) {
+            let Some(file) = file else { continue };
+            let is_read = |storage: &str| match &storages {
+                None => run.items.is_all(),
+                Some(these) => these.contains(&(number, storage)),
+            };
+            let (report, progress) = (&mut run.report, run.progress);
+            let check = FileCheck {
+                reader,
+                file,
+                progress,
+            };
+            match &file.container {
+                Container::Zip(zip) => {
+                    check.archive(zip, &is_read, report).await;
+                    if run.items.is_all() {
+                        check.frame(zip, report).await;
+                    }
+                }
+                Container::Legacy(head) => check.legacy(head, &is_read, report).await,
+                Container::Pickle => {}
+            }
+        }
+        Self(reader)
     }
-    if *items != CheckedItems::None {
-        objects(reader, items, progress, &mut report).await;
+}
+
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    async fn chunk(&mut self, _: ChunkCheck<'r>, _: &mut VerifyRun<'r>) -> Result<u64> {
+        Ok(0)
     }
-    Ok(report)
+
+    async fn object(&mut self, item: ObjectCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        if item.read {
+            let (object, cx) = (item.id, ReadCx::new(false, run.progress));
+            self.0.read_objects(&[ReadObject { object }], &cx).await?;
+        }
+        Ok(0)
+    }
 }
 
 /// The storages of chosen tensors, with the numbers of their files; `None` if nothing is chosen by itself.
@@ -101,54 +105,6 @@ fn storage<'r>(zip: &Zip, record: &'r Record) -> Option<&'r str> {
     name.strip_prefix("/data/")
 }
 
-/// All objects can be decoded.
-async fn objects(
-    reader: &TorchSaveReader,
-    items: &CheckedItems,
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
-    let cx = ReadCx::new(false, progress);
-    for (object, key) in reader.metadata.objects() {
-        let object: ObjectId = object;
-        report.items += 1;
-        if !items.has_object(object) {
-            continue;
-        }
-        if let Err(e) = reader.read_objects(&[ReadObject { object }], &cx).await {
-            report.add(e.kind(), Damage::of(Some(key), &e));
-        }
-    }
-}
-
-/// All records are where the directory says, and have their checksums.
-async fn archive(
-    reader: &TorchSaveReader,
-    (file, zip): (&TorchFile, &Zip),
-    is_read: &(dyn Fn(&str) -> bool + Sync),
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
-    // All headers in one call. If one is damaged, each record is asked for by itself.
-    let all: Vec<&Record> = zip.directory.records().collect();
-    drop(zip.places(&reader.store, &file.name, &all).await);
-    if all.iter().any(|record| record.checksum().is_none()) {
-        let number = reader.number(file);
-        let tensors = reader.table.tensors.iter();
-        report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
-    }
-    for record in all {
-        let full = is_read(storage(zip, record).unwrap_or_default());
-        match check(reader, file, zip, record, full, progress).await {
-            Ok(bytes) => report.bytes += bytes,
-            Err(e) => {
-                let key = holder(reader, zip, record);
-                report.add(e.kind(), Damage::of(key.as_deref(), &e));
-            }
-        }
-    }
-}
-
 /// The key of a tensor in a record.
 fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String> {
     let storage = storage(zip, record)?;
@@ -158,141 +114,151 @@ fn holder(reader: &TorchSaveReader, zip: &Zip, record: &Record) -> Option<String
     Some(tensor.key().into())
 }
 
-async fn check(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    zip: &Zip,
-    record: &Record,
-    full: bool,
-    progress: &Progress,
-) -> Result<u64> {
-    let at = zip.places(&reader.store, &file.name, &[record]).await?;
-    let at = at.into_iter().next().unwrap_or_default();
-    if !full {
-        return Ok(0);
-    }
-    let bytes = length(&at);
-    let damaged = |e| unreadable(e, &format!("record {:?}", record.name), file.name.as_str());
-    if record.method != Method::Stored {
-        let what = format!("record {:?} of {}", record.name, file.name);
-        reader.limits.whole(&what, bytes)?;
-        reader.limits.whole(&what, record.size)?;
-        let stored = reader.store.read(&file.name, at).await;
-        let stored = stored.map_err(|e| lost(e, file.name.as_str()))?;
-        let content = Inflate::new(record, stored).map_err(damaged)?;
-        content.check().map_err(damaged)?;
-        progress.add(bytes);
-        return Ok(bytes);
-    }
-    let found = crc(reader, file, at.clone(), progress).await?;
-    let stored = record.checksum().filter(|_| record.size > 0);
-    if let Some(stored) = stored.filter(|stored| found != *stored) {
-        let what = format!(
-            "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}",
-            record.name
-        );
-        return Err(StrategyError::corrupt(&file.name, Some(at.start), what));
-    }
-    Ok(bytes)
+/// Whether a storage is read.
+type IsRead<'a> = &'a (dyn Fn(&str) -> bool + Sync);
+
+/// The check of a file.
+struct FileCheck<'a> {
+    reader: &'a TorchSaveReader,
+    file: &'a TorchFile,
+    progress: &'a Progress,
 }
 
-/// What no checksum of an archive covers is as torch writes it, or is counted.
-async fn frame(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip, report: &mut VerifyReport) {
-    match unconfirmed(reader, file, zip).await {
-        Ok(left) => add_uncovered(&mut report.not_covered, file.name.as_str(), left),
-        // A damaged header was told with its record.
-        Err(_) if !report.damage.is_empty() => {}
-        Err(e) => report.add(e.kind(), Damage::of(None, &e)),
+impl FileCheck<'_> {
+    fn lost(&self, e: StorageError) -> StrategyError {
+        lost(e, self.file.name.as_str())
     }
-}
 
-async fn unconfirmed(reader: &TorchSaveReader, file: &TorchFile, zip: &Zip) -> Result<Unconfirmed> {
-    let (name, store) = (&file.name, &reader.store);
-    let records: Vec<&Record> = zip.directory.records().collect();
-    let places = zip.places(store, name, &records).await?;
-    let headers = records.iter().zip(&places);
-    let headers = headers.map(|(record, data)| record.header..data.start);
-    let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
-    let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
-    let (mut read, _) = read.await.map_err(|e| lost(e, name.as_str()))?;
-    let tail = read.pop().unwrap_or_default();
-    let mut frame = Framing::new(&zip.directory, file.bytes, &tail);
-    for (record, header) in records.iter().zip(&read) {
-        frame.header(record, header);
-    }
-    let left = frame.finish();
-    left.map_err(|e| unreadable(e, "the archive", name.as_str()))
-}
-
-async fn crc(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    at: Range<u64>,
-    progress: &Progress,
-) -> Result<u32> {
-    let mut crc = crc32fast::Hasher::new();
-    for at in check_steps(&*reader.store, at, STEP) {
-        let part = reader.store.read(&file.name, at.clone()).await;
-        crc.update(&part.map_err(|e| lost(e, file.name.as_str()))?);
-        progress.add(at.end - at.start);
-    }
-    Ok(crc.finalize())
-}
-
-/// Old files have no checksums, but each storage says how many elements it has.
-async fn legacy(
-    reader: &TorchSaveReader,
-    file: &TorchFile,
-    head: &LegacyHead,
-    is_read: &(dyn Fn(&str) -> bool + Sync),
-    report: &mut VerifyReport,
-) {
-    let all = &head.storages;
-    let ranges = all
-        .values()
-        .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
-    let counts = reader.store.read_ranges(ranges.collect()).await;
-    let counts = match counts {
-        Ok((counts, _)) => counts,
-        Err(e) => {
-            let e = lost(e, file.name.as_str());
-            return report.add(e.kind(), Damage::of(None, &e));
+    /// All records are where the directory says, and have their checksums.
+    async fn archive(&self, zip: &Zip, is_read: IsRead<'_>, report: &mut VerifyReport) {
+        let (reader, file) = (self.reader, self.file);
+        // All headers in one call. If one is damaged, each record is asked for by itself.
+        let all: Vec<&Record> = zip.directory.records().collect();
+        drop(zip.places(&reader.store, &file.name, &all).await);
+        if all.iter().any(|record| record.checksum().is_none()) {
+            let number = reader.number(file);
+            let tensors = reader.table.tensors.iter();
+            report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
         }
-    };
-    for ((key, storage), count) in all.iter().zip(counts) {
-        let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
-        if count != Some(storage.elements) {
+        for record in all {
+            let full = is_read(storage(zip, record).unwrap_or_default());
+            match self.record(zip, record, full).await {
+                Ok(bytes) => report.bytes += bytes,
+                Err(e) => report.add_error(holder(reader, zip, record).as_deref(), &e),
+            }
+        }
+    }
+
+    async fn record(&self, zip: &Zip, record: &Record, full: bool) -> Result<u64> {
+        let (reader, name, progress) = (self.reader, &self.file.name, self.progress);
+        let at = zip.places(&reader.store, name, &[record]).await?;
+        let at = at.into_iter().next().unwrap_or_default();
+        if !full {
+            return Ok(0);
+        }
+        let bytes = length(&at);
+        let damaged = |e| unreadable(e, &format!("record {:?}", record.name), name.as_str());
+        if record.method != Method::Stored {
+            let what = format!("record {:?} of {name}", record.name);
+            reader.limits.whole(&what, bytes)?;
+            reader.limits.whole(&what, record.size)?;
+            let stored = reader.store.read(name, at).await;
+            let stored = stored.map_err(|e| self.lost(e))?;
+            let content = Inflate::new(record, stored).and_then(Inflate::check);
+            content.map_err(damaged)?;
+            progress.add(bytes);
+            return Ok(bytes);
+        }
+        let (store, range) = (&*reader.store, at.clone());
+        let found = crc_of::<Crc32>(store, name, range, STEP, progress).await;
+        let found = found.map_err(|e| self.lost(e))?;
+        let stored = record.checksum().filter(|_| record.size > 0);
+        if let Some(stored) = stored.filter(|stored| found != *stored) {
             let what = format!(
-                "storage {key} says that it has {} elements, but the pickle says {}",
-                count.unwrap_or_default(),
-                storage.elements
+                "record {:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}",
+                record.name
             );
-            let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
-            report.add(e.kind(), Damage::of(None, &e));
+            return Err(StrategyError::corrupt(name, Some(at.start), what));
         }
-        if is_read(key) {
-            report.bytes += length(&storage.data);
-        }
+        Ok(bytes)
     }
-    if head.end < file.bytes {
-        let e = behind(reader, file, head.end).await;
-        report.add(e.kind(), Damage::of(None, &e));
-    }
-}
 
-/// What is wrong with the bytes behind the last storage of an old file.
-async fn behind(reader: &TorchSaveReader, file: &TorchFile, end: u64) -> StrategyError {
-    let what = format!("{} bytes follow its last storage", file.bytes - end);
-    let next = end..file.bytes.min(end.saturating_add(BEGINNING));
-    match reader.store.read(&file.name, next).await {
-        // A program called `torch.save` again with the same open file.
-        Ok(next) if LegacyHead::is_legacy(&next) => StrategyError::Undecoded {
-            what: format!(
-                "reading the next object of `torch.save` in {} (at byte {end}; {what})",
-                file.name
-            ),
-        },
-        Ok(_) => StrategyError::corrupt(&file.name, Some(end), what),
-        Err(e) => lost(e, file.name.as_str()),
+    /// What no checksum of an archive covers is as torch writes it, or is counted.
+    async fn frame(&self, zip: &Zip, report: &mut VerifyReport) {
+        match self.unconfirmed(zip).await {
+            Ok(left) => add_uncovered(&mut report.not_covered, self.file.name.as_str(), left),
+            // A damaged header was told with its record.
+            Err(_) if !report.damage.is_empty() => {}
+            Err(e) => report.add_error(None, &e),
+        }
+    }
+
+    async fn unconfirmed(&self, zip: &Zip) -> Result<Unconfirmed> {
+        let (file, store) = (self.file, &self.reader.store);
+        let name = &file.name;
+        let records: Vec<&Record> = zip.directory.records().collect();
+        let places = zip.places(store, name, &records).await?;
+        let headers = records.iter().zip(&places);
+        let headers = headers.map(|(record, data)| record.header..data.start);
+        let ranges = headers.chain(std::iter::once(zip.directory.offset()..file.bytes));
+        let read = store.read_ranges(ranges.map(|at| (name.clone(), at)).collect());
+        let (mut read, _) = read.await.map_err(|e| self.lost(e))?;
+        let tail = read.pop().unwrap_or_default();
+        let mut frame = Framing::new(&zip.directory, file.bytes, &tail);
+        for (record, header) in records.iter().zip(&read) {
+            frame.header(record, header);
+        }
+        let left = frame.finish();
+        left.map_err(|e| unreadable(e, "the archive", name.as_str()))
+    }
+
+    /// Old files have no checksums, but each storage says how many elements it has.
+    async fn legacy(&self, head: &LegacyHead, is_read: IsRead<'_>, report: &mut VerifyReport) {
+        let (reader, file) = (self.reader, self.file);
+        let all = &head.storages;
+        let ranges = all
+            .values()
+            .map(|s| (file.name.clone(), s.count..s.count.saturating_add(8)));
+        let counts = reader.store.read_ranges(ranges.collect()).await;
+        let counts = match counts {
+            Ok((counts, _)) => counts,
+            Err(e) => return report.add_error(None, &self.lost(e)),
+        };
+        for ((key, storage), count) in all.iter().zip(counts) {
+            let count = count.first_chunk().map(|c| u64::from_le_bytes(*c));
+            if count != Some(storage.elements) {
+                let what = format!(
+                    "storage {key} says that it has {} elements, but the pickle says {}",
+                    count.unwrap_or_default(),
+                    storage.elements
+                );
+                let e = StrategyError::corrupt(&file.name, Some(storage.count), what);
+                report.add_error(None, &e);
+            }
+            if is_read(key) {
+                report.bytes += length(&storage.data);
+            }
+        }
+        if head.end < file.bytes {
+            report.add_error(None, &self.behind(head.end).await);
+        }
+    }
+
+    /// What is wrong with the bytes behind the last storage of an old file.
+    async fn behind(&self, end: u64) -> StrategyError {
+        let (reader, file) = (self.reader, self.file);
+        let what = format!("{} bytes follow its last storage", file.bytes - end);
+        let next = end..file.bytes.min(end.saturating_add(BEGINNING));
+        match reader.store.read(&file.name, next).await {
+            // A program called `torch.save` again with the same open file.
+            Ok(next) if LegacyHead::is_legacy(&next) => StrategyError::Undecoded {
+                what: format!(
+                    "reading the next object of `torch.save` in {} (at byte {end}; {what})",
+                    file.name
+                ),
+            },
+            Ok(_) => StrategyError::corrupt(&file.name, Some(end), what),
+            Err(e) => self.lost(e),
+        }
     }
 }

@@ -9,9 +9,9 @@ use crate::{
     grid::Grid,
     place::PlaceFiles,
 };
-use reshard_model::{Dims, ErrorKind, Layout, Region};
+use reshard_model::{Dims, Layout, Region};
 use reshard_storage::Name;
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::{Refused, Result, StrategyError};
 use std::{collections::BTreeMap, ops::Range, sync::OnceLock};
 
 /// An array, with the numbers of its chunks.
@@ -65,39 +65,16 @@ impl UnreadDescription {
     /// Keeps what is wrong if it has this text.
     pub(crate) fn take(&self, text: &[u8]) {
         let is_written = crc32fast::hash(text) == self.crc;
-        let changed = || Refused::changed(self.file.as_str(), self.noted_in);
+        let changed = || changed(self.file.as_str(), self.noted_in);
         self.found.get_or_init(|| (!is_written).then(changed));
     }
 }
 
-/// Why an array can't be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) kind: ErrorKind,
-    pub(crate) what: String,
-}
-
-impl Refused {
-    pub(crate) fn damaged(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Corrupt,
-            what: what.into(),
-        }
-    }
-
-    /// The description of an array is not the written one.
-    pub(crate) fn changed(description: &str, noted_in: &str) -> Self {
-        Self::damaged(format!(
-            "its {description} is not the one that was written, judging by {noted_in}; if it was changed on purpose, remove {noted_in}"
-        ))
-    }
-
-    pub(crate) fn unknown(what: impl Into<String>) -> Self {
-        Self {
-            kind: ErrorKind::Unsupported,
-            what: what.into(),
-        }
-    }
+/// The description of an array is not the written one.
+pub(crate) fn changed(description: &str, noted_in: &str) -> Refused {
+    Refused::damaged(format!(
+        "its {description} is not the one that was written, judging by {noted_in}; if it was changed on purpose, remove {noted_in}"
+    ))
 }
 
 impl Array {

@@ -1,6 +1,6 @@
 //! What the files of a place are.
 
-use super::{array::Refused, opened::ZarrReader};
+use super::opened::ZarrReader;
 use crate::{
     RECORD,
     array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
@@ -9,7 +9,7 @@ use crate::{
 };
 use reshard_model::{Dialect, ErrorKind};
 use reshard_storage::{Entry, Name};
-use reshard_strategy::{FileRole, Producer, first};
+use reshard_strategy::{FileRole, Producer, Refused, first};
 
 /// The files of groups. Arrays have some of them, too.
 const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ZMETADATA];
@@ -214,8 +214,6 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
             "{locks} lock files of Megatron Core lie beside arrays"
         ));
     }
-    let refused = reader.refused.iter();
-    let refused = refused.map(|(key, why)| (&**key, why.kind, &*why.what));
     let of = |text: &str| vec![text.to_owned()];
     let mut warnings = Vec::new();
     if !reader.contradicted.is_empty() {
@@ -232,7 +230,7 @@ pub(super) fn producer(reader: &ZarrReader) -> Producer {
         notes,
         ..Producer::default()
     }
-    .with_refused(refused)
+    .with_refused(&reader.refused)
 }
 
 /// The arrays that are stored in a way that is not understood, by their keys in order.

@@ -1,20 +1,17 @@
 //! What of an opened checkpoint is in memory.
 
-use super::{
-    array::{Array, Refused},
-    kept::Kept,
-};
+use super::{array::Array, kept::Kept};
 use crate::{
     array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
     place::PlaceFiles,
     stated::LONE,
 };
-use reshard_model::{Dialect, ErrorKind, Layout, Tensor};
+use reshard_model::{Dialect, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Result, Rewritten, Selection,
-    StrategyError, Traffic,
+    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Refused, Result, Rewritten,
+    Selection, StrategyError, Traffic,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -93,10 +90,13 @@ impl ZarrReader {
     /// The array in a folder.
     pub(super) fn array_in(&self, folder: &str) -> Option<&Array> {
         let key = if folder.is_empty() { LONE } else { folder };
+        self.array(key).filter(|array| *array.folder == *folder)
+    }
+
+    /// The array of a key.
+    pub(super) fn array(&self, key: &str) -> Option<&Array> {
         let at = self.arrays.binary_search_by(|array| (*array.key).cmp(key));
-        at.ok()
-            .and_then(|n| self.arrays.get(n))
-            .filter(|array| *array.folder == *folder)
+        at.ok().and_then(|n| self.arrays.get(n))
     }
 
     /// The file that describes an array.
@@ -115,17 +115,9 @@ impl ZarrReader {
 
     /// Why an array can't be read.
     pub(super) fn refusal(&self, key: &str) -> Option<StrategyError> {
-        let Refused { kind, what } = self.refused.get(key)?;
-        Some(match kind {
-            ErrorKind::Corrupt => {
-                let file = self.description(key);
-                StrategyError::corrupt(file, None, format!("array {key}: {what}"))
-            }
-            _ => StrategyError::Unsupported {
-                strategy: self.key.to_string(),
-                what: format!("reading {key} ({what})"),
-            },
-        })
+        let why = self.refused.get(key)?.clone();
+        let why = why.in_file(self.description(key));
+        Some(why.error(key, format_args!("array {key}"), &self.key))
     }
 
     /// Puts the fill value into all elements.

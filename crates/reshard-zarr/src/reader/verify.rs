@@ -1,18 +1,20 @@
 //! Looks for damage without loading anything.
 
 use super::{
-    array::{Array, Refused, UnreadDescription},
+    array::{Array, UnreadDescription},
     opened::{Chunk, ZarrReader},
 };
 use crate::array::{
     meta::{Codec, Encoding, Sharding},
     shard::Shard,
 };
+use async_trait::async_trait;
 use bytes::Bytes;
+use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
-    CheckedItems, Damage, Result, StorageReader, StrategyError, Uncovered, VerifyReport,
-    check_steps, crc32_differs, unclaimed,
+    CheckedItems, ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, Refused, Result,
+    StorageReader, StrategyError, Uncovered, VerifyRun, crc_of, crc32_differs,
 };
 use std::{collections::BTreeMap, ops::Range};
 
@@ -21,76 +23,124 @@ const STEP: u64 = 1 << 20;
 /// The most chunks that are read in one call.
 const AHEAD: usize = 1024;
 
-pub(super) async fn verify(
-    reader: &ZarrReader,
-    items: &CheckedItems,
-    progress: &Progress,
-) -> Result<VerifyReport> {
-    let mut report = VerifyReport::default();
-    // What opening took from the record, or left to the first read, is looked at now.
-    reader.read_all_indexes().await?;
-    let changed = changed(reader).await?;
-    let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
-    let refused: BTreeMap<&str, &Refused> = refused
-        .chain(changed.iter().map(|(key, why)| (*key, *why)))
-        .collect();
-    for (key, why) in refused {
-        report.items += 1;
-        let found = Damage {
-            key: Some(key.to_owned()),
-            file: Some(reader.description(key)),
-            offset: None,
-            what: why.what.clone(),
-        };
-        report.add(why.kind, found);
-    }
-    let sound = |array: &&Array| !changed.contains_key(&*array.key);
-    for array in reader.arrays.iter().filter(sound) {
-        indexes(array, &mut report);
-        let mut permitted = None;
-        let mut ahead = ReadAhead::default();
-        for number in 0..array.count {
-            report.items += 1;
-            // What is wrong with the index of a shard is said once, and not for each chunk in it.
-            if array.is_lost(number) {
-                continue;
-            }
-            let chunk = Chunk { array, number };
-            let mut full = items.has_chunk(chunk.id());
-            if full && !array.meta.stored().codecs.is_empty() {
-                full = *permitted.get_or_insert_with(|| is_permitted(reader, array, &mut report));
-            }
-            let bytes = ahead.take(reader, &chunk, items).await;
-            match check(reader, &chunk, full, bytes, progress).await {
-                Ok(read) => {
-                    report.bytes += read;
-                    let unchecked = read > 0 && !has_checksum(&chunk);
-                    report.without_checksum += u64::from(unchecked);
-                    if let Some(why) = uncovered(&chunk)
-                        && let Ok(file) = array.file(number)
-                    {
-                        report.not_covered.add(file.as_str(), why, read);
-                    }
-                }
-                Err(e) => report.add(e.kind(), Damage::of(Some(&array.key), &e)),
-            }
-        }
-        if let (true, Encoding::Sharded(sharding)) = (items.is_all(), &array.meta.encoding) {
-            between(reader, (array, sharding), &mut report);
-        }
-    }
-    Ok(report)
+pub(super) struct Verifier<'r> {
+    reader: &'r ZarrReader,
+    /// Arrays whose descriptions are not the written ones.
+    changed: BTreeMap<&'r str, &'r Refused>,
+    /// Whether chunks of the array may be decoded, if that was looked at. Elements that are too much to load are not decoded for a check either.
+    permitted: Option<bool>,
+    ahead: ReadAhead,
 }
 
-/// Whether chunks of an array may be decoded. Elements that are too much to load are not decoded for a check either, which is reported once
-/// for the array.
-fn is_permitted(reader: &ZarrReader, array: &Array, report: &mut VerifyReport) -> bool {
-    match reader.permits(&array.key) {
-        Ok(()) => true,
-        Err(e) => {
-            report.add(e.kind(), Damage::of(Some(&array.key), &e));
-            false
+impl<'r> Verifier<'r> {
+    pub(super) async fn new(reader: &'r ZarrReader, run: &mut VerifyRun<'r>) -> Result<Self> {
+        // What opening took from the record, or left to the first read, is looked at now.
+        reader.read_all_indexes().await?;
+        let changed = changed(reader).await?;
+        let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
+        for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, *why))) {
+            run.refuse(key, &why.clone().in_file(reader.description(key)));
         }
+        Ok(Self {
+            reader,
+            changed,
+            permitted: None,
+            ahead: ReadAhead::default(),
+        })
+    }
+
+    /// Checks a chunk of which the next bytes may have been read `ahead`. Returns how many bytes it has.
+    async fn check(
+        &self,
+        chunk: &Chunk<'_>,
+        (file, at): (&Name, Range<u64>),
+        ahead: Option<Bytes>,
+        progress: &Progress,
+    ) -> Result<u64> {
+        let (reader, Chunk { array, number }) = (self.reader, chunk);
+        let (store, bytes) = (&*reader.store, at.end - at.start);
+        if !array.meta.stored().codecs.is_empty() {
+            reader.affords(chunk, &at)?;
+            let stored = match ahead {
+                Some(stored) => stored,
+                None => store.read(file, at.clone()).await?,
+            };
+            progress.add(bytes);
+            reader.decoded(chunk, file, &at, stored)?;
+            return Ok(bytes);
+        }
+        let found = match ahead {
+            Some(stored) => {
+                progress.add(bytes);
+                crc32fast::hash(&stored)
+            }
+            None => {
+                let at = at.clone();
+                crc_of::<Crc32>(store, file, at, STEP, progress).await?
+            }
+        };
+        match array.checksum(*number).filter(|written| *written != found) {
+            None => Ok(bytes),
+            Some(written) => {
+                let what = crc32_differs(&format!("a chunk of {}", array.key), found, written);
+                // Of a file that is one chunk it is said as a whole.
+                let offset = Some(at.start).filter(|at| *at > 0);
+                Err(StrategyError::corrupt(file, offset, what))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    async fn tensor(&mut self, t: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
+        if self.changed.contains_key(t.key()) {
+            return false;
+        }
+        (self.permitted, self.ahead) = (None, ReadAhead::default());
+        if let Some(array) = self.reader.array(t.key()) {
+            indexes(array, run);
+            if let (true, Encoding::Sharded(sharding)) = (run.items.is_all(), &array.meta.encoding)
+            {
+                between(self.reader, (array, sharding), run);
+            }
+        }
+        true
+    }
+
+    async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
+        let (reader, chunk) = (self.reader, self.reader.chunk(item.id)?);
+        let Chunk { array, number } = chunk;
+        // What is wrong with the index of a shard is said once, and not for each chunk in it.
+        if array.is_lost(number) {
+            return Ok(0);
+        }
+        let mut read = item.read;
+        if read && !array.meta.stored().codecs.is_empty() {
+            read = *self.permitted.get_or_insert_with(|| {
+                let permitted = reader.permits(item.key);
+                // It is said once for the array.
+                permitted.map_err(|e| run.error(item.key, &e)).is_ok()
+            });
+        }
+        let ahead = self.ahead.take(reader, &chunk, run.items).await;
+        let Some((file, at)) = reader.stored(&chunk)? else {
+            return reader.may_lack(&chunk).map(|()| 0);
+        };
+        if !read {
+            return Ok(0);
+        }
+        let at = (&file, at);
+        let bytes = self.check(&chunk, at, ahead, run.progress).await?;
+        if let Some(why) = uncovered(&chunk) {
+            run.report.without_checksum += u64::from(bytes > 0 && why == Uncovered::NoChecksum);
+            run.report.not_covered.add(file.as_str(), why, bytes);
+        }
+        Ok(bytes)
+    }
+
+    async fn object(&mut self, _: ObjectCheck<'r>, _: &mut VerifyRun<'r>) -> Result<u64> {
+        Ok(0)
     }
 }
 
@@ -109,7 +159,7 @@ async fn changed(reader: &ZarrReader) -> Result<BTreeMap<&str, &Refused>> {
 }
 
 /// Counts the bytes of shards that no inner chunk has, except those of an index with a checksum.
-fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), report: &mut VerifyReport) {
+fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), run: &mut VerifyRun<'_>) {
     let shard = Shard::of(&array.meta, sharding);
     let mut claimed: BTreeMap<Name, Vec<Range<u64>>> = BTreeMap::new();
     for number in 0..array.count {
@@ -120,47 +170,33 @@ fn between(reader: &ZarrReader, (array, sharding): (&Array, &Sharding), report: 
     for (file, mut ranges) in claimed {
         let size = reader.files.get(&file).copied().unwrap_or(0);
         ranges.extend(shard.index(size).ok().filter(|_| sharding.index_crc));
-        ranges.sort_unstable_by_key(|range| range.start);
-        let free = unclaimed(size, ranges);
-        let covered = &mut report.not_covered;
-        covered.add(file.as_str(), Uncovered::Between, free);
+        let covered = &mut run.report.not_covered;
+        covered.add_between(file.as_str(), size, ranges);
     }
 }
 
 /// Reports the indexes of shards that are damaged.
-fn indexes(array: &Array, report: &mut VerifyReport) {
+fn indexes(array: &Array, run: &mut VerifyRun<'_>) {
     for (position, fault) in array.damaged_indexes() {
-        let found = Damage {
-            key: Some(array.key.to_string()),
-            file: array.file_at(&position).ok().map(|name| name.to_string()),
-            offset: None,
-            what: fault.what.clone(),
-        };
-        report.add(fault.kind.of_error(), found);
+        let mut found = Damage::new(&*fault.what).of_key(&*array.key);
+        found.file = array.file_at(&position).ok().map(|name| name.to_string());
+        run.report.add(fault.kind.of_error(), found);
     }
 }
 
-/// Whether a change of its bytes is found: by its CRC-32 in the record, or by a checksum of its encoding. Those of zstd are optional, and
-/// blosc has none.
-fn has_checksum(chunk: &Chunk<'_>) -> bool {
-    let Chunk { array, number } = chunk;
+/// Why a change of its bytes is not found for sure, neither by its CRC-32 in the record nor by a checksum of its encoding.
+fn uncovered(Chunk { array, number }: &Chunk<'_>) -> Option<Uncovered> {
+    let codecs = &array.meta.stored().codecs;
+    // Those of zstd are optional, and blosc has none.
     let of_codec = |codec: &Codec| match codec {
         Codec::Gzip | Codec::Zlib | Codec::Crc32c { .. } => true,
         Codec::Zstd | Codec::Blosc => false,
     };
-    let recorded = array.checksum(*number).is_some();
-    recorded || array.meta.stored().codecs.iter().any(of_codec)
-}
-
-/// Why a change of its bytes is not found for sure.
-fn uncovered(chunk: &Chunk<'_>) -> Option<Uncovered> {
-    let Chunk { array, number } = chunk;
-    let codecs = &array.meta.stored().codecs;
     match codecs.last() {
         _ if array.checksum(*number).is_some() => None,
         // It is the sum of all bytes that it is behind.
         Some(Codec::Crc32c { .. }) => None,
-        _ if has_checksum(chunk) => Some(Uncovered::Packed),
+        _ if codecs.iter().any(of_codec) => Some(Uncovered::Packed),
         _ => Some(Uncovered::NoChecksum),
     }
 }
@@ -215,57 +251,5 @@ impl ReadAhead {
         if let Ok((bytes, _)) = reader.store.read_ranges(ranges).await {
             self.chunks.extend(numbers.into_iter().zip(bytes));
         }
-    }
-}
-
-/// Returns the bytes of a chunk that were read ahead, or else reads the range.
-async fn read(
-    reader: &ZarrReader,
-    file: &Name,
-    range: &Range<u64>,
-    ahead: &Option<Bytes>,
-) -> Result<Bytes> {
-    match ahead {
-        Some(stored) => Ok(stored.clone()),
-        None => Ok(reader.store.read(file, range.clone()).await?),
-    }
-}
-
-/// Returns the number of bytes that were read, here or `ahead`.
-async fn check(
-    reader: &ZarrReader,
-    chunk: &Chunk<'_>,
-    full: bool,
-    ahead: Option<Bytes>,
-    progress: &Progress,
-) -> Result<u64> {
-    let Chunk { array, number } = chunk;
-    let Some((file, at)) = reader.stored(chunk)? else {
-        return reader.may_lack(chunk).map(|()| 0);
-    };
-    if !full {
-        return Ok(0);
-    }
-    if !array.meta.stored().codecs.is_empty() {
-        reader.affords(chunk, &at)?;
-        let stored = read(reader, &file, &at, &ahead).await?;
-        progress.add(stored.len() as u64);
-        reader.decoded(chunk, &file, &at, stored)?;
-        return Ok(at.end - at.start);
-    }
-    let mut crc = crc32fast::Hasher::new();
-    for step in check_steps(&*reader.store, at.clone(), STEP) {
-        let part = read(reader, &file, &step, &ahead).await?;
-        crc.update(&part);
-        progress.add(step.end - step.start);
-    }
-    match (crc.finalize(), array.checksum(*number)) {
-        (found, Some(written)) if found != written => {
-            let what = crc32_differs(&format!("a chunk of {}", array.key), found, written);
-            // Of a file that is one chunk it is said as a whole.
-            let offset = Some(at.start).filter(|at| *at > 0);
-            Err(StrategyError::corrupt(file, offset, what))
-        }
-        _ => Ok(at.end - at.start),
     }
 }

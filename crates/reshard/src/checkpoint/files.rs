@@ -109,12 +109,7 @@ impl Checkpoint {
         }
         integrity::check(&self.opened, full, &progress, &mut report).await;
         if let Err(e) = self.opened.common().await {
-            let damage = Damage {
-                key: None,
-                file: None,
-                offset: None,
-                what: with_sources(e.to_string(), &e),
-            };
+            let damage = Damage::new(with_sources(e.to_string(), &e));
             // All that can be checked of it is right.
             if !matches!(e, StrategyError::Undecoded { .. }) {
                 report.add(e.kind(), damage);

@@ -8,12 +8,12 @@ use reshard_plan::{
     ChunkId, DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata,
     ObjectId, PlanError, PlannerData, ReadItem, SavePlan, SavePlanner, Stored,
 };
-use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
+use reshard_storage::{IfExists, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    BackendVersion, CheckedItems, FileLayout, FinishCx, FormatInfo, LoadFormat,
-    LoadShardedStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve,
-    Result, SaveCx, SaveFormat, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter,
-    Traffic, VerifyReport, WriterHooks,
+    BackendVersion, BoxVerifier, FileLayout, FinishCx, FormatInfo, LoadFormat, LoadShardedStrategy,
+    OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result, SaveCx,
+    SaveFormat, SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyRun,
+    WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -183,12 +183,8 @@ impl StorageReader for TalkingReader {
         self.inner.read_objects(reads, cx).await
     }
 
-    async fn verify_items(
-        &self,
-        items: &CheckedItems,
-        progress: &Progress,
-    ) -> Result<VerifyReport> {
-        self.inner.verify_items(items, progress).await
+    async fn verifier<'r>(&'r self, run: &mut VerifyRun<'r>) -> Result<BoxVerifier<'r>> {
+        self.inner.verifier(run).await
     }
 }
 
