@@ -10,7 +10,6 @@ use std::{
 };
 
 mod check;
-mod cover;
 
 /// Limits on the size of a policy's answer, and on what is made of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Is a policy's answer what was given to it, in other files?
 
-use super::cover::{Fault, fault};
 use crate::{Cut, Piece, PolicyError, Result};
-use reshard_model::Region;
+use reshard_model::{BoxFault, Region, first_fault};
 
 /// Walks the slices, then the pieces.
 pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> Result<()> {
@@ -86,13 +85,14 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
             _ => {}
         }
         let regions: Vec<&Region> = found.iter().map(|&at| region(answer, at)).collect();
-        match fault(of.region, &regions) {
+        let range = |i: usize, axis: usize| regions[i].offsets[axis]..regions[i].end(axis);
+        match first_fault(of.region, regions.len(), range) {
             None => {}
-            Some(Fault::Twice(a, b)) => {
+            Some(BoxFault::Overlap(a, b)) => {
                 let what = format!("overlaps {} of shard {}", regions[a], found[a].0);
                 return wrong(of.key, regions[b], Some(found[b].0 as usize), what);
             }
-            Some(Fault::Hole(hole)) => {
+            Some(BoxFault::Hole(hole)) => {
                 let what = format!(
                     "of the piece {} is in no shard; a policy must not leave anything out",
                     of.region
