@@ -10,7 +10,7 @@ use crate::{
     program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
     trace::on_threads,
-    units, waiting,
+    units,
 };
 use indicatif::ProgressBar;
 use interrupt::{Listener, Place};
@@ -263,15 +263,13 @@ fn on_each_rank<T: Send, R: Send>(
     f: impl Fn(T, &ProgressBar) -> Result<R> + Sync,
 ) -> Result<(Vec<R>, Duration)> {
     let start = Instant::now();
-    let outcomes: Vec<Result<R>> = waiting::told(&bar, || {
-        let f = on_threads(|rank| f(rank, &bar));
-        thread::scope(|scope| {
-            let f = &f;
-            let begin = |rank| thread::Builder::new().spawn_scoped(scope, move || f(rank));
-            // All are started before the first is waited for.
-            let threads: Vec<_> = ranks.into_iter().map(begin).collect();
-            threads.into_iter().map(ended).collect()
-        })
+    let on_rank = on_threads(|rank| f(rank, &bar));
+    let outcomes: Vec<Result<R>> = thread::scope(|scope| {
+        let f = &on_rank;
+        let begin = |rank| thread::Builder::new().spawn_scoped(scope, move || f(rank));
+        // All are started before the first is waited for.
+        let threads: Vec<_> = ranks.into_iter().map(begin).collect();
+        threads.into_iter().map(ended).collect()
     });
     bar.finish_and_clear();
     let results = outcomes.into_iter().collect::<Result<_>>()?;

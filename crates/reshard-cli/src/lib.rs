@@ -50,7 +50,6 @@ mod trace;
 mod units;
 mod usage;
 mod verify;
-mod waiting;
 
 pub use io::Io;
 pub use memory::Allocator;

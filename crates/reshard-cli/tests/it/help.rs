@@ -214,7 +214,7 @@ fn plugins_tells_crate_and_version_of_all_that_is_linked() {
     }
     let text = run(&["plugins"]).ok();
     assert!(
-        text.contains("save sharded  torch_dist") && text.contains("file://"),
+        text.contains("save_sharded  torch_dist") && text.contains("file://"),
         "{text}"
     );
     let policies = j["policies"].as_array().unwrap();
