@@ -13,7 +13,7 @@ const COLD: &str = "O_DIRECT read, 2 threads";
 const COPY: &str = "copy of the files";
 
 /// Several files, as large models have them.
-const SAFETENSORS: &str = r#"{ "type": "safetensors", "max_shard_size": "1GB" }"#;
+const SAFETENSORS: &str = r#"{ "format": "safetensors", "max_shard_size": "1GB" }"#;
 const BUNDLE: &str = r#"{ "format": "tensor_bundle", "in_folder": "ckpt" }"#;
 
 /// Plain reads of all files of folders, by two threads into touched memory.

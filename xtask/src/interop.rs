@@ -59,9 +59,9 @@ const WAYS: &[(&str, &[&str])] = &[
 
 /// Settings by which ranks read for each other.
 const SHARED: &[&str] = &[
-    r#"{"type":"fully_parallel","exchange":"broadcast","base":{"type":"torch_dist"}}"#,
-    r#"{"type":"fully_parallel","exchange":"gather_rounds","base":{"type":"torch_dist"}}"#,
-    r#"{"type":"two_stage","base":{"type":"torch_dist"}}"#,
+    r#"{"format":"torch_dist","layers":[{"type":"fully_parallel","exchange":"broadcast"}]}"#,
+    r#"{"format":"torch_dist","layers":[{"type":"fully_parallel","exchange":"gather_rounds"}]}"#,
+    r#"{"format":"torch_dist","layers":[{"type":"two_stage"}]}"#,
 ];
 
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
@@ -578,7 +578,7 @@ impl Run {
         let Some(program) = &self.reshard else { return };
         let program = Program::new(program).args([command, "--ranks", &ranks.to_string()]);
         let format: &[&str] = if (command, spec) == ("write", MCORE_ZARR) {
-            &["--format", r#"{ "type": "zarr" }"#]
+            &["--format", r#"{ "format": "zarr" }"#]
         } else {
             &[]
         };

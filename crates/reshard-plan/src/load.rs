@@ -1,7 +1,7 @@
 //! The hooks of a load, and their defaults.
 
 use crate::{Cast, Elsewhere, LoadPlan, Metadata, ReadItem, Result, StrictHandling};
-use reshard_model::{FlatStateDict, Payload, Tensor};
+use reshard_model::{FlatStateDict, Payload, ShardedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
 
@@ -218,13 +218,13 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
         self.base().transform_tensor(item, elements)
     }
 
-    /// Called for each item of a tensor, after this rank has read everything that its plan asks for. It is not called if a read of this
-    /// rank has failed. Another rank may still fail afterwards.
+    /// Called for each item of a tensor, after this rank has read everything that its plan asks for. `tensor` is the filled leaf of the
+    /// template. The hook isn't called if a read of this rank has failed. Another rank may still fail afterwards.
     ///
     /// # Errors
     /// Any error makes the load fail.
-    fn commit_tensor(&self, item: &ReadItem) -> Result<()> {
-        self.base().commit_tensor(item)
+    fn commit_tensor(&self, item: &ReadItem, tensor: &ShardedTensor) -> Result<()> {
+        self.base().commit_tensor(item, tensor)
     }
 }
 
@@ -310,7 +310,7 @@ impl LoadPlanner for DefaultLoadPlanner {
         Ok(elements)
     }
 
-    fn commit_tensor(&self, _: &ReadItem) -> Result<()> {
+    fn commit_tensor(&self, _: &ReadItem, _: &ShardedTensor) -> Result<()> {
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::{fmt, ops::Range};
 
 mod builder;
 mod column;
+mod wire;
 
 pub use builder::MetadataBuilder;
 use column::Column;
@@ -488,15 +489,6 @@ impl<'m> TensorRef<'m> {
         let this = *self;
         self.positions()
             .map(move |p| (this.metadata.id(p), this.region(p)))
-    }
-
-    /// The chunk at `index` of its list of chunks: DCP's index hint.
-    pub fn chunk_by_index(&self, index: usize) -> Option<(ChunkId, Region)> {
-        let p = self.row().first
-            + u32::try_from(index)
-                .ok()
-                .filter(|i| *i < self.row().chunks)?;
-        Some((self.metadata.id(p), self.region(p)))
     }
 
     /// The chunk that starts at `offset`; the one at `hint` of the list if it does, else the first. O(log n).

@@ -92,10 +92,14 @@ inventory::submit! {
 pub struct Stores {
     linked: BTreeMap<&'static str, StoreScheme>,
     given: BTreeMap<String, Arc<dyn OpenStore>>,
+    chosen: Vec<(Arc<Accepts>, Arc<dyn OpenStore>)>,
     only: Option<Arc<dyn Store>>,
     /// The first goes around the store itself.
     around: Vec<Arc<Wrap>>,
 }
+
+/// Whether an opener is for a URL.
+type Accepts = dyn Fn(&str) -> bool + Send + Sync;
 
 /// Makes a store of a store.
 type Wrap = dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
@@ -146,6 +150,28 @@ impl Stores {
         self
     }
 
+    /// Sets your own opener for all URLs and paths that `accepts` returns `true` for, whatever their scheme: DCP's
+    /// `validate_checkpoint_id`. It goes before schemes, and before openers that were set earlier.
+    ///
+    /// ```
+    /// # use reshard_storage::{LocalStore, Store, Stores};
+    /// # use std::sync::Arc;
+    /// let is_model = |id: &str| id.starts_with("model-");
+    /// let stores = Stores::linked()?.when(is_model, |id: &str| {
+    ///     Ok(Arc::new(LocalStore::at(format!("/models/{id}"))?) as Arc<dyn Store>)
+    /// });
+    /// assert_eq!(stores.open("model-7")?.url(), "file:///models/model-7");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn when(
+        mut self,
+        accepts: impl Fn(&str) -> bool + Send + Sync + 'static,
+        open: impl OpenStore + 'static,
+    ) -> Self {
+        self.chosen.insert(0, (Arc::new(accepts), Arc::new(open)));
+        self
+    }
+
     /// Wraps each store that is opened, such as with a limit. What was set before goes on the inside.
     #[must_use]
     pub fn around(
@@ -174,6 +200,9 @@ impl Stores {
         if let Some(store) = &self.only {
             return Ok(Arc::clone(store));
         }
+        if let Some((_, chosen)) = self.chosen.iter().find(|(accepts, _)| accepts(url)) {
+            return chosen.open(url);
+        }
         let scheme = scheme_of(url).unwrap_or("file");
         match (self.given.get(scheme), self.linked.get(scheme)) {
             (Some(given), _) => given.open(url),
@@ -201,6 +230,7 @@ impl fmt::Debug for Stores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stores")
             .field("schemes", &self.names())
+            .field("chosen", &self.chosen.len())
             .field("only", &self.only)
             .field("around", &self.around.len())
             .finish()
@@ -255,6 +285,30 @@ pub(crate) fn scheme_of(url: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::LocalStore;
+
+    #[test]
+    fn an_opener_with_a_predicate_goes_before_schemes_and_older_openers() {
+        let at =
+            |dir: &'static str| move |_: &str| Ok(Arc::new(LocalStore::at(dir)?) as Arc<dyn Store>);
+        let stores = Stores::linked()
+            .unwrap()
+            .with("runs", at("/scheme"))
+            .when(|id| id.ends_with("-1"), at("/older"))
+            .when(|id| id.starts_with("runs://a"), at("/newer"));
+        for (id, dir) in [
+            ("runs://b/step-2", "/scheme"),
+            ("runs://b/step-1", "/older"),
+            ("step-1", "/older"),
+            ("runs://a/step-1", "/newer"),
+        ] {
+            assert_eq!(
+                stores.open(id).unwrap().url(),
+                format!("file://{dir}"),
+                "{id}"
+            );
+        }
+        assert!(stores.open("other://x").is_err());
+    }
 
     #[test]
     fn an_unknown_scheme_lists_what_is_linked_and_says_what_would_add_it() {

@@ -216,19 +216,4 @@ impl<'a> LoadCx<'a> {
             kept_plan: None,
         }
     }
-
-    /// Sets the limit of memory for exchanges, in bytes.
-    #[must_use]
-    pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
-        Self {
-            exchange_memory,
-            ..self
-        }
-    }
-
-    /// Sets the limit of bytes on their way to devices.
-    #[must_use]
-    pub fn with_copy_ahead(self, copy_ahead: u64) -> Self {
-        Self { copy_ahead, ..self }
-    }
 }

@@ -218,7 +218,8 @@ impl Drop for Clock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SaveReport {
-    /// What is stored. Only on the coordinator (in a rank-local save on every rank).
+    /// What is stored. Only on the coordinator, unless [`metadata_on_all_ranks`](crate::Save::metadata_on_all_ranks) is set; the other ranks
+    /// then get it without annotations. In a rank-local save each rank has its own.
     pub metadata: Option<Arc<Metadata>>,
     /// What each rank wrote, by rank: items, their bytes as stored, and files. Neither common state nor records are in it. Only on the coordinator.
     pub ranks: Vec<Traffic>,

@@ -131,13 +131,13 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64, way: Way) -> usize {
                     .await
                     .unwrap();
                 let groups = BTreeMap::new();
-                let cx = LoadCx::new(
+                let mut cx = LoadCx::new(
                     Comm::new(&*group),
                     &groups,
                     store,
                     Arc::new(InTurn(way.algo)),
                 );
-                let cx = cx.with_exchange_memory(exchange_memory);
+                cx.exchange_memory = exchange_memory;
                 strategy
                     .load(flat, reader, &cx)
                     .await

@@ -69,7 +69,7 @@ impl Format {
     /// The settings of a save.
     pub fn save_config(&self) -> SaveShardedStrategy {
         let settings = match self.tag {
-            "tensor_bundle" => json!({ "type": self.tag, "in_folder": "ckpt" }),
+            "tensor_bundle" => json!({ "format": self.tag, "in_folder": "ckpt" }),
             tag => json!({ "format": tag }),
         };
         serde_json::from_value(settings).unwrap()
@@ -77,7 +77,7 @@ impl Format {
 
     /// The settings of a load.
     pub fn load_settings(&self) -> Json {
-        json!({ "type": self.tag })
+        json!({ "format": self.tag })
     }
 
     /// Where nothing is yet: in memory, or on disk if the format is a file.

@@ -54,7 +54,7 @@ impl Run {
         let Case { who, spec, .. } = *case;
         let [ours, theirs] = [("reshard", who), (who, who)]
             .map(|(by, who)| format!("{spec}-separated-by-{by}-for-{who}"));
-        let format = format!(r#"{{"type":"torch_dist","separation_hint":"{prefix}"}}"#);
+        let format = format!(r#"{{"format":"torch_dist","separation_hint":"{prefix}"}}"#);
         let write = ["write", "--ranks", "2", "--format", &format];
         let write = Program::new(program).args(write);
         self.check(&format!("reshard saves {ours}"), write, spec, &ours);

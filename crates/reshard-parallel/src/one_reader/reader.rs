@@ -96,12 +96,12 @@ impl Described {
     /// The coordinator passes its open checkpoint, whose table it keeps.
     pub(super) fn new(
         unread: &dyn StorageReader,
-        mut description: Description,
+        description: Description,
         source: Option<Arc<dyn StorageReader>>,
     ) -> Result<Self> {
         let metadata = match &source {
             Some(source) => Arc::clone(source.metadata()),
-            None => Arc::new(description.metadata()?),
+            None => description.metadata,
         };
         Ok(Self {
             key: unread.key(),

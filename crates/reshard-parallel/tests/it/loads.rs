@@ -132,18 +132,20 @@ proptest! {
         let url = dir.path().join("ckpt").display().to_string();
         save(format, &shapes, savers, &url);
         let plain = || json!({ "format": format });
-        let mut settings = match exchange {
-            "two_stage" => layered(json!({ "type": "two_stage", "bytes_in_flight": memory }), &plain()),
-            exchange => layered(json!({ "type": "fully_parallel", "exchange": exchange }), &plain()),
+        let mut layer = match exchange {
+            "two_stage" => json!({ "type": "two_stage", "bytes_in_flight": memory }),
+            exchange => json!({ "type": "fully_parallel", "exchange": exchange }),
         };
         if !whole {
             let name = if exchange == "two_stage" { "data_parallel_group" } else { "group" };
-            settings[name] = json!("dp");
+            layer[name] = json!("dp");
         }
-        if nested {
+        let inner = match nested {
             // All ranks share once more what the ranks of each group read.
-            settings["base"] = layered(json!({ "type": "fully_parallel", "exchange": "broadcast" }), &plain());
-        }
+            true => layered(json!({ "type": "fully_parallel", "exchange": "broadcast" }), &plain()),
+            false => plain(),
+        };
+        let settings = layered(layer, &inner);
         let loaders = |settings: &serde_json::Value| -> Vec<Loader> {
             let wrap = |group: Group| match apart {
                 true => Arc::new(Apart::new(group)) as Group,

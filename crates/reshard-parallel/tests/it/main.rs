@@ -8,6 +8,7 @@ mod failures;
 mod flattened;
 mod kept;
 mod laws;
+mod layers;
 mod lending;
 mod loads;
 mod loads_fail;

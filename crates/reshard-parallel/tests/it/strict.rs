@@ -106,7 +106,7 @@ fn save(backend: &str, url: &str, keys: &'static [&'static str]) {
         let (url, backend) = (Arc::clone(&url), Arc::clone(&backend));
         async move {
             let settings: SaveShardedStrategy =
-                serde_json::from_value(json!({ "type": &*backend })).unwrap();
+                serde_json::from_value(json!({ "format": &*backend })).unwrap();
             let state = state(group.rank().0, keys, true);
             let save = reshard::save(&state, &*url).group(&*group);
             save.strategy(settings).await

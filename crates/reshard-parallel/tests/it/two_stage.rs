@@ -197,9 +197,10 @@ fn a_group_of_its_own_carries_the_data() {
     let url = dir.path().join("ckpt").display().to_string();
     store(vec![state(|i, _| Data::Host(data(i)))], &url);
     let rounds_of_job = |cpu_transfer: bool, bytes: u64| {
-        let settings = json!({
-            "type": "two_stage", "cpu_transfer": cpu_transfer, "bytes_in_flight": bytes, "base": plain(),
+        let layer = json!({
+            "type": "two_stage", "cpu_transfer": cpu_transfer, "bytes_in_flight": bytes,
         });
+        let settings = layered(layer, &plain());
         let own: Vec<Arc<AtomicU64>> = (0..3).map(|_| Arc::default()).collect();
         let loader = |(inner, own): (Group, &Arc<AtomicU64>)| {
             let (data, own) = (Arc::default(), Arc::clone(own));
@@ -235,9 +236,10 @@ fn a_device_that_fails_ends_the_rounds() {
     let url = dir.path().join("ckpt").display().to_string();
     store(vec![state(|i, _| Data::Host(data(i)))], &url);
     let rounds = |fails: bool| {
-        let settings = json!({
-            "type": "two_stage", "cpu_transfer": false, "bytes_in_flight": 64 << 10, "base": plain(),
+        let layer = json!({
+            "type": "two_stage", "cpu_transfer": false, "bytes_in_flight": 64 << 10,
         });
+        let settings = layered(layer, &plain());
         let own: Vec<Arc<AtomicU64>> = (0..3).map(|_| Arc::default()).collect();
         let loader = |(inner, own): (Group, &Arc<AtomicU64>)| {
             let way = Arc::new(OnTheWay::default());

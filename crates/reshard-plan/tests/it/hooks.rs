@@ -1,7 +1,7 @@
 //! A hook that is not overridden is that of the base, and the defaults do what they say.
 
 use crate::cuts::{flat, leaf, objects, stored};
-use reshard_model::{DType, FlatStateDict, Payload, Region, Tensor, Value};
+use reshard_model::{DType, FlatStateDict, Payload, Region, ShardedTensor, Tensor, Value};
 use reshard_plan::{Result, *};
 use std::sync::{Arc, Mutex};
 
@@ -106,7 +106,7 @@ impl LoadPlanner for Noted {
     fn transform_tensor(&self, _: &ReadItem, _: Tensor) -> Result<Tensor> {
         mark(self, "transform_tensor")
     }
-    fn commit_tensor(&self, _: &ReadItem) -> Result<()> {
+    fn commit_tensor(&self, _: &ReadItem, _: &ShardedTensor) -> Result<()> {
         mark(self, "commit_tensor")
     }
 }
@@ -182,7 +182,7 @@ fn hooks_of_a_load_that_are_not_overridden_are_those_of_the_base() {
         said(planner.load_object(&item, Payload::None)),
         said(planner.lookup_tensor(&item)),
         said(planner.transform_tensor(&item, tensor)),
-        said(planner.commit_tensor(&item)),
+        said(planner.commit_tensor(&item, &ShardedTensor::template("k", DType::Float32, &[1]))),
     ];
     let hooks = noted.take();
     assert_eq!(

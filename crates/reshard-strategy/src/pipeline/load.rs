@@ -20,7 +20,7 @@ use kept::known_or_planned;
 use lend::{Loan, tensors};
 use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
-use reshard_model::{ErrorKind, FlatStateDict};
+use reshard_model::{ErrorKind, FlatStateDict, Sharded};
 use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
 use std::{sync::Arc, time::Instant};
 use transfer::transfer;
@@ -266,10 +266,21 @@ async fn fill(
     };
     // The planner may see tensors only when all of them are complete.
     let committed = read.and_then(|totals| {
-        tensors(plan)
-            .try_for_each(|i| cx.planner.commit_tensor(i))
-            .map_err(StrategyError::from)?;
+        commit(&template, plan, cx).map_err(Stopped::Here)?;
         Ok(totals)
     });
     (template, committed)
+}
+
+/// Passes the filled leaves to the planner.
+fn commit(template: &FlatStateDict, plan: &LoadPlan, cx: &LoadCx<'_>) -> Result<()> {
+    for item in tensors(plan) {
+        let leaf = template.get_index(item.dest as usize);
+        let Some((_, Sharded::Tensor(tensor))) = leaf else {
+            let what = format!("{} was read into a leaf that is no tensor", item.piece.key);
+            return Err(StrategyError::Internal(what));
+        };
+        cx.planner.commit_tensor(item, tensor)?;
+    }
+    Ok(())
 }

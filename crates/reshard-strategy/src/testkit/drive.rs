@@ -249,8 +249,8 @@ pub(super) fn load_on_seats(
                 return Err(LoadFailure::of_plan(error, rank.flat));
             }
         };
-        let cx =
-            LoadCx::new(comm, &groups, store, rank.planner).with_exchange_memory(exchange_memory);
+        let mut cx = LoadCx::new(comm, &groups, store, rank.planner);
+        cx.exchange_memory = exchange_memory;
         rank.strategy
             .load(rank.flat, reader, &cx)
             .await

@@ -7,7 +7,9 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, Tensor, Value};
+use reshard_model::{
+    BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, ShardedTensor, Tensor, Value,
+};
 use reshard_plan::{
     ChunkId, Declared, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, Offer,
     PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
@@ -197,9 +199,9 @@ impl<P: LoadPlanner> LoadPlanner for Observed<P> {
         self.inner.transform_tensor(item, elements)
     }
 
-    fn commit_tensor(&self, item: &ReadItem) -> Result<(), PlanError> {
+    fn commit_tensor(&self, item: &ReadItem, tensor: &ShardedTensor) -> Result<(), PlanError> {
         self.observer.plan("planner.commit_tensor")?;
-        self.inner.commit_tensor(item)
+        self.inner.commit_tensor(item, tensor)
     }
 }
 

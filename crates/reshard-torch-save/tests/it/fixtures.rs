@@ -46,7 +46,7 @@ pub(crate) fn try_read(
     let metadata = Arc::clone(reader.metadata());
     let tensor = metadata.tensor(key).unwrap();
     let zeros = Tensor::zeros(key, tensor.dtype(), &region.lengths).unwrap();
-    let Some((chunk, _)) = tensor.chunk_by_index(0) else {
+    let Some((chunk, _)) = tensor.chunks().next() else {
         return Ok(zeros);
     };
     let whole = Region::whole(&region.lengths);

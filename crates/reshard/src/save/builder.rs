@@ -151,6 +151,13 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// Sets whether [`SaveReport::metadata`](crate::SaveReport::metadata) is returned on every rank, as DCP's `save` returns it. The default is
+    /// no, because sending it to thousands of ranks takes time. All ranks must pass the same.
+    pub fn metadata_on_all_ranks(mut self, on_all_ranks: bool) -> Self {
+        self.options.metadata_on_all_ranks = on_all_ranks;
+        self
+    }
+
     /// Sets the strategy of common state; the default is `torch` version 1. If the sharded strategy stores no objects,
     /// this strategy stores them too, except in PyTorch's dialect, which has no common strategy. A load finds it by its name in [`registry`](crate::Load::registry).
     pub fn common_strategy(mut self, strategy: impl SaveCommonStrategy) -> Self {

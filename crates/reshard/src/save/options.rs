@@ -43,6 +43,7 @@ pub(crate) struct SaveOptions {
     pub(crate) preprocess_common: Option<Preprocess>,
     /// Whether it goes on while the caller changes its state.
     pub(crate) asynchronous: bool,
+    pub(crate) metadata_on_all_ranks: bool,
     pub(crate) staging: Staging,
     pub(crate) stager: Option<Arc<dyn AsyncStager>>,
     pub(crate) registry: Option<Registry>,
@@ -74,6 +75,7 @@ impl SaveOptions {
             integrity: false,
             preprocess_common: None,
             asynchronous: false,
+            metadata_on_all_ranks: false,
             staging: Staging::default(),
             stager: None,
             registry: None,
@@ -128,6 +130,7 @@ impl SaveOptions {
             compare_common,
             integrity,
             asynchronous,
+            metadata_on_all_ranks,
             // Ranks may differ in the rest.
             dialect_is_chosen: _,
             notes: _,
@@ -185,5 +188,6 @@ impl SaveOptions {
             .with("compare_common", compare_common)
             .with("integrity", integrity)
             .with("start", asynchronous)
+            .with("metadata_on_all_ranks", metadata_on_all_ranks)
     }
 }

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
+use reshard_plan::Metadata;
 use reshard_storage::{Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
     AsyncStager, BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, Saved,
@@ -198,13 +199,18 @@ impl PendingSave {
             .finish(written.unwrap_or_else(unwritten), comm)
             .await
         {
-            Ok(saved) => {
+            Ok(mut saved) => {
                 let checked = match last_check {
                     Some(check) => check().await,
                     None => Ok(()),
                 };
-                let committed = version.commit(&saved, checked, comm).await;
-                committed.map(|common| (saved, common))
+                match version.share_metadata(&mut saved, comm).await {
+                    Ok(()) => version
+                        .commit(&saved, checked, comm)
+                        .await
+                        .map(|common| (saved, common)),
+                    Err(e) => Err(e),
+                }
             }
             Err(e) => Err(e),
         };
@@ -246,6 +252,22 @@ impl<F: Future<Output = ()>> Drop for Removed<F> {
 }
 
 impl Version {
+    /// Sends the metadata to all ranks, if the save was asked to. It comes before the commit, so that a failure leaves the old checkpoint.
+    async fn share_metadata(
+        &self,
+        saved: &mut Saved,
+        comm: &Comm<'_>,
+    ) -> Result<(), StrategyError> {
+        if !self.options.metadata_on_all_ranks || self.options.pipeline.rank_local {
+            return Ok(());
+        }
+        let own = saved.metadata.clone();
+        let shared = comm.all_reduce("metadata", Ok(()), |_: Vec<()>| Ok(own));
+        let shared: Option<Arc<Metadata>> = shared.await?;
+        saved.metadata = saved.metadata.take().or(shared);
+        Ok(())
+    }
+
     async fn write(&self, files: Vec<FileBody>, progress: Progress) -> Result<(), StrategyError> {
         if !files.is_empty() {
             self.transaction

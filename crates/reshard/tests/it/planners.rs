@@ -6,8 +6,12 @@ use reshard::{
     Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
     blocking::Checkpoint,
     model::{FlatStateDict, Payload, Sharded},
-    plan::{Result, SaveContext, SavePlan, SavePlanner, WriteData, WriteItem},
+    plan::{
+        LoadPlanner, PlanError, ReadItem, Result, SaveContext, SavePlan, SavePlanner, WriteData,
+        WriteItem,
+    },
 };
+use std::sync::{Arc, Mutex};
 
 /// Adds an object, whose source is the place behind the last leaf.
 #[derive(Debug)]
@@ -140,4 +144,53 @@ fn paths_go_with_keys_that_a_planner_renames() {
         );
         assert_eq!(saved.state().unwrap(), expected, "{url}");
     }
+}
+
+/// Keeps what it is given at the end of a load, and fails at a negative number.
+#[derive(Clone, Debug, Default)]
+struct Commits(Arc<Mutex<Vec<(String, Vec<f32>)>>>);
+
+impl LoadPlanner for Commits {
+    fn commit_tensor(&self, item: &ReadItem, tensor: &ShardedTensor) -> Result<()> {
+        let elements = tensor.data.host().unwrap().to_vec::<f32>().unwrap();
+        if elements.iter().any(|e| *e < 0.0) {
+            return Err(PlanError::planner("a negative number"));
+        }
+        let key = item.piece.key.to_string();
+        self.0.lock().unwrap().push((key, elements));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_planner_gets_the_filled_tensors_at_the_end_of_a_load() {
+    let home = tempfile::tempdir().unwrap();
+    let full = |key: &str, numbers: &[f32]| {
+        let shape = [numbers.len() as u64];
+        ShardedTensor::full(key, Tensor::from_vec(&shape, numbers.to_vec()).unwrap())
+    };
+    let load = |last: f32| {
+        let url = home
+            .path()
+            .join(format!("step{last}"))
+            .display()
+            .to_string();
+        let (mut state, mut template) = (StateDict::new(), StateDict::new());
+        for (key, numbers) in [("v", vec![3.0]), ("w", vec![1.0, last])] {
+            state.insert(key, full(key, &numbers));
+            template.insert(key, full(key, &vec![0.0; numbers.len()]));
+        }
+        blocking::run(reshard::save(&state, &url)).unwrap();
+        let planner = Commits::default();
+        let loaded = blocking::run(reshard::load(template, &url).planner(planner.clone()));
+        let mut committed = planner.0.lock().unwrap().clone();
+        committed.sort_by(|a, b| a.0.cmp(&b.0));
+        (loaded.map(drop).map_err(|e| e.to_string()), committed)
+    };
+    let (loaded, committed) = load(2.0);
+    assert_eq!(loaded, Ok(()));
+    let all = [("v".to_owned(), vec![3.0]), ("w".into(), vec![1.0, 2.0])];
+    assert_eq!(committed, all);
+    let (loaded, _) = load(-2.0);
+    assert!(loaded.unwrap_err().contains("a negative number"));
 }

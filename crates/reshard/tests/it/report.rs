@@ -317,3 +317,30 @@ fn each_rank_tells_in_which_phase_a_load_failed_and_why() {
     let finish: &[_] = &[("plan", None), ("read", None), ("finish", Some("rank 1"))];
     are(&events, "load", [finish, finish]);
 }
+
+#[test]
+fn the_metadata_of_a_save_is_on_the_ranks_that_ask_for_it() {
+    for on_all in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("ckpt").display().to_string();
+        let (groups, state) = (LocalGroup::new(2), StateDict::new());
+        let mut states = [state.clone(), state];
+        for (rank, state) in (0..2u64).zip(&mut states) {
+            let rows = Tensor::from_vec(&[2, 3], vec![rank as f32; 6]).unwrap();
+            let piece = ShardedTensor::from_rank_offsets("w", rows, &[(0, rank, 2)]).unwrap();
+            state.insert("w", piece);
+        }
+        let saves = groups.iter().zip(&states).map(|(group, state)| {
+            let save = reshard::save(state, &url).group(group);
+            save.metadata_on_all_ranks(on_all).into_future()
+        });
+        let reports = block_on(join_all(saves)).into_iter().map(Result::unwrap);
+        let metadata: Vec<_> = reports.map(|report| report.metadata).collect();
+        let first = metadata[0].as_ref().unwrap();
+        assert_eq!(first.tensor("w").unwrap().chunks().count(), 2);
+        match on_all {
+            true => assert_eq!(metadata[0], metadata[1]),
+            false => assert!(metadata[1].is_none()),
+        }
+    }
+}

@@ -52,7 +52,7 @@ fn save(
         .strategy(config())
         .dialect(Dialect::TensorsOnly)
         .overwrite(overwrite);
-    if format!("{:?}", config()).starts_with("TorchSave") {
+    if &*config().key().backend == "torch_save" {
         // A file has room for one of the tensors.
         save = save.policy(MaxShardSize::new(1_500));
     }
@@ -276,4 +276,32 @@ fn another_format_does_not_replace_a_record_that_would_stay() {
     );
     assert_eq!(found(&store), Some(1));
     assert_eq!(block_on(store.top()).unwrap().folders.len(), 1);
+}
+
+#[test]
+fn a_rank_local_save_is_refused_before_anything_is_begun() {
+    let formats: [Config; 6] = [
+        INDEXED[0],
+        INDEXED[1],
+        IN_FOLDER,
+        || TensorBundleConfig::default().into(),
+        || ZarrConfig::default().into(),
+        || Zarr3Config::default().into(),
+    ];
+    for config in formats {
+        let store = FaultStore::new(plain(&VersionedStore::new()));
+        // Each of these would be the first step of a save.
+        for op in [Op::Begin, Op::Write, Op::Commit] {
+            store.fail(op, 0, Fault::Before);
+        }
+        let state = state(1);
+        let save = reshard::save(&state, URL)
+            .store(Arc::new(store) as Arc<dyn Store>)
+            .strategy(config())
+            .rank_local(true);
+        let e = block_on(async { save.await.map(drop) }).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        let why = config().capabilities().no_rank_local.unwrap();
+        assert!(e.to_string().contains(why), "{e}");
+    }
 }

@@ -89,7 +89,7 @@ impl LoadPlanner for Noted {
         Ok(object)
     }
 
-    fn commit_tensor(&self, _: &ReadItem) -> PlanResult<()> {
+    fn commit_tensor(&self, _: &ReadItem, _: &ShardedTensor) -> PlanResult<()> {
         step("load sharded tensors");
         Ok(())
     }

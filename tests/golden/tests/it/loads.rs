@@ -83,7 +83,7 @@ fn what_megatron_core_loads_of_its_zarr_is_loaded_equally_by_its_wrappers() {
         for l in f.expected.loads.iter().filter(made) {
             for wrapper in ["fully_parallel", "two_stage"] {
                 count += 1;
-                let settings = json!({ "format": wrapper, "base": { "format": "zarr" } });
+                let settings = json!({ "format": "zarr", "layers": [{ "type": wrapper }] });
                 let what = success(&f, l, Some(&settings)).err();
                 wrong.extend(what.map(|what| format!("{f}: {wrapper}: {}: {what}", l["request"])));
             }

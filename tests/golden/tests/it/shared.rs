@@ -234,7 +234,7 @@ fn a_chunk_that_megatron_core_stored_as_zarr_is_read_by_one_rank_of_its_group() 
                 assert!(!wanted.is_empty(), "{name}: rank {rank}");
                 for chunk in chunks {
                     let before = readers.insert((rank % GROUPS, chunk.clone()), rank);
-                    let two_stage = settings["type"] == "two_stage";
+                    let two_stage = settings["layers"][0]["type"] == "two_stage";
                     // Ranks that share the work may each read one of two ranges of a chunk, because these are two pieces.
                     let apart = !two_stage && name.contains("dist_opt");
                     assert!(

@@ -24,7 +24,7 @@ fn formats() -> Vec<Json> {
 }
 
 fn shares(format: &Json) -> bool {
-    format.get("base").is_some()
+    format.get("layers").is_some()
 }
 
 /// Ranks 0 and 1 have the first half of a tensor, rank 2 has the second.
