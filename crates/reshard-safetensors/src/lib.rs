@@ -20,6 +20,7 @@ mod names;
 mod open;
 mod overhead;
 mod place;
+mod planner;
 mod quantized;
 mod reader;
 mod record;

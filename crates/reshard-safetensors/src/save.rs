@@ -1,16 +1,8 @@
-//! The settings as a format, and its planner, which passes on tensors without elements and texts.
+//! The settings as a format.
 
-use crate::{
-    NAME,
-    dtype::Spelled,
-    names,
-    place::{Empty, Files},
-    settings::SafetensorsConfig,
-    texts,
-    writer::SafetensorsWriter,
-};
+use crate::{NAME, dtype::Spelled, names, settings::SafetensorsConfig, writer::SafetensorsWriter};
 use reshard_model::Dialect;
-use reshard_plan::{AnnotationKind, Metadata, PlanError, SavePlan, SavePlanner};
+use reshard_plan::AnnotationKind;
 use reshard_storage::PlaceKind;
 use reshard_strategy::{
     BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, StrategyError,
@@ -72,46 +64,5 @@ impl SaveFormat for SafetensorsConfig {
             settings: self.clone(),
             file: is_file.then(|| name.into()),
         }))
-    }
-}
-
-/// Around the planner of a save. The writer needs facts of the global metadata before it writes the first file: tensors without elements,
-/// which have no items, and texts. It gets them in the data of the first plan.
-#[derive(Debug)]
-pub(crate) struct WithEmpty {
-    pub(crate) base: Arc<dyn SavePlanner>,
-}
-
-impl SavePlanner for WithEmpty {
-    fn base(&self) -> &dyn SavePlanner {
-        &*self.base
-    }
-
-    fn plan_settings(&self) -> Option<String> {
-        let base = self.base.plan_settings()?;
-        let of = self.base.name();
-        Some(format!("with empty tensors around {of} {base}"))
-    }
-
-    fn create_global_plan(
-        &self,
-        plans: Vec<SavePlan>,
-    ) -> reshard_plan::Result<(Vec<SavePlan>, Metadata)> {
-        let (mut plans, metadata) = self.base.create_global_plan(plans)?;
-        let empty = metadata.tensors().filter(|t| t.shape().contains(&0));
-        let empty = empty.map(|t| Empty {
-            key: t.key().into(),
-            dtype: t.dtype(),
-            shape: t.shape(),
-        });
-        let files = Files {
-            empty: empty.collect(),
-            texts: texts::of_all_files(metadata.annotations()),
-            ..Files::default()
-        };
-        if let Some(first) = plans.first_mut() {
-            first.storage_data = files.pack().map_err(PlanError::planner)?;
-        }
-        Ok((plans, metadata))
     }
 }

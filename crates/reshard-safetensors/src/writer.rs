@@ -9,7 +9,7 @@ use crate::{
     names,
     overhead::entry_bytes,
     place::{self, Files},
-    save::WithEmpty,
+    planner::WithEmpty,
     settings::SafetensorsConfig,
 };
 use file::NewFile;

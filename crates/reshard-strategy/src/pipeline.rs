@@ -7,6 +7,6 @@ mod placement;
 mod save;
 mod structure;
 
-pub(crate) use load::{judge, load_planned};
+pub(crate) use load::{judge, load_in, load_planned};
 pub use save::PreparedSave;
 pub(crate) use save::plan_branch;

@@ -169,7 +169,7 @@ pub struct Registry {
 
 /// Registers a format for saves and loads, with its settings for both.
 ///
-/// ```ignore
+/// ```text
 /// reshard_strategy::register_format!("my_format", 1, save: MyConfig, load: MyLoadConfig);
 /// ```
 #[macro_export]

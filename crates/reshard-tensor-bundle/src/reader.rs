@@ -2,147 +2,28 @@
 
 mod crc;
 mod objects;
+mod opened;
 mod swapped;
 mod verify;
 
 use crate::{
     dtype,
-    index::{Index, Place},
-    names::{self, DataFile, INDEX, KEY, RECORD, STATE, VERSION},
+    names::{DataFile, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec},
     strings::Order,
 };
 use async_trait::async_trait;
-use reshard_model::{Dialect, Layout, ObjectCodec, Payload, Region};
+use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Part, RecordRead, Store};
+use reshard_storage::{Entry, Name};
 use reshard_strategy::{
     BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, Producer, ReadCx,
-    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyRun,
+    ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, Traffic, VerifyRun,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-/// An opened bundle.
-#[derive(Debug)]
-pub(crate) struct BundleReader {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) limits: ReadLimits,
-    pub(crate) dialect: Dialect,
-    pub(crate) metadata: Arc<Metadata>,
-    /// The prefix of its files in the place.
-    pub(crate) stem: String,
-    pub(crate) index: Index,
-    /// The data files that are there.
-    pub(crate) files: BTreeMap<Name, u64>,
-    /// Whether reshard has noted anything.
-    pub(crate) has_record: bool,
-}
-
-impl BundleReader {
-    fn index_name(&self) -> String {
-        format!("{}{INDEX}", self.stem)
-    }
-
-    fn data_file(&self, shard: u32) -> Result<Name> {
-        Ok(Name::new(names::data(
-            &self.stem,
-            shard,
-            self.index.shards,
-        ))?)
-    }
-
-    /// The file of an entry, in which all of the entry lies.
-    ///
-    /// # Errors
-    /// The file is not there, or too short.
-    fn there(&self, place: &Place, key: &str) -> Result<Name> {
-        let name = self.data_file(place.shard)?;
-        match self.files.get(&name) {
-            Some(bytes) if place.range().end <= *bytes => Ok(name),
-            Some(bytes) => {
-                let what = format!(
-                    "it has {bytes} bytes, but {key} lies in {}..{} of it; it was cut, or belongs to another checkpoint",
-                    place.offset,
-                    place.range().end
-                );
-                Err(StrategyError::corrupt(name, Some(place.offset), what))
-            }
-            None => {
-                let what = format!("it is missing, and {key} lies in it");
-                Err(StrategyError::corrupt(name, None, what))
-            }
-        }
-    }
-
-    fn chunk(&self, id: ChunkId) -> Result<&Place> {
-        let unknown = || StrategyError::Internal(format!("no chunk has number {}", id.0));
-        self.index.chunks.get(id.0 as usize).ok_or_else(unknown)
-    }
-
-    /// The entries of an object.
-    fn parts(&self, id: ObjectId) -> &[(Region, Place)] {
-        let stored = self.index.objects.get(id.0 as usize);
-        stored.map_or(&[], |stored| &stored.parts)
-    }
-
-    fn refusal(&self, key: &str) -> Option<StrategyError> {
-        let why = self.index.refused.get(key)?.clone();
-        Some(why.in_file(self.index_name()).error(key, key, self.key()))
-    }
-
-    /// Checks that entries lie in their files, and that not many entries share their bytes.
-    fn sound<'p>(&self, key: &str, places: impl IntoIterator<Item = &'p Place>) -> Result<()> {
-        for place in places {
-            let name = self.there(place, key)?;
-            let claimed = self.index.claimed.get(&place.shard).copied().unwrap_or(0);
-            let stored = self.files.get(&name).copied().unwrap_or(0);
-            self.limits
-                .repeated(format_args!("{name}, in which {key} lies"), claimed, stored)?;
-        }
-        Ok(())
-    }
-
-    /// The read of the store for a chunk.
-    fn record(&self, id: ChunkId, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<RecordRead> {
-        let (place, layout, key) = (self.chunk(id)?, self.layout(id)?, self.key_of(id));
-        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
-        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
-        let check = all.then(|| -> Box<dyn Checksum> { Box::new(crc::check(place, &key)) });
-        let parts: Vec<Part> = reads
-            .into_iter()
-            .map(|read| read.part(&layout))
-            .collect::<Result<_>>()?;
-        Ok(RecordRead {
-            name: self.there(place, &key)?,
-            record: place.range(),
-            parts,
-            check,
-        })
-    }
-
-    fn key_of(&self, id: ChunkId) -> String {
-        self.metadata
-            .chunk(id)
-            .map(|(t, _)| t.key().to_owned())
-            .unwrap_or_default()
-    }
-
-    fn layout(&self, id: ChunkId) -> Result<Layout> {
-        let stored = self.metadata.chunk(id);
-        let layout =
-            stored.and_then(|(t, region)| Layout::contiguous(t.dtype().size(), &region.lengths));
-        layout.ok_or_else(|| StrategyError::Internal(format!("no chunk has number {}", id.0)))
-    }
-
-    fn info(&self, place: &Place) -> Option<StorageInfo> {
-        Some(StorageInfo::new(
-            self.data_file(place.shard).ok()?,
-            place.range(),
-        ))
-    }
-}
+pub(crate) use opened::BundleReader;
 
 impl ReaderHooks for BundleReader {
     fn plan_settings(&self) -> Option<String> {

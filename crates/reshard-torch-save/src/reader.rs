@@ -1,6 +1,7 @@
 //! Reads regions of tensors, and objects, of an opened checkpoint.
 
 mod objects;
+mod opened;
 mod tensors;
 mod values;
 mod verify;
@@ -9,112 +10,20 @@ use crate::{
     NAME, dicts,
     error::refusal,
     file::{Container, TorchFile},
-    names::{INDEX, WEIGHTS, own_file},
-    table::Table,
+    names::own_file,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Store};
+use reshard_storage::{Entry, Name};
 use reshard_strategy::{
-    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, OpenCx, Producer, ReadCx,
-    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader,
-    StrategyError, Traffic, VerifyRun, few,
-    torch::{Kept, TorchObjects},
+    BackendVersion, BoxVerifier, Capabilities, ElementChecksum, FileRole, Producer, ReadCx,
+    ReadLimits, ReadObject, ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, Traffic,
+    VerifyRun, torch::TorchObjects,
 };
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-};
-use values::Values;
+use std::{collections::BTreeSet, sync::Arc};
 
-#[derive(Debug)]
-pub(crate) struct TorchSaveReader {
-    store: Arc<dyn Store>,
-    limits: ReadLimits,
-    dialect: Dialect,
-    metadata: Arc<Metadata>,
-    table: Table,
-    /// Those that could be opened.
-    files: Vec<Option<TorchFile>>,
-    /// Whether there is an index.
-    indexed: bool,
-    /// Whether the file of a whole model is next to the index, which does not name it.
-    rival: bool,
-    /// Unpacked parts of storages.
-    kept: Kept,
-    /// Objects that were decoded.
-    values: Mutex<Values>,
-}
-
-impl TorchSaveReader {
-    pub(crate) fn new(
-        cx: &OpenCx,
-        files: Vec<Option<TorchFile>>,
-        mut table: Table,
-        indexed: bool,
-    ) -> Self {
-        let metadata = std::mem::take(&mut table.metadata);
-        Self {
-            store: Arc::clone(&cx.store),
-            limits: cx.limits,
-            dialect: cx.dialect,
-            metadata: Arc::new(metadata),
-            kept: Kept::new(cx.limits.kept()),
-            values: Mutex::new(Values::new(files.len())),
-            table,
-            files,
-            indexed,
-            rival: false,
-        }
-    }
-
-    /// The same, next to the file of a whole model that its index does not name.
-    pub(crate) fn with_rival(self, rival: bool) -> Self {
-        Self { rival, ..self }
-    }
-
-    /// Reasons why another program may read other tensors from these files.
-    fn warnings(&self) -> Vec<String> {
-        let mut out = Vec::new();
-        if self.rival {
-            out.push(format!(
-                "{WEIGHTS} is next to {INDEX}: transformers reads {WEIGHTS}, and reshard the files of the index; to read {WEIGHTS}, name that file, and move away the one of the two that is out of date"
-            ));
-        }
-        if !self.table.unnamed.is_empty() {
-            let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
-            out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
-        }
-        for file in self.files.iter().flatten() {
-            if let Some((record, folder)) = file.outside() {
-                out.push(format!(
-                    "{} has the record {record:?} outside of its folder {folder:?}: reshard reads the file, and torch.load refuses it",
-                    file.name
-                ));
-            }
-        }
-        out
-    }
-
-    fn file(&self, number: u32) -> Result<&TorchFile> {
-        let file = self.files.get(number as usize).and_then(Option::as_ref);
-        file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
-    }
-
-    /// The number of a file.
-    fn number(&self, file: &TorchFile) -> Option<u32> {
-        let is = |other: &Option<TorchFile>| other.as_ref().is_some_and(|o| o.name == file.name);
-        u32::try_from(self.files.iter().position(is)?).ok()
-    }
-
-    /// Names of the files that it consists of.
-    fn names(&self) -> BTreeSet<&str> {
-        let files = self.files.iter().flatten();
-        let index = self.indexed.then_some(INDEX);
-        files.map(|file| file.name.as_str()).chain(index).collect()
-    }
-}
+pub(crate) use opened::TorchSaveReader;
 
 impl ReaderHooks for TorchSaveReader {
     fn plan_settings(&self) -> Option<String> {

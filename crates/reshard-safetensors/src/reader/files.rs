@@ -1,6 +1,6 @@
 //! What the files of a place are.
 
-use super::SafetensorsReader;
+use super::opened::SafetensorsReader;
 use crate::{OBJECTS, names::Named};
 use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer};

@@ -1,6 +1,6 @@
 //! Looks at headers that opening has not read.
 
-use super::{SafetensorsReader, tensor};
+use super::opened::{SafetensorsReader, tensor};
 use crate::unread::CHANGED;
 use reshard_plan::ChunkId;
 use reshard_strategy::{ReadTensor, Result, Rewritten, Selection, StrategyError};

@@ -1,6 +1,6 @@
 //! Objects: each lies in the file of objects, as `torch.save` writes it.
 
-use super::{Object, SafetensorsReader};
+use super::opened::{Object, SafetensorsReader};
 use crate::OBJECTS;
 use reshard_model::Payload;
 use reshard_plan::ObjectId;

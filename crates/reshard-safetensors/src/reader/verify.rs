@@ -1,6 +1,7 @@
 //! Looks for damage without loading anything.
 
-use super::{SafetensorsReader, objects, tensor};
+use super::objects;
+use super::opened::{SafetensorsReader, tensor};
 use crate::{OBJECTS, unread::CHANGED};
 use async_trait::async_trait;
 use reshard_model::{DType, ErrorKind, Region};

@@ -4,8 +4,7 @@ use crate::{
     LoadCommonStrategy, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx,
     ReadObject, ReadTensor, ReaderHooks, Removal, Result, Rewritten, StorageInfo, StorageReader,
     StrategyError, Traffic, VerifyReport, VerifyRun, agree,
-    load_sharded::load_in,
-    pipeline::{judge, load_planned},
+    pipeline::{judge, load_in, load_planned},
 };
 use async_trait::async_trait;
 use reshard_comm::CommError;

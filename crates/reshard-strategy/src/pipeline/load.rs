@@ -3,10 +3,13 @@
 mod device;
 mod exchange;
 mod kept;
+mod layers;
 mod lend;
 mod objects;
 mod permitted;
 mod transfer;
+
+pub(crate) use layers::load_in;
 
 use crate::{
     ExchangeTimes, LoadCx, LoadFailure, LoadNotes, Loaded, ReadCx, Result, StorageReader,

@@ -2,7 +2,7 @@
 //!
 //! Tensors that share a storage are read together. Elements that need a change, or that lie packed, go through memory.
 
-use super::TorchSaveReader;
+use super::opened::TorchSaveReader;
 use crate::{
     error::{lost, unreadable},
     file::{Container, TorchFile, Zip, content, length},

@@ -1,6 +1,6 @@
 //! Looks for damage without loading anything.
 
-use super::TorchSaveReader;
+use super::opened::TorchSaveReader;
 use crate::{
     error::{lost, unreadable},
     file::{Container, TorchFile, Zip, length},

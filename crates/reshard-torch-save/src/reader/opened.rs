@@ -1,0 +1,104 @@
+//! An opened checkpoint: its files, and where its items are stored.
+
+use super::values::Values;
+use crate::{
+    file::TorchFile,
+    names::{INDEX, WEIGHTS},
+    table::Table,
+};
+use reshard_model::Dialect;
+use reshard_plan::Metadata;
+use reshard_storage::Store;
+use reshard_strategy::{OpenCx, ReadLimits, Result, StrategyError, few, torch::Kept};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+#[derive(Debug)]
+pub(crate) struct TorchSaveReader {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) limits: ReadLimits,
+    pub(super) dialect: Dialect,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) table: Table,
+    /// Those that could be opened.
+    pub(super) files: Vec<Option<TorchFile>>,
+    /// Whether there is an index.
+    pub(super) indexed: bool,
+    /// Whether the file of a whole model is next to the index, which does not name it.
+    pub(super) rival: bool,
+    /// Unpacked parts of storages.
+    pub(super) kept: Kept,
+    /// Objects that were decoded.
+    pub(super) values: Mutex<Values>,
+}
+
+impl TorchSaveReader {
+    pub(crate) fn new(
+        cx: &OpenCx,
+        files: Vec<Option<TorchFile>>,
+        mut table: Table,
+        indexed: bool,
+    ) -> Self {
+        let metadata = std::mem::take(&mut table.metadata);
+        Self {
+            store: Arc::clone(&cx.store),
+            limits: cx.limits,
+            dialect: cx.dialect,
+            metadata: Arc::new(metadata),
+            kept: Kept::new(cx.limits.kept()),
+            values: Mutex::new(Values::new(files.len())),
+            table,
+            files,
+            indexed,
+            rival: false,
+        }
+    }
+
+    /// The same, next to the file of a whole model that its index does not name.
+    pub(crate) fn with_rival(self, rival: bool) -> Self {
+        Self { rival, ..self }
+    }
+
+    /// Reasons why another program may read other tensors from these files.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        if self.rival {
+            out.push(format!(
+                "{WEIGHTS} is next to {INDEX}: transformers reads {WEIGHTS}, and reshard the files of the index; to read {WEIGHTS}, name that file, and move away the one of the two that is out of date"
+            ));
+        }
+        if !self.table.unnamed.is_empty() {
+            let keys = few(self.table.unnamed.iter().map(|(key, _)| &**key));
+            out.push(format!("{INDEX} does not list {keys}, which its files have; reshard leaves them out, and other programs may not"));
+        }
+        for file in self.files.iter().flatten() {
+            if let Some((record, folder)) = file.outside() {
+                out.push(format!(
+                    "{} has the record {record:?} outside of its folder {folder:?}: reshard reads the file, and torch.load refuses it",
+                    file.name
+                ));
+            }
+        }
+        out
+    }
+
+    pub(super) fn file(&self, number: u32) -> Result<&TorchFile> {
+        let file = self.files.get(number as usize).and_then(Option::as_ref);
+        file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
+    }
+
+    /// The number of a file.
+    pub(super) fn number(&self, file: &TorchFile) -> Option<u32> {
+        let is = |other: &Option<TorchFile>| other.as_ref().is_some_and(|o| o.name == file.name);
+        u32::try_from(self.files.iter().position(is)?).ok()
+    }
+
+    /// Names of the files that it consists of.
+    pub(super) fn names(&self) -> BTreeSet<&str> {
+        let files = self.files.iter().flatten();
+        let index = self.indexed.then_some(INDEX);
+        files.map(|file| file.name.as_str()).chain(index).collect()
+    }
+}
