@@ -194,7 +194,7 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
     }
 
     /// The same planner with another [`Offer`], for formats whose settings choose it. `None`, the default, means that the planner doesn't
-    /// support this.
+    /// support this; it is not taken from the [`base`](Self::base), which would lose the planner around it.
     fn with_offer(&self, _offer: Offer) -> Option<Arc<dyn SavePlanner>> {
         None
     }

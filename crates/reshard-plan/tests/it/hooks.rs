@@ -41,6 +41,9 @@ impl SavePlanner for Noted {
     fn plan_settings(&self) -> Option<String> {
         Some("noted".into())
     }
+    fn with_offer(&self, _: Offer) -> Option<Arc<dyn SavePlanner>> {
+        Some(Arc::new(self.clone()))
+    }
     fn set_up(&self, _: &mut FlatStateDict, _: &SaveContext<'_>) -> Result<()> {
         mark(self, "set_up")
     }
@@ -151,6 +154,9 @@ fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
         (hooks.len(), hooks[0], hooks[6]),
         (7, "set_up", "transform_object")
     );
+    // What is made of a planner would lose what is around it.
+    assert!(noted.with_offer(Offer::AllReplicas).is_some());
+    assert!(planner.with_offer(Offer::AllReplicas).is_none());
     assert!(planner.validates() && DefaultSavePlanner::DEFAULT.validates());
     let without = [
         DefaultSavePlanner::DCP,

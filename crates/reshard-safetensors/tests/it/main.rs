@@ -31,11 +31,11 @@ fn try_save(
     config: &SafetensorsConfig,
     ranks: Vec<Vec<ShardedTensor>>,
 ) -> Vec<Result<Saved>> {
-    numbered::try_save(config.into(), store, ranks)
+    numbered::try_save(config, store, ranks)
 }
 
 fn save(store: &Arc<dyn Store>, config: &SafetensorsConfig, ranks: Vec<Vec<ShardedTensor>>) {
-    numbered::save(config.into(), store, ranks);
+    numbered::save(config, store, ranks);
 }
 
 fn try_load(

@@ -22,7 +22,7 @@ fn save(store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
 }
 
 fn save_as(config: &TensorBundleConfig, store: &Arc<dyn Store>, ranks: Vec<Vec<ShardedTensor>>) {
-    numbered::save(config.into(), store, ranks);
+    numbered::save(config, store, ranks);
 }
 
 fn try_load(

@@ -146,9 +146,12 @@ fn paths_go_with_keys_that_a_planner_renames() {
     }
 }
 
+/// The key of a tensor, and its elements.
+type Commit = (String, Vec<f32>);
+
 /// Keeps what it is given at the end of a load, and fails at a negative number.
 #[derive(Clone, Debug, Default)]
-struct Commits(Arc<Mutex<Vec<(String, Vec<f32>)>>>);
+struct Commits(Arc<Mutex<Vec<Commit>>>);
 
 impl LoadPlanner for Commits {
     fn commit_tensor(&self, item: &ReadItem, tensor: &ShardedTensor) -> Result<()> {

@@ -109,7 +109,7 @@ fn hooks_are_called_in_dcps_order() {
         let outcomes = save(group(2), states, place.url(), move |rank, save| {
             let observer = &observers[rank.index()];
             let planner = observer.on(DefaultSavePlanner::DEFAULT);
-            save.strategy(tapped_save(&observer, torch))
+            save.strategy(tapped_save(observer, torch))
                 .planner(planner)
                 .coordinator(Rank(coordinator as u32))
         });
@@ -149,8 +149,8 @@ fn hooks_are_called_in_dcps_order() {
         let outcomes = load(group(2), templates, place.url(), move |rank, load| {
             let observer = &observers[rank.index()];
             let strategy = match torch {
-                true => tapped_load(&observer, TorchDistLoadConfig::default()),
-                false => tapped_load(&observer, ExampleLoadConfig::default()),
+                true => tapped_load(observer, TorchDistLoadConfig::default()),
+                false => tapped_load(observer, ExampleLoadConfig::default()),
             };
             load.strategy(strategy)
                 .planner(observer.on(ByScratch))

@@ -15,16 +15,16 @@ use serde_json::{Value as Json, json};
 
 /// All wrappers of loads around a format, one around another too.
 fn wrapped(base: &Json) -> [Json; 5] {
-    let two_stage = layered(json!({ "type": "two_stage" }), &base);
+    let two_stage = layered(json!({ "type": "two_stage" }), base);
     [
-        layered(json!({ "type": "fully_parallel" }), &base),
+        layered(json!({ "type": "fully_parallel" }), base),
         layered(
             json!({ "type": "fully_parallel", "exchange": "gather_object" }),
-            &base,
+            base,
         ),
         layered(json!({ "type": "fully_parallel" }), &two_stage),
         two_stage,
-        layered(json!({ "type": "one_reader" }), &base),
+        layered(json!({ "type": "one_reader" }), base),
     ]
 }
 

@@ -31,7 +31,7 @@ pub(super) fn start(
     let (feed, plan, source) = (Arc::clone(feed), Arc::clone(plan), Arc::clone(source));
     let work = move || {
         let done = catch_unwind(AssertUnwindSafe(|| {
-            write(&feed, &plan, &*source, rank, &target)
+            write(&feed, &plan, &source, rank, &target)
         }));
         // Nothing of the state is held when the end is told.
         drop((plan, source, target));
