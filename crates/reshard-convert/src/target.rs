@@ -80,16 +80,19 @@ impl Target {
 
     /// Changes one of the settings of the format.
     fn change(&mut self, name: &str, value: Json, registry: &Registry) -> Result<()> {
-        let mut settings = self.strategy.format.settings();
-        if let Json::Object(all) = &mut settings {
-            all.insert(name.into(), value);
-        }
-        let changed = registry.save_format(&self.key(), settings);
-        self.strategy.format = changed.map_err(|e| ConvertError::Setting {
+        let refused = |what| ConvertError::Setting {
             format: self.key(),
             setting: name.into(),
-            what: e.to_string(),
-        })?;
+            what,
+        };
+        let mut settings = self.strategy.format.settings();
+        let Json::Object(all) = &mut settings else {
+            let what = "the settings of the strategy have no JSON form; set it in the strategy";
+            return Err(refused(what.into()));
+        };
+        all.insert(name.into(), value);
+        let changed = registry.save_format(&self.key(), settings);
+        self.strategy.format = changed.map_err(|e| refused(e.to_string()))?;
         Ok(())
     }
 

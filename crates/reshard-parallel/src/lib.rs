@@ -1,4 +1,4 @@
-//! Strategies around strategies, which share the work of a checkpoint between replicas. They fit around any format.
+//! Layers around strategies, which share the work of a checkpoint between replicas. They fit around any format.
 //!
 //! - [`FullyParallelSave`]: each replicated tensor is written by one rank of a group, and all of its ranks write about as many bytes.
 //! - [`FullyParallelLoad`]: each piece is read by one rank of a group, which hands it to the others. Ranks that want different regions, which
@@ -22,10 +22,10 @@
 //!             let tensor = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
 //!             let mut state = StateDict::new();
 //!             state.insert("w", ShardedTensor::full("w", tensor).with_replica_id(rank));
-//!             let settings = FullyParallelSave::new(TorchDistConfig::default());
+//!             let settings = FullyParallelSave::new().around(TorchDistConfig::new());
 //!             blocking::run(reshard::save(&state, url).group(&group).strategy(settings)).unwrap();
 //!
-//!             let settings = FullyParallelLoad::new(TorchDistLoadConfig::default());
+//!             let settings = FullyParallelLoad::new().around(TorchDistLoadConfig::default());
 //!             let loaded = blocking::run(reshard::load(state, url).group(&group).strategy(settings)).unwrap();
 //!             let Some(ValueTree::Leaf(Value::Tensor(w))) = loaded.get("w") else { panic!("w is a tensor") };
 //!             assert_eq!(w.to_vec::<f32>().unwrap(), [1., 2.]);

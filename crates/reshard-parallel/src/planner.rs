@@ -30,17 +30,24 @@ pub(crate) struct Kept(Mutex<Option<Arc<Known>>>);
 
 #[derive(Debug)]
 struct Known {
+    algo: ExchangeAlgo,
     plans: Vec<LoadPlan>,
     members: Vec<Member>,
     shared: Vec<LoadPlan>,
 }
 
 impl Kept {
-    fn get(&self, plans: &[LoadPlan], members: &[Member]) -> Option<Vec<LoadPlan>> {
+    fn get(
+        &self,
+        algo: ExchangeAlgo,
+        plans: &[LoadPlan],
+        members: &[Member],
+    ) -> Option<Vec<LoadPlan>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = kept.clone()?;
         drop(kept);
-        (known.plans == plans && known.members == members).then(|| known.shared.clone())
+        (known.algo == algo && known.plans == plans && known.members == members)
+            .then(|| known.shared.clone())
     }
 
     fn put(&self, known: Known) {
@@ -151,11 +158,12 @@ impl LoadPlanner for Sharing {
         let Some(kept) = &self.kept else {
             return self.share(plans, &members, cx.metadata);
         };
-        if let Some(shared) = kept.get(&plans, &members) {
+        if let Some(shared) = kept.get(self.algo, &plans, &members) {
             return Ok(shared);
         }
         let shared = self.share(plans.clone(), &members, cx.metadata)?;
         kept.put(Known {
+            algo: self.algo,
             plans,
             members,
             shared: shared.clone(),

@@ -7,9 +7,10 @@ use crate::{
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{DeserializeOwned, Error as _},
+    ser::Error as _,
 };
 use serde_json::{Map, Value as Json};
-use std::sync::Arc;
+use std::{fmt::Debug, sync::Arc};
 
 /// The JSON form of a strategy.
 #[derive(Serialize, Deserialize)]
@@ -27,10 +28,10 @@ pub(crate) fn no_settings() -> Json {
     Json::Object(Map::new())
 }
 
-/// Settings of a format as JSON, for `settings` of [`SaveFormat`] and [`LoadFormat`].
-pub fn settings_of(settings: &impl Serialize) -> Json {
-    // Settings are plain data, which always have a JSON form.
-    serde_json::to_value(settings).unwrap_or_else(|_| no_settings())
+/// Settings of a format as JSON, for `settings` of [`SaveFormat`] and [`LoadFormat`]. Settings without a JSON form, such as a map with keys
+/// that are no text, become their debug text: ranks can compare it, and nothing reads it back.
+pub fn settings_of(settings: &(impl Serialize + Debug)) -> Json {
+    serde_json::to_value(settings).unwrap_or_else(|_| Json::String(format!("{settings:?}")))
 }
 
 fn invalid(e: impl ToString) -> StrategyError {
@@ -127,7 +128,8 @@ fn written<S: Serializer>(
     layers: &[impl Serialize],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let layers = layers.iter().map(settings_of).collect();
+    let layers = layers.iter().map(serde_json::to_value);
+    let layers = layers.collect::<Result<_, _>>().map_err(S::Error::custom)?;
     let config = Config {
         format: key.to_string(),
         settings,
@@ -175,5 +177,19 @@ impl<'de> Deserialize<'de> for LoadShardedStrategy {
         let json = Json::deserialize(deserializer)?;
         let registry = Registry::linked().map_err(D::Error::custom)?;
         Self::from_json(json, &registry).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn settings_without_a_json_form_are_compared_as_text() {
+        let of = |rank: u32| settings_of(&BTreeMap::from([((0, rank), true)]));
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+        assert_ne!(of(1), no_settings());
     }
 }
