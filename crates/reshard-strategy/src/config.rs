@@ -14,13 +14,13 @@ use std::{fmt::Debug, sync::Arc};
 
 /// The JSON form of a strategy.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Config {
+#[serde(deny_unknown_fields, bound(deserialize = "L: Deserialize<'de>"))]
+struct Config<L> {
     format: String,
     #[serde(default = "no_settings")]
     settings: Json,
     #[serde(default)]
-    layers: Vec<Json>,
+    layers: Vec<L>,
 }
 
 /// Settings that are all left out.
@@ -62,7 +62,7 @@ pub fn load_format<F: LoadFormat + DeserializeOwned + 'static>(
     Ok(Arc::new(format))
 }
 
-impl Config {
+impl<L: DeserializeOwned> Config<L> {
     /// Reads the full form, or the flat form, in which settings are beside `format`.
     fn of(json: Json) -> Result<Self> {
         match json {
@@ -82,13 +82,6 @@ impl Config {
             json => serde_json::from_value(json).map_err(invalid),
         }
     }
-
-    fn layers<L: DeserializeOwned>(&mut self) -> Result<Vec<L>> {
-        let layers = std::mem::take(&mut self.layers).into_iter();
-        layers
-            .map(|layer| serde_json::from_value(layer).map_err(invalid))
-            .collect()
-    }
 }
 
 impl SaveShardedStrategy {
@@ -98,9 +91,9 @@ impl SaveShardedStrategy {
     /// # Errors
     /// [`StrategyError::Unknown`] for a format that is not registered; settings or layers that can't be read, or contradict each other.
     pub fn from_json(json: Json, registry: &Registry) -> Result<Self> {
-        let mut config = Config::of(json)?;
+        let config = Config::of(json)?;
         Ok(Self {
-            layers: config.layers()?,
+            layers: config.layers,
             format: registry.save_format(&registry.named_save(&config.format)?, config.settings)?,
             common: None,
         })
@@ -113,9 +106,9 @@ impl LoadShardedStrategy {
     /// # Errors
     /// The same.
     pub fn from_json(json: Json, registry: &Registry) -> Result<Self> {
-        let mut config = Config::of(json)?;
+        let config = Config::of(json)?;
         Ok(Self {
-            layers: config.layers()?,
+            layers: config.layers,
             format: registry.load_format(&registry.named_load(&config.format)?, config.settings)?,
             common: None,
         })

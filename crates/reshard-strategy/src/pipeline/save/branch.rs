@@ -107,9 +107,7 @@ impl Branch {
             },
         }
     }
-}
 
-impl Branch {
     pub(super) fn take_data(&mut self) -> Result<Vec<Data>> {
         self.step = Step::Staging;
         let work = self.work.as_mut().ok_or_else(written_already)?;
@@ -226,9 +224,7 @@ impl Branch {
         }
         Ok(saved)
     }
-}
 
-impl Branch {
     /// Finishes a rank-local save, in which each rank has a record of its own items.
     async fn finish_alone(
         self,
