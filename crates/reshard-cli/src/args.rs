@@ -10,6 +10,7 @@ use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits, StepPattern,
     map::Unmapped,
     policy::{ByteSize, ShardingPolicy},
+    strategy::UniqueJson,
 };
 use reshard_convert::{MAX_FILES, MAX_PIECES};
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -649,7 +650,7 @@ fn target(text: &str) -> Result<Target, String> {
         };
     }
     match serde_json::from_str(text) {
-        Ok(json) => Ok(Target::Json(json)),
+        Ok(UniqueJson(json)) => Ok(Target::Json(json)),
         Err(e) => Err(format!(
             "{e}; write it as {{\"format\":\"torch_dist\",\"files_per_rank\":2}}"
         )),

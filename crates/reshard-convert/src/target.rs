@@ -85,14 +85,25 @@ impl Target {
             setting: name.into(),
             what,
         };
-        let mut settings = self.strategy.format.settings();
-        let Json::Object(all) = &mut settings else {
-            let what = "the settings of the strategy have no JSON form; set it in the strategy";
-            return Err(refused(what.into()));
+        let make = |settings| {
+            let format = registry.save_format(&self.key(), settings);
+            format.map_err(|e| refused(e.to_string()))
         };
-        all.insert(name.into(), value);
-        let changed = registry.save_format(&self.key(), settings);
-        self.strategy.format = changed.map_err(|e| refused(e.to_string()))?;
+        let mut settings = self.strategy.format.settings();
+        // What the settings don't say would be lost.
+        let again = settings.is_object().then(|| make(settings.clone()));
+        let shown = format!("{:?}", self.strategy.format);
+        match (again.transpose()?, &mut settings) {
+            (Some(again), Json::Object(all)) if format!("{again:?}") == shown => {
+                all.insert(name.into(), value);
+            }
+            _ => {
+                let what =
+                    "the JSON form of its settings doesn't say all of them; set it in the strategy";
+                return Err(refused(what.into()));
+            }
+        }
+        self.strategy.format = make(settings)?;
         Ok(())
     }
 

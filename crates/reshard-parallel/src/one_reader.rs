@@ -29,6 +29,8 @@ use std::{any::Any, collections::BTreeSet, sync::Arc};
 /// { "format": "torch_save", "layers": [{ "type": "one_reader" }] }
 /// ```
 ///
+/// It is the innermost layer: the last of a list. Objects of the common strategy, and the common state itself, are read by every rank.
+///
 /// The result is that of a load without it: the planner decides about casts, strictness and other shapes. Only templates of tensors are
 /// supported; a leaf that is no tensor is an error on every rank.
 ///
@@ -77,6 +79,10 @@ impl LoadLayer for OneReaderLoad {
         inner: &LoadShardedStrategy,
         cx: &OpenCx,
     ) -> Result<Arc<dyn StorageReader>> {
+        if !inner.layers.is_empty() {
+            let what = "`one_reader` decides who opens the files; put it innermost, as the last of the layers, and only once";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         if cx.store.top().await?.is_empty() {
             return Err(StrategyError::NotACheckpoint {
                 url: cx.store.url(),

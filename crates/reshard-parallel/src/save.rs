@@ -30,7 +30,8 @@ type Digest = [u8; 32];
 ///
 /// The format does not change. Only tensors are distributed, by [`distribute_shards_to_ranks`](crate::distribute_shards_to_ranks), and only
 /// those whose main replica is in the group. The planner must offer main replicas, as the default one does;
-/// [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) distributes replicas over all ranks by itself.
+/// [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) distributes replicas over all ranks by itself,
+/// and so does the format setting `keep_only_main_replica = false` of `torch_dist`: with them the layer changes nothing.
 ///
 /// # Replicas
 /// Replicas must be equal. A rank writes its own copy of what it was chosen for. What is validated are the replicas that ranks declare, as in a save without this

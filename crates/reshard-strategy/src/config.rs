@@ -2,7 +2,7 @@
 
 use crate::{
     BackendVersion, LoadFormat, LoadShardedStrategy, Registry, Result, SaveFormat,
-    SaveShardedStrategy, StrategyError,
+    SaveShardedStrategy, StrategyError, UniqueJson,
 };
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -158,7 +158,7 @@ impl Serialize for LoadShardedStrategy {
 /// [`from_json`](SaveShardedStrategy::from_json) with the formats of all linked crates.
 impl<'de> Deserialize<'de> for SaveShardedStrategy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let json = Json::deserialize(deserializer)?;
+        let UniqueJson(json) = Deserialize::deserialize(deserializer)?;
         let registry = Registry::linked().map_err(D::Error::custom)?;
         Self::from_json(json, &registry).map_err(D::Error::custom)
     }
@@ -167,7 +167,7 @@ impl<'de> Deserialize<'de> for SaveShardedStrategy {
 /// [`from_json`](LoadShardedStrategy::from_json) with the formats of all linked crates.
 impl<'de> Deserialize<'de> for LoadShardedStrategy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let json = Json::deserialize(deserializer)?;
+        let UniqueJson(json) = Deserialize::deserialize(deserializer)?;
         let registry = Registry::linked().map_err(D::Error::custom)?;
         Self::from_json(json, &registry).map_err(D::Error::custom)
     }

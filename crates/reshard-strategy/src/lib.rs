@@ -96,7 +96,7 @@ pub use reshard_storage::Traffic;
 pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
 pub use sharded::{ExchangeTimes, LoadFailure, Loaded, Removal, Saved};
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
-pub use unique::UniqueMap;
+pub use unique::{UniqueJson, UniqueMap};
 pub use verify::{BoxVerifier, ChunkCheck, ItemCheck, ItemVerifier, ObjectCheck, VerifyRun};
 
 #[cfg(any(test, feature = "testkit"))]

@@ -88,7 +88,8 @@ pub struct LoadShardedStrategy {
     pub format: Arc<dyn LoadFormat>,
     /// Layers around it, the outermost first.
     pub layers: Vec<Arc<dyn LoadLayer>>,
-    /// Loads sharded objects if the format loads none.
+    /// Loads sharded objects if the format loads none. `reshard::load` sets it to the one that the checkpoint names, and refuses one that
+    /// is set.
     pub common: Option<Arc<dyn LoadCommonStrategy>>,
 }
 

@@ -297,7 +297,8 @@ impl Registry {
         })
     }
 
-    /// Replaces the default of an action: Megatron Core's `register_default_strategy`.
+    /// Replaces the default of an action: Megatron Core's `register_default_strategy`. Where requests are dear, a load takes a place that
+    /// has the first of the default format's [probes](crate::FormatInfo::probes) for a checkpoint of it, and asks for no other format.
     ///
     /// # Errors
     /// [`StrategyError::Unknown`], which lists what is linked.

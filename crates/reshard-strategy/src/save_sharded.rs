@@ -82,7 +82,7 @@ pub struct SaveShardedStrategy {
     pub format: Arc<dyn SaveFormat>,
     /// Layers around it, the outermost first.
     pub layers: Vec<Arc<dyn SaveLayer>>,
-    /// Stores sharded objects if the format stores none.
+    /// Stores sharded objects if the format stores none. `reshard::save` sets it from its own common strategy, and refuses one that is set.
     pub common: Option<Arc<dyn SaveCommonStrategy>>,
 }
 

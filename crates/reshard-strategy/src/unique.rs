@@ -2,8 +2,9 @@
 
 use serde::{
     Serialize,
-    de::{Deserialize, Deserializer, Error, MapAccess, Visitor},
+    de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::Value as Json;
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 /// A map that is parsed from a file, of which no key came twice. A parser that takes the last of two hides damage.
@@ -58,5 +59,63 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
             }
         }
         from.deserialize_map(Map(PhantomData))
+    }
+}
+
+/// JSON in which no object has a key twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UniqueJson(pub Json);
+
+impl<'de> Deserialize<'de> for UniqueJson {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Json;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_unit<E>(self) -> Result<Json, E> {
+                Ok(Json::Null)
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
+                Ok(value.into())
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
+                Ok(value.into())
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
+                Ok(value.into())
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+                Ok(value.into())
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+                Ok(value.into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Json, A::Error> {
+                let mut out = Vec::new();
+                while let Some(UniqueJson(value)) = from.next_element()? {
+                    out.push(value);
+                }
+                Ok(out.into())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, from: A) -> Result<Json, A::Error> {
+                let from = serde::de::value::MapAccessDeserializer::new(from);
+                let all = UniqueMap::<UniqueJson>::deserialize(from)?;
+                let all = all.0.into_iter().map(|(key, value)| (key.into(), value.0));
+                Ok(Json::Object(all.collect()))
+            }
+        }
+        from.deserialize_any(Any).map(Self)
     }
 }

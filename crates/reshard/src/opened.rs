@@ -437,6 +437,10 @@ impl OpenOptions {
         formats: &Formats,
     ) -> Result<Opened> {
         let name = sharded.key();
+        if sharded.common.is_some() {
+            let what = "the checkpoint says which common strategy loads it; leave `common` out of the sharded strategy, and register yours";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         sharded.common.clone_from(&common);
         let cx = cx.with_limits(self.limits);
         let reader = sharded.open(&cx).await?;

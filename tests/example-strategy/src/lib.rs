@@ -11,11 +11,11 @@
 //! use reshard_example as _;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = serde_json::from_str(r#"{ "format": "example" }"#)?;
+//! let strategy: reshard::strategy::SaveShardedStrategy = serde_json::from_str(r#"{ "format": "example" }"#)?;
 //! let mut state = reshard::StateDict::new();
 //! let weight = reshard::Tensor::from_vec(&[2], vec![1f32, 2.])?;
 //! state.insert("weight", reshard::ShardedTensor::full("weight", weight));
-//! reshard::blocking::run(reshard::save(&state, "example://first-page").strategy(config))?;
+//! reshard::blocking::run(reshard::save(&state, "example://first-page").strategy(strategy))?;
 //!
 //! // A load finds the strategy by what the checkpoint says.
 //! let tensors = reshard::blocking::load_plain_tensors("example://first-page")?;

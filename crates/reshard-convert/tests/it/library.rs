@@ -4,8 +4,10 @@
 
 use bytes::Bytes;
 use reshard::{
-    DType, ErrorKind, ShardedTensor, StateDict, Tensor,
+    BackendVersion, DType, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
+    strategy::{Result as StrategyResult, SaveCx, SaveFormat, SaveShardedStrategy, StorageWriter},
+    torch_dist::TorchDistConfig,
 };
 use reshard_convert::{Asked, ConvertError, Finding, MAX_RANKS, Over, check_files, convert};
 use reshard_storage::{Store, StoreExt, testkit::MemoryStore};
@@ -75,6 +77,37 @@ fn what_is_prepared_says_what_it_would_write_and_writes_nothing() {
     );
     drop(prepared);
     assert!(is_empty("memory://prepared-to"));
+}
+
+/// A format of a program, under the name of another one.
+#[derive(Debug)]
+struct Own(TorchDistConfig);
+
+impl SaveFormat for Own {
+    fn key(&self) -> BackendVersion {
+        self.0.key()
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        self.0.settings()
+    }
+
+    fn writer(&self, cx: &SaveCx<'_>) -> StrategyResult<Arc<dyn StorageWriter>> {
+        self.0.writer(cx)
+    }
+}
+
+#[test]
+fn a_changed_setting_does_not_replace_a_format_by_another_one_of_its_name() {
+    let (_, source) = saved("own");
+    let to = |config: SaveShardedStrategy| {
+        let conversion = convert(&source, "memory://own-to").strategy(config);
+        blocking::run(conversion.files_per_rank(2)).map_err(|e| e.to_string())
+    };
+    let e = to(Own(TorchDistConfig::new()).into()).unwrap_err();
+    assert!(e.contains("set it in the strategy"), "{e}");
+    assert!(is_empty("memory://own-to"));
+    to(TorchDistConfig::new().into()).unwrap();
 }
 
 #[test]

@@ -2,18 +2,19 @@
 
 use crate::ranks::groups;
 use reshard::{
-    ShardedTensor, StateDict, Tensor, blocking,
+    DType, Dialect, ShardedTensor, StateDict, Tensor, blocking,
+    megatron::TorchCommon,
     model::FlatStateDict,
     plan::{DefaultSavePlanner, Offer, SaveContext, SavePlan, SavePlanner},
     strategy::{
         Action, BackendVersion, LoadShardedStrategy, Registry, Result, SaveCx, SaveLayer,
         SaveSetup, SaveShardedStrategy,
     },
-    torch_dist::TorchDistConfig,
+    torch_dist::{TorchDistConfig, TorchDistLoadConfig},
     zarr::{Zarr3Config, ZarrConfig},
 };
 use reshard_comm::testkit::on_ranks;
-use reshard_parallel::{FullyParallelLoad, FullyParallelSave, TwoStageLoad};
+use reshard_parallel::{FullyParallelLoad, FullyParallelSave, OneReaderLoad, TwoStageLoad};
 use serde_json::json;
 use std::sync::{
     Arc,
@@ -70,6 +71,65 @@ fn json_has_a_full_and_a_flat_form() {
         let e = of(wrong.clone()).unwrap_err();
         assert!(e.contains(told), "{wrong}: {e}");
     }
+}
+
+#[test]
+fn a_key_that_comes_twice_in_json_is_refused() {
+    for json in [
+        r#"{ "format": "zarr", "format": "zarr3" }"#,
+        r#"{ "format": "zarr3", "inner_chunk": 1, "inner_chunk": 2 }"#,
+        r#"{ "format": "zarr3", "settings": { "inner_chunk": 1, "inner_chunk": 2 } }"#,
+        r#"{ "format": "zarr", "layers": [{ "type": "fully_parallel", "group": "a", "group": "b" }] }"#,
+    ] {
+        let e = serde_json::from_str::<SaveShardedStrategy>(json).unwrap_err();
+        assert!(e.to_string().contains("comes twice"), "{json}: {e}");
+    }
+}
+
+#[test]
+fn one_reader_is_the_innermost_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = StateDict::new();
+    let w = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+    state.insert("w", ShardedTensor::full("w", w));
+    blocking::save(&state, dir.path()).unwrap();
+    let load = |strategy: LoadShardedStrategy| {
+        let mut template = StateDict::new();
+        template.insert("w", ShardedTensor::template("w", DType::Float32, &[2]));
+        let load = reshard::load(template, dir.path()).strategy(strategy);
+        blocking::run(load).map_err(|e| e.to_string())
+    };
+    let format = TorchDistLoadConfig::default;
+    let inside = OneReaderLoad::new().around(format());
+    assert!(load(FullyParallelLoad::new().around(inside.clone())).is_ok());
+    assert!(load(TwoStageLoad::new().around(inside.clone())).is_ok());
+    for inner in [
+        TwoStageLoad::new().around(format()),
+        FullyParallelLoad::new().around(format()),
+        inside,
+    ] {
+        let e = load(OneReaderLoad::new().around(inner)).unwrap_err();
+        assert!(e.contains("put it innermost"), "{e}");
+    }
+}
+
+#[test]
+fn the_common_strategy_is_no_part_of_the_sharded_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDict::new();
+    let mut saves = SaveShardedStrategy::from(ZarrConfig::default());
+    saves.common = Some(Arc::new(TorchCommon));
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let save = reshard::save(&state, dir.path()).dialect(dialect);
+        let e = blocking::run(save.strategy(saves.clone())).unwrap_err();
+        assert!(e.to_string().contains("`Save::common_strategy`"), "{e}");
+    }
+    blocking::save(&state, dir.path()).unwrap();
+    let mut loads = LoadShardedStrategy::from(TorchDistLoadConfig::default());
+    loads.common = Some(Arc::new(TorchCommon));
+    let load = reshard::load(state, dir.path()).strategy(loads);
+    let e = blocking::run(load).unwrap_err();
+    assert!(e.to_string().contains("leave `common` out"), "{e}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Observer {
     }
 }
 
-/// Something with a [`Observer`] on its hooks; made by [`Observer::on`].
+/// Something with a [`Observer`] on its hooks; made by [`Observer::on`]. A planner with another offer is the inner one's, without the observer.
 #[derive(Clone, Debug)]
 pub struct Observed<T> {
     inner: T,

@@ -123,6 +123,11 @@ impl Save<'_> {
         };
         let sharded = self.options.strategy.insert(strategy).clone();
         sharded.format.check()?;
+        if sharded.common.is_some() {
+            let what = "the save has a common strategy, and so has its sharded strategy; leave `common` out of this one, and give it to \
+                        `Save::common_strategy`";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         let can = sharded.capabilities();
         if !self.options.dialect_is_chosen && !can.saves(self.options.pipeline.dialect) {
             self.options.pipeline.dialect = can.dialects.first().copied().unwrap_or_default();
