@@ -7,12 +7,13 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
-    BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits, StepPattern,
+    BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
     map::Unmapped,
     policy::{ByteSize, ShardingPolicy},
     strategy::UniqueJson,
 };
 use reshard_convert::{MAX_FILES, MAX_PIECES};
+use reshard_manager::StepPattern;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.

@@ -11,10 +11,11 @@ use crate::{
     units,
 };
 use reshard::{
-    Kept, PruneReport, Remains, RemainsKind, blocking,
+    blocking,
     storage::{Entry, Name},
     strategy::first,
 };
+use reshard_manager::{Kept, PruneReport, Remains, RemainsKind};
 use serde::Serialize;
 use std::path::Path;
 
@@ -144,7 +145,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
 
 /// Prunes one place.
 fn prune(program: &Program, args: &Prune, place: &str) -> (PruneReport, Result<u8>) {
-    let prune = reshard::prune(place)
+    let prune = reshard_manager::prune(place)
         .dry_run(args.dry_run)
         .older_than(args.older_than);
     let prune = prune

@@ -9,7 +9,8 @@ use crate::{
     table::{self, BOLD, GOOD, styled},
     units,
 };
-use reshard::{Removed, blocking, storage::Entry};
+use reshard::{blocking, storage::Entry};
+use reshard_manager::Removed;
 use serde::Serialize;
 use std::io::Write;
 
@@ -25,7 +26,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u8> {
-    let removal = reshard::remove_sharded_tensors(&args.dir, &args.prefix)
+    let removal = reshard_manager::remove_sharded_tensors(&args.dir, &args.prefix)
         .dry_run(args.dry_run)
         .registry(program.registry.clone())
         .stores(program.stores.clone())

@@ -12,10 +12,10 @@ use crate::{
     units,
 };
 use reshard::{
-    Step, StepPattern, Steps,
     blocking::{Checkpoint, run},
     strategy::CheckedItems,
 };
+use reshard_manager::{Step, StepPattern, Steps};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ fn usual() -> Result<Vec<StepPattern>> {
 }
 
 fn steps(program: &Program, dir: &str, pattern: StepPattern) -> Steps {
-    reshard::steps(dir)
+    reshard_manager::steps(dir)
         .pattern(pattern)
         .registry(program.registry.clone())
         .stores(program.stores.clone())

@@ -1,12 +1,14 @@
-//! Train and resume: a [`Saver`] names the checkpoints of a run after their steps, saves them, and removes old ones.
+//! Upkeep of checkpoints: a [`Saver`] names the checkpoints of a run after their steps, saves them, and removes old ones; [`steps()`] and
+//! [`latest`] find them; [`prune()`] cleans up after killed saves; [`remove_checkpoint()`] and [`remove_sharded_tensors()`] remove a
+//! checkpoint, or keys of one.
 //!
 //! ```
 //! use reshard::{DType, ShardedTensor, StateDict, Tensor};
-//! use reshard_manager::{Verify, blocking::Saver};
+//! use reshard_manager::{Saver, Verify};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
-//! let saver = Saver::new(dir.path().join("run")).every(100).keep(2).verify(Verify::Quick);
+//! let saver = Saver::new(dir.path().join("run")).every(100).keep(2).verify(Verify::Quick).blocking();
 //!
 //! // Where the last run has stopped, or from the beginning.
 //! let (mut step, mut weight) = (0, vec![0f32; 4]);
@@ -27,7 +29,7 @@
 //!         saved.warnings.iter().for_each(|warning| eprintln!("{warning}"));
 //!     }
 //! }
-//! let steps = reshard::blocking::steps(dir.path().join("run"))?;
+//! let steps = reshard_manager::blocking::steps(dir.path().join("run"))?;
 //! assert_eq!(steps.iter().map(|step| step.number).collect::<Vec<_>>(), [400, 500]);
 //! # Ok(())
 //! # }
@@ -48,12 +50,23 @@ mod error;
 mod keep;
 #[cfg(doctest)]
 mod page;
+mod prune;
 mod removal;
+mod remove;
+mod remove_checkpoint;
 mod report;
 mod saver;
 mod settings;
+mod step_pattern;
+mod steps;
+mod versions;
 
 pub use error::{Error, Result};
+pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
+pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
+pub use remove_checkpoint::{RemoveCheckpoint, RemovedCheckpoint, remove_checkpoint};
 pub use report::Saved;
 pub use saver::Saver;
 pub use settings::Verify;
+pub use step_pattern::StepPattern;
+pub use steps::{Step, Steps, latest, steps};

@@ -1,13 +1,13 @@
 //! Saves the checkpoints of a run.
 
 use crate::{
-    Error, Result, Saved, Verify,
+    Error, Result, Saved, Step, StepPattern, Verify, blocking,
     keep::Keep,
     removal::{Damaged, Outcome, retain},
     settings::Settings,
 };
 use reshard::{
-    ProcessGroup, Registry, Save, SaveReport, StateDict, Step, StepPattern, Stores,
+    ProcessGroup, Registry, Save, SaveReport, StateDict, Stores,
     comm::{Cause, Comm},
     strategy::StrategyError,
 };
@@ -18,7 +18,7 @@ const CHECK: &str = "check";
 const RETAIN: &str = "retain";
 const LATEST: &str = "latest";
 
-/// As `reshard::prune` waits.
+/// As [`prune`](crate::prune()) waits.
 const DAY: Duration = Duration::from_hours(24);
 
 /// Saves the checkpoints of a run into one directory, each in a folder with the name of its step, and removes old ones.
@@ -76,7 +76,7 @@ impl Saver {
     }
 
     /// How long what a killed save has left beside the checkpoints must not have changed before the next save removes it. The default is a day, as that of
-    /// [`reshard::prune`]: only its age tells whether a save is still writing it. With [`Duration::ZERO`] it goes at the next save, so make sure that no other
+    /// [`prune`](crate::prune()): only its age tells whether a save is still writing it. With [`Duration::ZERO`] it goes at the next save, so make sure that no other
     /// save to the directory is running.
     pub fn unfinished_after(mut self, age: Duration) -> Self {
         self.settings.unfinished_after = age;
@@ -108,6 +108,11 @@ impl Saver {
         self
     }
 
+    /// The same for programs without an executor.
+    pub fn blocking(self) -> blocking::Saver {
+        blocking::Saver(self)
+    }
+
     /// Where the checkpoint of a step lies, or will lie.
     pub fn url(&self, step: u64) -> String {
         self.settings.url(step)
@@ -122,7 +127,7 @@ impl Saver {
     /// The newest checkpoint of the run that opens, whoever wrote it. `None` if there is none, also if the directory does not exist yet.
     ///
     /// # Errors
-    /// As [`reshard::Steps::latest`].
+    /// As [`crate::Steps::latest`].
     pub async fn latest(&self) -> Result<Option<Step>> {
         match self.settings.steps().latest().await {
             Err(e) if e.is_no_checkpoint() => Ok(None),

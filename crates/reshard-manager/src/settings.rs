@@ -1,8 +1,8 @@
 //! The settings of a saver, and what is done with them.
 
-use crate::{Error, Result, keep::Keep};
+use crate::{Error, Prune, RemoveCheckpoint, Result, Step, StepPattern, Steps, keep::Keep};
 use reshard::{
-    OpenOptions, Prune, Registry, RemoveCheckpoint, Save, Step, StepPattern, Steps, Stores,
+    OpenOptions, Registry, Save, Stores,
     storage::{Removal, StorageError, Store, StoreExt as _, without_secrets},
     strategy::AgreedOptions,
 };
@@ -157,7 +157,7 @@ impl Settings {
     }
 
     pub(crate) fn steps(&self) -> Steps {
-        let steps = reshard::steps(&self.dir).pattern(self.pattern.clone());
+        let steps = crate::steps(&self.dir).pattern(self.pattern.clone());
         where_it_looks!(self, steps)
     }
 
@@ -167,13 +167,13 @@ impl Settings {
 
     /// Removes what killed saves of a step have left, and nothing that is too young.
     pub(crate) fn prune(&self, step: u64) -> Prune {
-        let prune = reshard::prune(self.url(step)).older_than(self.unfinished_after);
+        let prune = crate::prune(self.url(step)).older_than(self.unfinished_after);
         where_it_looks!(self, prune)
     }
 
     /// Removes the checkpoint of a step, if it is noted as this saver's.
     pub(crate) fn remove(&self, step: u64) -> RemoveCheckpoint {
-        let removal = reshard::remove_checkpoint(self.url(step))
+        let removal = crate::remove_checkpoint(self.url(step))
             .noted(OWNER, &*self.owner)
             .noted(STEP, step.to_string());
         where_it_looks!(self, removal)

@@ -40,9 +40,9 @@ mod overlap;
 mod region;
 mod secrets;
 mod sharded;
-mod shortened;
 mod split;
 mod tensor;
+mod text;
 mod tree;
 mod value;
 
@@ -72,12 +72,12 @@ pub use sharded::{
     ShardedTensorFactory, StateDict, Swiglu, TensorSource, add_prefix_for_sharding,
     apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
-pub use shortened::shortened;
 pub use split::{
     Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split,
     split_as, split_ref, unflatten,
 };
 pub use tensor::Tensor;
+pub use text::{shortened, some};
 pub use tree::{Difference, Path, Step, Tree, ValueTree, diff};
 pub use value::{Construct, Opaque, Value};
 

@@ -747,7 +747,7 @@ pub trait StorageReader: ReaderHooks {
         false
     }
     /// Describes a new version of the checkpoint that lacks all tensors and objects whose key starts with `prefix`. It writes nothing:
-    /// `reshard::remove_sharded_tensors` writes and commits.
+    /// `reshard_manager::remove_sharded_tensors` writes and commits.
     ///
     /// # Errors
     /// By default: not supported.

@@ -101,7 +101,7 @@ mod tests {
             include_str!("save/builder.rs"),
             include_str!("load.rs"),
             include_str!("ranks.rs"),
-            include_str!("opened.rs"),
+            include_str!("../../reshard-open/src/opened.rs"),
         ];
         let is_option = |line: &&str| line.contains("(mut self") || line.contains("(self, ");
         let methods = sources

@@ -34,22 +34,6 @@ pub fn load(template: StateDict, place: impl AsRef<Path>) -> Result<ValueTree, L
     run(crate::load(template, place))
 }
 
-/// [`crate::steps`] with its defaults.
-///
-/// # Errors
-/// As [`crate::steps`].
-pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<crate::Step>> {
-    run(crate::steps(dir))
-}
-
-/// [`crate::latest`].
-///
-/// # Errors
-/// As [`crate::latest`].
-pub fn latest(dir: impl AsRef<Path>) -> Result<Option<crate::Step>> {
-    block_on(crate::latest(dir))
-}
-
 /// [`crate::load_common`].
 ///
 /// # Errors

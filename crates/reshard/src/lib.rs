@@ -49,47 +49,21 @@
 mod advice;
 mod agreement;
 mod alike;
-mod attempt;
 mod background;
-mod bound;
-mod checkpoint;
-mod common;
 mod consistent;
-mod control;
-mod covered;
 mod crc;
-mod error;
 mod events;
-mod formats;
 mod in_flight;
-mod integrity;
-mod known;
 mod load;
-#[cfg(feature = "map")]
-mod mapped;
-mod opened;
-mod outside;
-mod place;
-mod prune;
 mod ranks;
 #[cfg(doctest)]
 mod readme;
-mod recognise;
-mod remove;
-mod remove_checkpoint;
-mod replace;
 mod replicas;
 mod report;
 mod save;
 mod side_by_side;
-mod sidecar;
 mod stateful;
-mod step_pattern;
-mod steps;
 mod tally;
-mod versions;
-mod whereabouts;
-mod written;
 
 pub mod blocking;
 pub mod prelude;
@@ -97,30 +71,12 @@ pub mod prelude;
 pub use background::{
     AsyncCallsQueue, AsyncRequest, AsyncSaver, Finalized, FrozenRequest, SaveHandle,
 };
-pub use checkpoint::{
-    Checkpoint, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint, load_common,
-    load_content_metadata, load_metadata, load_plain_tensors, load_plain_tensors_and_common,
-    load_sharded_metadata, load_tensors_metadata,
-};
-pub use common::{CommonForm, StoredCommon};
 pub use consistent::CommonDifference;
-pub use error::{Error, LoadError, Result};
 pub use events::{PHASE_EVENTS, PhaseEvent};
-pub use load::{Load, load};
-#[cfg(feature = "map")]
-pub use mapped::{MappedCheckpoint, MappedTensorHandle, OnCast};
-pub use opened::OpenOptions;
-pub use place::place_text;
-pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
-pub use remove::{RemoveShardedTensors, Removed, remove_sharded_tensors};
-pub use remove_checkpoint::{RemoveCheckpoint, RemovedCheckpoint, remove_checkpoint};
+pub use load::{Load, LoadError, load};
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
-pub use sidecar::{SIDECAR, Sidecar};
 pub use stateful::Stateful;
-pub use step_pattern::StepPattern;
-pub use steps::{Step, Steps, latest, steps};
-pub use whereabouts::Whereabouts;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// Mapping files; feature `map`.
@@ -135,6 +91,14 @@ pub use reshard_model::{
 /// Object stores; feature `object-store`, with `aws`, `gcp`, `azure` and `http` for the services.
 #[cfg(feature = "object-store")]
 pub use reshard_object_store as object_store;
+pub use reshard_open::{
+    Checkpoint, CommonForm, Error, ErrorWith, OpenOptions, Result, SIDECAR, Sample, Sidecar,
+    StoredChunk, StoredCommon, TensorHandle, Tie, Whereabouts, is_distributed_checkpoint,
+    load_common, load_content_metadata, load_metadata, load_plain_tensors,
+    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata, place_text,
+};
+#[cfg(feature = "map")]
+pub use reshard_open::{MappedCheckpoint, MappedTensorHandle, OnCast};
 pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 /// The `safetensors` format and its settings; feature `safetensors`.

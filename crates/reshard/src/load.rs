@@ -1,15 +1,10 @@
 mod options;
 
 use crate::{
-    Error, LoadError, LoadReport, Stateful,
-    error::OPEN,
-    integrity,
-    opened::{self, Opened},
-    place,
+    Error, ErrorWith, LoadReport, Stateful,
     ranks::{self, Ranks},
     report::{Clock, Phase, imbalance},
     stateful,
-    whereabouts::explained,
 };
 use indexmap::IndexMap;
 use options::LoadOptions;
@@ -19,6 +14,7 @@ use reshard_model::{
     Data, Dialect, FlatStateDict, Flatten, Parts, Path, Payload, Sharded, Skeleton, StateDict,
     Value, ValueTree, split_as,
 };
+use reshard_open::{OPEN, explained, integrity, opened::Opened, place_text};
 use reshard_plan::{Cast, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
@@ -36,6 +32,10 @@ use std::{
 };
 
 const ACT: &str = "loading from";
+
+/// The error of a failed load, with the template. Its buffers are unchanged if the load failed before it moved the first byte. Otherwise
+/// they are partly filled.
+pub type LoadError = ErrorWith<StateDict>;
 
 /// Loads a checkpoint into the buffers of a template. Await the result, or set options on it first.
 ///
@@ -81,7 +81,7 @@ pub fn load<'a>(template: StateDict, place: impl AsRef<std::path::Path>) -> Load
         template,
         ranks: Ranks::default(),
         statefuls: Vec::new(),
-        options: LoadOptions::of(place::place_text(place)),
+        options: LoadOptions::of(place_text(place)),
     }
 }
 
@@ -107,7 +107,7 @@ impl fmt::Debug for Load<'_> {
 
 impl<'a> Load<'a> {
     ranks::options!();
-    opened::options!(options.open);
+    reshard_open::open_options!(options.open);
 
     /// Also loads the state of a value, stored under this key at the top of the state dict. The value says before the load what
     /// it wants, and takes it when all ranks have read. It is not in the result.

@@ -1,5 +1,6 @@
 use crate::{CommonDifference, PhaseEvent};
 use reshard_comm::Rank;
+use reshard_model::some;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Entry, Name, Traffic};
@@ -290,11 +291,6 @@ impl fmt::Display for SaveReport {
             None => Ok(()),
         }
     }
-}
-
-/// `3 files`, `1 file`.
-pub(crate) fn some(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// A number of bytes, as `1.52 GB`.

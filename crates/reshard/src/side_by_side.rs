@@ -1,10 +1,11 @@
 //! Saves into places that keep versions side by side, as object stores do: where the files of a version go, and what one put can
 //! replace.
 
-use crate::{CommonForm, formats::Formats, save::SaveOptions};
+use crate::{CommonForm, save::SaveOptions};
 use bytes::Bytes;
 use reshard_megatron::{COMMON, METADATA_JSON, MetadataJson};
 use reshard_model::Dialect;
+use reshard_open::formats::Formats;
 use reshard_storage::{Name, PlaceKind, StorageError, Store, Transaction};
 use reshard_strategy::{BackendVersion, Result, SaveShardedStrategy, StrategyError, read_small};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ impl Old {
 }
 
 fn is_outside(name: &Name) -> bool {
-    crate::attempt::folder_of(name).is_none()
+    reshard_open::attempt::folder_of(name).is_none()
 }
 
 impl SideBySide {

@@ -1,9 +1,9 @@
 //! Records what ranks write in a save, so that the commit can check that all of it is there.
 
-use crate::{attempt::in_folder, outside};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
+use reshard_open::{attempt::in_folder, outside};
 use reshard_storage::{
     Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Store, Traffic,
     Transaction, Written, WrittenExtent,

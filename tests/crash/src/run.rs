@@ -3,7 +3,7 @@
 use crate::{Form, part};
 use anyhow::{Result, anyhow};
 use reshard::{Durability, LocalGroup, ProcessGroup};
-use reshard_manager::{Verify, blocking::Saver};
+use reshard_manager::{Saver, Verify};
 use std::{ops::RangeInclusive, path::Path};
 
 /// How it is saved.
@@ -49,7 +49,10 @@ fn train_on_rank(
     run: Run,
     said: &(impl Fn(String) + Sync),
 ) -> Result<()> {
-    let saver = Saver::new(dir).keep(run.keep).verify(Verify::Quick);
+    let saver = Saver::new(dir)
+        .keep(run.keep)
+        .verify(Verify::Quick)
+        .blocking();
     let is_first = group.rank().0 == 0;
     for step in steps {
         if is_first {

@@ -13,13 +13,13 @@ fn main() -> Result<()> {
     let step = args.next().context("STEP is missing")?;
     if step == "prune" {
         let url = dir.display().to_string();
-        reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO))?;
+        reshard::blocking::run(reshard_manager::prune(&url).older_than(Duration::ZERO))?;
         return Ok(());
     }
     if step == "remove" {
         let prefix = args.next().context("PREFIX is missing")?;
         let url = dir.display().to_string();
-        let removal = reshard::remove_sharded_tensors(&url, &prefix);
+        let removal = reshard_manager::remove_sharded_tensors(&url, &prefix);
         reshard::blocking::run(removal.durability(reshard::Durability::Process))?;
         return Ok(());
     }

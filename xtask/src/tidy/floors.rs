@@ -29,10 +29,11 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-parallel", 3),
     ("reshard-embedding", 3),
     ("reshard-optim", 3),
-    ("reshard", 4),
-    ("reshard-convert", 5),
-    ("reshard-manager", 5),
-    ("reshard-cli", 6),
+    ("reshard-open", 4),
+    ("reshard", 5),
+    ("reshard-convert", 6),
+    ("reshard-manager", 6),
+    ("reshard-cli", 7),
 ];
 
 /// Crates that a program may take without getting any runtime with them.
@@ -174,7 +175,7 @@ mod tests {
             complaints("reshard-plan", &["reshard-storage"])[0]
                 .contains("reshard-storage (floor 1)")
         );
-        assert!(complaints("reshard-model", &["reshard"])[0].contains("floor 4"));
+        assert!(complaints("reshard-model", &["reshard"])[0].contains("floor 5"));
     }
 
     #[test]

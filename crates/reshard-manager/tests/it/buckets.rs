@@ -79,7 +79,7 @@ impl Bucket {
 
     fn steps(&self) -> Vec<u64> {
         let steps = block_on(
-            reshard::steps(RUN)
+            reshard_manager::steps(RUN)
                 .stores(self.stores.clone())
                 .into_future(),
         );
@@ -98,7 +98,11 @@ impl Bucket {
 
     /// That the newest checkpoint is of this step, whole, and has the right values.
     fn newest_is(&self, want: u64) {
-        let newest = block_on(reshard::steps(RUN).stores(self.stores.clone()).latest());
+        let newest = block_on(
+            reshard_manager::steps(RUN)
+                .stores(self.stores.clone())
+                .latest(),
+        );
         let newest = newest.unwrap().unwrap();
         assert_eq!(newest.number, want);
         let open = OpenOptions::new().stores(self.stores.clone());

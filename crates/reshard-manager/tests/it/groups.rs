@@ -1,7 +1,8 @@
 //! Several ranks.
 
 use crate::states::{newest_is, part, save_in, steps};
-use reshard::{ErrorKind, LocalGroup, Step, storage::wait};
+use reshard::{ErrorKind, LocalGroup, storage::wait};
+use reshard_manager::Step;
 use reshard_manager::{Error, Saver, Verify};
 use std::{fs, path::Path, time::Duration};
 

@@ -4,5 +4,8 @@
 mod buckets;
 mod faults;
 mod groups;
+mod prune;
+mod prune_files;
+mod run_steps;
 mod saver;
 mod states;

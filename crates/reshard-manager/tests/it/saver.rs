@@ -4,11 +4,11 @@ use crate::states::{names, newest_is, state, steps};
 use reshard::{
     Dialect, ErrorKind, Stores, blocking, torch_save::TorchSaveConfig, zarr::ZarrConfig,
 };
-use reshard_manager::{Error, Verify, blocking::Saver};
+use reshard_manager::{Error, Saver, Verify};
 use reshard_storage::{LocalStore, Store, testkit::MemoryStore};
 use std::{fs, path::Path, sync::Arc};
 
-fn save(saver: &Saver, step: u64) -> Vec<u64> {
+fn save(saver: &reshard_manager::blocking::Saver, step: u64) -> Vec<u64> {
     let saved = saver.save(step, &state(step), |save| save).unwrap();
     assert_eq!(saved.warnings, [""; 0]);
     assert_eq!((saved.step, &saved.url), (step, &saver.url(step)));
@@ -19,7 +19,7 @@ fn save(saver: &Saver, step: u64) -> Vec<u64> {
 fn point_3_train_and_resume() {
     let home = tempfile::tempdir().unwrap();
     let run = home.path().join("run");
-    let saver = || Saver::new(&run).every(10).keep(3);
+    let saver = || Saver::new(&run).every(10).keep(3).blocking();
     assert_eq!(saver().latest().unwrap(), None);
     let first = saver();
     let due: Vec<u64> = (0..=50).filter(|step| first.is_due(*step)).collect();
@@ -39,7 +39,7 @@ fn point_3_train_and_resume() {
 #[test]
 fn all_stay_unless_a_number_is_set() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path());
+    let saver = Saver::new(dir.path()).blocking();
     (1..5).for_each(|step| assert_eq!(save(&saver, step), [0; 0]));
     assert_eq!(steps(dir.path()), [1, 2, 3, 4]);
 }
@@ -47,7 +47,7 @@ fn all_stay_unless_a_number_is_set() {
 #[test]
 fn multiples_stay_for_good() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path()).keep(1).keep_every(3);
+    let saver = Saver::new(dir.path()).keep(1).keep_every(3).blocking();
     (1..9).for_each(|step| drop(save(&saver, step)));
     assert_eq!(steps(dir.path()), [3, 6, 8]);
 }
@@ -59,6 +59,7 @@ fn other_names_and_every_format_in_folders() {
         Saver::new(dir.path())
             .keep(1)
             .pattern("iter_{n:07}".parse().unwrap())
+            .blocking()
     };
     for (step, dialect) in [(1, Dialect::Dcp), (2, Dialect::Megatron)] {
         let saved = saver().save(step, &state(step), |save| save.dialect(dialect));
@@ -75,13 +76,13 @@ fn what_it_did_not_write_stays() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let at = |name: &str| dir.join(name);
-    let saver = || Saver::new(dir).keep(1).owner("a");
+    let saver = || Saver::new(dir).keep(1).owner("a").blocking();
     save(&saver(), 1);
     // A copy of its own checkpoint under another number, in a folder that others may name.
     copy(&at("step-1"), &at("step-0"));
     // No note; the note of another saver; a folder of another name; a file of others.
     blocking::save(&state(2), at("step-2")).unwrap();
-    save(&Saver::new(dir).owner("b"), 3);
+    save(&Saver::new(dir).owner("b").blocking(), 3);
     copy(&at("step-1"), &at("best-1"));
     fs::create_dir(at("step-1/logs")).unwrap();
     fs::write(at("step-1/logs/today"), "log").unwrap();
@@ -122,7 +123,7 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn an_earlier_step_than_the_newest_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path()).keep(1);
+    let saver = Saver::new(dir.path()).keep(1).blocking();
     save(&saver, 9);
     let e = saver.save(8, &state(8), |save| save).unwrap_err();
     assert!(
@@ -168,7 +169,7 @@ fn spoil(dir: &Path) {
 fn a_damaged_new_checkpoint_removes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_path_buf();
-    let saver = Saver::new(&path).keep(1).verify(Verify::Full);
+    let saver = Saver::new(&path).keep(1).verify(Verify::Full).blocking();
     save(&saver, 6);
     let spoilt = path.clone();
     let e = saver.save(7, &state(7), move |save| {
@@ -193,7 +194,7 @@ fn a_damaged_new_checkpoint_removes_nothing() {
 fn a_damaged_checkpoint_takes_no_place_of_a_good_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_path_buf();
-    let saver = Saver::new(&path).keep(2).verify(Verify::Full);
+    let saver = Saver::new(&path).keep(2).verify(Verify::Full).blocking();
     save(&saver, 6);
     let spoilt = path.clone();
     let e = saver.save(7, &state(7), move |save| {
@@ -217,6 +218,7 @@ fn settings_without_a_meaning_are_refused_before_anything_is_saved() {
         (saver().keep(1).keep_every(0), "`keep_every` is 0"),
         (saver().keep_every(5), "no effect without `keep`"),
     ] {
+        let saver = saver.blocking();
         assert!(saver.is_due(1));
         let e = saver.save(1, &state(1), |save| save).unwrap_err();
         assert!(e.to_string().contains(why), "{e}");
@@ -228,7 +230,9 @@ fn settings_without_a_meaning_are_refused_before_anything_is_saved() {
 #[test]
 fn single_files_are_refused_because_they_have_no_room_for_a_note() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path()).pattern("step-{n}.pt".parse().unwrap());
+    let saver = Saver::new(dir.path())
+        .pattern("step-{n}.pt".parse().unwrap())
+        .blocking();
     let e = saver.save(1, &state(1), |save| {
         save.strategy(TorchSaveConfig::default())
             .dialect(Dialect::Dcp)
@@ -248,7 +252,7 @@ fn single_files_are_refused_because_they_have_no_room_for_a_note() {
 fn a_place_where_nothing_can_be_removed_is_refused_if_old_ones_are_to_go() {
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let stores = Stores::default().with("mem", move |_: &str| Ok(Arc::clone(&memory)));
-    let saver = Saver::new("mem://run").keep(2).stores(stores);
+    let saver = Saver::new("mem://run").keep(2).stores(stores).blocking();
     let e = saver.save(1, &state(1), |save| save).unwrap_err();
     assert!(e.to_string().contains("leave `keep` out"), "{e}");
     assert_eq!(e.kind(), ErrorKind::Invalid);
@@ -257,7 +261,7 @@ fn a_place_where_nothing_can_be_removed_is_refused_if_old_ones_are_to_go() {
 #[test]
 fn the_latest_that_opens_is_found() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path());
+    let saver = Saver::new(dir.path()).blocking();
     (1..4).for_each(|step| drop(save(&saver, step)));
     fs::write(dir.path().join("step-3/.metadata"), "no pickle").unwrap();
     fs::write(dir.path().join("step-2/metadata.json"), "{").unwrap();
@@ -268,7 +272,7 @@ fn the_latest_that_opens_is_found() {
 #[test]
 fn a_report_says_what_was_done_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
-    let saver = Saver::new(dir.path()).keep(1);
+    let saver = Saver::new(dir.path()).keep(1).blocking();
     save(&saver, 1);
     let mut saved = saver.save(2, &state(2), |save| save).unwrap();
     saved.warnings.push("a".into());
@@ -284,7 +288,7 @@ fn a_report_says_what_was_done_in_one_line() {
 fn nothing_is_removed_if_the_new_checkpoint_is_not_found_where_the_saver_looks() {
     let home = tempfile::tempdir().unwrap();
     let [run, elsewhere] = ["run", "elsewhere"].map(|name| home.path().join(name));
-    let saver = Saver::new(&run).keep(1);
+    let saver = Saver::new(&run).keep(1).blocking();
     save(&saver, 1);
     let to = elsewhere.clone();
     let stores = Stores::default().with("file", move |_: &str| {
@@ -325,8 +329,8 @@ fn draft(run: &Path, step: &str, is_old: bool) -> std::path::PathBuf {
 fn what_killed_saves_have_left_goes_with_the_next_save() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path();
-    save(&Saver::new(run), 1);
-    save(&Saver::new(run).owner("others"), 2);
+    save(&Saver::new(run).blocking(), 1);
+    save(&Saver::new(run).owner("others").blocking(), 2);
     blocking::save(&state(3), run.join("best")).unwrap();
     // Of its own step, of one whose save was never finished, of the step that is saved next.
     let gone = ["step-1", "step-7", "step-8"].map(|step| draft(run, step, true));
@@ -335,12 +339,14 @@ fn what_killed_saves_have_left_goes_with_the_next_save() {
         draft(run, "best", true),    // not called like a step
         draft(run, "step-9", false), // may be written by a living save
     ];
-    assert_eq!(save(&Saver::new(run), 8), [0; 0]);
+    assert_eq!(save(&Saver::new(run).blocking(), 8), [0; 0]);
     assert!(gone.iter().all(|draft| !draft.exists()), "{:?}", names(run));
     assert!(stays.iter().all(|draft| draft.exists()), "{:?}", names(run));
     assert_eq!(steps(run), [1, 2, 8]);
     // Who knows that nobody else saves need not wait.
-    let saver = Saver::new(run).unfinished_after(std::time::Duration::ZERO);
+    let saver = Saver::new(run)
+        .unfinished_after(std::time::Duration::ZERO)
+        .blocking();
     save(&saver, 10);
     assert!(!stays[2].exists() && stays[0].exists() && stays[1].exists());
 }
@@ -349,7 +355,7 @@ fn what_killed_saves_have_left_goes_with_the_next_save() {
 fn what_a_killed_first_save_has_left_goes_too() {
     let dir = tempfile::tempdir().unwrap();
     let left = draft(dir.path(), "step-1", true);
-    save(&Saver::new(dir.path()).keep(1), 2);
+    save(&Saver::new(dir.path()).keep(1).blocking(), 2);
     assert!(!left.exists());
     assert_eq!(names(dir.path()), ["step-2"]);
 }

@@ -45,7 +45,7 @@ pub(crate) fn stride() -> u64 {
 
 /// The complete checkpoints.
 pub(crate) fn steps(dir: &Path) -> Vec<u64> {
-    let steps = blocking::steps(dir).unwrap();
+    let steps = reshard_manager::blocking::steps(dir).unwrap();
     steps.iter().map(|step| step.number).collect()
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 
 /// That the newest checkpoint is of this step, whole, and has the right values.
 pub(crate) fn newest_is(dir: &Path, want: u64) {
-    let newest = blocking::latest(dir).unwrap().unwrap();
+    let newest = reshard_manager::blocking::latest(dir).unwrap().unwrap();
     assert_eq!(newest.number, want);
     let checkpoint = Checkpoint::open(&newest).unwrap();
     let found = checkpoint.verify(true, Progress::default()).unwrap();

@@ -1,11 +1,8 @@
 //! The options of a load, and which of them all ranks must pass alike.
 
-use crate::{
-    agreement::{PLACE, or_default, place_of, planner_of, settings_of},
-    error::OPEN,
-    opened::OpenOptions,
-};
+use crate::agreement::{PLACE, or_default, place_of, planner_of, settings_of};
 use reshard_comm::{Comm, Rank};
+use reshard_open::{OPEN, opened::OpenOptions};
 use reshard_plan::{DefaultLoadPlanner, LoadPlanner};
 use reshard_storage::{Progress, Store};
 use reshard_strategy::{

@@ -4,14 +4,15 @@ use super::{options::SaveOptions, set_up::SetUp};
 use crate::{
     CommonDifference,
     alike::{self, Compared, Mine},
-    attempt::attempt,
-    consistent,
-    formats::Formats,
-    replace::{Replaced, no_checkpoint, refuse_prefix, replace},
-    replicas,
+    consistent, replicas,
     side_by_side::{self, Old, SideBySide},
 };
 use reshard_comm::Comm;
+use reshard_open::{
+    attempt::attempt,
+    formats::Formats,
+    replace::{Replaced, no_checkpoint, refuse_prefix, replace},
+};
 use reshard_storage::{
     DryTransaction, IfExists, Name, PlaceKind, StorageError, Store, StoreExt, Transaction,
 };

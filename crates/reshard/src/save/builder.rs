@@ -2,11 +2,12 @@
 
 use super::options::SaveOptions;
 use crate::{
-    CommonForm, Stateful, StoredCommon, place,
+    CommonForm, Stateful, StoredCommon,
     ranks::{self, Ranks},
 };
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Flatten, Path, StateDict, Value, ValueTree};
+use reshard_open::place_text;
 use reshard_plan::SavePlanner;
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, Progress, Store, Stores};
@@ -42,7 +43,7 @@ pub fn save<'a>(state: &'a StateDict, place: impl AsRef<std::path::Path>) -> Sav
         ranks: Ranks::default(),
         statefuls: Vec::new(),
         last_check: None,
-        options: SaveOptions::of(place::place_text(place)),
+        options: SaveOptions::of(place_text(place)),
     }
 }
 

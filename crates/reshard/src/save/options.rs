@@ -4,11 +4,11 @@ use super::set_up::Target;
 use crate::{
     CommonForm,
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
-    common::StoredCommon,
     consistent::Preprocess,
 };
 use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::{Flatten, Path, Value};
+use reshard_open::StoredCommon;
 use reshard_plan::SavePlanner;
 use reshard_policy::ShardingPolicy;
 use reshard_storage::Stores;

@@ -3,19 +3,21 @@
 use super::{builder::LastCheck, options::SaveOptions};
 use crate::{
     CommonDifference, CommonForm, Result, SaveReport, StoredCommon,
-    error::Context,
-    formats::Formats,
     in_flight::InFlight,
-    integrity,
     report::{Clock, Phase},
     side_by_side::{SideBySide, metadata_json},
-    sidecar::{self, FileSum, Sidecar},
     tally::{self, Files, Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
+use reshard_open::{
+    Context,
+    formats::Formats,
+    integrity,
+    sidecar::{self, FileSum, Sidecar},
+};
 use reshard_plan::Metadata;
 use reshard_storage::{Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{

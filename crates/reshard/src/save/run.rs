@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{
     CommonForm, Result, SaveReport, advice, alike,
-    error::{Context, Error},
     report::{Clock, Phase},
     tally::Tally,
 };
 use reshard_comm::Comm;
 use reshard_model::{Dialect, Flatten};
+use reshard_open::{Context, Error};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_strategy::{PipelineOptions, PreparedSave, SaveCx, StrategyError};
 use std::{

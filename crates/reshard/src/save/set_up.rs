@@ -5,7 +5,6 @@ use crate::{
     CommonForm, StoredCommon,
     consistent::Values,
     in_flight::{self, InFlight},
-    sidecar::SIDECAR,
     stateful,
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
@@ -13,6 +12,7 @@ use reshard_model::{
     Dialect, Flatten, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split_as,
     split_ref,
 };
+use reshard_open::sidecar::SIDECAR;
 use reshard_storage::{PlaceKind, StorageError, Store, Stores};
 use reshard_strategy::{
     Action, BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy,

@@ -189,7 +189,7 @@ fn an_error_that_ends_main_is_printed_as_its_message() {
     assert_eq!(format!("{e:?}"), e.to_string());
     let e = blocking::load(StateDict::new(), &nowhere).unwrap_err();
     assert_eq!(format!("{e:?}"), e.to_string());
-    let e = blocking::run(reshard::prune(&nowhere)).unwrap_err();
+    let e = blocking::run(reshard_manager::prune(&nowhere)).unwrap_err();
     assert_eq!(format!("{e:?}"), e.to_string());
 
     // A cause that the message does not say follows it.

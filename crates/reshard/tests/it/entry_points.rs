@@ -193,9 +193,10 @@ fn keys_are_removed_with_their_files_and_flattened_shapes_stay() {
     fs::write(dir.path().join("ckpt/__9_0.distcp"), "of an older save").unwrap();
     sound(&url);
     let before = blocking::load_plain_tensors(&url).unwrap();
-    let would = blocking::run(reshard::remove_sharded_tensors(&url, "opt.").dry_run(true)).unwrap();
+    let would =
+        blocking::run(reshard_manager::remove_sharded_tensors(&url, "opt.").dry_run(true)).unwrap();
     assert_eq!(keys(&url).len(), 8);
-    let removed = blocking::run(reshard::remove_sharded_tensors(&url, "opt.")).unwrap();
+    let removed = blocking::run(reshard_manager::remove_sharded_tensors(&url, "opt.")).unwrap();
     assert_eq!(would, removed);
     let names = |files: &[reshard::storage::Entry]| -> Vec<String> {
         files.iter().map(|f| f.name.to_string()).collect()
@@ -261,7 +262,7 @@ fn keys_are_removed_from_files_that_also_have_others() {
     for dialect in [Dialect::Megatron, Dialect::Dcp] {
         let dir = tempfile::tempdir().unwrap();
         let url = save(dir.path(), move |s| s.dialect(dialect));
-        let removed = blocking::run(reshard::remove_sharded_tensors(&url, "opt."));
+        let removed = blocking::run(reshard_manager::remove_sharded_tensors(&url, "opt."));
         let removed = removed.unwrap();
         assert!(
             removed.files.is_empty() && removed.keys.len() == 4,
@@ -279,13 +280,13 @@ fn a_prefix_of_everything_or_of_common_state_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let url = save(dir.path(), |s| s.common_form(CommonForm::Object));
     for (prefix, said) in [("", "empty prefix"), ("common", "common state")] {
-        let e = blocking::run(reshard::remove_sharded_tensors(&url, prefix)).unwrap_err();
+        let e = blocking::run(reshard_manager::remove_sharded_tensors(&url, prefix)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.to_string().contains(said), "{e}");
     }
     sound(&url);
     // A prefix below it is of other keys.
-    assert!(blocking::run(reshard::remove_sharded_tensors(&url, "opt.")).is_ok());
+    assert!(blocking::run(reshard_manager::remove_sharded_tensors(&url, "opt.")).is_ok());
     assert!(blocking::load_common(&url).unwrap().get("step").is_some());
 }
 
@@ -372,7 +373,7 @@ fn an_open_checkpoint_has_the_entry_points_too_and_removes_where_it_was_opened()
     let with = opened.load_plain_tensors_and_common().unwrap();
     assert!(with.get("step").is_some() && with.get("opt.m").is_some());
 
-    let removed = blocking::run(opened.remove_sharded_tensors("opt.")).unwrap();
+    let removed = blocking::run(reshard_manager::remove_sharded_tensors(&url, "opt.")).unwrap();
     assert_eq!(removed.keys.len(), 4, "{removed:?}");
     assert_eq!(
         keys(&url),

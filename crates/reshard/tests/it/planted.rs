@@ -284,8 +284,8 @@ fn age(dir: &Path) {
     }
 }
 
-fn prune(dir: &Path) -> reshard::PruneReport {
-    blocking::run(reshard::prune(url(dir)).older_than(Duration::ZERO)).unwrap()
+fn prune(dir: &Path) -> reshard_manager::PruneReport {
+    blocking::run(reshard_manager::prune(url(dir)).older_than(Duration::ZERO)).unwrap()
 }
 
 /// Renames a directory as a save does with what it has replaced, of which the name tells the number.

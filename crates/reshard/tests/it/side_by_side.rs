@@ -8,12 +8,13 @@ use futures::{
 };
 use reshard::{
     Checkpoint, CommonForm, DType, Dialect, ErrorKind, LocalGroup, OpenOptions, Region,
-    RemainsKind, ShardedTensor, StateDict, Stores, Tensor, ValueTree,
+    ShardedTensor, StateDict, Stores, Tensor, ValueTree,
     storage::{
         Durability, FileBody, IfExists, Name, Progress, Store, StoreExt,
         testkit::{Fault, FaultStore, Op, VersionedStore},
     },
 };
+use reshard_manager::RemainsKind;
 use std::{sync::Arc, time::Duration};
 
 const URL: &str = "versioned://place";
@@ -110,9 +111,11 @@ fn folders(store: &VersionedStore) -> Vec<Name> {
     block_on(store.top()).unwrap().folders
 }
 
-fn prune(store: &VersionedStore, older_than: Duration) -> reshard::PruneReport {
+fn prune(store: &VersionedStore, older_than: Duration) -> reshard_manager::PruneReport {
     let stores = Stores::only(Arc::new(store.clone()) as Arc<dyn Store>);
-    let prune = reshard::prune(URL).stores(stores).older_than(older_than);
+    let prune = reshard_manager::prune(URL)
+        .stores(stores)
+        .older_than(older_than);
     block_on(async { prune.await }).unwrap()
 }
 
@@ -333,7 +336,7 @@ fn uploads_that_were_never_finished_are_aborted_if_they_are_old() {
     leave_uploads(&store, &["1-1a2b3c4d5e6f7081-1/new"]);
 
     let stores = Stores::only(plain(&store));
-    let dry = reshard::prune(URL).stores(stores).dry_run(true);
+    let dry = reshard_manager::prune(URL).stores(stores).dry_run(true);
     let dry = block_on(async { dry.await }).unwrap();
     assert_eq!(uploads(&store).len(), 3);
     let report = prune(&store, DAY);
@@ -360,7 +363,7 @@ fn where_no_checkpoint_is_only_uploads_of_saves_are_aborted() {
     assert_eq!(uploads(&store), ["data/of/others"]);
     // Now nothing is of a save.
     let stores = Stores::only(plain(&store));
-    let again = reshard::prune(URL)
+    let again = reshard_manager::prune(URL)
         .stores(stores)
         .older_than(Duration::ZERO);
     let e = block_on(async { again.await }).unwrap_err();
@@ -406,7 +409,7 @@ fn an_upload_of_the_place_itself_is_aborted_beside_what_a_killed_save_left() {
     let store = VersionedStore::new();
     store.leave_upload_of_place(file());
     let stores = Stores::only(plain(&store));
-    let none = reshard::prune(URL)
+    let none = reshard_manager::prune(URL)
         .stores(stores)
         .older_than(Duration::ZERO);
     let e = block_on(async { none.await }).unwrap_err();
@@ -424,11 +427,11 @@ fn a_prune_that_can_not_reach_the_uploads_fails_and_removes_nothing() {
         let faulty = FaultStore::new(plain(&store));
         faulty.fail(op, 0, Fault::Before);
         let stores = Stores::only(Arc::new(faulty) as Arc<dyn Store>);
-        let prune = reshard::prune(URL)
+        let prune = reshard_manager::prune(URL)
             .stores(stores)
             .older_than(Duration::ZERO);
         let e = block_on(async { prune.await }).unwrap_err();
-        assert!(e.report().removed.is_empty(), "{e}");
+        assert!(e.rest().removed.is_empty(), "{e}");
         assert_eq!((folders(&store).len(), uploads(&store).len()), (2, 1));
     }
 }
@@ -479,7 +482,7 @@ fn what_lies_beside_a_killed_attempt_and_is_not_its_own_may_be_a_checkpoint_that
     let refused = |store: &VersionedStore| {
         let before = names(store);
         let stores = Stores::only(plain(store));
-        let prune = reshard::prune(URL).stores(stores);
+        let prune = reshard_manager::prune(URL).stores(stores);
         let prune = prune.older_than(Duration::ZERO);
         let e = block_on(async { prune.await }).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");

@@ -106,7 +106,7 @@ fn an_index_is_replaced_and_names_the_files_of_its_version() {
         assert_eq!((top.files.len(), top.folders.len()), (1, 2));
         assert!(top.files[0].name.as_str().ends_with(".index.json"));
         let stores = Stores::only(plain(&store));
-        let prune = reshard::prune(URL)
+        let prune = reshard_manager::prune(URL)
             .stores(stores)
             .older_than(Duration::ZERO);
         block_on(async { prune.await }).unwrap();
@@ -165,7 +165,7 @@ fn a_save_of_any_format_that_is_killed_anywhere_leaves_the_old_or_the_new_versio
             if found.is_none() {
                 if !names(&store).is_empty() {
                     let stores = Stores::only(plain(&store));
-                    let prune = reshard::prune(URL).stores(stores);
+                    let prune = reshard_manager::prune(URL).stores(stores);
                     let prune = prune.older_than(Duration::ZERO);
                     block_on(async { prune.await }).unwrap_or_else(|e| panic!("{e} {told}"));
                 }
@@ -228,7 +228,7 @@ fn what_ranks_of_a_failed_save_put_outside_of_their_folder_can_be_pruned() {
                     names(&store)
                 );
                 if !names(&store).is_empty() {
-                    let prune = reshard::prune(URL)
+                    let prune = reshard_manager::prune(URL)
                         .stores(Stores::only(plain(&store)))
                         .older_than(Duration::ZERO);
                     block_on(async { prune.await }).unwrap_or_else(|e| panic!("{e} {told}"));

@@ -23,10 +23,10 @@ fn errors(at: &Path) -> Vec<reshard::Error> {
     template.insert("w", ShardedTensor::template("w", DType::Float32, &[2]));
     let load = blocking::load(template, at).unwrap_err();
     assert!(load.is_no_checkpoint(), "{load}");
-    let prune = blocking::run(reshard::prune(at)).unwrap_err();
+    let prune = blocking::run(reshard_manager::prune(at)).unwrap_err();
     assert!(prune.is_no_checkpoint(), "{prune}");
     let text = at.display().to_string();
-    let remove = blocking::run(reshard::remove_sharded_tensors(&text, "w")).unwrap_err();
+    let remove = blocking::run(reshard_manager::remove_sharded_tensors(&text, "w")).unwrap_err();
     let open = blocking::Checkpoint::open(at).unwrap_err();
     vec![load.into(), prune.into(), remove, open]
 }

@@ -8,10 +8,11 @@
 use anyhow::Context as _;
 use futures::executor::block_on;
 use reshard::{
-    Dialect, ErrorKind, RemainsKind, Stores,
+    Dialect, ErrorKind, Stores,
     storage::{Store, StoreExt},
 };
 use reshard_crash::{look_at, remove_all, saved_to, scattered};
+use reshard_manager::RemainsKind;
 use reshard_object_store::ObjectStores;
 use std::{
     io::{Read, Write},
@@ -104,7 +105,7 @@ fn settled(store: &Arc<dyn Store>, moment: u64) -> Option<u64> {
 fn pruning_clears_up(store: &Arc<dyn Store>, found: Option<u64>, dialect: Dialect, moment: u64) {
     let is_empty = block_on(store.files()).unwrap().is_empty();
     let stores = Stores::only(Arc::clone(store));
-    let prune = reshard::prune("s3://place")
+    let prune = reshard_manager::prune("s3://place")
         .stores(stores)
         .older_than(Duration::ZERO);
     match block_on(async { prune.await }) {
@@ -214,7 +215,7 @@ fn needs_clouds_uploads_that_nobody_finished_are_pruned_by_their_age_and_those_o
     }
     assert_eq!([&mine, &neighbour, &all].map(unfinished), [4, 1, 5]);
     let prune = |older_than: Duration, dry_run: bool| {
-        let prune = reshard::prune("s3://place")
+        let prune = reshard_manager::prune("s3://place")
             .stores(Stores::only(Arc::clone(&mine)))
             .older_than(older_than)
             .dry_run(dry_run);

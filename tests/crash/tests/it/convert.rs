@@ -150,7 +150,7 @@ fn look(dst: &Path, target: &Target) -> Option<Tensors> {
 
 fn prune(dst: &Path) {
     let url = dst.display().to_string();
-    let done = reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO));
+    let done = reshard::blocking::run(reshard_manager::prune(&url).older_than(Duration::ZERO));
     if let Err(e) = done {
         assert!(!dst.exists(), "{e}");
     }

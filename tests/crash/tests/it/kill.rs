@@ -43,7 +43,7 @@ fn put_others(dir: &Path) {
 /// of others where it was. What a dead save was doing is not at work any more.
 fn pruning_clears_up(dir: &Path, others: bool) {
     let url = dir.display().to_string();
-    let prune = || reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO));
+    let prune = || reshard::blocking::run(reshard_manager::prune(&url).older_than(Duration::ZERO));
     // Where nothing was committed and nothing is left there is nothing to prune.
     match prune() {
         Err(e) if e.kind() == ErrorKind::NotFound => assert!(!dir.exists(), "{e}"),

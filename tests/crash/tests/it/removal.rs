@@ -156,7 +156,7 @@ fn a_removal_killed_at_any_named_step_leaves_the_old_or_the_new() {
             assert!(remove().status().unwrap().success(), "after {at}");
             assert!(is_removed(&dir, &at));
             let url = dir.display().to_string();
-            let prune = reshard::prune(&url).older_than(Duration::ZERO);
+            let prune = reshard_manager::prune(&url).older_than(Duration::ZERO);
             blocking::run(prune).unwrap();
             assert_eq!(
                 std::fs::read_dir(home.path()).unwrap().count(),

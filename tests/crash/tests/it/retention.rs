@@ -57,7 +57,7 @@ fn said(text: &str, word: &str) -> Vec<u64> {
 /// A run was killed: the newest good checkpoint is there, whole, and a new run goes on, clears up, and takes nothing that is of others.
 fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
     let [begun, saved, noted] = ["begin", "saved", "noted"].map(|word| said(text, word));
-    let newest = blocking::latest(dir).unwrap();
+    let newest = reshard_manager::blocking::latest(dir).unwrap();
     let newest = newest
         .unwrap_or_else(|| panic!("{how}: nothing is there"))
         .number;
@@ -73,7 +73,7 @@ fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
     }
     others_are_there(dir);
     // What a removal has begun with is not taken for a checkpoint.
-    for step in blocking::steps(dir).unwrap() {
+    for step in reshard_manager::blocking::steps(dir).unwrap() {
         if step.number != 3 {
             let found = look(Path::new(&step.url));
             let found = found.unwrap_or_else(|e| panic!("{how}: {}: {e:#}", step.name));
@@ -88,7 +88,7 @@ fn newest_is_there(dir: &Path, run: Run, text: &str, how: &str) {
     };
     let done = train(dir, 20..=20, next, drop);
     done.unwrap_or_else(|e| panic!("{how}: the next save failed: {e:#}"));
-    let steps = blocking::steps(dir).unwrap();
+    let steps = reshard_manager::blocking::steps(dir).unwrap();
     let steps: Vec<u64> = steps.iter().map(|step| step.number).collect();
     let own: Vec<u64> = steps.iter().copied().filter(|step| *step != 3).collect();
     assert!(

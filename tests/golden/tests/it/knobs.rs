@@ -170,8 +170,9 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
         let inodes = ["__0_0.distcp", "__1_1.distcp", "common.pt"].map(inode);
         let json = fs::read(scratch.file("metadata.json")).unwrap();
         let id = save_id(&fs::read(scratch.file(".metadata")).unwrap());
-        let removed = block_on(async { reshard::remove_sharded_tensors(&url, "optimizer.").await })
-            .unwrap_or_else(|e| panic!("{f}: {}", chain(&e)));
+        let removed =
+            block_on(async { reshard_manager::remove_sharded_tensors(&url, "optimizer.").await })
+                .unwrap_or_else(|e| panic!("{f}: {}", chain(&e)));
 
         let is_gone = |key: &str| key.starts_with("optimizer.");
         let all = before.keys().map(String::as_str).chain(old.objects());
@@ -225,7 +226,8 @@ fn the_optimizer_is_removed_and_the_rest_stays_in_the_same_files() {
 
         // There is nothing left to remove, and nothing is touched.
         let metadata = fs::read(scratch.file(".metadata")).unwrap();
-        let again = block_on(async { reshard::remove_sharded_tensors(&url, "optimizer.").await });
+        let again =
+            block_on(async { reshard_manager::remove_sharded_tensors(&url, "optimizer.").await });
         assert_eq!(again.unwrap(), Default::default());
         assert_eq!(fs::read(scratch.file(".metadata")).unwrap(), metadata);
     }

@@ -2,11 +2,12 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, Dialect, Error, OpenOptions, Removed, ShardedObject, ShardedTensor, StateDict,
-    Tensor, Value, ValueTree, blocking,
+    Checkpoint, Dialect, Error, OpenOptions, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Value, ValueTree, blocking,
     storage::Progress,
     strategy::{BackendVersion, SaveShardedStrategy},
 };
+use reshard_manager::Removed;
 use reshard_model::testkit::fixture;
 use serde_json::{Value as Json, json};
 use std::{
@@ -53,7 +54,7 @@ impl Folder {
     }
 
     fn remove(&self, prefix: &str) -> Result<Removed, Error> {
-        blocking::run(reshard::remove_sharded_tensors(self.url(), prefix))
+        blocking::run(reshard_manager::remove_sharded_tensors(self.url(), prefix))
     }
 
     /// It is whole, and has these keys.
@@ -117,7 +118,8 @@ fn the_optimizer_goes_from_a_zarr_checkpoint_of_megatron_core_with_its_arrays_an
     let (before, url) = (at.files(), at.url());
     let inode = |name: &str| fs::metadata(Path::new(&url).join(name)).unwrap().ino();
     let inodes = MODEL.map(inode);
-    let would = blocking::run(reshard::remove_sharded_tensors(&url, "optimizer.").dry_run(true));
+    let would =
+        blocking::run(reshard_manager::remove_sharded_tensors(&url, "optimizer.").dry_run(true));
     assert_eq!(at.files(), before);
 
     let removed = at.remove("optimizer.").unwrap();
@@ -224,7 +226,7 @@ fn keys_go_from_a_checkpoint_older_than_metadata_json_if_the_format_is_chosen() 
     assert!(at.remove("optimizer.").is_err());
     assert_eq!(at.names(), before);
     let zarr = || BackendVersion::new("zarr", 1);
-    let removal = reshard::remove_sharded_tensors(&url, "optimizer.").format(zarr());
+    let removal = reshard_manager::remove_sharded_tensors(&url, "optimizer.").format(zarr());
     assert_eq!(blocking::run(removal).unwrap().keys.len(), 3);
     assert_eq!(at.names(), set(MODEL.into_iter().chain(["common.pt"])));
     let opened = block_on(OpenOptions::new().format(zarr()).open(&url)).unwrap();

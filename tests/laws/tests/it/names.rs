@@ -201,7 +201,7 @@ impl Places {
                 (done, can && !self.is_blocked(place))
             }
             Op::Remove => {
-                let done = blocking::run(reshard::remove_checkpoint(&url)).map(drop);
+                let done = blocking::run(reshard_manager::remove_checkpoint(&url)).map(drop);
                 if done.is_ok() {
                     self.saved.remove(&place);
                 }

@@ -44,7 +44,7 @@ fn errors(url: &str) -> Vec<(&'static str, Failed)> {
     blocking::save(&state(), &sound).unwrap();
     let source = blocking::Checkpoint::open(&sound).unwrap();
     let source = &*source;
-    let run = |place: &str| block_on(reshard::steps(place).stores(stores()).latest()).err();
+    let run = |place: &str| block_on(reshard_manager::steps(place).stores(stores()).latest()).err();
     let mut all = vec![
         (
             "open",
@@ -65,13 +65,13 @@ fn errors(url: &str) -> Vec<(&'static str, Failed)> {
         (
             "prune",
             failed(block_on(async {
-                reshard::prune(url).stores(stores()).await
+                reshard_manager::prune(url).stores(stores()).await
             })),
         ),
         (
             "remove",
             failed(block_on(async {
-                reshard::remove_sharded_tensors(url, "w")
+                reshard_manager::remove_sharded_tensors(url, "w")
                     .stores(stores())
                     .await
             })),
@@ -79,7 +79,9 @@ fn errors(url: &str) -> Vec<(&'static str, Failed)> {
         (
             "remove_checkpoint",
             failed(block_on(async {
-                reshard::remove_checkpoint(url).stores(stores()).await
+                reshard_manager::remove_checkpoint(url)
+                    .stores(stores())
+                    .await
             })),
         ),
         (

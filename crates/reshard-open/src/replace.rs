@@ -16,15 +16,16 @@ type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
 /// What an overwriting save finds.
 #[derive(Debug, Default)]
-pub(crate) struct Replaced {
-    pub(crate) if_exists: IfExists,
+pub struct Replaced {
+    /// What a new version does with the old one.
+    pub if_exists: IfExists,
     /// Files that stay although the old checkpoint names them as its own.
-    pub(crate) stays: Vec<Name>,
+    pub stays: Vec<Name>,
 }
 
 /// Decides what an overwriting save does with the contents of a place. They must be a checkpoint, or what an unfinished
 /// save left of one. A folder of checkpoints is neither. If there is no file, there is nothing to replace.
-pub(crate) async fn replace(
+pub async fn replace(
     store: &Arc<dyn Store>,
     registry: &Registry,
     kind: PlaceKind,
@@ -85,7 +86,7 @@ async fn top(store: &Arc<dyn Store>) -> Result<Option<Listing>> {
 }
 
 /// Refuses files with a prefix that are a checkpoint, before a save writes anything. Its commit would refuse them, too.
-pub(crate) async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -> Result<()> {
+pub async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -> Result<()> {
     let Some(top) = top(store).await? else {
         return Ok(());
     };
@@ -96,7 +97,7 @@ pub(crate) async fn refuse_prefix(store: &Arc<dyn Store>, registry: &Registry) -
 }
 
 /// The same for a checkpoint that can be opened, whatever tells what it is.
-pub(crate) async fn replace_opened(
+pub async fn replace_opened(
     store: &Arc<dyn Store>,
     registry: &Registry,
     how: &OpenOptions,
@@ -171,7 +172,7 @@ async fn replace_file(
 }
 
 /// What to do if a save can't replace what lies at its place.
-pub(crate) const ADVICE: &str = "; name another place, or empty this one";
+pub const ADVICE: &str = "; name another place, or empty this one";
 
 fn refused(why: &str) -> StrategyError {
     let what = "replacing what lies there".into();
@@ -183,17 +184,17 @@ fn refused(why: &str) -> StrategyError {
 }
 
 /// The error for a place whose contents are no checkpoint.
-pub(crate) fn no_checkpoint() -> StrategyError {
+pub fn no_checkpoint() -> StrategyError {
     refused("it holds files, but is not a checkpoint")
 }
 
 /// The files of a checkpoint.
 #[derive(Debug, Default)]
-pub(crate) struct Owned {
+pub struct Owned {
     /// Files that surely belong to it.
-    pub(crate) files: Vec<Name>,
+    pub files: Vec<Name>,
     /// Files that only the checkpoint itself names as its own.
-    pub(crate) stays: Vec<Name>,
+    pub stays: Vec<Name>,
 }
 
 /// Which of these files belong to the checkpoint at a place. The checkpoint may be whole, damaged or unfinished. A file
@@ -202,7 +203,7 @@ pub(crate) struct Owned {
 ///
 /// # Errors
 /// [`StrategyError::Unknown`] if its format is not linked; errors of the store.
-pub(crate) async fn files_of(
+pub async fn files_of(
     store: &Arc<dyn Store>,
     how: &OpenOptions,
     files: Vec<Entry>,

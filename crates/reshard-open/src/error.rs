@@ -1,6 +1,6 @@
 use crate::whereabouts::Whereabouts;
 use reshard_comm::CommError;
-use reshard_model::{ErrorKind, ModelError, StateDict};
+use reshard_model::{ErrorKind, ModelError};
 use reshard_plan::PlanError;
 use reshard_storage::{StorageError, without_secrets};
 use reshard_strategy::StrategyError;
@@ -10,7 +10,7 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The step of a load in which all ranks open the checkpoint.
-pub(crate) const OPEN: &str = "open";
+pub const OPEN: &str = "open";
 
 /// What went wrong, and where. Its `Debug` is the message with its causes, so a `main` that returns it prints that.
 pub struct Error {
@@ -72,7 +72,8 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    pub(crate) fn new(doing: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
+    /// An error of an operation at a place.
+    pub fn new(doing: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
         Self {
             doing,
             url: without_secrets(url).into(),
@@ -83,12 +84,13 @@ impl Error {
     }
 
     /// With what to do about it, in the words of this crate's options.
-    pub(crate) fn with_advice(self, advice: Option<&'static str>) -> Self {
+    pub fn with_advice(self, advice: Option<&'static str>) -> Self {
         Self { advice, ..self }
     }
 
+    /// With what lies there instead of a checkpoint.
     #[cfg(feature = "local")]
-    pub(crate) fn with_whereabouts(self, found: Option<Whereabouts>) -> Self {
+    pub fn with_whereabouts(self, found: Option<Whereabouts>) -> Self {
         Self {
             whereabouts: found.map(Box::new),
             ..self
@@ -157,7 +159,11 @@ impl Error {
 }
 
 /// Attaches the operation and the URL of the checkpoint.
-pub(crate) trait Context<T> {
+pub trait Context<T> {
+    /// Says what was done, and where.
+    ///
+    /// # Errors
+    /// That of `self`.
     fn during(self, doing: &'static str, url: &str) -> Result<T>;
 }
 
@@ -178,62 +184,67 @@ context!(
     CommError
 );
 
-/// The error of a failed load. It contains the template with its buffers.
-pub struct LoadError {
+/// An error, and what its operation had until then: the template of a load, the report of a prune.
+pub struct ErrorWith<T> {
     error: Error,
-    template: Box<StateDict>,
+    rest: Box<T>,
 }
 
-impl LoadError {
-    pub(crate) fn new(error: Error, template: StateDict) -> Self {
+impl<T> ErrorWith<T> {
+    /// Both together.
+    pub fn new(error: Error, rest: T) -> Self {
         Self {
             error,
-            template: Box::new(template),
+            rest: Box::new(rest),
         }
     }
 
-    /// The error.
+    /// Why it failed.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// What the caller can do.
+    /// As [`Error::kind`].
     pub fn kind(&self) -> ErrorKind {
         self.error.kind()
     }
 
-    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
+    /// As [`Error::is_no_checkpoint`].
     pub fn is_no_checkpoint(&self) -> bool {
         self.error.is_no_checkpoint()
     }
 
-    /// Returns the error, and the template with its buffers. The buffers are unchanged if the load failed before it moved
-    /// the first byte. Otherwise they are partly filled.
-    pub fn into_parts(self) -> (Error, StateDict) {
-        (self.error, *self.template)
+    /// What the operation had.
+    pub fn rest(&self) -> &T {
+        &self.rest
+    }
+
+    /// The error, and what the operation had.
+    pub fn into_parts(self) -> (Error, T) {
+        (self.error, *self.rest)
     }
 }
 
-impl fmt::Debug for LoadError {
+impl<T> fmt::Debug for ErrorWith<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.error, f)
     }
 }
 
-impl fmt::Display for LoadError {
+impl<T> fmt::Display for ErrorWith<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.error, f)
     }
 }
 
-impl std::error::Error for LoadError {
+impl<T> std::error::Error for ErrorWith<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.error)
     }
 }
 
-impl From<LoadError> for Error {
-    fn from(e: LoadError) -> Self {
+impl<T> From<ErrorWith<T>> for Error {
+    fn from(e: ErrorWith<T>) -> Self {
         e.error
     }
 }

@@ -1,11 +1,11 @@
 //! The checkpoints of a run: folders that are called after their steps, in one directory.
 
-use crate::{
-    Checkpoint, Error, OpenOptions, Result, StepPattern, error::Context, opened, place,
-    sidecar::Sidecar, whereabouts::explained,
-};
+use crate::StepPattern;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_model::ErrorKind;
+use reshard_open::{
+    Checkpoint, Context, Error, OpenOptions, Result, explained, place_text, sidecar::Sidecar,
+};
 use reshard_storage::{Removal, StorageError, Store, StoreExt, Stores, left_place, removed_place};
 use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ const TOGETHER: usize = 8;
 ///     reshard::blocking::save(&state, run.join(format!("step-{step}")))?;
 /// }
 /// std::fs::create_dir(run.join("step-300"))?; // empty: not a checkpoint
-/// let steps = reshard::blocking::steps(run)?;
+/// let steps = reshard_manager::blocking::steps(run)?;
 /// assert_eq!(steps.iter().map(|step| step.number).collect::<Vec<_>>(), [100, 200]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -47,7 +47,7 @@ const TOGETHER: usize = 8;
 /// Nothing lies there ([`reshard_model::ErrorKind::NotFound`]), it can't be listed, or a folder of a step can't be looked at.
 pub fn steps(dir: impl AsRef<Path>) -> Steps {
     Steps {
-        url: place::place_text(dir),
+        url: place_text(dir),
         pattern: StepPattern::default(),
         open: OpenOptions::default(),
     }
@@ -61,7 +61,7 @@ pub fn steps(dir: impl AsRef<Path>) -> Steps {
 /// # let mut template = reshard::StateDict::new();
 /// # template.insert("step", 100);
 /// # reshard::blocking::save(&template, run.join("step-100"))?;
-/// if let Some(step) = reshard::blocking::latest(run)? {
+/// if let Some(step) = reshard_manager::blocking::latest(run)? {
 ///     let state = reshard::blocking::load(template, &step)?;
 ///     println!("going on after step {}: {state:?}", step.number);
 /// }
@@ -107,7 +107,7 @@ impl AsRef<Path> for Step {
 }
 
 impl Steps {
-    opened::options!(open);
+    reshard_open::open_options!(open);
 
     /// How the folders are called.
     pub fn pattern(mut self, pattern: StepPattern) -> Self {

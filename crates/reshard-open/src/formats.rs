@@ -6,18 +6,21 @@ use reshard_strategy::{
 };
 use std::collections::BTreeSet;
 
-pub(crate) type Format = LoadShardedStrategy;
+/// A format that can load.
+pub type Format = LoadShardedStrategy;
 
 /// The formats that can load, in the order of their names, and the default one.
 #[derive(Clone, Debug)]
-pub(crate) struct Formats {
-    pub(crate) all: Vec<Format>,
-    pub(crate) default: BackendVersion,
+pub struct Formats {
+    /// In the order of their names.
+    pub all: Vec<Format>,
+    /// The one that is tried first.
+    pub default: BackendVersion,
 }
 
 impl Formats {
     /// All formats of a registry.
-    pub(crate) fn of(registry: &Registry) -> Result<Self> {
+    pub fn of(registry: &Registry) -> Result<Self> {
         Ok(Self {
             all: registry.all_load_sharded().collect::<Result<_>>()?,
             default: registry.default_of(Action::LoadSharded),
@@ -25,7 +28,7 @@ impl Formats {
     }
 
     /// The formats whose checkpoints can be places of this kind.
-    pub(crate) fn of_kind(&self, kind: PlaceKind) -> Self {
+    pub fn of_kind(&self, kind: PlaceKind) -> Self {
         let of_kind = self.all.iter().filter(|f| f.info().lives_in(kind));
         Self {
             all: of_kind.cloned().collect(),
@@ -34,7 +37,7 @@ impl Formats {
     }
 
     /// Only this format.
-    pub(crate) fn only(&self, format: &Format) -> Self {
+    pub fn only(&self, format: &Format) -> Self {
         Self {
             all: vec![format.clone()],
             default: self.default.clone(),
@@ -42,7 +45,7 @@ impl Formats {
     }
 
     /// The formats whose `detect` gives this answer for the files of a place.
-    pub(crate) fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
+    pub fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
         self.all
             .iter()
             .filter(|f| f.info().detect(top) == detected)
@@ -51,7 +54,7 @@ impl Formats {
     }
 
     /// The formats whose `detect_file` gives this answer for a file.
-    pub(crate) fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
+    pub fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
         self.all
             .iter()
             .filter(|f| f.info().detect_file(file) == detected)
@@ -60,19 +63,19 @@ impl Formats {
     }
 
     /// Whether one of them answers `Yes` to these files.
-    pub(crate) fn know(&self, top: &Listing) -> bool {
+    pub fn know(&self, top: &Listing) -> bool {
         !self.that(Detection::Yes, top).is_empty()
     }
 
     /// The names to look for, without duplicates.
-    pub(crate) fn probes(&self) -> Result<BTreeSet<Name>> {
+    pub fn probes(&self) -> Result<BTreeSet<Name>> {
         let names = self.all.iter().flat_map(|f| f.info().probes);
         Ok(names.copied().map(Name::new).collect::<Result<_, _>>()?)
     }
 
     /// The names by which a place of files with a prefix is recognised, without duplicates. `None` if one of the formats has no such name, so
     /// that only a listing tells.
-    pub(crate) fn probes_of_prefix(&self) -> Result<Option<BTreeSet<Name>>> {
+    pub fn probes_of_prefix(&self) -> Result<Option<BTreeSet<Name>>> {
         let mut names = BTreeSet::new();
         for format in &self.all {
             // Such a place has no folders.
@@ -91,7 +94,7 @@ impl Formats {
     }
 
     /// The names to look for in folders, without duplicates.
-    pub(crate) fn probes_in_folders(&self) -> BTreeSet<&'static str> {
+    pub fn probes_in_folders(&self) -> BTreeSet<&'static str> {
         self.all
             .iter()
             .flat_map(|f| f.info().probes_in_folders)
@@ -100,12 +103,12 @@ impl Formats {
     }
 
     /// Whether the programs of one of these formats give a file such a name.
-    pub(crate) fn own(&self, name: &str) -> bool {
+    pub fn own(&self, name: &str) -> bool {
         self.all.iter().any(|f| f.info().own_file(name).is_some())
     }
 
     /// The one format whose format record is among these files.
-    pub(crate) fn with_record(&self, files: &[Entry]) -> Option<Self> {
+    pub fn with_record(&self, files: &[Entry]) -> Option<Self> {
         let is_record = |f: &Format, file: &Entry| {
             f.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
         };
@@ -120,7 +123,7 @@ impl Formats {
     }
 
     /// The format that gives its format record this name.
-    pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
+    pub fn of_record(&self, name: &str) -> Option<BackendVersion> {
         self.all
             .iter()
             .find(|f| f.info().own_file(name) == Some(OwnFile::Record))

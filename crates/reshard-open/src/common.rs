@@ -66,7 +66,7 @@ impl StoredCommon {
     }
 
     /// Form, length and digest, by which ranks compare it.
-    pub(crate) fn fingerprint(&self) -> &str {
+    pub fn fingerprint(&self) -> &str {
         self.fingerprint.get_or_init(|| {
             let form = self.form;
             let (bytes, digest) = match &self.payload {
@@ -86,7 +86,7 @@ impl StoredCommon {
     }
 
     /// The common state of an open checkpoint; `None` if its dialect has none.
-    pub(crate) async fn of(opened: &Opened, verify: bool) -> Result<Option<Self>, StrategyError> {
+    pub async fn of(opened: &Opened, verify: bool) -> Result<Option<Self>, StrategyError> {
         let Some(common) = &opened.common else {
             return Ok(None);
         };
@@ -130,13 +130,13 @@ impl StoredCommon {
     }
 
     /// The leaf of the sharded part that holds it, if a leaf does.
-    pub(crate) fn leaf(&self) -> Option<ShardedObject> {
+    pub fn leaf(&self) -> Option<ShardedObject> {
         self.object_key()
             .map(|key| ShardedObject::item(key, self.payload.clone()))
     }
 
     /// The file that holds it, if a file does.
-    pub(crate) fn layout(&self) -> Result<Vec<FileBody>, StrategyError> {
+    pub fn layout(&self) -> Result<Vec<FileBody>, StrategyError> {
         match (self.form, &self.payload) {
             (CommonForm::File, Payload::Encoded { bytes, .. }) => Ok(vec![FileBody::from_bytes(
                 Name::new(COMMON)?,

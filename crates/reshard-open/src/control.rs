@@ -17,7 +17,7 @@ const BLOCK: u64 = 4 << 20;
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn sha256(
+pub async fn sha256(
     store: &Arc<dyn Store>,
     name: &Name,
     formats: &Formats,

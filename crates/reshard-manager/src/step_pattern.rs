@@ -1,6 +1,6 @@
 //! How the folders of checkpoints are called after their steps.
 
-use crate::{Error, Result};
+use reshard_open::{Error, Result};
 use reshard_strategy::StrategyError;
 use std::{fmt, str::FromStr};
 
@@ -10,7 +10,7 @@ use std::{fmt, str::FromStr};
 /// A name and a number belong together in one way only: a folder `step-007` is not of `step-{n}`, and `iter_7` is not of `iter_{n:07}`.
 ///
 /// ```
-/// use reshard::StepPattern;
+/// use reshard_manager::StepPattern;
 ///
 /// let megatrons: StepPattern = "iter_{n:07}".parse()?;
 /// assert_eq!(megatrons.name(500), "iter_0000500");

@@ -22,7 +22,7 @@ pub const SIDECAR: &str = "reshard.json";
 const OF_PREFIX: &str = ".reshard.json";
 
 /// Its name in a place of this kind. One file has no room for it.
-pub(crate) fn name(kind: PlaceKind) -> Option<&'static str> {
+pub fn name(kind: PlaceKind) -> Option<&'static str> {
     match kind {
         PlaceKind::Folder => Some(SIDECAR),
         PlaceKind::Prefix => Some(OF_PREFIX),
@@ -31,7 +31,7 @@ pub(crate) fn name(kind: PlaceKind) -> Option<&'static str> {
 }
 
 /// Whether a file has one of its names.
-pub(crate) fn is_sidecar(name: &str) -> bool {
+pub fn is_sidecar(name: &str) -> bool {
     name == SIDECAR || name == OF_PREFIX
 }
 
@@ -96,7 +96,8 @@ pub struct FileSum {
 }
 
 impl FileSum {
-    pub(crate) fn of((file, bytes): &(Name, Bytes)) -> Self {
+    /// The digest of a record.
+    pub fn of((file, bytes): &(Name, Bytes)) -> Self {
         Self {
             file: file.to_string(),
             bytes: bytes.len() as u64,
@@ -139,7 +140,7 @@ fn signed(text: &[u8]) -> Option<bool> {
 
 impl Sidecar {
     /// A sidecar that says nothing yet except to which files it belongs. `None` if there are no such files.
-    pub(crate) fn of(commit: Option<&(Name, Bytes)>, files: &[(Name, Bytes)]) -> Option<Self> {
+    pub fn of(commit: Option<&(Name, Bytes)>, files: &[(Name, Bytes)]) -> Option<Self> {
         let commit = commit.map(FileDigest::of);
         let mut metadata: Vec<_> = match commit {
             Some(_) => Vec::new(),
@@ -167,7 +168,7 @@ impl Sidecar {
     }
 
     /// Whether it has all these notes.
-    pub(crate) fn has(&self, notes: &BTreeMap<String, String>) -> bool {
+    pub fn has(&self, notes: &BTreeMap<String, String>) -> bool {
         notes
             .iter()
             .all(|(key, value)| self.notes.get(key) == Some(value))
@@ -184,30 +185,30 @@ impl Sidecar {
     }
 
     /// The files that it belongs to.
-    pub(crate) fn files(&self) -> impl Iterator<Item = &FileDigest> {
+    pub fn files(&self) -> impl Iterator<Item = &FileDigest> {
         self.commit.iter().chain(&self.metadata)
     }
 
     /// The one format record that it belongs to, and the digest of that.
-    pub(crate) fn record(&self) -> Option<(Name, &str)> {
+    pub fn record(&self) -> Option<(Name, &str)> {
         let record = self.commit.as_ref().filter(|_| self.is_bound())?;
         Some((Name::new(&*record.file).ok()?, &record.sha256))
     }
 
     /// Their names.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         self.files().map(|f| f.file.clone()).collect()
     }
 
     /// The format that it names, or else the format that gives its format record such a name.
-    pub(crate) fn format(&self, formats: &Formats) -> Option<BackendVersion> {
+    pub fn format(&self, formats: &Formats) -> Option<BackendVersion> {
         self.strategy
             .clone()
             .or_else(|| formats.of_record(&self.commit.as_ref()?.file))
     }
 
     /// The same after keys were removed: `new` has the files that it belongs to now, `json` is `metadata.json`, and `copies` are the files that stay.
-    pub(crate) fn without(self, new: Self, json: Option<&(Name, Bytes)>, copies: &[Name]) -> Self {
+    pub fn without(self, new: Self, json: Option<&(Name, Bytes)>, copies: &[Name]) -> Self {
         let copies: BTreeSet<&str> = copies.iter().map(Name::as_str).collect();
         let stays = |sums: Vec<FileSum>| {
             let sums = sums.into_iter();
@@ -228,7 +229,7 @@ impl Sidecar {
     }
 
     /// Notes the sums of the files that were written.
-    pub(crate) fn note(&mut self, written: impl IntoIterator<Item = FileSum>, formats: &Formats) {
+    pub fn note(&mut self, written: impl IntoIterator<Item = FileSum>, formats: &Formats) {
         let noted: BTreeSet<String> = self.names().into_iter().collect();
         let mut written: Vec<FileSum> = written.into_iter().collect();
         // Threads write them in any order.
@@ -246,7 +247,7 @@ impl Sidecar {
     }
 
     /// The text, with its own digest at the end.
-    pub(crate) fn to_bytes(&self) -> Bytes {
+    pub fn to_bytes(&self) -> Bytes {
         let mut text = serde_json::to_vec(self).unwrap_or_default();
         text.truncate(text.len().saturating_sub(1));
         let digest = hex(&Sha256::digest(&text));
@@ -258,7 +259,7 @@ impl Sidecar {
     ///
     /// # Errors
     /// It is not as it was written, or of a later version.
-    pub(crate) fn parse(text: &[u8]) -> Result<Self> {
+    pub fn parse(text: &[u8]) -> Result<Self> {
         let damaged = |what: &str| StrategyError::corrupt(SIDECAR, None, what);
         let me: Self = serde_json::from_slice(text).map_err(|e| damaged(&e.to_string()))?;
         match (me.schema, signed(text)) {
@@ -274,7 +275,7 @@ impl Sidecar {
 
     /// The sidecar of a place, whatever format record it belongs to, and also if it is damaged. Whoever removes something because of it
     /// reads it again, and says why nothing is removed.
-    pub(crate) async fn any(store: &Arc<dyn Store>) -> Option<Self> {
+    pub async fn any(store: &Arc<dyn Store>) -> Option<Self> {
         serde_json::from_slice(&bytes(store).await.ok()??).ok()
     }
 
@@ -282,7 +283,7 @@ impl Sidecar {
     ///
     /// # Errors
     /// Its bytes are damaged, or something else has its name; what the store says.
-    pub(crate) async fn own(
+    pub async fn own(
         store: &Arc<dyn Store>,
         folder: Option<&Name>,
         seen: &Seen,
@@ -296,7 +297,7 @@ impl Sidecar {
 
     /// The sidecar of a checkpoint whose data files lie in this folder, and the reason if it was ignored. It lies with them, or directly in
     /// the place.
-    pub(crate) async fn read(
+    pub async fn read(
         store: &Arc<dyn Store>,
         formats: &Formats,
         folder: Option<&Name>,
@@ -343,7 +344,7 @@ impl Sidecar {
     ///
     /// # Errors
     /// What the store says.
-    pub(crate) async fn unfinished(&self, store: &Arc<dyn Store>) -> Result<Option<String>> {
+    pub async fn unfinished(&self, store: &Arc<dyn Store>) -> Result<Option<String>> {
         let Some(record) = self.commit.as_ref().filter(|_| self.shown) else {
             return Ok(None);
         };
@@ -357,7 +358,7 @@ impl Sidecar {
     }
 
     /// Whether all files that it belongs to are there, unchanged. This hashes all of them.
-    pub(crate) async fn belongs(&self, store: &Arc<dyn Store>, formats: &Formats) -> bool {
+    pub async fn belongs(&self, store: &Arc<dyn Store>, formats: &Formats) -> bool {
         let nothing = Seen::default();
         let differing = self.differing(store, formats, &nothing);
         self.is_bound() && matches!(differing.await, Ok(None))
@@ -367,7 +368,7 @@ impl Sidecar {
     ///
     /// # Errors
     /// What the store says.
-    pub(crate) async fn differing(
+    pub async fn differing(
         &self,
         store: &Arc<dyn Store>,
         formats: &Formats,
@@ -400,7 +401,7 @@ impl Sidecar {
 
 /// What opening has read, where requests are expensive.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// The bytes of the sidecar directly in the place.
     sidecar: Option<Bytes>,
     /// The format record of the default format, and its digest.
@@ -409,7 +410,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// `known` returns what was read of a file, and `record` is the name of the format record among them.
-    pub(crate) fn of(known: impl Fn(&Name) -> Option<Bytes>, record: Option<Name>) -> Self {
+    pub fn of(known: impl Fn(&Name) -> Option<Bytes>, record: Option<Name>) -> Self {
         let sidecar = Name::new(SIDECAR).ok().and_then(|name| known(&name));
         let record = record.and_then(|name| {
             let digest = hex(&Sha256::digest(known(&name)?));

@@ -3,6 +3,7 @@
 use super::Whereabouts;
 use crate::sidecar::SIDECAR;
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON};
+use reshard_strategy::{FormatInfo, OwnFile};
 use std::{
     fs,
     io::{ErrorKind, Read},
@@ -16,8 +17,8 @@ const NAMED: usize = 5;
 /// How deep checkpoints are looked for: `runs/one/checkpoints/iter_0000010`.
 const DEPTH: usize = 4;
 
-/// What lies at a path that is no checkpoint, and what to do. `None` when there is no more to say than the error did.
-pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
+/// What lies at a path that is no checkpoint, and what to do. Files of torch_dist, which `of` describes, are known by their names. `None` when there is no more to say than the error did.
+pub(super) fn explain(named: &str, path: &Path, of: &FormatInfo) -> Option<Whereabouts> {
     let told = |what: String, hint: &str| Some(Whereabouts::new(what, hint));
 
     // A link that leads nowhere looks like nothing to whoever follows it, so it is told apart first.
@@ -48,14 +49,14 @@ pub(super) fn explain(named: &str, path: &Path) -> Option<Whereabouts> {
         Err(_) => return None,
     };
     if !meta.is_dir() {
-        return Some(file(named, path, &meta));
+        return Some(file(named, path, &meta, of));
     }
     // Of the rest of a checkpoint the error itself says what it lacks.
-    if fs::read_dir(path)
-        .ok()?
-        .flatten()
-        .any(|e| e.file_name().to_str().is_some_and(is_of_one))
-    {
+    if fs::read_dir(path).ok()?.flatten().any(|e| {
+        e.file_name()
+            .to_str()
+            .is_some_and(|name| is_of_one(of, name))
+    }) {
         return None;
     }
 
@@ -85,7 +86,7 @@ const LINK: &str =
     "link its format into this program: enable the feature `safetensors` of `reshard`";
 
 /// What a file is, and what to name instead.
-fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
+fn file(named: &str, path: &Path, meta: &fs::Metadata, of: &FormatInfo) -> Whereabouts {
     let told = |kind: &str, hint: &str| {
         Whereabouts::new(format!("{named} is {kind}, and no checkpoint"), hint)
     };
@@ -114,10 +115,13 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
         .is_ok();
 
     // Names that only checkpoints have count before names that others have, too.
+    match of.own_file(name) {
+        Some(OwnFile::Record) => return of_checkpoint("the metadata of a checkpoint"),
+        Some(_) => return of_checkpoint("a data file of a checkpoint"),
+        None => {}
+    }
     match () {
-        () if is_metadata(name) => of_checkpoint("the metadata of a checkpoint"),
-        () if is_data(name) => of_checkpoint("a data file of a checkpoint"),
-        () if name == SIDECAR || (is_of_one(name) && is_checkpoint(parent)) => {
+        () if name == SIDECAR || (is_of_one(of, name) && is_checkpoint(parent)) => {
             of_checkpoint("a file of a checkpoint")
         }
         () if name.ends_with(".index") => {
@@ -138,33 +142,8 @@ fn file(named: &str, path: &Path, meta: &fs::Metadata) -> Whereabouts {
 }
 
 /// Whether files of checkpoints have such a name.
-fn is_of_one(name: &str) -> bool {
-    is_metadata(name) || is_data(name) || [COMMON, INTEGRITY, METADATA_JSON].contains(&name)
-}
-
-#[cfg(feature = "torch-dist")]
-fn is_metadata(name: &str) -> bool {
-    use reshard_torch_dist::{OwnFile, own_file};
-    matches!(
-        own_file(name),
-        Some(OwnFile::Metadata | OwnFile::RankMetadata(_))
-    )
-}
-
-/// Data, and what an unfinished save has left.
-#[cfg(feature = "torch-dist")]
-fn is_data(name: &str) -> bool {
-    reshard_torch_dist::own_file(name).is_some() && !is_metadata(name)
-}
-
-#[cfg(not(feature = "torch-dist"))]
-fn is_metadata(_: &str) -> bool {
-    false
-}
-
-#[cfg(not(feature = "torch-dist"))]
-fn is_data(_: &str) -> bool {
-    false
+fn is_of_one(of: &FormatInfo, name: &str) -> bool {
+    of.own_file(name).is_some() || [COMMON, INTEGRITY, METADATA_JSON].contains(&name)
 }
 
 fn is_checkpoint(dir: &Path) -> bool {

@@ -1,18 +1,16 @@
 //! Removes a whole checkpoint, and nothing else.
 
-use crate::{
-    Result,
+use reshard_megatron::{COMMON, METADATA_JSON};
+use reshard_model::{ErrorKind, some};
+use reshard_open::{
+    Context, Result,
     attempt::{attempt, in_folder, is_of_a_save},
-    error::Context,
     formats::Formats,
-    opened::{self, OpenOptions},
-    place,
+    opened::OpenOptions,
+    place_text,
     replace::{ADVICE, files_of, replace},
-    report::some,
     sidecar::{SIDECAR, Sidecar, is_sidecar},
 };
-use reshard_megatron::{COMMON, METADATA_JSON};
-use reshard_model::ErrorKind;
 use reshard_storage::{
     IfExists, Leftover, Name, PlaceKind, Removal, StorageError, Store, StoreExt as _, Stores,
 };
@@ -45,9 +43,9 @@ const ACT: &str = "removing";
 /// # state.insert("step", 100);
 /// reshard::blocking::run(reshard::save(&state, &place).note("run", "a7"))?;
 /// // Only if its note says so.
-/// let other = reshard::remove_checkpoint(&place).noted("run", "b8");
+/// let other = reshard_manager::remove_checkpoint(&place).noted("run", "b8");
 /// assert!(reshard::blocking::run(other).is_err());
-/// reshard::blocking::run(reshard::remove_checkpoint(&place).noted("run", "a7"))?;
+/// reshard::blocking::run(reshard_manager::remove_checkpoint(&place).noted("run", "a7"))?;
 /// assert!(!place.exists());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -57,7 +55,7 @@ const ACT: &str = "removing";
 /// it in one step, or a file system is mounted in it. If the error comes later, the checkpoint is not found any more, and another call goes on.
 pub fn remove_checkpoint(place: impl AsRef<Path>) -> RemoveCheckpoint {
     RemoveCheckpoint {
-        url: place::place_text(place),
+        url: place_text(place),
         notes: BTreeMap::new(),
         only_unfinished: false,
         open: OpenOptions::default(),
@@ -118,7 +116,7 @@ impl RemovedCheckpoint {
 const UNCLEAR: &str = ", so nobody can tell whether it may be removed; remove it yourself";
 
 impl RemoveCheckpoint {
-    opened::options!(open);
+    reshard_open::open_options!(open);
 
     /// Removes it only if it has this [note](crate::Save::note), in a `reshard.json` that belongs to it.
     pub fn noted(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {

@@ -1,18 +1,16 @@
 //! Removes tensors and objects from a checkpoint: a new version beside the old one, and one step.
 
-use crate::{
-    Checkpoint, Error, Result,
-    attempt::attempt,
-    integrity,
-    opened::{self, OpenOptions, Opened},
-    replace::{Replaced, replace_opened},
-    report::some,
-    sidecar::{SIDECAR, Sidecar},
-    whereabouts::explained,
-};
 use bytes::Bytes;
 use reshard_megatron::{COMMON_STATE_CELL, INTEGRITY, Integrity, METADATA_JSON};
-use reshard_model::Dialect;
+use reshard_model::{Dialect, some};
+use reshard_open::{
+    Error, Result,
+    attempt::attempt,
+    explained, integrity,
+    opened::{OpenOptions, Opened},
+    replace::{Replaced, replace_opened},
+    sidecar::{SIDECAR, Sidecar},
+};
 use reshard_storage::{
     Durability, Entry, FileBody, Name, Progress, StorageError, Store, Stores, Transaction,
 };
@@ -49,7 +47,7 @@ const ACT: &str = "removing sharded tensors from";
 /// }
 /// let config = reshard::torch_dist::TorchDistConfig::new().with_separation_hint("optimizer.");
 /// reshard::blocking::run(reshard::save(&state, &url).strategy(config))?;
-/// let removed = reshard::blocking::run(reshard::remove_sharded_tensors(&url, "optimizer."))?;
+/// let removed = reshard::blocking::run(reshard_manager::remove_sharded_tensors(&url, "optimizer."))?;
 /// assert_eq!(removed.keys, ["optimizer.state.exp_avg.w"]);
 /// # Ok(())
 /// # }
@@ -64,22 +62,11 @@ pub fn remove_sharded_tensors(
     prefix: &str,
 ) -> RemoveShardedTensors<'_> {
     RemoveShardedTensors {
-        url: crate::place::place_text(place),
+        url: reshard_open::place_text(place),
         prefix,
         durability: Durability::default(),
         dry_run: false,
         open: OpenOptions::default(),
-    }
-}
-
-impl Checkpoint {
-    /// [`remove_sharded_tensors`] at the URL of this checkpoint, with the stores, strategies and limits with which it was opened. It removes them
-    /// from the version that is there when it runs. This handle goes on reading the version that it has opened.
-    pub fn remove_sharded_tensors<'a>(&'a self, prefix: &'a str) -> RemoveShardedTensors<'a> {
-        RemoveShardedTensors {
-            open: OpenOptions::clone(&self.options),
-            ..remove_sharded_tensors(self.url(), prefix)
-        }
     }
 }
 
@@ -116,7 +103,7 @@ impl fmt::Display for Removed {
 }
 
 impl RemoveShardedTensors<'_> {
-    opened::options!(open);
+    reshard_open::open_options!(open);
 
     /// Whether to remove nothing and only say what would be removed.
     pub fn dry_run(mut self, dry_run: bool) -> Self {

@@ -1,19 +1,13 @@
 //! How a checkpoint is opened.
 
 use super::handle::Checkpoint;
-use crate::{
-    Result,
-    error::Context,
-    opened::{self, OpenOptions},
-    place,
-    whereabouts::explained,
-};
+use crate::{Result, error::Context, opened::OpenOptions, place, whereabouts::explained};
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedStrategy, ReadLimits, Registry};
 use std::{path::Path, sync::Arc};
 
 impl OpenOptions {
-    opened::options!();
+    crate::open_options!();
 
     /// The defaults: linked strategies and stores, checksums verified.
     pub fn new() -> Self {

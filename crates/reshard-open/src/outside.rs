@@ -26,12 +26,12 @@ struct Note {
 }
 
 /// Whether a file in the folder of an attempt is a note.
-pub(crate) fn is_note(inside: &str) -> bool {
+pub fn is_note(inside: &str) -> bool {
     inside.starts_with(PREFIX)
 }
 
 /// Whether a file in the folder of an attempt is a note of this rank.
-pub(crate) fn is_note_of(rank: u32, inside: &str) -> bool {
+pub fn is_note_of(rank: u32, inside: &str) -> bool {
     let rest = inside.strip_prefix(PREFIX);
     rest.and_then(|rest| rest.split_once('-'))
         .is_some_and(|(of, _)| of == rank.to_string())
@@ -43,7 +43,7 @@ fn is_inside(folder: &Name, name: &Name) -> bool {
 }
 
 /// The note of those of these files that lie outside of the folder. `None` if none does.
-pub(crate) fn note(
+pub fn note(
     folder: &Name,
     (rank, number): (u32, u64),
     names: &[Name],
@@ -65,7 +65,7 @@ pub(crate) fn note(
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn of_killed(
+pub async fn of_killed(
     store: &Arc<dyn Store>,
     files: &[Entry],
     attempts: &BTreeSet<String>,

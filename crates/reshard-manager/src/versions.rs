@@ -1,6 +1,6 @@
 //! The versions in a place that keeps them side by side.
 
-use crate::{
+use reshard_open::{
     attempt::{folder_of, in_folder},
     sidecar::is_sidecar,
 };

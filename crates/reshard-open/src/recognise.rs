@@ -222,7 +222,7 @@ pub(crate) fn is_unlisted(e: &StrategyError) -> bool {
 }
 
 /// Whether a place may be something else than a folder: no format recognises anything below its URL.
-pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
+pub fn is_no_folder(e: &StrategyError) -> bool {
     match e {
         StrategyError::NotACheckpoint { .. } => true,
         StrategyError::Storage(StorageError::Io { source, .. }) => {

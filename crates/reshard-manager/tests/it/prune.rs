@@ -4,11 +4,11 @@
 
 use async_trait::async_trait;
 use reshard::{
-    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, Remains, RemainsKind, ShardedTensor,
-    StateDict, Stores, Tensor,
+    Dialect, ErrorKind, LocalGroup, ShardedTensor, StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
     storage::{Entry, Head, LocalStore, Name, Progress, StorageError, Store, StoreScheme},
 };
+use reshard_manager::{Kept, PruneReport, Remains, RemainsKind};
 use reshard_storage::testkit::{Action, ActionLog, Fault, FaultStore, Op};
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ fn url(dir: &Path) -> String {
 }
 
 fn prune(dir: &Path) -> reshard::Result<PruneReport> {
-    Ok(blocking::run(reshard::prune(url(dir)))?)
+    Ok(blocking::run(reshard_manager::prune(url(dir)))?)
 }
 
 /// Also what may be in use.
 fn prune_all(dir: &Path) -> reshard::Result<PruneReport> {
     Ok(blocking::run(
-        reshard::prune(url(dir)).older_than(Duration::ZERO),
+        reshard_manager::prune(url(dir)).older_than(Duration::ZERO),
     )?)
 }
 
@@ -142,7 +142,7 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     fs::write(dir.join("logs/__0_9.distcp"), "below is not in it").unwrap();
     let before = files(&dir);
 
-    let dry = blocking::run(reshard::prune(url(&dir)).dry_run(true)).unwrap();
+    let dry = blocking::run(reshard_manager::prune(url(&dir)).dry_run(true)).unwrap();
     assert_eq!(files(&dir), before, "a dry run changes nothing");
     let report = prune(&dir).unwrap();
     assert_eq!(
@@ -406,7 +406,7 @@ fn a_prune_that_fails_halfway_says_what_it_has_removed() {
     let store = FaultStore::new(Arc::new(LocalStore::at(&dir).unwrap()));
     store.fail(Op::RemoveLeftover, 3, Fault::Before);
     let url = store.url();
-    let prune = reshard::prune(&url)
+    let prune = reshard_manager::prune(&url)
         .older_than(Duration::ZERO)
         .stores(Stores::only(Arc::new(store)));
     let e = blocking::run(prune).unwrap_err();
@@ -416,10 +416,10 @@ fn a_prune_that_fails_halfway_says_what_it_has_removed() {
         .map(|n| dir.with_file_name(format!(".step.{n}-1a2b3c4d5e6f7082-3.tmp")))
         .collect();
     assert_eq!(
-        removed(e.report()),
+        removed(e.rest()),
         gone.iter().map(|p| p.to_str().unwrap()).collect::<Vec<_>>()
     );
-    assert_eq!(foreign(e.report()), ["README.md"]);
+    assert_eq!(foreign(e.rest()), ["README.md"]);
     assert!(gone.iter().all(|p| !p.exists()));
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 3);
 }
@@ -585,8 +585,8 @@ fn nothing_is_removed_when_somebody_saves_meanwhile() {
     stores
         .register(StoreScheme::new("busy", "this test", "0.0.0", open))
         .unwrap();
-    let e =
-        blocking::run(reshard::prune(format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
+    let e = blocking::run(reshard_manager::prune(format!("busy://{}", url(&dir))).stores(stores))
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     assert!(e.to_string().contains("meanwhile"), "{e}");
     assert!(dir.join("__0_1.distcp").exists() && dir.join("__0_2.distcp").exists());

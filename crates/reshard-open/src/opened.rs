@@ -28,14 +28,20 @@ type Result<T, E = StrategyError> = std::result::Result<T, E>;
 /// Options for opening a checkpoint.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    pub(crate) registry: Option<Registry>,
-    pub(crate) stores: Option<Stores>,
-    pub(crate) strategy: Option<LoadShardedStrategy>,
+    /// The strategies to choose from; the linked ones if there are none.
+    pub registry: Option<Registry>,
+    /// The stores in which to look up the URL; the linked ones if there are none.
+    pub stores: Option<Stores>,
+    /// The strategy, instead of the one that the checkpoint asks for.
+    pub strategy: Option<LoadShardedStrategy>,
     /// Settings for checkpoints of its format, which others don't need.
-    pub(crate) settings: Option<LoadShardedStrategy>,
-    pub(crate) format: Option<BackendVersion>,
-    pub(crate) limits: ReadLimits,
-    pub(crate) verify: bool,
+    pub settings: Option<LoadShardedStrategy>,
+    /// The format, instead of recognising it.
+    pub format: Option<BackendVersion>,
+    /// Limits on what the checkpoint may ask for.
+    pub limits: ReadLimits,
+    /// Whether to check the checksum of each item that is read as a whole.
+    pub verify: bool,
 }
 
 impl Default for OpenOptions {
@@ -53,7 +59,8 @@ impl Default for OpenOptions {
 }
 
 /// The options of opening, for [`OpenOptions`] and for builders that have them in a field.
-macro_rules! options {
+#[macro_export]
+macro_rules! open_options {
     ($($field:ident).*) => {
         /// The registry of strategies to choose from; by default the linked strategies.
         pub fn registry(mut self, registry: Registry) -> Self {
@@ -81,23 +88,28 @@ macro_rules! options {
         }
     };
 }
-pub(crate) use options;
 
 /// An open checkpoint, of which no tensor is loaded.
 #[derive(Clone, Debug)]
-pub(crate) struct Opened {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) limits: ReadLimits,
-    pub(crate) sharded: LoadShardedStrategy,
-    pub(crate) reader: Arc<dyn StorageReader>,
+pub struct Opened {
+    /// Where it lies, pinned to the version that was opened.
+    pub store: Arc<dyn Store>,
+    /// Limits on what it may ask for.
+    pub limits: ReadLimits,
+    /// The strategy that has opened it.
+    pub sharded: LoadShardedStrategy,
+    /// Its items.
+    pub reader: Arc<dyn StorageReader>,
     /// Only Megatron Core's checkpoints have it.
-    pub(crate) common: Option<Arc<dyn LoadCommonStrategy>>,
-    pub(crate) name: BackendVersion,
+    pub common: Option<Arc<dyn LoadCommonStrategy>>,
+    /// The name of its format.
+    pub name: BackendVersion,
     /// Whether nothing records that its save was finished, because it is older than `metadata.json`.
-    pub(crate) unrecorded: bool,
+    pub unrecorded: bool,
     /// The file that shows that another program has saved over it, if its format keeps a record of what reshard wrote.
-    pub(crate) changed: Option<Damage>,
-    pub(crate) kind: PlaceKind,
+    pub changed: Option<Damage>,
+    /// What of the URL it is.
+    pub kind: PlaceKind,
     formats: Formats,
     seen: Seen,
 }
@@ -117,7 +129,11 @@ struct RecordAt {
 }
 
 impl OpenOptions {
-    pub(crate) fn store_at(&self, url: &str) -> Result<Arc<dyn Store>> {
+    /// The store at a URL.
+    ///
+    /// # Errors
+    /// No store is linked for it, or it can't be opened.
+    pub fn store_at(&self, url: &str) -> Result<Arc<dyn Store>> {
         Ok(match &self.stores {
             Some(s) => s.open(url)?,
             None => Stores::linked()?.open(url)?,
@@ -125,20 +141,24 @@ impl OpenOptions {
     }
 
     /// The strategies to choose from.
-    fn strategies(&self) -> Result<Cow<'_, Registry>> {
+    pub(crate) fn strategies(&self) -> Result<Cow<'_, Registry>> {
         Ok(match &self.registry {
             Some(registry) => Cow::Borrowed(registry),
             None => Cow::Owned(Registry::linked()?),
         })
     }
 
-    pub(crate) async fn open_at(&self, url: &str) -> Result<Opened> {
+    /// Opens the checkpoint at a URL.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_at(&self, url: &str) -> Result<Opened> {
         self.open_in(url, self.store_at(url)?, |store| store).await
     }
 
     /// Opens a place by way of a store around its own. An index or another record of a folder that is no checkpoint by itself stands
     /// for the folder.
-    pub(crate) async fn open_in(
+    pub async fn open_in(
         &self,
         url: &str,
         store: Arc<dyn Store>,
@@ -201,7 +221,11 @@ impl OpenOptions {
         }))
     }
 
-    pub(crate) async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
+    /// Opens the checkpoint in a store.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
         let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?;
         // The next version is as good as the one that was just replaced. In a box, the states of so many calls take no stack.
@@ -363,7 +387,7 @@ impl OpenOptions {
 
     /// The format of a folder in which all that completes a checkpoint is there. It reads no metadata if a file tells the format, except of what may be older than
     /// Megatron Core's `metadata.json`.
-    pub(crate) async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
+    pub async fn format_of(&self, store: &Arc<dyn Store>) -> Result<BackendVersion> {
         let registry = &*self.strategies()?;
         let formats = Formats::of(registry)?;
         if self.is_free() {
@@ -539,7 +563,11 @@ fn find_common(
 }
 
 impl Opened {
-    pub(crate) async fn common(&self) -> Result<ValueTree> {
+    /// Loads the common state; empty where there is none.
+    ///
+    /// # Errors
+    /// It is damaged, or can't be read.
+    pub async fn common(&self) -> Result<ValueTree> {
         let Some(common) = &self.common else {
             return Ok(ValueTree::new());
         };
@@ -563,7 +591,7 @@ impl Opened {
     }
 
     /// The same as the checkpoint of another program, if one has saved over it. Descriptions that opening has not read are known only after a check.
-    pub(crate) async fn saved_over(&self) -> Result<Option<Self>> {
+    pub async fn saved_over(&self) -> Result<Option<Self>> {
         let rewritten = self.reader.rewritten();
         if rewritten.is_empty() || self.changed.is_some() {
             return Ok(None);
@@ -587,18 +615,19 @@ impl Opened {
     }
 
     /// The sidecar, whether it belongs to the checkpoint or not.
-    pub(crate) async fn own_sidecar(&self) -> Result<Option<Sidecar>> {
+    pub async fn own_sidecar(&self) -> Result<Option<Sidecar>> {
         Sidecar::own(&self.store, self.folder().as_ref(), &self.seen).await
     }
 
     /// The first file to which its sidecar belongs that is not there, or has changed.
-    pub(crate) async fn differing(&self, sidecar: &Sidecar) -> Result<Option<String>> {
+    pub async fn differing(&self, sidecar: &Sidecar) -> Result<Option<String>> {
         sidecar
             .differing(&self.store, &self.formats, &self.seen)
             .await
     }
 
-    pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
+    /// The sidecar that belongs to it, or why there is none that counts.
+    pub async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
         if self.changed.is_some() {
             let why =
                 format!("{SIDECAR} is ignored: another program has saved over the checkpoint");
@@ -614,7 +643,7 @@ impl Opened {
     }
 
     /// The folder of this version, if its data files lie in one: in a place that keeps versions side by side, or in a copy of one.
-    pub(crate) fn folder(&self) -> Option<Name> {
+    pub fn folder(&self) -> Option<Name> {
         let (reader, metadata) = (&self.reader, self.reader.metadata());
         let chunks = metadata.tensors().flat_map(|t| t.chunks());
         let chunks = chunks.flat_map(|(id, _)| reader.locate_chunk(id));
@@ -626,13 +655,13 @@ impl Opened {
     }
 
     /// Names of the files that hold its items.
-    pub(crate) fn item_files(&self) -> BTreeSet<Name> {
+    pub fn item_files(&self) -> BTreeSet<Name> {
         item_files(&*self.reader)
     }
 
     /// Whether a save of its format, or this crate, gives a file such a name. A record that names the file is not enough:
     /// it may be wrong, or made to have the file removed.
-    pub(crate) fn owns(&self, name: &Name) -> bool {
+    pub fn owns(&self, name: &Name) -> bool {
         match attempt::in_folder(name.as_str()).map(Name::new) {
             Some(inside) => inside.is_ok_and(|name| {
                 is_note(name.as_str()) || self.adds(&name) || self.reader.owns(&name)
@@ -653,13 +682,13 @@ impl Opened {
     }
 
     /// The role of each file in its directory.
-    pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
+    pub async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
         let noted = self.sidecar().await.0.map_or_else(Vec::new, |s| s.names());
         self.roles_by(&noted).await
     }
 
     /// The same, with the names of the files to which the sidecar belongs.
-    pub(crate) async fn roles_by(&self, noted: &[String]) -> Result<Vec<(Entry, FileRole)>> {
+    pub async fn roles_by(&self, noted: &[String]) -> Result<Vec<(Entry, FileRole)>> {
         let items = self.item_files();
         let folder = self.folder();
         let role = |file: &Entry| {
@@ -694,7 +723,7 @@ impl Opened {
     }
 
     /// All files of the place. If nobody can list it, those that the metadata and their format name.
-    pub(crate) async fn files(&self) -> Result<Vec<Entry>> {
+    pub async fn files(&self) -> Result<Vec<Entry>> {
         let usual = self.usual()?;
         let names = || self.item_files().into_iter().chain(usual).collect();
         Ok(self.store.files_or(names).await?)
@@ -714,7 +743,7 @@ impl Opened {
     }
 
     /// Fails if another version is there now. What the one that was opened lacks is then no damage.
-    pub(crate) async fn not_replaced(&self) -> Result<()> {
+    pub async fn not_replaced(&self) -> Result<()> {
         let usual = self.usual()?;
         let heads = join_all(usual.iter().map(|name| self.store.head(name)));
         let (top, heads) = join(self.store.top(), heads).await;

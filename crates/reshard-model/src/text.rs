@@ -23,6 +23,11 @@ pub fn shortened(name: &str) -> Cow<'_, str> {
     format!("{}…{} ({} bytes)", &name[..head], &name[tail..], name.len()).into()
 }
 
+/// A number of things: `3 files`, `1 file`.
+pub fn some(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

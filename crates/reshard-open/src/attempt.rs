@@ -8,7 +8,7 @@ use std::{
 
 /// A name that no other attempt has. It occurs in hidden names; in a place that keeps versions side by side also in the names of data
 /// files, and so in the bytes of the format record.
-pub(crate) fn attempt() -> String {
+pub fn attempt() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -22,17 +22,17 @@ pub(crate) fn attempt() -> String {
 }
 
 /// Whether a save has left this. Anything with another form of name belongs to others, even if it looks similar.
-pub(crate) fn is_of_a_save(left: &Leftover) -> bool {
+pub fn is_of_a_save(left: &Leftover) -> bool {
     is_attempt(&left.attempt)
 }
 
 /// The name of a file within the folder of an attempt. `None` if it lies elsewhere.
-pub(crate) fn in_folder(name: &str) -> Option<&str> {
+pub fn in_folder(name: &str) -> Option<&str> {
     parts(name).map(|(_, inside)| inside)
 }
 
 /// The folder of an attempt in which a file lies.
-pub(crate) fn folder_of(name: &Name) -> Option<&str> {
+pub fn folder_of(name: &Name) -> Option<&str> {
     parts(name.as_str()).map(|(folder, _)| folder)
 }
 

@@ -5,7 +5,7 @@ mod look;
 
 use crate::{Error, opened::OpenOptions};
 #[cfg(feature = "local")]
-use reshard_strategy::StrategyError;
+use reshard_strategy::{BackendVersion, FormatInfo, StrategyError};
 
 /// What lies at a place on this machine that is no checkpoint, and what to open instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Whereabouts {
 
 /// Adds to an error of opening what lies at the place instead of a checkpoint, if it is on this machine.
 #[cfg(feature = "local")]
-pub(crate) async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
+pub async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
     let is_unavailable = e.kind() == reshard_model::ErrorKind::Unavailable;
     if !e.is_no_checkpoint() && !is_unavailable {
         return e;
@@ -84,10 +84,14 @@ pub(crate) async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
         return e;
     };
     let named = url.to_owned();
+    let torch_dist = how.strategies().ok();
+    let torch_dist =
+        torch_dist.and_then(|all| all.load_sharded(&BackendVersion::new("torch_dist", 1)).ok());
+    let of = torch_dist.map_or(FormatInfo::NEW, |format| *format.info());
     // What the system refuses to give of a directory or a file may be a checkpoint. A pipe is none.
     let look = move || match is_unavailable && (path.is_dir() || path.is_file()) {
         true => None,
-        false => look::explain(&named, &path),
+        false => look::explain(&named, &path, &of),
     };
     let Ok(found) = reshard_storage::run_blocking([look]).await else {
         return e;
@@ -116,8 +120,9 @@ pub(crate) async fn explained(how: &OpenOptions, url: &str, e: Error) -> Error {
     e.with_whereabouts(found)
 }
 
+/// Adds nothing: without the feature `local`, nobody can look.
 #[cfg(not(feature = "local"))]
-pub(crate) async fn explained(_: &OpenOptions, _: &str, e: Error) -> Error {
+pub async fn explained(_: &OpenOptions, _: &str, e: Error) -> Error {
     e
 }
 

@@ -3,11 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, Registry, RemainsKind, StateDict,
-    Step, StepPattern, Stores, Tensor,
+    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, Registry, StateDict, Stores,
+    Tensor,
     blocking::{self, Checkpoint, run},
     storage::{LocalStore, Store, wait},
 };
+use reshard_manager::{RemainsKind, Step, StepPattern};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -41,7 +42,7 @@ fn numbers(steps: &[Step]) -> Vec<u64> {
 }
 
 fn steps(dir: &Path) -> Vec<u64> {
-    numbers(&blocking::steps(dir).unwrap())
+    numbers(&reshard_manager::blocking::steps(dir).unwrap())
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn complete_checkpoints_are_listed_by_number() {
     fs::write(dir.join("step-7"), "text").unwrap();
     fs::rename(save(dir, 8), dir.join("step-08")).unwrap();
     std::os::unix::fs::symlink("step-9", dir.join("step-11")).unwrap();
-    let found = blocking::steps(dir).unwrap();
+    let found = reshard_manager::blocking::steps(dir).unwrap();
     assert_eq!(numbers(&found), [2, 9, 10, 300]);
     let last = found.last().unwrap();
     assert_eq!(
@@ -95,14 +96,20 @@ fn a_folder_without_what_is_written_last_is_left_out() {
 fn the_latest_is_the_newest_that_opens() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    assert_eq!(blocking::latest(dir).unwrap(), None);
+    assert_eq!(reshard_manager::blocking::latest(dir).unwrap(), None);
     for step in [1, 3, 4, 6] {
         save(dir, step);
     }
-    assert_eq!(blocking::latest(dir).unwrap().unwrap().number, 6);
+    assert_eq!(
+        reshard_manager::blocking::latest(dir)
+            .unwrap()
+            .unwrap()
+            .number,
+        6
+    );
     fs::write(dir.join("step-6/metadata.json"), "{").unwrap();
     fs::write(dir.join("step-4/.metadata"), "no pickle").unwrap();
-    let latest = blocking::latest(dir).unwrap().unwrap();
+    let latest = reshard_manager::blocking::latest(dir).unwrap().unwrap();
     assert_eq!(latest.number, 3);
     // It is listed, because nothing but opening it tells that it is damaged.
     assert_eq!(steps(dir), [1, 3, 4]);
@@ -122,7 +129,7 @@ fn no_older_one_is_returned_if_the_newest_may_be_sound() {
         json.replace("torch_dist", "other"),
     )
     .unwrap();
-    let e = blocking::latest(dir).unwrap_err();
+    let e = reshard_manager::blocking::latest(dir).unwrap_err();
     assert!(
         e.to_string().contains("other/1") && e.to_string().contains("step-6"),
         "{e}"
@@ -134,14 +141,14 @@ fn no_older_one_is_returned_if_the_newest_may_be_sound() {
 fn a_directory_that_is_not_there_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     let nothing = dir.path().join("nothing");
-    let e = blocking::latest(&nothing).unwrap_err();
+    let e = reshard_manager::blocking::latest(&nothing).unwrap_err();
     assert!(
         e.is_no_checkpoint() && e.to_string().contains("nothing"),
         "{e}"
     );
     let file = dir.path().join("file");
     fs::write(&file, "text").unwrap();
-    let e = blocking::steps(&file).unwrap_err();
+    let e = reshard_manager::blocking::steps(&file).unwrap_err();
     assert!(
         e.to_string().contains("file") && !e.is_no_checkpoint(),
         "{e}"
@@ -158,7 +165,7 @@ fn other_patterns_and_options() {
     }
     fs::create_dir(dir.join("step-1")).unwrap();
     let pattern: StepPattern = "iter_{n:07}".parse().unwrap();
-    let find = || reshard::steps(dir).pattern(pattern.clone());
+    let find = || reshard_manager::steps(dir).pattern(pattern.clone());
     assert_eq!(numbers(&run(find()).unwrap()), [7, 100]);
     assert_eq!(wait(find().latest()).unwrap().unwrap().number, 100);
     let registry = Registry::linked().unwrap();
@@ -188,7 +195,7 @@ fn a_checkpoint_of_every_form_is_removed_and_nothing_else() {
         let (at, other) = (save(dir.path(), step), save(dir.path(), 1));
         fs::write(at.join("README"), "text").unwrap();
         let count = names(&at).len() as u64;
-        let removed = run(reshard::remove_checkpoint(&at)).unwrap();
+        let removed = run(reshard_manager::remove_checkpoint(&at)).unwrap();
         assert_eq!((removed.files, removed.finished), (count - 1, 0));
         assert!(
             removed
@@ -199,7 +206,7 @@ fn a_checkpoint_of_every_form_is_removed_and_nothing_else() {
         assert_eq!(names(dir.path()), ["step-1", &*format!("step-{step}")]);
         assert!(Checkpoint::open(&other).is_ok());
         // What is left is no checkpoint.
-        let e = run(reshard::remove_checkpoint(&at)).unwrap_err();
+        let e = run(reshard_manager::remove_checkpoint(&at)).unwrap_err();
         assert!(
             e.to_string()
                 .contains("not a checkpoint; remove it yourself"),
@@ -213,7 +220,8 @@ fn a_checkpoint_of_every_form_is_removed_and_nothing_else() {
 fn only_what_has_the_note_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let at = save(dir.path(), 4);
-    let removed = |key: &str, value: &str| run(reshard::remove_checkpoint(&at).noted(key, value));
+    let removed =
+        |key: &str, value: &str| run(reshard_manager::remove_checkpoint(&at).noted(key, value));
     for (key, value) in [("run", "b8"), ("owner", "a7")] {
         let e = removed(key, value).unwrap_err();
         assert!(e.to_string().contains("does not have the note"), "{e}");
@@ -257,11 +265,11 @@ fn a_removal_that_was_killed_is_finished_by_the_next_call() {
     fs::write(at.join("README"), "text").unwrap();
     let aside = killed(&at);
     assert_eq!(
-        wait(reshard::steps(dir.path()).unfinished_removals()).unwrap(),
+        wait(reshard_manager::steps(dir.path()).unfinished_removals()).unwrap(),
         [4]
     );
     assert_eq!(steps(dir.path()), [0; 0]);
-    let removal = || reshard::remove_checkpoint(&at).only_unfinished(true);
+    let removal = || reshard_manager::remove_checkpoint(&at).only_unfinished(true);
     // Not what is of others.
     let others = run(removal().noted("run", "b8")).unwrap();
     assert!(others.finished == 0 && aside.exists());
@@ -270,7 +278,7 @@ fn a_removal_that_was_killed_is_finished_by_the_next_call() {
     assert!(!aside.exists());
     assert_eq!(names(&at), ["README"]);
     assert_eq!(
-        wait(reshard::steps(dir.path()).unfinished_removals()).unwrap(),
+        wait(reshard_manager::steps(dir.path()).unfinished_removals()).unwrap(),
         [0; 0]
     );
 }
@@ -280,7 +288,7 @@ fn a_new_checkpoint_beside_a_killed_removal_stays() {
     let dir = tempfile::tempdir().unwrap();
     let aside = killed(&save(dir.path(), 4));
     let at = save(dir.path(), 4);
-    let finished = run(reshard::remove_checkpoint(&at).only_unfinished(true)).unwrap();
+    let finished = run(reshard_manager::remove_checkpoint(&at).only_unfinished(true)).unwrap();
     assert!(finished.finished == 1 && !aside.exists());
     assert!(Checkpoint::open(&at).is_ok());
 }
@@ -290,10 +298,10 @@ fn prune_finishes_a_removal_that_was_killed_a_day_ago() {
     let dir = tempfile::tempdir().unwrap();
     let at = save(dir.path(), 4);
     let aside = killed(&at);
-    let young = run(reshard::prune(&at)).unwrap();
+    let young = run(reshard_manager::prune(&at)).unwrap();
     assert_eq!((young.removed.len(), young.kept.len()), (0, 1));
     assert!(aside.exists());
-    let pruned = run(reshard::prune(&at).older_than(Duration::ZERO)).unwrap();
+    let pruned = run(reshard_manager::prune(&at).older_than(Duration::ZERO)).unwrap();
     assert_eq!(pruned.removed[0].kind, RemainsKind::Removed);
     assert_eq!(names(dir.path()), [""; 0]);
 }

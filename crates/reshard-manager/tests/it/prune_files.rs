@@ -1,14 +1,14 @@
 //! Pruning beside a checkpoint that is one file.
-#![cfg(all(feature = "torch-save", feature = "safetensors", feature = "local"))]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use reshard::{
-    Dialect, ErrorKind, Kept, PruneReport, ShardedTensor, StateDict, Tensor,
+    Dialect, ErrorKind, ShardedTensor, StateDict, Tensor,
     blocking::{self, Checkpoint},
     safetensors::SafetensorsConfig,
     strategy::SaveShardedStrategy,
     torch_save::TorchSaveConfig,
 };
+use reshard_manager::{Kept, PruneReport};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -45,7 +45,9 @@ fn left_by_a_killed_save(path: &Path, n: u32, ago: Duration) -> PathBuf {
 
 fn prune(path: &Path, dry_run: bool) -> reshard::Result<PruneReport> {
     let url = path.display().to_string();
-    Ok(blocking::run(reshard::prune(&url).dry_run(dry_run))?)
+    Ok(blocking::run(
+        reshard_manager::prune(&url).dry_run(dry_run),
+    )?)
 }
 
 #[test]

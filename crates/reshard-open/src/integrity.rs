@@ -31,10 +31,7 @@ where
 }
 
 /// The digests of files that this rank has written, in their order; empty for a file that is not listed.
-pub(crate) async fn of_written(
-    transaction: &dyn Transaction,
-    written: &[Entry],
-) -> Result<Vec<String>> {
+pub async fn of_written(transaction: &dyn Transaction, written: &[Entry]) -> Result<Vec<String>> {
     let mut out = Vec::with_capacity(written.len());
     for Entry { name, bytes } in written {
         out.push(match Integrity::covers(name) {
@@ -49,7 +46,7 @@ pub(crate) async fn of_written(
 }
 
 /// The file for a checkpoint whose files are these, and its `metadata.json`.
-pub(crate) fn manifest<'a>(
+pub fn manifest<'a>(
     files: impl IntoIterator<Item = (&'a Name, String)>,
     record: Option<&(Name, Bytes)>,
 ) -> Integrity {
@@ -64,12 +61,7 @@ pub(crate) fn manifest<'a>(
 }
 
 /// Adds what is wrong by `integrity.json`, if there is one. If not `full`, it only looks whether all files are there.
-pub(crate) async fn check(
-    opened: &Opened,
-    full: bool,
-    progress: &Progress,
-    report: &mut VerifyReport,
-) {
+pub async fn check(opened: &Opened, full: bool, progress: &Progress, report: &mut VerifyReport) {
     let store = &opened.store;
     let is_megatron = opened.reader.dialect() == Dialect::Megatron;
     // Without `metadata.json`, which it lists, the dialect is another one. Then a quick check makes no request for it.
@@ -138,7 +130,7 @@ async fn found(
 ///
 /// # Errors
 /// [`StrategyError::Corrupt`] with the first file; there is no `integrity.json`.
-pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
+pub async fn require(store: &Arc<dyn Store>) -> Result<()> {
     let Some(integrity) = Integrity::of(store).await? else {
         return Err(StrategyError::NotStored {
             what: format!(
@@ -172,7 +164,7 @@ pub(crate) async fn require(store: &Arc<dyn Store>) -> Result<()> {
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn unlisted(opened: &Opened) -> Result<Vec<Name>> {
+pub async fn unlisted(opened: &Opened) -> Result<Vec<Name>> {
     let Ok(Some(integrity)) = Integrity::of(&opened.store).await else {
         return Ok(Vec::new());
     };

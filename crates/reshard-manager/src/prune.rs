@@ -1,23 +1,21 @@
 //! Removes what saves have left behind.
 
-use crate::{
-    Error, Result,
-    attempt::{folder_of, is_of_a_save},
-    control::sha256,
-    error::Context,
-    formats::Formats,
-    opened::{self, OpenOptions, Opened},
-    outside::of_killed,
-    recognise::is_no_folder,
-    replace::files_of,
-    report::some,
-    sidecar::Sidecar,
-    versions::Versions,
-    whereabouts::explained,
-};
+use crate::versions::Versions;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reshard_megatron::METADATA_JSON;
-use reshard_model::ErrorKind;
+use reshard_model::{ErrorKind, some};
+use reshard_open::{
+    Context, ErrorWith, Result,
+    attempt::{folder_of, is_of_a_save},
+    explained,
+    formats::Formats,
+    is_no_folder,
+    opened::{OpenOptions, Opened},
+    outside::of_killed,
+    replace::files_of,
+    sha256,
+    sidecar::Sidecar,
+};
 use reshard_storage::{
     Entry, Leftover, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Stores,
     UnfinishedUpload,
@@ -68,7 +66,7 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// # reshard::blocking::save(&state, &url)?;
 /// # std::fs::write(path.join("__7_0.distcp"), "of an older save")?;
 /// # std::fs::File::options().write(true).open(path.join("__7_0.distcp"))?.set_modified(std::time::UNIX_EPOCH)?;
-/// let report = reshard::blocking::run(reshard::prune(&url).dry_run(true))?;
+/// let report = reshard::blocking::run(reshard_manager::prune(&url).dry_run(true))?;
 /// assert_eq!(report.removed[0].path, "__7_0.distcp"); // it would be
 /// # Ok(())
 /// # }
@@ -79,7 +77,7 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// mounted in a leftover; I/O. [`PruneError::report`] says what was removed before that.
 pub fn prune(place: impl AsRef<std::path::Path>) -> Prune {
     Prune {
-        url: crate::place::place_text(place),
+        url: reshard_open::place_text(place),
         dry_run: false,
         older_than: IDLE,
         open: OpenOptions::default(),
@@ -125,61 +123,7 @@ impl fmt::Display for PruneReport {
 }
 
 /// The error of a prune, with what was removed before it. Another call goes on.
-pub struct PruneError {
-    error: Error,
-    report: Box<PruneReport>,
-}
-
-impl fmt::Debug for PruneError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
-    }
-}
-
-impl PruneError {
-    /// The error.
-    pub fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// What the caller can do.
-    pub fn kind(&self) -> ErrorKind {
-        self.error.kind()
-    }
-
-    /// Whether there is no checkpoint at all; see [`Error::is_no_checkpoint`].
-    pub fn is_no_checkpoint(&self) -> bool {
-        self.error.is_no_checkpoint()
-    }
-
-    /// What was removed, and what stays. It does not contain leftovers that were not tried.
-    pub fn report(&self) -> &PruneReport {
-        &self.report
-    }
-
-    /// Returns the error and the [`report`](Self::report).
-    pub fn into_parts(self) -> (Error, PruneReport) {
-        (self.error, *self.report)
-    }
-}
-
-impl fmt::Display for PruneError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl std::error::Error for PruneError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
-
-impl From<PruneError> for Error {
-    fn from(e: PruneError) -> Self {
-        e.error
-    }
-}
+pub type PruneError = ErrorWith<PruneReport>;
 
 /// What was done, and whether that is all.
 type Pruned = (PruneReport, Result<(), StrategyError>);
@@ -232,7 +176,7 @@ pub enum Kept {
 }
 
 impl Prune {
-    opened::options!(open);
+    reshard_open::open_options!(open);
 
     /// Whether to remove nothing and only report.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
@@ -255,10 +199,10 @@ impl Prune {
             .unwrap_or_else(|e| (PruneReport::default(), Err(e)));
         match outcome.during(ACT, &url) {
             Ok(()) => Ok(report),
-            Err(error) => Err(PruneError {
-                error: explained(&how, &url, error).await,
-                report: Box::new(report),
-            }),
+            Err(error) => {
+                let error = explained(&how, &url, error).await;
+                Err(PruneError::new(error, report))
+            }
         }
     }
 
