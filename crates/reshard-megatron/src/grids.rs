@@ -1,6 +1,6 @@
 //! Arrays of objects that lack cells.
 
-use reshard_model::{Dims, Payload, Region, ShardedObject};
+use reshard_model::{Dims, Region, ShardedObject};
 use reshard_strategy::Damage;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,11 +26,7 @@ pub fn incomplete_arrays<'k>(keys: impl IntoIterator<Item = &'k str>) -> Vec<Dam
         }
         let positions = Region::whole(&shape).blocks(1).map(|cell| cell.offsets);
         let missing = positions.filter(|cell| !cells.contains(cell));
-        let name = |offset: Dims| {
-            let mut cell = ShardedObject::item(&key, Payload::None);
-            (cell.global_shape, cell.global_offset) = (shape.clone(), offset);
-            cell.unique_key()
-        };
+        let name = |offset| ShardedObject::cell(&key, shape.clone(), offset).unique_key();
         let names: Vec<String> = missing.take(NAMED).map(name).collect();
         let all = all.map_or("2⁶⁴ or more".to_owned(), |n| n.to_string());
         let what = format!(

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Result, StrategyError, read_small};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The file whose presence makes a directory a checkpoint of Megatron Core.
 pub const METADATA_JSON: &str = "metadata.json";
@@ -29,25 +29,12 @@ pub struct MetadataJson {
 
 /// The fields that mark a file as Megatron Core's. Any of them does: if the name of one is damaged, the file is damaged, not another
 /// program's.
-#[derive(Deserialize)]
-struct Signs {
-    sharded_backend: Option<IgnoredAny>,
-    sharded_backend_version: Option<IgnoredAny>,
-    common_backend: Option<IgnoredAny>,
-    common_backend_version: Option<IgnoredAny>,
-}
-
-impl Signs {
-    fn is_none(&self) -> bool {
-        let all = [
-            &self.sharded_backend,
-            &self.sharded_backend_version,
-            &self.common_backend,
-            &self.common_backend_version,
-        ];
-        all.iter().all(|sign| sign.is_none())
-    }
-}
+const SIGNS: [&str; 4] = [
+    "sharded_backend",
+    "sharded_backend_version",
+    "common_backend",
+    "common_backend_version",
+];
 
 fn one() -> u32 {
     1
@@ -116,9 +103,13 @@ impl MetadataJson {
     /// # Errors
     /// [`StrategyError::Corrupt`] if they are no JSON, or lack some of the fields.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
+        let has_no_sign = |fields: BTreeMap<String, Option<IgnoredAny>>| {
+            let is_none = |sign: &&str| fields.get(*sign).is_none_or(Option::is_none);
+            SIGNS.iter().all(is_none)
+        };
         // Serde would accept an array in place of the object.
         let of_others = match bytes.trim_ascii_start().first() {
-            Some(b'{') => serde_json::from_slice::<Signs>(bytes).is_ok_and(|s| s.is_none()),
+            Some(b'{') => serde_json::from_slice(bytes).is_ok_and(has_no_sign),
             _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
         };
         if of_others {

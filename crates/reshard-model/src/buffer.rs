@@ -216,12 +216,7 @@ impl LentBuffer {
                 "regions of this buffer were taken already; take all of them in one call",
             ));
         }
-        let region = |layout| RegionMut {
-            memory: Memory::Host(Arc::clone(self)),
-            layout,
-            twins: Vec::new(),
-        };
-        Ok(layouts.into_iter().map(region).collect())
+        Ok(RegionMut::of(&Memory::Host(Arc::clone(self)), layouts))
     }
 
     /// Makes the tensors again, over the same memory at the same address.
@@ -283,12 +278,17 @@ impl RegionMut {
             key: key.into(),
             copies: Arc::clone(copies),
         };
+        Ok(Self::of(&memory, narrowed(key, &wants)?))
+    }
+
+    /// Regions of one memory.
+    fn of(memory: &Memory, layouts: Vec<Layout>) -> Vec<Self> {
         let region = |layout| Self {
             memory: memory.clone(),
             layout,
             twins: Vec::new(),
         };
-        Ok(narrowed(key, &wants)?.into_iter().map(region).collect())
+        layouts.into_iter().map(region).collect()
     }
 
     /// Whether it lies in device memory. Then nothing can be read into it directly: it has to be fed.

@@ -57,6 +57,16 @@ impl Dims {
         }
     }
 
+    /// The index of the element with this number, counted in row-major order in a tensor of this shape.
+    pub fn index_of(&self, mut number: u64) -> Self {
+        let mut index = Self::zeros(self.len());
+        for (at, &extent) in index.iter_mut().zip(self).rev() {
+            let extent = extent.max(1);
+            (*at, number) = (number % extent, number / extent);
+        }
+        index
+    }
+
     /// Product of the extents; `None` when it does not fit 64 bits.
     pub fn volume(&self) -> Option<u64> {
         // A zero anywhere makes the product zero, whatever the other extents are.

@@ -105,6 +105,20 @@ where
     unwrap::<Vec<T>>(buffer).or_else(|buffer| unwrap::<Aligned<T>>(buffer).map(Aligned::into_vec))
 }
 
+/// `n` zeros in memory that can be taken out as a vector.
+fn make<T: bytemuck::Pod + Send + Sync>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
+where
+    Vec<T>: HostBuffer,
+{
+    // The typed vector itself is the buffer, so it can be taken out without moving elements.
+    if n < LARGE / size_of::<T>() {
+        return Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?));
+    }
+    let mut memory = Aligned::<T>::zeros(n)?;
+    prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory.memory));
+    Ok(Arc::new(memory))
+}
+
 macro_rules! elements {
     ($($t:ty => $dtype:ident,)*) => {$(
         impl HostBuffer for Vec<$t> {
@@ -119,7 +133,15 @@ macro_rules! elements {
             fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> { take(buffer) }
             fn from_bytes(bytes: &[u8]) -> Vec<Self> { bytemuck::pod_collect_to_vec(bytes) }
         }
-    )*};
+    )*
+        /// `n` zeros. The vector has the type of the elements, by which `from_buffer` finds it again. Types that Rust lacks are bytes.
+        fn zeros(dtype: DType, n: usize) -> Result<Arc<dyn HostBuffer>, ()> {
+            match dtype {
+                $(DType::$dtype => make::<$t>(n),)*
+                _ => make::<u8>(n),
+            }
+        }
+    };
 }
 
 elements! {
@@ -147,19 +169,6 @@ impl Element for bool {
 /// A zeroed buffer of `elements`, typed so that it can be taken out as the vector of its element type. Pages are touched
 /// only when they are written.
 pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn HostBuffer>> {
-    fn make<T: bytemuck::Pod + Send + Sync>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
-    where
-        Vec<T>: HostBuffer,
-    {
-        // The typed vector itself is the buffer, so it can be taken out without moving elements.
-        if n < LARGE / size_of::<T>() {
-            return Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?));
-        }
-        let mut memory = Aligned::<T>::zeros(n)?;
-        prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory.memory));
-        Ok(Arc::new(memory))
-    }
-
     // The size may come from a file, so a size that fits no memory is an error and never a panic.
     let too_big =
         || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
@@ -168,27 +177,7 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
         .filter(|b| *b <= isize::MAX as usize)
         .ok_or_else(too_big)?;
 
-    // The vector has the type of the elements. `from_buffer` finds it again by that type. Types that Rust lacks are
-    // bytes.
-    match dtype {
-        DType::UInt16 => make::<u16>(n),
-        DType::UInt32 => make::<u32>(n),
-        DType::UInt64 => make::<u64>(n),
-        DType::Int8 => make::<i8>(n),
-        DType::Int16 => make::<i16>(n),
-        DType::Int32 => make::<i32>(n),
-        DType::Int64 => make::<i64>(n),
-        DType::Float16 => make::<f16>(n),
-        DType::BFloat16 => make::<bf16>(n),
-        DType::Float32 => make::<f32>(n),
-        DType::Float64 => make::<f64>(n),
-        DType::Complex32 => make::<[f16; 2]>(n),
-        DType::BComplex32 => make::<[bf16; 2]>(n),
-        DType::Complex64 => make::<[f32; 2]>(n),
-        DType::Complex128 => make::<[f64; 2]>(n),
-        _ => make::<u8>(n),
-    }
-    .map_err(|()| too_big())
+    zeros(dtype, n).map_err(|()| too_big())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-use crate::{Region, without_secrets};
+use crate::{Path, Region, Step, without_secrets};
 use serde::{Deserialize, Serialize};
 
 /// An error of foreign code, kept as it is.
@@ -209,6 +209,14 @@ impl ModelError {
             key: key.into(),
             what: what.into(),
         }
+    }
+}
+
+/// A [`Structure`](ModelError::Structure) error about the place at `path`.
+pub(crate) fn structure(path: &[Step], what: impl Into<String>) -> ModelError {
+    ModelError::Structure {
+        path: Path::from(path).to_string(),
+        what: what.into(),
     }
 }
 

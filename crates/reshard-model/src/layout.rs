@@ -301,15 +301,6 @@ impl Segments {
         self.run
     }
 
-    /// The number of all runs, including those already taken. 0 once all are taken.
-    pub fn count(&self) -> u64 {
-        if self.done {
-            0
-        } else {
-            self.axes.iter().map(|a| a.len).product::<u64>()
-        }
-    }
-
     /// The run that comes next, without taking it.
     pub fn peek(&self) -> Option<(u64, u64, u64)> {
         (!self.done).then_some((self.src, self.dst, self.run))
@@ -377,7 +368,6 @@ mod tests {
             let (from, to) = (elements(&src), elements(&dst));
             for segments in [Segments::row_major(&src, &dst), Segments::source_order(&src, &dst)] {
                 let lengths: Vec<u64> = segments.clone().map(|(_, _, n)| n).collect();
-                prop_assert_eq!(Segments::count(&segments), lengths.len() as u64);
                 prop_assert!(lengths.iter().all(|&n| n == segments.run()));
                 let mut pairs: Vec<(u64, u64)> = segments.clone()
                     .flat_map(|(s, d, n)| (0..n / 2).map(move |k| (s / 2 + k, d / 2 + k))).collect();

@@ -112,13 +112,8 @@ impl DeviceMesh {
 
     /// Where a rank is, per axis; `None` when it is not in the mesh.
     pub fn coordinate(&self, rank: u32) -> Option<Dims> {
-        let mut at = self.ranks.iter().position(|r| *r == rank)? as u64;
-        let mut out = Dims::zeros(self.shape.len());
-        for axis in (0..self.shape.len()).rev() {
-            out[axis] = at % self.shape[axis];
-            at /= self.shape[axis];
-        }
-        Some(out)
+        let at = self.ranks.iter().position(|r| *r == rank)?;
+        Some(self.shape.index_of(at as u64))
     }
 
     /// Which copy of its pieces a rank holds: its coordinates along the axes that replicate. `None` when it is not in the mesh.

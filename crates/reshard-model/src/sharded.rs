@@ -221,12 +221,9 @@ impl ShardedObject {
         replica_id: impl Into<ReplicaId>,
     ) -> Result<Self> {
         let out = Self {
-            key: key.into(),
             data: Payload::Value(data.into()),
-            global_shape: global_shape.into(),
-            global_offset: global_offset.into(),
             replica_id: replica_id.into(),
-            tag: None,
+            ..Self::cell(key, global_shape.into(), global_offset.into())
         };
         out.validate()?;
         if global_shape.is_empty() {
@@ -247,6 +244,15 @@ impl ShardedObject {
             global_offset: Dims::default(),
             replica_id: ReplicaId::default(),
             tag: None,
+        }
+    }
+
+    /// A cell of an array of objects, without data. It is not checked.
+    pub fn cell(key: &str, global_shape: Dims, global_offset: Dims) -> Self {
+        Self {
+            global_shape,
+            global_offset,
+            ..Self::item(key, Payload::None)
         }
     }
 
@@ -330,8 +336,7 @@ impl ShardedObject {
         if shape.len() + 1 == offset.len() {
             shape.push(offset.last().map_or(1, |o| o.saturating_add(1)));
         }
-        let mut out = Self::item(key, Payload::None);
-        (out.global_shape, out.global_offset) = (shape, offset);
+        let out = Self::cell(key, shape, offset);
         out.validate().map_err(|_| fail())?;
         Ok(out)
     }

@@ -6,6 +6,7 @@
 use crate::{
     Data, Dialect, FlatStateDict, Leaf, LentView, LocalNonpersistent, ModelError, Path, Payload,
     Result, Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value, ValueTree,
+    error::structure,
 };
 use indexmap::IndexMap;
 use std::{borrow::Cow, collections::BTreeMap};
@@ -230,11 +231,16 @@ impl Skeleton {
     /// [`ModelError::Structure`] with the path, if the common state has something at the place of a leaf, if a loaded leaf has
     /// no place, or if a factory's subtree does not fit. Any error of a factory's merge.
     pub fn join(self, mut loaded: IndexMap<Path, Value>, common: ValueTree) -> Result<ValueTree> {
-        let filled = fill(self.slots, &mut Vec::new(), &mut |path, slot| match slot {
-            Slot::Local(l) => Some(ValueTree::Leaf(Value::Local(l))),
-            Slot::Sharded => loaded.swap_remove(path).map(ValueTree::Leaf),
-            Slot::Value => loaded.swap_remove(path).map(ValueTree::from),
-        });
+        let mut fill = |path: &[Step], slot| {
+            let mut value = || loaded.swap_remove(&Path::from(path));
+            Ok::<_, ModelError>(match slot {
+                Slot::Local(l) => Some(ValueTree::Leaf(Value::Local(l))),
+                Slot::Sharded => value().map(ValueTree::Leaf),
+                Slot::Value => value().map(ValueTree::from),
+            })
+        };
+        let slots = self.slots;
+        let filled = slots.try_map_below(true, &mut Vec::new(), &mut fill)?;
         if let Some(path) = loaded.keys().min() {
             return Err(structure(
                 &path.0,
@@ -258,64 +264,21 @@ impl Skeleton {
         // hold.
         let buffers = buffers(&flat);
         self.factories.visit_mut(&mut |path, factory| {
-            let lent = self.lent.remove(&Path::from(path));
-            if let Some((lent, t)) =
-                lent.and_then(|l| Some((buffers.get(&l.buffer)?, l)).map(|(t, l)| (l, t)))
+            if let Some(lent) = self.lent.remove(&Path::from(path))
+                && let Some(t) = buffers.get(&lent.buffer)
             {
                 factory.data = Data::Host(lent.view.handle(&t.buffer()));
             }
         });
-        let mut out = StateDict::new();
-        if let Some(tree) = unfill(
+        let slots = unfill(
             self.slots,
             Some(&self.factories),
             &mut Vec::new(),
             &mut flat,
-        ) {
-            out = tree;
-        }
-
-        let common =
-            common.try_map::<_, ModelError>(&mut |_, v| Ok(Some(Tree::Leaf(Leaf::Value(v)))))?;
-        if let Some(common) = common {
-            out.merge(common)?;
-        }
+        );
+        let mut out = slots.unwrap_or_default();
+        out.merge(common.map(&mut Leaf::Value))?;
         Ok(out)
-    }
-}
-
-/// Puts a value into each slot. A dict without any is dropped, unless it was empty before or an element of a list, where
-/// dropping it would move its neighbours.
-fn fill(
-    slots: Tree<Slot>,
-    path: &mut Vec<Step>,
-    value: &mut impl FnMut(&Path, Slot) -> Option<ValueTree>,
-) -> Option<ValueTree> {
-    match slots {
-        Tree::Leaf(slot) => value(&Path::from(path.as_slice()), slot),
-        Tree::Dict(d) => {
-            let was_empty = d.is_empty();
-            let mut out = IndexMap::new();
-            for (k, v) in d {
-                path.push(k);
-                let new = fill(v, path, value);
-                if let (Some(k), Some(new)) = (path.pop(), new) {
-                    out.insert(k, new);
-                }
-            }
-            (was_empty || !out.is_empty()).then_some(Tree::Dict(out))
-        }
-        Tree::List(v) => {
-            let was_empty = v.is_empty();
-            let mut out = Vec::new();
-            for (i, v) in v.into_iter().enumerate() {
-                path.push(Step::Index(i as u64));
-                let is_dict = matches!(v, Tree::Dict(_));
-                out.extend(fill(v, path, value).or_else(|| is_dict.then(Tree::new)));
-                path.pop();
-            }
-            (was_empty || !out.is_empty()).then_some(Tree::List(out))
-        }
     }
 }
 
@@ -369,11 +332,4 @@ fn unfill(
             },
         },
     })
-}
-
-fn structure(path: &[Step], what: impl Into<String>) -> ModelError {
-    ModelError::Structure {
-        path: Path::from(path).to_string(),
-        what: what.into(),
-    }
 }

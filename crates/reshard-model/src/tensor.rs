@@ -20,13 +20,7 @@ impl Tensor {
     /// # Errors
     /// [`ModelError::Invalid`] when the buffer has fewer bytes than the shape needs.
     pub fn new(dtype: DType, shape: &[u64], buffer: impl HostBuffer) -> Result<Self> {
-        let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(|| {
-            ModelError::invalid(
-                "",
-                format!("a tensor of shape {} is too large", Dims::from(shape)),
-            )
-        })?;
-        Self::with_layout(dtype, layout, Arc::new(buffer))
+        Self::with_layout(dtype, row_major("", dtype, shape)?, Arc::new(buffer))
     }
 
     /// A tensor of any strides over any buffer.
@@ -41,11 +35,7 @@ impl Tensor {
                 format!("shape {shape} of {dtype} needs {need} bytes, but the buffer has {have}");
             return Err(ModelError::invalid("", what));
         }
-        Ok(Self {
-            dtype,
-            layout,
-            buffer,
-        })
+        Ok(Self::from_parts(dtype, layout, buffer))
     }
 
     pub(crate) fn from_parts(dtype: DType, layout: Layout, buffer: Arc<dyn HostBuffer>) -> Self {
@@ -78,9 +68,7 @@ impl Tensor {
                 format!("{} elements given for shape {shape}", v.len()),
             ));
         }
-        let layout = Layout::contiguous(T::DTYPE.size(), &shape).ok_or_else(|| {
-            ModelError::invalid("", format!("a tensor of shape {shape} is too large"))
-        })?;
+        let layout = row_major("", T::DTYPE, &shape)?;
         Self::with_layout(T::DTYPE, layout, T::into_buffer(v))
     }
 
@@ -89,10 +77,7 @@ impl Tensor {
     /// # Errors
     /// [`ModelError::Invalid`] when there is no memory for it; `key` is for the message.
     pub fn zeros(key: &str, dtype: DType, shape: &[u64]) -> Result<Self> {
-        let shape = Dims::from(shape);
-        let layout = Layout::contiguous(dtype.size(), &shape).ok_or_else(|| {
-            ModelError::invalid(key, format!("a tensor of shape {shape} is too large"))
-        })?;
+        let layout = row_major(key, dtype, shape)?;
         let buffer = zeroed(key, dtype, layout.elements())?;
         Self::with_layout(dtype, layout, buffer)
     }
@@ -119,11 +104,12 @@ impl Tensor {
 
     /// A view of a part of it; `region` must lie in the shape.
     pub fn narrow(&self, region: &Region) -> Self {
-        Self {
-            dtype: self.dtype,
-            layout: self.layout.narrow(region),
-            buffer: Arc::clone(&self.buffer),
-        }
+        self.at(self.layout.narrow(region))
+    }
+
+    /// Elements of the same buffer, in which they must lie.
+    fn at(&self, layout: Layout) -> Self {
+        Self::from_parts(self.dtype, layout, self.buffer())
     }
 
     /// The same elements under another shape.
@@ -142,11 +128,7 @@ impl Tensor {
         let flat = Layout::contiguous(self.dtype.size(), shape)
             .and_then(|l| Layout::new(l.item(), self.layout.start(), to, l.strides().clone()));
         match flat {
-            Some(layout) => Ok(Self {
-                dtype: self.dtype,
-                layout,
-                buffer: Arc::clone(&self.buffer),
-            }),
+            Some(layout) => Ok(self.at(layout)),
             None => Err(ModelError::invalid("", "a view too large")),
         }
     }
@@ -220,11 +202,7 @@ impl Tensor {
             shape.into(),
             [1].into(),
         )?;
-        dense.then(|| Self {
-            dtype: self.dtype,
-            layout,
-            buffer: Arc::clone(&self.buffer),
-        })
+        dense.then(|| self.at(layout))
     }
 
     /// Whether two handles belong to the same buffer.
@@ -277,11 +255,7 @@ impl Tensor {
             layout,
             buffer,
         } = self;
-        T::from_buffer(buffer).map_err(|buffer| Self {
-            dtype,
-            layout,
-            buffer,
-        })
+        T::from_buffer(buffer).map_err(|buffer| Self::from_parts(dtype, layout, buffer))
     }
 
     /// A copy of the elements in row-major order.
@@ -359,6 +333,14 @@ impl Tensor {
             Some(block.into())
         })
     }
+}
+
+/// The layout of a row-major tensor.
+fn row_major(key: &str, dtype: DType, shape: &[u64]) -> Result<Layout> {
+    Layout::contiguous(dtype.size(), shape).ok_or_else(|| {
+        let what = format!("a tensor of shape {} is too large", Dims::from(shape));
+        ModelError::invalid(key, what)
+    })
 }
 
 impl fmt::Debug for Tensor {

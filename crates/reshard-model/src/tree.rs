@@ -1,4 +1,4 @@
-use crate::{ModelError, Result, Value};
+use crate::{Result, Value, error::structure};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -214,22 +214,17 @@ impl<L> Tree<L> {
     /// Calls `f` on each leaf with its path, in order.
     pub fn visit<'a>(&'a self, f: &mut impl FnMut(&[Step], &'a L)) {
         fn go<'a, L>(tree: &'a Tree<L>, path: &mut Vec<Step>, f: &mut impl FnMut(&[Step], &'a L)) {
+            let mut child = |step: Step, tree, path: &mut Vec<Step>| {
+                path.push(step);
+                go(tree, path, f);
+                path.pop();
+            };
             match tree {
                 Tree::Leaf(l) => f(path, l),
-                Tree::Dict(d) => {
-                    for (k, v) in d {
-                        path.push(k.clone());
-                        go(v, path, f);
-                        path.pop();
-                    }
-                }
-                Tree::List(v) => {
-                    for (i, v) in v.iter().enumerate() {
-                        path.push(Step::Index(i as u64));
-                        go(v, path, f);
-                        path.pop();
-                    }
-                }
+                Tree::Dict(d) => d.iter().for_each(|(k, v)| child(k.clone(), v, path)),
+                Tree::List(v) => (0..)
+                    .zip(v)
+                    .for_each(|(i, v)| child(Step::Index(i), v, path)),
             }
         }
         go(self, &mut Vec::new(), f);
@@ -246,11 +241,9 @@ impl<L> Tree<L> {
             match tree {
                 Tree::Leaf(l) => f(path, l),
                 Tree::Dict(d) => d.iter_mut().for_each(|(k, v)| child(k.clone(), v, path)),
-                Tree::List(v) => {
-                    v.iter_mut()
-                        .enumerate()
-                        .for_each(|(i, v)| child(Step::Index(i as u64), v, path));
-                }
+                Tree::List(v) => (0..)
+                    .zip(v)
+                    .for_each(|(i, v)| child(Step::Index(i), v, path)),
             }
         }
         go(self, &mut Vec::new(), f);
@@ -258,10 +251,15 @@ impl<L> Tree<L> {
 
     /// The same tree with another leaf for each.
     pub fn map<M>(self, f: &mut impl FnMut(L) -> M) -> Tree<M> {
+        self.flat_map(&mut |leaf| Tree::Leaf(f(leaf)))
+    }
+
+    /// The same tree with a subtree in place of each leaf.
+    pub(crate) fn flat_map<M>(self, f: &mut impl FnMut(L) -> Tree<M>) -> Tree<M> {
         match self {
-            Self::Leaf(l) => Tree::Leaf(f(l)),
-            Self::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, v.map(f))).collect()),
-            Self::List(v) => Tree::List(v.into_iter().map(|v| v.map(f)).collect()),
+            Self::Leaf(l) => f(l),
+            Self::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, v.flat_map(f))).collect()),
+            Self::List(v) => Tree::List(v.into_iter().map(|v| v.flat_map(f)).collect()),
         }
     }
 
@@ -275,54 +273,53 @@ impl<L> Tree<L> {
         self,
         f: &mut impl FnMut(&[Step], L) -> Result<Option<Tree<M>>, E>,
     ) -> Result<Option<Tree<M>>, E> {
-        fn go<L, M, E>(
-            tree: Tree<L>,
-            path: &mut Vec<Step>,
-            f: &mut impl FnMut(&[Step], L) -> Result<Option<Tree<M>>, E>,
-        ) -> Result<Option<Tree<M>>, E> {
-            Ok(match tree {
-                Tree::Leaf(l) => f(path, l)?,
-                Tree::Dict(d) => {
-                    // Only a dict that loses its entries here disappears. One that was empty before stays.
-                    let was_empty = d.is_empty();
-                    let mut out = IndexMap::new();
-                    for (k, v) in d {
-                        path.push(k);
-                        let new = go(v, path, f)?;
-                        if let (Some(k), Some(new)) = (path.pop(), new) {
-                            out.insert(k, new);
-                        }
+        self.try_map_below(false, &mut Vec::new(), f)
+    }
+
+    /// As [`try_map`](Self::try_map) of a subtree at `path`. With `keep_dicts`, a dict that is an element of a list is never dropped,
+    /// so its neighbours don't move.
+    pub(crate) fn try_map_below<M, E>(
+        self,
+        keep_dicts: bool,
+        path: &mut Vec<Step>,
+        f: &mut impl FnMut(&[Step], L) -> Result<Option<Tree<M>>, E>,
+    ) -> Result<Option<Tree<M>>, E> {
+        Ok(match self {
+            Self::Leaf(l) => f(path, l)?,
+            Self::Dict(d) => {
+                // Only a dict that loses its entries here disappears. One that was empty before stays.
+                let was_empty = d.is_empty();
+                let mut out = IndexMap::new();
+                for (k, v) in d {
+                    path.push(k);
+                    let new = v.try_map_below(keep_dicts, path, f)?;
+                    if let (Some(k), Some(new)) = (path.pop(), new) {
+                        out.insert(k, new);
                     }
-                    (was_empty || !out.is_empty()).then_some(Tree::Dict(out))
                 }
-                Tree::List(v) => {
-                    let was_empty = v.is_empty();
-                    let mut out = Vec::new();
-                    for (i, v) in v.into_iter().enumerate() {
-                        path.push(Step::Index(i as u64));
-                        out.extend(go(v, path, f)?);
-                        path.pop();
-                    }
-                    (was_empty || !out.is_empty()).then_some(Tree::List(out))
+                (was_empty || !out.is_empty()).then_some(Tree::Dict(out))
+            }
+            Self::List(v) => {
+                let was_empty = v.is_empty();
+                let mut out = Vec::new();
+                for (i, v) in (0..).zip(v) {
+                    path.push(Step::Index(i));
+                    let keep = keep_dicts && matches!(v, Self::Dict(_));
+                    let new = v.try_map_below(keep_dicts, path, f)?;
+                    out.extend(new.or_else(|| keep.then(Tree::new)));
+                    path.pop();
                 }
-            })
-        }
-        go(self, &mut Vec::new(), f)
+                (was_empty || !out.is_empty()).then_some(Tree::List(out))
+            }
+        })
     }
 
     /// Puts the leaves of `other` into this tree, as Megatron's `merge`: dicts by key, lists of equal length by index.
     ///
     /// # Errors
-    /// [`ModelError::Structure`] with the path when both have a leaf at one place, or lists differ in length.
+    /// [`ModelError::Structure`](crate::ModelError::Structure) with the path when both have a leaf at one place, or lists differ in length.
     pub fn merge(&mut self, other: Self) -> Result<()> {
         fn go<L>(a: &mut Tree<L>, b: Tree<L>, path: &mut Vec<Step>) -> Result<()> {
-            let fail = |path: &[Step], what: String| {
-                Err(ModelError::Structure {
-                    path: Path::from(path).to_string(),
-                    what,
-                })
-            };
-
             // Only containers of the same kind can be joined. A leaf on either side means that two values claim one
             // place.
             match (a, b) {
@@ -347,15 +344,13 @@ impl<L> Tree<L> {
                     }
                     Ok(())
                 }
-                (Tree::List(a), Tree::List(b)) => fail(
-                    path,
-                    format!(
-                        "cannot merge two lists with different lengths ({} and {})",
-                        a.len(),
-                        b.len()
-                    ),
-                ),
-                _ => fail(path, "two values for one place".into()),
+                (Tree::List(a), Tree::List(b)) => {
+                    let (a, b) = (a.len(), b.len());
+                    let what =
+                        format!("cannot merge two lists with different lengths ({a} and {b})");
+                    Err(structure(path, what))
+                }
+                _ => Err(structure(path, "two values for one place")),
             }
         }
         go(self, other, &mut Vec::new())

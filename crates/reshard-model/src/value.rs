@@ -131,19 +131,13 @@ impl Value {
 
     /// The value of a str key of a dict, or of an object's state.
     pub fn get(&self, key: &str) -> Option<&Self> {
-        match self {
-            Self::Dict(d) => d
-                .iter()
-                .find(|(k, _)| k.as_str() == Some(key))
-                .map(|(_, v)| v),
-            Self::Opaque(o) => o
-                .pairs
-                .iter()
-                .find(|(k, _)| k.as_str() == Some(key))
-                .map(|(_, v)| v)
-                .or_else(|| o.state.as_ref()?.get(key)),
-            _ => None,
-        }
+        let (pairs, state) = match self {
+            Self::Dict(d) => (d, None),
+            Self::Opaque(o) => (&o.pairs, o.state.as_ref()),
+            _ => return None,
+        };
+        let found = pairs.iter().find(|(k, _)| k.as_str() == Some(key));
+        found.map_or_else(|| state?.get(key), |(_, v)| Some(v))
     }
 
     /// Calls `f` with this value, then with each value inside it: elements, keys and values of dicts, and all parts of objects.

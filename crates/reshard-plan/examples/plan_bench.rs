@@ -36,10 +36,8 @@ fn main() -> Result<(), PlanError> {
     let seconds = start.elapsed().as_secs_f64();
 
     let kept: usize = plans.iter().map(|p| p.items.len()).sum();
-    let (chunks, bytes) = (metadata.chunk_count(), metadata.heap_bytes());
-    println!(
-        "ranks={ranks} items={items} replicas={replicas} kept={kept} chunks={chunks} metadata_bytes={bytes}"
-    );
+    let chunks = metadata.chunk_count();
+    println!("ranks={ranks} items={items} replicas={replicas} kept={kept} chunks={chunks}");
     println!("global_plan_seconds={seconds:.4}");
     Ok(())
 }

@@ -33,23 +33,6 @@ pub enum AnnotationKind {
     Record,
 }
 
-impl AnnotationKind {
-    /// All kinds.
-    pub const ALL: [Self; 11] = [
-        Self::Text,
-        Self::Attribute,
-        Self::DimensionNames,
-        Self::KeyType,
-        Self::ContainerType,
-        Self::ContainerState,
-        Self::TensorClass,
-        Self::PythonState,
-        Self::SameObject,
-        Self::Device,
-        Self::Record,
-    ];
-}
-
 /// The kind of an annotation, and what it is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -138,11 +121,6 @@ impl Annotations {
     ) -> impl Iterator<Item = (&AnnotationId, &Value)> {
         self.iter()
             .filter(move |(id, _)| id.kind == kind && id.file.is_none())
-    }
-
-    /// The number of annotations.
-    pub fn len(&self) -> usize {
-        self.0.len()
     }
 
     /// Whether there are none.

@@ -1,6 +1,6 @@
 //! The errors of plans. All problems of a plan are reported at once.
 
-use reshard_model::{BoxError, DType, Dims, ErrorKind, ModelError, Region};
+use reshard_model::{BoxError, BoxFault, DType, Dims, ErrorKind, ModelError, Region};
 use std::{fmt, ops::Range};
 
 /// Result of this crate's functions and of planners' hooks.
@@ -83,6 +83,13 @@ impl PlanError {
         }
     }
 
+    pub(crate) fn unsupported(key: &str, what: impl Into<String>) -> Self {
+        Self::Unsupported {
+            key: key.into(),
+            what: what.into(),
+        }
+    }
+
     pub(crate) fn corrupt(key: &str, what: impl Into<String>) -> Self {
         Self::Corrupt {
             key: key.into(),
@@ -100,6 +107,13 @@ pub struct At {
     pub rank: Option<u32>,
 }
 
+impl At {
+    pub(crate) fn new(region: &Region, rank: impl Into<Option<u32>>) -> Self {
+        let (region, rank) = (region.clone(), rank.into());
+        Self { region, rank }
+    }
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.region.fmt(f)?;
@@ -108,50 +122,58 @@ impl fmt::Display for At {
 }
 
 /// One problem of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}{fault}")]
+pub struct Problem {
+    /// The key. Of a missing cell of an array of objects, its unique key.
+    pub key: String,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// What can be wrong with a key. Messages begin with the key, and go on with the text of this.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum Fault {
     /// The key is asked for, but not stored.
+    #[error(" is not in the checkpoint{}", suggested(near))]
     NotStored {
-        /// The key.
-        key: String,
         /// Similar stored keys.
         near: Vec<String>,
     },
     /// The key is asked for as a sharded tensor or object, but the checkpoint has it in its common state.
+    #[error(
+        " is not in the checkpoint as a sharded leaf: it is in the common state, as {is}; load it as a plain \
+         leaf, or save it with `.dialect(Dialect::Dcp)` or as a sharded leaf"
+    )]
     InCommonState {
-        /// The key.
-        key: String,
         /// What lies there, such as `a plain tensor of shape [4]`.
         is: String,
     },
     /// The key is stored, but no rank asks for it, and the load was told that it must.
-    NotRequested {
-        /// The key.
-        key: String,
-    },
+    #[error(
+        " is in the checkpoint, but no rank asks for it; add it to a template, or don't choose `raise_all`"
+    )]
+    NotRequested,
     /// One side has a tensor, the other an object.
+    #[error(" is {is}, but {other}")]
     Kind {
-        /// The key.
-        key: String,
         /// What is stored, or what one rank has.
         is: String,
         /// What was asked for, or what another rank has.
         other: String,
     },
     /// A tensor has two shapes.
+    #[error(" has shape {is}, but {other}")]
     Shape {
-        /// The key.
-        key: String,
         /// The stored shape, or that of one rank.
         is: String,
         /// The shape asked for, or that of another rank.
         other: String,
     },
     /// A tensor has two element types.
+    #[error("{}", types(*is, *other, *ranks))]
     DType {
-        /// The key.
-        key: String,
         /// The stored type, or that of one rank.
         is: DType,
         /// The type asked for, or that of another rank.
@@ -160,36 +182,34 @@ pub enum Problem {
         ranks: Option<(u32, u32)>,
     },
     /// A chunk reaches beyond its tensor.
+    #[error(": chunk {at} does not lie in shape {shape}")]
     OutOfBounds {
-        /// The key.
-        key: String,
         /// The chunk.
         at: At,
         /// Shape of the tensor.
         shape: Dims,
     },
     /// Two chunks share elements.
+    #[error(": chunks {a} and {b} overlap")]
     Overlap {
-        /// The key.
-        key: String,
         /// One chunk.
         a: At,
         /// The other.
         b: At,
     },
     /// No chunk has these elements.
+    #[error(": no chunk covers {region} of shape {shape}")]
     Hole {
-        /// The key.
-        key: String,
         /// A box of them.
         region: Region,
         /// Shape of the tensor.
         shape: Dims,
     },
     /// A tensor is stored flattened, but not as one of its shape.
+    #[error(
+        " has shape {original}, and is stored flattened in shape {stored}, which does not fit: {why}"
+    )]
     Flattened {
-        /// The key.
-        key: String,
         /// Its shape.
         original: Dims,
         /// The shape in which it is stored.
@@ -198,9 +218,13 @@ pub enum Problem {
         why: String,
     },
     /// Two leaves of one rank hold the same piece, but only one can be written.
+    #[error(
+        ": the leaves at {} and {} of rank {rank} both hold {}, {why}",
+        paths[0],
+        paths[1],
+        region.as_ref().map_or("it".into(), Region::to_string)
+    )]
     DuplicatePieces {
-        /// The key.
-        key: String,
         /// The chunk; objects have none.
         region: Option<Region>,
         /// The rank.
@@ -211,52 +235,61 @@ pub enum Problem {
         why: DuplicatePieces,
     },
     /// Several ranks want to write the same object.
+    #[error(
+        " is written by ranks {ranks:?}; give all ranks but one another replica_id, or each rank a key of its own"
+    )]
     Duplicate {
-        /// The key.
-        key: String,
         /// The ranks.
         ranks: Vec<u32>,
     },
     /// Ranks cut a tensor differently, or only some of them flatten it.
+    #[error(" is {is}, but {other}")]
     Declared {
-        /// The key.
-        key: String,
         /// How one rank declares it.
         is: String,
         /// How another rank does.
         other: String,
     },
     /// No rank has the main replica of a chunk, though some have others.
+    #[error(
+        ": nobody is the main replica of {region}, which {}; give one of them the replica_id 0",
+        have(ranks)
+    )]
     Unclaimed {
-        /// The key.
-        key: String,
         /// The chunk.
         region: Region,
         /// The ranks that have it.
         ranks: Vec<u32>,
     },
     /// A chunk has several main replicas.
+    #[error(
+        ": {region} has {} main replicas, on {}; give all but one another replica_id: `ShardedTensor::replicated(key, data, rank)` in place of `full` does it for what all ranks have",
+        ranks.len(),
+        named(ranks)
+    )]
     Claimed {
-        /// The key.
-        key: String,
         /// The chunk.
         region: Region,
         /// The ranks that have them; one of them may have several.
         ranks: Vec<u32>,
     },
     /// No main replica has a range of a flattened chunk.
+    #[error(": the flattened ranges of chunk {region} leave out its elements {}:{}", .range.start, .range.end)]
     RangeHole {
-        /// The key.
-        key: String,
         /// The chunk.
         region: Region,
         /// Elements of it, in row-major order.
         range: Range<u64>,
     },
     /// Two main replicas share a range of a flattened chunk.
+    #[error(
+        ": the flattened ranges of chunk {region} on rank {} and on rank {} both have its elements {}:{}",
+        .ranks.0,
+        .ranks.1,
+        .range.start,
+        .range.end
+    )]
     RangeOverlap {
-        /// The key.
-        key: String,
         /// The chunk.
         region: Region,
         /// Elements of it, in row-major order.
@@ -265,65 +298,46 @@ pub enum Problem {
         ranks: (u32, u32),
     },
     /// No rank writes a cell of an array of objects.
+    #[error(" is missing: {}", replicas(ranks))]
     NoCell {
-        /// The unique key of the cell.
-        key: String,
         /// Ranks that have a replica of it.
         ranks: Vec<u32>,
     },
     /// Further chunks or cells of a key have such problems.
+    #[error(": {count} more parts of it have such problems")]
     More {
-        /// The key.
-        key: String,
         /// How many.
         count: u128,
     },
 }
 
 /// Why two leaves of one rank may not hold the same piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DuplicatePieces {
     /// Both are the main replica.
+    #[error("both as its main replica; give one another replica_id")]
     BothMain,
     /// Their contents differ.
+    #[error("with different content; give one another key")]
     Differ,
     /// They can't be compared without reading them from elsewhere.
+    #[error("and they can't be compared without reading them; leave one out")]
     Unknown,
 }
 
-impl fmt::Display for DuplicatePieces {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BothMain => "both as its main replica; give one another replica_id",
-            Self::Differ => "with different content; give one another key",
-            Self::Unknown => "and they can't be compared without reading them; leave one out",
-        })
+impl Fault {
+    /// The fault as the problem of a key.
+    pub(crate) fn of(self, key: impl Into<String>) -> Problem {
+        let (key, fault) = (key.into(), self);
+        Problem { key, fault }
     }
-}
 
-impl Problem {
-    /// The key.
-    pub fn key(&self) -> &str {
-        match self {
-            Self::NotStored { key, .. }
-            | Self::InCommonState { key, .. }
-            | Self::NotRequested { key } => key,
-            Self::Kind { key, .. } | Self::Shape { key, .. } => key,
-            Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => {
-                key
-            }
-            Self::Hole { key, .. }
-            | Self::Flattened { key, .. }
-            | Self::Duplicate { key, .. }
-            | Self::DuplicatePieces { key, .. }
-            | Self::Declared { key, .. }
-            | Self::Unclaimed { key, .. }
-            | Self::Claimed { key, .. }
-            | Self::RangeHole { key, .. }
-            | Self::RangeOverlap { key, .. }
-            | Self::NoCell { key, .. }
-            | Self::More { key, .. } => key,
+    /// What is wrong with chunks of a tensor of this shape. `at` returns the chunk of a number.
+    pub(crate) fn of_chunks(fault: BoxFault, shape: Dims, at: impl Fn(usize) -> At) -> Self {
+        match fault {
+            BoxFault::Overlap(i, j) => Self::Overlap { a: at(i), b: at(j) },
+            BoxFault::Hole(region) => Self::Hole { region, shape },
         }
     }
 
@@ -339,135 +353,36 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRequested { key } => {
-                write!(
-                    f,
-                    "{key} is in the checkpoint, but no rank asks for it; add it to a template, or don't choose `raise_all`"
-                )
-            }
-            Self::NotStored { key, near } => {
-                write!(f, "{key} is not in the checkpoint")?;
-                for (i, n) in near.iter().enumerate() {
-                    write!(f, "{} {n}", if i == 0 { "; did you mean" } else { " or" })?;
-                }
-                Ok(())
-            }
-            Self::InCommonState { key, is } => write!(
-                f,
-                "{key} is not in the checkpoint as a sharded leaf: it is in the common state, as {is}; load it as a plain \
-                 leaf, or save it with `.dialect(Dialect::Dcp)` or as a sharded leaf"
-            ),
-            Self::Kind { key, is, other } => write!(f, "{key} is {is}, but {other}"),
-            Self::Shape { key, is, other } => write!(f, "{key} has shape {is}, but {other}"),
-            Self::DType {
-                key,
-                is,
-                other,
-                ranks: None,
-            } => write!(
-                f,
-                "{key} is stored as {is}, but asked for as {other}; declare it as {is}, or allow the cast: `.cast(Cast::Lossless)` or another `Cast`"
-            ),
-            Self::DType {
-                key,
-                is,
-                other,
-                ranks: Some((a, b)),
-            } => {
-                write!(f, "{key} is {is} on rank {a}, but {other} on rank {b}")
-            }
-            Self::OutOfBounds { key, at, shape } => {
-                write!(f, "{key}: chunk {at} does not lie in shape {shape}")
-            }
-            Self::Overlap { key, a, b } => write!(f, "{key}: chunks {a} and {b} overlap"),
-            Self::Hole { key, region, shape } => {
-                write!(f, "{key}: no chunk covers {region} of shape {shape}")
-            }
-            Self::Flattened {
-                key,
-                original,
-                stored,
-                why,
-            } => write!(
-                f,
-                "{key} has shape {original}, and is stored flattened in shape {stored}, which does not fit: {why}"
-            ),
-            Self::DuplicatePieces {
-                key,
-                region,
-                rank,
-                paths: [a, b],
-                why,
-            } => {
-                let piece = region.as_ref().map_or("it".into(), ToString::to_string);
-                write!(
-                    f,
-                    "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}"
-                )
-            }
-            Self::Duplicate { key, ranks } => write!(
-                f,
-                "{key} is written by ranks {ranks:?}; give all ranks but one another replica_id, or each rank a key of its own"
-            ),
-            access => access.fmt_access(f),
-        }
+fn suggested(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        near => format!("; did you mean {}", near.join(" or ")),
     }
 }
 
-impl Problem {
-    /// The problems that only declarations of all ranks show.
-    fn fmt_access(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Declared { key, is, other } => write!(f, "{key} is {is}, but {other}"),
-            Self::Unclaimed { key, region, ranks } => write!(
-                f,
-                "{key}: nobody is the main replica of {region}, which {} {}; give one of them the replica_id 0",
-                named(ranks),
-                if ranks.len() == 1 { "has" } else { "have" }
-            ),
-            Self::Claimed { key, region, ranks } => write!(
-                f,
-                "{key}: {region} has {} main replicas, on {}; give all but one another replica_id: `ShardedTensor::replicated(key, data, rank)` in place of `full` does it for what all ranks have",
-                ranks.len(),
-                named(ranks)
-            ),
-            Self::RangeHole { key, region, range } => write!(
-                f,
-                "{key}: the flattened ranges of chunk {region} leave out its elements {}:{}",
-                range.start, range.end
-            ),
-            Self::RangeOverlap {
-                key,
-                region,
-                range,
-                ranks: (a, b),
-            } => write!(
-                f,
-                "{key}: the flattened ranges of chunk {region} on rank {a} and on rank {b} both have its elements {}:{}",
-                range.start, range.end
-            ),
-            Self::NoCell { key, ranks } if ranks.is_empty() => {
-                write!(
-                    f,
-                    "{key} is missing: no rank has this cell of the array of objects"
-                )
-            }
-            Self::NoCell { key, ranks } => write!(
-                f,
-                "{key} is missing: {} {} only a replica; give one of them the replica_id 0",
-                named(ranks),
-                if ranks.len() == 1 { "has" } else { "have" }
-            ),
-            Self::More { key, count } => {
-                write!(f, "{key}: {count} more parts of it have such problems")
-            }
-            // All others are told above.
-            other => f.write_str(other.key()),
-        }
+fn types(is: DType, other: DType, ranks: Option<(u32, u32)>) -> String {
+    match ranks {
+        None => format!(
+            " is stored as {is}, but asked for as {other}; declare it as {is}, or allow the cast: `.cast(Cast::Lossless)` or another `Cast`"
+        ),
+        Some((a, b)) => format!(" is {is} on rank {a}, but {other} on rank {b}"),
     }
+}
+
+fn replicas(ranks: &[u32]) -> String {
+    match ranks {
+        [] => "no rank has this cell of the array of objects".into(),
+        ranks => format!(
+            "{} only a replica; give one of them the replica_id 0",
+            have(ranks)
+        ),
+    }
+}
+
+/// `rank 3 has`, or `ranks 0, 1, 2 have`.
+fn have(ranks: &[u32]) -> String {
+    let verb = if ranks.len() == 1 { "has" } else { "have" };
+    format!("{} {verb}", named(ranks))
 }
 
 /// So many ranks are named.
@@ -493,8 +408,11 @@ impl Problems {
 
     /// The kind that all problems share, or else [`ErrorKind::Invalid`].
     fn kind(&self) -> ErrorKind {
-        let first = self.0.first().map_or(ErrorKind::Invalid, Problem::kind);
-        if self.0.iter().all(|p| p.kind() == first) {
+        let first = self
+            .0
+            .first()
+            .map_or(ErrorKind::Invalid, |p| p.fault.kind());
+        if self.0.iter().all(|p| p.fault.kind() == first) {
             first
         } else {
             ErrorKind::Invalid

@@ -3,7 +3,7 @@
 //! Such a tensor is cut into the cells of a regular grid. Its stored shape has an axis for each axis of the grid, and one more for the
 //! elements of a cell in row-major order (Megatron Core's "reformulated" shape). A stored chunk is a range of the last axis.
 
-use crate::{PlanError, Problem, Result, TensorRef};
+use crate::{Fault, PlanError, Result, TensorRef};
 use reshard_model::{Dims, FlatView, Region, ShardedTensor};
 
 /// So many cells may one read meet in chunks of several cells. Only tools write such chunks that know nothing of flattened tensors.
@@ -36,7 +36,7 @@ impl Taken {
     }
 
     /// Counts what a chunk gives: at most so many boxes.
-    fn add(&mut self, boxes: u64, axes: usize) -> std::result::Result<(), String> {
+    fn add(&mut self, boxes: u64, axes: usize) -> Result<(), String> {
         let numbers = boxes.saturating_mul(axes as u64);
         let more = numbers.saturating_sub(FREE_NUMBERS);
         self.numbers = self.numbers.saturating_add(more);
@@ -75,15 +75,14 @@ impl FlatGrid {
     ///
     /// # Errors
     /// Its stored shape is not that of a grid over its original shape.
-    pub(crate) fn of(tensor: TensorRef<'_>) -> std::result::Result<Option<Self>, Problem> {
+    pub(crate) fn of(tensor: TensorRef<'_>) -> Result<Option<Self>, Fault> {
         let Some(original) = tensor.original_shape() else {
             return Ok(None);
         };
         let stored = tensor.shape();
         Self::new(&original, &stored)
             .map(Some)
-            .map_err(|why| Problem::Flattened {
-                key: tensor.key().to_owned(),
+            .map_err(|why| Fault::Flattened {
                 original,
                 stored,
                 why,
@@ -91,7 +90,7 @@ impl FlatGrid {
     }
 
     /// The grid of a tensor of shape `original` that is stored in shape `stored`, or why there is none.
-    pub(crate) fn new(original: &[u64], stored: &[u64]) -> std::result::Result<Self, String> {
+    pub(crate) fn new(original: &[u64], stored: &[u64]) -> Result<Self, String> {
         let Some((&elements, fragments)) = stored
             .split_last()
             .filter(|(_, fragments)| fragments.len() == original.len())
@@ -142,15 +141,12 @@ impl FlatGrid {
         wanted: &Region,
         taken: &mut Taken,
     ) -> Result<Vec<InCell>> {
-        let unsupported = |what: String| PlanError::Unsupported {
-            key: key.to_owned(),
-            what: format!("the stored chunk {chunk} of a flattened tensor has {what}"),
+        let unsupported = |what: String| {
+            let what = format!("the stored chunk {chunk} of a flattened tensor has {what}");
+            PlanError::unsupported(key, what)
         };
         let axes = self.cell.len();
-        let cut = |r: &Region| Region {
-            offsets: r.offsets[..axes].into(),
-            lengths: r.lengths[..axes].into(),
-        };
+        let cut = |r: &Region| Region::new(&r.offsets[..axes], &r.lengths[..axes]);
         let range = chunk.offsets[axes]..chunk.end(axes);
         let all = cut(chunk);
         let Some(met) = all.intersect(&cut(&self.stored(wanted))) else {
@@ -202,10 +198,7 @@ impl FlatGrid {
                     .sum();
                 let start = at.offsets.iter().zip(&self.cell).map(|(c, n)| c * n);
                 InCell {
-                    cell: Region {
-                        offsets: start.collect(),
-                        lengths: self.cell.clone(),
-                    },
+                    cell: Region::new(start.collect::<Dims>(), self.cell.clone()),
                     range: range.clone(),
                     view: FlatView {
                         shape: shape.clone(),
@@ -239,10 +232,7 @@ pub(crate) fn as_stored(t: &ShardedTensor) -> Result<AsStored> {
             original: None,
         });
     };
-    let unsupported = |what: String| PlanError::Unsupported {
-        key: t.key.to_string(),
-        what,
-    };
+    let unsupported = |what: String| PlanError::unsupported(&t.key, what);
     let Some(fragments) = &t.axis_fragmentations else {
         let what = "a flattened range of an irregular grid can't be stored; declare the leaf with a regular one, or save it unflattened";
         return Err(unsupported(what.into()));

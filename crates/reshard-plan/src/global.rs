@@ -1,17 +1,17 @@
 //! The global plan of a save: from the plans of all ranks, it decides which rank writes what, and what the checkpoint holds.
 
 use crate::{
-    At, Dedup, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems,
-    Result, SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
+    At, Dedup, DefaultSavePlanner, Fault, Metadata, Offer, PlanError, PlannerData, Problem,
+    Problems, Result, SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
 };
 use indexmap::map::Entry;
 use reshard_model::PathOfKey;
 use std::collections::BTreeMap;
 
-mod keys;
+mod numbers;
 mod pieces;
 
-use keys::{Keys, NONE};
+use numbers::{NONE, Numbers};
 use pieces::Pieces;
 
 /// Dedup, table and checks, in a few passes over all items. It allocates only some numbers per item.
@@ -32,7 +32,7 @@ pub(crate) fn plan(
         let kept = survey.keep(&plans, &owners);
         let metadata = survey.metadata(&plans, &kept, paths)?;
         if !survey.problems.is_empty() {
-            survey.problems.sort_by(|a, b| a.key().cmp(b.key()));
+            survey.problems.sort_by(|a, b| a.key.cmp(&b.key));
             return Err(PlanError::Save(Problems(survey.problems)));
         }
         (kept, metadata)
@@ -92,9 +92,17 @@ fn lowest_writers(plans: &[SavePlan]) -> BTreeMap<&str, usize> {
         .collect()
 }
 
+/// The first item of a key.
+struct First<'p> {
+    item: &'p WriteItem,
+    rank: u32,
+    /// Whether the key already has a problem.
+    spoiled: bool,
+}
+
 /// An overview of everything that all ranks offer.
 struct Survey<'p> {
-    keys: Keys<'p>,
+    keys: Numbers<First<'p>>,
     pieces: Pieces<'p>,
     /// Key and piece of each item, rank by rank. An item that is not written has no piece.
     of_item: Vec<(u32, u32)>,
@@ -106,7 +114,7 @@ impl<'p> Survey<'p> {
     fn of(plans: &'p [SavePlan], how: &DefaultSavePlanner) -> Self {
         let items = plans.iter().map(|p| p.items.len()).sum();
         let mut this = Self {
-            keys: Keys::default(),
+            keys: Numbers::with_capacity(0),
             pieces: Pieces::with_capacity(items),
             of_item: Vec::with_capacity(items),
             allow_holes: how.allow_holes,
@@ -114,8 +122,14 @@ impl<'p> Survey<'p> {
         };
         for (rank, plan) in plans.iter().enumerate() {
             for item in &plan.items {
-                let key = this.keys.intern(item, rank as u32);
-                let piece = this.piece(key, item, rank as u32, how.offer);
+                let rank = rank as u32;
+                let first = || First {
+                    item,
+                    rank,
+                    spoiled: false,
+                };
+                let key = this.keys.intern(&*item.key, |f| &*f.item.key, first);
+                let piece = this.piece(key, item, rank, how.offer);
                 this.of_item.push((key, piece));
             }
         }
@@ -130,43 +144,31 @@ impl<'p> Survey<'p> {
         match (&first.item.kind, &item.kind) {
             // Objects: main replicas may be offered only once.
             (WriteKind::Object { .. }, WriteKind::Object { .. }) => {
-                piece = self.pieces.object(key, item, rank);
-                let count = self.pieces.count(piece);
-                if offer == Offer::MainReplica && count > 1 {
-                    wrong = Some(Problem::Duplicate {
-                        key: item.key.to_string(),
-                        ranks: vec![self.pieces.rank(piece), rank],
-                    });
+                piece = self.pieces.offer(key, item, rank);
+                let offered = self.pieces.get(piece);
+                if offer == Offer::MainReplica && offered.offers > 1 {
+                    let ranks = vec![offered.rank, rank];
+                    wrong = Some(Fault::Duplicate { ranks });
                 }
             }
             // Tensors: pieces must agree on type and shape, and lie in the shape. Two pieces with the same offset are replicas
             // if their lengths agree too. An empty piece is not written.
             (WriteKind::Tensor(a), WriteKind::Tensor(b)) => {
-                wrong = differ(first.rank, a, rank, b, &item.key);
+                wrong = differ(first.rank, a, rank, b);
                 if wrong.is_none() && !b.region.is_empty() && b.region.fits(&b.global_shape) {
-                    piece = self.pieces.chunk(key, item, b, rank);
-                    let other = self.pieces.region(piece);
-                    let twice = offer == Offer::MainReplica && self.pieces.count(piece) > 1;
+                    piece = self.pieces.offer(key, item, rank);
+                    let offered = self.pieces.get(piece);
+                    let other = offered.item.tensor().map(|t| &t.region);
+                    let twice = offer == Offer::MainReplica && offered.offers > 1;
                     if let Some(other) = other.filter(|o| twice || o.lengths != b.region.lengths) {
-                        wrong = Some(Problem::Overlap {
-                            key: item.key.to_string(),
-                            a: At {
-                                region: other.clone(),
-                                rank: Some(self.pieces.rank(piece)),
-                            },
-                            b: At {
-                                region: b.region.clone(),
-                                rank: Some(rank),
-                            },
+                        wrong = Some(Fault::Overlap {
+                            a: At::new(other, offered.rank),
+                            b: At::new(&b.region, rank),
                         });
                     }
                 } else if wrong.is_none() && !b.region.fits(&b.global_shape) {
-                    wrong = Some(Problem::OutOfBounds {
-                        key: item.key.to_string(),
-                        at: At {
-                            region: b.region.clone(),
-                            rank: Some(rank),
-                        },
+                    wrong = Some(Fault::OutOfBounds {
+                        at: At::new(&b.region, rank),
                         shape: b.global_shape.clone(),
                     });
                 }
@@ -175,8 +177,7 @@ impl<'p> Survey<'p> {
             (a, _) => {
                 let name = |tensor| if tensor { "a tensor" } else { "an object" };
                 let tensor = matches!(a, WriteKind::Tensor(_));
-                wrong = Some(Problem::Kind {
-                    key: item.key.to_string(),
+                wrong = Some(Fault::Kind {
                     is: format!("{} on rank {}", name(tensor), first.rank),
                     other: format!("{} on rank {rank}", name(!tensor)),
                 });
@@ -184,9 +185,9 @@ impl<'p> Survey<'p> {
         }
         // Many items of one key may have the same problem: the first one is enough.
         if let Some(wrong) = wrong
-            && self.keys.spoil(key)
+            && !std::mem::replace(&mut self.keys.get_mut(key).spoiled, true)
         {
-            self.problems.push(wrong);
+            self.problems.push(wrong.of(&*item.key));
         }
         piece
     }
@@ -275,9 +276,7 @@ impl<'p> Survey<'p> {
                     &t.global_shape,
                     t.properties.clone(),
                 )?;
-                if let Some(original) = &t.original_shape {
-                    builder.set_original_shape(id, original.clone());
-                }
+                builder.set_original_shape(id, t.original_shape.clone());
                 for chunk in sorted[at..end].iter().filter_map(|(_, t)| *t) {
                     builder.add_chunk(id, &chunk.region)?;
                 }
@@ -293,34 +292,28 @@ impl<'p> Survey<'p> {
         for (key, item) in &order {
             let from = at;
             at += chunks[*key as usize] as usize;
-            if self.keys.is_spoiled(*key) || item.tensor().is_none() {
+            if self.keys.get(*key).spoiled || item.tensor().is_none() {
                 continue;
             }
             let Some(tensor) = metadata.tensor(&item.key) else {
                 continue;
             };
-            let fault = geometry::fault(tensor, self.allow_holes);
-            if let Some(fault) = fault {
-                let place = |i: usize| At {
-                    region: tensor.region(tensor.positions().start + i as u32),
-                    rank: Some(sorted[from + i].0),
-                };
-                self.problems.push(fault.problem(tensor, place));
-            }
+            let rank = |i: usize| Some(sorted[from + i].0);
+            let fault = geometry::fault(tensor, self.allow_holes, rank);
+            let problem = fault.map(|fault| fault.of(&*item.key));
+            self.problems.extend(problem);
         }
         Ok(metadata)
     }
 }
 
 /// How two chunks of one tensor contradict each other.
-fn differ(rank: u32, a: &TensorWrite, other: u32, b: &TensorWrite, key: &str) -> Option<Problem> {
+fn differ(rank: u32, a: &TensorWrite, other: u32, b: &TensorWrite) -> Option<Fault> {
     if a.dtype != b.dtype {
-        let (is, other) = ((a.dtype, rank), (b.dtype, other));
-        return Some(Problem::DType {
-            key: key.into(),
-            is: is.0,
-            other: other.0,
-            ranks: Some((is.1, other.1)),
+        return Some(Fault::DType {
+            is: a.dtype,
+            other: b.dtype,
+            ranks: Some((rank, other)),
         });
     }
     let shape = |t: &TensorWrite, rank: u32| match &t.original_shape {
@@ -331,8 +324,7 @@ fn differ(rank: u32, a: &TensorWrite, other: u32, b: &TensorWrite, key: &str) ->
         ),
     };
     let same = a.global_shape == b.global_shape && a.original_shape == b.original_shape;
-    (!same).then(|| Problem::Shape {
-        key: key.into(),
+    (!same).then(|| Fault::Shape {
         is: shape(a, rank),
         other: shape(b, other),
     })

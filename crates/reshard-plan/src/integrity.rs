@@ -18,7 +18,7 @@ pub struct Declared {
 
 /// What a rank declares of one leaf. The fields are those of [`ShardedTensor`](reshard_model::ShardedTensor) and
 /// [`ShardedObject`](reshard_model::ShardedObject).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Declaration {
     /// The key of the global tensor, or of the array of objects.
@@ -64,13 +64,10 @@ impl Declaration {
             },
             Sharded::Object(o) => Self {
                 key: o.key.clone(),
-                dtype: None,
                 global_shape: o.global_shape.clone(),
                 global_offset: o.global_offset.clone(),
-                local_shape: Dims::default(),
-                axis_fragmentations: None,
-                flattened_range: None,
                 replica_id: o.replica_id.clone(),
+                ..Self::default()
             },
         }
     }

@@ -252,16 +252,10 @@ impl SavePlan {
             });
         }
         let mut rest = self.items.as_slice();
-        let mut out = Vec::with_capacity(self.files.len());
-        for &n in &self.files {
-            let Some((file, more)) = rest.split_at_checked(n as usize) else {
-                break;
-            };
-            out.push(file);
-            rest = more;
-        }
-        if out.len() == self.files.len() && rest.is_empty() {
-            return Ok(out);
+        let file = |n: &u32| rest.split_off(..*n as usize);
+        let files: Option<Vec<_>> = self.files.iter().map(file).collect();
+        if let Some(files) = files.filter(|_| rest.is_empty()) {
+            return Ok(files);
         }
         let counted: u64 = self.files.iter().map(|n| u64::from(*n)).sum();
         let what = format!(

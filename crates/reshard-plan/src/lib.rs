@@ -97,7 +97,7 @@ mod shapes;
 mod strict;
 
 pub use annotation::{AnnotationId, AnnotationKind, Annotations};
-pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
+pub use error::{At, DuplicatePieces, Fault, PlanError, Problem, Problems, Result};
 pub use exchange::{
     Demand, Exchange, ExchangeAlgo, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange,
     Serve, Wanted, exchange_groups, place_item, save_exchange_groups, share_reads, share_writes,

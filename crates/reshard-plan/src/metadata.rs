@@ -36,6 +36,14 @@ struct Name {
     len: u32,
 }
 
+impl Name {
+    /// The name in the arena.
+    fn of(self, names: &str) -> &str {
+        let at = self.at as usize;
+        names.get(at..at + self.len as usize).unwrap_or_default()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     name: Name,
@@ -136,10 +144,8 @@ impl Metadata {
         MetadataBuilder::default()
     }
 
-    fn name(&self, n: Name) -> &str {
-        self.names
-            .get(n.at as usize..n.at as usize + n.len as usize)
-            .unwrap_or_default()
+    fn name(&self, name: Name) -> &str {
+        name.of(&self.names)
     }
 
     fn tensor_at(&self, id: u32) -> TensorRef<'_> {
@@ -171,12 +177,15 @@ impl Metadata {
 
     /// The tensor of a key.
     pub fn tensor(&self, key: &str) -> Option<TensorRef<'_>> {
-        let name = |id: &u32| self.name(self.tensors[*id as usize].name);
-        let at = self
-            .tensors_by_key
-            .binary_search_by(|id| name(id).cmp(key))
-            .ok()?;
-        Some(self.tensor_at(self.tensors_by_key[at]))
+        let name = |id: u32| self.tensors[id as usize].name;
+        let id = self.find(&self.tensors_by_key, name, key)?;
+        Some(self.tensor_at(id))
+    }
+
+    /// The number of a key, in a list that is in the order of keys.
+    fn find(&self, by_key: &[u32], name: impl Fn(u32) -> Name, key: &str) -> Option<u32> {
+        let found = by_key.binary_search_by(|id| self.name(name(*id)).cmp(key));
+        Some(by_key[found.ok()?])
     }
 
     /// Up to three stored keys that are similar to a missing one, for messages. They have some more or fewer dotted parts in front, are
@@ -203,12 +212,8 @@ impl Metadata {
 
     /// The object of a key.
     pub fn object(&self, key: &str) -> Option<ObjectId> {
-        let name = |id: &u32| self.name(self.objects[*id as usize]);
-        let at = self
-            .objects_by_key
-            .binary_search_by(|id| name(id).cmp(key))
-            .ok()?;
-        Some(ObjectId(self.objects_by_key[at]))
+        let name = |id: u32| self.objects[id as usize];
+        self.find(&self.objects_by_key, name, key).map(ObjectId)
     }
 
     /// The key of an object.
@@ -323,41 +328,9 @@ impl Metadata {
     fn without_chunks(&self) -> Result<MetadataBuilder> {
         let mut builder = Self::builder();
         for entry in self.entries() {
-            match entry {
-                Entry::Object(_, key) => {
-                    builder.add_object(key)?;
-                }
-                Entry::Tensor(t) => {
-                    let id = builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
-                    if let Some(original) = t.original_shape() {
-                        builder.set_original_shape(id, original);
-                    }
-                }
-            }
+            wire::Row::of(entry).add_to(&mut builder)?;
         }
         Ok(builder)
-    }
-
-    /// Bytes of memory that the table takes, without planner data.
-    pub fn heap_bytes(&self) -> usize {
-        let numbers = [
-            &self.tensors_by_key,
-            &self.objects_by_key,
-            &self.order,
-            &self.ids,
-            &self.positions,
-            &self.by_offset,
-        ];
-        self.names.len()
-            + self.tensors.capacity() * size_of::<Row>()
-            + self.objects.capacity() * size_of::<Name>()
-            + numbers
-                .iter()
-                .map(|v| v.capacity() * size_of::<u32>())
-                .sum::<usize>()
-            + self.shapes.heap_bytes()
-            + self.coords.heap_bytes()
-            + self.originals.capacity() * size_of::<(u32, Dims)>()
     }
 }
 
@@ -365,10 +338,7 @@ impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
             .entries(self.entries().map(|e| match e {
-                Entry::Tensor(t) => (
-                    t.key(),
-                    format!("{} {} in {} chunks", t.dtype(), t.shape(), t.chunk_count()),
-                ),
+                Entry::Tensor(t) => (t.key(), t.describe()),
                 Entry::Object(_, key) => (key, "object".into()),
             }))
             .finish()
@@ -384,20 +354,18 @@ pub struct TensorRef<'m> {
 
 impl fmt::Debug for TensorRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} {} in {} chunks",
-            self.key(),
-            self.dtype(),
-            self.shape(),
-            self.chunk_count()
-        )
+        write!(f, "{}: {}", self.key(), self.describe())
     }
 }
 
 impl<'m> TensorRef<'m> {
     fn row(&self) -> &'m Row {
         &self.metadata.tensors[self.id as usize]
+    }
+
+    fn describe(&self) -> String {
+        let (dtype, shape, chunks) = (self.dtype(), self.shape(), self.chunk_count());
+        format!("{dtype} {shape} in {chunks} chunks")
     }
 
     /// Its number.
@@ -424,9 +392,7 @@ impl<'m> TensorRef<'m> {
     /// [flattened](Self::original_shape) it is the number of cells per axis, then the elements of a cell.
     pub fn shape(&self) -> Dims {
         let at = self.row().shape as usize;
-        (at..at + self.ndim())
-            .map(|i| self.metadata.shapes.get(i))
-            .collect()
+        self.metadata.shapes.range(at, self.ndim())
     }
 
     /// The shape of a tensor that is stored flattened: Megatron Core's `nd_reformulated_orig_global_shape`. The tensor is cut into the cells
@@ -471,11 +437,7 @@ impl<'m> TensorRef<'m> {
                 1 => MemoryFormat::ChannelsLast,
                 _ => MemoryFormat::Preserve,
             },
-            strides: (row.flags & HAS_STRIDES != 0).then(|| {
-                (strides..strides + n)
-                    .map(|i| self.metadata.shapes.get(i))
-                    .collect()
-            }),
+            strides: (row.flags & HAS_STRIDES != 0).then(|| self.metadata.shapes.range(strides, n)),
         }
     }
 
@@ -567,14 +529,9 @@ impl<'m> TensorRef<'m> {
 
     pub(crate) fn region(&self, position: u32) -> Region {
         let (at, n) = (self.coords(position), self.ndim());
-        let dims = |from: usize| {
-            (from..from + n)
-                .map(|i| self.metadata.coords.get(i))
-                .collect()
-        };
         Region {
-            offsets: dims(at),
-            lengths: dims(at + n),
+            offsets: self.metadata.coords.range(at, n),
+            lengths: self.metadata.coords.range(at + n, n),
         }
     }
 }

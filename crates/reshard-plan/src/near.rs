@@ -58,9 +58,7 @@ impl<'m> Near<'m> {
             };
             found.extend(distance.map(|d| (d, key)));
         }
-        found.sort_unstable();
-        found.truncate(SHOWN);
-        found.into_iter().map(|(_, key)| key.into()).collect()
+        nearest(found).map(Into::into).collect()
     }
 }
 
@@ -78,14 +76,14 @@ pub fn similar<'w>(wrong: &str, words: impl IntoIterator<Item = &'w str>) -> Vec
     let limit = (wrong.chars().count() / 4).clamp(1, 4);
     let lower = wrong.to_lowercase();
     let near = |word: &'w str| Some((distance(&lower, &word.to_lowercase(), limit)?, word));
-    let mut found: Vec<(usize, &str)> = words.into_iter().filter_map(near).collect();
+    nearest(words.into_iter().filter_map(near).collect()).collect()
+}
+
+/// The first few by distance, each once.
+fn nearest(mut found: Vec<(usize, &str)>) -> impl Iterator<Item = &str> {
     found.sort_unstable();
     found.dedup();
-    found
-        .into_iter()
-        .map(|(_, word)| word)
-        .take(SHOWN)
-        .collect()
+    found.into_iter().map(|(_, word)| word).take(SHOWN)
 }
 
 /// Letters to insert, delete or replace, if no more than `limit`.

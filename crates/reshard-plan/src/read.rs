@@ -1,8 +1,8 @@
 //! From a template to read items.
 
 use crate::{
-    At, DefaultLoadPlanner, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError, Problem,
-    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef,
+    At, DefaultLoadPlanner, Fault, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError,
+    Problem, Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef,
     flat::{FlatGrid, InCell, Taken},
     index::Index,
     near::Near,
@@ -10,7 +10,7 @@ use crate::{
     shapes::shapes_differ,
 };
 use reshard_model::{
-    BoxFault, FlatStateDict, FlatView, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
+    FlatStateDict, FlatView, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +45,7 @@ pub(crate) fn plan(
         ..
     } = reader;
     if !problems.is_empty() {
-        problems.sort_by(|a, b| a.key().cmp(b.key()));
+        problems.sort_by(|a, b| a.key.cmp(&b.key));
         problems.dedup();
         suggest(&mut problems, metadata);
         return Err(PlanError::Load(Problems(problems)));
@@ -60,8 +60,9 @@ pub(crate) fn plan(
 fn suggest(problems: &mut [Problem], metadata: &Metadata) {
     let mut search: Option<Near<'_>> = None;
     for problem in problems.iter_mut().take(Problems::SHOWN) {
-        if let Problem::NotStored { key, near } = problem {
-            *near = search.get_or_insert_with(|| Near::new(metadata)).of(key);
+        if let Fault::NotStored { near } = &mut problem.fault {
+            let search = search.get_or_insert_with(|| Near::new(metadata));
+            *near = search.of(&problem.key);
         }
     }
 }
@@ -103,9 +104,8 @@ pub(crate) fn find_not_requested(
         .map(|(at, (key, _))| (at, key))
         .unzip();
     if strict == StrictHandling::RaiseAll && !keys.is_empty() {
-        let problem = |key: &str| Problem::NotRequested { key: key.into() };
-        let problems = keys.into_iter().map(problem).collect();
-        return Err(PlanError::NotRequested(Problems(problems)));
+        let problems = keys.into_iter().map(|key| Fault::NotRequested.of(key));
+        return Err(PlanError::NotRequested(Problems(problems.collect())));
     }
     for plan in plans {
         plan.not_requested.clone_from(&not_requested);
@@ -129,19 +129,18 @@ impl<'m> Reader<'m> {
         if !self.options.strict.needs_stored() {
             self.plan.not_stored.push(dest);
         } else {
-            self.problems.push(Problem::NotStored {
-                key: key.into(),
-                near: Vec::new(),
-            });
+            self.fault(key, Fault::NotStored { near: Vec::new() });
         }
     }
 
     fn wrong_kind(&mut self, key: &str, stored: &str, asked: &str) {
-        self.problems.push(Problem::Kind {
-            key: key.into(),
-            is: format!("stored as {stored}"),
-            other: format!("asked for as {asked}"),
-        });
+        let is = format!("stored as {stored}");
+        let other = format!("asked for as {asked}");
+        self.fault(key, Fault::Kind { is, other });
+    }
+
+    fn fault(&mut self, key: &str, fault: Fault) {
+        self.problems.push(fault.of(key));
     }
 
     fn object(&mut self, dest: u32, o: &ShardedObject) {
@@ -186,16 +185,16 @@ impl<'m> Reader<'m> {
         if shape.len() != t.global_shape.len()
             || (shape != t.global_shape && !t.allow_shape_mismatch)
         {
-            self.problems.push(shapes_differ(stored, t));
+            self.fault(&t.key, shapes_differ(stored, t));
             return Ok(());
         }
         if !self.options.cast.allows(stored.dtype(), t.dtype) {
-            self.problems.push(Problem::DType {
-                key: t.key.to_string(),
+            let fault = Fault::DType {
                 is: stored.dtype(),
                 other: t.dtype,
                 ranks: None,
-            });
+            };
+            self.fault(&t.key, fault);
             return Ok(());
         }
         if stored.dtype() != t.dtype {
@@ -207,10 +206,7 @@ impl<'m> Reader<'m> {
                     t.dtype,
                     stored.dtype()
                 );
-                return Err(PlanError::Unsupported {
-                    key: t.key.to_string(),
-                    what,
-                });
+                return Err(PlanError::unsupported(&t.key, what));
             }
             self.plan.recasts.push(Recast {
                 dest,
@@ -220,8 +216,8 @@ impl<'m> Reader<'m> {
         }
         let grid = match FlatGrid::of(stored) {
             Ok(grid) => grid,
-            Err(problem) => {
-                self.problems.push(problem);
+            Err(fault) => {
+                self.fault(&t.key, fault);
                 return Ok(());
             }
         };
@@ -267,8 +263,9 @@ impl<'m> Reader<'m> {
         self.taken.begin_read();
         for position in index.meet(&as_stored) {
             let chunk = stored.region(position);
-            if let Some(problem) = out_of_bounds(stored, &chunk) {
-                self.problems.push(problem);
+            if !chunk.fits(&stored.shape()) {
+                let (at, shape) = (At::new(&chunk, None), stored.shape());
+                self.fault(&t.key, Fault::OutOfBounds { at, shape });
                 return Ok(());
             }
             match grid {
@@ -279,8 +276,11 @@ impl<'m> Reader<'m> {
                 }
             }
         }
-        if let Some(problem) = incomplete(stored, &there, &parts) {
-            self.problems.push(problem);
+        let range = |i: usize, a: usize| parts[i].global.offsets[a]..parts[i].global.end(a);
+        if let Some(fault) = first_fault(&there, parts.len(), range) {
+            let at = |i: usize| At::new(&parts[i].chunk, None);
+            let fault = Fault::of_chunks(fault, stored.global_shape(), at);
+            self.fault(&t.key, fault);
             return Ok(());
         }
         // There may be many chunks, and the key may be long.
@@ -349,39 +349,6 @@ impl Part {
                 flat: Some(at.view.clone()),
             })
         })
-    }
-}
-
-fn out_of_bounds(stored: TensorRef<'_>, chunk: &Region) -> Option<Problem> {
-    (!chunk.fits(&stored.shape())).then(|| Problem::OutOfBounds {
-        key: stored.key().to_owned(),
-        at: At {
-            region: chunk.clone(),
-            rank: None,
-        },
-        shape: stored.shape(),
-    })
-}
-
-/// Why the chunks that meet a region do not fill it, if they don't.
-fn incomplete(stored: TensorRef<'_>, region: &Region, parts: &[Part]) -> Option<Problem> {
-    let key = || stored.key().to_owned();
-    let at = |i: usize| At {
-        region: parts[i].chunk.clone(),
-        rank: None,
-    };
-    let range = |i: usize, a: usize| parts[i].global.offsets[a]..parts[i].global.end(a);
-    match first_fault(region, parts.len(), range)? {
-        BoxFault::Overlap(i, j) => Some(Problem::Overlap {
-            key: key(),
-            a: at(i),
-            b: at(j),
-        }),
-        BoxFault::Hole(region) => Some(Problem::Hole {
-            key: key(),
-            region,
-            shape: stored.global_shape(),
-        }),
     }
 }
 

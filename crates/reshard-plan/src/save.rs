@@ -368,14 +368,11 @@ impl SavePlanner for DefaultSavePlanner {
                 leaf if !offered.first(path, leaf)? => None,
                 Sharded::Tensor(t) => Some(write_tensor(t, source)?),
                 Sharded::Object(o) => {
-                    let bytes_hint = if let Payload::Encoded { bytes, .. } = &o.data {
-                        bytes.len()
-                    } else {
-                        0
+                    let bytes_hint = match &o.data {
+                        Payload::Encoded { bytes, .. } => bytes.len() as u64,
+                        _ => 0,
                     };
-                    let kind = WriteKind::Object {
-                        bytes_hint: bytes_hint as u64,
-                    };
+                    let kind = WriteKind::Object { bytes_hint };
                     Some(WriteItem {
                         key: o.unique_key().into(),
                         source,
@@ -469,10 +466,6 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
         return Err(PlanError::invalid(key, what));
     }
     let inner = region.within(&whole);
-    let drop = |d: &[u64]| reshard_model::Dims::from(&d[leading..]);
-    let inner = Region {
-        offsets: drop(&inner.offsets),
-        lengths: drop(&inner.lengths),
-    };
+    let inner = Region::new(&inner.offsets[leading..], &inner.lengths[leading..]);
     Ok(t.data.narrow(&inner))
 }

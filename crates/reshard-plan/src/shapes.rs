@@ -1,10 +1,10 @@
 //! What is said of a tensor whose stored shape is not the one that was asked for.
 
-use crate::{Problem, TensorRef};
+use crate::{Fault, TensorRef};
 use reshard_model::{Dims, ShardedTensor};
 
 /// Both shapes, how both sides are cut, and the axes that differ.
-pub(crate) fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
+pub(crate) fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Fault {
     let shape = stored.global_shape();
     let mut other = format!("{} was asked for", t.global_shape);
     if let Some(f) = &t.axis_fragmentations {
@@ -27,8 +27,7 @@ pub(crate) fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem
         };
         other += &format!("; ax{s} {} {verb}", axes.join(", "));
     }
-    Problem::Shape {
-        key: t.key.to_string(),
+    Fault::Shape {
         is: format!("{shape} in the checkpoint, {}", cut(stored)),
         other,
     }

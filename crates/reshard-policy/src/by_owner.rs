@@ -40,7 +40,8 @@ pub struct ByOwner {
     /// Tags, or paths in the state dict. A path includes everything below it; if several paths fit, the longest counts. If
     /// the list is empty, every tag and every path of `depth` steps is an owner.
     pub owners: Vec<String>,
-    /// How many steps of a path name an owner. 1 means the entries at the top of the state dict.
+    /// How many steps of a path name an owner. 1 means the entries at the top of the state dict. If the path of a leaf is shorter, its
+    /// parent is the owner.
     #[serde(skip_serializing_if = "is_one")]
     pub depth: usize,
 }
@@ -70,15 +71,6 @@ impl ByOwner {
     /// The owners are every tag, and every entry at the top of the state dict that contains other entries.
     pub fn each() -> Self {
         Self::default()
-    }
-
-    /// The owners are every tag, and every path of so many steps in the state dict. If the path of a leaf is shorter, its
-    /// parent is the owner.
-    pub fn each_to_depth(depth: usize) -> Self {
-        Self {
-            depth,
-            ..Self::default()
-        }
     }
 }
 
@@ -162,15 +154,13 @@ mod tests {
             Owned::f32("a.b.d.y", &[1]),
             Owned::f32("a.e.z", &[1]),
         ];
+        let to_depth = |depth| ByOwner {
+            depth,
+            ..ByOwner::each()
+        };
         assert_eq!(told(&ByOwner::each(), &deep), ["a.b.c.x a.b.d.y a.e.z"]);
-        assert_eq!(
-            told(&ByOwner::each_to_depth(2), &deep),
-            ["a.b.c.x a.b.d.y", "a.e.z"]
-        );
-        assert_eq!(
-            told(&ByOwner::each_to_depth(9), &deep),
-            ["a.b.c.x", "a.b.d.y", "a.e.z"]
-        );
+        assert_eq!(told(&to_depth(2), &deep), ["a.b.c.x a.b.d.y", "a.e.z"]);
+        assert_eq!(told(&to_depth(9), &deep), ["a.b.c.x", "a.b.d.y", "a.e.z"]);
         assert_eq!(
             told(&ByOwner::each(), &state),
             ["a.x", "a.y.z", "ab.w", "step", "a.v"]

@@ -62,7 +62,11 @@ impl ShardingPolicy for ShardByDevice {
 }
 
 /// A shard for each group of whole pieces.
-pub(crate) fn put(pieces: &[Piece<'_>], shards: Vec<Vec<usize>>, out: &mut Shards) -> Result<()> {
+pub(crate) fn put(
+    pieces: &[Piece<'_>],
+    shards: impl IntoIterator<Item: IntoIterator<Item = usize>>,
+    out: &mut Shards,
+) -> Result<()> {
     for shard in shards {
         out.start();
         for i in shard {

@@ -21,24 +21,6 @@ pub struct Limits {
     pub max_files: Option<u64>,
 }
 
-impl Limits {
-    /// Sets the maximal number of slices.
-    pub fn with_max_slices(self, max_slices: usize) -> Self {
-        Self {
-            max_slices: Some(max_slices),
-            ..self
-        }
-    }
-
-    /// Sets the maximal number of files of all tasks together.
-    pub fn with_max_files(self, max_files: u64) -> Self {
-        Self {
-            max_files: Some(max_files),
-            ..self
-        }
-    }
-}
-
 /// A checked shard, which is a file of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
@@ -302,11 +284,8 @@ fn words(panic: &(dyn Any + Send)) -> String {
 /// Of an answer that was checked.
 fn metrics(pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> PolicyMetrics {
     let mut split: Vec<&str> = Vec::new();
-    let mut out = PolicyMetrics {
-        shards: answer.len() as u64,
-        ..PolicyMetrics::default()
-    };
-    for (number, cuts) in answer.iter().enumerate() {
+    let mut sizes = Vec::with_capacity(answer.len());
+    for cuts in answer {
         let mut bytes = 0u64;
         for cut in cuts {
             let piece = &pieces[cut.piece as usize];
@@ -315,19 +294,16 @@ fn metrics(pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> PolicyMetrics {
                 split.push(piece.key);
             }
         }
-        out.slices += cuts.len() as u64;
-        out.bytes = out.bytes.saturating_add(bytes);
-        out.largest = out.largest.max(bytes);
-        out.smallest = if number == 0 {
-            bytes
-        } else {
-            out.smallest.min(bytes)
-        };
+        sizes.push(bytes);
     }
     split.sort_unstable();
     split.dedup();
-    out.split_tensors = split.len() as u64;
-    out
+    let metrics = PolicyMetrics {
+        slices: answer.iter().map(|cuts| cuts.len() as u64).sum(),
+        split_tensors: split.len() as u64,
+        ..PolicyMetrics::default()
+    };
+    metrics.of_files(&sizes)
 }
 
 #[cfg(test)]

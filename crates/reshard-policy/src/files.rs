@@ -70,11 +70,7 @@ impl ShardingPolicy for ByItem {
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
-        for (i, piece) in pieces.iter().enumerate() {
-            out.start();
-            out.push(i, piece.region.clone())?;
-        }
-        Ok(())
+        put(pieces, (0..pieces.len()).map(|i| [i]), out)
     }
 }
 

@@ -65,7 +65,7 @@ impl ShardingPolicy for Importance {
                     None => rest.push(i),
                 }
             }
-            put(pieces, chosen.into_values().chain([rest]).collect(), out)?;
+            put(pieces, chosen.into_values().chain([rest]), out)?;
         }
         Ok(())
     }

@@ -78,20 +78,12 @@ impl Shards {
     ///
     /// # Errors
     /// [`PolicyError::TooMany`] if a slice was refused, even if the policy ignored that error.
-    pub fn finish(self) -> Result<Vec<Vec<Cut>>> {
+    pub fn finish(mut self) -> Result<Vec<Vec<Cut>>> {
         if self.refused {
-            Err(PolicyError::TooMany { limit: self.limit })
-        } else {
-            Ok(self.into_inner())
+            return Err(PolicyError::TooMany { limit: self.limit });
         }
-    }
-
-    /// The shards, none of them empty.
-    pub fn into_inner(mut self) -> Vec<Vec<Cut>> {
-        if self.shards.last().is_some_and(Vec::is_empty) {
-            self.shards.pop();
-        }
-        self.shards
+        self.shards.pop_if(|last| last.is_empty());
+        Ok(self.shards)
     }
 }
 
@@ -109,10 +101,14 @@ mod tests {
         }
         out.start();
         assert_eq!(
-            out.into_inner().iter().map(Vec::len).collect::<Vec<_>>(),
+            out.finish()
+                .unwrap()
+                .iter()
+                .map(Vec::len)
+                .collect::<Vec<_>>(),
             [1, 1]
         );
-        assert!(Shards::with_limit(9).into_inner().is_empty());
+        assert!(Shards::with_limit(9).finish().unwrap().is_empty());
     }
 
     #[test]

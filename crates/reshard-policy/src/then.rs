@@ -71,12 +71,10 @@ impl ShardingPolicy for Then {
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         for (number, cuts) in answer(&*self.first, pieces, out)?.iter().enumerate() {
-            let parts = cuts
-                .iter()
-                .map(|cut| Part::of(pieces, cut, number))
-                .collect::<Result<Vec<_>>>();
-            let parts = parts.map_err(|e| failed(&*self.first, e))?;
-            let inner: Vec<Piece<'_>> = parts.iter().map(Part::piece).collect();
+            let slice = |cut: &Cut| known(pieces, cut, number)?.slice(cut.region.clone());
+            let slices: Result<Vec<Slice<'_>>> = cuts.iter().map(slice).collect();
+            let slices = slices.map_err(|e| failed(&*self.first, e))?;
+            let inner: Vec<Piece<'_>> = slices.iter().map(Slice::piece).collect();
             for (number, shard) in answer(&*self.second, &inner, out)?.into_iter().enumerate() {
                 out.start();
                 for cut in shard {
@@ -130,30 +128,6 @@ fn known<'l, T>(list: &'l [T], cut: &Cut, shard: usize) -> Result<&'l T> {
             region: cut.region.clone(),
             shard,
         })
-}
-
-/// What the second policy is given.
-enum Part<'a> {
-    Whole(Piece<'a>),
-    Slice(Slice<'a>),
-}
-
-impl<'a> Part<'a> {
-    fn of(pieces: &[Piece<'a>], cut: &Cut, shard: usize) -> Result<Self> {
-        let piece = *known(pieces, cut, shard)?;
-        Ok(if cut.region == *piece.region {
-            Self::Whole(piece)
-        } else {
-            Self::Slice(piece.slice(cut.region.clone())?)
-        })
-    }
-
-    fn piece(&self) -> Piece<'_> {
-        match self {
-            Self::Whole(piece) => *piece,
-            Self::Slice(slice) => slice.piece(),
-        }
-    }
 }
 
 #[cfg(test)]

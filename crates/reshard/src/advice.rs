@@ -1,7 +1,7 @@
 //! What may have been forgotten, for errors whose cause is seldom where they show.
 
 use reshard_model::ErrorKind;
-use reshard_plan::{PlanError, Problem};
+use reshard_plan::{Fault, PlanError, Problem};
 use reshard_strategy::StrategyError;
 
 /// Of a failed save on so many ranks.
@@ -23,10 +23,10 @@ pub(crate) fn of_save(ranks: u32, overwrite: bool, e: &StrategyError) -> Option<
 /// Whether other ranks may hold what is missing.
 fn lacks_a_part(problem: &Problem) -> bool {
     matches!(
-        problem,
-        Problem::Hole { .. }
-            | Problem::Unclaimed { .. }
-            | Problem::RangeHole { .. }
-            | Problem::NoCell { .. }
+        problem.fault,
+        Fault::Hole { .. }
+            | Fault::Unclaimed { .. }
+            | Fault::RangeHole { .. }
+            | Fault::NoCell { .. }
     )
 }

@@ -15,7 +15,9 @@ use reshard_model::{
     Value, ValueTree, split_as,
 };
 use reshard_open::{OPEN, explained, integrity, opened::Opened, place_text};
-use reshard_plan::{Cast, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling};
+use reshard_plan::{
+    Cast, Fault, LoadPlanner, Metadata, PlanError, Problem, Problems, StrictHandling,
+};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
     BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedStrategy, Loaded, ReadLimits,
@@ -558,18 +560,18 @@ fn no_plain_is_sharded(
         }
         let key = Path(path.to_vec()).to_string();
         if let Some(stored) = metadata.tensor(&key) {
-            found.push(Problem::Kind {
+            let fault = Fault::Kind {
                 is: format!("a sharded tensor of shape {}", stored.global_shape()),
                 other: "the template has a plain tensor, which a load in this dialect ignores; declare a `ShardedTensor`".into(),
-                key,
-            });
+            };
+            found.push(Problem { key, fault });
         }
     });
     if !found.is_empty() {
         // What common state has is loaded from there.
         let common = in_common(common);
         let asked: BTreeSet<_> = template.flat.values().map(Sharded::unique_key).collect();
-        found.retain(|p| !common.contains_key(p.key()) && !asked.contains(p.key()));
+        found.retain(|p| !common.contains_key(&*p.key) && !asked.contains(&*p.key));
     }
     match found.is_empty() {
         true => Ok(()),

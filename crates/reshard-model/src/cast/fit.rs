@@ -1,7 +1,7 @@
 //! Whether an int type holds the values that it is to get.
 
 use super::{
-    part,
+    part, range,
     wide::{BLOCK, Wide},
 };
 use crate::{DType, ModelError, Result, Tensor};
@@ -21,13 +21,13 @@ use crate::{DType, ModelError, Result, Tensor};
 /// # Errors
 /// [`ModelError::Invalid`] names the first element that does not fit, by its index: its value is too large or too small, or no number.
 pub fn check_fit(key: &str, tensor: &Tensor, to: DType) -> Result<()> {
-    let Some(bounds) = bounds(to) else {
+    let Some(bounds) = range::bounds(to) else {
         return Ok(());
     };
     let (mut before, from) = (0u64, tensor.dtype());
     for block in tensor.blocks((BLOCK as u64) * from.size()) {
         if let Some((at, value)) = outside(from, &block, bounds) {
-            let index = index(before.saturating_add(at as u64), tensor.shape());
+            let index = tensor.shape().index_of(before.saturating_add(at as u64));
             let what = format!(
                 "element {index} is {value}, which {to} can't hold; choose a type that holds it, or read the elements as {from} and let `Tensor::cast` \
                  convert them"
@@ -37,22 +37,6 @@ pub fn check_fit(key: &str, tensor: &Tensor, to: DType) -> Result<()> {
         before = before.saturating_add(block.len() as u64 / from.size());
     }
     Ok(())
-}
-
-/// The smallest and the largest value of an int type.
-fn bounds(to: DType) -> Option<(i128, i128)> {
-    let (min, max) = match to {
-        DType::UInt8 => (0, u8::MAX.into()),
-        DType::UInt16 => (0, u16::MAX.into()),
-        DType::UInt32 => (0, u32::MAX.into()),
-        DType::UInt64 => (0, u64::MAX.into()),
-        DType::Int8 => (i8::MIN.into(), i8::MAX.into()),
-        DType::Int16 => (i16::MIN.into(), i16::MAX.into()),
-        DType::Int32 => (i32::MIN.into(), i32::MAX.into()),
-        DType::Int64 => (i64::MIN.into(), i64::MAX.into()),
-        _ => return None,
-    };
-    Some((min, max))
 }
 
 /// The first of at most [`BLOCK`] elements that lies outside, and its value.
@@ -82,16 +66,6 @@ fn outside(from: DType, src: &[u8], (min, max): (i128, i128)) -> Option<(usize, 
         .iter()
         .position(|v| !(min..end).contains(&v.trunc()))?;
     Some((at, floats[at].to_string()))
-}
-
-/// The index of an element, by its number in row-major order.
-fn index(mut number: u64, shape: &[u64]) -> String {
-    let mut index = vec![0; shape.len()];
-    for (at, len) in index.iter_mut().zip(shape).rev() {
-        let len = (*len).max(1);
-        (*at, number) = (number % len, number / len);
-    }
-    format!("{index:?}")
 }
 
 #[cfg(test)]

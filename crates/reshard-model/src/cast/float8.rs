@@ -14,38 +14,21 @@ pub(super) struct Kind {
     infinite: bool,
 }
 
-pub(super) const E4M3FN: Kind = Kind {
-    mantissa: 3,
-    bias: 7,
-    fnuz: false,
-    infinite: false,
-};
-pub(super) const E4M3FNUZ: Kind = Kind {
-    mantissa: 3,
-    bias: 8,
-    fnuz: true,
-    infinite: false,
-};
-pub(super) const E5M2: Kind = Kind {
-    mantissa: 2,
-    bias: 15,
-    fnuz: false,
-    infinite: true,
-};
-pub(super) const E5M2FNUZ: Kind = Kind {
-    mantissa: 2,
-    bias: 16,
-    fnuz: true,
-    infinite: false,
-};
-
 impl Kind {
     pub(super) fn of(d: DType) -> Option<Self> {
+        let kind = |mantissa, bias, fnuz, infinite| {
+            Some(Self {
+                mantissa,
+                bias,
+                fnuz,
+                infinite,
+            })
+        };
         match d {
-            DType::Float8E4M3Fn => Some(E4M3FN),
-            DType::Float8E4M3FnUz => Some(E4M3FNUZ),
-            DType::Float8E5M2 => Some(E5M2),
-            DType::Float8E5M2FnUz => Some(E5M2FNUZ),
+            DType::Float8E4M3Fn => kind(3, 7, false, false),
+            DType::Float8E4M3FnUz => kind(3, 8, true, false),
+            DType::Float8E5M2 => kind(2, 15, false, true),
+            DType::Float8E5M2FnUz => kind(2, 16, true, false),
             _ => None,
         }
     }

@@ -26,6 +26,9 @@ struct Float {
 
 /// `None`: not known to convert to anything.
 fn values(d: DType) -> Option<Values> {
+    let zero = d != DType::Float8E8M0Fnu;
+    let negative_zero = zero && !matches!(d, DType::Float8E4M3FnUz | DType::Float8E5M2FnUz);
+    let infinite = negative_zero && d != DType::Float8E4M3Fn;
     let int = |signed, digits| {
         Some(Values {
             digits,
@@ -34,17 +37,17 @@ fn values(d: DType) -> Option<Values> {
             complex: false,
         })
     };
-    let float = |digits, max, min, special| {
+    let float = |digits, max, min| {
         let float = Float {
             max,
             min,
-            zero: true,
-            negative_zero: special,
-            infinite: special,
+            zero,
+            negative_zero,
+            infinite,
         };
         Some(Values {
             digits,
-            signed: true,
+            signed: zero,
             float: Some(float),
             complex: false,
         })
@@ -61,43 +64,15 @@ fn values(d: DType) -> Option<Values> {
         DType::Int16 => int(true, 15),
         DType::Int32 => int(true, 31),
         DType::Int64 => int(true, 63),
-        DType::Float16 => float(11, 15, -24, true),
-        DType::BFloat16 => float(8, 127, -133, true),
-        DType::Float32 => float(24, 127, -149, true),
-        DType::Float64 => float(53, 1023, -1074, true),
-        DType::Float8E5M2 => float(3, 15, -16, true),
-        DType::Float8E5M2FnUz => float(3, 15, -17, false),
-        DType::Float8E4M3FnUz => float(4, 7, -10, false),
-        DType::Float8E4M3Fn => {
-            let float = Float {
-                max: 8,
-                min: -9,
-                zero: true,
-                negative_zero: true,
-                infinite: false,
-            };
-            Some(Values {
-                digits: 4,
-                signed: true,
-                float: Some(float),
-                complex: false,
-            })
-        }
-        DType::Float8E8M0Fnu => {
-            let float = Float {
-                max: 127,
-                min: -127,
-                zero: false,
-                negative_zero: false,
-                infinite: false,
-            };
-            Some(Values {
-                digits: 1,
-                signed: false,
-                float: Some(float),
-                complex: false,
-            })
-        }
+        DType::Float16 => float(11, 15, -24),
+        DType::BFloat16 => float(8, 127, -133),
+        DType::Float32 => float(24, 127, -149),
+        DType::Float64 => float(53, 1023, -1074),
+        DType::Float8E5M2 => float(3, 15, -16),
+        DType::Float8E5M2FnUz => float(3, 15, -17),
+        DType::Float8E4M3FnUz => float(4, 7, -10),
+        DType::Float8E4M3Fn => float(4, 8, -9),
+        DType::Float8E8M0Fnu => float(1, 127, -127),
         DType::Complex32 | DType::BComplex32 | DType::Complex64 | DType::Complex128 => {
             super::part(d)
                 .and_then(values)
@@ -105,6 +80,13 @@ fn values(d: DType) -> Option<Values> {
         }
         _ => None,
     }
+}
+
+/// The smallest and the largest value of an int type.
+pub(super) fn bounds(d: DType) -> Option<(i128, i128)> {
+    let int = values(d).filter(|v| v.float.is_none() && d != DType::Bool)?;
+    let end = 1i128 << int.digits;
+    Some((if int.signed { -end } else { 0 }, end - 1))
 }
 
 /// Whether every value of `a` is one of `b`.

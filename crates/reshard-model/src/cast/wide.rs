@@ -78,6 +78,28 @@ impl Wide for f32 {
     }
 }
 
+/// Both wide types become other types in the same way.
+macro_rules! encode {
+    () => {
+        fn encode(block: &[Self], to: DType, dst: &mut [u8]) -> bool {
+            match to {
+                DType::Float64 => write(block, dst, |v| (v as f64).to_le_bytes()),
+                DType::Bool => write(block, dst, |v| [u8::from(v != Self::ZERO)]),
+                // PyTorch goes by way of int64 here, so that -1 is 255 everywhere.
+                DType::UInt8 => write(block, dst, |v| [v as i64 as u8]),
+                DType::UInt16 => write(block, dst, |v| (v as u16).to_le_bytes()),
+                DType::UInt32 => write(block, dst, |v| (v as u32).to_le_bytes()),
+                DType::UInt64 => write(block, dst, |v| (v as u64).to_le_bytes()),
+                DType::Int8 => write(block, dst, |v| (v as i8).to_le_bytes()),
+                DType::Int16 => write(block, dst, |v| (v as i16).to_le_bytes()),
+                DType::Int32 => write(block, dst, |v| (v as i32).to_le_bytes()),
+                DType::Int64 => write(block, dst, |v| (v as i64).to_le_bytes()),
+                small => narrow(block, small, dst, |v| v as f32),
+            }
+        }
+    };
+}
+
 impl Wide for f64 {
     const ZERO: Self = 0.0;
 
@@ -95,22 +117,7 @@ impl Wide for f64 {
         known
     }
 
-    fn encode(block: &[Self], to: DType, dst: &mut [u8]) -> bool {
-        match to {
-            DType::Float64 => write(block, dst, Self::to_le_bytes),
-            DType::Bool => write(block, dst, |v| [u8::from(v != 0.0)]),
-            // PyTorch goes by way of int64 here, so that -1 is 255 everywhere.
-            DType::UInt8 => write(block, dst, |v| [v as i64 as u8]),
-            DType::UInt16 => write(block, dst, |v| (v as u16).to_le_bytes()),
-            DType::UInt32 => write(block, dst, |v| (v as u32).to_le_bytes()),
-            DType::UInt64 => write(block, dst, |v| (v as u64).to_le_bytes()),
-            DType::Int8 => write(block, dst, |v| (v as i8).to_le_bytes()),
-            DType::Int16 => write(block, dst, |v| (v as i16).to_le_bytes()),
-            DType::Int32 => write(block, dst, |v| (v as i32).to_le_bytes()),
-            DType::Int64 => write(block, dst, |v| (v as i64).to_le_bytes()),
-            small => narrow(block, small, dst, |v| v as f32),
-        }
-    }
+    encode!();
 }
 
 impl Wide for i128 {
@@ -131,21 +138,7 @@ impl Wide for i128 {
         }
     }
 
-    fn encode(block: &[Self], to: DType, dst: &mut [u8]) -> bool {
-        match to {
-            DType::Bool => write(block, dst, |v| [u8::from(v != 0)]),
-            DType::UInt8 => write(block, dst, |v| (v as u8).to_le_bytes()),
-            DType::UInt16 => write(block, dst, |v| (v as u16).to_le_bytes()),
-            DType::UInt32 => write(block, dst, |v| (v as u32).to_le_bytes()),
-            DType::UInt64 => write(block, dst, |v| (v as u64).to_le_bytes()),
-            DType::Int8 => write(block, dst, |v| (v as i8).to_le_bytes()),
-            DType::Int16 => write(block, dst, |v| (v as i16).to_le_bytes()),
-            DType::Int32 => write(block, dst, |v| (v as i32).to_le_bytes()),
-            DType::Int64 => write(block, dst, |v| (v as i64).to_le_bytes()),
-            DType::Float64 => write(block, dst, |v| (v as f64).to_le_bytes()),
-            small => narrow(block, small, dst, |v| v as f32),
-        }
-    }
+    encode!();
 }
 
 /// By way of float32, as PyTorch does.

@@ -211,13 +211,8 @@ impl TensorSource for Part {
             .zip(&region.offsets)
             .map(|(a, b)| a + b)
             .collect();
-        self.source.read(
-            &Region {
-                offsets,
-                lengths: region.lengths.clone(),
-            },
-            out,
-        )
+        let region = Region::new(offsets, region.lengths.clone());
+        self.source.read(&region, out)
     }
 }
 

@@ -40,19 +40,15 @@ impl ShardedTensor {
         allow_shape_mismatch: bool,
         flattened_range: Option<Range<u64>>,
     ) -> Result<Self> {
+        let region = Region::new(global_offset, local_shape);
         let out = Self {
-            key: key.into(),
             data: data.into(),
-            dtype,
-            local_shape: local_shape.into(),
-            global_shape: global_shape.into(),
-            global_offset: global_offset.into(),
             axis_fragmentations: axis_fragmentations.map(Dims::from),
             replica_id: replica_id.into(),
             prepend_axis_num,
             allow_shape_mismatch,
             flattened_range,
-            tag: None,
+            ..Self::region_of(key, dtype, global_shape, region)
         };
         out.validated()
     }
@@ -180,18 +176,10 @@ impl ShardedTensor {
             fragmentations[axis] = of;
         }
         let out = Self {
-            key: key.into(),
-            data: Data::None,
-            dtype,
             local_shape: local_shape.into(),
-            global_shape: shape,
-            global_offset: offset,
             axis_fragmentations: Some(fragmentations),
-            replica_id: ReplicaId::default(),
             prepend_axis_num,
-            allow_shape_mismatch: false,
-            flattened_range: None,
-            tag: None,
+            ..Self::region_of(key, dtype, &shape, Region::new(offset, local))
         };
         out.validated()
     }
@@ -299,15 +287,7 @@ impl ShardedTensor {
 
     /// The box of the global tensor that it holds, prepended axes (of extent 1) included.
     pub fn region(&self) -> Region {
-        Region {
-            offsets: self.global_offset.clone(),
-            lengths: self.local_extents(),
-        }
-    }
-
-    /// Whether the chunks of the tensor form a regular grid.
-    pub fn has_regular_grid(&self) -> bool {
-        self.axis_fragmentations.is_some()
+        Region::new(self.global_offset.clone(), self.local_extents())
     }
 
     /// Returns itself if [`validate`](Self::validate) finds no problem.

@@ -2,20 +2,15 @@
 
 use super::{Flatten, Parts, PathOfKey, Slot, structure};
 use crate::{
-    Data, FlatStateDict, Leaf, ModelError, Path, Payload, Result, Sharded, ShardedObject,
-    ShardedTensor, StateDict, Step, Tree, Value, ValueTree,
+    FlatStateDict, Leaf, Path, Payload, Result, Sharded, ShardedObject, ShardedTensor, StateDict,
+    Step, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
 
 pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
     let mut out = Items {
         flatten,
-        flat: FlatStateDict::new(),
-        paths: PathOfKey::new(),
-        names: IndexMap::new(),
-        dropped_empty: Vec::new(),
-        path: Vec::new(),
-        kinds: Vec::new(),
+        ..Items::default()
     };
     let slots = match open(state) {
         // The top is always taken apart.
@@ -30,14 +25,12 @@ pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
 
 /// Containers inside of value leaves become containers of the tree.
 fn open(tree: StateDict) -> StateDict {
-    match tree {
-        Tree::Leaf(Leaf::Value(v @ (Value::Dict(_) | Value::List(_)))) => {
+    tree.flat_map(&mut |leaf| match leaf {
+        Leaf::Value(v @ (Value::Dict(_) | Value::List(_))) => {
             ValueTree::from(v).map(&mut Leaf::Value)
         }
-        Tree::Leaf(l) => Tree::Leaf(l),
-        Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, open(v))).collect()),
-        Tree::List(v) => Tree::List(v.into_iter().map(open).collect()),
-    }
+        leaf => Tree::Leaf(leaf),
+    })
 }
 
 /// What PyTorch keeps apart: tensors, and leaves that a load treats one by one.
@@ -52,6 +45,7 @@ struct Name {
     alone: bool,
 }
 
+#[derive(Default)]
 struct Items {
     flatten: Flatten,
     flat: FlatStateDict,
@@ -165,24 +159,17 @@ impl Items {
                 o.validate()?;
                 (Sharded::Object(o), Slot::Sharded, alone)
             }
-            Leaf::Value(Value::Tensor(t)) => (
-                Sharded::Tensor(ShardedTensor::full(&fqn(), t)),
-                Slot::Value,
-                true,
-            ),
-            Leaf::Value(Value::Device(t)) => {
-                let template = ShardedTensor::template(&fqn(), t.dtype(), t.shape());
-                (
-                    Sharded::Tensor(template.with_data(Data::Device(t))),
-                    Slot::Value,
-                    true,
-                )
+            Leaf::Value(value) => {
+                let key = fqn();
+                let sharded = match value {
+                    Value::Tensor(t) => ShardedTensor::full(&key, t).into(),
+                    Value::Device(t) => ShardedTensor::template(&key, t.dtype(), t.shape())
+                        .with_data(t)
+                        .into(),
+                    v => ShardedObject::item(&key, Payload::Value(v)).into(),
+                };
+                (sharded, Slot::Value, true)
             }
-            Leaf::Value(v) => (
-                Sharded::Object(ShardedObject::item(&fqn(), Payload::Value(v))),
-                Slot::Value,
-                true,
-            ),
         };
 
         // The name is checked before the leaf is stored, so `flat` never has two leaves for one item.
@@ -201,10 +188,7 @@ impl Items {
                     other.path.quoted(),
                     path.quoted()
                 );
-                return Err(ModelError::Structure {
-                    path: path.to_string(),
-                    what,
-                });
+                return Err(structure(&self.path, what));
             }
             return Ok(());
         }

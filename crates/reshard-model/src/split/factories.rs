@@ -1,6 +1,7 @@
 use super::structure;
-use crate::{Leaf, Result, Sharded, ShardedTensorFactory, StateDict, Step, Tree, ValueTree};
-use indexmap::IndexMap;
+use crate::{
+    Leaf, ModelError, Result, Sharded, ShardedTensorFactory, StateDict, Step, Tree, ValueTree,
+};
 
 /// Replaces each factory by what it builds, and gives the factories back at their paths: lists become dicts with int keys
 /// there, so that places are kept. An empty dict when there is none.
@@ -11,8 +12,23 @@ pub fn expand_factories(state: StateDict) -> Result<(StateDict, Tree<ShardedTens
     if !any(&state) {
         return Ok((state, Tree::new()));
     }
-    let (state, factories) = expand(state)?;
-    Ok((state, factories.unwrap_or_default()))
+    let mut factories = Tree::new();
+    let state = state.try_map(&mut |path, leaf| {
+        let Leaf::Factory(f) = leaf else {
+            return Ok(Some(Tree::Leaf(leaf)));
+        };
+        let built = f.build()?.map(&mut |sharded| match sharded {
+            Sharded::Tensor(t) => Leaf::Tensor(t),
+            Sharded::Object(o) => Leaf::Object(o),
+        });
+        let place = path.iter().fold(&mut factories, |tree, step| match tree {
+            Tree::Dict(d) => d.entry(step.clone()).or_default(),
+            leaf => leaf,
+        });
+        *place = Tree::Leaf(f);
+        Ok::<_, ModelError>(Some(built))
+    })?;
+    Ok((state.unwrap_or_default(), factories))
 }
 
 /// Whether a state dict has factories.
@@ -20,42 +36,10 @@ pub(super) fn any(state: &StateDict) -> bool {
     state.any(&|leaf| matches!(leaf, Leaf::Factory(_)))
 }
 
-fn expand(tree: StateDict) -> Result<(StateDict, Option<Tree<ShardedTensorFactory>>)> {
-    let dict = |d: IndexMap<_, _>| (!d.is_empty()).then_some(Tree::Dict(d));
-    Ok(match tree {
-        Tree::Leaf(Leaf::Factory(f)) => {
-            let built = f.build()?.map(&mut |sharded| match sharded {
-                Sharded::Tensor(t) => Leaf::Tensor(t),
-                Sharded::Object(o) => Leaf::Object(o),
-            });
-            (built, Some(Tree::Leaf(f)))
-        }
-        Tree::Leaf(leaf) => (Tree::Leaf(leaf), None),
-        Tree::Dict(d) => {
-            let (mut out, mut factories) = (IndexMap::with_capacity(d.len()), IndexMap::new());
-            for (k, v) in d {
-                let (v, f) = expand(v)?;
-                f.and_then(|f| factories.insert(k.clone(), f));
-                out.insert(k, v);
-            }
-            (Tree::Dict(out), dict(factories))
-        }
-        Tree::List(v) => {
-            let (mut out, mut factories) = (Vec::with_capacity(v.len()), IndexMap::new());
-            for (i, v) in v.into_iter().enumerate() {
-                let (v, f) = expand(v)?;
-                f.and_then(|f| factories.insert(Step::Index(i as u64), f));
-                out.push(v);
-            }
-            (Tree::List(out), dict(factories))
-        }
-    })
-}
-
 /// Makes one value again of the subtree of each factory, as Megatron's `apply_factory_merges`.
 ///
 /// # Errors
-/// [`ModelError::Structure`](crate::ModelError::Structure) with the path: a key of `factories` is missing in `loaded`, a
+/// [`ModelError::Structure`] with the path: a key of `factories` is missing in `loaded`, a
 /// list has another length, an index is out of its bounds, a list is asked for a key. And whatever a factory says.
 pub fn merge_factories(
     loaded: ValueTree,

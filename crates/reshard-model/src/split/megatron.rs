@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 pub(super) fn split(state: Cow<'_, StateDict>) -> Result<Parts> {
     let mut flat = FlatStateDict::new();
-    let Halves { slots, common } = part(state, &mut Vec::new(), &mut flat)?;
+    let (slots, common) = part(state, &mut Vec::new(), &mut flat)?;
     Ok(Parts::new(
         flat,
         common.unwrap_or_default(),
@@ -17,12 +17,8 @@ pub(super) fn split(state: Cow<'_, StateDict>) -> Result<Parts> {
     ))
 }
 
-/// A subtree, parted. A half is there when it has a leaf; empty containers are common.
-#[derive(Default)]
-struct Halves {
-    slots: Option<Tree<Slot>>,
-    common: Option<ValueTree>,
-}
+/// The slots and the common state of a subtree. A half is there when it has a leaf; empty containers are common.
+type Halves = (Option<Tree<Slot>>, Option<ValueTree>);
 
 /// Leaves of a borrowed tree are cloned, and nothing else of it.
 fn part(
@@ -54,18 +50,10 @@ fn part(
 
 /// Sharded leaves leave a slot behind. Everything else, empty containers too, is common.
 fn leaf(leaf: Leaf, path: &[Step], flat: &mut FlatStateDict) -> Result<Halves> {
-    let slot = |slot| {
-        Ok(Halves {
-            slots: Some(Tree::Leaf(slot)),
-            common: None,
-        })
-    };
+    let slot = |slot| Ok((Some(Tree::Leaf(slot)), None));
     match leaf {
         Leaf::Value(Value::Local(l)) | Leaf::Local(l) => slot(Slot::Local(l)),
-        Leaf::Value(v) => Ok(Halves {
-            slots: None,
-            common: Some(ValueTree::Leaf(v)),
-        }),
+        Leaf::Value(v) => Ok((None, Some(ValueTree::Leaf(v)))),
         Leaf::Tensor(t) => {
             t.validate()?;
             named(&t.key, path)?;
@@ -88,10 +76,7 @@ fn dict<'a>(
     flat: &mut FlatStateDict,
 ) -> Result<Halves> {
     if dict.len() == 0 {
-        return Ok(Halves {
-            slots: None,
-            common: Some(ValueTree::new()),
-        });
+        return Ok((None, Some(ValueTree::new())));
     }
     let (mut slots, mut common) = (IndexMap::with_capacity(dict.len()), IndexMap::new());
     flat.reserve(dict.len());
@@ -99,7 +84,7 @@ fn dict<'a>(
         path.push(k);
         let halves = part(v, path, flat)?;
         let Some(k) = path.pop() else { continue };
-        match (halves.slots, halves.common) {
+        match halves {
             (Some(s), Some(c)) => {
                 slots.insert(k.clone(), s);
                 common.insert(k, c);
@@ -109,10 +94,10 @@ fn dict<'a>(
             (None, None) => {}
         }
     }
-    Ok(Halves {
-        slots: (!slots.is_empty()).then_some(Tree::Dict(slots)),
-        common: (!common.is_empty()).then_some(Tree::Dict(common)),
-    })
+    Ok((
+        (!slots.is_empty()).then_some(Tree::Dict(slots)),
+        (!common.is_empty()).then_some(Tree::Dict(common)),
+    ))
 }
 
 fn list<'a>(
@@ -122,18 +107,15 @@ fn list<'a>(
 ) -> Result<Halves> {
     let n = list.len();
     if n == 0 {
-        return Ok(Halves {
-            slots: None,
-            common: Some(ValueTree::List(Vec::new())),
-        });
+        return Ok((None, Some(ValueTree::List(Vec::new()))));
     }
     let (mut slots, mut common) = (Vec::new(), Vec::new());
     for (i, v) in list.enumerate() {
         path.push(Step::Index(i as u64));
-        let halves = part(v, path, flat)?;
+        let (slot, value) = part(v, path, flat)?;
         path.pop();
-        slots.extend(halves.slots);
-        common.extend(halves.common);
+        slots.extend(slot);
+        common.extend(value);
     }
     // Each half of a list closes up, so the two fit together again only if each has every element.
     if !slots.is_empty() && !common.is_empty() && (slots.len(), common.len()) != (n, n) {
@@ -141,10 +123,10 @@ fn list<'a>(
                     put them into dicts, or into two lists";
         return Err(structure(path, what));
     }
-    Ok(Halves {
-        slots: (!slots.is_empty()).then_some(Tree::List(slots)),
-        common: (!common.is_empty()).then_some(Tree::List(common)),
-    })
+    Ok((
+        (!slots.is_empty()).then_some(Tree::List(slots)),
+        (!common.is_empty()).then_some(Tree::List(common)),
+    ))
 }
 
 fn named(key: &str, path: &[Step]) -> Result<()> {

@@ -58,7 +58,8 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Val
         }
         *place = ValueTree::Leaf(value);
     }
-    Ok(expand(root))
+    // Values may be lists or dicts themselves.
+    Ok(root.flat_map(&mut ValueTree::from))
 }
 
 /// A list, dict or value is never this: values come in by the caller, whose `None` is a leaf put in after the check.
@@ -97,12 +98,4 @@ fn enter<'a>(
         *child = new;
     }
     Ok(child)
-}
-
-fn expand(tree: ValueTree) -> ValueTree {
-    match tree {
-        Tree::Leaf(v) => v.into(),
-        Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, expand(v))).collect()),
-        Tree::List(v) => Tree::List(v.into_iter().map(expand).collect()),
-    }
 }

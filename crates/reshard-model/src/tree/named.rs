@@ -131,16 +131,16 @@ impl ValueTree {
     pub fn take_tensor(&mut self, name: &str) -> Result<Tensor> {
         self.tensor(name)?;
         let steps = self.steps_of(name).unwrap_or_default();
-        let taken = match steps.split_last() {
-            Some((last, above)) => self.at_mut(above).and_then(|tree| match tree {
+        let taken = steps.split_last().and_then(|(last, above)| {
+            let none = Self::Leaf(Value::None);
+            match self.at_mut(above)? {
                 Self::Dict(d) => d.shift_remove(last),
-                _ => Some(std::mem::replace(
+                tree => Some(std::mem::replace(
                     tree.at_mut(std::slice::from_ref(last))?,
-                    Self::Leaf(Value::None),
+                    none,
                 )),
-            }),
-            None => None,
-        };
+            }
+        });
         let tensor = taken.and_then(|tree| tree.into_leaf()?.into_tensor());
         tensor.ok_or_else(|| self.no_such(name))
     }

@@ -1,7 +1,7 @@
 //! Taking leaves out of trees.
 
 use super::{Step, Tree};
-use crate::{ModelError, Result};
+use crate::{Result, error::structure};
 use indexmap::IndexMap;
 
 impl<L> Tree<L> {
@@ -27,74 +27,65 @@ impl<L> Tree<L> {
     /// none goes to the others.
     ///
     /// # Errors
-    /// [`ModelError::Structure`] when the tree is a leaf.
+    /// [`ModelError::Structure`](crate::ModelError::Structure) when the tree is a leaf.
     pub fn extract_matching_values(
         self,
         lists_as_dicts: bool,
         matches: &mut impl FnMut(&L) -> bool,
     ) -> Result<(Self, Self)> {
-        Ok(match self {
-            Self::Leaf(_) => {
-                return Err(ModelError::Structure {
-                    path: String::new(),
-                    what: "only a dict or a list can be split in two".into(),
-                });
-            }
-            // A key goes to both halves if its subtree has leaves of both kinds.
-            Self::Dict(d) => {
-                let (mut yes, mut no) = (IndexMap::new(), IndexMap::new());
-                for (k, v) in d {
-                    let (a, b) = v.part(lists_as_dicts, matches)?;
-                    a.and_then(|a| yes.insert(k.clone(), a));
-                    b.and_then(|b| no.insert(k, b));
-                }
-                (Self::Dict(yes), Self::Dict(no))
-            }
-            // Int keys keep the positions of the elements, which a shortened list would lose.
-            Self::List(v) if lists_as_dicts => {
-                let d = v
-                    .into_iter()
-                    .enumerate()
-                    .map(|(i, v)| (Step::Index(i as u64), v))
-                    .collect();
-                return Self::Dict(d).extract_matching_values(lists_as_dicts, matches);
-            }
-            Self::List(v) => {
-                let (mut yes, mut no) = (Vec::new(), Vec::new());
-                for v in v {
-                    let (a, b) = v.part(lists_as_dicts, matches)?;
-                    yes.extend(a);
-                    no.extend(b);
-                }
-                (Self::List(yes), Self::List(no))
-            }
-        })
+        if let Self::Leaf(_) = self {
+            return Err(structure(&[], "only a dict or a list can be split in two"));
+        }
+        let is_list = matches!(self, Self::List(_)) && !lists_as_dicts;
+        let (yes, no) = self.part(lists_as_dicts, matches);
+        let empty = || match is_list {
+            true => Self::List(Vec::new()),
+            false => Self::new(),
+        };
+        Ok((yes.unwrap_or_else(empty), no.unwrap_or_else(empty)))
     }
 
+    /// The two halves. Each is there if it has a leaf, and the second one also if the whole has none.
     fn part(
         self,
         lists_as_dicts: bool,
         matches: &mut impl FnMut(&L) -> bool,
-    ) -> Result<(Option<Self>, Option<Self>)> {
-        if let Self::Leaf(l) = self {
-            let leaf = Self::Leaf;
-            return Ok(if matches(&l) {
-                (Some(leaf(l)), None)
-            } else {
-                (None, Some(leaf(l)))
-            });
-        }
-        let was_empty = self.is_empty_container();
-        let (yes, no) = self.extract_matching_values(lists_as_dicts, matches)?;
-        let keep = |t: Self| (!t.is_empty_container()).then_some(t);
-        Ok((keep(yes), if was_empty { Some(no) } else { keep(no) }))
-    }
-
-    fn is_empty_container(&self) -> bool {
+    ) -> (Option<Self>, Option<Self>) {
         match self {
-            Self::Dict(d) => d.is_empty(),
-            Self::List(v) => v.is_empty(),
-            Self::Leaf(_) => false,
+            Self::Leaf(l) if matches(&l) => (Some(Self::Leaf(l)), None),
+            Self::Leaf(l) => (None, Some(Self::Leaf(l))),
+            // A key goes to both halves if its subtree has leaves of both kinds.
+            Self::Dict(d) => {
+                let was_empty = d.is_empty();
+                let (mut yes, mut no) = (IndexMap::new(), IndexMap::new());
+                for (k, v) in d {
+                    let (a, b) = v.part(lists_as_dicts, matches);
+                    a.and_then(|a| yes.insert(k.clone(), a));
+                    b.and_then(|b| no.insert(k, b));
+                }
+                (
+                    (!yes.is_empty()).then_some(Self::Dict(yes)),
+                    (was_empty || !no.is_empty()).then_some(Self::Dict(no)),
+                )
+            }
+            // Int keys keep the positions of the elements, which a shortened list would lose.
+            Self::List(v) if lists_as_dicts => {
+                let d = (0..).zip(v).map(|(i, v)| (Step::Index(i), v));
+                Self::Dict(d.collect()).part(lists_as_dicts, matches)
+            }
+            Self::List(v) => {
+                let was_empty = v.is_empty();
+                let (mut yes, mut no) = (Vec::new(), Vec::new());
+                for v in v {
+                    let (a, b) = v.part(lists_as_dicts, matches);
+                    yes.extend(a);
+                    no.extend(b);
+                }
+                (
+                    (!yes.is_empty()).then_some(Self::List(yes)),
+                    (was_empty || !no.is_empty()).then_some(Self::List(no)),
+                )
+            }
         }
     }
 }

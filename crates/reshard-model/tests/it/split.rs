@@ -416,7 +416,7 @@ fn containers_are_taken_apart_as_torch_2_4_does() {
         panic!()
     };
     assert_eq!(
-        (t.has_regular_grid(), t.global_offset.clone()),
+        (t.axis_fragmentations.is_some(), t.global_offset.clone()),
         (true, [0].into())
     );
 }

@@ -55,18 +55,12 @@ impl ReadItem {
     /// # Errors
     /// As [`selection`](Self::selection); an object that is not stored.
     pub fn wanted(&self, metadata: &Metadata) -> Result<Wanted> {
-        let unknown =
-            || PlanError::invalid(&self.piece.key, "a plan reads it, but it is not stored");
-        match self.stored {
-            Stored::Chunk(_) => self
-                .selection(metadata)?
-                .map(Wanted::Chunk)
-                .ok_or_else(unknown),
-            Stored::Object(id) => metadata
-                .object_key(id)
-                .map(|_| Wanted::Object(id))
-                .ok_or_else(unknown),
-        }
+        let wanted = match self.stored {
+            Stored::Chunk(_) => self.selection(metadata)?.map(Wanted::Chunk),
+            Stored::Object(id) => metadata.object_key(id).map(|_| Wanted::Object(id)),
+        };
+        let unknown = "a plan reads it, but it is not stored";
+        wanted.ok_or_else(|| PlanError::invalid(&self.piece.key, unknown))
     }
 }
 

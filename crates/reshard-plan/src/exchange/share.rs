@@ -4,10 +4,10 @@ use super::{
     Receive, Serve, Wanted,
     cut::{Budget, Wishes},
 };
-use crate::{ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection};
+use crate::{LoadPlan, Metadata, PlanError, ReadItem, Result, Selection};
 use foldhash::fast::RandomState;
 use indexmap::IndexMap;
-use reshard_model::{DType, Dims, FlatView, Region};
+use reshard_model::{Dims, Region};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that is read once for the ranks of one group.
@@ -106,30 +106,22 @@ fn share(
 /// An item, with its position in its plan.
 type Item = (usize, ReadItem);
 
-/// A stored thing, and how its elements are counted.
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum Target {
-    Chunk(ChunkId, DType, Option<FlatView>),
-    Object(ObjectId),
+/// A stored thing without a region, and the region that is wanted of it.
+fn apart(mut what: Wanted) -> (Wanted, Region) {
+    let region = match &mut what {
+        Wanted::Chunk(selection) => std::mem::take(&mut selection.region),
+        Wanted::Object(_) => Region::default(),
+    };
+    (what, region)
 }
 
-impl Target {
-    fn of(what: Wanted) -> (Self, Region) {
-        match what {
-            Wanted::Chunk(s) => (Self::Chunk(s.chunk, s.dtype, s.flat), s.region),
-            Wanted::Object(id) => (Self::Object(id), Region::default()),
-        }
+/// A region of a stored thing.
+fn wanted(thing: &Wanted, region: Region) -> Wanted {
+    let mut what = thing.clone();
+    if let Wanted::Chunk(selection) = &mut what {
+        selection.region = region;
     }
-
-    fn wanted(&self, region: Region) -> Wanted {
-        match self {
-            Self::Chunk(chunk, dtype, flat) => Wanted::Chunk(Selection {
-                flat: flat.clone(),
-                ..Selection::new(*chunk, *dtype, region)
-            }),
-            Self::Object(id) => Wanted::Object(*id),
-        }
-    }
+    what
 }
 
 /// An item of rank `rank`, which rank `reader` reads so far.
@@ -140,7 +132,7 @@ struct Want {
 }
 
 /// What the ranks of each group want of each stored thing, by region.
-type Wants = IndexMap<(u32, Target), IndexMap<Region, Vec<Want>, RandomState>, RandomState>;
+type Wants = IndexMap<(u32, Wanted), IndexMap<Region, Vec<Want>, RandomState>, RandomState>;
 
 /// Takes what ranks with a group read out of the plans, for themselves or for others.
 fn collect(
@@ -150,7 +142,7 @@ fn collect(
 ) -> Result<Wants> {
     let mut all = Wants::default();
     let mut add = |group: u32, reader: u32, rank: u32, item: Item| -> Result<()> {
-        let (target, region) = Target::of(item.1.wanted(metadata)?);
+        let (target, region) = apart(item.1.wanted(metadata)?);
         let regions = all.entry((group, target)).or_default();
         let want = Want { reader, rank, item };
         regions.entry(region).or_default().push(want);
@@ -197,7 +189,7 @@ fn blocks(wants: Wants, metadata: &Metadata, least: u64) -> Result<Vec<Block>> {
     let mut totals: BTreeMap<u32, (u64, BTreeSet<u32>)> = BTreeMap::new();
     for ((group, target), regions) in &wants {
         let union = union(target, regions, metadata, &mut budget);
-        let Target::Chunk(_, dtype, _) = target else {
+        let Wanted::Chunk(Selection { dtype, .. }) = target else {
             unions.push(union);
             continue;
         };
@@ -242,12 +234,12 @@ fn blocks(wants: Wants, metadata: &Metadata, least: u64) -> Result<Vec<Block>> {
 }
 
 fn union(
-    target: &Target,
+    target: &Wanted,
     regions: &IndexMap<Region, Vec<Want>, RandomState>,
     metadata: &Metadata,
     budget: &mut Budget,
 ) -> Option<Vec<Region>> {
-    let Target::Chunk(_, _, None) = target else {
+    let Wanted::Chunk(Selection { flat: None, .. }) = target else {
         return None;
     };
     let mut ranks = regions.values().flatten().map(|want| want.rank);
@@ -262,13 +254,13 @@ fn union(
 }
 
 fn wishes<'r>(
-    target: &Target,
+    target: &Wanted,
     regions: impl Iterator<Item = &'r Region>,
     chunk: &'r [u64],
 ) -> Wishes<'r> {
     let item = match target {
-        Target::Chunk(_, dtype, _) => dtype.size(),
-        Target::Object(_) => 1,
+        Wanted::Chunk(selection) => selection.dtype.size(),
+        Wanted::Object(_) => 1,
     };
     Wishes {
         regions: regions.collect(),
@@ -278,19 +270,20 @@ fn wishes<'r>(
 }
 
 /// The shape of a chunk.
-fn chunk(target: &Target, metadata: &Metadata) -> Option<Dims> {
-    let Target::Chunk(id, ..) = target else {
+fn chunk(target: &Wanted, metadata: &Metadata) -> Option<Dims> {
+    let Wanted::Chunk(selection) = target else {
         return None;
     };
-    metadata.chunk(*id).map(|(_, chunk)| chunk.lengths)
+    let (_, chunk) = metadata.chunk(selection.chunk)?;
+    Some(chunk.lengths)
 }
 
 impl Block {
     /// A region that all want as a whole.
-    fn whole(group: u32, target: &Target, region: Region, wants: Vec<Want>) -> Self {
+    fn whole(group: u32, target: &Wanted, region: Region, wants: Vec<Want>) -> Self {
         let mut block = Self {
             group,
-            what: target.wanted(region),
+            what: wanted(target, region),
             readers: BTreeSet::new(),
             takers: BTreeMap::new(),
         };
@@ -302,7 +295,7 @@ impl Block {
     }
 
     /// A box, and what each region has of it.
-    fn cut(group: u32, target: &Target, of: Region, regions: &[(Region, Vec<Want>)]) -> Self {
+    fn cut(group: u32, target: &Wanted, of: Region, regions: &[(Region, Vec<Want>)]) -> Self {
         let (mut readers, mut takers) = (BTreeSet::new(), BTreeMap::new());
         let mut parts = false;
         for (region, wants) in regions {
@@ -324,7 +317,7 @@ impl Block {
         }
         Self {
             group,
-            what: target.wanted(of),
+            what: wanted(target, of),
             readers,
             takers,
         }
@@ -339,10 +332,7 @@ impl Block {
         metadata: &Metadata,
     ) -> Result<()> {
         let Self { what, takers, .. } = self;
-        let of = match &what {
-            Wanted::Chunk(selection) => selection.region.clone(),
-            Wanted::Object(_) => Region::default(),
-        };
+        let (_, of) = apart(what.clone());
         let (mut to, mut parts) = (Vec::new(), Vec::new());
         for ((rank, part), items) in takers {
             if rank == reader {
@@ -394,6 +384,7 @@ fn cut_item(item: &ReadItem, region: &Region, part: &Region) -> ReadItem {
 mod tests {
     use super::*;
     use crate::{PieceId, Stored, exchange_groups};
+    use reshard_model::DType;
     use std::sync::Arc;
 
     /// A chunk of 8 x 8 elements, of which each of four ranks wants two columns: each reads two rows, and sends the others their columns.

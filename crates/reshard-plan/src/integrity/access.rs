@@ -1,8 +1,8 @@
 //! Whether the leaves of all ranks make up whole tensors and arrays of objects, each part with one main replica.
 
 use super::{Declaration, Declared};
-use crate::{At, PlanError, Problem, Problems, Result};
-use reshard_model::{BoxFault, Dims, Region, first_fault};
+use crate::{At, Fault, PlanError, Problem, Problems, Result};
+use reshard_model::{Dims, Region, ShardedObject, first_fault};
 use std::{
     borrow::Borrow,
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +45,11 @@ pub fn validate_sharding_integrity<D: Borrow<Declared>>(ranks: &[D]) -> Result<(
     }
     let mut problems = Vec::new();
     for (key, leaves) in by_key {
-        let mut found = Found::new(key);
+        let mut found = Found {
+            key,
+            problems: Vec::new(),
+            more: 0,
+        };
         found.look(&leaves);
         problems.extend(found.done());
     }
@@ -72,12 +76,13 @@ impl Leaf<'_> {
             ..
         } = self.of;
         let prepended = global_shape.len().saturating_sub(local_shape.len());
-        let mut lengths = Dims::splat(1, prepended);
-        local_shape.iter().for_each(|&n| lengths.push(n));
-        Region {
-            offsets: global_offset.clone(),
-            lengths,
-        }
+        let ones = std::iter::repeat_n(1, prepended);
+        let lengths: Dims = ones.chain(local_shape.iter().copied()).collect();
+        Region::new(global_offset.clone(), lengths)
+    }
+
+    fn at(&self) -> At {
+        At::new(&self.region(), self.rank)
     }
 
     fn is_main(&self) -> bool {
@@ -113,32 +118,23 @@ struct Found<'k> {
     more: u128,
 }
 
-impl<'k> Found<'k> {
-    fn new(key: &'k str) -> Self {
-        Self {
-            key,
-            problems: Vec::new(),
-            more: 0,
-        }
+impl Found<'_> {
+    fn add(&mut self, fault: Fault) {
+        self.add_to(self.key.into(), fault);
     }
 
-    fn key(&self) -> String {
-        self.key.to_owned()
-    }
-
-    fn add(&mut self, problem: Problem) {
+    /// Adds a problem of a cell.
+    fn add_to(&mut self, key: String, fault: Fault) {
         match self.problems.len() < PER_KEY {
-            true => self.problems.push(problem),
+            true => self.problems.push(fault.of(key)),
             false => self.more += 1,
         }
     }
 
     fn done(mut self) -> Vec<Problem> {
         if self.more > 0 {
-            self.problems.push(Problem::More {
-                key: self.key.to_owned(),
-                count: self.more,
-            });
+            let count = self.more;
+            self.problems.push(Fault::More { count }.of(self.key));
         }
         self.problems
     }
@@ -152,8 +148,7 @@ impl<'k> Found<'k> {
         let is_tensor = first.of.dtype.is_some();
         if let Some(other) = leaves.iter().find(|l| l.of.dtype.is_some() != is_tensor) {
             let (is, other) = (kind(first), kind(other));
-            let key = self.key();
-            return self.add(Problem::Kind { key, is, other });
+            return self.add(Fault::Kind { is, other });
         }
         match is_tensor {
             true => self.tensor(first, leaves),
@@ -162,12 +157,10 @@ impl<'k> Found<'k> {
     }
 
     fn tensor(&mut self, first: &Leaf<'_>, leaves: &[Leaf<'_>]) {
-        let key = self.key();
         if let Some(other) = leaves.iter().find(|l| l.of.dtype != first.of.dtype)
             && let (Some(is), Some(dtype)) = (first.of.dtype, other.of.dtype)
         {
-            return self.add(Problem::DType {
-                key,
+            return self.add(Fault::DType {
                 is,
                 other: dtype,
                 ranks: Some((first.rank, other.rank)),
@@ -177,15 +170,11 @@ impl<'k> Found<'k> {
         if let Some(other) = leaves.iter().find(|l| l.of.global_shape != *shape) {
             let told = |l: &Leaf<'_>| format!("{} on rank {}", l.of.global_shape, l.rank);
             let (is, other) = (told(first), told(other));
-            return self.add(Problem::Shape { key, is, other });
+            return self.add(Fault::Shape { is, other });
         }
         if let Some(outside) = leaves.iter().find(|l| !l.region().fits(shape)) {
-            let at = At {
-                region: outside.region(),
-                rank: Some(outside.rank),
-            };
-            let shape = shape.clone();
-            return self.add(Problem::OutOfBounds { key, at, shape });
+            let (at, shape) = (outside.at(), shape.clone());
+            return self.add(Fault::OutOfBounds { at, shape });
         }
         if shape.contains(&0) {
             return;
@@ -193,11 +182,10 @@ impl<'k> Found<'k> {
         let held: Vec<Leaf<'_>> = leaves.iter().filter(|l| !l.is_empty()).copied().collect();
         let Some(first) = held.first() else {
             let (region, shape) = (Region::whole(shape), shape.clone());
-            return self.add(Problem::Hole { key, region, shape });
+            return self.add(Fault::Hole { region, shape });
         };
         match grid(&held) {
-            Err((a, b)) => self.add(Problem::Declared {
-                key,
+            Err((a, b)) => self.add(Fault::Declared {
                 is: a.grid(),
                 other: b.grid(),
             }),
@@ -212,34 +200,17 @@ impl<'k> Found<'k> {
             // Nobody can store such leaves; a save says so of each.
             return;
         }
-        let whole = Region::whole(&first.of.global_shape);
-        let main: Vec<(u32, Region)> = (held.iter().filter(|l| l.is_main()))
-            .map(|l| (l.rank, l.region()))
-            .collect();
+        let shape = &first.of.global_shape;
+        let region = Region::whole(shape);
+        let main = held.iter().filter(|l| l.is_main()).map(Leaf::at);
+        let main: Vec<At> = main.collect();
         if main.is_empty() {
             let ranks = ranks(held);
-            let key = self.key();
-            return self.add(Problem::Unclaimed {
-                key,
-                region: whole,
-                ranks,
-            });
+            return self.add(Fault::Unclaimed { region, ranks });
         }
-        let at = |i: usize| At {
-            region: main[i].1.clone(),
-            rank: Some(main[i].0),
-        };
-        let range = |i: usize, a: usize| main[i].1.offsets[a]..main[i].1.end(a);
-        match first_fault(&whole, main.len(), range) {
-            None => {}
-            Some(BoxFault::Overlap(i, j)) => {
-                let (key, a, b) = (self.key(), at(i), at(j));
-                self.add(Problem::Overlap { key, a, b });
-            }
-            Some(BoxFault::Hole(region)) => {
-                let (key, shape) = (self.key(), first.of.global_shape.clone());
-                self.add(Problem::Hole { key, region, shape });
-            }
+        let range = |i: usize, a: usize| main[i].region.offsets[a]..main[i].region.end(a);
+        if let Some(fault) = first_fault(&region, main.len(), range) {
+            self.add(Fault::of_chunks(fault, shape.clone(), |i| main[i].clone()));
         }
     }
 
@@ -257,28 +228,41 @@ impl<'k> Found<'k> {
         for leaves in chunks.values() {
             self.chunk(leaves);
         }
-        self.absent(&chunks, fragments, &extents, &first.of.global_shape);
+        // Chunks that no rank has. Those that are not listed are counted.
+        let mut left = count(fragments).saturating_sub(chunks.len() as u128);
+        if left == 0 {
+            return;
+        }
+        let absent = positions(fragments).filter(|at| !chunks.contains_key(at));
+        for at in absent.take(PER_KEY.saturating_sub(self.problems.len())) {
+            let offsets = at.iter().zip(&extents).map(|(c, n)| c * n).collect();
+            let (lengths, shape) = (extents.clone(), first.of.global_shape.clone());
+            let region = Region { offsets, lengths };
+            self.add(Fault::Hole { region, shape });
+            left = left.saturating_sub(1);
+        }
+        self.more = self.more.saturating_add(left);
     }
 
     fn chunk(&mut self, leaves: &[Leaf<'_>]) {
         let Some(first) = leaves.first() else { return };
-        let (key, region) = (self.key(), first.region());
+        let region = first.region();
         let main: Vec<Leaf<'_>> = leaves.iter().filter(|l| l.is_main()).copied().collect();
         if main.is_empty() {
             let ranks = ranks(leaves);
-            return self.add(Problem::Unclaimed { key, region, ranks });
+            return self.add(Fault::Unclaimed { region, ranks });
         }
         if first.of.flattened_range.is_some() {
-            return self.ranges(region, main);
+            return self.ranges(region, &main);
         }
         if main.len() > 1 {
             let ranks = main.iter().map(|l| l.rank).collect();
-            self.add(Problem::Claimed { key, region, ranks });
+            self.add(Fault::Claimed { region, ranks });
         }
     }
 
     /// Ranges of one chunk make it up.
-    fn ranges(&mut self, region: Region, main: Vec<Leaf<'_>>) {
+    fn ranges(&mut self, region: Region, main: &[Leaf<'_>]) {
         let mut ranges: Vec<_> = (main.iter())
             .filter_map(|l| Some((l.of.flattened_range.clone()?, l.rank)))
             .collect();
@@ -286,71 +270,29 @@ impl<'k> Found<'k> {
         let elements = region.volume().unwrap_or(u64::MAX);
         let mut covered: (u64, u32) = (0, 0);
         for (range, rank) in &ranges {
-            let problem = match range.start {
-                start if start > covered.0 => Some(Problem::RangeHole {
-                    key: self.key(),
-                    region: region.clone(),
-                    range: covered.0..start,
-                }),
-                start if start < covered.0 => Some(Problem::RangeOverlap {
-                    key: self.key(),
-                    region: region.clone(),
+            let (start, region) = (range.start, region.clone());
+            if start > covered.0 {
+                let range = covered.0..start;
+                self.add(Fault::RangeHole { region, range });
+            } else if start < covered.0 {
+                self.add(Fault::RangeOverlap {
+                    region,
                     range: start..covered.0.min(range.end),
                     ranks: (covered.1, *rank),
-                }),
-                _ => None,
-            };
-            if let Some(problem) = problem {
-                self.add(problem);
+                });
             }
             if range.end > covered.0 {
                 covered = (range.end, *rank);
             }
         }
-        let key = self.key();
         if covered.0 < elements {
             let range = covered.0..elements;
-            self.add(Problem::RangeHole { key, region, range });
+            self.add(Fault::RangeHole { region, range });
         } else if covered.0 > elements {
-            let at = At {
-                region: region.clone(),
-                rank: Some(covered.1),
-            };
+            let at = At::new(&region, covered.1);
             let shape = region.lengths;
-            self.add(Problem::OutOfBounds { key, at, shape });
+            self.add(Fault::OutOfBounds { at, shape });
         }
-    }
-
-    /// Chunks that no rank has: walks the grid in row-major order, but no further than there are problems to list.
-    fn absent(
-        &mut self,
-        chunks: &BTreeMap<Dims, Vec<Leaf<'_>>>,
-        fragments: &Dims,
-        extents: &Dims,
-        shape: &Dims,
-    ) {
-        let all = (fragments.iter()).try_fold(1u128, |n, f| n.checked_mul(u128::from(*f)));
-        let mut left = all
-            .unwrap_or(u128::MAX)
-            .saturating_sub(chunks.len() as u128);
-        let mut there = chunks.keys().peekable();
-        let mut at = Dims::zeros(fragments.len());
-        while left > 0 && self.problems.len() < PER_KEY {
-            if there.next_if(|next| **next == at).is_none() {
-                let offsets = at.iter().zip(extents).map(|(c, n)| c * n).collect();
-                let region = Region {
-                    offsets,
-                    lengths: extents.clone(),
-                };
-                let (key, shape) = (self.key(), shape.clone());
-                self.add(Problem::Hole { key, region, shape });
-                left -= 1;
-            }
-            if !advance(&mut at, fragments) {
-                break;
-            }
-        }
-        self.more = self.more.saturating_add(left);
     }
 
     fn objects(&mut self, first: &Leaf<'_>, leaves: &[Leaf<'_>]) {
@@ -365,73 +307,44 @@ impl<'k> Found<'k> {
             into.entry(name(leaf)).or_default().insert(leaf.rank);
         }
         for ((offset, shape), ranks) in cells.iter().filter(|(_, ranks)| ranks.len() > 1) {
-            let key = match shape.is_empty() {
-                true => self.key(),
-                false => cell_key(self.key, offset, shape),
-            };
+            let key = cell_key(self.key, offset, shape);
             let ranks = ranks.iter().copied().collect();
-            self.add(Problem::Duplicate { key, ranks });
+            self.add_to(key, Fault::Duplicate { ranks });
         }
         let shape = &first.of.global_shape;
-        let all = (shape.iter()).try_fold(1u128, |n, s| n.checked_mul(u128::from(*s)));
-        let all = all.unwrap_or(u128::MAX);
-        let there = cells.len() as u128;
+        let (all, there) = (count(shape), cells.len() as u128);
         // Megatron Core counts all cells, whatever shape they are of.
         if there >= all {
             return;
         }
-        let listed: Vec<Dims> = first_absent(shape, |offset| {
-            cells.contains_key(&(offset.clone(), shape.clone()))
-        });
-        let left = (all - there).saturating_sub(listed.len() as u128);
-        for offset in listed {
-            let holders = replicas.remove(&(offset.clone(), shape.clone()));
-            self.add(Problem::NoCell {
-                key: cell_key(self.key, &offset, shape),
-                ranks: holders.into_iter().flatten().collect(),
-            });
+        let mut left = all - there;
+        let absent = positions(shape).map(|offset| (offset, shape.clone()));
+        let absent = absent.filter(|cell| !cells.contains_key(cell));
+        for cell in absent.take(PER_KEY) {
+            let holders = replicas.remove(&cell);
+            let ranks = holders.into_iter().flatten().collect();
+            let key = cell_key(self.key, &cell.0, shape);
+            self.add_to(key, Fault::NoCell { ranks });
+            left = left.saturating_sub(1);
         }
         self.more = self.more.saturating_add(left);
     }
 }
 
-/// The first cells of an array that are not there, in row-major order: at most as many as are listed. It looks at no more cells than are
-/// there and listed.
-fn first_absent(shape: &Dims, there: impl Fn(&Dims) -> bool) -> Vec<Dims> {
-    let (mut out, mut at) = (Vec::new(), Dims::zeros(shape.len()));
-    while out.len() < PER_KEY {
-        if !there(&at) {
-            out.push(at.clone());
-        }
-        if !advance(&mut at, shape) {
-            break;
-        }
-    }
-    out
+/// The number of positions of a grid.
+fn count(extents: &Dims) -> u128 {
+    let all = (extents.iter()).try_fold(1u128, |n, &extent| n.checked_mul(extent.into()));
+    all.unwrap_or(u128::MAX)
 }
 
-/// The next position of a grid in row-major order.
-fn advance(at: &mut Dims, extents: &Dims) -> bool {
-    for axis in (0..extents.len()).rev() {
-        if at[axis].saturating_add(1) < extents[axis] {
-            at[axis] += 1;
-            return true;
-        }
-        at[axis] = 0;
-    }
-    false
+/// The positions of a grid in row-major order.
+fn positions(extents: &Dims) -> impl Iterator<Item = Dims> + use<> {
+    Region::whole(extents).blocks(1).map(|at| at.offsets)
 }
 
 /// Megatron Core's unique key of a cell.
 fn cell_key(key: &str, offset: &Dims, shape: &Dims) -> String {
-    let joined = |d: &Dims| {
-        let all: Vec<String> = d.iter().map(u64::to_string).collect();
-        all.join(".")
-    };
-    match shape.is_empty() {
-        true => key.to_owned(),
-        false => format!("{key}/shard_{}_{}", joined(offset), joined(shape)),
-    }
+    ShardedObject::cell(key, shape.clone(), offset.clone()).unique_key()
 }
 
 /// The fragments per axis if all leaves are of one regular grid, `None` if the boxes lie as they like, or two leaves that are cut

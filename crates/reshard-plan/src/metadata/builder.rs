@@ -42,19 +42,13 @@ impl std::fmt::Debug for MetadataBuilder {
 /// Objects are told from tensors by the top bit while their number is not known.
 const OBJECT: u32 = 1 << 31;
 
-fn text(names: &str, n: Name) -> &str {
-    names
-        .get(n.at as usize..n.at as usize + n.len as usize)
-        .unwrap_or_default()
-}
-
 impl MetadataBuilder {
     fn name(&self, number: u32) -> &str {
         let name = match number & OBJECT {
             0 => self.tensors[number as usize].name,
             _ => self.objects[(number ^ OBJECT) as usize],
         };
-        text(&self.names, name)
+        name.of(&self.names)
     }
 
     fn find(&self, key: &str) -> Option<u32> {
@@ -94,7 +88,7 @@ impl MetadataBuilder {
             _ => objects[(n ^ OBJECT) as usize],
         };
         keys.insert_unique(hasher.hash_one(key), number, |n| {
-            hasher.hash_one(text(names, name(*n)))
+            hasher.hash_one(name(*n).of(names))
         });
     }
 
@@ -157,8 +151,9 @@ impl MetadataBuilder {
 
     /// Says that a tensor is stored flattened, and which shape it has ([`TensorRef::original_shape`](crate::TensorRef::original_shape)).
     /// Whether the two shapes fit each other is looked at when somebody asks for the tensor.
-    pub fn set_original_shape(&mut self, tensor: TensorId, original: Dims) {
-        self.originals.insert(tensor.0, original);
+    pub fn set_original_shape(&mut self, tensor: TensorId, original: impl Into<Option<Dims>>) {
+        let original = original.into().map(|shape| (tensor.0, shape));
+        self.originals.extend(original);
     }
 
     /// The tensor of a key that was added.
@@ -182,15 +177,11 @@ impl MetadataBuilder {
                 "its chunk at {} with lengths {} does not fit a tensor of {} axes",
                 region.offsets, region.lengths, row.ndim
             );
-            return Err(PlanError::corrupt(text(&self.names, row.name), what));
+            return Err(PlanError::corrupt(row.name.of(&self.names), what));
         }
         let id = self.chunks;
-        let Some(chunks) = id.checked_add(1) else {
-            return Err(PlanError::corrupt(
-                text(&self.names, row.name),
-                "too many chunks",
-            ));
-        };
+        let full = || PlanError::corrupt(row.name.of(&self.names), "too many chunks");
+        let chunks = id.checked_add(1).ok_or_else(full)?;
         row.chunks += 1;
         if tensor.0 < self.last && self.owners.is_empty() {
             // Up to here chunks came tensor by tensor; now one comes late.
@@ -277,7 +268,7 @@ impl MetadataBuilder {
         coords.shrink();
         let sorted = |names: &str, rows: &dyn Fn(u32) -> Name, n: u32| {
             let mut v: Vec<u32> = (0..n).collect();
-            v.sort_unstable_by(|a, b| text(names, rows(*a)).cmp(text(names, rows(*b))));
+            v.sort_unstable_by(|a, b| rows(*a).of(names).cmp(rows(*b).of(names)));
             v
         };
         let mut out = Metadata {

@@ -26,6 +26,11 @@ impl Column {
         }
     }
 
+    /// `n` numbers from `at` on.
+    pub(super) fn range<C: FromIterator<u64>>(&self, at: usize, n: usize) -> C {
+        (at..at + n).map(|i| self.get(i)).collect()
+    }
+
     pub(super) fn extend(&mut self, numbers: &[u64]) {
         if let Self::Narrow(v) = self {
             let before = v.len();
@@ -62,13 +67,6 @@ impl Column {
         match self {
             Self::Narrow(v) => v.shrink_to_fit(),
             Self::Wide(v) => v.shrink_to_fit(),
-        }
-    }
-
-    pub(super) fn heap_bytes(&self) -> usize {
-        match self {
-            Self::Narrow(v) => v.capacity() * size_of::<u32>(),
-            Self::Wide(v) => v.capacity() * size_of::<u64>(),
         }
     }
 }

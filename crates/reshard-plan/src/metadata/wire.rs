@@ -1,27 +1,60 @@
 //! Metadata as ranks send it to each other.
 
-use super::{ChunkId, Entry, Metadata, TensorId, TensorProperties};
+use super::{ChunkId, Entry, Metadata, MetadataBuilder, TensorId, TensorProperties};
 use crate::PlannerData;
 use reshard_model::{DType, Dims, Region};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+use std::borrow::Cow;
 
 /// A tensor or an object.
 #[derive(Serialize, Deserialize)]
-enum Row {
+pub(super) enum Row<'m> {
     Tensor {
-        key: String,
+        key: Cow<'m, str>,
         dtype: DType,
         shape: Dims,
         properties: TensorProperties,
         original: Option<Dims>,
     },
-    Object(String),
+    Object(Cow<'m, str>),
+}
+
+impl<'m> Row<'m> {
+    pub(super) fn of(entry: Entry<'m>) -> Self {
+        match entry {
+            Entry::Object(_, key) => Self::Object(key.into()),
+            Entry::Tensor(t) => Self::Tensor {
+                key: t.key().into(),
+                dtype: t.dtype(),
+                shape: t.shape(),
+                properties: t.properties(),
+                original: t.original_shape(),
+            },
+        }
+    }
+
+    pub(super) fn add_to(self, builder: &mut MetadataBuilder) -> crate::Result<()> {
+        match self {
+            Self::Object(key) => drop(builder.add_object(&key)?),
+            Self::Tensor {
+                key,
+                dtype,
+                shape,
+                properties,
+                original,
+            } => {
+                let id = builder.add_tensor(&key, dtype, &shape, properties)?;
+                builder.set_original_shape(id, original);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Everything but annotations, in the order of the numbers.
 #[derive(Serialize, Deserialize)]
-struct Table {
-    rows: Vec<Row>,
+struct Table<'m> {
+    rows: Vec<Row<'m>>,
     chunks: Vec<(TensorId, Region)>,
     planner_data: Option<PlannerData>,
 }
@@ -29,20 +62,10 @@ struct Table {
 /// Without annotations.
 impl Serialize for Metadata {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let row = |entry: Entry<'_>| match entry {
-            Entry::Object(_, key) => Row::Object(key.into()),
-            Entry::Tensor(t) => Row::Tensor {
-                key: t.key().into(),
-                dtype: t.dtype(),
-                shape: t.shape(),
-                properties: t.properties(),
-                original: t.original_shape(),
-            },
-        };
         let ids = (0u32..).map(ChunkId).take(self.chunk_count());
         let chunks = ids.filter_map(|id| self.chunk(id));
         let table = Table {
-            rows: self.entries().map(row).collect(),
+            rows: self.entries().map(Row::of).collect(),
             chunks: chunks.map(|(t, region)| (t.id(), region)).collect(),
             planner_data: self.planner_data().cloned(),
         };
@@ -58,27 +81,11 @@ impl<'de> Deserialize<'de> for Metadata {
     }
 }
 
-impl Table {
+impl Table<'_> {
     fn build(self) -> crate::Result<Metadata> {
         let mut builder = Metadata::builder();
         for row in self.rows {
-            match row {
-                Row::Object(key) => {
-                    builder.add_object(&key)?;
-                }
-                Row::Tensor {
-                    key,
-                    dtype,
-                    shape,
-                    properties,
-                    original,
-                } => {
-                    let id = builder.add_tensor(&key, dtype, &shape, properties)?;
-                    if let Some(original) = original {
-                        builder.set_original_shape(id, original);
-                    }
-                }
-            }
+            row.add_to(&mut builder)?;
         }
         for (tensor, region) in self.chunks {
             builder.add_chunk(tensor, &region)?;

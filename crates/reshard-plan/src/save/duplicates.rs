@@ -1,7 +1,7 @@
 //! Leaves of one rank that hold the same piece.
 
 use super::Offer;
-use crate::{DuplicatePieces, PlanError, Problem, Problems, Result, flat::as_stored};
+use crate::{DuplicatePieces, Fault, PlanError, Problem, Problems, Result, flat::as_stored};
 use indexmap::IndexMap;
 use reshard_model::{Data, Dims, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use std::{borrow::Cow, sync::Arc};
@@ -60,13 +60,13 @@ impl<'s> Offered<'s> {
             (false, Some(false)) => DuplicatePieces::Differ,
             (false, None) => DuplicatePieces::Unknown,
         };
-        self.problems.push(Problem::DuplicatePieces {
-            key: leaf.key().into(),
+        let fault = Fault::DuplicatePieces {
             region,
             rank: self.rank,
             paths: [other_path.to_string(), path.to_string()],
             why,
-        });
+        };
+        self.problems.push(fault.of(leaf.key()));
         Ok(false)
     }
 

@@ -4,7 +4,7 @@ use reshard_model::testkit::{fixture_text, ours};
 use reshard_model::{
     DType, Dims, FlatStateDict, Path, Region, Sharded, ShardedObject, ShardedTensor, Value,
 };
-use reshard_plan::{Declared, PlanError, Problem, validate_sharding_integrity};
+use reshard_plan::{Declared, Fault, PlanError, Problem, validate_sharding_integrity};
 use serde_json::Value as Json;
 
 fn state(leaves: impl IntoIterator<Item = Sharded>) -> FlatStateDict {
@@ -213,10 +213,12 @@ fn a_huge_grid_of_which_little_is_there_takes_a_moment() {
     let PlanError::Save(problems) = e else {
         panic!("{e}")
     };
-    let holes = |p: &&Problem| matches!(p, Problem::Hole { .. });
+    let holes = |p: &&Problem| matches!(p.fault, Fault::Hole { .. });
     assert_eq!(problems.0.iter().filter(holes).count(), 20);
     let left = (1u128 << 63) - 2 - 20;
-    assert!(matches!(problems.0.last(), Some(Problem::More { count, .. }) if *count == left));
+    assert!(
+        matches!(problems.0.last(), Some(Problem { fault: Fault::More { count }, .. }) if *count == left)
+    );
     let cells = [declared([cell("o", 1 << 60, 5, 0)])];
     assert!(validate_sharding_integrity(&cells).is_err());
 }

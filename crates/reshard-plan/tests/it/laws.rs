@@ -116,7 +116,7 @@ proptest! {
             match (lost.intersect(&region), load(DefaultLoadPlanner::DEFAULT, &template, &metadata)) {
                 (None, plan) => prop_assert!(plan.is_ok()),
                 (Some(_), Err(PlanError::Load(Problems(p)))) => {
-                    let [Problem::Hole { region: hole, .. }] = &*p else { panic!("{p:?}") };
+                    let [Problem { fault: Fault::Hole { region: hole, .. }, .. }] = &*p else { panic!("{p:?}") };
                     prop_assert!(!hole.is_empty() && region.contains(hole) && lost.contains(hole));
                 }
                 (Some(_), other) => prop_assert!(false, "{:?}", other),

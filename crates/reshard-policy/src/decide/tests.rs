@@ -236,12 +236,11 @@ fn ten_million_slices_for_ten_pieces_are_stopped() {
         ..Says::default()
     };
     refused(&swaps, &state, &["more than 1000040 slices"]);
-    let error = decide(
-        &answer,
-        &pieces(&state),
-        Limits::default().with_max_slices(5),
-    )
-    .unwrap_err();
+    let limits = Limits {
+        max_slices: Some(5),
+        ..Limits::default()
+    };
+    let error = decide(&answer, &pieces(&state), limits).unwrap_err();
     assert!(story(&error).contains("more than 5 slices"));
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
@@ -259,7 +258,7 @@ fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them(
     );
     let seven = decided(&promises(7), &vector()).unwrap();
     assert_eq!(seven.files_per_task, 7);
-    let check = |tasks, max| seven.check_files(tasks, Limits::default().with_max_files(max));
+    let check = |tasks, max| seven.check_files(tasks, at_most(max));
     assert!(check(0..3, 21).is_ok() && check(5..7, 14).is_ok());
     let error = check(0..3, 20).unwrap_err();
     assert!(
@@ -279,6 +278,13 @@ fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them(
     );
 }
 
+fn at_most(files: u64) -> Limits {
+    Limits {
+        max_files: Some(files),
+        ..Limits::default()
+    }
+}
+
 #[test]
 fn files_are_counted_by_the_task_that_writes_them() {
     let state: Vec<Owned> = [0, 0, 0, 2]
@@ -287,7 +293,7 @@ fn files_are_counted_by_the_task_that_writes_them() {
         .map(|(i, task)| Owned::f32(&format!("w{i}"), &[1]).task(*task))
         .collect();
     let sharding = decided(&ByItem::new(), &state).unwrap();
-    let check = |tasks, max| sharding.check_files(tasks, Limits::default().with_max_files(max));
+    let check = |tasks, max| sharding.check_files(tasks, at_most(max));
     assert!(check(0..3, 4).is_ok() && check(0..3, 3).is_err());
     assert!(check(1..3, 1).is_ok() && check(1..3, 0).is_err());
     // A task of three files has more than it must have, and the two others get two each.
@@ -295,7 +301,7 @@ fn files_are_counted_by_the_task_that_writes_them() {
         files_per_task: 2,
         ..sharding.clone()
     };
-    let check = |max| two.check_files(0..3, Limits::default().with_max_files(max));
+    let check = |max| two.check_files(0..3, at_most(max));
     assert!(check(7).is_ok() && check(6).is_err());
 }
 

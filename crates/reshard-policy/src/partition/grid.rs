@@ -90,11 +90,6 @@ impl Grid {
         &self.splits
     }
 
-    /// Where the parts begin, axis by axis.
-    pub fn starts(&self) -> &[Dims] {
-        &self.starts
-    }
-
     /// Number of parts per axis.
     pub fn partitions(&self) -> Dims {
         self.splits.iter().map(|s| s.len() as u64).collect()
@@ -115,34 +110,18 @@ impl Grid {
         if part >= self.len() {
             return None;
         }
-        let mut region = Region {
-            offsets: Dims::zeros(self.shape.len()),
-            lengths: self.shape.clone(),
-        };
-        let mut rest = part;
-        for (axis, split) in self.splits.iter().enumerate().rev() {
-            let at = rest % split.len();
-            rest /= split.len();
-            (region.offsets[axis], region.lengths[axis]) = (self.starts[axis][at], split[at]);
-        }
-        Some(region)
+        let index = self.partitions().index_of(part as u64);
+        let at =
+            |axes: &[Dims]| (axes.iter().zip(&index).map(|(axis, i)| axis[*i as usize])).collect();
+        Some(Region {
+            offsets: at(&self.starts),
+            lengths: at(&self.splits),
+        })
     }
 
     /// All parts, by their numbers.
     pub fn regions(&self) -> impl Iterator<Item = Region> {
         (0..self.len()).filter_map(|part| self.region(part))
-    }
-
-    /// The position, along an axis, of the part that contains an index. It is the last part that begins at or before the
-    /// index, so an empty part contains none.
-    pub fn position(&self, axis: usize, index: u64) -> Option<usize> {
-        let starts = self.starts.get(axis)?;
-        if index >= self.shape[axis] {
-            return None;
-        }
-        starts
-            .partition_point(|&start| start <= index)
-            .checked_sub(1)
     }
 
     /// The partition in its shortest form: lengths are listed only for axes that are not cut evenly.
@@ -204,10 +183,7 @@ mod tests {
     fn thirteen_in_five_are_three_threes_and_two_twos() {
         let grid = Grid::even(&[13], &[5]).unwrap();
         assert_eq!(*grid.splits()[0], [3, 3, 3, 2, 2]);
-        assert_eq!(*grid.starts()[0], [0, 3, 6, 9, 11]);
-        assert_eq!(grid.position(0, 8), Some(2));
-        assert_eq!(grid.position(0, 13), None);
-        assert_eq!(grid.position(1, 0), None);
+        assert_eq!(*grid.starts[0], [0, 3, 6, 9, 11]);
     }
 
     #[test]
@@ -245,17 +221,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn an_empty_part_holds_no_index() {
-        let grid = Grid::of_splits(&[4], &[[0, 2, 0, 2, 0].into()]).unwrap();
-        let positions: Vec<_> = (0..5).map(|i| grid.position(0, i)).collect();
-        assert_eq!(positions, [Some(1), Some(1), Some(3), Some(3), None]);
-    }
-
     proptest! {
         #![proptest_config(reshard_model::testkit::law(256))]
         #[test]
-        fn parts_are_disjoint_complete_and_found_by_their_indexes(
+        fn parts_are_disjoint_and_complete(
             splits in prop::collection::vec(prop::collection::vec(0u64..4, 1..4), 0..4),
         ) {
             let splits: Vec<Dims> = splits.into_iter().map(Dims::from).collect();
@@ -266,13 +235,6 @@ mod tests {
             prop_assert_eq!(grid.region(grid.len()), None);
             let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
             prop_assert_eq!(first_fault(&Region::whole(&shape), regions.len(), range), None);
-            for (axis, &length) in shape.iter().enumerate() {
-                for index in 0..length {
-                    let at = grid.position(axis, index).unwrap();
-                    let start = grid.starts()[axis][at];
-                    prop_assert!(start <= index && index < start + grid.splits()[axis][at]);
-                }
-            }
             prop_assert_eq!(grid.spec().grid_with_empty(&shape).unwrap(), grid);
         }
     }

@@ -85,11 +85,6 @@ impl FixedShardsPartitioner {
             axis: 0,
         }
     }
-
-    /// Along another axis.
-    pub fn with_axis(self, axis: i64) -> Self {
-        Self { axis, ..self }
-    }
 }
 
 #[typetag::serde(name = "fixed_shards_partitioner")]
@@ -142,19 +137,6 @@ impl MinSizePartitioner {
             ..Self::default()
         }
     }
-
-    /// Sets the assumed bytes of a string.
-    pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
-        Self {
-            bytes_per_string,
-            ..self
-        }
-    }
-
-    /// Along another axis.
-    pub fn with_axis(self, axis: i64) -> Self {
-        Self { axis, ..self }
-    }
 }
 
 #[typetag::serde(name = "min_size_partitioner")]
@@ -206,27 +188,6 @@ impl MaxSizePartitioner {
             axis: 0,
         }
     }
-
-    /// Sets the maximal number of parts.
-    pub fn with_max_shards(self, max_shards: u64) -> Self {
-        Self {
-            max_shards: Some(max_shards),
-            ..self
-        }
-    }
-
-    /// Sets the assumed bytes of a string.
-    pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
-        Self {
-            bytes_per_string,
-            ..self
-        }
-    }
-
-    /// Along another axis.
-    pub fn with_axis(self, axis: i64) -> Self {
-        Self { axis, ..self }
-    }
 }
 
 #[typetag::serde(name = "max_size_partitioner")]
@@ -251,7 +212,10 @@ impl Partitioner for MaxSizePartitioner {
 
 /// TensorFlow 1's `fixed_size_partitioner`.
 pub fn fixed_size_partitioner(num_shards: u64, axis: i64) -> FixedShardsPartitioner {
-    FixedShardsPartitioner::new(num_shards).with_axis(axis)
+    FixedShardsPartitioner {
+        num_shards: Some(num_shards),
+        axis,
+    }
 }
 
 /// TensorFlow 1's `min_max_variable_partitioner`. Its defaults are 1, 0, 262,144 and 16.
@@ -261,9 +225,12 @@ pub fn min_max_variable_partitioner(
     min_slice_size: u64,
     bytes_per_string_element: u64,
 ) -> MinSizePartitioner {
-    MinSizePartitioner::new(min_slice_size, max_partitions)
-        .with_axis(axis)
-        .with_bytes_per_string(bytes_per_string_element)
+    MinSizePartitioner {
+        min_shard_bytes: ByteSize(min_slice_size),
+        max_shards: max_partitions,
+        bytes_per_string: bytes_per_string_element,
+        axis,
+    }
 }
 
 /// TensorFlow 1's `variable_axis_size_partitioner`. Its defaults are axis 0, 16 bytes and no maximum of parts.
@@ -273,10 +240,11 @@ pub fn variable_axis_size_partitioner(
     bytes_per_string_element: u64,
     max_shards: Option<u64>,
 ) -> MaxSizePartitioner {
-    let axis = MaxSizePartitioner::new(max_shard_bytes).with_axis(axis);
     MaxSizePartitioner {
+        max_shard_bytes: ByteSize(max_shard_bytes),
         max_shards,
-        ..axis.with_bytes_per_string(bytes_per_string_element)
+        bytes_per_string: bytes_per_string_element,
+        axis,
     }
 }
 
@@ -369,23 +337,15 @@ mod tests {
             MaxSizePartitioner::new(0).partitions(1, &[4], F32),
             "max_shard_bytes is 0",
         );
-        let no_length = MaxSizePartitioner::new(1).with_bytes_per_string(0);
+        let no_length = variable_axis_size_partitioner(1, 0, 0, None);
         says(
             no_length.partitions(1, &[4], ElementType::String),
             "bytes_per_string is 0",
         );
-        says(
-            MaxSizePartitioner::new(1)
-                .with_axis(2)
-                .partitions(1, &[4, 4], F32),
-            "no axis 2",
-        );
-        says(
-            MaxSizePartitioner::new(1)
-                .with_axis(-3)
-                .partitions(1, &[4, 4], F32),
-            "no axis -3",
-        );
+        for (axis, what) in [(2, "no axis 2"), (-3, "no axis -3")] {
+            let outside = variable_axis_size_partitioner(1, axis, 16, None);
+            says(outside.partitions(1, &[4, 4], F32), what);
+        }
         says(
             MaxSizePartitioner::new(1).partitions(1, &[1 << 40, 1 << 40], F32),
             "more than 2^64",
@@ -407,7 +367,10 @@ mod tests {
 
     #[test]
     fn one_part_a_task_follows_the_number_of_tasks() {
-        let p = FixedShardsPartitioner::per_task().with_axis(-1);
+        let p = FixedShardsPartitioner {
+            axis: -1,
+            ..FixedShardsPartitioner::per_task()
+        };
         assert_eq!(*p.partitions(3, &[2, 8], F32).unwrap(), [1, 3]);
         assert_eq!(*p.partitions(30, &[2, 8], F32).unwrap(), [1, 8]);
     }
@@ -449,9 +412,9 @@ mod tests {
             (n, bytes, axis) in (0u64..50, 0u64..5000, -4i64..4),
         ) {
             let all: [&dyn Partitioner; 3] = [
-                &FixedShardsPartitioner::new(n).with_axis(axis),
-                &MinSizePartitioner::new(bytes, n).with_axis(axis),
-                &MaxSizePartitioner::new(bytes).with_max_shards(n + 1).with_axis(axis),
+                &fixed_size_partitioner(n, axis),
+                &min_max_variable_partitioner(n, axis, bytes, 16),
+                &variable_axis_size_partitioner(bytes, axis, 16, Some(n + 1)),
             ];
             for p in all {
                 if let Ok(parts) = p.partitions(4, &shape, F32) {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// assert!(uneven.grid(&[6, 3]).is_err());
 /// let json = r#"{ "splits": [[3, 2], [3]] }"#;
 /// let spec: PartitionSpec = serde_json::from_str(json).unwrap();
-/// assert_eq!(spec.normalized(&[5, 3])?, even);
+/// assert_eq!(spec.grid(&[5, 3])?.spec(), even);
 /// # Ok::<(), reshard_policy::PolicyError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,43 +72,6 @@ impl PartitionSpec {
             Self::Splits(splits) => Grid::of_splits(shape, splits),
         }
     }
-
-    /// The one axis that is cut, and into how many parts, for a tensor of so many axes. The first axis if none is cut.
-    /// TensorFlow 1 takes no other partition.
-    ///
-    /// # Errors
-    /// A scalar, a wrong number of axes, an axis without parts, or more than one axis that is cut.
-    pub fn one_axis(&self, ndim: usize) -> Result<(usize, u64)> {
-        let parts: Dims = match self {
-            Self::Partitions(parts) => parts.clone(),
-            Self::Splits(splits) => splits.iter().map(|s| s.len() as u64).collect(),
-        };
-        let wrong = |what: &str| {
-            Err(PolicyError::invalid(format!(
-                "parts {parts} of a tensor of {ndim} axes: {what}"
-            )))
-        };
-        if ndim == 0 || parts.len() != ndim {
-            return wrong("there must be one number for each axis, and at least one axis");
-        }
-        if parts.contains(&0) {
-            return wrong("there is no part along an axis; 1 leaves it whole");
-        }
-        let mut cut = (0..ndim).filter(|&axis| parts[axis] > 1);
-        let axis = cut.next().unwrap_or(0);
-        if cut.next().is_some() {
-            return wrong("more than one axis is cut");
-        }
-        Ok((axis, parts[axis]))
-    }
-
-    /// The same partition of this shape in its shortest form: the lengths of evenly cut axes become numbers of parts.
-    ///
-    /// # Errors
-    /// The errors of [`grid_with_empty`](Self::grid_with_empty).
-    pub fn normalized(&self, shape: &[u64]) -> Result<Self> {
-        Ok(self.grid_with_empty(shape)?.spec())
-    }
 }
 
 #[cfg(test)]
@@ -135,36 +98,15 @@ mod tests {
 
     #[test]
     fn even_lengths_become_a_number_of_parts_and_others_stay() {
-        let normal = |splits: &[u64]| PartitionSpec::splits([splits]).normalized(&[7]).unwrap();
+        let grid = |splits: &[u64]| PartitionSpec::splits([splits]).grid(&[7]);
+        let normal = |splits: &[u64]| grid(splits).unwrap().spec();
         assert_eq!(normal(&[3, 2, 2]), PartitionSpec::partitions([3]));
         assert_eq!(normal(&[7]), PartitionSpec::whole(1));
         assert_eq!(
             normal(&[2, 3, 2]),
             PartitionSpec::splits([[2, 3, 2].as_slice()])
         );
-        assert!(
-            PartitionSpec::splits([[3, 2].as_slice()])
-                .normalized(&[7])
-                .is_err()
-        );
-    }
-
-    #[test]
-    fn the_one_axis_that_is_cut_is_found() {
-        assert_eq!(
-            PartitionSpec::partitions([1, 3]).one_axis(2).unwrap(),
-            (1, 3)
-        );
-        assert_eq!(
-            PartitionSpec::splits([[4].as_slice(), &[1, 2]])
-                .one_axis(2)
-                .unwrap(),
-            (1, 2)
-        );
-        assert_eq!(PartitionSpec::whole(2).one_axis(2).unwrap(), (0, 1));
-        for (parts, ndim) in [(vec![2, 2], 2), (vec![0, 1], 2), (vec![2], 2), (vec![], 0)] {
-            assert!(PartitionSpec::partitions(parts).one_axis(ndim).is_err());
-        }
+        assert!(grid(&[3, 2]).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use super::{Content, Piece, runs};
 use reshard_model::Region;
+use std::borrow::Cow;
 
 /// A part of a piece. It owns the data that a [`Piece`] borrows.
 ///
@@ -20,7 +21,7 @@ use reshard_model::Region;
 pub struct Slice<'a> {
     of: Piece<'a>,
     region: Region,
-    lengths: Vec<u64>,
+    lengths: Cow<'a, [u64]>,
     bytes: u64,
 }
 
@@ -28,11 +29,12 @@ impl<'a> Slice<'a> {
     /// Of a part that lies in the piece.
     pub(crate) fn new(of: Piece<'a>, region: Region, bytes: u64) -> Self {
         let lengths = match of.content {
+            Content::Strings(lengths) if region == *of.region => lengths.into(),
             Content::Strings(lengths) => runs(of.region, &region)
                 .flat_map(|run| lengths.get(run).unwrap_or_default())
                 .copied()
                 .collect(),
-            _ => Vec::new(),
+            _ => Cow::default(),
         };
         Self {
             of,

@@ -76,7 +76,7 @@ fn by_definition(
     let mut out = Vec::new();
     let mut shards = Shards::with_limit(100_000);
     first.shard(pieces, &mut shards).unwrap();
-    for shard in shards.into_inner() {
+    for shard in shards.finish().unwrap() {
         let slices: Vec<Slice<'_>> = shard
             .iter()
             .map(|c| pieces[c.piece as usize].slice(c.region.clone()).unwrap())
@@ -90,7 +90,8 @@ fn by_definition(
         };
         out.extend(
             shards
-                .into_inner()
+                .finish()
+                .unwrap()
                 .into_iter()
                 .map(|cuts| cuts.into_iter().map(back).collect()),
         );

@@ -24,7 +24,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict, Sharded};
-use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem};
+use reshard_plan::{Fault, LoadContext, LoadPlan, PlanError, Problem};
 use std::{sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -152,20 +152,19 @@ fn explained(mut e: PlanError, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Str
         return e.into();
     };
     for problem in &mut problems.0 {
-        if let Problem::NotStored { key, .. } = problem
-            && let Some(is) = cx.in_common.get(key)
+        if let Fault::NotStored { .. } = problem.fault
+            && let Some(is) = cx.in_common.get(&problem.key)
         {
-            let (key, is) = (std::mem::take(key), is.clone());
-            *problem = Problem::InCommonState { key, is };
+            problem.fault = Fault::InCommonState { is: is.clone() };
         }
     }
     let problems = &*problems;
     // Where what is said of a tensor contradicts itself, a hole or another shape only follows from that.
-    let contradiction = |p: &Problem| match from.permits(p.key()) {
+    let contradiction = |p: &Problem| match from.permits(&p.key) {
         Err(e) if e.kind() == ErrorKind::Corrupt => Some(e),
         _ => None,
     };
-    let why = || problems.0.iter().find_map(|p| from.why_not(p.key()));
+    let why = || problems.0.iter().find_map(|p| from.why_not(&p.key));
     match problems.0.iter().find_map(contradiction) {
         Some(contradiction) => contradiction,
         None => why().map_or_else(|| e.into(), |what| unsupported(what, from)),

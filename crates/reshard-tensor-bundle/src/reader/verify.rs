@@ -29,7 +29,7 @@ impl<'r> Verifier<'r> {
             run.refuse(key, &why.clone().in_file(reader.index_name()));
         }
         for problem in reader.metadata.problems() {
-            let found = Damage::new(problem.to_string()).of_key(problem.key());
+            let found = Damage::new(problem.to_string()).of_key(problem.key);
             let found = found.in_file(reader.index_name());
             run.report.add(ErrorKind::Corrupt, found);
         }

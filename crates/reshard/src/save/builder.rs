@@ -207,22 +207,14 @@ impl<'a> Save<'a> {
 
     /// How many slices the policy's answer may have. The default is 4 per piece, plus a million.
     pub fn max_slices(mut self, max_slices: usize) -> Self {
-        self.options.pipeline.policy_limits = self
-            .options
-            .pipeline
-            .policy_limits
-            .with_max_slices(max_slices);
+        self.options.pipeline.policy_limits.max_slices = Some(max_slices);
         self
     }
 
     /// How many files all ranks together may write by a policy, or by settings of the format that say how to spread items over
     /// files. The default is one per slice, plus 16 million empty ones. Ranks that save without each other each have this limit.
     pub fn max_files(mut self, max_files: u64) -> Self {
-        self.options.pipeline.policy_limits = self
-            .options
-            .pipeline
-            .policy_limits
-            .with_max_files(max_files);
+        self.options.pipeline.policy_limits.max_files = Some(max_files);
         self
     }
 

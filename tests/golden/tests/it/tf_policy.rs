@@ -387,19 +387,6 @@ fn uneven_splits_are_tensorflows() {
 }
 
 #[test]
-fn one_axis_may_be_cut_where_tensorflow_1_allows_one() {
-    for case in cases("v1_partition_list_checks") {
-        let config = json!({ "partitions": case["partitioner_returns"] });
-        let spec: Option<PartitionSpec> = serde_json::from_value(config).ok();
-        let one = spec
-            .zip(dims(&case["shape"]))
-            .and_then(|(spec, shape)| spec.one_axis(shape.len()).ok());
-        assert_eq!(json!(one), case["axis_and_count"], "{case}");
-        assert_eq!(one.is_none(), !case["error"].is_null());
-    }
-}
-
-#[test]
 fn slice_specs_are_printed_as_tensorflow_prints_them() {
     for case in cases("slice_spec_format") {
         let [shape, offset, lengths] =

@@ -36,7 +36,7 @@ impl ShardedTensor {
                 "can't narrow axis {axis} of extent {extent} to {length} elements from {start} on"
             ));
         }
-        if !self.has_regular_grid() {
+        if self.axis_fragmentations.is_none() {
             return fail("only regular grids of local tensors can be narrowed".into());
         }
         if axis != 0 && self.flattened_range.is_some() {

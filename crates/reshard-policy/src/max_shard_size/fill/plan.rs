@@ -80,23 +80,22 @@ impl Plan {
         rows: impl Iterator<Item = u128>,
     ) -> Vec<Segment> {
         let sure = u128::from(self.sure);
-        if sure == 0 {
-            return vec![Segment {
+        let whole = || {
+            vec![Segment {
                 rows: usize::MAX,
                 left: self.left,
                 shards: self.shards,
-            }];
+            }]
+        };
+        if sure == 0 {
+            return whole();
         }
         let start = sure - u128::from(room.saturating_sub(limit - self.sure));
         let end = start + self.left;
 
         // The rest needs more than all shards surely hold, so no end can be chosen.
         let Some(most) = (self.shards * sure).checked_sub(end) else {
-            return vec![Segment {
-                rows: usize::MAX,
-                left: self.left,
-                shards: self.shards,
-            }];
+            return whole();
         };
         let mut ends: Vec<End> = Vec::new();
         // The last one of the best subsequence of each length, by its place in `ends`.
