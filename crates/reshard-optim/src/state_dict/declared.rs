@@ -1,7 +1,7 @@
 //! Which part of a whole tensor this rank loads, as its model and optimizers declare it.
 
-use super::{GROUPS, STATE, names::Named, source::OptimizerState};
-use crate::{ModelParam, OptimError, ParamId, Result, make_sharded_optimizer_tensor};
+use super::{GROUPS, STATE, full::not_whole, names::Named, source::OptimizerState};
+use crate::{ModelParam, ParamId, Result, make_sharded_optimizer_tensor};
 use bytes::Bytes;
 use reshard_model::{Dims, Leaf, Path, Region, ShardedTensor, Step, Tensor, Value};
 use serde::{Deserialize, Serialize};
@@ -69,15 +69,13 @@ impl Want {
     }
 
     /// This rank's part of a whole tensor.
-    pub(super) fn part(&self, whole: Tensor, name: &str) -> Result<Tensor> {
+    fn part(&self, whole: Tensor, path: &Path) -> Result<Tensor> {
         if self.shape == *whole.shape() {
             return Ok(whole);
         }
         let bytes = self.cut(&whole).concat();
-        Tensor::new(whole.dtype(), &self.shape, bytes).map_err(|e| OptimError::NotWhole {
-            name: name.into(),
-            what: e.to_string(),
-        })
+        let part = Tensor::new(whole.dtype(), &self.shape, bytes);
+        part.map_err(|e| not_whole(path, e.to_string()))
     }
 }
 
@@ -127,10 +125,7 @@ impl Declarations {
             Place::Option => Ok(Want::whole(shape)),
             Place::Unknown => Ok(Want::nothing()),
         };
-        want.map_err(|what| OptimError::NotWhole {
-            name: path.to_string(),
-            what,
-        })
+        want.map_err(|what| not_whole(path, what))
     }
 
     fn find(&self, path: &Path) -> Place<'_> {
@@ -185,7 +180,7 @@ pub(super) fn local_part(value: Value, path: &Path, declared: &Declarations) -> 
     match value {
         Value::Tensor(whole) => {
             let part = declared.want(path, whole.shape())?;
-            Ok(part.part(whole, &path.to_string())?.into())
+            Ok(part.part(whole, path)?.into())
         }
         other => Ok(other),
     }
