@@ -674,9 +674,8 @@ impl Conversion<'_> {
                 Some(place) => save.store(Arc::new(place.clone())),
                 None => save,
             };
-            Ok(save.into_future())
+            save.into_future()
         });
-        let saves: Vec<_> = saves.collect::<Result<_>>()?;
         let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
         // Only the coordinator's report describes the whole save.
         let first = saved.map_err(ConvertError::Write)?.into_iter().next();

@@ -61,9 +61,9 @@ fn tasks(
     })
 }
 
-/// Calls `look` for each block of the tensors, on several threads, and folds the results of each tensor into a sum, in order. A break leaves
-/// out the rest of the tensor. `end` gets the sum of each
-/// tensor, also of one without elements. The tensors are given with the number of bytes that an element takes in memory.
+/// Calls `look` for each block of the tensors, on several threads, and folds the results of each tensor into a sum, in order. If `fold` breaks,
+/// the rest of the tensor is left out. `end` gets the sum of each tensor, also of one without elements. The tensors are given with the number
+/// of bytes that an element takes in memory.
 pub(super) async fn fold_blocks<T, S, L>(
     tensors: &[(u64, Region)],
     look: L,
