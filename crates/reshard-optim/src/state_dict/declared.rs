@@ -1,7 +1,7 @@
 //! Which part of a whole tensor this rank loads, as its model and optimizers declare it.
 
-use super::{GROUPS, STATE, full::not_whole, names::Named, source::OptimizerState};
-use crate::{ModelParam, ParamId, Result, make_sharded_optimizer_tensor};
+use super::{GROUPS, STATE, names::Named, source::OptimizerState};
+use crate::{ModelParam, OptimError, ParamId, Result, make_sharded_optimizer_tensor};
 use bytes::Bytes;
 use reshard_model::{Dims, Leaf, Path, Region, ShardedTensor, Step, Tensor, Value};
 use serde::{Deserialize, Serialize};
@@ -161,6 +161,14 @@ impl Declarations {
             true => Place::Option,
             false => Place::Unknown,
         }
+    }
+}
+
+/// Error for a tensor of which no whole one can be made, or cut.
+pub(super) fn not_whole(path: &Path, what: impl Into<String>) -> OptimError {
+    OptimError::NotWhole {
+        name: path.to_string(),
+        what: what.into(),
     }
 }
 

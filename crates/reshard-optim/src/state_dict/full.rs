@@ -3,7 +3,7 @@
 //! Tensors go in rounds, so a rank has at most one of them, or [`ROUND`] bytes, in memory in addition to what it keeps.
 
 use super::{
-    declared::{Declarations, Want, regions},
+    declared::{Declarations, Want, not_whole, regions},
     plain::Sendable,
 };
 use crate::{OptimError, Result};
@@ -209,13 +209,6 @@ fn united(everybody: &[Vec<Part>]) -> Result<Vec<Whole>> {
         })
     };
     order.into_iter().map(whole).collect()
-}
-
-pub(super) fn not_whole(path: &Path, what: impl Into<String>) -> OptimError {
-    OptimError::NotWhole {
-        name: path.to_string(),
-        what: what.into(),
-    }
 }
 
 /// What a rank sends in a round.
