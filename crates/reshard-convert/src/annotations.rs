@@ -8,22 +8,15 @@ use reshard::{
 };
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Whether the copy can have tensors that share stored elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ties {
-    /// One rank has all tensors whole, and the format stores their elements once.
-    Stay,
-    /// Each tensor gets elements of its own.
-    Cut,
-}
-
 /// What becomes of each annotation of the source.
 pub(crate) struct Fates<'a> {
     source: &'a Checkpoint,
-    target: &'a Target,
-    fit: &'a Fit,
-    canonical: &'a Canonical,
-    pub(crate) ties: Ties,
+    pub(crate) target: &'a Target,
+    pub(crate) fit: &'a Fit,
+    pub(crate) canonical: &'a Canonical,
+    /// Whether tensors that share elements in the source still do in the copy, if they are carried over as they are: one rank has all
+    /// tensors whole, and the format stores their elements once.
+    pub(crate) keeps_ties: bool,
     /// The keys that are carried over under their own names.
     carried: BTreeSet<&'a str>,
     /// The paths of dicts, lists and leaves of the copy.
@@ -33,7 +26,7 @@ pub(crate) struct Fates<'a> {
 impl<'a> Fates<'a> {
     pub(crate) fn of(
         source: &'a Checkpoint,
-        (target, ties): (&'a Target, Ties),
+        (target, keeps_ties): (&'a Target, bool),
         (keys, canonical, fit): (&Keys<'_>, &'a Canonical, &'a Fit),
     ) -> Self {
         let stored = source.metadata();
@@ -42,7 +35,7 @@ impl<'a> Fates<'a> {
             target,
             fit,
             canonical,
-            ties,
+            keeps_ties,
             carried: BTreeSet::new(),
             nodes: BTreeSet::new(),
         };
@@ -62,11 +55,6 @@ impl<'a> Fates<'a> {
             }
         }
         out
-    }
-
-    /// Whether the copy says which tensors require gradients.
-    pub(crate) fn keeps_gradients(&self) -> bool {
-        self.target.keeps_gradients()
     }
 
     /// Those that the copy states.
@@ -137,7 +125,7 @@ impl<'a> Fates<'a> {
             self.carried.contains(key)
                 && tensor.is_some_and(|t| t.bytes() > 0 && self.fit.written(t.dtype()) == t.dtype())
         };
-        self.ties == Ties::Stay && stays(&id.path.to_string()) && first.is_some_and(stays)
+        self.keeps_ties && stays(&id.path.to_string()) && first.is_some_and(stays)
     }
 
     /// Whether an array is carried over, or one below the group.

@@ -41,32 +41,28 @@ pub struct CastReport {
     pub inexact: u64,
 }
 
-/// Counts of one tensor, from all threads.
+/// How many elements of one tensor overflowed, underflowed, and are inexact, from all threads.
 #[derive(Debug, Default)]
-pub(crate) struct Lost {
-    overflowed: AtomicU64,
-    underflowed: AtomicU64,
-    inexact: AtomicU64,
-}
+pub(crate) struct Lost([AtomicU64; 3]);
 
 impl Lost {
     fn add(&self, counts: [u64; 3]) {
-        let all = [&self.overflowed, &self.underflowed, &self.inexact];
-        for (all, n) in all.into_iter().zip(counts) {
+        for (all, n) in self.0.iter().zip(counts) {
             all.fetch_add(n, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn report(&self, key: &str, from: DType, to: DType, elements: u64) -> CastReport {
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let counts = self.0.each_ref().map(|n| n.load(Ordering::Relaxed));
+        let [overflowed, underflowed, inexact] = counts;
         CastReport {
             key: key.into(),
             from,
             to,
             elements,
-            overflowed: get(&self.overflowed),
-            underflowed: get(&self.underflowed),
-            inexact: get(&self.inexact),
+            overflowed,
+            underflowed,
+            inexact,
         }
     }
 }

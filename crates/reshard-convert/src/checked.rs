@@ -3,6 +3,7 @@
 use crate::{
     Snapshot,
     chunks::{Chunk, Chunks},
+    sums,
 };
 use reshard::{
     DType, Region, TensorHandle,
@@ -68,12 +69,12 @@ impl Watched {
 
     async fn check(&self, chunk: &Chunk) -> Result<(), BoxError> {
         let told = |e: reshard::Error| SourceError::new(e.kind(), e);
-        let (kind, mut sum) = (chunk.kind(), 0);
+        let mut sum = chunk.empty;
         let elements = BLOCK / self.tensor.dtype().size().max(1);
         for block in chunk.region.clone().blocks(elements) {
             let read = self.tensor.read(block).await.map_err(told)?;
             for bytes in read.blocks(BLOCK) {
-                sum = kind.extended(sum, &bytes);
+                sum = sums::extended(sum, &bytes);
             }
         }
         let compared = self.chunks.compare(chunk, sum);

@@ -1,6 +1,6 @@
 //! What was seen of the chunks of a tensor, in any order, and whether it has their checksums.
 
-use crate::sums::Kind;
+use crate::sums;
 use reshard::{
     Region,
     model::{Layout, Segments},
@@ -52,7 +52,8 @@ pub(crate) struct Chunks {
 pub(crate) struct Chunk {
     pub(crate) region: Region,
     says: ElementChecksum,
-    kind: Kind,
+    /// The checksum of no bytes.
+    pub(crate) empty: ElementChecksum,
     /// Where it is stored.
     place: Option<StorageInfo>,
     seen: Mutex<Seen>,
@@ -68,10 +69,10 @@ enum Seen {
 }
 
 /// Ranges of the bytes of a chunk by their starts, with their lengths and checksums. No two of them touch each other.
-type Held = BTreeMap<u64, (u64, u32)>;
+type Held = BTreeMap<u64, (u64, ElementChecksum)>;
 
 /// A range of the bytes of a chunk: its start, its length, and its checksum.
-type Part = (u64, u64, u32);
+type Part = (u64, u64, ElementChecksum);
 
 /// A box of a tensor that was read, and its bytes.
 #[derive(Clone, Copy)]
@@ -90,14 +91,10 @@ impl Chunk {
         Some(Self {
             region,
             says,
-            kind: Kind::of(says)?,
+            empty: sums::empty(says)?,
             place,
             seen: Mutex::new(Seen::Parts(Held::new())),
         })
-    }
-
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -157,7 +154,7 @@ impl Chunks {
         }
         let before = held.len();
         for part in parts.iter().flatten() {
-            add(held, *part, chunk.kind);
+            add(held, *part);
         }
         if !self.room.changed(before, held.len()) || parts.is_none() {
             self.room.changed(held.len(), 0);
@@ -207,14 +204,14 @@ impl Chunks {
             let row = row.ok_or_else(|| wrong("a box lies outside of what was read"))?;
             match parts.last_mut() {
                 Some((start, seen, sum)) if *start + *seen == to => {
-                    *sum = chunk.kind.extended(*sum, row);
+                    *sum = sums::extended(*sum, row);
                     *seen += len;
                 }
                 _ => {
                     if parts.len() > FEW_PARTS && done / (parts.len() as u64) < LEAST_PART {
                         return Ok(None);
                     }
-                    parts.push((to, len, chunk.kind.extended(0, row)));
+                    parts.push((to, len, sums::extended(chunk.empty, row)));
                 }
             }
             done += len;
@@ -223,8 +220,7 @@ impl Chunks {
     }
 
     /// Fails if a chunk has another checksum than the checkpoint says.
-    pub(crate) fn compare(&self, chunk: &Chunk, found: u32) -> Result<()> {
-        let found = chunk.kind.with(found);
+    pub(crate) fn compare(&self, chunk: &Chunk, found: ElementChecksum) -> Result<()> {
         if found == chunk.says {
             return Ok(());
         }
@@ -258,10 +254,9 @@ fn uncovered(held: &Held, (start, len): (u64, u64)) -> impl Iterator<Item = (u64
 }
 
 /// Adds a range, of which nothing is held, and joins it with its neighbours.
-fn add(held: &mut Held, part: Part, kind: Kind) {
-    let (mut start, mut len, mut sum) = part;
+fn add(held: &mut Held, (mut start, mut len, mut sum): Part) {
     if let Some((of_next, next)) = held.remove(&(start + len)) {
-        sum = kind.combined(sum, next, of_next);
+        sum = sums::combined(sum, next, of_next);
         len += of_next;
     }
     let before = held.range(..start).next_back();
@@ -269,7 +264,7 @@ fn add(held: &mut Held, part: Part, kind: Kind) {
     if let Some((at, true)) = touches
         && let Some((of_before, before)) = held.remove(&at)
     {
-        sum = kind.combined(before, sum, len);
+        sum = sums::combined(before, sum, len);
         (start, len) = (at, len + of_before);
     }
     held.insert(start, (len, sum));

@@ -2,12 +2,12 @@
 
 use crate::{
     Asked, ConvertError, ConvertReport, Finding, Ledger, MAX_FILES, NotHeld, Result,
-    annotations::{Fates, Ties},
+    annotations::Fates,
     cast::is_number,
     checked::last_check,
-    checks::{Checks, checks},
+    checks::{self, Checks},
     destination::{self, check_files, files_of_ranks},
-    fit::{Fit, Wants, has_dialect},
+    fit::{Fit, has_dialect},
     keys::Keys,
     ledger::Account,
     mapped::Mapped,
@@ -83,12 +83,12 @@ pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert
         max_files: MAX_FILES,
         policy: None,
         unflatten: false,
-        canonical: false,
+        canonical_optimizer: false,
         dialect: None,
         common_form: None,
         map: None,
         mapped: None,
-        layout: None,
+        bucket_layout: None,
         overwrite: false,
         journal: None,
         verify: true,
@@ -101,39 +101,93 @@ pub fn convert(source: &Checkpoint, dst: impl AsRef<std::path::Path>) -> Convert
 }
 
 /// A conversion with its options; made by [`convert`].
-#[derive(Debug)]
+#[derive(Debug, derive_setters::Setters)]
+#[setters(strip_option)]
 #[must_use = "a conversion does nothing until it is awaited"]
 pub struct Convert<'a> {
-    source: &'a Checkpoint,
-    dst: String,
-    keys: Keys<'a>,
-    ranks: u32,
-    max_pieces: u64,
-    format: Wanted,
-    settings: Vec<(String, Json)>,
-    drop_objects: bool,
-    lossless: bool,
-    keep_objects: bool,
-    dtype: Option<DType>,
-    max_shard_size: Option<u64>,
-    max_slices: Option<usize>,
-    max_files: u64,
-    policy: Option<Arc<dyn ShardingPolicy>>,
-    unflatten: bool,
-    canonical: bool,
-    dialect: Option<Dialect>,
-    common_form: Option<CommonForm>,
-    map: Option<Map>,
-    mapped: Option<Mapped>,
-    layout: Option<BucketLayout>,
-    overwrite: bool,
+    #[setters(skip)]
+    pub(crate) source: &'a Checkpoint,
+    #[setters(skip)]
+    pub(crate) dst: String,
+    #[setters(skip)]
+    pub(crate) keys: Keys<'a>,
+    /// What a map makes of the source.
+    #[setters(skip)]
+    pub(crate) mapped: Option<Mapped>,
+    #[setters(skip)]
+    pub(crate) format: Wanted,
+    #[setters(skip)]
+    pub(crate) settings: Vec<(String, Json)>,
+    #[setters(skip)]
     journal: Option<Journal>,
-    verify: bool,
-    dry_run: bool,
+    #[setters(skip)]
     checked: Progress,
+    #[setters(skip)]
     progress: Progress,
-    registry: Option<Registry>,
-    stores: Option<Stores>,
+    /// The number of ranks. The default is 1, the maximum is [`MAX_RANKS`].
+    pub(crate) ranks: u32,
+    /// Into how many pieces the ranks may cut all tensors together. The default is [`MAX_PIECES`]. A tensor is cut into one
+    /// piece per rank, but into no more than it has rows. What is not cut does not count. A million pieces take about 2 GB of
+    /// memory.
+    pub(crate) max_pieces: u64,
+    /// Whether to leave out what the format has no place for: objects, common state, tensors of some element types. The report lists it. By
+    /// default a conversion fails if there is anything.
+    pub(crate) drop_objects: bool,
+    /// Whether to fail if the copy would tell less than the source: if the [`Ledger`] has anything that is left out, or changed with a loss
+    /// ([`LedgerEntry::is_loss`](crate::LedgerEntry::is_loss)). Nothing is written then. The default is no.
+    pub(crate) lossless: bool,
+    /// Whether to keep objects beside the tensors, in formats that have no place for them otherwise: it sets the setting `keep_objects` of the
+    /// format, and fails if the format has no such setting. What still has no place is refused, or left out by
+    /// [`drop_objects`](Self::drop_objects).
+    pub(crate) keep_objects: bool,
+    /// Casts tensors of floating-point numbers to this type. Others stay as they are: integers, complex numbers, float8 scales and packed
+    /// floats. The report says what was lost.
+    pub(crate) dtype: Option<DType>,
+    /// Cuts larger tensors, and begins a new file when one is full. The limit is in bytes. It replaces a
+    /// [`policy`](Self::policy).
+    pub(crate) max_shard_size: Option<u64>,
+    /// Writes tensors that Megatron Core has stored flattened as if they were not, as plain chunks. Its releases since 0.16 and PyTorch load
+    /// them then. Without this such a source is refused, unless it is written in another format, which has no flattened tensors.
+    pub(crate) unflatten: bool,
+    /// Whether to rewrite the state of Megatron Core's distributed optimizer by parameter, in the form `fully_reshardable`, which can be
+    /// loaded with any parallelism. [`reshard_optim::ShardingType`] has the forms that it can have in the source. Those
+    /// [by bucket](reshard_optim::ShardingType::is_by_bucket) need a [`bucket_layout`](Self::bucket_layout). Flattened
+    /// tensors are unflattened, too.
+    pub(crate) canonical_optimizer: bool,
+    /// Whose conventions the new checkpoint follows. The default is the dialect of the source if the format has it, or else PyTorch's, or else tensors only. In
+    /// Megatron Core's dialect an object becomes a leaf of common state, at its path, unless its key is that of a cell of an array of objects; the files `common.pt` and
+    /// `metadata.json` are written, without which Megatron Core loads nothing. In PyTorch's dialect each leaf of common state becomes an item.
+    pub(crate) dialect: Option<Dialect>,
+    /// Where Megatron Core's common state goes. The default is the form of the source, or a file if the format stores no objects. A file is
+    /// what its versions before 0.19 read.
+    pub(crate) common_form: Option<CommonForm>,
+    /// Carries tensors and objects over under other keys, shapes and types, as a map says. [`keys`](Self::keys) selects by the keys that the map
+    /// makes. In PyTorch's dialect the new checkpoint has no nesting.
+    pub(crate) map: Option<Map>,
+    /// Which elements of the buckets of gradients belong to which parameter.
+    pub(crate) bucket_layout: Option<BucketLayout>,
+    /// The policy that decides which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
+    #[setters(into)]
+    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    /// How many slices the policy's answer may have; see [`reshard::Save::max_slices`].
+    pub(crate) max_slices: Option<usize>,
+    /// How many data files all ranks together may write. The default is [`MAX_FILES`]. Ranks times files per rank is at most
+    /// [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS) in any case.
+    pub(crate) max_files: u64,
+    /// Whether to replace a checkpoint at the destination; see [`reshard::Save::overwrite`].
+    pub(crate) overwrite: bool,
+    /// Whether to check the checksums of the source. The default is yes. Without this check, damage is carried over silently. Elements are
+    /// checked while they are read, if the checkpoint has a CRC of the elements of each chunk (torch_dist, safetensors and torch_save, uncompressed and
+    /// row-major, and little-endian tensor_bundle), and no tensor has more than a thousand chunks. Chunks that a map leaves out in part, or reads in
+    /// short pieces, are read once more before the commit. All other sources are read once more before anything is written.
+    pub(crate) verify: bool,
+    /// The registry in which to find the format to write and the strategy of common state; by default the linked strategies.
+    pub(crate) registry: Option<Registry>,
+    /// The stores in which to look up the destination's URL; by default the linked stores.
+    pub(crate) stores: Option<Stores>,
+    /// Whether to make all checks that need no tensor data, and to write nothing. The report contains what would be written, and lists the checks that were not
+    /// made. The default is a real conversion.
+    pub(crate) dry_run: bool,
 }
 
 impl<'a> Convert<'a> {
@@ -165,20 +219,6 @@ impl<'a> Convert<'a> {
         self
     }
 
-    /// The number of ranks. The default is 1, the maximum is [`MAX_RANKS`].
-    pub fn ranks(mut self, ranks: u32) -> Self {
-        self.ranks = ranks;
-        self
-    }
-
-    /// Into how many pieces the ranks may cut all tensors together. The default is [`MAX_PIECES`]. A tensor is cut into one
-    /// piece per rank, but into no more than it has rows. What is not cut does not count. A million pieces take about 2 GB of
-    /// memory.
-    pub fn max_pieces(mut self, pieces: u64) -> Self {
-        self.max_pieces = pieces;
-        self
-    }
-
     /// The format to write, by its name. The default is the linked format that would recognise a single file with the destination's
     /// name (`model.pt`), or else `torch_dist`.
     pub fn to(mut self, format: BackendVersion) -> Self {
@@ -203,120 +243,6 @@ impl<'a> Convert<'a> {
         self.setting("files_per_rank", files)
     }
 
-    /// Whether to leave out what the format has no place for: objects, common state, tensors of some element types. The report lists it. By
-    /// default a conversion fails if there is anything.
-    pub fn drop_objects(mut self, drop: bool) -> Self {
-        self.drop_objects = drop;
-        self
-    }
-
-    /// Whether to fail if the copy would tell less than the source: if the [`Ledger`] has anything that is left out, or changed with a loss
-    /// ([`LedgerEntry::is_loss`](crate::LedgerEntry::is_loss)). Nothing is written then. The default is no.
-    pub fn lossless(mut self, lossless: bool) -> Self {
-        self.lossless = lossless;
-        self
-    }
-
-    /// Whether to keep objects beside the tensors, in formats that have no place for them otherwise: it sets the setting `keep_objects` of the
-    /// format, and fails if the format has no such setting. What still has no place is refused, or left out by
-    /// [`drop_objects`](Self::drop_objects).
-    pub fn keep_objects(mut self, keep: bool) -> Self {
-        self.keep_objects = keep;
-        self
-    }
-
-    /// Casts tensors of floating-point numbers to this type. Others stay as they are: integers, complex numbers, float8 scales and packed
-    /// floats. The report says what was lost.
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.dtype = Some(dtype);
-        self
-    }
-
-    /// Cuts larger tensors, and begins a new file when one is full. The limit is in bytes. It replaces a
-    /// [`policy`](Self::policy).
-    pub fn max_shard_size(mut self, bytes: u64) -> Self {
-        self.max_shard_size = Some(bytes);
-        self
-    }
-
-    /// Writes tensors that Megatron Core has stored flattened as if they were not, as plain chunks. Its releases since 0.16 and PyTorch load
-    /// them then. Without this such a source is refused, unless it is written in another format, which has no flattened tensors.
-    pub fn unflatten(mut self, unflatten: bool) -> Self {
-        self.unflatten = unflatten;
-        self
-    }
-
-    /// Whether to rewrite the state of Megatron Core's distributed optimizer by parameter, in the form `fully_reshardable`, which can be
-    /// loaded with any parallelism. [`reshard_optim::ShardingType`] has the forms that it can have in the source. Those
-    /// [by bucket](reshard_optim::ShardingType::is_by_bucket) need a [`bucket_layout`](Self::bucket_layout). Flattened
-    /// tensors are unflattened, too.
-    pub fn canonical_optimizer(mut self, canonical: bool) -> Self {
-        self.canonical = canonical;
-        self
-    }
-
-    /// Whose conventions the new checkpoint follows. The default is the dialect of the source if the format has it, or else PyTorch's, or else tensors only. In
-    /// Megatron Core's dialect an object becomes a leaf of common state, at its path, unless its key is that of a cell of an array of objects; the files `common.pt` and
-    /// `metadata.json` are written, without which Megatron Core loads nothing. In PyTorch's dialect each leaf of common state becomes an item.
-    pub fn dialect(mut self, dialect: Dialect) -> Self {
-        self.dialect = Some(dialect);
-        self
-    }
-
-    /// Where Megatron Core's common state goes. The default is the form of the source, or a file if the format stores no objects. A file is
-    /// what its versions before 0.19 read.
-    pub fn common_form(mut self, form: CommonForm) -> Self {
-        self.common_form = Some(form);
-        self
-    }
-
-    /// Carries tensors and objects over under other keys, shapes and types, as a map says. [`keys`](Self::keys) selects by the keys that the map
-    /// makes. In PyTorch's dialect the new checkpoint has no nesting.
-    pub fn map(mut self, map: Map) -> Self {
-        self.map = Some(map);
-        self
-    }
-
-    /// Which elements of the buckets of gradients belong to which parameter.
-    pub fn bucket_layout(mut self, layout: BucketLayout) -> Self {
-        self.layout = Some(layout);
-        self
-    }
-
-    /// The policy that decides which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
-    pub fn policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
-        self.policy = Some(policy.into());
-        self
-    }
-
-    /// How many slices the policy's answer may have; see [`reshard::Save::max_slices`].
-    pub fn max_slices(mut self, slices: usize) -> Self {
-        self.max_slices = Some(slices);
-        self
-    }
-
-    /// How many data files all ranks together may write. The default is [`MAX_FILES`]. Ranks times files per rank is at most
-    /// [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS) in any case.
-    pub fn max_files(mut self, files: u64) -> Self {
-        self.max_files = files;
-        self
-    }
-
-    /// Whether to replace a checkpoint at the destination; see [`reshard::Save::overwrite`].
-    pub fn overwrite(mut self, overwrite: bool) -> Self {
-        self.overwrite = overwrite;
-        self
-    }
-
-    /// Whether to check the checksums of the source. The default is yes. Without this check, damage is carried over silently. Elements are
-    /// checked while they are read, if the checkpoint has a CRC of the elements of each chunk (torch_dist, safetensors and torch_save, uncompressed and
-    /// row-major, and little-endian tensor_bundle), and no tensor has more than a thousand chunks. Chunks that a map leaves out in part, or reads in
-    /// short pieces, are read once more before the commit. All other sources are read once more before anything is written.
-    pub fn verify(mut self, verify: bool) -> Self {
-        self.verify = verify;
-        self
-    }
-
     /// Sets a callback that is called with the number of bytes just checked, from any thread.
     pub fn checked(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.checked = Progress::new(f);
@@ -326,25 +252,6 @@ impl<'a> Convert<'a> {
     /// Sets a callback that is called with the number of bytes just written, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
-        self
-    }
-
-    /// The registry in which to find the format to write and the strategy of common state; by default the linked strategies.
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.registry = Some(registry);
-        self
-    }
-
-    /// The stores in which to look up the destination's URL; by default the linked stores.
-    pub fn stores(mut self, stores: Stores) -> Self {
-        self.stores = Some(stores);
-        self
-    }
-
-    /// Whether to make all checks that need no tensor data, and to write nothing. The report contains what would be written, and lists the checks that were not
-    /// made. The default is a real conversion.
-    pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
         self
     }
 
@@ -369,13 +276,7 @@ impl<'a> Convert<'a> {
             Some(registry) => registry,
             None => Registry::linked().map_err(ConvertError::Target)?,
         };
-        let by_policy = self.policy.is_some() || self.max_shard_size.is_some();
-        let target = Target::of(
-            &self.format,
-            (&self.settings, self.keep_objects),
-            (&*self.dst, by_policy),
-            &registry,
-        )?;
+        let target = Target::of(&self, &registry)?;
         self.registry = Some(registry);
         if let Some(dialect) = self.dialect {
             has_dialect(&target, dialect)?;
@@ -390,11 +291,11 @@ impl<'a> Convert<'a> {
         {
             files_of_ranks(self.ranks, files, Asked::ByPolicy)?;
         }
-        if self.canonical && self.keys.0.is_some() {
+        if self.canonical_optimizer && self.keys.0.is_some() {
             return Err(ConvertError::KeysOfOptimizer);
         }
         if let Some(map) = &self.map {
-            if self.canonical {
+            if self.canonical_optimizer {
                 return Err(ConvertError::MapOfOptimizer);
             }
             self.mapped = Some(Mapped::of(self.source, map, &self.keys)?);
@@ -406,41 +307,39 @@ impl<'a> Convert<'a> {
             Some(stores) => stores,
             None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
         };
-        let store = &**self.source.store();
-        let place = (&*self.dst, target.place());
-        destination::check(self.source.url(), store, place, &stores, self.overwrite).await?;
+        destination::check(&self, target.place, &stores).await?;
         let snapshot = Snapshot::of(self.source).await;
         let checks = self.verified().await?;
         self.understood()?;
         let checks = Arc::new(checks.unwrap_or_default());
         let canonical = match &self.mapped {
             Some(mapped) => mapped.canonical(self.source, &checks)?,
-            None if self.canonical => Canonical::of(self.source, self.layout.as_ref()).await?,
+            None if self.canonical_optimizer => {
+                Canonical::of(self.source, self.bucket_layout.as_ref()).await?
+            }
             None => Canonical::default(),
         };
         // A map has chosen already, by its own keys.
         let (keys, all) = (&self.keys, Keys::default());
         let keys = if self.mapped.is_some() { &all } else { keys };
-        let chosen = (keys, &canonical);
-        let fit = Fit::of(self.source, &target, chosen, self.wants()).await?;
+        let fit = Fit::of(&self, &target, (keys, &canonical)).await?;
         let phase = Started::now("read", self.source.url());
         let read = Source::read(self.source, keys, &canonical, (&fit, &checks)).await;
-        phase.done(&read.as_ref().map(Source::traffic));
+        phase.done(&read.as_ref().map(|source| source.read));
         let source = read?;
-        self.carried_as_stored(&source)?;
+        // What is carried over in its stored form.
+        if let Some(what) = source.damage().filter(|_| self.verify) {
+            return Err(self.unsound(Finding::Damaged, what));
+        }
         self.few_enough_pieces(source.cut_pieces(self.ranks))?;
         source.has_places()?;
-        let kind = (&target, self.ties(&target));
+        let keeps_ties = self.ranks == 1 && !self.canonical_optimizer && target.has_ties();
+        let kind = (&target, keeps_ties);
         let annotations = Fates::of(self.source, kind, (keys, &canonical, &fit));
         let account = Account {
-            checkpoint: self.source,
-            keys: &self.keys,
-            mapped: self.mapped.as_ref(),
-            canonical: &canonical,
-            fit: &fit,
+            setup: &self,
             source: &source,
-            format: target.key(),
-            annotations: &annotations,
+            fates: &annotations,
         };
         let ledger = account.ledger();
         self.accepts(&ledger, &source, &target)?;
@@ -468,8 +367,9 @@ impl<'a> Convert<'a> {
             let phase = Started::now("check", self.source.url());
             // Of a chunk that was written in part nobody knows the rest.
             let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
-            if !resumes && !self.dry_run {
-                checks = self.checks().await;
+            // The buckets of an optimizer are read in boxes of parameters.
+            if !resumes && !self.dry_run && !self.canonical_optimizer {
+                checks = checks::checks(self.source, |key| self.carries(key), &self.checked).await;
             }
             let elements = checks.is_none() && !self.dry_run;
             let verified = self.source.verify(elements, self.checked.clone()).await;
@@ -482,23 +382,6 @@ impl<'a> Convert<'a> {
             sound?;
         }
         Ok(checks)
-    }
-
-    /// The tensors that are checked while they are read, if all can be that.
-    async fn checks(&self) -> Option<Checks> {
-        // The buckets of an optimizer are read in boxes of parameters.
-        if self.canonical {
-            return None;
-        }
-        checks(self.source, |key| self.carries(key), &self.checked).await
-    }
-
-    /// Whether tensors that share elements in the source still do in the copy, if they are carried over as they are.
-    fn ties(&self, target: &Target) -> Ties {
-        match self.ranks == 1 && !self.canonical && target.has_ties() {
-            true => Ties::Stay,
-            false => Ties::Cut,
-        }
     }
 
     /// Refuses a copy that would be empty though the source is not, and one that loses something if it may not.
@@ -529,16 +412,6 @@ impl<'a> Convert<'a> {
         }
     }
 
-    /// How what is carried over changes.
-    fn wants(&self) -> Wants {
-        Wants {
-            dtype: self.dtype,
-            dialect: self.dialect,
-            common: self.common_form,
-            drop: self.drop_objects,
-        }
-    }
-
     /// Refuses more pieces than fit into memory. A small source can name many tensors.
     fn few_enough_pieces(&self, pieces: u64) -> Result<()> {
         if pieces <= self.max_pieces {
@@ -555,7 +428,7 @@ impl<'a> Convert<'a> {
     fn can_be_carried(&self, target: &Target) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
         let plain = self.unflatten
-            || self.canonical
+            || self.canonical_optimizer
             || self.mapped.is_some()
             || target.key().backend != format.backend;
         let mut tensors = self.source.metadata().tensors();
@@ -571,38 +444,24 @@ impl<'a> Convert<'a> {
 
     /// Refuses a chosen item whose description is not understood, or damaged: the copy would lack it without saying so.
     fn understood(&self) -> Result<()> {
-        match self
-            .source
-            .producer()
-            .unknown
-            .into_iter()
-            // A map may need it, and does not know it.
-            .find(|(key, _)| self.mapped.is_some() || self.keys.has(key))
-        {
-            // A check has told of damage more exactly.
-            None => self.undamaged(),
-            Some((key, why)) => Err(ConvertError::Unknown { key, why }),
+        let producer = self.source.producer();
+        // A map may need it, and does not know it.
+        let chosen = |key: &str| self.mapped.is_some() || self.keys.has(key);
+        if let Some((key, why)) = producer.unknown.into_iter().find(|(key, _)| chosen(key)) {
+            return Err(ConvertError::Unknown { key, why });
         }
-    }
-
-    /// Refuses a chosen item of which opening has found damage: the copy would lack it, too.
-    fn undamaged(&self) -> Result<()> {
-        let damaged = self.source.producer().damaged.into_iter();
-        let mut chosen = damaged.filter(|(key, _)| self.carries(key));
-        chosen.next().map_or(Ok(()), |(key, what)| {
-            Err(self.unsound(Finding::Damaged, Damage::new(what).of_key(key)))
-        })
+        // A check has told of damage more exactly.
+        let mut damaged = producer.damaged.into_iter();
+        damaged
+            .find(|(key, _)| self.carries(key))
+            .map_or(Ok(()), |(key, what)| {
+                Err(self.unsound(Finding::Damaged, Damage::new(what).of_key(key)))
+            })
     }
 
     fn unsound(&self, finding: Finding, what: Damage) -> ConvertError {
         let src = self.source.url().into();
         ConvertError::Unsound { src, finding, what }
-    }
-
-    /// Refuses damage in what is carried over in its stored form.
-    fn carried_as_stored(&self, source: &Source) -> Result<()> {
-        let damage = source.damage().filter(|_| self.verify);
-        damage.map_or(Ok(()), |what| Err(self.unsound(Finding::Damaged, what)))
     }
 
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
@@ -628,7 +487,10 @@ impl<'a> Convert<'a> {
     /// Fails if a chosen tensor is cast whose elements mean nothing without a scale.
     async fn casts_no_quantized(&self) -> Result<()> {
         let casts = |key: &str, dtype| {
-            let by_map = self.mapped.as_ref().is_some_and(|mapped| mapped.casts(key));
+            let by_map = self
+                .mapped
+                .as_ref()
+                .is_some_and(|mapped| mapped.cast.contains(key));
             by_map || (self.carries(key) && quantized::is_cast_to(self.dtype, dtype))
         };
         quantized::check(self.source, casts).await
@@ -650,6 +512,30 @@ impl<'a> Convert<'a> {
             key: key.cloned(),
             ..Damage::new(what())
         })
+    }
+
+    /// The checks of this conversion that need tensor data, or need to write.
+    fn unmade_checks(&self) -> Vec<&'static str> {
+        let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
+        let checks = [
+            (self.verify, "the checksums of tensors"),
+            (
+                self.dtype.is_some() || self.mapped.is_some(),
+                "the range and precision that casts lose",
+            ),
+            (
+                self.overwrite,
+                "whether the file system can exchange the old version for the new one in one step",
+            ),
+            (
+                resumes,
+                "which files an interrupted conversion has finished",
+            ),
+        ];
+        let unmade = checks
+            .into_iter()
+            .filter(|(applies, _)| self.dry_run && *applies);
+        unmade.map(|(_, check)| check).collect()
     }
 }
 
@@ -711,106 +597,63 @@ impl Conversion<'_> {
     /// # Errors
     /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; the errors of [`reshard::save`], also if a policy makes more files than [`Convert::max_files`].
     pub async fn run(self) -> Result<ConvertReport> {
-        let Self {
-            setup,
-            target,
-            dropped,
-            ledger,
-            source,
-            planner,
-            snapshot,
-            stores,
-            checking,
-        } = self;
+        let setup = &self.setup;
         if let Some(max) = setup.max_shard_size {
-            let least = source.bytes() / max.max(1);
+            let least = self.bytes() / max.max(1);
             destination::few_enough(least, setup.max_files, Asked::BySize)?;
         }
         let start = Instant::now();
-        let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
-        let (saved, resumed) = setup
-            .save(&source, (&target, &planner), &states, (stores, snapshot))
-            .await?;
+        let states = self.source.states(setup.ranks);
+        let (saved, resumed) = self.save(&states.map_err(ConvertError::Read)?).await?;
         Ok(ConvertReport {
-            format: target.key(),
+            format: self.format(),
             // A dry run casts nothing, so it can't count losses.
             casts: match setup.dry_run {
                 true => Vec::new(),
-                false => source.casts(),
+                false => self.source.casts(),
             },
             unmade_checks: setup.unmade_checks(),
-            dropped,
-            ledger,
-            tensors: source.tensors(),
-            objects: source.objects(),
-            took: checking + start.elapsed(),
-            checking,
+            tensors: self.tensors(),
+            objects: self.objects(),
+            took: self.checking + start.elapsed(),
+            checking: self.checking,
+            dropped: self.dropped,
+            ledger: self.ledger,
             saved,
             resumed,
         })
     }
-}
-
-impl Convert<'_> {
-    /// The checks of this conversion that need tensor data, or need to write.
-    fn unmade_checks(&self) -> Vec<&'static str> {
-        let resumes = self.journal.as_ref().is_some_and(|j| j.looks);
-        let checks = [
-            (self.verify, "the checksums of tensors"),
-            (
-                self.dtype.is_some() || self.mapped.is_some(),
-                "the range and precision that casts lose",
-            ),
-            (
-                self.overwrite,
-                "whether the file system can exchange the old version for the new one in one step",
-            ),
-            (
-                resumes,
-                "which files an interrupted conversion has finished",
-            ),
-        ];
-        let unmade = checks
-            .into_iter()
-            .filter(|(applies, _)| self.dry_run && *applies);
-        unmade.map(|(_, check)| check).collect()
-    }
 
     /// Saves the states of all ranks. I/O threads read and write the bytes, so one task can drive all ranks.
-    async fn save(
-        &self,
-        source: &Source,
-        (target, planner): (&Target, &Rewrite),
-        states: &[StateDict],
-        (stores, snapshot): (Stores, Snapshot),
-    ) -> Result<(SaveReport, Resumed)> {
+    async fn save(&self, states: &[StateDict]) -> Result<(SaveReport, Resumed)> {
+        let setup = &self.setup;
         // A dry run keeps no journal, but looks for one.
-        let journal = self.journal.as_ref().filter(|j| !self.dry_run || j.looks);
-        let keeps = target.place() == PlaceKind::Folder;
+        let journal = setup.journal.as_ref();
+        let journal = journal.filter(|j| !setup.dry_run || j.looks);
+        let keeps = self.target.place == PlaceKind::Folder;
         let place = match journal.filter(|_| keeps) {
             None => None,
             Some(journal) => {
-                let place = resume::place(self.source, &self.dst, &stores, journal).await;
+                let place = resume::place(setup.source, &setup.dst, &self.stores, journal).await;
                 place.map_err(|e| ConvertError::Destination(e.into()))?
             }
         };
-        let limit = self
+        let limit = setup
             .max_shard_size
             .map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
-        let policy = limit.or_else(|| self.policy.clone());
-        let groups = LocalGroup::new(self.ranks);
-        let mut last = Some((source.watched(), snapshot));
+        let policy = limit.or_else(|| setup.policy.clone());
+        let groups = LocalGroup::new(setup.ranks);
+        let mut last = Some((self.source.watched(), self.snapshot.clone()));
         let saves = groups.iter().zip(states).map(|(group, state)| {
-            let strategy = target.strategy();
-            let progress = self.progress.clone();
-            let mut save = source.save(state, &self.dst);
+            let progress = setup.progress.clone();
+            let mut save = self.source.save(state, &setup.dst);
             if let Some(policy) = &policy {
                 save = save.boxed_policy(Arc::clone(policy));
             }
-            if let Some(slices) = self.max_slices {
+            if let Some(slices) = setup.max_slices {
                 save = save.max_slices(slices);
             }
-            if let Some(registry) = &self.registry {
+            if let Some(registry) = &setup.registry {
                 save = save.registry(registry.clone());
             }
             // Once, by the first rank.
@@ -819,21 +662,20 @@ impl Convert<'_> {
                 .before_commit(move || last_check(last))
                 .group(group)
                 .deadline(PATIENCE)
-                .exchange_memory((EXCHANGES / u64::from(self.ranks)).max(LEAST_EXCHANGE))
-                .max_files(self.max_files)
-                .strategy(strategy)
-                .planner(planner.clone())
-                .overwrite(self.overwrite)
-                .dry_run(self.dry_run)
-                .stores(stores.clone())
+                .exchange_memory((EXCHANGES / u64::from(setup.ranks)).max(LEAST_EXCHANGE))
+                .max_files(setup.max_files)
+                .strategy(self.target.strategy.clone())
+                .planner(self.planner.clone())
+                .overwrite(setup.overwrite)
+                .dry_run(setup.dry_run)
+                .stores(self.stores.clone())
                 .progress(move |n| progress.add(n));
             let save = match &place {
                 Some(place) => save.store(Arc::new(place.clone())),
                 None => save,
             };
-            Ok(save.into_future())
+            save.into_future()
         });
-        let saves: Vec<_> = saves.collect::<Result<_>>()?;
         let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
         // Only the coordinator's report describes the whole save.
         let first = saved.map_err(ConvertError::Write)?.into_iter().next();

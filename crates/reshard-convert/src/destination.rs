@@ -1,6 +1,6 @@
 //! Checks of the destination: how many files it may get, and that a conversion does not overwrite its source.
 
-use crate::{Asked, ConvertError, Over, Result};
+use crate::{Asked, Convert, ConvertError, Over, Result};
 use reshard::{
     Stores,
     storage::{Depth, Link, LocalStore, PlaceKind, StorageError, Store, is_attempt},
@@ -45,13 +45,9 @@ pub(crate) fn few_enough(files: u64, max: u64, asked: Asked) -> Result<()> {
 }
 
 /// Refuses an impossible destination before the source is checked, because that check may take long.
-pub(crate) async fn check(
-    src: &str,
-    source: &dyn Store,
-    (dst, kind): (&str, PlaceKind),
-    stores: &Stores,
-    overwrite: bool,
-) -> Result<()> {
+pub(crate) async fn check(setup: &Convert<'_>, kind: PlaceKind, stores: &Stores) -> Result<()> {
+    let (src, dst) = (setup.source.url(), &*setup.dst);
+    let source = &**setup.source.store();
     // If the place can't be opened, the save will report that.
     let Ok(place) = stores.open(dst) else {
         return Ok(());
@@ -73,7 +69,7 @@ pub(crate) async fn check(
             src: src.into(),
         });
     }
-    if overwrite {
+    if setup.overwrite {
         return Ok(());
     }
     let taken = match &dst_path {

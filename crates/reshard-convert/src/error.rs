@@ -107,7 +107,11 @@ pub enum ConvertError {
         what: String,
     },
     /// The format to write has no place for some of what was chosen. [`Convert::drop_objects`](crate::Convert::drop_objects) leaves it out.
-    #[error("{format} has no place for {} of {src}: {}", count(what), some(what))]
+    #[error(
+        "{format} has no place for {} of {src}: {}",
+        count(what),
+        listed(what, ", ")
+    )]
     NotHeld {
         /// The source.
         src: String,
@@ -266,7 +270,11 @@ pub enum ConvertError {
         ledger: String,
     },
     /// [`Convert::lossless`](crate::Convert::lossless) was set, and the copy would tell less than the source.
-    #[error("a copy of {src} in {format} would lose {}", lost(losses))]
+    #[error(
+        "a copy of {src} in {format} would lose something of {}: {}",
+        count(losses),
+        listed(losses, "; ")
+    )]
     Lossy {
         /// The source.
         src: String,
@@ -338,25 +346,13 @@ fn why_not(dialect: Dialect, has: &[Dialect]) -> String {
 /// A message names at most so many items.
 const NAMED: usize = 8;
 
-fn count(what: &[NotHeld]) -> String {
-    format!(
-        "{} item{}",
-        what.len(),
-        if what.len() == 1 { "" } else { "s" }
-    )
+/// A number of things: `1 item`, `3 items`.
+pub(crate) fn some(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-fn some(what: &[NotHeld]) -> String {
-    listed(what, ", ")
-}
-
-fn lost(losses: &[LedgerEntry]) -> String {
-    let s = if losses.len() == 1 { "" } else { "s" };
-    format!(
-        "something of {} item{s}: {}",
-        losses.len(),
-        listed(losses, "; ")
-    )
+fn count<T>(what: &[T]) -> String {
+    some(what.len() as u64, "item")
 }
 
 fn listed(what: &[impl fmt::Display], between: &str) -> String {
@@ -391,69 +387,42 @@ impl Asked {
 }
 
 /// How a destination relates to the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum Over {
     /// The same place.
+    #[strum(to_string = "is the source itself:")]
     Source,
     /// A directory above it.
+    #[strum(to_string = "is a directory in which the source lies:")]
     Above,
 }
 
-impl fmt::Display for Over {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Source => "is the source itself:",
-            Self::Above => "is a directory in which the source lies:",
-        })
-    }
-}
-
 /// What a check says about an item. The variants are the lists of a [`VerifyReport`](reshard::strategy::VerifyReport).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum Finding {
     /// Its bytes are wrong.
+    #[strum(to_string = "is damaged")]
     Damaged,
     /// It could not be read because of I/O.
+    #[strum(to_string = "could not be checked")]
     Unchecked,
     /// This version does not know how it is stored.
+    #[strum(to_string = "is not understood")]
     NotUnderstood,
     /// It asks for more than the limits allow.
+    #[strum(to_string = "is not read")]
     NotRead,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Damaged => "is damaged",
-            Self::Unchecked => "could not be checked",
-            Self::NotUnderstood => "is not understood",
-            Self::NotRead => "is not read",
-        })
-    }
 }
 
 impl ConvertError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Ranks(_)
-            | Self::TooManyFiles { .. }
-            | Self::TooManyPieces { .. }
-            | Self::Over { .. }
-            | Self::Linked { .. }
-            | Self::NoLayout { .. }
-            | Self::Layout { .. }
-            | Self::KeysOfOptimizer
-            | Self::MapOfOptimizer => ErrorKind::Invalid,
             Self::Map(e) => e.kind(),
             Self::Destination(e) | Self::Target(e) | Self::Failed(e) => e.kind(),
-            Self::Setting { .. }
-            | Self::CommonForm { .. }
-            | Self::Dialect { .. }
-            | Self::DType(_)
-            | Self::NoSingleFile { .. } => ErrorKind::Invalid,
+            Self::Read(e) | Self::Write(e) => e.kind(),
             Self::NotHeld { .. }
             | Self::Lossy { .. }
             | Self::Common { .. }
@@ -463,7 +432,10 @@ impl ConvertError {
             | Self::Quantized { .. }
             | Self::Cells { .. }
             | Self::Optimizer { .. } => ErrorKind::Unsupported,
-            Self::NoOptimizer { .. } | Self::MissingGroups { .. } => ErrorKind::NotFound,
+            Self::NoOptimizer { .. }
+            | Self::MissingGroups { .. }
+            | Self::NothingChosen { .. }
+            | Self::NothingLeft { .. } => ErrorKind::NotFound,
             Self::Unsound { finding, .. } => match finding {
                 Finding::Damaged => ErrorKind::Corrupt,
                 Finding::Unchecked => ErrorKind::Unavailable,
@@ -471,8 +443,8 @@ impl ConvertError {
                 Finding::NotRead => ErrorKind::Limit,
             },
             Self::NoPlace { .. } => ErrorKind::Corrupt,
-            Self::NothingChosen { .. } | Self::NothingLeft { .. } => ErrorKind::NotFound,
-            Self::Read(e) | Self::Write(e) => e.kind(),
+            // An option that asks for something impossible.
+            _ => ErrorKind::Invalid,
         }
     }
 }

@@ -1,12 +1,10 @@
 //! What of a source a target can hold, and what becomes of the rest.
 
 use crate::{
-    ConvertError, NotHeld, Result, cast::is_cast, keys::Keys, leaves::is_name_of_cell,
+    Convert, ConvertError, NotHeld, Result, cast::is_cast, keys::Keys, leaves::is_name_of_cell,
     optimizer::Canonical, target::Target,
 };
-use reshard::{
-    Checkpoint, CommonForm, DType, Dialect, StoredCommon, plan::Entry, strategy::Capabilities,
-};
+use reshard::{CommonForm, DType, Dialect, StoredCommon, plan::Entry, strategy::Capabilities};
 use std::collections::BTreeSet;
 
 /// What becomes of common state.
@@ -18,19 +16,6 @@ pub(crate) enum CommonAs {
     Items,
     /// The target has no place for it.
     Nothing,
-}
-
-/// What the caller wants to change.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wants {
-    /// To which element type floats are cast.
-    pub(crate) dtype: Option<DType>,
-    /// In which dialect the target is written.
-    pub(crate) dialect: Option<Dialect>,
-    /// In which form common state is written.
-    pub(crate) common: Option<CommonForm>,
-    /// Whether what the target has no place for is left out.
-    pub(crate) drop: bool,
 }
 
 /// How items of the source become items of the target.
@@ -46,7 +31,7 @@ pub(crate) struct Fit {
     keys: BTreeSet<String>,
     can: Capabilities,
     /// Whether a cell of an array of objects is written as a list.
-    object_lists: bool,
+    pub(crate) object_lists: bool,
     /// Whether objects that are no cells of arrays become common state.
     makes_common: bool,
 }
@@ -54,22 +39,14 @@ pub(crate) struct Fit {
 impl Fit {
     /// Fails if the target can't hold all that was chosen, unless the rest may be dropped, or has no common state in the form that was asked for. Reads common state, if there is no place for it.
     pub(crate) async fn of(
-        source: &Checkpoint,
+        setup: &Convert<'_>,
         target: &Target,
-        chosen: (&Keys<'_>, &Canonical),
-        wants: Wants,
+        (keys, canonical): (&Keys<'_>, &Canonical),
     ) -> Result<Self> {
-        let Wants {
-            dtype,
-            dialect: wanted,
-            common: form,
-            drop,
-        } = wants;
+        let (source, form) = (setup.source, setup.common_form);
         let can = target.capabilities();
-        let dialect = match wanted {
-            Some(dialect) => dialect,
-            None => dialect(source.dialect(), &can),
-        };
+        let default = || dialect(source.dialect(), &can);
+        let dialect = setup.dialect.unwrap_or_else(default);
         let holds_objects = match dialect {
             // What the format does not store, the common strategy stores.
             Dialect::Megatron => true,
@@ -102,14 +79,13 @@ impl Fit {
                 (Dialect::Megatron, _) if holds_objects => CommonAs::Items,
                 _ => CommonAs::Nothing,
             },
-            dtype,
+            dtype: setup.dtype,
             dropped: Vec::new(),
             keys: BTreeSet::new(),
             can,
             object_lists: dialect == Dialect::Megatron && target.has_objects() && can.object_lists,
             makes_common: dialect == Dialect::Megatron && source.dialect() != dialect,
         };
-        let (keys, canonical) = chosen;
         let entries = source.metadata().entries();
         for entry in entries.filter(|e| keys.has(e.key()) && in_object != Some(e.key())) {
             let Some(to) = canonical.key(entry.key()) else {
@@ -133,7 +109,7 @@ impl Fit {
         // Whoever drops objects may not expect that tensors are among them.
         fit.dropped
             .sort_by_key(|what| !matches!(what, NotHeld::Tensor(..)));
-        if fit.dropped.is_empty() || drop {
+        if fit.dropped.is_empty() || setup.drop_objects {
             return Ok(fit);
         }
         Err(ConvertError::NotHeld {
@@ -159,11 +135,6 @@ impl Fit {
     /// Whether an object that is encoded so can be given to the target as it is.
     pub(crate) fn takes_encoded(&self, codec: &str) -> bool {
         self.can.codec == codec
-    }
-
-    /// Whether a cell of an array of objects is written as a list.
-    pub(crate) fn object_lists(&self) -> bool {
-        self.object_lists
     }
 
     /// Whether an object that is a dict becomes the items of that dict.

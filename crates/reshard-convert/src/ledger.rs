@@ -11,7 +11,8 @@ use reshard::{
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// The kind of an item in a [`Ledger`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum ItemKind {
     /// A tensor, by its key.
@@ -39,18 +40,7 @@ pub enum ItemKind {
 impl ItemKind {
     /// The name of the kind in JSON, such as `tensor`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Tensor => "tensor",
-            Self::Object => "object",
-            Self::Common => "common",
-            Self::Metadata => "metadata",
-            Self::Attribute => "attribute",
-            Self::KeyType => "key_type",
-            Self::ContainerType => "container_type",
-            Self::TensorClass => "tensor_class",
-            Self::Tie => "tie",
-            Self::Save => "save",
-        }
+        self.into()
     }
 
     /// The title of the kind in a report, in the plural.
@@ -180,7 +170,8 @@ impl fmt::Display for Change {
 }
 
 /// The outcome of a conversion for one item of the source.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Outcome {
     /// The copy has it as it was.
@@ -194,11 +185,7 @@ pub enum Outcome {
 impl Outcome {
     /// The name of the outcome in JSON: `kept`, `changed` or `left_out`.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Kept => "kept",
-            Self::Changed(_) => "changed",
-            Self::LeftOut(_) => "left_out",
-        }
+        self.into()
     }
 
     /// The changes, or the reason why the item is left out. `None` for an item that is kept.

@@ -1,6 +1,6 @@
 //! The report of a conversion.
 
-use crate::{CastReport, Ledger, NotHeld, Resumed};
+use crate::{CastReport, Ledger, NotHeld, Resumed, error::some};
 use reshard::{BackendVersion, SaveReport};
 use std::{fmt, time::Duration};
 
@@ -35,7 +35,6 @@ pub struct ConvertReport {
 /// One line: `converted 12 tensors and 3 objects to safetensors version 1 in 0.750 s`, and what was left out or lost.
 impl fmt::Display for ConvertReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let some = |n: u64, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let seconds = self.took.as_secs_f64();
         write!(
             f,

@@ -87,7 +87,7 @@ pub(crate) async fn place(
                 .into(),
         ));
     }
-    let Some(identity) = source_identity(source).await? else {
+    let Some(found) = source_identity(source).await? else {
         let why = format!(
             "{} gives neither tags nor times of its files, so nobody can tell whether they have changed since; convert without resuming",
             source.url()
@@ -97,32 +97,44 @@ pub(crate) async fn place(
             false => Ok(None),
         };
     };
-    let resume = Resume {
+    let state = State {
         dst: dst.into(),
+        stores: stores.clone(),
         identity: Identity {
-            source: identity.digest,
-            inodes: identity.inodes,
+            source: found.digest,
+            inodes: found.inodes,
             options: digest(&journal.options),
         },
-        newest: identity.newest,
+        newest: found.newest,
         live: match journal.looks {
             true => Some(Live::of(dst, stores).await),
             false => None,
         },
         every: journal.every,
+        count: AtomicU64::new(1),
+        ..State::default()
     };
-    Ok(Some(ResumableStore::new(
-        stores.open(dst)?,
-        stores.clone(),
-        resume,
-    )))
+    Ok(Some(ResumableStore {
+        inner: stores.open(dst)?,
+        state: Arc::new(state),
+    }))
 }
 
-/// How a conversion is resumed.
-#[derive(Clone, Debug)]
-struct Resume {
+/// What an interrupted attempt has left.
+#[derive(Debug)]
+struct Found {
+    left: Leftover,
+    files: Files,
+    /// Where its files can be read, and linked, if it is not continued in its own folder.
+    place: Option<Arc<dyn Store>>,
+}
+
+/// What all ranks share.
+#[derive(Debug, Default)]
+struct State {
     /// Opens the place.
     dst: String,
+    stores: Stores,
     identity: Identity,
     /// The file of the source whose status changed last, for messages.
     newest: Option<Name>,
@@ -130,9 +142,20 @@ struct Resume {
     live: Option<Live>,
     /// The journal is continued when so many bytes are finished.
     every: u64,
+    found: OnceLock<Option<Found>>,
+    /// Finished files that no journal names yet.
+    pending: Mutex<Files>,
+    /// Names of journals, within the place.
+    journals: Mutex<BTreeSet<Name>>,
+    count: AtomicU64,
+    resumed: Mutex<Resumed>,
+    /// What this process calls itself where it has taken over an attempt.
+    claimed_by: OnceLock<String>,
+    /// Where the files of the attempt can be removed; `None` if they can't be found, and then there is no journal.
+    kept_in: OnceLock<Option<Arc<dyn Store>>>,
 }
 
-impl Resume {
+impl State {
     /// Explains why an attempt can't be continued.
     fn difference(&self, theirs: &Identity, left: &Leftover) -> String {
         if theirs.options != self.identity.options {
@@ -151,33 +174,6 @@ impl Resume {
     }
 }
 
-/// What an interrupted attempt has left.
-#[derive(Debug)]
-struct Found {
-    left: Leftover,
-    files: Files,
-    /// Where its files can be read, and linked, if it is not continued in its own folder.
-    place: Option<Arc<dyn Store>>,
-}
-
-/// What all ranks share.
-#[derive(Debug)]
-struct State {
-    resume: Resume,
-    stores: Stores,
-    found: OnceLock<Option<Found>>,
-    /// Finished files that no journal names yet.
-    pending: Mutex<Files>,
-    /// Names of journals, within the place.
-    journals: Mutex<BTreeSet<Name>>,
-    count: AtomicU64,
-    resumed: Mutex<Resumed>,
-    /// What this process calls itself where it has taken over an attempt.
-    claimed_by: OnceLock<String>,
-    /// Where the files of the attempt can be removed; `None` if they can't be found, and then there is no journal.
-    kept_in: OnceLock<Option<Arc<dyn Store>>>,
-}
-
 /// A place whose next version may be what an interrupted conversion has begun.
 #[derive(Clone, Debug)]
 pub(crate) struct ResumableStore {
@@ -190,23 +186,6 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ResumableStore {
-    fn new(inner: Arc<dyn Store>, stores: Stores, resume: Resume) -> Self {
-        Self {
-            inner,
-            state: Arc::new(State {
-                resume,
-                stores,
-                found: OnceLock::new(),
-                pending: Mutex::default(),
-                journals: Mutex::default(),
-                count: AtomicU64::new(1),
-                resumed: Mutex::default(),
-                claimed_by: OnceLock::new(),
-                kept_in: OnceLock::new(),
-            }),
-        }
-    }
-
     /// What was not written again.
     pub(crate) fn resumed(&self) -> Resumed {
         *lock(&self.state.resumed)
@@ -228,7 +207,7 @@ impl ResumableStore {
 
     /// The interrupted attempt that is continued. Its journals must be of this conversion.
     async fn look(&self) -> Result<Option<Found>> {
-        let Some(live) = &self.state.resume.live else {
+        let Some(live) = &self.state.live else {
             return Ok(None);
         };
         let mut others = None;
@@ -284,7 +263,7 @@ impl ResumableStore {
         };
         let there = store.list(below, Depth::All).await?.files;
         let bare = |name: &Name| inside(name, below).to_owned();
-        let mine = &self.state.resume.identity;
+        let mine = &self.state.identity;
         let (mut files, mut wrong, mut room) = (Files::new(), None, MOST_OF_ALL);
         for entry in &there {
             if !bare(&entry.name).starts_with(PREFIX) {
@@ -302,7 +281,7 @@ impl ResumableStore {
             match bytes.and_then(|bytes| from_json(&bytes)) {
                 None => {}
                 Some((theirs, named)) if theirs == *mine => files.extend(named),
-                Some((theirs, _)) => wrong = Some(self.state.resume.difference(&theirs, left)),
+                Some((theirs, _)) => wrong = Some(self.state.difference(&theirs, left)),
             }
         }
         keep_those(&mut files, &there, below);
@@ -341,8 +320,8 @@ impl ResumableStore {
         // Whoever began it looks for the claim before it commits. So the claim comes first, and then the look whether it has committed.
         claim::put(transaction, &folder, by).await?;
         drop(self.state.claimed_by.set(by.to_owned()));
-        let resume = &self.state.resume;
-        check_open(&found.left.attempt, &resume.dst, &self.state.stores).await?;
+        let (dst, stores) = (&self.state.dst, &self.state.stores);
+        check_open(&found.left.attempt, dst, stores).await?;
         let there = self.inner.list(Some(&folder), Depth::All).await?.files;
         // Until the claim was there, somebody may have removed some.
         keep_those(&mut found.files, &there, Some(&folder));
@@ -561,7 +540,7 @@ impl ResumableTransaction {
             }
             all.push(file);
         }
-        self.note(self.state().resume.every).await?;
+        self.note(self.state().every).await?;
         Ok(all)
     }
 
@@ -584,7 +563,7 @@ impl ResumableTransaction {
             None => format!("{PREFIX}{number}"),
         };
         let name = Name::new(name)?;
-        let journal = to_json(&self.state().resume.identity, &files);
+        let journal = to_json(&self.state().identity, &files);
         let journal = journal.map_err(|e| StorageError::Internal {
             what: format!("a journal can't be written: {e}"),
         })?;
@@ -646,7 +625,7 @@ impl Transaction for ResumableTransaction {
             let bytes = body.length().map_or(u64::MAX, |length| length.at_most());
             if bytes > room || groups.is_empty() {
                 groups.push(Vec::new());
-                room = CALL.min(self.state().resume.every);
+                room = CALL.min(self.state().every);
             }
             room = room.saturating_sub(bytes);
             if let Some(group) = groups.last_mut() {

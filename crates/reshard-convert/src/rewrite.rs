@@ -31,8 +31,8 @@ impl Rewrite {
         annotations: Annotations,
     ) -> Self {
         let source = Arc::clone(checkpoint.metadata());
-        let megatrons = [checkpoint.dialect(), carried.dialect()].contains(&Dialect::Megatron);
-        let planner_data = match (carried.paths(), source.planner_data()) {
+        let megatrons = [checkpoint.dialect(), carried.dialect].contains(&Dialect::Megatron);
+        let planner_data = match (&carried.paths, source.planner_data()) {
             (Some(paths), _) => Some(paths.clone()),
             // The conversion makes these paths itself, and nobody needs them.
             _ if megatrons => None,

@@ -28,21 +28,22 @@ use std::{
 
 #[derive(Debug)]
 pub(crate) struct Source {
-    dialect: Dialect,
+    /// In which dialect it is written.
+    pub(crate) dialect: Dialect,
     items: Vec<Item>,
-    /// Not decoded, so content that this program can't represent is kept.
-    common: Option<StoredCommon>,
+    /// Common state, if the copy has it as such. It is not decoded, so content that this program can't represent is kept.
+    pub(crate) common: Option<StoredCommon>,
     /// Common state of the source, as it is stored there.
-    stored_common: Option<StoredCommon>,
+    pub(crate) stored_common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
-    /// The paths of all items, if common state becomes items.
-    paths: Option<PlannerData>,
+    /// The paths of all items, if they are others than in the source.
+    pub(crate) paths: Option<PlannerData>,
     /// How many objects have become leaves of common state.
     in_common: u64,
     /// What was read: objects and common state, as they are stored.
-    read: Traffic,
-    /// What the values of decoded objects don't say, in words, by key.
-    unsaid: BTreeMap<String, String>,
+    pub(crate) read: Traffic,
+    /// What the values of decoded objects don't say, in words, by the keys of the source.
+    pub(crate) unsaid: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -86,12 +87,15 @@ impl Item {
 impl Source {
     /// Checks that all chunks have a location, because files are preallocated in full before the first byte is read.
     pub(crate) fn has_places(&self) -> Result<()> {
-        for item in &self.items {
-            if let Item::Tensor(tensor) = item {
-                tensor.has_places()?;
-            }
-        }
-        Ok(())
+        self.carried().try_for_each(Carried::has_places)
+    }
+
+    /// The tensors that are not in memory.
+    fn carried(&self) -> impl Iterator<Item = &Carried> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Tensor(t) => Some(t),
+            _ => None,
+        })
     }
 
     /// Reads objects in their stored form, and no tensors.
@@ -196,11 +200,6 @@ impl Source {
         })
     }
 
-    /// In which dialect it is written.
-    pub(crate) fn dialect(&self) -> Dialect {
-        self.dialect
-    }
-
     /// The objects, by their keys.
     pub(crate) fn objects_and_payloads(&self) -> impl Iterator<Item = (&str, &Payload)> {
         self.items.iter().filter_map(|item| match item {
@@ -209,29 +208,9 @@ impl Source {
         })
     }
 
-    /// Common state, if the copy has it as such.
-    pub(crate) fn common(&self) -> Option<&StoredCommon> {
-        self.common.as_ref()
-    }
-
-    /// Common state of the source.
-    pub(crate) fn stored_common(&self) -> Option<&StoredCommon> {
-        self.stored_common.as_ref()
-    }
-
     /// The keys of all items.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
         self.items.iter().map(Item::key)
-    }
-
-    /// What the values of decoded objects don't say, in words, by the keys of the source.
-    pub(crate) fn unsaid(&self) -> &BTreeMap<String, String> {
-        &self.unsaid
-    }
-
-    /// What was read of the checkpoint.
-    pub(crate) fn traffic(&self) -> Traffic {
-        self.read
     }
 
     /// Sets up the save of a rank's state.
@@ -245,27 +224,14 @@ impl Source {
         }
     }
 
-    /// The paths of all items, if they are others than in the source.
-    pub(crate) fn paths(&self) -> Option<&PlannerData> {
-        self.paths.as_ref()
-    }
-
     /// What the casts of tensors have lost.
     pub(crate) fn casts(&self) -> Vec<CastReport> {
-        let tensors = self.items.iter().filter_map(|item| match item {
-            Item::Tensor(t) => Some(t),
-            _ => None,
-        });
-        tensors.flat_map(|t| t.lost()).collect()
+        self.carried().flat_map(Carried::lost).collect()
     }
 
     /// The stored tensors that are checked while they are read. Several items may be made of one.
     pub(crate) fn watched(&self) -> Vec<Arc<Watched>> {
-        let tensors = self.items.iter().filter_map(|item| match item {
-            Item::Tensor(t) => Some(t.watched()),
-            _ => None,
-        });
-        let mut out: Vec<Arc<Watched>> = tensors.flatten().collect();
+        let mut out: Vec<_> = self.carried().flat_map(Carried::watched).collect();
         out.sort_by(|a, b| a.chunks.key().cmp(b.chunks.key()));
         out.dedup_by(|a, b| Arc::ptr_eq(a, b));
         out
@@ -334,37 +300,26 @@ impl Source {
     pub(crate) fn states(&self, ranks: u32) -> Result<Vec<StateDict>, reshard::Error> {
         let mut states: Vec<StateDict> = (0..ranks).map(|_| StateDict::new()).collect();
         for (item, to) in self.items.iter().zip(self.dealt(ranks)) {
-            match item {
+            let whole = match item {
                 // Under its stored name: a cell of an array of objects stays as it is.
-                Item::Object(key, payload) => {
-                    if let Some(state) = states.get_mut(to as usize) {
-                        nest(state, key, ShardedObject::item(key, payload.clone()).into());
-                    }
-                }
-                Item::InMemory(t) => {
-                    if let Some(state) = states.get_mut(to as usize) {
-                        nest(state, &t.key, ShardedTensor::clone(t).into());
-                    }
-                }
+                Item::Object(key, payload) => ShardedObject::item(key, payload.clone()).into(),
+                Item::InMemory(t) => ShardedTensor::clone(t).into(),
                 Item::Tensor(t) => {
+                    let (key, dtype, shape) = (t.key(), t.dtype(), t.shape());
                     let first = if item.cut().is_some() { 0 } else { to };
-                    let owners = (first..ranks).take(pieces_of(t.shape(), ranks) as usize);
+                    let owners = (first..ranks).take(pieces_of(shape, ranks) as usize);
                     for (state, rank) in states.iter_mut().skip(first as usize).zip(owners) {
-                        if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
-                            let leaf = ShardedTensor::region_of(
-                                t.key(),
-                                t.dtype(),
-                                t.shape(),
-                                region.clone(),
-                            );
-                            nest(
-                                state,
-                                t.key(),
-                                leaf.with_data(Data::Lazy(t.source(region)?)).into(),
-                            );
+                        if let Some(region) = part(shape, rank.into(), ranks.into()) {
+                            let data = Data::Lazy(t.source(region.clone())?);
+                            let leaf = ShardedTensor::region_of(key, dtype, shape, region);
+                            nest(state, key, leaf.with_data(data).into());
                         }
                     }
+                    continue;
                 }
+            };
+            if let Some(state) = states.get_mut(to as usize) {
+                nest(state, item.key(), whole);
             }
         }
         Ok(states)
@@ -471,7 +426,7 @@ async fn object(
 ) -> Result<Payload, reshard::Error> {
     let stored = checkpoint.object_payload(key).await?;
     read.object(checkpoint, key, &stored);
-    let (was_list, is_list) = (has_lists(checkpoint), fit.object_lists());
+    let (was_list, is_list) = (has_lists(checkpoint), fit.object_lists);
     let is_cell = was_list != is_list && is_name_of_cell(key);
     let is_taken = matches!(&stored, Payload::Encoded { codec, .. } if fit.takes_encoded(codec));
     // A format that splits objects writes their values, however they come.

@@ -26,7 +26,7 @@ impl Source {
         let mut objects = self.objects_and_payloads();
         objects
             .find_map(of_object)
-            .or_else(|| self.common().and_then(of_common))
+            .or_else(|| self.common.as_ref().and_then(of_common))
     }
 }
 

@@ -1,54 +1,45 @@
 //! Checksums of parts that follow each other, and what they make together.
 
+use ElementChecksum::{Crc32, Crc32c};
 use reshard::strategy::ElementChecksum;
 
-/// Which checksum it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Crc32,
-    Crc32c,
+/// The checksum of no bytes, of the same kind as `other`. `None` if that kind is not known here.
+pub(crate) fn empty(other: ElementChecksum) -> Option<ElementChecksum> {
+    match other {
+        Crc32(_) => Some(Crc32(0)),
+        Crc32c(_) => Some(Crc32c(0)),
+        _ => None,
+    }
 }
 
-impl Kind {
-    /// `None` for one that is not known here.
-    pub(crate) fn of(sum: ElementChecksum) -> Option<Self> {
-        match sum {
-            ElementChecksum::Crc32(_) => Some(Self::Crc32),
-            ElementChecksum::Crc32c(_) => Some(Self::Crc32c),
-            _ => None,
+/// The checksum of the bytes of `first` and those that follow them.
+pub(crate) fn extended(first: ElementChecksum, bytes: &[u8]) -> ElementChecksum {
+    match first {
+        Crc32(value) => {
+            let mut hasher = crc32fast::Hasher::new_with_initial(value);
+            hasher.update(bytes);
+            Crc32(hasher.finalize())
         }
+        Crc32c(value) => Crc32c(crc32c::crc32c_append(value, bytes)),
+        other => other,
     }
+}
 
-    /// The checksum with this value.
-    pub(crate) fn with(self, value: u32) -> ElementChecksum {
-        match self {
-            Self::Crc32 => ElementChecksum::Crc32(value),
-            Self::Crc32c => ElementChecksum::Crc32c(value),
+/// The checksum of two parts, of which the second one has `len` bytes.
+pub(crate) fn combined(
+    first: ElementChecksum,
+    second: ElementChecksum,
+    len: u64,
+) -> ElementChecksum {
+    let second = second.value();
+    match first {
+        Crc32(first) => {
+            let mut hasher = crc32fast::Hasher::new_with_initial(first);
+            hasher.combine(&crc32fast::Hasher::new_with_initial_len(second, len));
+            Crc32(hasher.finalize())
         }
-    }
-
-    /// The value for bytes that follow those of `value`. That of no bytes is 0.
-    pub(crate) fn extended(self, value: u32, bytes: &[u8]) -> u32 {
-        match self {
-            Self::Crc32 => {
-                let mut hasher = crc32fast::Hasher::new_with_initial(value);
-                hasher.update(bytes);
-                hasher.finalize()
-            }
-            Self::Crc32c => crc32c::crc32c_append(value, bytes),
-        }
-    }
-
-    /// The value for two parts, of which the second one has `len` bytes.
-    pub(crate) fn combined(self, first: u32, second: u32, len: u64) -> u32 {
-        match self {
-            Self::Crc32 => {
-                let mut hasher = crc32fast::Hasher::new_with_initial(first);
-                hasher.combine(&crc32fast::Hasher::new_with_initial_len(second, len));
-                hasher.finalize()
-            }
-            Self::Crc32c => crc32c::crc32c_combine(first, second, len as usize),
-        }
+        Crc32c(first) => Crc32c(crc32c::crc32c_combine(first, second, len as usize)),
+        other => other,
     }
 }
 
@@ -59,18 +50,17 @@ mod tests {
     #[test]
     fn what_two_parts_make_is_what_their_bytes_make() {
         let bytes: Vec<u8> = (0..200).collect();
-        for kind in [Kind::Crc32, Kind::Crc32c] {
-            let whole = kind.extended(0, &bytes);
+        for kind in [Crc32(0), Crc32c(0)] {
+            let whole = extended(kind, &bytes);
             for cut in 0..=bytes.len() {
                 let (first, second) = bytes.split_at(cut);
-                let first = kind.extended(0, first);
-                assert_eq!(kind.extended(first, second), whole);
-                let second_alone = kind.extended(0, second);
+                let first = extended(kind, first);
+                assert_eq!(extended(first, second), whole);
                 let len = second.len() as u64;
-                assert_eq!(kind.combined(first, second_alone, len), whole);
+                assert_eq!(combined(first, extended(kind, second), len), whole);
             }
         }
-        assert_eq!(Kind::Crc32.extended(0, b"123456789"), 0xcbf4_3926);
-        assert_eq!(Kind::Crc32c.extended(0, b"123456789"), 0xe306_9283);
+        assert_eq!(extended(Crc32(0), b"123456789"), Crc32(0xcbf4_3926));
+        assert_eq!(extended(Crc32c(0), b"123456789"), Crc32c(0xe306_9283));
     }
 }

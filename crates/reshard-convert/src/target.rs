@@ -1,6 +1,6 @@
 //! The format to write: which one, with which settings, and what it can hold.
 
-use crate::{ConvertError, Result};
+use crate::{Convert, ConvertError, Result};
 use reshard::{
     BackendVersion, Registry,
     plan::AnnotationKind,
@@ -27,8 +27,10 @@ pub(crate) enum Wanted {
 /// A format to write.
 #[derive(Debug)]
 pub(crate) struct Target {
-    strategy: SaveShardedStrategy,
-    place: PlaceKind,
+    /// The strategy of every rank.
+    pub(crate) strategy: SaveShardedStrategy,
+    /// What of the destination's URL the checkpoint is.
+    pub(crate) place: PlaceKind,
     /// Whether a policy decides on files.
     by_policy: bool,
 }
@@ -36,15 +38,11 @@ pub(crate) struct Target {
 impl Target {
     /// The wanted format, with some settings changed. If objects are to be kept, and have no place otherwise, they are kept beside the
     /// tensors.
-    pub(crate) fn of(
-        wanted: &Wanted,
-        (changes, keep_objects): (&[(String, Json)], bool),
-        (dst, by_policy): (&str, bool),
-        registry: &Registry,
-    ) -> Result<Self> {
+    pub(crate) fn of(setup: &Convert<'_>, registry: &Registry) -> Result<Self> {
+        let dst = &*setup.dst;
         let by_name = by_name(registry, last_part(dst)).map_err(ConvertError::Target)?;
         let named = |name: &BackendVersion| registry.save_sharded(name);
-        let strategy = match (wanted, &by_name) {
+        let strategy = match (&setup.format, &by_name) {
             (Wanted::Strategy(strategy), _) => Ok(strategy.clone()),
             (Wanted::Named(name), _) | (Wanted::ByName, Some(name)) => named(name),
             (Wanted::ByName, None) => named(&registry.default_of(Action::SaveSharded)),
@@ -52,13 +50,13 @@ impl Target {
         let mut target = Self {
             strategy: strategy.map_err(ConvertError::Target)?,
             place: PlaceKind::Folder,
-            by_policy,
+            by_policy: setup.policy.is_some() || setup.max_shard_size.is_some(),
         };
-        for (name, value) in changes {
+        for (name, value) in &setup.settings {
             target.change(name, value.clone(), registry)?;
         }
         target.find_place(dst);
-        if keep_objects && !target.has_objects() {
+        if setup.keep_objects && !target.has_objects() {
             target.change(KEEP_OBJECTS, true.into(), registry)?;
             target.find_place(dst);
         }
@@ -107,11 +105,6 @@ impl Target {
         Ok(())
     }
 
-    /// The strategy of every rank.
-    pub(crate) fn strategy(&self) -> SaveShardedStrategy {
-        self.strategy.clone()
-    }
-
     /// Its name.
     pub(crate) fn key(&self) -> BackendVersion {
         self.strategy.key()
@@ -149,11 +142,6 @@ impl Target {
         let settings = self.strategy.format.settings();
         let files = settings.get("files_per_rank").and_then(Json::as_u64);
         u32::try_from(files.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
-    }
-
-    /// What of the destination's URL the checkpoint is.
-    pub(crate) fn place(&self) -> PlaceKind {
-        self.place
     }
 }
 

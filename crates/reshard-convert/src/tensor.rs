@@ -235,18 +235,17 @@ impl Made {
         out: &mut [u8],
     ) -> Result<(), BoxError> {
         let item = self.dtype.size();
-        let within = wanted.within(&part.region);
-        let strides = Region::whole(&part.region.lengths).strides();
-        let at = |index: &dyn Fn(usize) -> u64| -> Option<u64> {
-            (0..strides.len()).try_fold(0u64, |sum, a| {
-                sum.checked_add(strides[a].checked_mul(index(a))?)
-            })
+        let layout = |of: &Region| {
+            let layout = Layout::contiguous(item, &of.lengths)?;
+            Some(layout.narrow(&wanted.within(of)))
         };
-        let first = at(&|a| within.offsets[a]).ok_or("an offset is too large")?;
-        let last = at(&|a| within.end(a) - 1).ok_or("an offset is too large")?;
+        let (Some(stored), Some(to)) = (layout(&part.region), layout(whole)) else {
+            return Err("a box is too large".into());
+        };
 
         // What lies between the wanted elements is read and dropped. If that is much, the box is read in two halves.
-        let span = last - first + 1;
+        let hull = stored.hull();
+        let span = (hull.end - hull.start) / item;
         let needless = span.saturating_sub(wanted.volume().unwrap_or(u64::MAX));
         if needless.saturating_mul(item) > MOST_BETWEEN
             && let Some(axis) = wanted.lengths.iter().position(|n| *n > 1)
@@ -260,25 +259,13 @@ impl Made {
             return self.read(part, &high, whole, out);
         }
 
-        let bytes = usize::try_from(span.checked_mul(item).ok_or("a span is too large")?)?;
-        let start = part
-            .start
-            .checked_add(first)
-            .ok_or("an offset is too large")?;
-        let elements = Region::new([start], [span]);
-        let to = Layout::contiguous(item, &whole.lengths).map(|l| l.narrow(&wanted.within(whole)));
-        let from = Layout::new(item, 0, wanted.lengths.clone(), strides);
-        let (Some(to), Some(from)) = (to, from) else {
-            return Err("a box is too large".into());
-        };
-        let mut got = vec![0; bytes];
-        part.from.read(&elements, &mut got)?;
-        for (from, to, len) in Segments::row_major(&from, &to) {
-            let (from, to, len) = (
-                usize::try_from(from)?,
-                usize::try_from(to)?,
-                usize::try_from(len)?,
-            );
+        let start = part.start.checked_add(stored.start());
+        let start = start.ok_or("an offset is too large")?;
+        let mut got = vec![0; usize::try_from(hull.end - hull.start)?];
+        part.from.read(&Region::new([start], [span]), &mut got)?;
+        for (from, to, len) in Segments::row_major(&stored, &to) {
+            let from = usize::try_from(from - hull.start)?;
+            let (to, len) = (usize::try_from(to)?, usize::try_from(len)?);
             let source = got.get(from..).and_then(|b| b.get(..len));
             let target = out.get_mut(to..).and_then(|b| b.get_mut(..len));
             match (source, target) {

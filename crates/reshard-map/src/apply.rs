@@ -5,10 +5,14 @@ use crate::{
     budget::{Budget, Now, check_name},
     error::Fault,
     pattern::Captures,
-    rule::{Layers, Rule, Verb},
+    rule::{Layers, Parts, Resize, Rule, Verb},
+    tensor::{joined, sum},
 };
 use reshard_model::Dims;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    slice,
+};
 
 /// The names that wrappers of modules add to keys.
 const WRAPPERS: [&str; 4] = [
@@ -137,71 +141,47 @@ impl State {
         };
         let changed = match &rule.verb {
             Verb::Rename { from, to } => self.rename(now, from, to)?,
-            Verb::Drop { keys } => {
+            Verb::Drop(keys) => {
                 let dropped = self.take(now, keys)?;
                 for taken in &dropped {
                     self.known.drop(now, &taken.key, &taken.entry);
                 }
                 dropped.len()
             }
-            Verb::Keep { keys } => self.keep(now, keys)?,
-            Verb::AddPrefix { prefix } => {
+            Verb::Keep(keys) => self.keep(now, keys)?,
+            Verb::AddPrefix(prefix) => {
                 self.rename_all(now, prefix.len(), |key| Ok(format!("{prefix}{key}")))?
             }
-            Verb::StripPrefix { prefix } => {
-                let what =
-                    format!("it does not begin with `{prefix}`; use `rename` if only some keys do");
-                self.rename_all(now, 0, |key| {
-                    key.strip_prefix(&**prefix)
-                        .map(String::from)
-                        .ok_or_else(|| what.clone())
-                })?
-            }
-            Verb::Canonical => self.rename_all(now, 0, |key| Ok(canonical(key)))?,
-            Verb::Stack { from, to, layers } => self.stack(now, from, to, layers)?,
-            Verb::Unstack { from, to, layers } => self.unstack(now, from, to, layers)?,
-            Verb::Split {
-                from,
-                to,
-                axis,
-                sizes,
-            } => self.split(now, from, to, (*axis, sizes))?,
-            Verb::Concat {
-                from,
-                to,
-                axis,
-                sizes,
-            } => self.concat(now, from, to, (*axis, sizes))?,
-            Verb::Interleave { keys, blocks } => {
-                self.edit(now, keys, blocks.sizes.len(), |t, room| {
-                    let max = room(t.shape.len() + 1);
-                    t.interleave(blocks.axis, blocks.groups, &blocks.sizes, max)
-                })?
-            }
-            Verb::Deinterleave { keys, blocks } => {
-                self.edit(now, keys, blocks.sizes.len(), |t, room| {
-                    let max = room(t.shape.len() + 1);
-                    t.deinterleave(blocks.axis, blocks.groups, &blocks.sizes, max)
-                })?
-            }
-            Verb::Transpose { keys, axes } => self.edit(now, keys, 0, |t, _| t.transpose(axes))?,
-            Verb::Pad {
-                keys,
-                axis,
-                from,
-                to,
-            } => self.edit(now, keys, 0, |t, _| {
-                resize(&t, *axis, *from, *to, true).and_then(|()| t.embed(*axis, 0, *to))
+            Verb::StripPrefix(prefix) => self.rename_all(now, 0, |key| {
+                let rest = key.strip_prefix(&**prefix).map(String::from);
+                rest.ok_or_else(|| {
+                    format!("it does not begin with `{prefix}`; use `rename` if only some keys do")
+                })
             })?,
-            Verb::Trim {
-                keys,
-                axis,
-                from,
-                to,
-                ..
-            } => self.edit(now, keys, 0, |t, room| {
-                resize(&t, *axis, *from, *to, false)
-                    .and_then(|()| t.slice(*axis, 0, *to, room(t.shape.len())))
+            Verb::Canonical => self.rename_all(now, 0, |key| Ok(canonical(key)))?,
+            Verb::Stack(layers) => self.stack(now, layers)?,
+            Verb::Unstack(layers) => self.unstack(now, layers)?,
+            Verb::Split(parts) => self.split(now, parts)?,
+            Verb::Concat(parts) => self.concat(now, parts)?,
+            Verb::Interleave(keys, blocks) => {
+                self.edit(now, keys, blocks.sizes.len(), |t, room| {
+                    let max = room(t.shape.len() + 1);
+                    t.interleave(blocks, max)
+                })?
+            }
+            Verb::Deinterleave(keys, blocks) => {
+                self.edit(now, keys, blocks.sizes.len(), |t, room| {
+                    let max = room(t.shape.len() + 1);
+                    t.deinterleave(blocks, max)
+                })?
+            }
+            Verb::Transpose(keys, axes) => self.edit(now, keys, 0, |t, _| t.transpose(axes))?,
+            Verb::Pad(keys, to) => self.edit(now, keys, 0, |t, _| {
+                check_resize(&t, to, true).and_then(|()| t.embed(to.axis, 0, to.to))
+            })?,
+            Verb::Trim(keys, to) => self.edit(now, keys, 0, |t, room| {
+                check_resize(&t, to, false)
+                    .and_then(|()| t.slice(to.axis, 0, to.to, room(t.shape.len())))
             })?,
             Verb::Cast { keys, from, to, .. } => self.edit(now, keys, 0, |t, _| match from {
                 Some(from) if *from != t.dtype => {
@@ -306,7 +286,7 @@ impl State {
     }
 
     fn rename(&mut self, now: Now, from: &Pattern, to: &Pattern) -> Result<usize> {
-        let taken = self.take(now, std::slice::from_ref(from))?;
+        let taken = self.take(now, slice::from_ref(from))?;
         let count = taken.len();
         for t in taken {
             let name = now.fill(to, &t.captures, &t.key)?;
@@ -330,12 +310,9 @@ impl State {
             if more > 0 {
                 now.name_len(&key, len)?;
             }
-            let new = name(&key).and_then(|n| {
-                if n.is_empty() {
-                    Err("nothing would be left of its name".into())
-                } else {
-                    Ok(n)
-                }
+            let new = name(&key).and_then(|new| match new.is_empty() {
+                true => Err("nothing would be left of its name".into()),
+                false => Ok(new),
             });
             let new = new.map_err(|what| now.error(&key, entry.shape(), what))?;
             // A name that stays as it is was not matched, and a rule that prepares maps nothing.
@@ -369,14 +346,8 @@ impl State {
         Ok(count)
     }
 
-    fn stack(
-        &mut self,
-        now: Now,
-        from: &Pattern,
-        to: &Pattern,
-        layers: &Layers<u64>,
-    ) -> Result<usize> {
-        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+    fn stack(&mut self, now: Now, layers: &Layers<u64>) -> Result<usize> {
+        let taken = self.take_tensors(now, slice::from_ref(&layers.single))?;
         let count = taken.len();
         let mut stacks: BTreeMap<Captures, BTreeMap<u64, (String, MappedTensor)>> = BTreeMap::new();
         for (key, mut captures, tensor) in taken {
@@ -405,7 +376,7 @@ impl State {
                 );
                 return Err(now.error(&key, shape, what));
             }
-            let name = now.fill(to, &captures, &key)?;
+            let name = now.fill(&layers.stacked, &captures, &key)?;
             let parts = stack.into_values().map(|(_, t)| t).collect();
             let stacked =
                 MappedTensor::stack(parts, layers.axis).map_err(|f| now.fault(&key, shape, f))?;
@@ -414,14 +385,8 @@ impl State {
         Ok(count)
     }
 
-    fn unstack(
-        &mut self,
-        now: Now,
-        from: &Pattern,
-        to: &Pattern,
-        layers: &Layers<u64>,
-    ) -> Result<usize> {
-        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+    fn unstack(&mut self, now: Now, layers: &Layers<u64>) -> Result<usize> {
+        let taken = self.take_tensors(now, slice::from_ref(&layers.stacked))?;
         let count = taken.len();
         for (key, mut captures, tensor) in taken {
             let fault = |f| now.fault(&key, Some(tensor.shape.clone()), f);
@@ -440,7 +405,7 @@ impl State {
                 self.budget.step(now, tensor.pieces.len() as u64)?;
                 let room = self.budget.room(now, tensor.shape.len());
                 captures.insert(layers.index.clone(), number.to_string());
-                let name = now.fill(to, &captures, &key)?;
+                let name = now.fill(&layers.single, &captures, &key)?;
                 let layer = tensor.slice(layers.axis, number, 1, room).map_err(fault)?;
                 self.put(now, name, Entry::Tensor(layer.remove_axis(layers.axis)))?;
             }
@@ -448,21 +413,16 @@ impl State {
         Ok(count)
     }
 
-    fn split(
-        &mut self,
-        now: Now,
-        from: &Pattern,
-        to: &[Pattern],
-        (axis, sizes): (usize, &[u64]),
-    ) -> Result<usize> {
-        let taken = self.take_tensors(now, std::slice::from_ref(from))?;
+    fn split(&mut self, now: Now, rule: &Parts<u64>) -> Result<usize> {
+        let (axis, parts) = (rule.axis, &rule.parts);
+        let taken = self.take_tensors(now, slice::from_ref(&rule.whole))?;
         let count = taken.len();
         for (key, captures, tensor) in taken {
             let fault = |f| now.fault(&key, Some(tensor.shape.clone()), f);
             let extent = tensor.extent(axis).map_err(fault)?;
-            let sizes = sizes_of(extent, axis, to.len(), sizes).map_err(fault)?;
+            let sizes = sizes_of(extent, axis, parts.len(), &rule.sizes).map_err(fault)?;
             let mut at = 0;
-            for (pattern, size) in to.iter().zip(sizes) {
+            for (pattern, size) in parts.iter().zip(sizes) {
                 let name = now.fill(pattern, &captures, &key)?;
                 self.budget.step(now, tensor.pieces.len() as u64)?;
                 let room = self.budget.room(now, tensor.shape.len());
@@ -474,40 +434,29 @@ impl State {
         Ok(count)
     }
 
-    fn concat(
-        &mut self,
-        now: Now,
-        from: &[Pattern],
-        to: &Pattern,
-        (axis, sizes): (usize, &[u64]),
-    ) -> Result<usize> {
+    fn concat(&mut self, now: Now, rule: &Parts<u64>) -> Result<usize> {
+        let axis = rule.axis;
         let mut sets: BTreeMap<Captures, BTreeMap<usize, (String, MappedTensor)>> = BTreeMap::new();
         let mut count = 0;
-        for (at, pattern) in from.iter().enumerate() {
-            for (key, captures, tensor) in self.take_tensors(now, std::slice::from_ref(pattern))? {
-                let set = sets.entry(captures).or_default();
-                set.insert(at, (key, tensor));
+        for (at, pattern) in rule.parts.iter().enumerate() {
+            for (key, captures, tensor) in self.take_tensors(now, slice::from_ref(pattern))? {
+                sets.entry(captures).or_default().insert(at, (key, tensor));
                 count += 1;
             }
         }
         for (captures, set) in sets {
-            if let Some(at) = (0..from.len()).find(|at| !set.contains_key(at)) {
-                let missing = from
-                    .get(at)
-                    .and_then(|p| p.fill(&captures))
-                    .unwrap_or_default();
-                return Err(now.error(
-                    &missing,
-                    None,
-                    "it is missing; the others that are joined with it are there",
-                ));
+            let mut patterns = rule.parts.iter().enumerate();
+            if let Some((_, missing)) = patterns.find(|(at, _)| !set.contains_key(at)) {
+                let key = missing.fill(&captures).unwrap_or_default();
+                let what = "it is missing; the others that are joined with it are there";
+                return Err(now.error(&key, None, what));
             }
             let parts: Vec<_> = set.into_values().collect();
             let Some((key, first)) = parts.first().cloned() else {
                 continue;
             };
             let fault = |f| now.fault(&key, Some(first.shape.clone()), f);
-            for ((key, part), want) in parts.iter().zip(sizes) {
+            for ((key, part), want) in parts.iter().zip(&rule.sizes) {
                 let extent = part.extent(axis).map_err(fault)?;
                 if extent != *want {
                     let what = format!("axis {axis} has {extent} places, and `sizes` says {want}");
@@ -515,16 +464,12 @@ impl State {
                 }
             }
             // Without sizes the inverse makes equal parts.
-            let uneven = sizes.is_empty()
-                && parts
-                    .iter()
-                    .any(|(_, p)| p.shape.get(axis) != first.shape.get(axis));
-            if uneven {
-                return Err(fault(Fault::wrong(
-                    "the parts have different sizes; say them in `sizes`",
-                )));
+            let mut extents = parts.iter().map(|(_, part)| part.shape.get(axis));
+            if rule.sizes.is_empty() && extents.any(|extent| extent != first.shape.get(axis)) {
+                let what = "the parts have different sizes; say them in `sizes`";
+                return Err(fault(Fault::wrong(what)));
             }
-            let name = now.fill(to, &captures, &key)?;
+            let name = now.fill(&rule.whole, &captures, &key)?;
             let parts = parts.into_iter().map(|(_, t)| t).collect();
             let whole = MappedTensor::concat(parts, axis).map_err(fault)?;
             self.put(now, name, Entry::Tensor(whole))?;
@@ -544,26 +489,18 @@ fn sizes_of(extent: u64, axis: usize, parts: usize, sizes: &[u64]) -> Result<Vec
         }
         return Ok(vec![extent / parts; usize::try_from(parts).unwrap_or(0)]);
     }
-    let total = sizes.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
-    if total == Some(extent) {
-        Ok(sizes.to_vec())
-    } else {
-        let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
-        Err(Fault::wrong(format!(
+    match sum(sizes) == Some(extent) {
+        true => Ok(sizes.to_vec()),
+        false => Err(Fault::wrong(format!(
             "axis {axis} has {extent} places, and not {} as `sizes` says",
-            sizes.join(" + ")
-        )))
+            joined(sizes)
+        ))),
     }
 }
 
 /// Checks that an axis can be padded or trimmed.
-fn resize(
-    t: &MappedTensor,
-    axis: usize,
-    from: Option<u64>,
-    to: u64,
-    larger: bool,
-) -> Result<(), Fault> {
+fn check_resize(t: &MappedTensor, resize: &Resize<u64>, larger: bool) -> Result<(), Fault> {
+    let Resize { axis, from, to, .. } = *resize;
     let extent = t.extent(axis)?;
     if let Some(from) = from.filter(|n| *n != extent) {
         return Err(Fault::wrong(format!(

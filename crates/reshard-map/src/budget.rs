@@ -81,13 +81,7 @@ pub(crate) fn check_name(key: &str) -> Result<()> {
         "its name has {} bytes, and a map takes names of {MAX_NAME} at most; read the checkpoint without a map",
         key.len()
     );
-    Err(MapError::Apply {
-        rule: 0,
-        verb: "",
-        key: shortened(key).into(),
-        shape: None,
-        what,
-    })
+    Err(MapError::of_item(&shortened(key), None, what))
 }
 
 /// What the names and pieces that are there take, and the steps that were made.
@@ -109,7 +103,7 @@ impl Budget {
 
     /// Counts what gets a key.
     pub(crate) fn add(&mut self, now: Now, key: &str, tensor: Option<&MappedTensor>) -> Result<()> {
-        self.step(now, MOVE.saturating_add(key.len() as u64))?;
+        self.step(now, MOVE + key.len() as u64)?;
         self.count(key, tensor);
         self.check(now)
     }
@@ -130,19 +124,14 @@ impl Budget {
     }
 
     pub(crate) fn check(&self, now: Now) -> Result<()> {
-        let Limits {
-            pieces,
-            names,
-            name_bytes,
-            ..
-        } = now.limits;
-        if self.names > names {
+        let limits = now.limits;
+        if self.names > limits.names {
             return Err(now.names());
         }
-        if self.name_bytes > name_bytes {
-            return Err(now.limit("bytes of names", name_bytes, "name_bytes"));
+        if self.name_bytes > limits.name_bytes {
+            return Err(now.limit("bytes of names", limits.name_bytes, "name_bytes"));
         }
-        if self.pieces > pieces {
+        if self.pieces > limits.pieces {
             return Err(now.fault("", None, Fault::Pieces));
         }
         Ok(())
@@ -160,11 +149,7 @@ impl Budget {
     /// Counts the steps that taking out a key costs, with what a pattern has captured of it.
     pub(crate) fn taking(&mut self, now: Now, key: &str, captures: &Captures) -> Result<()> {
         let captures = CAPTURE.saturating_mul(captures.len() as u64);
-        self.step(
-            now,
-            MOVE.saturating_add(key.len() as u64)
-                .saturating_add(captures),
-        )
+        self.step(now, captures.saturating_add(MOVE + key.len() as u64))
     }
 
     /// How many pieces of a tensor with so many axes may still be made.

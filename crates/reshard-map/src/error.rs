@@ -128,28 +128,34 @@ impl MapError {
             _ => ErrorKind::Invalid,
         }
     }
+
+    /// An item of the checkpoint that no map can be applied to.
+    pub(crate) fn of_item(key: &str, shape: Option<Dims>, what: String) -> Self {
+        Self::Apply {
+            rule: 0,
+            verb: "",
+            key: key.into(),
+            shape,
+            what,
+        }
+    }
 }
 
 /// Keys as a message lists them: at most 20.
 fn listed(keys: &[Box<str>]) -> String {
     const SHOWN: usize = 20;
-    let mut out = keys
-        .iter()
-        .take(SHOWN)
-        .map(|key| &**key)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if keys.len() > SHOWN {
-        out.push_str(&format!(", and {} more", keys.len() - SHOWN));
+    match keys.split_at_checked(SHOWN) {
+        Some((shown, more @ [_, ..])) => {
+            format!("{}, and {} more", shown.join(", "), more.len())
+        }
+        _ => keys.join(", "),
     }
-    out
 }
 
 fn verb_of(verb: &str) -> String {
-    if verb.is_empty() {
-        String::new()
-    } else {
-        format!(" ({verb})")
+    match verb {
+        "" => String::new(),
+        verb => format!(" ({verb})"),
     }
 }
 

@@ -39,7 +39,6 @@
 
 mod apply;
 mod budget;
-mod cast;
 mod error;
 mod file;
 mod map;

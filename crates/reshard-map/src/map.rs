@@ -208,13 +208,8 @@ impl Map {
             }
             let shape = tensor.shape.clone();
             if out.tensors.insert((&*key).into(), tensor).is_some() {
-                return Err(MapError::Apply {
-                    rule: 0,
-                    verb: "",
-                    key,
-                    shape: Some(shape),
-                    what: "no rule maps it, so it keeps its key, which a rule gives to another tensor; rename or drop it".into(),
-                });
+                let what = "no rule maps it, so it keeps its key, which a rule gives to another tensor; rename or drop it";
+                return Err(MapError::of_item(&key, Some(shape), what.into()));
             }
         }
         Ok(())
@@ -263,14 +258,11 @@ fn dropped(known: &Known, sources: &[Source]) -> Vec<Dropped> {
 /// The tensor of the checkpoint with this number, as it is stored.
 fn of_source(number: usize, source: &Source) -> Result<MappedTensor> {
     let tensor = MappedTensor::of_source(number, source.dtype, &source.shape);
-    tensor.map_err(|fault| MapError::Apply {
-        rule: 0,
-        verb: "",
-        key: source.key.to_string(),
-        shape: Some(source.shape.clone()),
-        what: match fault {
+    tensor.map_err(|fault| {
+        let what = match fault {
             Fault::Wrong(what) => what,
             Fault::Pieces => "it has too many pieces".into(),
-        },
+        };
+        MapError::of_item(&source.key, Some(source.shape.clone()), what)
     })
 }

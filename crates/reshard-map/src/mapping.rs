@@ -1,7 +1,7 @@
 //! A map applied to the tensors of a checkpoint.
 
-use crate::{MapError, MappedTensor, Result, cast::keeps_all};
-use reshard_model::{DType, Dims};
+use crate::{MapError, MappedTensor, Result};
+use reshard_model::{Cast, DType, Dims};
 use std::collections::BTreeMap;
 
 /// A tensor of the checkpoint to which a map is applied.
@@ -112,7 +112,7 @@ impl Mapping {
                 let mut swapped = piece.swapped(number);
                 let mut from = source.dtype;
                 for next in &piece.casts {
-                    if !keeps_all(from, *next) {
+                    if !Cast::Lossless.allows(from, *next) {
                         return Err(lossy(
                             source,
                             format!("a cast from {from} to {next} is not exact"),

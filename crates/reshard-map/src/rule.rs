@@ -1,78 +1,32 @@
 //! The rules of a map, and their inverses.
 
-use crate::{Pattern, cast::keeps_all};
-use reshard_model::DType;
+use crate::Pattern;
+use reshard_model::{Cast, DType};
 
 /// What a rule does. `N` is [`Number`](crate::number::Number) in a file, and `u64` when the parameters are known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Verb<N> {
     Rename {
         from: Pattern,
         to: Pattern,
     },
-    Drop {
-        keys: Vec<Pattern>,
-    },
-    Keep {
-        keys: Vec<Pattern>,
-    },
-    AddPrefix {
-        prefix: String,
-    },
-    StripPrefix {
-        prefix: String,
-    },
+    Drop(Vec<Pattern>),
+    Keep(Vec<Pattern>),
+    AddPrefix(String),
+    StripPrefix(String),
     /// Strips the names of wrappers wherever they are.
     Canonical,
-    Stack {
-        from: Pattern,
-        to: Pattern,
-        layers: Layers<N>,
-    },
-    Unstack {
-        from: Pattern,
-        to: Pattern,
-        layers: Layers<N>,
-    },
-    /// Equal parts if `sizes` is empty.
-    Split {
-        from: Pattern,
-        to: Vec<Pattern>,
-        axis: usize,
-        sizes: Vec<N>,
-    },
-    Concat {
-        from: Vec<Pattern>,
-        to: Pattern,
-        axis: usize,
-        sizes: Vec<N>,
-    },
-    Interleave {
-        keys: Vec<Pattern>,
-        blocks: Blocks<N>,
-    },
-    Deinterleave {
-        keys: Vec<Pattern>,
-        blocks: Blocks<N>,
-    },
-    Transpose {
-        keys: Vec<Pattern>,
-        axes: Vec<usize>,
-    },
-    Pad {
-        keys: Vec<Pattern>,
-        axis: usize,
-        from: Option<N>,
-        to: N,
-    },
-    /// With `padding`, what is cut off is padding, and the inverse makes it anew.
-    Trim {
-        keys: Vec<Pattern>,
-        axis: usize,
-        from: Option<N>,
-        to: N,
-        padding: bool,
-    },
+    Stack(Layers<N>),
+    Unstack(Layers<N>),
+    Split(Parts<N>),
+    Concat(Parts<N>),
+    // The rest changes the tensors of some keys in place.
+    Interleave(Vec<Pattern>, Blocks<N>),
+    Deinterleave(Vec<Pattern>, Blocks<N>),
+    Transpose(Vec<Pattern>, Vec<usize>),
+    Pad(Vec<Pattern>, Resize<N>),
+    Trim(Vec<Pattern>, Resize<N>),
     /// With `lossless`, the elements are known to have values of type `to`.
     Cast {
         keys: Vec<Pattern>,
@@ -87,13 +41,25 @@ pub(crate) enum Verb<N> {
     },
 }
 
-/// The axis along which layers are stacked.
+/// Tensors of single layers, and the tensor in which they are stacked along an axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layers<N> {
+    pub(crate) single: Pattern,
+    pub(crate) stacked: Pattern,
     pub(crate) axis: usize,
     /// The capture that is the number of the layer.
     pub(crate) index: String,
     pub(crate) count: Option<N>,
+}
+
+/// Tensors that follow each other along an axis, and the tensor that has them all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parts<N> {
+    pub(crate) parts: Vec<Pattern>,
+    pub(crate) whole: Pattern,
+    pub(crate) axis: usize,
+    /// Equal parts if there are none.
+    pub(crate) sizes: Vec<N>,
 }
 
 /// Groups along an axis, and the sizes of the blocks of a group.
@@ -102,6 +68,16 @@ pub(crate) struct Blocks<N> {
     pub(crate) axis: usize,
     pub(crate) groups: N,
     pub(crate) sizes: Vec<N>,
+}
+
+/// The new extent of an axis, and the old one if it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Resize<N> {
+    pub(crate) axis: usize,
+    pub(crate) from: Option<N>,
+    pub(crate) to: N,
+    /// Whether what is cut off is padding, so that the inverse makes it anew.
+    pub(crate) padding: bool,
 }
 
 /// A rule with its options.
@@ -129,53 +105,28 @@ pub(crate) enum Direction {
 impl<N> Verb<N> {
     /// Its name in a file.
     pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Rename { .. } => "rename",
-            Self::Drop { .. } => "drop",
-            Self::Keep { .. } => "keep",
-            Self::AddPrefix { .. } => "add_prefix",
-            Self::StripPrefix { .. } => "strip_prefix",
-            Self::Canonical => "canonical",
-            Self::Stack { .. } => "stack",
-            Self::Unstack { .. } => "unstack",
-            Self::Split { .. } => "split",
-            Self::Concat { .. } => "concat",
-            Self::Interleave { .. } => "interleave",
-            Self::Deinterleave { .. } => "deinterleave",
-            Self::Transpose { .. } => "transpose",
-            Self::Pad { .. } => "pad",
-            Self::Trim { .. } => "trim",
-            Self::Cast { .. } => "cast",
-            Self::Reshape { .. } => "reshape",
-        }
+        self.into()
     }
-}
 
-impl<N> Verb<N> {
     /// The patterns of the keys that the rule takes. `None` if it takes all keys.
     fn takes(&self) -> Option<&[Pattern]> {
         match self {
-            Self::Rename { from, .. }
-            | Self::Stack { from, .. }
-            | Self::Unstack { from, .. }
-            | Self::Split { from, .. } => Some(std::slice::from_ref(from)),
-            Self::AddPrefix { .. } | Self::StripPrefix { .. } | Self::Canonical => None,
-            Self::Concat { from: keys, .. }
-            | Self::Drop { keys }
-            | Self::Keep { keys }
-            | Self::Interleave { keys, .. }
-            | Self::Deinterleave { keys, .. }
-            | Self::Transpose { keys, .. }
-            | Self::Pad { keys, .. }
-            | Self::Trim { keys, .. }
+            Self::Rename { from: key, .. }
+            | Self::Stack(Layers { single: key, .. })
+            | Self::Unstack(Layers { stacked: key, .. })
+            | Self::Split(Parts { whole: key, .. }) => Some(std::slice::from_ref(key)),
+            Self::AddPrefix(_) | Self::StripPrefix(_) | Self::Canonical => None,
+            Self::Concat(Parts { parts: keys, .. })
+            | Self::Drop(keys)
+            | Self::Keep(keys)
+            | Self::Interleave(keys, _)
+            | Self::Deinterleave(keys, _)
+            | Self::Transpose(keys, _)
+            | Self::Pad(keys, _)
+            | Self::Trim(keys, _)
             | Self::Cast { keys, .. }
             | Self::Reshape { keys, .. } => Some(keys),
         }
-    }
-
-    /// Whether it only chooses keys, and changes none.
-    fn chooses(&self) -> bool {
-        matches!(self, Self::Drop { .. } | Self::Keep { .. })
     }
 }
 
@@ -211,7 +162,7 @@ impl Sides {
                     left = left.saturating_sub(steps);
                     let takes = patterns.is_none_or(|all| all.iter().any(|p| p.matches(key)));
                     chosen |= takes;
-                    changed |= takes && !rule.verb.chooses();
+                    changed |= takes && !matches!(rule.verb, Verb::Drop(_) | Verb::Keep(_));
                 }
                 match side {
                     true => out.these += usize::from(changed),
@@ -235,134 +186,74 @@ impl<N: Clone> Verb<N> {
     pub(crate) fn inverse(&self) -> Result<Self, String> {
         Ok(match self.clone() {
             Self::Rename { from, to } => {
-                if let Some(lost) = from
-                    .names()
-                    .find(|n| to.names().filter(|t| t == n).count() != 1)
-                {
+                let lost = |name: &&str| to.names().filter(|to| to == name).count() != 1;
+                if let Some(lost) = from.names().find(lost) {
                     return Err(format!(
                         "the new name must have `{{{lost}}}` once, or the old one can't be found"
                     ));
                 }
                 Self::Rename { from: to, to: from }
             }
-            Self::Drop { .. } | Self::Keep { .. } => {
+            Self::Drop(_) | Self::Keep(_) => {
                 return Err("what it drops can't be made again".into());
             }
             Self::Canonical => return Err("nothing says which wrappers there were".into()),
-            Self::AddPrefix { prefix } => Self::StripPrefix { prefix },
-            Self::StripPrefix { prefix } => Self::AddPrefix { prefix },
-            Self::Stack { from, to, layers } => Self::Unstack {
-                from: to,
-                to: from,
-                layers,
-            },
-            Self::Unstack { from, to, layers } => Self::Stack {
-                from: to,
-                to: from,
-                layers,
-            },
-            Self::Split {
-                from,
-                to,
-                axis,
-                sizes,
-            } => Self::Concat {
-                from: to,
-                to: from,
-                axis,
-                sizes,
-            },
-            Self::Concat {
-                from,
-                to,
-                axis,
-                sizes,
-            } => Self::Split {
-                from: to,
-                to: from,
-                axis,
-                sizes,
-            },
-            Self::Interleave { keys, blocks } => Self::Deinterleave { keys, blocks },
-            Self::Deinterleave { keys, blocks } => Self::Interleave { keys, blocks },
-            one => return one.inverse_in_place(),
-        })
-    }
-
-    /// The same for rules that change tensors under their own keys.
-    fn inverse_in_place(self) -> Result<Self, String> {
-        Ok(match self {
-            Self::Transpose { keys, axes } => {
+            Self::AddPrefix(prefix) => Self::StripPrefix(prefix),
+            Self::StripPrefix(prefix) => Self::AddPrefix(prefix),
+            Self::Stack(layers) => Self::Unstack(layers),
+            Self::Unstack(layers) => Self::Stack(layers),
+            Self::Split(parts) => Self::Concat(parts),
+            Self::Concat(parts) => Self::Split(parts),
+            Self::Interleave(keys, blocks) => Self::Deinterleave(keys, blocks),
+            Self::Deinterleave(keys, blocks) => Self::Interleave(keys, blocks),
+            Self::Transpose(keys, axes) => {
                 let place = |a| axes.iter().position(|b| *b == a).unwrap_or(a);
-                Self::Transpose {
-                    keys,
-                    axes: (0..axes.len()).map(place).collect(),
-                }
+                Self::Transpose(keys, (0..axes.len()).map(place).collect())
             }
-            Self::Pad {
-                keys,
-                axis,
-                from: Some(from),
-                to,
-            } => Self::Trim {
-                keys,
-                axis,
-                from: Some(to),
-                to: from,
-                padding: true,
-            },
-            Self::Trim {
-                keys,
-                axis,
-                from: Some(from),
-                to,
-                padding: true,
-            } => Self::Pad {
-                keys,
-                axis,
-                from: Some(to),
-                to: from,
-            },
-            Self::Trim { padding: false, .. } => {
+            Self::Pad(keys, resize) => Self::Trim(keys, resize.inverse()?),
+            Self::Trim(_, Resize { padding: false, .. }) => {
                 return Err(
                     "what it cuts off is lost; if it is padding, say `padding = true`".into(),
                 );
             }
-            Self::Pad { .. } | Self::Trim { .. } => {
-                return Err("the size before is not known; say it in `from`".into());
+            Self::Trim(keys, resize) => Self::Pad(keys, resize.inverse()?),
+            Self::Cast { from: None, .. } => {
+                return Err("the type before is not known; say it in `from`".into());
             }
             Self::Cast {
                 keys,
                 from: Some(from),
                 to,
                 lossless,
-            } if lossless || keeps_all(from, to) => Self::Cast {
+            } if lossless || Cast::Lossless.allows(from, to) => Self::Cast {
                 keys,
                 from: Some(to),
                 to: from,
                 lossless: true,
             },
-            Self::Cast { from: None, .. } => {
-                return Err("the type before is not known; say it in `from`".into());
-            }
             Self::Cast { .. } => {
                 return Err(
                     "it loses range or precision; if no element does, say `lossless = true`".into(),
                 );
             }
-            Self::Reshape {
-                keys,
-                from: Some(from),
-                to,
-            } => Self::Reshape {
+            Self::Reshape { keys, from, to } => Self::Reshape {
                 keys,
                 from: Some(to),
-                to: from,
+                to: from.ok_or("the shape before is not known; say it in `from`")?,
             },
-            Self::Reshape { .. } => {
-                return Err("the shape before is not known; say it in `from`".into());
-            }
-            other => return Err(format!("nothing is known of `{}`", other.name())),
+        })
+    }
+}
+
+impl<N> Resize<N> {
+    fn inverse(self) -> Result<Self, &'static str> {
+        Ok(Self {
+            axis: self.axis,
+            from: Some(self.to),
+            to: self
+                .from
+                .ok_or("the size before is not known; say it in `from`")?,
+            padding: true,
         })
     }
 }
@@ -370,79 +261,22 @@ impl<N: Clone> Verb<N> {
 impl<N> Verb<N> {
     /// The rule with each number replaced.
     pub(crate) fn bind<M, E>(self, f: &mut dyn FnMut(N) -> Result<M, E>) -> Result<Verb<M>, E> {
-        let mut all = |ns: Vec<N>| ns.into_iter().map(&mut *f).collect::<Result<Vec<M>, E>>();
         Ok(match self {
             Self::Rename { from, to } => Verb::Rename { from, to },
-            Self::Drop { keys } => Verb::Drop { keys },
-            Self::Keep { keys } => Verb::Keep { keys },
-            Self::AddPrefix { prefix } => Verb::AddPrefix { prefix },
-            Self::StripPrefix { prefix } => Verb::StripPrefix { prefix },
+            Self::Drop(keys) => Verb::Drop(keys),
+            Self::Keep(keys) => Verb::Keep(keys),
+            Self::AddPrefix(prefix) => Verb::AddPrefix(prefix),
+            Self::StripPrefix(prefix) => Verb::StripPrefix(prefix),
             Self::Canonical => Verb::Canonical,
-            Self::Stack { from, to, layers } => Verb::Stack {
-                from,
-                to,
-                layers: layers.bind(f)?,
-            },
-            Self::Unstack { from, to, layers } => Verb::Unstack {
-                from,
-                to,
-                layers: layers.bind(f)?,
-            },
-            Self::Split {
-                from,
-                to,
-                axis,
-                sizes,
-            } => Verb::Split {
-                from,
-                to,
-                axis,
-                sizes: all(sizes)?,
-            },
-            Self::Concat {
-                from,
-                to,
-                axis,
-                sizes,
-            } => Verb::Concat {
-                from,
-                to,
-                axis,
-                sizes: all(sizes)?,
-            },
-            Self::Interleave { keys, blocks } => Verb::Interleave {
-                keys,
-                blocks: blocks.bind(f)?,
-            },
-            Self::Deinterleave { keys, blocks } => Verb::Deinterleave {
-                keys,
-                blocks: blocks.bind(f)?,
-            },
-            Self::Transpose { keys, axes } => Verb::Transpose { keys, axes },
-            Self::Pad {
-                keys,
-                axis,
-                from,
-                to,
-            } => Verb::Pad {
-                keys,
-                axis,
-                from: from.map(&mut *f).transpose()?,
-                to: f(to)?,
-            },
-            Self::Trim {
-                keys,
-                axis,
-                from,
-                to,
-                padding,
-            } => Verb::Trim {
-                keys,
-                axis,
-                from: from.map(&mut *f).transpose()?,
-                to: f(to)?,
-                padding,
-            },
+            Self::Stack(layers) => Verb::Stack(layers.bind(f)?),
+            Self::Unstack(layers) => Verb::Unstack(layers.bind(f)?),
+            Self::Split(parts) => Verb::Split(parts.bind(f)?),
+            Self::Concat(parts) => Verb::Concat(parts.bind(f)?),
+            Self::Interleave(keys, blocks) => Verb::Interleave(keys, blocks.bind(f)?),
+            Self::Deinterleave(keys, blocks) => Verb::Deinterleave(keys, blocks.bind(f)?),
+            Self::Transpose(keys, axes) => Verb::Transpose(keys, axes),
+            Self::Pad(keys, resize) => Verb::Pad(keys, resize.bind(f)?),
+            Self::Trim(keys, resize) => Verb::Trim(keys, resize.bind(f)?),
             Self::Cast {
                 keys,
                 from,
@@ -456,19 +290,36 @@ impl<N> Verb<N> {
             },
             Self::Reshape { keys, from, to } => Verb::Reshape {
                 keys,
-                from: from.map(&mut all).transpose()?,
-                to: all(to)?,
+                from: from.map(|from| bind_all(from, f)).transpose()?,
+                to: bind_all(to, f)?,
             },
         })
     }
 }
 
+fn bind_all<N, M, E>(all: Vec<N>, f: &mut dyn FnMut(N) -> Result<M, E>) -> Result<Vec<M>, E> {
+    all.into_iter().map(f).collect()
+}
+
 impl<N> Layers<N> {
     fn bind<M, E>(self, f: &mut dyn FnMut(N) -> Result<M, E>) -> Result<Layers<M>, E> {
         Ok(Layers {
+            single: self.single,
+            stacked: self.stacked,
             axis: self.axis,
             index: self.index,
             count: self.count.map(f).transpose()?,
+        })
+    }
+}
+
+impl<N> Parts<N> {
+    fn bind<M, E>(self, f: &mut dyn FnMut(N) -> Result<M, E>) -> Result<Parts<M>, E> {
+        Ok(Parts {
+            parts: self.parts,
+            whole: self.whole,
+            axis: self.axis,
+            sizes: bind_all(self.sizes, f)?,
         })
     }
 }
@@ -478,7 +329,18 @@ impl<N> Blocks<N> {
         Ok(Blocks {
             axis: self.axis,
             groups: f(self.groups)?,
-            sizes: self.sizes.into_iter().map(f).collect::<Result<_, _>>()?,
+            sizes: bind_all(self.sizes, f)?,
+        })
+    }
+}
+
+impl<N> Resize<N> {
+    fn bind<M, E>(self, f: &mut dyn FnMut(N) -> Result<M, E>) -> Result<Resize<M>, E> {
+        Ok(Resize {
+            axis: self.axis,
+            from: self.from.map(&mut *f).transpose()?,
+            to: f(self.to)?,
+            padding: self.padding,
         })
     }
 }

@@ -3,6 +3,7 @@
 use crate::{
     error::Fault,
     piece::{Piece, check_shape},
+    rule::Blocks,
 };
 use reshard_model::{DType, Dims, Region};
 
@@ -134,12 +135,7 @@ impl MappedTensor {
         }
         let with = |dims: &Dims, value| -> Dims {
             let (before, after) = dims.split_at(axis);
-            before
-                .iter()
-                .chain([&value])
-                .chain(after)
-                .copied()
-                .collect()
+            [before, &[value], after].concat().into()
         };
         self.shape = with(&self.shape, 1);
         check_shape(&self.shape)?;
@@ -248,14 +244,9 @@ impl MappedTensor {
 
     /// From parts one after the other, each of which has a block for each group, to the blocks of each group one after the other.
     /// `sizes` are those of the blocks of a group.
-    pub(crate) fn interleave(
-        self,
-        axis: usize,
-        groups: u64,
-        sizes: &[u64],
-        max: usize,
-    ) -> Result<Self, Fault> {
-        let group = self.check_groups(axis, groups, sizes)?;
+    pub(crate) fn interleave(self, blocks: &Blocks<u64>, max: usize) -> Result<Self, Fault> {
+        let (axis, groups, sizes) = (blocks.axis, blocks.groups, &blocks.sizes);
+        let group = self.check_groups(blocks)?;
         let shape = self.shape.clone();
         let mut out = Self::zeros(self.dtype, split_axis(&shape, axis, groups, group))?;
         let mut before = 0;
@@ -271,14 +262,9 @@ impl MappedTensor {
     }
 
     /// The inverse of [`interleave`](Self::interleave).
-    pub(crate) fn deinterleave(
-        self,
-        axis: usize,
-        groups: u64,
-        sizes: &[u64],
-        max: usize,
-    ) -> Result<Self, Fault> {
-        let group = self.check_groups(axis, groups, sizes)?;
+    pub(crate) fn deinterleave(self, blocks: &Blocks<u64>, max: usize) -> Result<Self, Fault> {
+        let (axis, groups, sizes) = (blocks.axis, blocks.groups, &blocks.sizes);
+        let group = self.check_groups(blocks)?;
         let shape = self.shape.clone();
         let grouped = self.reshape(split_axis(&shape, axis, groups, group), max)?;
         let mut parts = Vec::with_capacity(sizes.len());
@@ -297,18 +283,18 @@ impl MappedTensor {
     }
 
     /// The size of a group; an axis must have so many groups.
-    fn check_groups(&self, axis: usize, groups: u64, sizes: &[u64]) -> Result<u64, Fault> {
-        let extent = self.extent(axis)?;
-        let group = sizes.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
-        match group {
-            Some(group) if group.checked_mul(groups) == Some(extent) => Ok(group),
+    fn check_groups(&self, blocks: &Blocks<u64>) -> Result<u64, Fault> {
+        let Blocks {
+            axis,
+            groups,
+            sizes,
+        } = blocks;
+        let extent = self.extent(*axis)?;
+        match sum(sizes) {
+            Some(group) if group.checked_mul(*groups) == Some(extent) => Ok(group),
             _ => Err(Fault::wrong(format!(
                 "axis {axis} has {extent} places, which are not {groups} groups of {}",
-                sizes
-                    .iter()
-                    .map(u64::to_string)
-                    .collect::<Vec<_>>()
-                    .join(" + ")
+                joined(sizes)
             ))),
         }
     }
@@ -336,14 +322,20 @@ fn fits(pieces: usize, max: usize) -> Result<(), Fault> {
     }
 }
 
+/// The sum of sizes; `None` if it is too large.
+pub(crate) fn sum(sizes: &[u64]) -> Option<u64> {
+    sizes.iter().try_fold(0u64, |sum, n| sum.checked_add(*n))
+}
+
+/// Sizes in a message.
+pub(crate) fn joined(sizes: &[u64]) -> String {
+    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    sizes.join(" + ")
+}
+
 /// A shape with two axes in place of one.
 fn split_axis(shape: &[u64], axis: usize, outer: u64, inner: u64) -> Dims {
     let (before, after) = shape.split_at(axis.min(shape.len()));
     let after = after.get(1..).unwrap_or_default();
-    before
-        .iter()
-        .chain(&[outer, inner])
-        .chain(after)
-        .copied()
-        .collect()
+    [before, &[outer, inner], after].concat().into()
 }

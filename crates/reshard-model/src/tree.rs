@@ -167,7 +167,8 @@ impl<L> Tree<L> {
         path.iter().try_fold(self, Self::step)
     }
 
-    fn at_mut(&mut self, path: &[Step]) -> Option<&mut Self> {
+    /// The subtree at a path, to change it.
+    pub fn at_mut(&mut self, path: &[Step]) -> Option<&mut Self> {
         path.iter().try_fold(self, |tree, step| match (tree, step) {
             (Self::Dict(d), _) => d.get_mut(step),
             (Self::List(v), Step::Index(i)) => v.get_mut(usize::try_from(*i).ok()?),

@@ -85,24 +85,13 @@ impl BucketPiece {
 impl BucketParam {
     /// The bucket, and the prefix of its keys: `chained_{i}.` or nothing.
     pub fn place(&self) -> (String, BucketId) {
-        let prefix = self
-            .chained
-            .map(|i| format!("chained_{i}."))
-            .unwrap_or_default();
-        let Self {
-            dp_group,
-            gbuf,
-            bucket,
-            ..
-        } = *self;
-        (
-            prefix,
-            BucketId {
-                dp_group,
-                gbuf,
-                bucket,
-            },
-        )
+        let prefix = self.chained.map(|i| format!("chained_{i}."));
+        let bucket = BucketId {
+            dp_group: self.dp_group,
+            gbuf: self.gbuf,
+            bucket: self.bucket,
+        };
+        (prefix.unwrap_or_default(), bucket)
     }
 
     /// The number of elements; `None` if they are too many to count.
@@ -134,18 +123,13 @@ impl BucketLayout {
         bucket: BucketId,
         params: impl IntoIterator<Item = &'a ModelParam>,
     ) -> Result<()> {
-        let BucketId {
-            dp_group,
-            gbuf,
-            bucket,
-        } = bucket;
         let mut start = 0;
         for param in params {
             let param = BucketParam {
                 chained,
-                dp_group,
-                gbuf,
-                bucket,
+                dp_group: bucket.dp_group,
+                gbuf: bucket.gbuf,
+                bucket: bucket.bucket,
                 start,
                 pieces: pieces(param)?,
             };

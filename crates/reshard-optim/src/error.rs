@@ -1,8 +1,8 @@
 //! What can be wrong with optimizer state.
 
-use crate::ParamId;
+use crate::{ParamId, state_dict::GROUPS};
 use reshard_comm::CommError;
-use reshard_model::{BoxError, Dims, ErrorKind, ModelError, Path};
+use reshard_model::{BoxError, Dims, ErrorKind, ModelError, Path, Step};
 
 /// Result of this crate's functions.
 pub type Result<T, E = OptimError> = std::result::Result<T, E>;
@@ -189,11 +189,25 @@ impl OptimError {
         }
     }
 
-    pub(crate) fn structure(path: &[reshard_model::Step], what: impl Into<String>) -> Self {
+    pub(crate) fn structure(path: &[Step], what: &str) -> Self {
         Self::Structure {
             path: path.into(),
             what: what.into(),
         }
+    }
+
+    /// A part of the state dict of an optimizer, or all of it, is no dict.
+    pub(crate) fn no_dict(path: &[Step]) -> Self {
+        let what = match path {
+            [] => "the state dict of an optimizer is a dict",
+            _ => "this part of the state dict of an optimizer is a dict",
+        };
+        Self::structure(path, what)
+    }
+
+    /// The param groups of an optimizer are no list.
+    pub(crate) fn no_groups() -> Self {
+        Self::structure(&[GROUPS.into()], "param groups are a list")
     }
 }
 

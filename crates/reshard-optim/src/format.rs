@@ -6,12 +6,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Range,
-    str::FromStr,
 };
+use strum::VariantArray as _;
 
 /// The form in which Megatron Core's distributed optimizer is stored, by Megatron's names (`param_state_sharding_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
+#[strum(parse_err_ty = ParseShardingTypeError, parse_err_fn = ParseShardingTypeError::new)]
 pub enum ShardingType {
     /// One object with all state of each data-parallel group. It fits the same tensor and pipeline parallelism only.
     DpZeroGatherScatter,
@@ -29,25 +32,11 @@ pub enum ShardingType {
 
 impl ShardingType {
     /// All of them.
-    pub const ALL: [Self; 6] = [
-        Self::DpZeroGatherScatter,
-        Self::FullyShardedBucketSpace,
-        Self::FullyShardedModelSpace,
-        Self::DpReshardable,
-        Self::FullyReshardable,
-        Self::FsdpDtensor,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Megatron's name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::DpZeroGatherScatter => "dp_zero_gather_scatter",
-            Self::FullyShardedBucketSpace => "fully_sharded_bucket_space",
-            Self::FullyShardedModelSpace => "fully_sharded_model_space",
-            Self::DpReshardable => "dp_reshardable",
-            Self::FullyReshardable => "fully_reshardable",
-            Self::FsdpDtensor => "fsdp_dtensor",
-        }
+        self.into()
     }
 
     /// Whether the state is stored by bucket, so that only a layout says which elements belong to which parameter.
@@ -59,23 +48,19 @@ impl ShardingType {
     }
 }
 
-impl fmt::Display for ShardingType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A text that is not the name of a form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a form of Megatron Core's distributed optimizer; they are {all}", all = ShardingType::ALL.map(ShardingType::name).join(", "))]
+#[error("{0:?} is not a form of Megatron Core's distributed optimizer; they are {all}", all = names().join(", "))]
 pub struct ParseShardingTypeError(pub String);
 
-impl FromStr for ShardingType {
-    type Err = ParseShardingTypeError;
+/// The names of all forms.
+fn names() -> Vec<&'static str> {
+    ShardingType::ALL.iter().map(|form| form.name()).collect()
+}
 
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.into_iter().find(|t| t.name() == s);
-        found.ok_or_else(|| ParseShardingTypeError(s.into()))
+impl ParseShardingTypeError {
+    fn new(text: &str) -> Self {
+        Self(text.into())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Whole state dicts of optimizers.
 
-use crate::{OptimError, ParamId, Result, ShardedParams, make_sharded_optimizer_tensor};
+use crate::{
+    OptimError, ParamId, Result, ShardedParams, make_sharded_optimizer_tensor,
+    state_dict::{GROUPS, PARAMS, STATE},
+};
 use reshard_model::{Leaf, LocalNonpersistent, StateDict, Step, Tree, Value, ValueTree};
 use std::collections::BTreeSet;
 
-const STATE: &str = "state";
-const GROUPS: &str = "param_groups";
-const PARAMS: &str = "params";
 const STEP: &str = "step";
 const COMMON_STEP: &str = "common_step";
 
@@ -22,25 +22,18 @@ fn id_of(step: &Step) -> Option<ParamId> {
 /// The entries of `state` that belong to parameters.
 fn params_of<L>(optimizer: &mut Tree<L>) -> Result<impl Iterator<Item = (ParamId, &mut Tree<L>)>> {
     let Tree::Dict(dict) = optimizer else {
-        return Err(OptimError::structure(
-            &[],
-            "the state dict of an optimizer is a dict",
-        ));
+        return Err(OptimError::no_dict(&[]));
     };
     let entries = match dict.get_mut(&Step::from(STATE)) {
         Some(Tree::Dict(entries)) => Some(entries),
         None => None,
         Some(_) => {
-            return Err(OptimError::structure(
-                &[STATE.into()],
-                "the state of an optimizer is a dict by param id",
-            ));
+            let what = "the state of an optimizer is a dict by param id";
+            return Err(OptimError::structure(&[STATE.into()], what));
         }
     };
-    Ok(entries
-        .into_iter()
-        .flat_map(|entries| entries.iter_mut())
-        .filter_map(|(step, entry)| Some((id_of(step)?, entry))))
+    let entries = entries.into_iter().flatten();
+    Ok(entries.filter_map(|(step, entry)| Some((id_of(step)?, entry))))
 }
 
 /// Declares the state of an optimizer as the model declares its parameters: Megatron Core's function of the same name.
@@ -59,10 +52,8 @@ pub fn optim_state_to_sharding_state(
     for (id, entry) in params_of(optimizer)? {
         let path = [STATE.into(), Step::Index(id.0)];
         let Tree::Dict(state) = entry else {
-            return Err(OptimError::structure(
-                &path,
-                "the state of a parameter is a dict by name",
-            ));
+            let what = "the state of a parameter is a dict by name";
+            return Err(OptimError::structure(&path, what));
         };
         state.retain(|name, _| !matches!(name, Step::Key(name) if exclude.contains(&**name)));
         let Some(param) = params.get(id) else {
@@ -108,29 +99,22 @@ fn keep_params_local(optimizer: &mut StateDict) -> Result<()> {
     let groups = match dict.get_mut(&Step::from(GROUPS)) {
         Some(Tree::List(groups)) => groups,
         None => return Ok(()),
-        Some(_) => {
-            return Err(OptimError::structure(
-                &[GROUPS.into()],
-                "param groups are a list",
-            ));
-        }
+        Some(_) => return Err(OptimError::no_groups()),
     };
     for (i, group) in (0..).zip(groups) {
         let Tree::Dict(group) = group else {
-            return Err(OptimError::structure(
-                &[GROUPS.into(), Step::Index(i)],
-                "a param group is a dict",
-            ));
+            let path = [GROUPS.into(), Step::Index(i)];
+            return Err(OptimError::structure(&path, "a param group is a dict"));
         };
         if let Some(params) = group.get_mut(&Step::from(PARAMS)) {
             let path = [GROUPS.into(), Step::Index(i), PARAMS.into()];
             let taken = std::mem::take(params).try_map(&mut |_, leaf| match leaf {
                 Leaf::Value(v) => Ok(Some(ValueTree::Leaf(v))),
                 Leaf::Local(local) => Ok(Some(ValueTree::Leaf(Value::Local(local)))),
-                _ => Err(OptimError::structure(
-                    &path,
-                    "params are numbers of parameters",
-                )),
+                _ => {
+                    let what = "params are numbers of parameters";
+                    Err(OptimError::structure(&path, what))
+                }
             })?;
             // A second call finds what the first one has made, and leaves it.
             *params = match taken.unwrap_or(ValueTree::List(Vec::new())) {

@@ -30,6 +30,6 @@ pub use set::{IncompatibleKeys, set_model_state_dict, set_optimizer_state_dict, 
 pub use source::{ModelState, OptimizerState, ParamGroup, Parameter};
 
 /// The parts of an optimizer's state dict.
-const STATE: &str = "state";
-const GROUPS: &str = "param_groups";
-const PARAMS: &str = "params";
+pub(crate) const STATE: &str = "state";
+pub(crate) const GROUPS: &str = "param_groups";
+pub(crate) const PARAMS: &str = "params";

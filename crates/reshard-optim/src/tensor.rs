@@ -17,15 +17,19 @@ pub struct OptimTensor {
 }
 
 impl OptimTensor {
-    /// Of a template: a load allocates it.
-    pub fn template(dtype: DType, shape: &[u64]) -> Self {
+    fn of(data: Data, dtype: DType, shape: Dims) -> Self {
         Self {
-            data: Data::None,
+            data,
             dtype,
-            shape: shape.into(),
+            shape,
             range: None,
             replica_id: None,
         }
+    }
+
+    /// Of a template: a load allocates it.
+    pub fn template(dtype: DType, shape: &[u64]) -> Self {
+        Self::of(Data::None, dtype, shape.into())
     }
 
     /// As the range of the parameter's elements in row-major order that it holds. It has one axis.
@@ -49,26 +53,14 @@ impl OptimTensor {
 impl From<Tensor> for OptimTensor {
     fn from(t: Tensor) -> Self {
         let (dtype, shape) = (t.dtype(), t.shape().clone());
-        Self {
-            data: Data::Host(t),
-            dtype,
-            shape,
-            range: None,
-            replica_id: None,
-        }
+        Self::of(Data::Host(t), dtype, shape)
     }
 }
 
 impl From<DeviceTensor> for OptimTensor {
     fn from(t: DeviceTensor) -> Self {
         let (dtype, shape) = (t.dtype(), t.shape().clone());
-        Self {
-            data: Data::Device(t),
-            dtype,
-            shape,
-            range: None,
-            replica_id: None,
-        }
+        Self::of(Data::Device(t), dtype, shape)
     }
 }
 

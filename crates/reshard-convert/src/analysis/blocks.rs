@@ -6,7 +6,10 @@ use reshard::{
     Region, Tensor, TensorHandle,
     storage::{run_blocking, wait},
 };
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::{
+    ops::ControlFlow,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 /// `diff` and `stats` read tensors in blocks of at most so many bytes.
 pub const BLOCK: u64 = 4 << 20;
@@ -23,13 +26,6 @@ const AHEAD: usize = 8;
 pub(super) struct Unit {
     pub(super) tensor: usize,
     pub(super) region: Region,
-}
-
-/// What of a tensor is wanted after a block of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
-    Wanted,
-    Unwanted,
 }
 
 /// All blocks of all tensors, in their order, and those that are read together. A tensor ends where `is_wanted` says no.
@@ -65,12 +61,13 @@ fn tasks(
     })
 }
 
-/// Calls `look` for each block of the tensors, on several threads, and folds the results of each tensor into a sum, in order. `end` gets the sum of each
-/// tensor, also of one without elements. The tensors are given with the number of bytes that an element takes in memory.
+/// Calls `look` for each block of the tensors, on several threads, and folds the results of each tensor into a sum, in order. If `fold` breaks,
+/// the rest of the tensor is left out. `end` gets the sum of each tensor, also of one without elements. The tensors are given with the number
+/// of bytes that an element takes in memory.
 pub(super) async fn fold_blocks<T, S, L>(
     tensors: &[(u64, Region)],
     look: L,
-    mut fold: impl FnMut(&mut S, &Unit, T) -> reshard::Result<Rest>,
+    mut fold: impl FnMut(&mut S, &Unit, T) -> reshard::Result<ControlFlow<()>>,
     mut end: impl FnMut(usize, S) -> reshard::Result<()>,
 ) -> Result<()>
 where
@@ -108,8 +105,8 @@ where
             if !is_wanted(unit.tensor) {
                 continue;
             }
-            let rest = fold(&mut sum, &unit, found).map_err(ConvertError::Read)?;
-            if rest == Rest::Unwanted {
+            let flow = fold(&mut sum, &unit, found).map_err(ConvertError::Read)?;
+            if flow.is_break() {
                 unwanted.store(unit.tensor, Relaxed);
             }
         }
@@ -156,8 +153,8 @@ mod tests {
         let fold = |sum: &mut usize, unit: &Unit, _| {
             *sum += 1;
             Ok(match unit.tensor {
-                1 => Rest::Unwanted,
-                _ => Rest::Wanted,
+                1 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
             })
         };
         let mut sums = Vec::new();

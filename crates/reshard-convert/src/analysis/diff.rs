@@ -1,8 +1,8 @@
 //! How two checkpoints differ.
 
 use super::{
-    blocks::{Rest, Unit, fold_blocks, read},
-    numbers::{Bound, Pairs, number},
+    blocks::{Unit, fold_blocks, read},
+    numbers::{Pairs, number},
     view::{Side, View},
 };
 use crate::{ConvertError, ItemKind, Result, ledger::has_other_order, nested};
@@ -14,6 +14,7 @@ use reshard::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::ControlFlow,
     sync::Arc,
 };
 
@@ -163,15 +164,8 @@ pub async fn diff(
     progress: Progress,
     each: impl FnMut(TensorDiff),
 ) -> Result<CheckpointDiff> {
-    compare(
-        View::Stored(first),
-        second,
-        chosen,
-        tolerance,
-        progress,
-        each,
-    )
-    .await
+    let first = View::Stored(first);
+    compare(first, second, chosen, tolerance, progress, each).await
 }
 
 /// As [`diff`], with the first checkpoint as a map shows it. Common state is not mapped.
@@ -186,15 +180,8 @@ pub async fn diff_mapped(
     progress: Progress,
     each: impl FnMut(TensorDiff),
 ) -> Result<CheckpointDiff> {
-    compare(
-        View::Mapped(first),
-        second,
-        chosen,
-        tolerance,
-        progress,
-        each,
-    )
-    .await
+    let first = View::Mapped(first);
+    compare(first, second, chosen, tolerance, progress, each).await
 }
 
 async fn compare(
@@ -224,20 +211,16 @@ async fn compare(
         })
         .collect();
     let pairs = Arc::new(pairs);
-    let bound = Bound {
-        absolute: tolerance.absolute,
-        relative: tolerance.relative,
-    };
     let look = {
         let pairs = Arc::clone(&pairs);
         move |unit: &Unit| match pairs.get(unit.tensor) {
-            Some(pair) => pair.look(&unit.region, bound, &progress),
+            Some(pair) => pair.look(&unit.region, tolerance, &progress),
             None => Ok(Block::default()),
         }
     };
     let fold = |sum: &mut Sum, unit: &Unit, block: reshard::Result<Block>| {
         sum.add(unit, &block?);
-        Ok(Rest::Wanted)
+        Ok(ControlFlow::Continue(()))
     };
     let end = |at: usize, sum: Sum| {
         if let Some(pair) = pairs.get(at) {
@@ -532,23 +515,28 @@ impl Pair {
         (a.is_complex() == b.is_complex()).then_some([number(a)?, number(b)?])
     }
 
-    fn look(&self, region: &Region, bound: Bound, progress: &Progress) -> reshard::Result<Block> {
+    fn look(
+        &self,
+        region: &Region,
+        tolerance: Tolerance,
+        progress: &Progress,
+    ) -> reshard::Result<Block> {
         let a = self.a.read(region)?.to_bytes();
         let b = read(&self.b, region)?.to_bytes();
         progress.add((a.len() + b.len()) as u64);
         Ok(match self.numbers() {
             Some([of_a, of_b]) => {
-                let (pairs, first) = Pairs::of((of_a, &a), (of_b, &b), bound);
+                let (pairs, first) = Pairs::of((of_a, &a), (of_b, &b), tolerance);
                 let parts = (self.a.dtype().size() / of_a.size()).max(1);
                 Block {
                     numbers: a.len() as u64 / of_a.size(),
                     pairs,
                     first: first.map(|i| i as u64 / parts),
-                    same: true,
+                    differs: false,
                 }
             }
             None => Block {
-                same: self.a.dtype() == self.b.dtype() && a == b,
+                differs: self.a.dtype() != self.b.dtype() || a != b,
                 ..Block::default()
             },
         })
@@ -556,25 +544,14 @@ impl Pair {
 }
 
 /// What was found in a block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Block {
     numbers: u64,
     pairs: Pairs,
     /// The first element that differs, counted in the block.
     first: Option<u64>,
-    /// Whether elements that are no numbers are the same.
-    same: bool,
-}
-
-impl Default for Block {
-    fn default() -> Self {
-        Self {
-            numbers: 0,
-            pairs: Pairs::default(),
-            first: None,
-            same: true,
-        }
-    }
+    /// Whether elements that are no numbers differ.
+    differs: bool,
 }
 
 /// What the blocks of one tensor have so far.
@@ -588,7 +565,7 @@ impl Sum {
     fn add(&mut self, unit: &Unit, block: &Block) {
         self.all.numbers += block.numbers;
         self.all.pairs.merge(&block.pairs);
-        self.all.same &= block.same;
+        self.all.differs |= block.differs;
         if let (None, Some(i)) = (&self.first, block.first) {
             self.first = Some(place(&unit.region, i));
         }
@@ -609,7 +586,7 @@ impl Sum {
         });
         let equal = a.shape() == b.shape()
             && (a.dtype() == b.dtype() || tolerance.any_dtype)
-            && self.all.same
+            && !self.all.differs
             && pairs.differ == 0;
         TensorDiff {
             key: a.key().into(),

@@ -1,6 +1,8 @@
 //! Elements as floats in a buffer of the core's cache, and loops over them. Loops have no branches and several accumulators, so that they
 //! are done for several elements at once.
 
+use super::Tolerance;
+use num_traits::Float;
 use reshard::{DType, plan::cast::convert};
 
 /// So many numbers are looked at at a time.
@@ -51,37 +53,12 @@ pub(super) fn smallest_normal(number: DType) -> f64 {
 }
 
 /// A type of numbers to loop over.
-pub(super) trait Real: Copy + PartialOrd + Default + 'static {
-    const LOWEST: Self;
-    const HIGHEST: Self;
-    fn wide(self) -> f64;
-    fn narrow(x: f64) -> Self;
-    fn size_of(self) -> Self;
-    fn finite(self) -> bool;
+pub(super) trait Real: Float + Into<f64> + Default {
     /// Decodes as many elements as `out` has; `bytes` is memory to use.
     fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>);
 }
 
 impl Real for f32 {
-    const LOWEST: Self = Self::NEG_INFINITY;
-    const HIGHEST: Self = Self::INFINITY;
-
-    fn wide(self) -> f64 {
-        self.into()
-    }
-
-    fn narrow(x: f64) -> Self {
-        x as Self
-    }
-
-    fn size_of(self) -> Self {
-        self.abs()
-    }
-
-    fn finite(self) -> bool {
-        self.is_finite()
-    }
-
     fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>) {
         match from {
             DType::Float32 => fill(src, out, Self::from_le_bytes),
@@ -99,25 +76,6 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
-    const LOWEST: Self = Self::NEG_INFINITY;
-    const HIGHEST: Self = Self::INFINITY;
-
-    fn wide(self) -> f64 {
-        self
-    }
-
-    fn narrow(x: f64) -> Self {
-        x
-    }
-
-    fn size_of(self) -> Self {
-        self.abs()
-    }
-
-    fn finite(self) -> bool {
-        self.is_finite()
-    }
-
     fn decode(from: DType, src: &[u8], out: &mut [Self], bytes: &mut Vec<u8>) {
         match from {
             DType::Float64 => fill(src, out, Self::from_le_bytes),
@@ -157,6 +115,11 @@ fn sum<R: Real>(numbers: &[R], f: impl Fn(R) -> f64) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|x| f(*x)).sum::<f64>()
 }
 
+fn square<R: Real>(x: R) -> f64 {
+    let x: f64 = x.into();
+    x * x
+}
+
 /// Counts the numbers of which `is` is true.
 pub(super) fn count<R: Real>(numbers: &[R], is: impl Fn(R) -> bool) -> u64 {
     let (chunks, rest) = numbers.as_chunks::<LANES>();
@@ -175,7 +138,8 @@ pub(super) fn count<R: Real>(numbers: &[R], is: impl Fn(R) -> bool) -> u64 {
 fn extremes<R: Real>(numbers: &[R]) -> (R, R) {
     let less = |a: R, b: R| if b < a { b } else { a };
     let more = |a: R, b: R| if b > a { b } else { a };
-    let (mut low, mut high) = ([R::HIGHEST; LANES], [R::LOWEST; LANES]);
+    let (highest, lowest) = (R::infinity(), R::neg_infinity());
+    let (mut low, mut high) = ([highest; LANES], [lowest; LANES]);
     let (chunks, rest) = numbers.as_chunks::<LANES>();
     for chunk in chunks {
         for i in 0..LANES {
@@ -185,7 +149,7 @@ fn extremes<R: Real>(numbers: &[R]) -> (R, R) {
     }
     let lows = low.iter().chain(rest).copied();
     let highs = high.iter().chain(rest).copied();
-    (lows.fold(R::HIGHEST, less), highs.fold(R::LOWEST, more))
+    (lows.fold(highest, less), highs.fold(lowest, more))
 }
 
 /// What some numbers are like. Extremes and sums are of the finite ones.
@@ -236,35 +200,35 @@ impl Moments {
     fn add<R: Real>(&mut self, numbers: &mut [R], tiny: R) {
         let zero = R::default();
         let all = numbers.len() as u64;
-        let finite = count(numbers, R::finite);
+        let finite = count(numbers, R::is_finite);
         let zeros = count(numbers, |x| x == zero);
         // NaN is not smaller than anything.
-        let small = count(numbers, |x| x.size_of() < tiny);
+        let small = count(numbers, |x| x.abs() < tiny);
         self.numbers += all;
         self.zeros += zeros;
         self.denormals += if tiny > zero { small - zeros } else { 0 };
         if finite < all {
-            let nans = numbers.iter().filter(|x| x.wide().is_nan()).count() as u64;
+            let nans = numbers.iter().filter(|x| x.is_nan()).count() as u64;
             self.nans += nans;
             self.infinite += all - finite - nans;
-            let of_finite = numbers.iter().copied().filter(|x| x.finite());
+            let of_finite = numbers.iter().copied().filter(|x| x.is_finite());
             let of_finite: Vec<R> = of_finite.collect();
             self.extend(&of_finite);
             // Zeros change no sum.
-            let of_odd = numbers.iter_mut().filter(|x| !x.finite());
+            let of_odd = numbers.iter_mut().filter(|x| !x.is_finite());
             of_odd.for_each(|x| *x = zero);
         } else {
             self.extend(numbers);
         }
-        self.sum += sum(numbers, R::wide);
-        self.squares += sum(numbers, |x| x.wide() * x.wide());
+        self.sum += sum(numbers, Into::into);
+        self.squares += sum(numbers, square);
     }
 
     /// Counts finite numbers among those that have extremes.
     fn extend<R: Real>(&mut self, finite: &[R]) {
         let (low, high) = extremes(finite);
-        self.min = self.min.min(low.wide());
-        self.max = self.max.max(high.wide());
+        self.min = self.min.min(low.into());
+        self.max = self.max.max(high.into());
     }
 
     /// Of elements of a type, which consist of these numbers.
@@ -277,7 +241,7 @@ impl Moments {
 
     fn of_real<R: Real>(number: DType, bytes: &[u8]) -> Self {
         let mut out = Self::default();
-        let tiny = R::narrow(smallest_normal(number));
+        let tiny = num_traits::cast(smallest_normal(number)).unwrap_or_default();
         let size = number.size() as usize;
         let (mut numbers, mut memory) = (vec![R::default(); STEP], Vec::new());
         for step in bytes.chunks(STEP * size) {
@@ -304,14 +268,8 @@ pub(super) struct Pairs {
     pub(super) of_products: f64,
 }
 
-/// When two numbers count as different: if the difference is more than `absolute + relative * |b|`.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Bound {
-    pub(super) absolute: f64,
-    pub(super) relative: f64,
-}
-
-impl Bound {
+impl Tolerance {
+    /// Whether two numbers count as different, if both are finite.
     fn exceeded(self, a: f64, b: f64) -> bool {
         (a - b).abs() > self.absolute + self.relative * b.abs()
     }
@@ -339,39 +297,34 @@ impl Pairs {
 
     /// Adds numbers that are the same in both.
     fn add_same<R: Real>(&mut self, numbers: &[R]) {
-        let squares = sum(
-            numbers,
-            |x| {
-                if x.finite() { x.wide() * x.wide() } else { 0.0 }
-            },
-        );
+        let squares = sum(numbers, |x| if x.is_finite() { square(x) } else { 0.0 });
         self.of_first += squares;
         self.of_second += squares;
         self.of_products += squares;
     }
 
     /// Adds pairs. Returns the first that differs.
-    fn add<R: Real>(&mut self, a: &mut [R], b: &mut [R], bound: Bound) -> Option<usize> {
-        let finite = |numbers: &[R]| count(numbers, R::finite) == numbers.len() as u64;
-        let differs = |(a, b): (&R, &R)| bound.differ(a.wide(), b.wide());
+    fn add<R: Real>(&mut self, a: &mut [R], b: &mut [R], tolerance: Tolerance) -> Option<usize> {
+        let finite = |numbers: &[R]| count(numbers, R::is_finite) == numbers.len() as u64;
+        let differs = |(a, b): (&R, &R)| tolerance.differ((*a).into(), (*b).into());
         let mut first = None;
         if !finite(a) || !finite(b) {
             let of_odd = a
                 .iter()
                 .zip(b.iter())
-                .filter(|(a, b)| !a.finite() || !b.finite());
+                .filter(|(a, b)| !a.is_finite() || !b.is_finite());
             let odd = of_odd.filter(|(a, b)| differs((*a, *b))).count() as u64;
             self.differ += odd;
             self.not_finite += odd;
             first = a.iter().zip(b.iter()).position(differs);
             for (a, b) in a.iter_mut().zip(b.iter_mut()) {
-                if !a.finite() || !b.finite() {
+                if !a.is_finite() || !b.is_finite() {
                     (*a, *b) = (R::default(), R::default());
                 }
             }
         }
         let (a, b) = (&*a, &*b);
-        let differ = self.add_finite(a, b, bound);
+        let differ = self.add_finite(a, b, tolerance);
         if differ > 0 && first.is_none() {
             first = a.iter().zip(b).position(differs);
         }
@@ -380,19 +333,19 @@ impl Pairs {
     }
 
     /// Adds pairs of finite numbers. Returns how many differ.
-    fn add_finite<R: Real>(&mut self, a: &[R], b: &[R], bound: Bound) -> u64 {
+    fn add_finite<R: Real>(&mut self, a: &[R], b: &[R], tolerance: Tolerance) -> u64 {
         let (mut differences, mut firsts) = ([0f64; LANES], [0f64; LANES]);
         let (mut seconds, mut products) = ([0f64; LANES], [0f64; LANES]);
         let (mut most, mut differ) = ([0f64; LANES], [0u64; LANES]);
         let mut one = |i: usize, a: R, b: R| {
-            let (a, b) = (a.wide(), b.wide());
+            let (a, b): (f64, f64) = (a.into(), b.into());
             let d = (a - b).abs();
             differences[i] += d * d;
             firsts[i] += a * a;
             seconds[i] += b * b;
             products[i] += a * b;
             most[i] = if d > most[i] { d } else { most[i] };
-            differ[i] += u64::from(bound.exceeded(a, b));
+            differ[i] += u64::from(tolerance.exceeded(a, b));
         };
         let ((chunks_a, rest_a), (chunks_b, rest_b)) =
             (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -413,37 +366,34 @@ impl Pairs {
     }
 
     /// Of the elements of two tensors, as numbers of these types. Returns also the first number that differs.
-    pub(super) fn of(a: (DType, &[u8]), b: (DType, &[u8]), bound: Bound) -> (Self, Option<usize>) {
+    pub(super) fn of(
+        a: (DType, &[u8]),
+        b: (DType, &[u8]),
+        tolerance: Tolerance,
+    ) -> (Self, Option<usize>) {
         let long = |d: DType| matches!(d, DType::Int64 | DType::UInt64);
         match wide(a.0).max(wide(b.0)) {
-            _ if long(a.0) || long(b.0) => Self::of_long(a, b, bound),
-            Wide::F32 => Self::of_real::<f32>(a, b, bound),
-            Wide::F64 => Self::of_real::<f64>(a, b, bound),
+            _ if long(a.0) || long(b.0) => Self::of_long(a, b, tolerance),
+            Wide::F32 => Self::of_real::<f32>(a, b, tolerance),
+            Wide::F64 => Self::of_real::<f64>(a, b, tolerance),
         }
     }
 
     fn of_real<R: Real>(
         (type_a, a): (DType, &[u8]),
         (type_b, b): (DType, &[u8]),
-        bound: Bound,
+        tolerance: Tolerance,
     ) -> (Self, Option<usize>) {
-        let (mut out, mut first) = (Self::default(), None);
-        let (mut left, mut right) = (vec![R::default(); STEP], vec![R::default(); STEP]);
-        let mut memory = Vec::new();
-        let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
-        let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
-        for (n, (a, b)) in steps.enumerate() {
-            let len = (a.len() / size_a).min(b.len() / size_b);
-            let (left, right) = (&mut left[..len], &mut right[..len]);
+        let (mut out, mut memory) = (Self::default(), Vec::new());
+        let first = by_steps((type_a, a), (type_b, b), |(a, left), (b, right)| {
             R::decode(type_a, a, left, &mut memory);
             if type_a == type_b && a == b {
                 out.add_same(left);
-                continue;
+                return None;
             }
             R::decode(type_b, b, right, &mut memory);
-            let here = out.add(left, right, bound);
-            first = first.or(here.map(|i| n * STEP + i));
-        }
+            out.add(left, right, tolerance)
+        });
         (out, first)
     }
 
@@ -451,37 +401,39 @@ impl Pairs {
     fn of_long(
         (type_a, a): (DType, &[u8]),
         (type_b, b): (DType, &[u8]),
-        bound: Bound,
+        tolerance: Tolerance,
     ) -> (Self, Option<usize>) {
-        let (mut out, mut first) = (Self::default(), None);
-        let (mut left, mut right) = (vec![0.0; STEP], vec![0.0; STEP]);
-        let mut memory = Vec::new();
-        let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
-        let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
-        for (n, (a, b)) in steps.enumerate() {
-            let len = (a.len() / size_a).min(b.len() / size_b);
-            let (left, right) = (&mut left[..len], &mut right[..len]);
+        let (mut out, mut memory) = (Self::default(), Vec::new());
+        let first = by_steps((type_a, a), (type_b, b), |(a, left), (b, right)| {
             f64::decode(type_a, a, left, &mut memory);
             f64::decode(type_b, b, right, &mut memory);
+            let [size_a, size_b] = [type_a, type_b].map(|of| of.size() as usize);
             let elements = a.chunks_exact(size_a).zip(b.chunks_exact(size_b));
+            let mut first = None;
             for (i, ((a, b), (x, y))) in elements.zip(left.iter().zip(&*right)).enumerate() {
                 let whole = whole(type_a, a, *x).zip(whole(type_b, b, *y));
-                if out.add_long(whole, (*x, *y), bound) {
-                    first = first.or(Some(n * STEP + i));
+                if out.add_long(whole, (*x, *y), tolerance) {
+                    first = first.or(Some(i));
                 }
             }
-        }
+            first
+        });
         (out, first)
     }
 
     /// Adds a pair, as integers if both are some, and as the nearest floats. Returns whether they differ.
-    fn add_long(&mut self, whole: Option<(i128, i128)>, (a, b): (f64, f64), bound: Bound) -> bool {
+    fn add_long(
+        &mut self,
+        whole: Option<(i128, i128)>,
+        (a, b): (f64, f64),
+        tolerance: Tolerance,
+    ) -> bool {
         let (d, differ) = match whole {
             Some((x, y)) => {
                 let d = (x - y).unsigned_abs() as f64;
-                (d, d > bound.absolute + bound.relative * b.abs())
+                (d, d > tolerance.absolute + tolerance.relative * b.abs())
             }
-            None => ((a - b).abs(), bound.differ(a, b)),
+            None => ((a - b).abs(), tolerance.differ(a, b)),
         };
         self.differ += u64::from(differ);
         if a.is_finite() && b.is_finite() {
@@ -495,6 +447,25 @@ impl Pairs {
         }
         differ
     }
+}
+
+/// Gives `f` the bytes of the elements of two tensors, some at a time, and memory for their numbers. `f` returns the first of them that
+/// differs, and this the first of all.
+fn by_steps<R: Real>(
+    (type_a, a): (DType, &[u8]),
+    (type_b, b): (DType, &[u8]),
+    mut f: impl FnMut((&[u8], &mut [R]), (&[u8], &mut [R])) -> Option<usize>,
+) -> Option<usize> {
+    let (mut left, mut right) = (vec![R::default(); STEP], vec![R::default(); STEP]);
+    let (size_a, size_b) = (type_a.size() as usize, type_b.size() as usize);
+    let steps = a.chunks(STEP * size_a).zip(b.chunks(STEP * size_b));
+    let mut first = None;
+    for (n, (a, b)) in steps.enumerate() {
+        let len = (a.len() / size_a).min(b.len() / size_b);
+        let here = f((a, &mut left[..len]), (b, &mut right[..len]));
+        first = first.or(here.map(|i| n * STEP + i));
+    }
+    first
 }
 
 /// An element as an integer, if it is one of less than 2^126. `float` is the nearest float.

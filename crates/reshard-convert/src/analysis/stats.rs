@@ -1,12 +1,12 @@
 //! What the numbers of each tensor are like.
 
 use super::{
-    blocks::{Rest, Unit, fold_blocks, read},
+    blocks::{Unit, fold_blocks, read},
     numbers::{Moments, number},
 };
 use crate::Result;
 use reshard::{Checkpoint, DType, ErrorKind, Region, TensorHandle, model::Dims, storage::Progress};
-use std::{fmt, sync::Arc};
+use std::{ops::ControlFlow, sync::Arc};
 
 /// Of so many damaged tensors [`stats`] says why they can't be read. One more ends it: each costs more than a sound one.
 const MOST_DAMAGED: usize = 10_000;
@@ -62,12 +62,14 @@ pub struct DamagedTensor {
 }
 
 /// What is suspicious about weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum Flag {
     /// Some numbers are NaN.
     Nan,
     /// Some numbers are infinite.
+    #[strum(to_string = "inf")]
     Infinite,
     /// All numbers are zero.
     AllZero,
@@ -80,19 +82,7 @@ pub enum Flag {
 impl Flag {
     /// Its name: `nan`, `inf`, `all_zero`, `dead_rows`, `denormal`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Nan => "nan",
-            Self::Infinite => "inf",
-            Self::AllZero => "all_zero",
-            Self::DeadRows => "dead_rows",
-            Self::Denormal => "denormal",
-        }
-    }
-}
-
-impl fmt::Display for Flag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.into()
     }
 }
 
@@ -182,11 +172,11 @@ pub async fn stats(
     let fold = |sum: &mut Sum, _: &Unit, found: reshard::Result<Block>| match found {
         Ok(found) => {
             sum.add(&found);
-            Ok(Rest::Wanted)
+            Ok(ControlFlow::Continue(()))
         }
         Err(e) if e.kind() == ErrorKind::Corrupt => {
             sum.damage = Some(e);
-            Ok(Rest::Unwanted)
+            Ok(ControlFlow::Break(()))
         }
         Err(e) => Err(e),
     };

@@ -1,12 +1,12 @@
 use super::*;
 use proptest::prelude::*;
 
-const KINDS: [Kind; 2] = [Kind::Crc32, Kind::Crc32c];
+const KINDS: [ElementChecksum; 2] = [ElementChecksum::Crc32(0), ElementChecksum::Crc32c(0)];
 
 /// The chunks of a tensor of elements of 8 bytes.
-fn chunks(shape: &[u64], regions: &[Region], kind: Kind) -> Chunks {
+fn chunks(shape: &[u64], regions: &[Region], kind: ElementChecksum) -> Chunks {
     let chunk = |r: &Region| {
-        let says = kind.with(kind.extended(0, &bytes(shape, r)));
+        let says = sums::extended(kind, &bytes(shape, r));
         Chunk::new(r.clone(), says, None).unwrap()
     };
     let chunks = regions.iter().map(chunk).collect();
@@ -108,7 +108,7 @@ proptest! {
 #[test]
 fn a_chunk_that_is_not_read_as_a_whole_is_left() {
     let regions = cut(&[8], 0, 4);
-    let checked = chunks(&[8], &regions, Kind::Crc32);
+    let checked = chunks(&[8], &regions, ElementChecksum::Crc32(0));
     for block in [Region::new([0], [2]), Region::new([1], [5])] {
         checked.see(&block, &bytes(&[8], &block)).unwrap();
     }
@@ -121,7 +121,11 @@ fn a_chunk_that_is_not_read_as_a_whole_is_left() {
 fn a_chunk_that_is_read_by_its_columns_is_left() {
     let shape = [FEW_PARTS as u64 + 2, 8];
     let whole = Region::whole(&shape);
-    let checked = chunks(&shape, std::slice::from_ref(&whole), Kind::Crc32);
+    let checked = chunks(
+        &shape,
+        std::slice::from_ref(&whole),
+        ElementChecksum::Crc32(0),
+    );
     for column in 0..8 {
         let column = Region::new([0, column], [shape[0], 1]);
         checked.see(&column, &bytes(&shape, &column)).unwrap();
@@ -135,7 +139,11 @@ fn parts_of_chunks_take_bounded_memory() {
     let rows = FEW_PARTS as u64;
     let shape = [2 * rows, 1];
     let whole = Region::whole(&shape);
-    let checked = chunks(&shape, std::slice::from_ref(&whole), Kind::Crc32);
+    let checked = chunks(
+        &shape,
+        std::slice::from_ref(&whole),
+        ElementChecksum::Crc32(0),
+    );
     checked.room.changed(0, MOST_PARTS as usize - 1);
     let row = |row| Region::new([row, 0], [1, 1]);
     for n in [0, 2] {

@@ -1,54 +1,43 @@
 //! Fills the ledger of a conversion: looks up what becomes of each item of the source.
 
 use super::{Change, ItemKind, Ledger, Outcome};
-use crate::{
-    annotations::{Fates, Ties},
-    fit::{CommonAs, Fit},
-    keys::Keys,
-    mapped::Mapped,
-    nested,
-    optimizer::Canonical,
-    source::Source,
-};
+use crate::{Convert, annotations::Fates, fit::CommonAs, mapped::Mapped, nested, source::Source};
 use reshard::{
-    BackendVersion, Checkpoint, DType, ReadLimits, Region, StoredCommon, Value, ValueTree,
+    DType, ReadLimits, Region, StoredCommon, Value, ValueTree,
     model::{Layout, Path, Payload, Step},
     plan::{AnnotationKind, Entry, MemoryFormat, TensorRef},
     strategy::{Producer, decode_object, torch::TorchObjects},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::identity,
+};
 
 /// Everything that decides about the items of a source.
 pub(crate) struct Account<'a> {
-    pub(crate) checkpoint: &'a Checkpoint,
-    /// The caller's choice. With a map, it chooses among the mapped keys.
-    pub(crate) keys: &'a Keys<'a>,
-    pub(crate) mapped: Option<&'a Mapped>,
-    pub(crate) canonical: &'a Canonical,
-    pub(crate) fit: &'a Fit,
+    /// Its keys are the caller's choice. With a map, they choose among the mapped ones.
+    pub(crate) setup: &'a Convert<'a>,
     pub(crate) source: &'a Source,
-    /// The format of the copy.
-    pub(crate) format: BackendVersion,
-    pub(crate) annotations: &'a Fates<'a>,
+    pub(crate) fates: &'a Fates<'a>,
 }
 
 impl Account<'_> {
     /// The outcome of each item of the source.
     pub(crate) fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::default();
-        let in_object = self.source.stored_common();
+        let in_object = self.source.stored_common.as_ref();
         let in_object = in_object.and_then(StoredCommon::object_key);
         let split = self.split_objects();
-        let producer = self.checkpoint.producer();
-        for entry in self.checkpoint.metadata().entries() {
+        let producer = self.setup.source.producer();
+        for entry in self.setup.source.metadata().entries() {
             let key = entry.key();
-            let (kind, outcome) = match entry {
+            let (kind, changes) = match entry {
                 Entry::Tensor(t) => (ItemKind::Tensor, self.tensor(&t, &producer)),
                 // Its values are in the ledger.
                 Entry::Object(..) if in_object == Some(key) => continue,
                 Entry::Object(..) => (ItemKind::Object, self.object(key, &split)),
             };
-            ledger.add(kind, key, outcome);
+            ledger.add(kind, key, changes.map_or_else(identity, Outcome::with));
         }
         self.add_common(&mut ledger);
         self.add_annotations(&mut ledger);
@@ -58,7 +47,7 @@ impl Account<'_> {
             ledger.add(ItemKind::Tensor, &**key, outcome);
         }
         for key in &producer.copies {
-            let kind = match self.checkpoint.metadata().object(key) {
+            let kind = match self.setup.source.metadata().object(key) {
                 Some(_) => ItemKind::Object,
                 None => ItemKind::Tensor,
             };
@@ -80,10 +69,10 @@ impl Account<'_> {
 
     /// The outcome of an item that is carried over as it is, or by the rewritten optimizer. `None` if its content is in another item.
     fn carried(&self, key: &str, what: &str) -> Result<Vec<Change>, Outcome> {
-        if !self.keys.has(key) {
+        if !self.setup.keys.has(key) {
             return Err(self.left_out("its key is not chosen"));
         }
-        match self.canonical.key(key) {
+        match self.fates.canonical.key(key) {
             None => Err(Outcome::Changed(vec![Change::ByParameter])),
             Some(to) => self.under(key, to, what),
         }
@@ -92,59 +81,57 @@ impl Account<'_> {
     /// The outcome of an item whose key in the copy is `to`.
     fn under(&self, key: &str, to: &str, what: &str) -> Result<Vec<Change>, Outcome> {
         match to {
-            to if !self.fit.has(to) => Err(self.no_place(what)),
+            to if !self.fates.fit.has(to) => Err(self.no_place(what)),
             to if to == key => Ok(Vec::new()),
             to => Ok(vec![Change::Renamed(to.into())]),
         }
     }
 
     fn no_place(&self, what: &str) -> Outcome {
-        self.left_out(&format!("{} has no place for {what}", self.format))
+        self.left_out(&format!(
+            "{} has no place for {what}",
+            self.fates.target.key()
+        ))
     }
 
-    fn tensor(&self, t: &TensorRef<'_>, producer: &Producer) -> Outcome {
+    /// The changes of a tensor, or its outcome if the copy does not have it as such.
+    fn tensor(&self, t: &TensorRef<'_>, producer: &Producer) -> Result<Vec<Change>, Outcome> {
         let (key, dtype) = (t.key(), t.dtype());
-        let carried = match self.mapped {
-            None => self
-                .carried(key, dtype.name())
-                .map(|changes| (changes, dtype)),
-            Some(mapped) => self.mapped(mapped, t),
-        };
-        let (mut changes, made) = match carried {
-            Ok(carried) => carried,
-            Err(outcome) => return outcome,
+        let (mut changes, made) = match &self.setup.mapped {
+            None => (self.carried(key, dtype.name())?, dtype),
+            Some(mapped) => self.mapped(mapped, t)?,
         };
         if producer.dequantized.contains(key) {
             changes.insert(0, Change::Dequantized);
         }
-        let to = self.fit.written(made);
+        let to = self.fates.fit.written(made);
         if to != dtype {
             changes.push(Change::Cast { from: dtype, to });
         }
         if has_other_order(t) {
             changes.push(Change::RowMajor);
         }
-        if t.properties().requires_grad && !self.annotations.keeps_gradients() {
+        if t.properties().requires_grad && !self.fates.target.keeps_gradients() {
             changes.push(Change::WithoutGradient);
         }
         if t.original_shape().is_some() {
             changes.push(Change::Unflattened);
         }
-        Outcome::with(changes)
+        Ok(changes)
     }
 
     /// What a map makes of a tensor, and of which element type.
     fn mapped(&self, mapped: &Mapped, t: &TensorRef<'_>) -> Result<(Vec<Change>, DType), Outcome> {
-        let of = mapped.use_of(t.key());
+        let of = mapped.needed.get(t.key());
         let to = of.into_iter().flat_map(|of| &of.keys);
-        let to: Vec<String> = to.filter(|to| self.fit.has(to)).cloned().collect();
+        let to: Vec<String> = to.filter(|to| self.fates.fit.has(to)).cloned().collect();
         let Some(of) = of else {
             return Err(self.map_leaves_out(mapped, t.key()));
         };
         if to.is_empty() {
             return Err(self.no_place(t.dtype().name()));
         }
-        let mut changes = match mapped.is_unmapped(t.key()) {
+        let mut changes = match mapped.unmapped.contains(t.key()) {
             true => Vec::new(),
             false => vec![Change::Mapped(to)],
         };
@@ -156,7 +143,7 @@ impl Account<'_> {
     }
 
     fn map_leaves_out(&self, mapped: &Mapped, key: &str) -> Outcome {
-        self.left_out(match (mapped.why_not(key), &self.keys.0) {
+        self.left_out(match (mapped.left_out.get(key), &self.setup.keys.0) {
             (Some(why), _) => why,
             (None, None) => "no tensor of the map has anything of it",
             (None, Some(_)) => "none of its keys in the copy is chosen",
@@ -166,7 +153,7 @@ impl Account<'_> {
     /// The objects that the copy has as several items, by their keys in the copy, with the number of items.
     fn split_objects(&self) -> BTreeMap<&str, u64> {
         // What such a format reads is split already.
-        if !self.fit.splits_objects() || self.checkpoint.capabilities().splits_objects {
+        if !self.fates.fit.splits_objects() || self.setup.source.capabilities().splits_objects {
             return BTreeMap::new();
         }
         let objects = self.source.objects_and_payloads();
@@ -179,34 +166,30 @@ impl Account<'_> {
         split.collect()
     }
 
-    fn object(&self, key: &str, split: &BTreeMap<&str, u64>) -> Outcome {
-        let carried = match self.mapped {
-            None => self.carried(key, "objects"),
-            Some(mapped) => match mapped.object(key) {
-                None => Err(self.map_leaves_out(mapped, key)),
-                Some(to) => self.under(key, to, "objects"),
-            },
+    /// The changes of an object, or its outcome if the copy does not have it as such.
+    fn object(&self, key: &str, split: &BTreeMap<&str, u64>) -> Result<Vec<Change>, Outcome> {
+        let (mut changes, to) = match &self.setup.mapped {
+            None => {
+                let to = self.fates.canonical.key(key);
+                (self.carried(key, "objects")?, to.unwrap_or(key))
+            }
+            Some(mapped) => {
+                let to = mapped.objects.get(key);
+                let to = to.ok_or_else(|| self.map_leaves_out(mapped, key))?;
+                (self.under(key, to, "objects")?, &**to)
+            }
         };
-        let mut changes = match carried {
-            Ok(changes) => changes,
-            Err(outcome) => return outcome,
-        };
-        let to = match self.mapped {
-            None => self.canonical.key(key),
-            Some(mapped) => mapped.object(key),
-        };
-        let to = to.unwrap_or(key);
-        if self.fit.is_common(to) {
+        if self.fates.fit.is_common(to) {
             changes.push(Change::IntoCommon);
         }
         if let Some(items) = split.get(to) {
             changes.push(Change::Split(*items));
         }
-        Outcome::with(changes)
+        Ok(changes)
     }
 
     fn add_common(&self, ledger: &mut Ledger) {
-        let Some(stored) = self.source.stored_common() else {
+        let Some(stored) = self.source.stored_common.as_ref() else {
             return;
         };
         let Some(old) = decoded(stored) else {
@@ -214,15 +197,15 @@ impl Account<'_> {
             ledger.add(ItemKind::Common, "common state", Outcome::Kept);
             return;
         };
-        let items: BTreeSet<&str> = match self.fit.common {
+        let items: BTreeSet<&str> = match self.fates.fit.common {
             CommonAs::Items => self.source.keys().collect(),
             _ => BTreeSet::new(),
         };
-        let new = self.canonical.common.as_ref();
+        let new = self.fates.canonical.common.as_ref();
         let new = new.map(|new| ValueTree::from(new.clone()));
         old.visit(&mut |path: &[Step], value: &Value| {
             let path = Path::from(path);
-            let outcome = match (self.fit.common, &new) {
+            let outcome = match (self.fates.fit.common, &new) {
                 (CommonAs::Nothing, _) => self.no_place("common state"),
                 (CommonAs::Items, _) => {
                     let item = item_of(&path, &items);
@@ -240,42 +223,42 @@ impl Account<'_> {
     }
 
     fn add_annotations(&self, ledger: &mut Ledger) {
-        let stated = self.checkpoint.metadata().annotations();
+        let stated = self.setup.source.metadata().annotations();
         for (id, _) in stated.iter() {
-            let outcome = match self.annotations.why_not(id) {
+            let outcome = match self.fates.why_not(id) {
                 None => Outcome::Kept,
                 // The entry of the dict is there.
-                Some(_) if id.kind == AnnotationKind::KeyType && self.annotations.has(id) => {
+                Some(_) if id.kind == AnnotationKind::KeyType && self.fates.has(id) => {
                     Outcome::with(vec![Change::AsText])
                 }
                 Some(why) => Outcome::LeftOut(why),
             };
             ledger.add(ItemKind::of(id.kind), id.to_string(), outcome);
         }
-        for (key, what) in self.source.unsaid() {
+        for (key, what) in &self.source.unsaid {
             let outcome = self.no_place(what);
             ledger.add(ItemKind::TensorClass, &**key, outcome);
         }
     }
 
     fn add_ties(&self, ledger: &mut Ledger) {
-        for tie in self.checkpoint.ties() {
-            let carried = |key: &&String| match self.mapped {
+        for tie in self.setup.source.ties() {
+            let carried = |key: &&String| match &self.setup.mapped {
                 Some(mapped) => mapped.needs(key),
                 None => {
-                    let to = self.canonical.key(key);
-                    self.keys.has(key) && to.is_some_and(|to| self.fit.has(to))
+                    let to = self.fates.canonical.key(key);
+                    self.setup.keys.has(key) && to.is_some_and(|to| self.fates.fit.has(to))
                 }
             };
             let is_cast = |key: &String| {
-                let tensor = self.checkpoint.metadata().tensor(key);
-                tensor.is_some_and(|t| self.fit.written(t.dtype()) != t.dtype())
+                let tensor = self.setup.source.metadata().tensor(key);
+                tensor.is_some_and(|t| self.fates.fit.written(t.dtype()) != t.dtype())
             };
             let carried = tie.keys.iter().filter(carried).count();
-            let stays = self.annotations.ties == Ties::Stay
+            let stays = self.fates.keeps_ties
                 && tie.is_whole
                 && carried == tie.keys.len()
-                && self.mapped.is_none()
+                && self.setup.mapped.is_none()
                 && !tie.keys.iter().any(is_cast);
             let outcome = match carried {
                 0 | 1 => self.left_out("fewer than two of its tensors are carried over"),

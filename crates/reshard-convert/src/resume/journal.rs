@@ -18,7 +18,7 @@ pub(super) const MOST_OF_ALL: u64 = 256 << 20;
 const VERSION: u64 = 2;
 
 /// What is converted, and how.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     /// A digest of the source: its items, and the lengths, times or tags of its files.
     pub(super) source: String,
@@ -42,9 +42,8 @@ pub(super) type Files = BTreeMap<String, Finished>;
 #[derive(Serialize, Deserialize)]
 struct Stored {
     version: u64,
-    source: String,
-    inodes: String,
-    options: String,
+    #[serde(flatten)]
+    identity: Identity,
     files: Vec<StoredFile>,
 }
 
@@ -66,9 +65,7 @@ pub(super) fn to_json(identity: &Identity, files: &Files) -> serde_json::Result<
     };
     serde_json::to_vec(&Stored {
         version: VERSION,
-        source: identity.source.clone(),
-        inodes: identity.inodes.clone(),
-        options: identity.options.clone(),
+        identity: identity.clone(),
         files: files.iter().map(file).collect(),
     })
 }
@@ -79,11 +76,6 @@ pub(super) fn from_json(bytes: &[u8]) -> Option<(Identity, Files)> {
     if stored.version != VERSION {
         return None;
     }
-    let identity = Identity {
-        source: stored.source,
-        inodes: stored.inodes,
-        options: stored.options,
-    };
     let mut files = Files::new();
     for file in stored.files {
         let name = Name::new(file.name).ok()?;
@@ -107,20 +99,16 @@ pub(super) fn from_json(bytes: &[u8]) -> Option<(Identity, Files)> {
         let bytes = file.bytes;
         files.insert(name.into(), Finished { bytes, extents });
     }
-    Some((identity, files))
+    Some((stored.identity, files))
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u8>> = text
-        .chars()
-        .map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok()))
-        .collect();
-    let digits = digits?;
-    let pairs = digits.chunks_exact(2);
-    if !pairs.remainder().is_empty() {
+    let (pairs, []) = text.as_bytes().as_chunks() else {
         return None;
-    }
-    Some(pairs.map(|pair| pair[0] << 4 | pair[1]).collect())
+    };
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
+    pairs.iter().map(byte).collect()
 }
 
 #[cfg(test)]

@@ -11,15 +11,18 @@ use std::{sync::mpsc, thread, time::SystemTime};
 
 /// The destination of a conversion, which has its journal there.
 fn store(place: &Arc<dyn Store>, looks: bool, every: u64) -> ResumableStore {
-    let resume = Resume {
+    let state = State {
         dst: place.url(),
-        identity: Identity::default(),
-        newest: None,
+        stores: Stores::only(Arc::clone(place)),
         live: looks.then(|| Live::Folders(BTreeSet::new())),
         every,
+        count: AtomicU64::new(1),
+        ..State::default()
     };
-    let stores = Stores::only(Arc::clone(place));
-    ResumableStore::new(Arc::clone(place), stores, resume)
+    ResumableStore {
+        inner: Arc::clone(place),
+        state: Arc::new(state),
+    }
 }
 
 fn in_memory() -> Arc<dyn Store> {

@@ -61,8 +61,9 @@ impl Fields {
         numbers.transpose()
     }
 
-    pub(super) fn axis(&mut self, name: &str) -> Result<Option<usize>, String> {
-        self.take(name).map(|v| axis(name, &v)).transpose()
+    /// The axis of a rule: the first one, unless the rule names another.
+    pub(super) fn axis(&mut self) -> Result<usize, String> {
+        self.take("axis").map_or(Ok(0), |v| axis("axis", &v))
     }
 
     pub(super) fn axes(&mut self, name: &str) -> Result<Option<Vec<usize>>, String> {

@@ -4,62 +4,35 @@ use super::fields::Fields;
 use crate::{
     MapError, Pattern, Result,
     number::Number,
-    rule::{Blocks, Direction, Layers, Rule, Verb},
+    rule::{Blocks, Direction, Layers, Parts, Resize, Rule, Verb},
 };
+use strum::VariantNames as _;
 
 /// The names of rules. A rule has exactly one of them as a field.
-const VERBS: [&str; 17] = [
-    "rename",
-    "drop",
-    "keep",
-    "add_prefix",
-    "strip_prefix",
-    "canonical",
-    "stack",
-    "unstack",
-    "split",
-    "concat",
-    "interleave",
-    "deinterleave",
-    "transpose",
-    "pad",
-    "trim",
-    "cast",
-    "reshape",
-];
+const VERBS: &[&str] = Verb::<Number>::VARIANTS;
 
 /// Reads a rule.
 pub(super) fn rule(number: usize, mut fields: Fields) -> Result<Rule<Number>> {
-    let found: Vec<&'static str> = VERBS.into_iter().filter(|v| fields.has(v)).collect();
-    let verb = match *found {
-        [verb] => verb,
-        [] => {
-            return Err(MapError::Rule {
-                rule: number,
-                verb: "",
-                what: format!(
-                    "it has {}, but none of the fields that say what it does: {}",
-                    list(&fields.names()),
-                    VERBS.join(", ")
-                ),
-            });
-        }
-        _ => {
-            return Err(MapError::Rule {
-                rule: number,
-                verb: "",
-                what: format!(
-                    "{} are several rules; write each of them as one `[[rule]]`",
-                    list(&found)
-                ),
-            });
-        }
-    };
+    let found: Vec<&'static str> = VERBS.iter().copied().filter(|v| fields.has(v)).collect();
+    let verb = if let [verb] = *found { verb } else { "" };
     let fault = |what| MapError::Rule {
         rule: number,
         verb,
         what,
     };
+    if verb.is_empty() {
+        return Err(fault(match &*found {
+            [] => format!(
+                "it has {}, but none of the fields that say what it does: {}",
+                list(&fields.names()),
+                VERBS.join(", ")
+            ),
+            several => format!(
+                "{} are several rules; write each of them as one `[[rule]]`",
+                list(several)
+            ),
+        }));
+    }
     let out = Rule {
         number,
         optional: fields.flag("optional").map_err(fault)?,
@@ -70,11 +43,6 @@ pub(super) fn rule(number: usize, mut fields: Fields) -> Result<Rule<Number>> {
     };
     fields.done().map_err(fault)?;
     Ok(out)
-}
-
-/// An axis; the first one, unless said otherwise.
-fn axis(f: &mut Fields) -> Result<usize, String> {
-    Ok(f.axis("axis")?.unwrap_or(0))
 }
 
 fn required(number: Option<Number>, name: &str) -> Result<Number, String> {
@@ -102,47 +70,28 @@ fn direction(fields: &mut Fields) -> Result<Option<Direction>, String> {
 
 fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
     Ok(match verb {
-        "rename" => {
-            let (from, to) = renaming(f, verb)?;
-            Verb::Rename { from, to }
+        "rename" => renaming(f)?,
+        "drop" => Verb::Drop(f.patterns(verb)?),
+        "keep" => Verb::Keep(f.patterns(verb)?),
+        "add_prefix" => Verb::AddPrefix(prefix(f, verb)?),
+        "strip_prefix" => Verb::StripPrefix(prefix(f, verb)?),
+        "canonical" => match f.flag(verb)? {
+            true => Verb::Canonical,
+            false => return Err("write `canonical = true`".into()),
+        },
+        "stack" => Verb::Stack(layers(f, verb)?),
+        "unstack" => Verb::Unstack(layers(f, verb)?),
+        "split" => Verb::Split(split(f)?),
+        "concat" => Verb::Concat(concat(f)?),
+        "interleave" => Verb::Interleave(f.patterns(verb)?, blocks(f)?),
+        "deinterleave" => Verb::Deinterleave(f.patterns(verb)?, blocks(f)?),
+        "transpose" => Verb::Transpose(f.patterns(verb)?, permutation(f.axes("axes")?)?),
+        "pad" => Verb::Pad(f.patterns(verb)?, resize(f, true)?),
+        "trim" => {
+            let (keys, resize) = (f.patterns(verb)?, resize(f, false)?);
+            let padding = f.flag("padding")?;
+            Verb::Trim(keys, Resize { padding, ..resize })
         }
-        "drop" => Verb::Drop {
-            keys: f.patterns(verb)?,
-        },
-        "keep" => Verb::Keep {
-            keys: f.patterns(verb)?,
-        },
-        "add_prefix" => Verb::AddPrefix {
-            prefix: prefix(f, verb)?,
-        },
-        "strip_prefix" => Verb::StripPrefix {
-            prefix: prefix(f, verb)?,
-        },
-        "canonical" => {
-            if !f.flag(verb)? {
-                return Err("write `canonical = true`".into());
-            }
-            Verb::Canonical
-        }
-        "stack" | "unstack" => stacking(verb, f)?,
-        "split" | "concat" | "interleave" | "deinterleave" => parts(verb, f)?,
-        "transpose" => Verb::Transpose {
-            keys: f.patterns(verb)?,
-            axes: permutation(f.axes("axes")?)?,
-        },
-        "pad" => Verb::Pad {
-            keys: f.patterns(verb)?,
-            axis: axis(f)?,
-            from: f.number("from")?,
-            to: required(f.number("to")?, "to")?,
-        },
-        "trim" => Verb::Trim {
-            keys: f.patterns(verb)?,
-            axis: axis(f)?,
-            from: f.number("from")?,
-            to: required(f.number("to")?, "to")?,
-            padding: f.flag("padding")?,
-        },
         "cast" => Verb::Cast {
             keys: f.patterns(verb)?,
             from: f.dtype("from")?,
@@ -157,102 +106,82 @@ fn read(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
     })
 }
 
-/// The rules of parts and groups along an axis.
-fn parts(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
-    Ok(match verb {
-        "split" => {
-            let from = source(f.pattern(verb)?)?;
-            let to: Vec<Pattern> = f
-                .patterns("to")?
-                .into_iter()
-                .map(|to| to.with_kinds_of(&from))
-                .collect();
-            for part in &to {
-                same_captures(&from, part)?;
-            }
-            Verb::Split {
-                axis: axis(f)?,
-                sizes: sizes(f, to.len())?,
-                from,
-                to,
-            }
-        }
-        "concat" => {
-            let from: Vec<Pattern> = f
-                .patterns(verb)?
-                .into_iter()
-                .map(source)
-                .collect::<Result<_, _>>()?;
-            let first = from.first().ok_or("`concat` is empty")?;
-            let to = f.pattern("to")?.with_kinds_of(first);
-            for part in &from {
-                same_captures(part, &to)?;
-            }
-            Verb::Concat {
-                axis: axis(f)?,
-                sizes: sizes(f, from.len())?,
-                from,
-                to,
-            }
-        }
-        _ => {
-            let keys = f.patterns(verb)?;
-            let blocks = Blocks {
-                axis: axis(f)?,
-                groups: required(f.number("groups")?, "groups")?,
-                sizes: f
-                    .numbers("sizes")?
-                    .filter(|s| !s.is_empty())
-                    .ok_or("`sizes` is missing: the blocks of a group")?,
-            };
-            if verb == "interleave" {
-                Verb::Interleave { keys, blocks }
-            } else {
-                Verb::Deinterleave { keys, blocks }
-            }
-        }
+fn split(f: &mut Fields) -> Result<Parts<Number>, String> {
+    let whole = source(f.pattern("split")?)?;
+    let parts = f.patterns("to")?.into_iter();
+    let parts: Vec<Pattern> = parts.map(|part| part.with_kinds_of(&whole)).collect();
+    for part in &parts {
+        same_captures(&whole, part, None)?;
+    }
+    Ok(Parts {
+        axis: f.axis()?,
+        sizes: sizes(f, parts.len())?,
+        whole,
+        parts,
     })
 }
 
-fn stacking(verb: &str, f: &mut Fields) -> Result<Verb<Number>, String> {
+fn concat(f: &mut Fields) -> Result<Parts<Number>, String> {
+    let parts = f.patterns("concat")?.into_iter().map(source);
+    let parts: Vec<Pattern> = parts.collect::<Result<_, _>>()?;
+    let first = parts.first().ok_or("`concat` is empty")?;
+    let whole = f.pattern("to")?.with_kinds_of(first);
+    for part in &parts {
+        same_captures(part, &whole, None)?;
+    }
+    Ok(Parts {
+        axis: f.axis()?,
+        sizes: sizes(f, parts.len())?,
+        whole,
+        parts,
+    })
+}
+
+fn blocks(f: &mut Fields) -> Result<Blocks<Number>, String> {
+    Ok(Blocks {
+        axis: f.axis()?,
+        groups: required(f.number("groups")?, "groups")?,
+        sizes: f
+            .numbers("sizes")?
+            .filter(|s| !s.is_empty())
+            .ok_or("`sizes` is missing: the blocks of a group")?,
+    })
+}
+
+fn resize(f: &mut Fields, padding: bool) -> Result<Resize<Number>, String> {
+    Ok(Resize {
+        axis: f.axis()?,
+        from: f.number("from")?,
+        to: required(f.number("to")?, "to")?,
+        padding,
+    })
+}
+
+fn layers(f: &mut Fields, verb: &str) -> Result<Layers<Number>, String> {
     let from = source(f.pattern(verb)?)?;
     let to = f.pattern("to")?.with_kinds_of(&from);
-    let layers = Layers {
-        axis: f.axis("axis")?.unwrap_or(0),
-        index: f
-            .text("index")?
-            .ok_or("`index` is missing: the capture that is the number")?,
-        count: f.number("count")?,
+    let axis = f.axis()?;
+    let index = f
+        .text("index")?
+        .ok_or("`index` is missing: the capture that is the number")?;
+    let count = f.number("count")?;
+    let (single, stacked) = match verb {
+        "stack" => (from, to),
+        _ => (to, from),
     };
-    let (single, stacked) = if verb == "stack" {
-        (&from, &to)
-    } else {
-        (&to, &from)
-    };
-    if single.twice().is_some() || single.kind(&layers.index).is_none() {
-        return Err(format!("`{single}` must have `{{{}}}` once", layers.index));
+    if single.twice().is_some() || single.kind(&index).is_none() {
+        return Err(format!("`{single}` must have `{{{index}}}` once"));
     }
-    if stacked.names().any(|n| n == layers.index) {
-        return Err(format!("`{stacked}` can't have `{{{}}}`", layers.index));
+    if stacked.kind(&index).is_some() {
+        return Err(format!("`{stacked}` can't have `{{{index}}}`"));
     }
-    let others = |p: &Pattern| {
-        let mut names: Vec<String> = p
-            .names()
-            .filter(|n| *n != layers.index)
-            .map(String::from)
-            .collect();
-        names.sort_unstable();
-        names
-    };
-    if others(single) != others(stacked) {
-        return Err(format!(
-            "`{single}` and `{stacked}` must have the same other captures"
-        ));
-    }
-    Ok(if verb == "stack" {
-        Verb::Stack { from, to, layers }
-    } else {
-        Verb::Unstack { from, to, layers }
+    same_captures(&single, &stacked, Some(&index))?;
+    Ok(Layers {
+        single,
+        stacked,
+        axis,
+        index,
+        count,
     })
 }
 
@@ -264,29 +193,32 @@ fn source(pattern: Pattern) -> Result<Pattern, String> {
     }
 }
 
-fn renaming(f: &mut Fields, verb: &str) -> Result<(Pattern, Pattern), String> {
-    let from = source(f.pattern(verb)?)?;
+fn renaming(f: &mut Fields) -> Result<Verb<Number>, String> {
+    let from = source(f.pattern("rename")?)?;
     let to = f.pattern("to")?.with_kinds_of(&from);
     let unknown = to.names().find(|n| from.kind(n).is_none());
-    if let Some(name) = unknown {
-        return Err(format!(
+    match unknown {
+        None => Ok(Verb::Rename { from, to }),
+        Some(name) => Err(format!(
             "`{from}` has no `{{{name}}}`, which the new name needs"
-        ));
+        )),
     }
-    Ok((from, to))
 }
 
-fn same_captures(from: &Pattern, to: &Pattern) -> Result<(), String> {
-    let sorted = |p: &Pattern| {
-        let mut names: Vec<String> = p.names().map(String::from).collect();
+/// Fails if two patterns have different captures beside the one that is the number of a layer.
+fn same_captures(from: &Pattern, to: &Pattern, index: Option<&str>) -> Result<(), String> {
+    let [a, b] = [from, to].map(|pattern| {
+        let mut names: Vec<&str> = pattern.names().filter(|n| Some(*n) != index).collect();
         names.sort_unstable();
         names
-    };
-    if sorted(from) == sorted(to) {
-        Ok(())
-    } else {
-        Err(format!("`{from}` and `{to}` must have the same captures"))
+    });
+    if a == b {
+        return Ok(());
     }
+    let other = if index.is_some() { "other " } else { "" };
+    Err(format!(
+        "`{from}` and `{to}` must have the same {other}captures"
+    ))
 }
 
 fn prefix(f: &mut Fields, verb: &str) -> Result<String, String> {

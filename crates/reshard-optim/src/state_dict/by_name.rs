@@ -47,12 +47,7 @@ impl<M: ModelState> Sharded for ByName<M> {
         let declared = named.try_map(&mut |path, leaf| match leaf {
             Leaf::Value(value) => {
                 let key = format!("{prefix}{}", Path::from(path));
-                Ok::<_, BoxError>(Some(StateDict::from_plain(
-                    Tree::Leaf(value),
-                    &key,
-                    place,
-                    &[],
-                )?))
+                StateDict::from_plain(Tree::Leaf(value), &key, place, &[]).map(Some)
             }
             sharded => {
                 let mut state = Tree::Leaf(sharded);

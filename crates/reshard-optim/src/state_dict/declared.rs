@@ -69,15 +69,13 @@ impl Want {
     }
 
     /// This rank's part of a whole tensor.
-    pub(super) fn part(&self, whole: Tensor, name: &str) -> Result<Tensor> {
+    fn part(&self, whole: Tensor, path: &Path) -> Result<Tensor> {
         if self.shape == *whole.shape() {
             return Ok(whole);
         }
         let bytes = self.cut(&whole).concat();
-        Tensor::new(whole.dtype(), &self.shape, bytes).map_err(|e| OptimError::NotWhole {
-            name: name.into(),
-            what: e.to_string(),
-        })
+        let part = Tensor::new(whole.dtype(), &self.shape, bytes);
+        part.map_err(|e| not_whole(path, e.to_string()))
     }
 }
 
@@ -127,10 +125,7 @@ impl Declarations {
             Place::Option => Ok(Want::whole(shape)),
             Place::Unknown => Ok(Want::nothing()),
         };
-        want.map_err(|what| OptimError::NotWhole {
-            name: path.to_string(),
-            what,
-        })
+        want.map_err(|what| not_whole(path, what))
     }
 
     fn find(&self, path: &Path) -> Place<'_> {
@@ -169,6 +164,14 @@ impl Declarations {
     }
 }
 
+/// Error for a tensor of which no whole one can be made, or cut.
+pub(super) fn not_whole(path: &Path, what: impl Into<String>) -> OptimError {
+    OptimError::NotWhole {
+        name: path.to_string(),
+        what: what.into(),
+    }
+}
+
 /// The meaning of a path.
 enum Place<'d> {
     /// A parameter or buffer.
@@ -185,7 +188,7 @@ pub(super) fn local_part(value: Value, path: &Path, declared: &Declarations) -> 
     match value {
         Value::Tensor(whole) => {
             let part = declared.want(path, whole.shape())?;
-            Ok(part.part(whole, &path.to_string())?.into())
+            Ok(part.part(whole, path)?.into())
         }
         other => Ok(other),
     }

@@ -2,67 +2,39 @@
 
 use super::{GROUPS, PARAMS, STATE};
 use crate::{OptimError, Result};
-use reshard_model::{Path, Step, Tree};
+use reshard_model::{Leaf, Step, Tree, Value};
 use std::collections::BTreeMap;
 
-/// A leaf from which the names of a group's parameters can be read: of a state dict, or of values.
-pub trait NameList: Sized {
-    /// The names, if it is a list of text.
-    fn names(&self) -> Option<Vec<String>>;
-
-    /// The name, if it is text.
-    fn name(&self) -> Option<String>;
-
-    /// A list of names.
-    fn of_names(names: &[String]) -> Self;
+/// A leaf of a state dict, or of values: both may hold the names of a group's parameters.
+pub trait NameList: From<Value> {
+    /// The value, if it is one.
+    fn value(&self) -> Option<&Value>;
 }
 
-impl NameList for reshard_model::Value {
-    fn names(&self) -> Option<Vec<String>> {
-        let names = self.as_seq()?.iter();
-        names.map(NameList::name).collect()
-    }
-
-    fn name(&self) -> Option<String> {
-        self.as_str().map(ToOwned::to_owned)
-    }
-
-    fn of_names(names: &[String]) -> Self {
-        Self::List(names.iter().map(|n| n.as_str().into()).collect())
+impl NameList for Value {
+    fn value(&self) -> Option<&Value> {
+        Some(self)
     }
 }
 
-impl NameList for reshard_model::Leaf {
-    fn names(&self) -> Option<Vec<String>> {
+impl NameList for Leaf {
+    fn value(&self) -> Option<&Value> {
         match self {
-            Self::Value(v) => v.names(),
+            Self::Value(v) => Some(v),
             _ => None,
         }
-    }
-
-    fn name(&self) -> Option<String> {
-        match self {
-            Self::Value(v) => v.name(),
-            _ => None,
-        }
-    }
-
-    fn of_names(names: &[String]) -> Self {
-        Self::Value(reshard_model::Value::of_names(names))
     }
 }
 
 /// The names of the parameters of a group.
 pub(super) fn params_of<L: NameList>(group: &Tree<L>) -> Option<Vec<String>> {
+    let name = |value: &Value| value.as_str().map(String::from);
     match group.get(PARAMS)? {
-        Tree::Leaf(leaf) => leaf.names(),
+        Tree::Leaf(leaf) => leaf.value()?.as_seq()?.iter().map(name).collect(),
         // Text in a list that was stored element by element.
         Tree::List(names) => {
-            let text = |n: &Tree<L>| match n {
-                Tree::Leaf(leaf) => leaf.name(),
-                _ => None,
-            };
-            names.iter().map(text).collect()
+            let names = names.iter().map(|n| n.leaf()?.value().and_then(name));
+            names.collect()
         }
         Tree::Dict(_) => None,
     }
@@ -75,16 +47,16 @@ pub(super) fn params_of<L: NameList>(group: &Tree<L>) -> Option<Vec<String>> {
 /// [`OptimError::Structure`] if it is no state dict of an optimizer.
 pub fn flatten_optimizer_state_dict<L: NameList + Clone>(optimizer: Tree<L>) -> Result<Tree<L>> {
     let Tree::Dict(mut dict) = optimizer else {
-        return Err(no_dict(&[]));
+        return Err(OptimError::no_dict(&[]));
     };
     let mut flat = Tree::new();
     if let Some(state) = dict.shift_remove(&Step::from(STATE)) {
         let Tree::Dict(state) = state else {
-            return Err(no_dict(&[STATE.into()]));
+            return Err(OptimError::no_dict(&[STATE.into()]));
         };
         for (fqn, entries) in state {
             let Tree::Dict(entries) = entries else {
-                return Err(no_dict(&[STATE.into(), fqn]));
+                return Err(OptimError::no_dict(&[STATE.into(), fqn]));
             };
             for (name, entry) in entries {
                 flat.insert_tree(format!("{STATE}.{fqn}.{name}"), entry);
@@ -93,10 +65,7 @@ pub fn flatten_optimizer_state_dict<L: NameList + Clone>(optimizer: Tree<L>) -> 
     }
     if let Some(groups) = dict.shift_remove(&Step::from(GROUPS)) {
         let Tree::List(groups) = groups else {
-            return Err(OptimError::structure(
-                &[GROUPS.into()],
-                "param groups are a list",
-            ));
+            return Err(OptimError::no_groups());
         };
         for (i, group) in (0..).zip(groups) {
             let path = [GROUPS.into(), Step::Index(i)];
@@ -104,7 +73,7 @@ pub fn flatten_optimizer_state_dict<L: NameList + Clone>(optimizer: Tree<L>) -> 
                 OptimError::structure(&path, "`params` of a param group are a list of names")
             })?;
             let Tree::Dict(options) = group else {
-                return Err(no_dict(&path));
+                return Err(OptimError::no_dict(&path));
             };
             for fqn in names {
                 for (name, option) in options.iter().filter(|(n, _)| **n != Step::from(PARAMS)) {
@@ -136,7 +105,7 @@ pub fn unflatten_optimizer_state_dict<L: NameList>(
         return Ok(optimizer);
     }
     let Tree::Dict(dict) = optimizer else {
-        return Err(no_dict(&[]));
+        return Err(OptimError::no_dict(&[]));
     };
     let group_of: BTreeMap<&str, usize> = (0..)
         .zip(groups)
@@ -167,7 +136,8 @@ pub fn unflatten_optimizer_state_dict<L: NameList>(
     }
     let groups = options.into_iter().zip(groups).map(|(options, names)| {
         let mut group = options.map_or_else(Tree::new, |(_, options)| options);
-        group.insert_tree(PARAMS, Tree::Leaf(L::of_names(names)));
+        let names = names.iter().map(|n| Value::from(n.as_str()));
+        group.insert(PARAMS, Value::List(names.collect()));
         group
     });
     rest.insert_tree(STATE, state);
@@ -187,15 +157,4 @@ fn part_of<'k>(
         let (fqn, entry) = cuts.find(|(fqn, _)| params.contains_key(fqn))?;
         Some((part, fqn, entry))
     })
-}
-
-fn no_dict(path: &[Step]) -> OptimError {
-    let what = match path {
-        [] => "the state dict of an optimizer is a dict",
-        _ => "this part of the state dict of an optimizer is a dict",
-    };
-    OptimError::Structure {
-        path: Path::from(path),
-        what: what.into(),
-    }
 }

@@ -3,7 +3,7 @@
 //! Tensors go in rounds, so a rank has at most one of them, or [`ROUND`] bytes, in memory in addition to what it keeps.
 
 use super::{
-    declared::{Declarations, Want, regions},
+    declared::{Declarations, Want, not_whole, regions},
     plain::Sendable,
 };
 use crate::{OptimError, Result};
@@ -110,32 +110,19 @@ pub(super) async fn gather(
             put(&mut state, &path, tensor);
         }
     }
-    Ok(if gets(comm.rank().0) {
-        state
-    } else {
-        StateDict::new()
+    Ok(match gets(comm.rank().0) {
+        true => state,
+        false => StateDict::new(),
     })
 }
 
 /// Replaces the leaf at a path, or adds one. A tensor of another rank may belong to a dict that this rank lacks.
 fn put(state: &mut StateDict, path: &Path, tensor: Tensor) {
-    let leaf = Leaf::Value(tensor.into());
-    let mut at = &mut *state;
-    for step in &path.0 {
-        let next = match at {
-            Tree::Dict(d) => d.get_mut(step),
-            Tree::List(v) => match step {
-                Step::Index(i) => v.get_mut(usize::try_from(*i).unwrap_or(usize::MAX)),
-                Step::Key(_) => None,
-            },
-            Tree::Leaf(_) => None,
-        };
-        match next {
-            Some(next) => at = next,
-            None => return state.insert_at(&path.0, Tree::Leaf(leaf)),
-        }
+    let leaf = Tree::Leaf(tensor.into());
+    match state.at_mut(&path.0) {
+        Some(at) => *at = leaf,
+        None => state.insert_at(&path.0, leaf),
     }
-    *at = Tree::Leaf(leaf);
 }
 
 fn parts_of(state: &StateDict) -> Result<Vec<Part>, Cause> {
@@ -224,13 +211,6 @@ fn united(everybody: &[Vec<Part>]) -> Result<Vec<Whole>> {
     order.into_iter().map(whole).collect()
 }
 
-fn not_whole(path: &Path, what: impl Into<String>) -> OptimError {
-    OptimError::NotWhole {
-        name: path.to_string(),
-        what: what.into(),
-    }
-}
-
 /// What a rank sends in a round.
 fn own_bytes(state: &StateDict, round: &[Whole], me: Rank) -> Result<Vec<Bytes>> {
     let mut out = Vec::new();
@@ -241,31 +221,23 @@ fn own_bytes(state: &StateDict, round: &[Whole], me: Rank) -> Result<Vec<Bytes>>
         let Some(Tree::Leaf(Leaf::Tensor(t))) = state.at(&tensor.path.0) else {
             return Err(not_whole(&tensor.path, "it is gone"));
         };
-        let bytes = data_bytes(t).map_err(|e| match e {
-            Some(e) => e,
-            None => not_whole(&tensor.path, "this rank has no data for its part of it"),
-        })?;
-        if bytes.len() as u64 != bytes_of(t.dtype, regions) {
-            return Err(not_whole(
-                &tensor.path,
-                format!(
-                    "this rank's part has {} bytes, and its declaration has {}",
-                    bytes.len(),
-                    bytes_of(t.dtype, regions)
-                ),
-            ));
+        // Data of another type or shape than declared must not be taken for the declared elements.
+        t.validate()?;
+        let Some(data) = t.data.to_host(&t.key)? else {
+            let what = "this rank has no data for its part of it";
+            return Err(not_whole(&tensor.path, what));
+        };
+        let (bytes, declared) = (data.to_bytes(), bytes_of(t.dtype, regions));
+        if bytes.len() as u64 != declared {
+            let what = format!(
+                "this rank's part has {} bytes, and its declaration has {declared}",
+                bytes.len()
+            );
+            return Err(not_whole(&tensor.path, what));
         }
         out.push(bytes);
     }
     Ok(out)
-}
-
-/// The local elements, row-major; `Err(None)` if there are none.
-fn data_bytes(t: &ShardedTensor) -> Result<Bytes, Option<OptimError>> {
-    // Data of another type or shape than declared must not be taken for the declared elements.
-    t.validate().map_err(|e| Some(e.into()))?;
-    let data = t.data.to_host(&t.key).map_err(|e| Some(e.into()))?;
-    Ok(data.ok_or(None)?.to_bytes())
 }
 
 /// Makes the tensors of a round from what the ranks have sent.

@@ -54,14 +54,19 @@ pub async fn set_model_state_dict(
     state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
-    let named = Named::all(model, options);
-    let declared = match &named {
-        Ok(named) => Ok(Declarations::of_model(named)),
-        Err(e) => Err(full::cause(e)),
-    };
-    let state = received(state, &declared, options).await;
-    let planned = named.and_then(|named| plan_model(named, state?, options));
+    let planned = receive_model(model, state, options).await;
     load(planned, Some(model), &mut [], options).await
+}
+
+async fn receive_model(
+    model: &dyn ModelState,
+    state: ValueTree,
+    options: &StateDictOptions<'_>,
+) -> Result<Planned> {
+    let named = Named::all(model, options);
+    let declared = named.as_deref().map(Declarations::of_model);
+    let state = received(state, &declared.map_err(full::cause), options).await;
+    plan_model(named?, state?, options)
 }
 
 /// What [`set_model_state_dict`] does once this rank has the state.
@@ -88,10 +93,8 @@ fn plan_model(
     options: &StateDictOptions<'_>,
 ) -> Result<Planned> {
     let Tree::Dict(mut state) = state else {
-        return Err(OptimError::structure(
-            &[],
-            "the state dict of a model is a dict",
-        ));
+        let what = "the state dict of a model is a dict";
+        return Err(OptimError::structure(&[], what));
     };
     let declared = Declarations::of_model(&named);
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -234,13 +237,7 @@ pub async fn set_state_dict(
     optim_state: ValueTree,
     options: &StateDictOptions<'_>,
 ) -> Result<IncompatibleKeys> {
-    let named = Named::all(model, options);
-    let declared = match &named {
-        Ok(named) => Ok(Declarations::of_model(named)),
-        Err(e) => Err(full::cause(e)),
-    };
-    let model_state = received(model_state, &declared, options).await;
-    let of_model = named.and_then(|named| plan_model(named, model_state?, options));
+    let of_model = receive_model(model, model_state, options).await;
     // Other ranks take part in this, even if the model's state is refused here.
     let of_optimizers = receive_optimizers(model, optimizers, optim_state, options).await;
     let planned = of_model.and_then(|(mut keys, mut changes)| {
@@ -352,8 +349,7 @@ struct StoredGroup {
 impl Stored {
     fn of(optimizer: ValueTree) -> Result<Self> {
         let Tree::Dict(mut dict) = optimizer else {
-            let what = "the state dict of an optimizer is a dict";
-            return Err(OptimError::structure(&[], what));
+            return Err(OptimError::no_dict(&[]));
         };
         let state = match dict.shift_remove(&Step::from(STATE)) {
             Some(Tree::Dict(state)) => state,
@@ -366,10 +362,7 @@ impl Stored {
         let groups = match dict.shift_remove(&Step::from(GROUPS)) {
             Some(Tree::List(groups)) => groups,
             None => Vec::new(),
-            Some(_) => {
-                let what = "param groups are a list";
-                return Err(OptimError::structure(&[GROUPS.into()], what));
-            }
+            Some(_) => return Err(OptimError::no_groups()),
         };
         let groups = (0..).zip(groups).map(|(i, group)| {
             StoredGroup::of(group).ok_or_else(|| {

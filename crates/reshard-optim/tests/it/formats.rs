@@ -24,7 +24,7 @@ fn said(form: &str) -> Value {
 
 #[test]
 fn names_are_megatrons_and_come_back() {
-    for form in ShardingType::ALL {
+    for &form in ShardingType::ALL {
         assert_eq!(form.name().parse(), Ok(form));
     }
     let error = "fully_sharded"
@@ -78,7 +78,7 @@ fn keys_alone_tell_the_form() {
 
 #[test]
 fn what_common_state_says_counts_more_than_keys() {
-    for form in ShardingType::ALL {
+    for &form in ShardingType::ALL {
         let common = dict(vec![("optimizer".into(), said(form.name()))]);
         let got = found(&[BUCKET], false, Some(&common));
         let [one] = &got[..] else { panic!("{got:?}") };

@@ -60,13 +60,13 @@ proptest! {
     fn pairs_are_compared_as_in_a_plain_loop(a in floats(), b in floats(), absolute in 0f64..2.0, relative in 0f64..0.5) {
         let n = a.len().min(b.len());
         let (a, b) = (&a[..n], &b[..n]);
-        let bound = Bound { absolute, relative };
+        let tolerance = Tolerance { absolute, relative, any_dtype: false };
         let (pairs, first) = Pairs::of(
             (DType::Float32, &bytes(a, f32::to_le_bytes)),
             (DType::Float32, &bytes(b, f32::to_le_bytes)),
-            bound,
+            tolerance,
         );
-        let differs = |(a, b): (&f32, &f32)| bound.differ(f64::from(*a), f64::from(*b));
+        let differs = |(a, b): (&f32, &f32)| tolerance.differ(f64::from(*a), f64::from(*b));
         let same_bits = a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         let differ = a.iter().zip(b).filter(|p| differs(*p)).count() as u64;
         prop_assert_eq!(pairs.differ, if same_bits { 0 } else { differ });
@@ -105,7 +105,7 @@ fn denormals_are_those_of_the_stored_type() {
 #[test]
 fn large_integers_are_compared_exactly() {
     let (a, b) = (i64::MAX.to_le_bytes(), (i64::MAX - 1).to_le_bytes());
-    let of = |a, b| Pairs::of((DType::Int64, a), (DType::Int64, b), Bound::default());
+    let of = |a, b| Pairs::of((DType::Int64, a), (DType::Int64, b), Tolerance::default());
     let (pairs, first) = of(&a, &b);
     assert_eq!((pairs.differ, pairs.most, first), (1, 1.0, Some(0)));
     assert_eq!(of(&a, &a).0.differ, 0);
@@ -116,12 +116,12 @@ fn large_integers_are_compared_exactly() {
     let floats = bytes(&floats, f64::to_le_bytes);
     let (long, floats) = ((DType::Int64, &*long), (DType::Float64, &*floats));
     for (a, b) in [(long, floats), (floats, long)] {
-        let (pairs, first) = Pairs::of(a, b, Bound::default());
+        let (pairs, first) = Pairs::of(a, b, Tolerance::default());
         assert_eq!((pairs.differ, pairs.most, first), (4, 1.0, Some(0)));
     }
     let unsigned = (DType::UInt64, &u64::MAX.to_le_bytes()[..]);
     let signed = (DType::Int64, &(-1i64).to_le_bytes()[..]);
-    let (pairs, _) = Pairs::of(unsigned, signed, Bound::default());
+    let (pairs, _) = Pairs::of(unsigned, signed, Tolerance::default());
     assert_eq!((pairs.differ, pairs.most), (1, 2f64.powi(64)));
 }
 
@@ -135,14 +135,14 @@ fn numbers_of_different_types_are_compared_by_value() {
     let (pairs, first) = Pairs::of(
         (DType::Float32, &floats),
         (DType::BFloat16, &halves),
-        Bound::default(),
+        Tolerance::default(),
     );
     assert_eq!((pairs.differ, first), (0, None));
     let ints = bytes(&[1i32, 2, 0], i32::to_le_bytes);
     let (pairs, first) = Pairs::of(
         (DType::Float32, &floats),
         (DType::Int32, &ints),
-        Bound::default(),
+        Tolerance::default(),
     );
     assert_eq!((pairs.differ, pairs.most, first), (2, 0.5, Some(0)));
 }
@@ -173,7 +173,7 @@ fn each_type_is_compared_with_each_other_by_value() {
             let left = ones_and_zeros(a, len, false);
             for other in [false, true] {
                 let right = ones_and_zeros(b, len, other);
-                let (pairs, first) = Pairs::of((a, &left), (b, &right), Bound::default());
+                let (pairs, first) = Pairs::of((a, &left), (b, &right), Tolerance::default());
                 let want = other.then_some(len - 1);
                 let found = (pairs.differ, pairs.not_finite, first);
                 assert_eq!(found, (u64::from(other), 0, want), "{a} and {b}, {len}");
@@ -187,7 +187,7 @@ fn differences_that_are_not_finite_are_counted() {
     let of = |numbers: &[f32]| bytes(numbers, f32::to_le_bytes);
     let (a, b) = (of(&[1.0, 2.0, f32::NAN]), of(&[f32::NAN, 2.0, f32::NAN]));
     let long = bytes(&[1i64, 2, 3], i64::to_le_bytes);
-    let none = Bound::default();
+    let none = Tolerance::default();
     let (pairs, first) = Pairs::of((DType::Float32, &a), (DType::Float32, &b), none);
     assert_eq!((pairs.differ, pairs.not_finite, first), (1, 1, Some(0)));
     let (pairs, first) = Pairs::of((DType::Int64, &long), (DType::Float32, &b), none);

@@ -38,7 +38,7 @@ impl Saved {
 
 #[test]
 fn forms_by_bucket_need_a_layout() {
-    for form in ShardingType::ALL.into_iter().filter(|f| f.is_by_bucket()) {
+    for &form in ShardingType::ALL.iter().filter(|f| f.is_by_bucket()) {
         let from = Saved::new(form, |_| ());
         let error = refused(&from.url(), None);
         assert!(
