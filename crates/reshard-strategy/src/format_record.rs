@@ -1,0 +1,21 @@
+//! Helpers of the records that reshard adds to checkpoints of other programs' formats.
+
+use serde::{Deserialize as _, Deserializer, de::Error as _};
+
+/// Deserializes the `schema` of a record, and fails if it is not the one that this version knows.
+///
+/// # Errors
+/// Those of the deserializer; another schema.
+pub fn known_schema<'de, const KNOWN: u32, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    match u32::deserialize(from)? {
+        found if found == KNOWN => Ok(found),
+        other => Err(D::Error::custom(format_args!(
+            "its schema is {other}, and this version knows {KNOWN}"
+        ))),
+    }
+}
+
+/// Whether a field has its default value, so that a record need not have it.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
