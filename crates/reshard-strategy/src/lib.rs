@@ -82,7 +82,7 @@ pub use format_info::{Detection, FormatInfo, OwnFile};
 pub use format_record::{is_default, known_schema};
 pub use hex::hex;
 pub use kept::{KeptLoadPlan, KeptPlan};
-pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats};
+pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, check_steps, read_small, repeats};
 pub use load_sharded::{LoadFormat, LoadLayer, LoadSetup, LoadShardedStrategy};
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, overlapping, unclaimed};
