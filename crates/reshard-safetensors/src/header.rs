@@ -118,7 +118,7 @@ pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Refused> {
     })
 }
 
-/// What is wrong with a text that can't be parsed, which begins at byte `from` of its file. The parser tells where in a text of one line.
+/// The reason for refusing a text that can't be parsed and begins at byte `from` of its file. The offset is known only in a text of one line.
 pub(crate) fn unparsed(what: String, e: &serde_json::Error, from: u64) -> Refused {
     let offset = (e.line() == 1).then(|| from + (e.column() as u64).saturating_sub(1));
     Refused::damaged(what).at(offset)

@@ -194,8 +194,8 @@ pub async fn read_in_steps<E: From<StorageError>>(
 }
 
 impl ReadTensor {
-    /// The read for the store of what is wanted of a chunk, which lies at `at` and has the layout `stored` there. It has the checksum that
-    /// `check` returns if `verify` is set and each element is wanted once.
+    /// The request to the store for all reads of one chunk, which is stored at `at` with the layout `stored`. If `verify` is set and the reads
+    /// cover each element exactly once, the request has the checksum that `check` returns.
     ///
     /// # Errors
     /// As [`part`](Self::part).

@@ -1,8 +1,8 @@
-//! Helpers of the records that reshard adds to checkpoints of other programs' formats.
+//! Serde helpers for the record files that reshard adds to checkpoints.
 
 use serde::{Deserialize as _, Deserializer, de::Error as _};
 
-/// Deserializes the `schema` of a record, and fails if it is not the one that this version knows.
+/// Deserializes the `schema` field of a record. Fails for every schema but `KNOWN`.
 ///
 /// # Errors
 /// Those of the deserializer; another schema.
@@ -15,7 +15,7 @@ pub fn known_schema<'de, const KNOWN: u32, D: Deserializer<'de>>(from: D) -> Res
     }
 }
 
-/// Whether a field has its default value, so that a record need not have it.
+/// Whether a field has its default value and can be left out of a record.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -1,21 +1,21 @@
-//! Keeps values for the next read, within a limit of memory.
+//! A cache of values with a limit of memory.
 
 use std::collections::BTreeMap;
 
-/// The values that were added last. The oldest ones go when they take too much memory together.
+/// Keeps the values that were added last. The oldest values are removed when all of them together exceed the limit of memory.
 #[derive(Debug)]
 pub struct Recent<K, V> {
-    /// The most memory, unless a single value takes more.
+    /// The limit in bytes. A single larger value is kept alone.
     max: u64,
     bytes: u64,
-    /// With their memory, by age, which is the number of values that were added before.
+    /// Values with their keys and sizes, by age: the number of values that were added before.
     entries: BTreeMap<u64, (K, V, u64)>,
     ages: BTreeMap<K, u64>,
     next: u64,
 }
 
 impl<K: Copy + Ord, V> Recent<K, V> {
-    /// Keeps values of so many bytes.
+    /// An empty cache with a limit in bytes.
     pub fn new(max: u64) -> Self {
         Self {
             max,
@@ -26,7 +26,7 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         }
     }
 
-    /// The most memory that values take together.
+    /// The limit in bytes.
     pub fn max(&self) -> u64 {
         self.max
     }
@@ -37,7 +37,7 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         Some(value)
     }
 
-    /// Takes out the value of a key.
+    /// Removes and returns the value of a key.
     pub fn take(&mut self, key: &K) -> Option<V> {
         let age = self.ages.remove(key)?;
         let (_, value, bytes) = self.entries.remove(&age)?;
@@ -45,7 +45,7 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         Some(value)
     }
 
-    /// Frees memory for so many bytes.
+    /// Removes the oldest values until there is room for `bytes` more.
     pub fn make_room(&mut self, bytes: u64) {
         while self.bytes.saturating_add(bytes) > self.max
             && let Some((_, (key, _, freed))) = self.entries.pop_first()
@@ -55,7 +55,7 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         }
     }
 
-    /// Adds a value that takes so many bytes, in the place of the key's value and of older ones.
+    /// Adds a value of `bytes` bytes. It replaces the value of the same key, and older values if there is no room.
     pub fn insert(&mut self, key: K, value: V, bytes: u64) {
         self.take(&key);
         self.make_room(bytes);

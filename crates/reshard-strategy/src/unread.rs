@@ -1,15 +1,15 @@
-//! Small parts of many files: reads them together, and leaves out those that a record of reshard tells.
+//! Reads small parts of many files in batches, and tracks the parts that opening left unread.
 
 use crate::Result;
 use bytes::Bytes;
 use reshard_storage::{Name, Store, Traffic};
 use std::{ops::Range, sync::OnceLock};
 
-/// The most parts that are read in one call, and the most bytes, except that one part always is.
+/// Limits per call: the number of parts and their total size. At least one part is always read, whatever its size.
 const BATCH: (usize, u64) = (512, 32 << 20);
 
-/// Reads a part of a file for each item, many of them in one call. `part` names it, and `take` gets its bytes. All of them count as
-/// [`beside`](Traffic::beside).
+/// Reads a part of a file for each item, many parts in one call. `part` returns the file and the range of an item, and `take` receives its
+/// bytes. All bytes count as [`beside`](Traffic::beside).
 ///
 /// # Errors
 /// Those of the store.
@@ -40,7 +40,7 @@ pub async fn read_in_batches<T>(
     Ok(total)
 }
 
-/// The first bytes of a file, which opening has not read because a record of reshard tells them.
+/// The first bytes of a file that opening did not read, because a record of reshard has their content.
 #[derive(Debug)]
 pub struct UnreadPart {
     file: Name,
@@ -50,7 +50,7 @@ pub struct UnreadPart {
 }
 
 impl UnreadPart {
-    /// So many bytes, with this CRC-32 if they are those that were written.
+    /// The first `bytes` bytes of a file. `crc` is their CRC-32 as they were written.
     pub fn new(file: Name, bytes: u64, crc: u32) -> Self {
         Self {
             file,
@@ -65,12 +65,12 @@ impl UnreadPart {
         &self.file
     }
 
-    /// Whether it was read after all, and is not what was written.
+    /// Whether the part was read since, and differs from what was written.
     pub fn is_changed(&self) -> bool {
         self.is_written.get() == Some(&false)
     }
 
-    /// Reads those of these parts that were not read yet.
+    /// Reads the parts that were not read yet.
     ///
     /// # Errors
     /// Those of the store.

@@ -147,7 +147,7 @@ struct Node {
     has_checkpoint_values: Option<bool>,
 }
 
-/// `ObjectReference`, and `SlotVariableReference`, which also has a slot. Names are those of any program, so they may be no UTF-8.
+/// `ObjectReference`, and `SlotVariableReference`, which also has a slot. Names from other programs may not be UTF-8.
 #[derive(Clone, PartialEq, Message)]
 struct Reference {
     #[prost(uint32, tag = "1")]

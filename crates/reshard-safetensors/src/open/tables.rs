@@ -52,7 +52,7 @@ struct Parts {
     rewritten: Vec<Rewritten>,
 }
 
-/// The reader of these files, from their headers.
+/// Builds the reader of these files from their headers.
 ///
 /// # Errors
 /// A file is damaged, and nothing tells which keys it should have; or the files are several models.

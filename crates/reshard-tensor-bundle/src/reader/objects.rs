@@ -54,7 +54,7 @@ enum Elements {
     Bytes(Bytes),
 }
 
-/// The checksum of a part, and its elements, except that variants stay as they are stored. The error says what is wrong with the bytes.
+/// The checksum and the elements of a part. Variants stay as they are stored. The error says what is wrong with the bytes.
 fn elements(
     dtype: Enum,
     count: u64,

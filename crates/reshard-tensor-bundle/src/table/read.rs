@@ -11,7 +11,7 @@ use std::{borrow::Cow, ops::Range};
 
 pub(crate) type Result<T, E = Refused> = std::result::Result<T, E>;
 
-/// What is wrong with a table at one of its bytes.
+/// The reason for refusing a table that is damaged at this byte.
 pub(crate) fn damaged(offset: usize, what: impl Into<String>) -> Refused {
     Refused::damaged(what).at(offset as u64)
 }
@@ -66,7 +66,7 @@ impl Handle {
     }
 }
 
-/// Where the block of meta data and the index block lie.
+/// The places of the meta data block and of the index block.
 fn footer(table: &[u8]) -> Result<[Handle; 2]> {
     let Some(at) = table.len().checked_sub(FOOTER) else {
         let what = "it is too short to be a table; it was cut, or it is no index of a checkpoint";
