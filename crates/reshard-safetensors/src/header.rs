@@ -1,8 +1,8 @@
 //! The header of a file: which tensors it has, and where.
 
-use crate::{dtype::Spelled, fault::Fault};
+use crate::dtype::Spelled;
 use reshard_model::shortened;
-use reshard_strategy::UniqueMap;
+use reshard_strategy::{Refused, UniqueMap};
 use serde::{
     Deserialize, Serialize,
     de::{Deserializer, Error, MapAccess, Visitor},
@@ -52,9 +52,9 @@ pub(crate) struct Header {
 }
 
 /// The length of the header, from the first bytes of a file of `file` bytes.
-pub(crate) fn length(first: &[u8], file: u64) -> Result<u64, Fault> {
+pub(crate) fn length(first: &[u8], file: u64) -> Result<u64, Refused> {
     let Some((length, _)) = first.split_first_chunk::<8>() else {
-        return Err(Fault::new(format!(
+        return Err(Refused::damaged(format!(
             "it has {file} bytes, and the length of the header alone takes {LENGTH}"
         )));
     };
@@ -62,23 +62,23 @@ pub(crate) fn length(first: &[u8], file: u64) -> Result<u64, Fault> {
     if length > MOST {
         let what =
             format!("its header is said to have {length} bytes, and at most {MOST} are allowed");
-        return Err(Fault::at(0, what));
+        return Err(Refused::damaged(what).at(0u64));
     }
     if LENGTH + length > file {
         let what = format!("its header is said to have {length} bytes, but the file has {file}");
-        return Err(Fault::at(0, what));
+        return Err(Refused::damaged(what).at(0u64));
     }
     Ok(length)
 }
 
 /// Parses a header, and checks that its tensors are the bytes of a file of `file` bytes: one after the other, without gaps.
-pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
+pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Refused> {
     if text.first() != Some(&b'{') {
-        return Err(Fault::at(LENGTH, "its header is no JSON object"));
+        return Err(Refused::damaged("its header is no JSON object").at(LENGTH));
     }
-    let raw: Raw = serde_json::from_slice(text).map_err(|e| Fault {
-        what: format!("its header can't be parsed: {e}"),
-        ..Fault::parser(&e, LENGTH)
+    let raw: Raw = serde_json::from_slice(text).map_err(|e| {
+        let what = format!("its header can't be parsed: {e}");
+        unparsed(what, &e, LENGTH)
     })?;
     let start = LENGTH + text.len() as u64;
     let mut entries = Vec::with_capacity(raw.tensors.len());
@@ -92,30 +92,36 @@ pub(crate) fn parse(text: &[u8], file: u64) -> Result<Header, Fault> {
         let key = &entry.key;
         if from < at {
             let what = format!("the bytes of {key} begin within those of another tensor");
-            return Err(Fault::at(from, what));
+            return Err(Refused::damaged(what).at(from));
         }
         if from > at {
             let what = format!(
                 "{} bytes before those of {key} belong to no tensor",
                 from - at
             );
-            return Err(Fault::at(at, what));
+            return Err(Refused::damaged(what).at(at));
         }
         at = end;
     }
     if at > file {
         let what =
             format!("the file is cut: its tensors end at byte {at}, and it has {file} bytes");
-        return Err(Fault::at(file, what));
+        return Err(Refused::damaged(what).at(file));
     }
     if at < file {
         let what = format!("its last {} bytes belong to no tensor", file - at);
-        return Err(Fault::at(at, what));
+        return Err(Refused::damaged(what).at(at));
     }
     Ok(Header {
         metadata: raw.metadata,
         entries,
     })
+}
+
+/// The reason for refusing a text that can't be parsed and begins at byte `from` of its file. The offset is known only in a text of one line.
+pub(crate) fn unparsed(what: String, e: &serde_json::Error, from: u64) -> Refused {
+    let offset = (e.line() == 1).then(|| from + (e.column() as u64).saturating_sub(1));
+    Refused::damaged(what).at(offset)
 }
 
 /// What is wrong with a key that is too long.
@@ -130,11 +136,11 @@ fn too_long(key: &str) -> Option<String> {
     })
 }
 
-fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Fault> {
+fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Refused> {
     let (from, to) = info.data_offsets;
     let place = from.checked_add(start).zip(to.checked_add(start));
     let Some((from, to)) = place.filter(|(from, to)| from <= to) else {
-        return Err(Fault::new(format!(
+        return Err(Refused::damaged(format!(
             "the offsets {from} and {to} of {key} are no range"
         )));
     };
@@ -143,7 +149,7 @@ fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Fault> {
             "{key} has {} axes, and at most {AXES} are possible",
             info.shape.len()
         );
-        return Err(Fault::new(what));
+        return Err(Refused::damaged(what));
     }
     let dtype = Spelled::of(&info.dtype).ok_or_else(|| shortened(&info.dtype).into());
     if let Ok(dtype) = &dtype {
@@ -156,7 +162,7 @@ fn entry(key: Box<str>, info: Info, start: u64) -> Result<Entry, Fault> {
                 dtype.name,
                 info.shape
             );
-            return Err(Fault::at(from, what));
+            return Err(Refused::damaged(what).at(from));
         }
     }
     Ok(Entry {
@@ -243,18 +249,18 @@ pub(crate) struct NewEntry {
 pub(crate) fn text(
     metadata: &BTreeMap<Box<str>, String>,
     entries: &[NewEntry],
-) -> Result<Vec<u8>, Fault> {
-    let unwritable = |e: serde_json::Error| Fault::new(e.to_string());
+) -> Result<Vec<u8>, Refused> {
+    let unwritable = |e: serde_json::Error| Refused::damaged(e.to_string());
     let mut out = vec![0; LENGTH as usize];
     out.extend(b"{\"__metadata__\":");
     serde_json::to_writer(&mut out, metadata).map_err(unwritable)?;
     let mut at = 0u64;
     for entry in entries {
         if let Some(what) = too_long(&entry.key) {
-            return Err(Fault::new(what));
+            return Err(Refused::damaged(what));
         }
         let end = at.checked_add(entry.bytes);
-        let end = end.ok_or_else(|| Fault::new("a file of more than 2⁶⁴ bytes"))?;
+        let end = end.ok_or_else(|| Refused::damaged("a file of more than 2⁶⁴ bytes"))?;
         out.extend(entry_text(entry, [at, end])?);
         at = end;
     }
@@ -262,7 +268,7 @@ pub(crate) fn text(
     finish(&mut out);
     let length = out.len() as u64 - LENGTH;
     if length > MOST {
-        return Err(Fault::new(format!(
+        return Err(Refused::damaged(format!(
             "its header would have {length} bytes, and readers allow at most {MOST}; choose a smaller max_shard_size"
         )));
     }
@@ -270,14 +276,14 @@ pub(crate) fn text(
 }
 
 /// An entry, with the comma before it.
-pub(crate) fn entry_text(entry: &NewEntry, data_offsets: [u64; 2]) -> Result<Vec<u8>, Fault> {
+pub(crate) fn entry_text(entry: &NewEntry, data_offsets: [u64; 2]) -> Result<Vec<u8>, Refused> {
     #[derive(Serialize)]
     struct Written<'e> {
         dtype: &'static str,
         shape: &'e [u64],
         data_offsets: [u64; 2],
     }
-    let unwritable = |e: serde_json::Error| Fault::new(e.to_string());
+    let unwritable = |e: serde_json::Error| Refused::damaged(e.to_string());
     let mut out = vec![b','];
     serde_json::to_writer(&mut out, &entry.key).map_err(unwritable)?;
     out.push(b':');

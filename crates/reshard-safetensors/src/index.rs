@@ -1,10 +1,11 @@
 //! The index of a model in several files, as `transformers` writes it.
 
-use crate::fault::Fault;
+use crate::header::unparsed;
 use bytes::Bytes;
 use reshard_storage::Name;
-use reshard_strategy::UniqueMap;
-use serde::{Deserialize, Serialize};
+use reshard_strategy::{Refused, UniqueMap};
+use serde::Deserialize;
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many files can an index name. Each is opened.
@@ -28,17 +29,20 @@ struct Raw<'i> {
 
 impl Index {
     /// Parses an index.
-    pub(crate) fn parse(text: &[u8]) -> Result<Self, Fault> {
-        let raw: Raw<'_> = serde_json::from_slice(text).map_err(|e| Fault::parser(&e, 0))?;
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, Refused> {
+        let raw: Raw<'_> =
+            serde_json::from_slice(text).map_err(|e| unparsed(e.to_string(), &e, 0))?;
         // Two paths, such as `a` and `./a`, may name one file.
         let mut named: BTreeMap<&str, Name> = BTreeMap::new();
         for (key, file) in &raw.weight_map.0 {
             if !named.contains_key(&**file) {
                 let name = Name::from_path(file)
-                    .map_err(|e| Fault::new(format!("the file of {key}: {e}")))?;
+                    .map_err(|e| Refused::damaged(format!("the file of {key}: {e}")))?;
                 named.insert(file, name);
                 if named.len() > FILES {
-                    return Err(Fault::new(format!("it names more than {FILES} files")));
+                    return Err(Refused::damaged(format!(
+                        "it names more than {FILES} files"
+                    )));
                 }
             }
         }
@@ -59,20 +63,10 @@ impl Index {
         weight_map: &BTreeMap<&str, String>,
         total_size: u64,
     ) -> serde_json::Result<Bytes> {
-        #[derive(Serialize)]
-        struct Total {
-            total_size: u64,
-        }
-        #[derive(Serialize)]
-        struct Written<'i> {
-            metadata: Total,
-            weight_map: &'i BTreeMap<&'i str, String>,
-        }
-        let metadata = Total { total_size };
-        let mut text = serde_json::to_vec_pretty(&Written {
-            metadata,
-            weight_map,
-        })?;
+        let mut text = serde_json::to_vec_pretty(&json!({
+            "metadata": {"total_size": total_size},
+            "weight_map": weight_map,
+        }))?;
         text.push(b'\n');
         Ok(text.into())
     }

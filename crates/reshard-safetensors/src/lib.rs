@@ -13,7 +13,6 @@
 
 mod config;
 mod dtype;
-mod fault;
 mod header;
 mod index;
 mod names;
@@ -29,7 +28,6 @@ mod settings;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 mod texts;
-mod unread;
 mod writer;
 
 pub use config::SafetensorsLoadConfig;

@@ -9,7 +9,6 @@ use crate::{
     NAME, RECORD, SafetensorsLoadConfig,
     names::{INDEX, MODEL, Named},
     quantized::{Dequantized, Quantization},
-    reader::{Kept, SafetensorsReader},
 };
 use async_trait::async_trait;
 use files::Found;
@@ -21,7 +20,6 @@ use reshard_strategy::{
 };
 use serde_json::Value as Json;
 use std::sync::Arc;
-use tables::Tables;
 
 fn kind(named: Named<'_>) -> OwnFile {
     match named {
@@ -87,28 +85,7 @@ impl LoadFormat for SafetensorsLoadConfig {
             });
         }
         let (read, unread) = headers::read(cx, &found).await?;
-        let tables = Tables::of(&found, read, &cx.store.url())?;
-        let reader = SafetensorsReader {
-            store: Arc::clone(&cx.store),
-            dialect: cx.dialect,
-            limits: cx.limits,
-            metadata: Arc::new(tables.metadata),
-            chunks: tables.chunks,
-            objects: tables.objects,
-            refused: tables.refused,
-            files: tables.files,
-            unread,
-            notes: tables.notes,
-            warnings: tables.warnings,
-            rewritten: tables.rewritten,
-            kept: Kept {
-                index: found.index_name().cloned(),
-                unnamed: found.unnamed,
-                has_record: found.record.is_some(),
-                is_sharded: tables.is_sharded,
-                is_alone: cx.kind == PlaceKind::File,
-            },
-        };
+        let reader = tables::reader(cx, &found, read, unread)?;
         Ok(match self.dequantize {
             None => Arc::new(reader),
             Some(dtype) => {

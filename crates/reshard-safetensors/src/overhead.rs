@@ -2,15 +2,14 @@
 
 use crate::{
     dtype::Spelled,
-    fault::Fault,
     header::{self, NewEntry},
     texts::{FORMAT, PYTORCH},
 };
 use reshard_model::DType;
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::{Refused, Result, StrategyError};
 use std::collections::BTreeMap;
 
-pub(crate) fn invalid(place: &str, fault: Fault) -> StrategyError {
+pub(crate) fn invalid(place: &str, fault: Refused) -> StrategyError {
     StrategyError::Invalid(format!("{place}: {}", fault.what))
 }
 

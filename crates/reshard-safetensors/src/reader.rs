@@ -11,15 +11,15 @@ use async_trait::async_trait;
 use opened::{Stored, tensor};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{AnnotationKind, ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, RecordRead};
+use reshard_storage::{Checksum, Entry, Name};
 use reshard_strategy::{
     BackendVersion, BoxVerifier, Capabilities, Crc32Check, ElementChecksum, FileRole, Producer,
-    ReadCx, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, Selection, StorageInfo,
-    StorageReader, Traffic, VerifyRun, torch::TorchObjects,
+    ReadCx, ReadObject, ReadTensor, ReaderHooks, Result, Rewritten, StorageInfo, StorageReader,
+    Traffic, VerifyRun, torch::TorchObjects,
 };
 use std::sync::Arc;
 
-pub(crate) use opened::{Chunk, Kept, Object, SafetensorsReader};
+pub(crate) use opened::{Chunk, Object, SafetensorsReader};
 
 impl ReaderHooks for SafetensorsReader {
     fn plan_settings(&self) -> Option<String> {
@@ -85,7 +85,7 @@ impl StorageReader for SafetensorsReader {
         }
         // The pieces of ranks may lie anywhere in a tensor, which then costs memory and nothing in the files.
         match self.metadata.tensor(key) {
-            Some(t) if self.kept.is_sharded => {
+            Some(t) if self.is_sharded => {
                 let pieces = t.chunks().filter_map(|(_, region)| region.volume());
                 let stored = pieces.fold(0, u64::saturating_add);
                 let stored = stored.saturating_mul(t.dtype().size());
@@ -117,28 +117,22 @@ impl StorageReader for SafetensorsReader {
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let (mut verified, mut records) = (0, Vec::new());
-        let (requests, bytes) = self.look_before(&reads, cx.verify).await?;
+        let looked = self.look_before(&reads, cx.verify).await?;
         for (id, reads) in ReadTensor::by_chunk(reads) {
             let stored = self.stored(id)?;
-            let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
-            let all = cx.verify && Selection::cover_once(&selections, stored.layout.elements());
-            let check = stored.crc.filter(|_| all).map(|crc| -> Box<dyn Checksum> {
-                let bytes = stored.bytes.end - stored.bytes.start;
-                Box::new(Crc32Check::new(bytes, crc, &tensor(stored.key)))
-            });
-            verified += u64::from(check.is_some());
-            let parts = reads.into_iter().map(|read| read.part(&stored.layout));
-            records.push(RecordRead {
-                name: stored.file.clone(),
-                record: stored.bytes,
-                parts: parts.collect::<Result<_>>()?,
-                check,
-            });
+            let bytes = stored.bytes.end - stored.bytes.start;
+            let check = || -> Option<Box<dyn Checksum>> {
+                let check = Crc32Check::new(bytes, stored.crc?, &tensor(stored.key));
+                Some(Box::new(check))
+            };
+            let at = (stored.file.clone(), stored.bytes);
+            let record = ReadTensor::record(reads, at, &stored.layout, cx.verify, check)?;
+            verified += u64::from(record.check.is_some());
+            records.push(record);
         }
         let mut totals = self.store.read_into(records, cx.progress.clone()).await?;
         totals.verified += verified;
-        totals.requests += requests;
-        totals.beside += bytes;
+        totals += looked;
         Ok(totals)
     }
 

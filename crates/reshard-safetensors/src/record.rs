@@ -5,11 +5,15 @@ use bytes::Bytes;
 use reshard_model::DType;
 use reshard_plan::{PlannerData, TensorProperties};
 use reshard_storage::Name;
+use reshard_strategy::{is_default, known_schema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The version of its form.
 pub(crate) const SCHEMA: u32 = 1;
+
+/// What is wrong with a header that is not the one that reshard noted.
+pub(crate) const CHANGED: &str = "its header is not the one that was written, judging by reshard-safetensors.json; if it was changed on purpose, remove reshard-safetensors.json";
 
 /// A header with more bytes is not in it: it is read where it lies, within the limits of a reader.
 pub(crate) const LONGEST_HEADER: u64 = 1 << 20;
@@ -17,6 +21,7 @@ pub(crate) const LONGEST_HEADER: u64 = 1 << 20;
 /// All of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
+    #[serde(deserialize_with = "known_schema::<SCHEMA, _>")]
     pub(crate) schema: u32,
     /// The CRC-32 of all bytes before the first tensor, of each file.
     pub(crate) files: BTreeMap<Name, u32>,
@@ -37,7 +42,7 @@ pub(crate) struct Record {
 pub(crate) struct TensorRecord {
     /// The CRC-32 of its bytes in each file that has some.
     pub(crate) parts: BTreeMap<Name, u32>,
-    #[serde(default, skip_serializing_if = "is_plain")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) properties: TensorProperties,
     /// The element type, if safetensors has none of this name. The file has bytes then, with one axis more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,10 +58,6 @@ pub(crate) struct ObjectRecord {
     pub(crate) crc: u32,
 }
 
-fn is_plain(properties: &TensorProperties) -> bool {
-    *properties == TensorProperties::default()
-}
-
 impl Record {
     /// All bytes before the first tensor of a file, if they can be made again exactly as they were written.
     pub(crate) fn header(&self, file: &Name) -> Option<(Vec<u8>, u32)> {
@@ -70,15 +71,5 @@ impl Record {
 
     pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
         serde_json::to_vec(self).map(Bytes::from)
-    }
-
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let me: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        match me.schema {
-            SCHEMA => Ok(me),
-            other => Err(format!(
-                "its schema is {other}, and this version knows {SCHEMA}"
-            )),
-        }
     }
 }

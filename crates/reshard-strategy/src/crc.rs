@@ -1,8 +1,9 @@
 //! Checksums of what is written and read in parts, for formats that write down the checksum of each item.
 
-use crate::check_steps;
-use reshard_model::BoxError;
-use reshard_storage::{Checksum, Name, Progress, StorageError, Store};
+use crate::{ReadTensor, check_steps};
+use reshard_model::{BoxError, Layout};
+use reshard_plan::Selection;
+use reshard_storage::{Checksum, Name, Progress, RecordRead, StorageError, Store};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -190,6 +191,31 @@ pub async fn read_in_steps<E: From<StorageError>>(
         look(range.start, &part)?;
     }
     Ok(())
+}
+
+impl ReadTensor {
+    /// The request to the store for all reads of one chunk, which is stored at `at` with the layout `stored`. If `verify` is set and the reads
+    /// cover each element exactly once, the request has the checksum that `check` returns.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn record(
+        reads: Vec<Self>,
+        at: (Name, Range<u64>),
+        stored: &Layout,
+        verify: bool,
+        check: impl FnOnce() -> Option<Box<dyn Checksum>>,
+    ) -> crate::Result<RecordRead> {
+        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+        let is_whole = verify && Selection::cover_once(&selections, stored.elements());
+        let parts = reads.into_iter().map(|read| read.part(stored));
+        Ok(RecordRead {
+            name: at.0,
+            record: at.1,
+            parts: parts.collect::<crate::Result<_>>()?,
+            check: is_whole.then(check).flatten(),
+        })
+    }
 }
 
 impl<C: PartialCrc> Checksum for CrcCheck<C> {

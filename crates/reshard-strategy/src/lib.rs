@@ -30,6 +30,7 @@ mod few;
 mod findings;
 mod format;
 mod format_info;
+mod format_record;
 mod hex;
 mod kept;
 mod limits;
@@ -39,6 +40,7 @@ mod not_covered;
 mod objects;
 mod options;
 mod pipeline;
+mod recent;
 mod refused;
 mod registry;
 mod report;
@@ -48,6 +50,7 @@ mod staging;
 #[cfg(feature = "torch-format")]
 pub mod torch;
 mod unique;
+mod unread;
 mod verify;
 
 #[doc(hidden)]
@@ -76,16 +79,16 @@ pub use format::{
     StorageWriter, WriteResult, WriterHooks, item_files, item_parts,
 };
 pub use format_info::{Detection, FormatInfo, OwnFile};
+pub use format_record::{is_default, known_schema};
 pub use hex::hex;
 pub use kept::{KeptLoadPlan, KeptPlan};
-pub use limits::{
-    LimitOption, REPEATED, ReadLimits, SMALL, at_once, check_steps, read_small, repeats,
-};
+pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, check_steps, read_small, repeats};
 pub use load_sharded::{LoadFormat, LoadLayer, LoadSetup, LoadShardedStrategy};
 pub use mosaic::{Piece, mosaic, run_of};
 pub use not_covered::{NotCovered, Uncovered, overlapping, unclaimed};
 pub use options::{AgreedOptions, Differences};
 pub use pipeline::PreparedSave;
+pub use recent::Recent;
 pub use refused::Refused;
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, SaveTotals};
@@ -97,6 +100,7 @@ pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
 pub use sharded::{ExchangeTimes, LoadFailure, Loaded, Removal, Saved};
 pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
 pub use unique::{UniqueJson, UniqueMap};
+pub use unread::{UnreadPart, read_in_batches};
 pub use verify::{BoxVerifier, ChunkCheck, ItemCheck, ItemVerifier, ObjectCheck, VerifyRun};
 
 #[cfg(any(test, feature = "testkit"))]

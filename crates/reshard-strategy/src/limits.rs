@@ -154,17 +154,6 @@ async fn read_if(
     }
 }
 
-/// How many of ranges of such lengths are read in one call: at most so many, and so many bytes together, except that one always is.
-pub fn at_once(lengths: impl IntoIterator<Item = u64>, most: usize, most_bytes: u64) -> usize {
-    let mut bytes = 0u64;
-    let fits = |length: &u64| {
-        bytes = bytes.saturating_add(*length);
-        bytes <= most_bytes
-    };
-    let lengths = lengths.into_iter().take(most);
-    lengths.take_while(fits).count().max(1)
-}
-
 /// What a check reads of a range, one after the other: usually so many bytes at a time, but where a request is dear as many as fit into one.
 pub fn check_steps(
     store: &dyn Store,

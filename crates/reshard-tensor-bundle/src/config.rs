@@ -2,7 +2,7 @@ use crate::{
     dtype,
     names::{KEY, VERSION},
     object::CODEC,
-    settings::{ObjectGraphSource, Settings},
+    settings::ObjectGraphSource,
     writer::BundleWriter,
 };
 use reshard_model::Dialect;
@@ -126,12 +126,7 @@ impl SaveFormat for TensorBundleConfig {
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
-        Ok(Arc::new(BundleWriter(Settings {
-            object_graph: self.object_graph.clone(),
-            object_names: self.object_names,
-            stem: self.in_folder.clone().unwrap_or_default(),
-            checkpoint_state: self.checkpoint_state,
-        })))
+        Ok(Arc::new(BundleWriter(self.clone())))
     }
 }
 

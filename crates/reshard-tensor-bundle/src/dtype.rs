@@ -3,7 +3,7 @@
 use reshard_model::DType;
 
 /// The number of a type.
-pub(crate) type Enum = i64;
+pub(crate) type Enum = i32;
 
 pub(crate) const STRING: Enum = 7;
 pub(crate) const RESOURCE: Enum = 20;

@@ -2,7 +2,7 @@
 
 mod from_names;
 
-use crate::proto::{Field, Fields, Message, NotAMessage};
+use prost::Message;
 use reshard_model::Value;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,15 +38,12 @@ pub struct ObjectNode {
 impl ObjectGraph {
     /// Parses the bytes under the key [`OBJECT_GRAPH`]. `None` if they are no object graph.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut out = Self {
+        let stored = Stored::decode(bytes).ok()?.nodes.into_iter();
+        let nodes = stored.map(|node| Some(Node::decode(&*node).ok()?.into()));
+        let out = Self {
+            nodes: nodes.collect::<Option<_>>()?,
             bytes: bytes.len(),
-            ..Self::default()
         };
-        for field in Fields::of(bytes) {
-            if let (1, node) = field.ok()? {
-                out.nodes.push(node_of(node.bytes().ok()?).ok()?);
-            }
-        }
         let known = |n: &u32| (*n as usize) < out.nodes.len();
         let is_sound = |node: &ObjectNode| {
             node.children.iter().all(|(_, n)| known(n))
@@ -122,36 +119,91 @@ impl ObjectGraph {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Message::default();
-        for node in &self.nodes {
-            let mut message = Message::default();
-            for (name, child) in &node.children {
-                let mut reference = Message::default();
-                reference.int(1, i64::from(*child));
-                reference.text(2, name);
-                message.message(1, &reference.into_bytes());
-            }
-            for (name, key) in &node.attributes {
-                let mut attribute = Message::default();
-                attribute.text(1, name);
-                attribute.text(3, key);
-                message.message(2, &attribute.into_bytes());
-            }
-            for (variable, name, slot) in &node.slots {
-                let mut reference = Message::default();
-                reference.int(1, i64::from(*variable));
-                reference.text(2, name);
-                reference.int(3, i64::from(*slot));
-                message.message(3, &reference.into_bytes());
-            }
-            if !node.attributes.is_empty() {
-                let mut has = Message::default();
-                has.int(1, 1);
-                message.message(5, &has.into_bytes());
-            }
-            out.message(1, &message.into_bytes());
+        let nodes = self.nodes.iter();
+        Stored {
+            nodes: nodes.map(|node| Node::from(node).encode_to_vec()).collect(),
         }
-        out.into_bytes()
+        .encode_to_vec()
+    }
+}
+
+/// `TrackableObjectGraph`. Its nodes are decoded one by one.
+#[derive(Clone, PartialEq, Message)]
+struct Stored {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    nodes: Vec<Vec<u8>>,
+}
+
+/// `TrackableObjectGraph.TrackableObject`.
+#[derive(Clone, PartialEq, Message)]
+struct Node {
+    #[prost(message, repeated, tag = "1")]
+    children: Vec<Reference>,
+    #[prost(message, repeated, tag = "2")]
+    attributes: Vec<Attribute>,
+    #[prost(message, repeated, tag = "3")]
+    slots: Vec<Reference>,
+    #[prost(message, optional, tag = "5")]
+    has_checkpoint_values: Option<bool>,
+}
+
+/// `ObjectReference`, and `SlotVariableReference`, which also has a slot. Names from other programs may not be UTF-8.
+#[derive(Clone, PartialEq, Message)]
+struct Reference {
+    #[prost(uint32, tag = "1")]
+    node: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    name: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    slot: u32,
+}
+
+/// `SerializedTensor`.
+#[derive(Clone, PartialEq, Message)]
+struct Attribute {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    key: Vec<u8>,
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+}
+
+impl From<Node> for ObjectNode {
+    fn from(node: Node) -> Self {
+        let children = node.children.into_iter();
+        let attributes = node.attributes.into_iter();
+        let slots = node.slots.into_iter();
+        Self {
+            children: children.map(|r| (text(r.name), r.node)).collect(),
+            attributes: attributes.map(|a| (text(a.name), text(a.key))).collect(),
+            slots: slots.map(|r| (r.node, text(r.name), r.slot)).collect(),
+        }
+    }
+}
+
+impl From<&ObjectNode> for Node {
+    fn from(node: &ObjectNode) -> Self {
+        let reference = |node: &u32, name: &String, slot: u32| Reference {
+            node: *node,
+            name: name.clone().into(),
+            slot,
+        };
+        let attribute = |(name, key): &(String, String)| Attribute {
+            name: name.clone().into(),
+            key: key.clone().into(),
+        };
+        let (children, slots) = (node.children.iter(), node.slots.iter());
+        Self {
+            children: children.map(|(name, n)| reference(n, name, 0)).collect(),
+            attributes: node.attributes.iter().map(attribute).collect(),
+            slots: slots
+                .map(|(n, name, slot)| reference(n, name, *slot))
+                .collect(),
+            has_checkpoint_values: (!node.attributes.is_empty()).then_some(true),
+        }
     }
 }
 
@@ -167,41 +219,6 @@ fn path(from: &[Option<(u32, &str)>], n: u32, room: &mut usize) -> Option<String
     }
     names.reverse();
     Some(names.join("/"))
-}
-
-fn text(field: Field<'_>) -> Result<String, NotAMessage> {
-    Ok(String::from_utf8_lossy(field.bytes()?).into_owned())
-}
-
-fn id(field: Field<'_>) -> Result<u32, NotAMessage> {
-    u32::try_from(field.int()?).map_err(|_| NotAMessage)
-}
-
-fn node_of(bytes: &[u8]) -> Result<ObjectNode, NotAMessage> {
-    let mut out = ObjectNode::default();
-    for field in Fields::of(bytes) {
-        let (number, field) = field?;
-        let inner = match number {
-            1..=3 => Fields::of(field.bytes()?),
-            _ => continue,
-        };
-        let (mut a, mut b, mut name, mut key) = (0, 0, String::new(), String::new());
-        for field in inner {
-            match (number, field?) {
-                (1, (1, n)) | (3, (1, n)) => a = id(n)?,
-                (1, (2, s)) | (2, (1, s)) | (3, (2, s)) => name = text(s)?,
-                (2, (3, s)) => key = text(s)?,
-                (3, (3, n)) => b = id(n)?,
-                _ => {}
-            }
-        }
-        match number {
-            1 => out.children.push((name, a)),
-            2 => out.attributes.push((name, key)),
-            _ => out.slots.push((a, name, b)),
-        }
-    }
-    Ok(out)
 }
 
 #[cfg(test)]

@@ -7,15 +7,16 @@ use crate::{
     ordered_code,
     record::{Form, OfTensor, Record},
     strings::Order,
-    table::read::{self, Budget, Fault, FaultKind},
+    table::read::{self, Budget, damaged},
 };
+use prost::Message as _;
 use reshard_model::{Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder};
 use reshard_strategy::Refused;
 use std::collections::BTreeMap;
 
 /// The version of the format that is read. TensorFlow has never had another one.
-const VERSION: i64 = 1;
+const VERSION: i32 = 1;
 
 /// Where the bytes of an entry lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub(crate) struct Stored {
 }
 
 /// All of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Index {
     pub(crate) order: Order,
     /// Number of data files.
@@ -71,20 +72,10 @@ impl Index {
         let mut build = Build {
             record: record.unwrap_or_default(),
             builder: Metadata::builder(),
-            header: None,
+            has_header: false,
             slices: Vec::new(),
             used: Vec::new(),
-            index: Self {
-                order: Order::Little,
-                shards: 0,
-                metadata: Metadata::default(),
-                chunks: Vec::new(),
-                objects: Vec::new(),
-                refused: BTreeMap::new(),
-                strays: 0,
-                escaped: 0,
-                claimed: BTreeMap::new(),
-            },
+            index: Self::default(),
         };
         read::entries(table, Budget(budget), &mut |at, key, value| {
             build.entry(at, key, value)
@@ -96,7 +87,7 @@ impl Index {
 struct Build {
     record: Record,
     builder: MetadataBuilder,
-    header: Option<Header>,
+    has_header: bool,
     /// Entries of slices, by their keys, which are sorted.
     slices: Vec<(Vec<u8>, Entry)>,
     /// Which of them a tensor has.
@@ -106,21 +97,20 @@ struct Build {
 
 impl Build {
     fn entry(&mut self, at: usize, key: &[u8], value: &[u8]) -> read::Result<()> {
-        if self.header.is_none() {
+        if !self.has_header {
             return self.header(at, key, value);
         }
         let parsed = Entry::parse(value);
         if key.first() == Some(&0) {
             let name = ordered_code::name_of(key).unwrap_or_default();
-            let damaged = || {
+            let wrong = || {
                 let shown = text(&name);
-                Fault::damaged(
+                damaged(
                     at,
                     format!("the entry of a slice of {shown:?} is no such message"),
                 )
             };
-            self.slices
-                .push((key.to_vec(), parsed.map_err(|_| damaged())?));
+            self.slices.push((key.to_vec(), parsed.ok_or_else(wrong)?));
             self.used.push(false);
             return Ok(());
         }
@@ -130,7 +120,7 @@ impl Build {
             name.clone_from(key);
         }
         let taken = match parsed {
-            Ok(_)
+            Some(_)
                 if self.builder.tensor(&name).is_some()
                     || self.index.refused.contains_key(&name) =>
             {
@@ -138,8 +128,8 @@ impl Build {
                     "another tensor has the same name, once its bytes that are no UTF-8 are escaped",
                 ))
             }
-            Ok(entry) => self.tensor(key, &name, &entry),
-            Err(_) => Err(Refused::damaged("its entry is no such message")),
+            Some(entry) => self.tensor(key, &name, &entry),
+            None => Err(Refused::damaged("its entry is no such message")),
         };
         if let Err(why) = taken {
             self.index.refused.insert(name, why);
@@ -148,32 +138,33 @@ impl Build {
     }
 
     fn header(&mut self, at: usize, key: &[u8], value: &[u8]) -> read::Result<()> {
-        let damaged = |what: String| Fault::damaged(at, what);
+        let damaged = |what: String| damaged(at, what);
         if !key.is_empty() {
             return Err(damaged(
                 "it has no header, so it is no index of a checkpoint".into(),
             ));
         }
         let header =
-            Header::parse(value).map_err(|_| damaged("the header is no such message".into()))?;
-        if header.producer < 0 {
+            Header::decode(value).map_err(|_| damaged("the header is no such message".into()))?;
+        let version = header.version.unwrap_or_default();
+        if version.producer < 0 {
             return Err(damaged(format!(
                 "its version is {}, which no program writes",
-                header.producer
+                version.producer
             )));
         }
-        if header.min_consumer > VERSION {
+        if version.min_consumer > VERSION {
             let what = format!(
                 "the program that wrote it says that version {VERSION} of the format can't read it (it needs {})",
-                header.min_consumer
+                version.min_consumer
             );
-            return Err(Fault::unknown(what));
+            return Err(Refused::unknown(what));
         }
-        if header.bad_consumers.contains(&VERSION) {
+        if version.bad_consumers.contains(&VERSION) {
             let what = format!(
                 "the program that wrote it says that version {VERSION} of the format must not read it"
             );
-            return Err(Fault::unknown(what));
+            return Err(Refused::unknown(what));
         }
         self.index.order = match header.endianness {
             0 => Order::Little,
@@ -191,7 +182,7 @@ impl Build {
                 header.shards
             ))
         })?;
-        self.header = Some(header);
+        self.has_header = true;
         Ok(())
     }
 
@@ -283,6 +274,7 @@ impl Build {
         }
         let mut out = Vec::with_capacity(entry.slices.len());
         for slice in &entry.slices {
+            let slice = &slice.extents;
             let region = entry::region(slice, shape).ok_or_else(|| {
                 Refused::damaged(format!(
                     "a slice {slice:?} does not lie in its shape {shape}"
@@ -290,7 +282,7 @@ impl Build {
             })?;
             let extents = slice
                 .iter()
-                .map(|(start, length)| (*start, length.unwrap_or(-1)));
+                .map(|extent| (extent.start, extent.length.unwrap_or(-1)));
             let key = ordered_code::slice_key(key, extents);
             let missing = || Refused::damaged(format!("its slice {region} has no entry"));
             let at = self
@@ -362,19 +354,15 @@ impl Build {
     }
 
     fn finish(mut self) -> read::Result<Index> {
-        if self.header.is_none() {
-            return Err(Fault::damaged(
+        if !self.has_header {
+            return Err(damaged(
                 0,
                 "it has no header, so it is no index of a checkpoint",
             ));
         }
         self.index.strays = self.used.iter().filter(|used| !**used).count() as u64;
         let finished = self.builder.finish(self.record.planner_data.take());
-        self.index.metadata = finished.map_err(|e| Fault {
-            kind: FaultKind::Damaged,
-            offset: None,
-            what: e.to_string(),
-        })?;
+        self.index.metadata = finished.map_err(|e| Refused::damaged(e.to_string()))?;
         Ok(self.index)
     }
 }

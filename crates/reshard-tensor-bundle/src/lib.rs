@@ -21,7 +21,6 @@ mod names;
 mod object;
 mod open;
 mod ordered_code;
-mod proto;
 mod reader;
 mod record;
 mod settings;

@@ -46,11 +46,6 @@ impl<'n> DataFile<'n> {
     }
 }
 
-/// The prefix of an index or record, if a file is one.
-pub(crate) fn stem_of<'n>(name: &'n str, end: &str) -> Option<&'n str> {
-    name.strip_suffix(end)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -62,12 +62,7 @@ impl Object {
 
     /// As the codec encodes it: what the entry says, and then the bytes.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        let mut out = vec![match self.form {
-            Form::Stored => 0,
-            Form::Bytes => 1,
-            Form::TorchSave => 2,
-            Form::Number => 3,
-        }];
+        let mut out = vec![self.form as u8];
         varint::put(&mut out, self.dtype as u64);
         varint::put(&mut out, self.shape.len() as u64);
         self.shape.iter().for_each(|n| varint::put(&mut out, *n));
@@ -78,13 +73,7 @@ impl Object {
     /// `None` if the bytes are of no such object.
     pub(crate) fn parse(bytes: &Bytes) -> Option<Self> {
         let (form, mut rest) = bytes.split_first()?;
-        let form = match form {
-            0 => Form::Stored,
-            1 => Form::Bytes,
-            2 => Form::TorchSave,
-            3 => Form::Number,
-            _ => return None,
-        };
+        let form = *Form::ALL.get(usize::from(*form))?;
         let dtype = Enum::try_from(varint::take(&mut rest)?).ok()?;
         let axes = varint::take(&mut rest)?;
         let mut shape = Dims::default();
@@ -104,13 +93,14 @@ impl Object {
         })
     }
 
+    fn elements(&self) -> Result<u64, String> {
+        let elements = self.shape.volume();
+        elements.ok_or_else(|| "its shape has too many elements".into())
+    }
+
     /// The strings, if it is a string tensor.
     fn strings(&self) -> Result<Vec<Bytes>, String> {
-        let elements = self
-            .shape
-            .volume()
-            .ok_or("its shape has too many elements")?;
-        let found = strings::decode(&self.stored, elements, Order::Little)?;
+        let found = strings::decode(&self.stored, self.elements()?, Order::Little)?;
         Ok(found
             .places
             .into_iter()
@@ -120,10 +110,7 @@ impl Object {
 
     /// The checksum of its entry. The error says why it can't be an entry.
     pub(crate) fn crc(&self) -> Result<u32, String> {
-        let elements = self
-            .shape
-            .volume()
-            .ok_or("its shape has too many elements")?;
+        let elements = self.elements()?;
         match Kind::of(self.dtype) {
             Some(Kind::Strings) => Ok(strings::decode(&self.stored, elements, Order::Little)?.crc),
             Some(Kind::Variant) => crate::variant::check(&self.stored, elements, Order::Little),

@@ -7,12 +7,12 @@ use crate::{
     reader::BundleReader,
     record::Record,
     state_file::CheckpointState,
-    table::read::{Fault, FaultKind},
 };
 use async_trait::async_trait;
+use reshard_model::ErrorKind;
 use reshard_storage::{Depth, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Result,
+    Detection, FormatInfo, LimitOption, LoadFormat, OpenCx, OwnFile, ReadLimits, Refused, Result,
     StorageReader, StrategyError, read_small, settings_of,
 };
 use serde_json::Value as Json;
@@ -33,8 +33,8 @@ fn own_file(name: &str) -> Option<OwnFile> {
         return None;
     }
     match name {
-        _ if names::stem_of(name, INDEX).is_some() => Some(OwnFile::Record),
-        _ if names::stem_of(name, RECORD).is_some() || DataFile::parse(name).is_some() => {
+        _ if name.strip_suffix(INDEX).is_some() => Some(OwnFile::Record),
+        _ if name.strip_suffix(RECORD).is_some() || DataFile::parse(name).is_some() => {
             Some(OwnFile::Data)
         }
         _ => None,
@@ -47,7 +47,7 @@ fn detect(top: &Listing) -> Detection {
         let mut files = top.names().filter_map(DataFile::parse);
         files.any(|file| file.stem == stem)
     };
-    let is_index = |name: &str| match names::stem_of(name, INDEX) {
+    let is_index = |name: &str| match name.strip_suffix(INDEX) {
         Some("" | VARIABLES) => true,
         Some(stem) => !stem.contains('/') && (of_data(stem) || top.has(STATE)),
         None => false,
@@ -94,7 +94,7 @@ impl LoadFormat for TensorBundleLoadConfig {
         let has_record = record.is_some();
         let memory = limits.memory(table.len() as u64);
         let mut index =
-            Index::parse(&table, record, memory).map_err(|fault| of_index(&name, fault, memory))?;
+            Index::parse(&table, record, memory).map_err(|why| of_index(&name, why, memory))?;
         let files = files(store, &stem, &index, top).await?;
         Ok(Arc::new(BundleReader {
             store: Arc::clone(store),
@@ -170,7 +170,7 @@ async fn stem(store: &Arc<dyn Store>, top: Option<&Listing>) -> Result<String> {
     };
     let stems: Vec<&str> = top
         .names()
-        .filter_map(|name| names::stem_of(name, INDEX))
+        .filter_map(|name| name.strip_suffix(INDEX))
         .collect();
     match &*stems {
         [one] => Ok((*one).into()),
@@ -221,16 +221,16 @@ async fn record(
     })
 }
 
-fn of_index(name: &Name, fault: Fault, memory: u64) -> StrategyError {
-    match fault.kind {
-        FaultKind::Damaged => StrategyError::corrupt(name, fault.offset, fault.what),
-        FaultKind::Unknown => StrategyError::Undecoded {
-            what: format!("{name} ({})", fault.what),
-        },
-        FaultKind::Limit(_) => StrategyError::Limit {
-            what: format!("{name}: {}", fault.what),
+fn of_index(name: &Name, why: Refused, memory: u64) -> StrategyError {
+    match why.kind {
+        ErrorKind::Corrupt => StrategyError::corrupt(name, why.offset, why.what),
+        ErrorKind::Limit => StrategyError::Limit {
+            what: format!("{name}: {}", why.what),
             option: LimitOption::MaxMemory,
             max: memory,
+        },
+        _ => StrategyError::Undecoded {
+            what: format!("{name} ({})", why.what),
         },
     }
 }

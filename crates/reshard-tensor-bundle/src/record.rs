@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use reshard_model::Dims;
 use reshard_plan::{PlannerData, TensorProperties};
+use reshard_strategy::{is_default, known_schema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ const SCHEMA: u32 = 1;
 /// All of it.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
+    #[serde(deserialize_with = "known_schema::<SCHEMA, _>")]
     schema: u32,
     /// The CRC-32C of the index that it belongs to.
     pub(crate) index: u32,
@@ -31,15 +33,11 @@ pub(crate) struct Record {
 /// What is noted of a tensor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OfTensor {
-    #[serde(default, skip_serializing_if = "is_plain")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) properties: TensorProperties,
     /// The shape of a tensor that is stored flattened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) original_shape: Option<Dims>,
-}
-
-fn is_plain(properties: &TensorProperties) -> bool {
-    *properties == TensorProperties::default()
 }
 
 /// How an object became an entry.
@@ -57,6 +55,11 @@ pub(crate) enum Form {
     Number,
 }
 
+impl Form {
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Self; 4] = [Self::Stored, Self::Bytes, Self::TorchSave, Self::Number];
+}
+
 impl Record {
     /// Whether there is anything to note.
     pub(crate) fn is_empty(&self) -> bool {
@@ -71,14 +74,9 @@ impl Record {
     }
 
     /// What is noted of an index with this checksum. What is noted of another one is nothing.
-    pub(crate) fn parse(bytes: &[u8], index: u32) -> Result<Option<Self>, String> {
-        let record: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        match record.schema {
-            SCHEMA => Ok((record.index == index).then_some(record)),
-            other => Err(format!(
-                "its schema is {other}, and this version knows {SCHEMA}"
-            )),
-        }
+    pub(crate) fn parse(bytes: &[u8], index: u32) -> serde_json::Result<Option<Self>> {
+        let record: Self = serde_json::from_slice(bytes)?;
+        Ok((record.index == index).then_some(record))
     }
 
     pub(crate) fn new(planner_data: Option<PlannerData>) -> Self {

@@ -1,6 +1,6 @@
-//! Checked settings of a save, and what follows from them for names.
+//! What the settings of a save mean for names.
 
-use crate::graph;
+use crate::{TensorBundleConfig, graph};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -21,17 +21,12 @@ pub enum ObjectGraphSource {
     None,
 }
 
-/// Checked settings.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) object_graph: ObjectGraphSource,
-    pub(crate) object_names: bool,
-    /// The prefix of the files in the place. Empty in a place of files with one prefix.
-    pub(crate) stem: String,
-    pub(crate) checkpoint_state: bool,
-}
+impl TensorBundleConfig {
+    /// The prefix of the files in the place. It is empty in a place of files with one prefix.
+    pub(crate) fn stem(&self) -> &str {
+        self.in_folder.as_deref().unwrap_or_default()
+    }
 
-impl Settings {
     /// The name of a tensor in the index.
     pub(crate) fn name(&self, key: &str) -> String {
         match self.object_names {

@@ -1,7 +1,7 @@
 //! The parsers of what comes from outside, for fuzz targets: whatever the bytes are, none of them panics. And keys of slices, for tests.
 
 use crate::{
-    entry::{Entry, Header},
+    entry::{Entry, Extent, Header, Shape, Slice, Version},
     graph::ObjectGraph,
     index::Index,
     object::{Codec, Object},
@@ -12,6 +12,7 @@ use crate::{
     variant,
 };
 use bytes::Bytes;
+use prost::Message as _;
 use reshard_model::ObjectCodec;
 
 /// How much memory a table may ask for here.
@@ -33,14 +34,11 @@ pub fn sstable(bytes: &[u8]) {
 
 /// Any bytes as the messages in an index, an object graph, a state file, strings and objects.
 pub fn protos(bytes: &[u8]) {
-    drop(Header::parse(bytes));
-    if let Ok(entry) = Entry::parse(bytes) {
+    drop(Header::decode(bytes));
+    if let Some(entry) = Entry::parse(bytes) {
         assert_eq!(
-            Entry::parse(&entry.to_bytes()),
-            Ok(Entry {
-                shape: entry.shape.clone().or(Some(Vec::new())),
-                ..entry
-            }),
+            Entry::parse(&entry.encode_to_vec()),
+            Some(entry),
             "an entry is read as it was written"
         );
     }
@@ -116,41 +114,56 @@ pub struct EntryFields {
 impl EntryFields {
     /// `None` if these are no bytes of an entry.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let entry = Entry::parse(bytes).ok()?;
+        let entry = Entry::parse(bytes)?;
+        let of_slice = |slice: &Slice| {
+            let extents = slice.extents.iter();
+            extents.map(|e| (e.start, e.length)).collect()
+        };
         Some(Self {
-            dtype: entry.dtype,
-            shape: entry.shape?,
-            shard_id: entry.shard,
+            dtype: entry.dtype.into(),
+            shape: entry.lengths(),
+            shard_id: entry.shard.into(),
             offset: entry.offset,
             size: entry.size,
             crc32c: crate::crc::unmask(entry.crc),
-            slices: entry.slices,
+            slices: entry.slices.iter().map(of_slice).collect(),
         })
     }
 
     /// The bytes of the entry.
     pub fn to_bytes(&self) -> Vec<u8> {
+        let slice = |extents: &Vec<(i64, Option<i64>)>| {
+            let extents = extents.iter();
+            Slice {
+                extents: extents
+                    .map(|&(start, length)| Extent { start, length })
+                    .collect(),
+            }
+        };
         Entry {
-            dtype: self.dtype,
-            shape: Some(self.shape.clone()),
-            shard: self.shard_id,
+            dtype: self.dtype as i32,
+            shape: Some(Shape::new(self.shape.iter().copied())),
+            shard: self.shard_id as i32,
             offset: self.offset,
             size: self.size,
             crc: crate::crc::mask(self.crc32c),
-            slices: self.slices.clone(),
+            slices: self.slices.iter().map(slice).collect(),
         }
-        .to_bytes()
+        .encode_to_vec()
     }
 }
 
 /// The bytes of a header.
 pub fn header(num_shards: i64, endianness: i64, (producer, min_consumer): (i64, i64)) -> Vec<u8> {
-    Header {
-        shards: num_shards,
-        endianness,
-        producer,
-        min_consumer,
+    let version = Version {
+        producer: producer as i32,
+        min_consumer: min_consumer as i32,
         bad_consumers: Vec::new(),
+    };
+    Header {
+        shards: num_shards as i32,
+        endianness: endianness as i32,
+        version: Some(version),
     }
-    .to_bytes()
+    .encode_to_vec()
 }

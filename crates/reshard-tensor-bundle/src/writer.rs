@@ -1,21 +1,18 @@
 //! Which bytes go into which data file, and the index of all of them.
 
 mod item;
-mod numbers;
 mod table;
 mod whole;
 
 use crate::{
-    dtype,
+    TensorBundleConfig, dtype,
     graph::OBJECT_GRAPH,
     names::{self, KEY, RECORD, STATE, VERSION},
     object::{CODEC, Codec, Object},
-    settings::Settings,
     state_file::CheckpointState,
 };
 use bytes::Bytes;
 use item::{Summed, is_stored};
-use numbers::Numbers;
 use reshard_model::{ObjectCodec, Payload};
 use reshard_plan::{SavePlan, TensorWrite, WriteItem};
 use reshard_storage::{Extent, FileBody, Name};
@@ -23,11 +20,21 @@ use reshard_strategy::{
     BackendVersion, FileLayout, FinishCx, Footprint, PolicyUse, Records, Resolve, Result,
     StorageWriter, StrategyError, WriterHooks,
 };
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Writes a bundle.
 #[derive(Clone, Debug)]
-pub(crate) struct BundleWriter(pub(crate) Settings);
+pub(crate) struct BundleWriter(pub(crate) TensorBundleConfig);
+
+/// The numbers of a rank's files, which travel in its plan.
+#[derive(Serialize, Deserialize)]
+struct Numbers {
+    /// That of its first file.
+    first: u32,
+    /// How many files the checkpoint has.
+    of: u32,
+}
 
 impl BundleWriter {
     fn unsupported(&self, what: String) -> StrategyError {
@@ -82,6 +89,12 @@ impl BundleWriter {
     }
 }
 
+fn unnumbered(e: serde_json::Error) -> StrategyError {
+    StrategyError::Internal(format!(
+        "a plan does not say which numbers its files have: {e}"
+    ))
+}
+
 /// Whether an item has all of its tensor.
 fn is_all(t: &TensorWrite) -> bool {
     t.region.lengths == t.global_shape
@@ -117,7 +130,8 @@ impl WriterHooks for BundleWriter {
         let of = u32::try_from(total).map_err(too_many)?.max(1);
         let mut first = 0u32;
         for (plan, count) in plans.iter_mut().zip(counts) {
-            plan.storage_data = Numbers { first, of }.to_bytes();
+            let numbers = serde_json::to_vec(&Numbers { first, of });
+            plan.storage_data = numbers.map_err(unnumbered)?.into();
             first += u32::try_from(count).map_err(too_many)?;
         }
         Ok(plans)
@@ -157,9 +171,7 @@ impl StorageWriter for BundleWriter {
     }
 
     fn layout(&self, _: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
-        let lost =
-            || StrategyError::Internal("a plan does not say which numbers its files have".into());
-        let numbers = Numbers::parse(&plan.storage_data).ok_or_else(lost)?;
+        let numbers: Numbers = serde_json::from_slice(&plan.storage_data).map_err(unnumbered)?;
         let mut out = FileLayout::default();
         for items in plan.by_file()? {
             let mut extents: Vec<Box<dyn Extent>> = Vec::new();
@@ -190,7 +202,7 @@ impl StorageWriter for BundleWriter {
                 continue;
             }
             let shard = numbers.first.saturating_add(out.files.len() as u32);
-            let name = Name::new(names::data(&self.0.stem, shard, numbers.of))?;
+            let name = Name::new(names::data(self.0.stem(), shard, numbers.of))?;
             out.files.push(FileBody::new(name, extents));
         }
         Ok(out)
@@ -216,14 +228,14 @@ impl StorageWriter for BundleWriter {
             let bytes = record.to_bytes();
             let bytes = bytes.map_err(|e| StrategyError::Internal(format!("{RECORD}: {e}")))?;
             out.files
-                .push((Name::new(format!("{}{RECORD}", self.0.stem))?, bytes));
+                .push((Name::new(format!("{}{RECORD}", self.0.stem()))?, bytes));
         }
         if self.0.checkpoint_state {
-            let state = CheckpointState::latest(&*self.0.stem).to_string();
+            let state = CheckpointState::latest(self.0.stem()).to_string();
             out.files.push((Name::new(STATE)?, state.into()));
         }
         out.commit = Some((
-            Name::new(format!("{}{}", self.0.stem, names::INDEX))?,
+            Name::new(format!("{}{}", self.0.stem(), names::INDEX))?,
             index.into(),
         ));
         Ok(out)

@@ -1,4 +1,9 @@
-use crate::{NAME, form::Form, open::Zarr, writer::ZarrWriter, zarr3};
+use crate::{
+    NAME,
+    version::{Form, V2, V3},
+    writer::ZarrWriter,
+    zarr3,
+};
 use async_trait::async_trait;
 use reshard_policy::ByteSize;
 use reshard_strategy::{
@@ -72,7 +77,7 @@ pub struct Zarr3LoadConfig {}
 
 impl SaveFormat for ZarrConfig {
     fn key(&self) -> BackendVersion {
-        Form::V2.key()
+        V2.info.key()
     }
 
     fn settings(&self) -> Json {
@@ -80,7 +85,7 @@ impl SaveFormat for ZarrConfig {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Form::V2.capabilities()
+        V2.capabilities
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
@@ -88,17 +93,9 @@ impl SaveFormat for ZarrConfig {
     }
 }
 
-impl Zarr3Config {
-    fn form(&self) -> Form {
-        Form::V3 {
-            inner: self.inner_chunk.0.max(1),
-        }
-    }
-}
-
 impl SaveFormat for Zarr3Config {
     fn key(&self) -> BackendVersion {
-        self.form().key()
+        V3.info.key()
     }
 
     fn settings(&self) -> Json {
@@ -106,18 +103,19 @@ impl SaveFormat for Zarr3Config {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.form().capabilities()
+        V3.capabilities
     }
 
     fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
-        Ok(Arc::new(ZarrWriter(self.form())))
+        let inner = self.inner_chunk.0.max(1);
+        Ok(Arc::new(ZarrWriter(Form::V3 { inner })))
     }
 }
 
 #[async_trait]
 impl LoadFormat for ZarrLoadConfig {
     fn info(&self) -> &FormatInfo {
-        Zarr { v3: false }.info()
+        &V2.info
     }
 
     fn settings(&self) -> Json {
@@ -125,14 +123,14 @@ impl LoadFormat for ZarrLoadConfig {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        Zarr { v3: false }.open(cx).await
+        V2.open(cx).await
     }
 }
 
 #[async_trait]
 impl LoadFormat for Zarr3LoadConfig {
     fn info(&self) -> &FormatInfo {
-        Zarr { v3: true }.info()
+        &V3.info
     }
 
     fn settings(&self) -> Json {
@@ -140,7 +138,7 @@ impl LoadFormat for Zarr3LoadConfig {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        Zarr { v3: true }.open(cx).await
+        V3.open(cx).await
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the description of an array says that reshard wrote. Its text can be made again from that, without reading it.
 
 use crate::{
-    array::find::{ZARR_JSON, ZARRAY},
+    names::{ZARR_JSON, ZARRAY},
     zarr3, zarray,
 };
 use bytes::Bytes;

@@ -16,7 +16,6 @@
 mod array;
 mod config;
 mod described;
-mod form;
 mod grid;
 mod names;
 mod open;
@@ -30,6 +29,7 @@ mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 mod undescribed;
+mod version;
 mod writer;
 mod zarr3;
 mod zarray;

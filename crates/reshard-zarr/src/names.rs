@@ -1,7 +1,6 @@
 //! The names of files: arrays, their chunks, and what reshard adds.
 
 use reshard_model::Dims;
-use reshard_storage::Name;
 
 /// Name of the backend.
 pub const NAME: &str = "zarr";
@@ -9,37 +8,49 @@ pub const NAME: &str = "zarr";
 /// The file that reshard adds to a zarr checkpoint: checksums, and what zarr has no place for. Other programs ignore it.
 pub const RECORD: &str = "reshard-zarr.json";
 
-pub(crate) use crate::array::find::ZARRAY;
+/// The description of an array of Zarr v2.
+pub(crate) const ZARRAY: &str = ".zarray";
+
+/// The description of an array or a group of Zarr v3.
+pub(crate) const ZARR_JSON: &str = "zarr.json";
+
+/// Consolidated metadata of Zarr v2.
+pub(crate) const ZMETADATA: &str = ".zmetadata";
+
+/// The file with the attributes of an array or a group of Zarr v2.
+pub(crate) const ZATTRS: &str = ".zattrs";
+
+/// The path of a file in a folder. That of the place itself is empty.
+pub(crate) fn join(folder: &str, file: &str) -> String {
+    match folder {
+        "" => file.to_owned(),
+        folder => format!("{folder}/{file}"),
+    }
+}
+
+/// The folder of a file, and its name there.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+/// Each folder above a path, from the outermost one on, and the rest of the path in it. The place itself is left out.
+pub(crate) fn splits(path: &str) -> impl Iterator<Item = (&str, &str)> + Clone {
+    let slashes = path.match_indices('/');
+    slashes.map(|(at, _)| (&path[..at], &path[at + 1..]))
+}
 
 /// What Megatron Core appends to the name of an array for its lock files.
 pub(crate) const SYNC: &str = ".sync";
 
+/// Whether a file in the folder of an array has the name of a chunk.
+pub(crate) fn is_chunk(file: &str) -> bool {
+    parse_chunk_key(file).is_some()
+}
+
 /// The numbers of a chunk's file, exactly as they are written: without a sign and without leading zeros.
-pub(crate) fn parse_chunk_key(name: &str) -> Option<Dims> {
+fn parse_chunk_key(name: &str) -> Option<Dims> {
     let number = |text: &str| text.parse().ok().filter(|n: &u64| n.to_string() == text);
     name.split('.').map(number).collect()
-}
-
-/// A file of an array, by its name alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum InArray {
-    /// `.zarray`.
-    Description,
-    /// A chunk, at this position.
-    Chunk(Dims),
-    /// Anything else.
-    Other,
-}
-
-/// The folder of a file, and what the file is in an array there. `None` for files directly in the checkpoint.
-pub(crate) fn in_array(name: &Name) -> Option<(&str, InArray)> {
-    let (folder, file) = name.as_str().rsplit_once('/')?;
-    let found = match parse_chunk_key(file) {
-        _ if file == ZARRAY => InArray::Description,
-        Some(index) => InArray::Chunk(index),
-        None => InArray::Other,
-    };
-    Some((folder, found))
 }
 
 /// The array whose lock files lie in a folder: Megatron Core names each like the file that it locks.
@@ -70,16 +81,11 @@ mod tests {
 
     #[test]
     fn files_of_arrays_are_told_by_their_names() {
-        let found = |name: &str| {
-            let name = Name::new(name).unwrap();
-            in_array(&name).map(|(of, what)| format!("{of} {what:?}"))
-        };
-        let say = |text: &str| Some(text.to_owned());
-        assert_eq!(found("metadata.json"), None);
-        assert_eq!(found("a.b/.zarray"), say("a.b Description"));
-        assert_eq!(found("a/b/0.1"), say("a/b Chunk([0, 1])"));
-        assert_eq!(found("a.sync/0.1"), say("a.sync Chunk([0, 1])"));
-        assert_eq!(found("a/shard_0_1.pt"), say("a Other"));
+        assert_eq!(split("a/b/0.1"), ("a/b", "0.1"));
+        assert_eq!(
+            [".zarray", "0.1", "shard_0_1.pt"].map(is_chunk),
+            [false, true, false]
+        );
         assert_eq!((locked("a.sync"), locked("a")), (Some("a"), None));
     }
 }

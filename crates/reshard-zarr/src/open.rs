@@ -1,125 +1,52 @@
 //! Opens a folder of arrays: reads the description of each, and looks which of their files are there.
 
 use crate::{
-    NAME, RECORD,
+    RECORD,
     array::{
-        find::{self, Found, Texts, ZARR_JSON, ZMETADATA},
-        meta::{ArrayMeta, Encoding, Fault},
+        find::{self, Found, Texts},
+        meta::{ArrayMeta, Encoding},
         shard::Shard,
     },
     grid::{Grid, MAX_CHUNKS},
-    names::{SYNC, ZARRAY},
+    names::{SYNC, ZARR_JSON, ZARRAY, ZMETADATA, join},
     place::PlaceFiles,
-    reader::{Array, Kept, Shards, UnreadDescription, ZarrReader, changed, read_indexes},
+    reader::{Array, Shards, ZarrReader, changed, read_indexes},
     record::{ArrayRecord, Record},
     stated::{LONE, Stated},
     undescribed::undescribed,
-    zarr3,
+    version::{V2, V3, Version},
 };
 use reshard_model::{Dialect, ErrorKind, Region};
-use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
+use reshard_plan::{Metadata, TensorProperties};
 use reshard_storage::{Depth, Listing, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{
-    Detection, FormatInfo, LimitOption, OpenCx, OwnFile, ReadLimits, Refused, Result, Rewritten,
-    StorageReader, StrategyError,
+    OpenCx, ReadLimits, Recent, Refused, Result, Rewritten, StorageReader, StrategyError,
+    UnreadPart,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
-/// The formats `zarr` and `zarr3`. They read the same folders: arrays of both versions of Zarr. They differ in the version that they are
-/// recognised by, and that they write.
-#[derive(Debug)]
-pub(crate) struct Zarr {
-    pub(crate) v3: bool,
-}
-
-const V2_INFO: FormatInfo = FormatInfo {
-    backend: NAME,
-    loads_objects: false,
-    own_file: |name| (name == RECORD).then_some(OwnFile::Record),
-    detect: Some(|top| {
-        let is_array = |name: &str| V2.contains(&name) || is_last(name, ZARRAY);
-        let is_v2 = || !top.names().any(is_v3) && top.names().any(is_array);
-        detected(top.has(RECORD) || is_v2())
-    }),
-    probes: &V2,
-    probes_in_folders: &[ZARRAY],
-    ..FormatInfo::NEW
-};
-
-const V3_INFO: FormatInfo = FormatInfo {
-    backend: zarr3::NAME,
-    loads_objects: false,
-    own_file: |name| (name == zarr3::RECORD).then_some(OwnFile::Record),
-    detect: Some(|top| {
-        let is_v3 = || top.names().any(is_v3) && !top.has(RECORD);
-        detected(top.has(zarr3::RECORD) || is_v3())
-    }),
-    probes: &[zarr3::RECORD, ZARR_JSON],
-    probes_in_folders: &[ZARR_JSON],
-    ..FormatInfo::NEW
-};
-
-/// Whether the last part of a path is this name.
-fn is_last(path: &str, name: &str) -> bool {
-    path.rsplit('/').next() == Some(name)
-}
-
-fn is_v3(path: &str) -> bool {
-    is_last(path, ZARR_JSON)
-}
-
-fn detected(is: bool) -> Detection {
-    match is {
-        true => Detection::Yes,
-        false => Detection::No,
-    }
-}
-
-impl Zarr {
-    /// The file in which reshard notes what zarr has no place for.
-    fn record(&self) -> &'static str {
-        match self.v3 {
-            true => zarr3::RECORD,
-            false => RECORD,
-        }
-    }
-
+impl Version {
     /// What reshard has noted, and in which file. A place that is opened as the other version has the record of that version.
     pub(crate) async fn noted(
         &self,
         store: &Arc<dyn Store>,
         limits: &ReadLimits,
     ) -> Result<Option<(&'static str, Record)>> {
-        let other = Self { v3: !self.v3 };
-        for name in [self.record(), other.record()] {
+        let other = if self.is_v3() { &V2 } else { &V3 };
+        for name in [self.record, other.record] {
             if let Some(bytes) = limits.read(store, &Name::new(name)?).await? {
-                if !find::affords(limits, &bytes) {
-                    return Err(StrategyError::Limit {
-                        what: format!("{name} takes too much memory as it is parsed"),
-                        option: LimitOption::MaxMemory,
-                        max: limits.memory(bytes.len() as u64),
-                    });
-                }
-                let record = Record::parse(&bytes).map_err(|e| damaged(name, &e))?;
+                find::check_memory(limits, name, &bytes)?;
+                let record = serde_json::from_slice(&bytes).map_err(|e| damaged(name, &e))?;
                 return Ok(Some((name, record)));
             }
         }
         Ok(None)
     }
-}
 
-impl Zarr {
-    pub(crate) fn info(&self) -> &'static FormatInfo {
-        match self.v3 {
-            true => &V3_INFO,
-            false => &V2_INFO,
-        }
-    }
-
-    pub(crate) async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+    pub(crate) async fn open(&'static self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let noted = match cx.saved_over {
             true => None,
             false => self.noted(&cx.store, &cx.limits).await?,
@@ -154,7 +81,7 @@ impl Zarr {
         }
         let (noted_in, record) = match noted {
             Some((noted_in, record)) => (noted_in, Some(record)),
-            None => (self.record(), None),
+            None => (self.record, None),
         };
 
         // Megatron Core's `metadata.json` may describe a checkpoint without tensors.
@@ -176,7 +103,7 @@ impl Zarr {
         for array in &mut tables.arrays {
             let sums = array.checksums.as_ref();
             let as_written = sums.is_some_and(|sums| sums.iter().all(Option::is_some));
-            array.shards = Shards::of(&array.meta, |at| array.file_at(at), &files, as_written)?;
+            array.shards = array.shards(&files, as_written)?;
         }
         // The others are read when somebody needs them.
         let mut unread = Vec::new();
@@ -186,7 +113,7 @@ impl Zarr {
         read_indexes(&cx.store, unread).await?;
         Ok(Arc::new(ZarrReader {
             store: Arc::clone(&cx.store),
-            key: self.info().key(),
+            version: self,
             limits: cx.limits,
             dialect: cx.dialect,
             metadata: Arc::new(tables.metadata),
@@ -195,7 +122,8 @@ impl Zarr {
             rewritten: tables.rewritten,
             contradicted,
             has_record: tables.has_record,
-            kept: Kept::new(cx.limits.kept()),
+            noted_in,
+            kept: Mutex::new(Recent::new(cx.limits.kept())),
             files,
         }))
     }
@@ -209,10 +137,8 @@ fn descriptions(noted: Option<&Record>) -> Result<BTreeSet<Name>> {
     let own = [ZMETADATA, ZARR_JSON, ZARRAY].map(String::from);
     let arrays = noted.into_iter().flat_map(|record| record.arrays.keys());
     let noted = arrays.take(ONE_BY_ONE).flat_map(|key| {
-        [ZARRAY, ZARR_JSON].map(|file| match &**key {
-            LONE => file.to_owned(),
-            folder => format!("{folder}/{file}"),
-        })
+        let folder = if key == LONE { "" } else { key };
+        [ZARRAY, ZARR_JSON].map(|file| join(folder, file))
     });
     let all = own.into_iter().chain(noted).map(Name::new);
     Ok(all.collect::<Result<_, _>>()?)
@@ -236,10 +162,7 @@ fn chunks(arrays: &[Array]) -> Result<BTreeSet<Name>> {
     Ok(names)
 }
 
-/// Files directly in a folder of Zarr v2. TensorStore makes none of them.
-const V2: [&str; 4] = [RECORD, ".zgroup", ".zmetadata", ZARRAY];
-
-fn damaged(file: &str, why: &str) -> StrategyError {
+fn damaged(file: &str, why: &serde_json::Error) -> StrategyError {
     StrategyError::corrupt(
         file,
         None,
@@ -288,7 +211,8 @@ impl Tables {
                 continue;
             }
             let folder = found.folder.clone();
-            let unread = found.is_assumed.then(|| found.description.clone());
+            let text = found.text.as_ref().filter(|_| found.is_assumed);
+            let unread = text.map(|text| (found.description.clone(), text.len() as u64));
             if found.meta.is_ok() && is_rewritten(&found, noted.get(&key)) {
                 rewritten.push(Rewritten::new(Name::new(&*found.description)?, None));
             }
@@ -296,19 +220,43 @@ impl Tables {
                 None => array(found, noted.remove(&key), noted_in),
                 Some(_) => Err(Refused::unknown("a folder in it has the same key")),
             };
-            match taken.and_then(|(meta, noted)| room.take(meta, noted)) {
-                Err(why) => drop(refused.insert(key, why)),
-                Ok(found) => {
-                    let crc = found.noted.as_ref().map(|noted| noted.zarray);
-                    let mut array = found.enter(&key, folder, &mut builder, chunks)?;
-                    if let (Some(file), Some(crc)) = (unread, crc) {
-                        let file = Name::new(file)?;
-                        array.unread = Some(UnreadDescription::new(file, crc, noted_in));
-                    }
-                    chunks += array.count;
-                    arrays.push(array);
+            let taken = taken.and_then(|(meta, noted)| {
+                let (grid, count) = room.take(&meta, noted.as_ref())?;
+                Ok((meta, noted, grid, count))
+            });
+            let (meta, noted, grid, count) = match taken {
+                Ok(taken) => taken,
+                Err(why) => {
+                    refused.insert(key, why);
+                    continue;
                 }
+            };
+            let unread = match (unread, &noted) {
+                (Some((file, bytes)), Some(noted)) => {
+                    Some(UnreadPart::new(Name::new(file)?, bytes, noted.zarray))
+                }
+                _ => None,
+            };
+            let (properties, checksums) = match noted {
+                Some(noted) => (noted.properties, Some(noted.chunks)),
+                None => (TensorProperties::default(), None),
+            };
+            let tensor = builder.add_tensor(&key, meta.dtype, &meta.shape, properties)?;
+            for position in grid.positions().blocks(1).map(|p: Region| p.offsets) {
+                builder.add_chunk(tensor, &grid.region(&position))?;
             }
+            arrays.push(Array {
+                key: key.into(),
+                folder: folder.into(),
+                shards: Shards::default(),
+                meta,
+                grid,
+                count,
+                first: chunks,
+                checksums,
+                unread,
+            });
+            chunks += count;
         }
         for key in noted.into_keys() {
             let what = format!("{noted_in} names it, but its {description} is not there");
@@ -355,9 +303,7 @@ fn array(
     if is_rewritten(&found, noted.as_ref()) {
         return Err(changed(&found.description, noted_in));
     }
-    let refused = |Fault { kind, what }| Refused::new(kind.of_error(), what);
-    let meta = found.meta.map_err(refused)?;
-    Ok((meta, noted))
+    Ok((found.meta?, noted))
 }
 
 /// How many chunks may be described. A short description can claim any number of chunks.
@@ -374,7 +320,12 @@ impl Room {
         }
     }
 
-    fn take(&mut self, meta: ArrayMeta, noted: Option<ArrayRecord>) -> Result<Taken, Refused> {
+    /// The grid of an array's chunks, and their number.
+    fn take(
+        &mut self,
+        meta: &ArrayMeta,
+        noted: Option<&ArrayRecord>,
+    ) -> Result<(Grid, u32), Refused> {
         let too_many = |count: &str| {
             let what = format!(
                 "its shape {} has {count} chunks of {}, which take too much memory as they are listed; the option max_memory raises the limit",
@@ -391,9 +342,10 @@ impl Room {
         // The index of a shard lists those beyond the shape, too.
         let listed = match &meta.encoding {
             Encoding::Chunk(_) => Some(count),
-            Encoding::Sharded(sharding) => Grid::new(meta.shape.clone(), meta.chunk.clone())
+            Encoding::Sharded(sharding) => meta
+                .files()
                 .and_then(|shards| shards.count())
-                .and_then(|n| n.checked_mul(Shard::of(&meta, sharding).count())),
+                .and_then(|n| n.checked_mul(Shard::of(meta, sharding).count())),
         };
         let each = 64 + 16 * meta.shape.len() as u64;
         let left = listed
@@ -402,7 +354,7 @@ impl Room {
         let (Some(left), ..=MAX_CHUNKS) = (left, count) else {
             return Err(too_many(&count.to_string()));
         };
-        if let Some(noted) = &noted
+        if let Some(noted) = noted
             && noted.chunks.len() as u64 != count
         {
             let what = format!(
@@ -412,56 +364,6 @@ impl Room {
             return Err(Refused::damaged(what));
         }
         self.bytes = left;
-        Ok(Taken {
-            meta,
-            grid,
-            count,
-            noted,
-        })
-    }
-}
-
-/// An array that can be read.
-struct Taken {
-    meta: ArrayMeta,
-    grid: Grid,
-    count: u64,
-    noted: Option<ArrayRecord>,
-}
-
-impl Taken {
-    /// Adds it to the table of what is stored, which has so many chunks.
-    fn enter(
-        self,
-        key: &str,
-        folder: String,
-        builder: &mut MetadataBuilder,
-        first: u32,
-    ) -> Result<Array> {
-        let Self {
-            meta,
-            grid,
-            count,
-            noted,
-        } = self;
-        let (properties, checksums) = match noted {
-            Some(noted) => (noted.properties, Some(noted.chunks)),
-            None => (TensorProperties::default(), None),
-        };
-        let tensor = builder.add_tensor(key, meta.dtype, &meta.shape, properties)?;
-        for position in grid.positions().blocks(1).map(|p: Region| p.offsets) {
-            builder.add_chunk(tensor, &grid.region(&position))?;
-        }
-        Ok(Array {
-            key: key.into(),
-            folder: folder.into(),
-            shards: Shards::default(),
-            meta,
-            grid,
-            count: count as u32,
-            first,
-            checksums,
-            unread: None,
-        })
+        Ok((grid, count as u32))
     }
 }

@@ -1,5 +1,6 @@
 //! The files of a place, and what else has names where files could be.
 
+use crate::names::splits;
 use reshard_storage::{Entry, Listing, Name};
 use std::{collections::BTreeMap, ops::Deref};
 
@@ -46,10 +47,8 @@ impl PlaceFiles {
         let other = |name: &str| self.others.get(&Name::new(name).ok()?).copied();
         if !self.others.is_empty() {
             // A folder above it is where files of this name belong.
-            let above = name.match_indices('/').map(|(at, _)| &name[..at]);
-            let found = above
-                .filter_map(other)
-                .find(|what| *what != Listing::FOLDER);
+            let mut above = splits(name).filter_map(|(folder, _)| other(folder));
+            let found = above.find(|what| *what != Listing::FOLDER);
             if let Some(what) = other(name).or(found) {
                 return Some(what);
             }

@@ -1,18 +1,16 @@
 //! A planner around the planner of a save: pieces are cut where chunks of the array end, and each chunk gets one writing rank.
 
 mod chunks;
-mod declared;
-mod told;
+mod shapes;
 
-use crate::{form::Form, zarr3, zarray};
+use crate::{names::ZARR_JSON, version::Form, zarray};
 use chunks::by_chunks;
-use declared::Declared;
 use reshard_model::FlatStateDict;
 use reshard_plan::{Metadata, PlanError, Result, SaveContext, SavePlan, SavePlanner, WriteItem};
 use reshard_storage::Name;
 use std::sync::Arc;
 
-pub(crate) use told::{Chunks, grid_of};
+pub(crate) use shapes::{ChunkShapes, grid_of};
 
 /// Around the planner of a save.
 #[derive(Debug)]
@@ -40,14 +38,18 @@ impl SavePlanner for ByChunks {
         for item in &plan.items {
             storable(item, self.form)?;
         }
-        plan.storage_data = Declared::of(&plan.items, state).pack()?;
+        plan.storage_data = ChunkShapes::declared(&plan.items, state).pack()?;
         Ok(plan)
     }
 
     fn create_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
-        let mut declared = Declared::default();
+        let mut declared = ChunkShapes::default();
         for plan in &mut plans {
-            declared.add(Declared::unpack(&std::mem::take(&mut plan.storage_data))?);
+            let of_rank = ChunkShapes::unpack(&std::mem::take(&mut plan.storage_data))?;
+            for (key, chunk) in of_rank.0 {
+                // The lowest rank counts.
+                declared.0.entry(key).or_insert(chunk);
+            }
         }
         let (plans, metadata) = self.base.create_global_plan(plans)?;
         by_chunks(plans, metadata, &declared, self.form)
@@ -64,10 +66,10 @@ fn storable(item: &WriteItem, form: Form) -> Result<()> {
         let what = "a zarr checkpoint holds no objects in this dialect; save only tensors, or choose another format";
         return Err(unsupported(what.into()));
     };
-    if form.spelling(t.dtype).is_none() {
+    if (form.version().spelling)(t.dtype).is_none() {
         let what = format!(
             "the format {} has no name for {}; cast the tensor, or choose another format",
-            form.key(),
+            form.version().info.key(),
             t.dtype
         );
         return Err(unsupported(what));
@@ -80,12 +82,15 @@ fn storable(item: &WriteItem, form: Form) -> Result<()> {
         );
         return Err(unsupported(what));
     }
-    if item.key.split('/').next() == Some(form.record()) {
-        let what = format!("{} is the name of a file of the checkpoint", form.record());
+    if item.key.split('/').next() == Some(form.version().record) {
+        let what = format!(
+            "{} is the name of a file of the checkpoint",
+            form.version().record
+        );
         return Err(unsupported(what));
     }
-    if matches!(form, Form::V3 { .. }) && item.key.split('/').any(|part| part == zarr3::ZARR_JSON) {
-        let what = format!("{} is the name of a description", zarr3::ZARR_JSON);
+    if matches!(form, Form::V3 { .. }) && item.key.split('/').any(|part| part == ZARR_JSON) {
+        let what = format!("{} is the name of a description", ZARR_JSON);
         return Err(unsupported(what));
     }
     match Name::new(&*item.key) {

@@ -3,13 +3,12 @@
 mod array;
 mod files;
 mod indexes;
-mod kept;
 mod opened;
 mod packed;
 mod shards;
 mod verify;
 
-use crate::{form::Form, open::Zarr, removal, zarr3};
+use crate::removal;
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
@@ -23,11 +22,10 @@ use reshard_strategy::{
 };
 use std::sync::Arc;
 
-pub(crate) use array::{Array, UnreadDescription, changed};
+pub(crate) use array::{Array, Shards, changed};
 pub(crate) use files::{is_refused, role};
-pub(crate) use kept::Kept;
 pub(crate) use opened::ZarrReader;
-pub(crate) use shards::{Shards, read as read_indexes};
+pub(crate) use shards::read as read_indexes;
 
 impl ReaderHooks for ZarrReader {
     fn plan_settings(&self) -> Option<String> {
@@ -38,18 +36,14 @@ impl ReaderHooks for ZarrReader {
 #[async_trait]
 impl StorageReader for ZarrReader {
     fn key(&self) -> BackendVersion {
-        self.key.clone()
+        self.version.info.key()
     }
 
     /// The common strategy of Megatron Core's dialect stores objects.
     fn capabilities(&self) -> Capabilities {
-        let form = match *self.key.backend == *zarr3::NAME {
-            true => Form::V3 { inner: 0 },
-            false => Form::V2,
-        };
         Capabilities {
             objects: |_, _| false,
-            ..form.capabilities()
+            ..self.version.capabilities
         }
     }
 
@@ -129,8 +123,8 @@ impl StorageReader for ZarrReader {
 
     fn rewritten(&self) -> Vec<Rewritten> {
         let unread = self.arrays.iter().filter_map(|array| array.unread.as_ref());
-        let found = unread.filter(|unread| matches!(unread.found(), Some(Some(_))));
-        let found = found.map(|unread| Rewritten::new(unread.file.clone(), None));
+        let found = unread.filter(|unread| unread.is_changed());
+        let found = found.map(|unread| Rewritten::new(unread.file().clone(), None));
         self.rewritten.iter().cloned().chain(found).collect()
     }
 
@@ -139,11 +133,8 @@ impl StorageReader for ZarrReader {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let (mut totals, mut records) = (Traffic::default(), Vec::new());
-        let mut packed = Vec::new();
-        let (requests, bytes) = self.look_before(&reads, cx.verify).await?;
-        totals.requests += requests;
-        totals.beside += bytes;
+        let (mut records, mut packed) = (Vec::new(), Vec::new());
+        let mut totals = self.look_before(&reads, cx.verify).await?;
         for (id, reads) in ReadTensor::by_chunk(reads) {
             let chunk = self.chunk(id)?;
             let meta = &chunk.array.meta;
@@ -192,10 +183,7 @@ impl StorageReader for ZarrReader {
     }
 
     async fn without(&self, prefix: &str) -> Result<Removal> {
-        let format = Zarr {
-            v3: &*self.key.backend == zarr3::NAME,
-        };
-        let noted = format.noted(&self.store, &self.limits).await?;
+        let noted = self.version.noted(&self.store, &self.limits).await?;
         removal::without(self, noted, prefix).await
     }
 }

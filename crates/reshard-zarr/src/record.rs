@@ -3,6 +3,7 @@
 use crate::{array::find::Texts, described::Described};
 use bytes::Bytes;
 use reshard_plan::{PlannerData, TensorProperties};
+use reshard_strategy::{is_default, known_schema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ pub(crate) const SCHEMA: u32 = 1;
 /// All of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
+    #[serde(deserialize_with = "known_schema::<SCHEMA, _>")]
     pub(crate) schema: u32,
     /// By key.
     pub(crate) arrays: BTreeMap<String, ArrayRecord>,
@@ -26,7 +28,7 @@ pub(crate) struct ArrayRecord {
     pub(crate) zarray: u32,
     /// The CRC-32 of each chunk's file, in row-major order of their positions. None for a chunk that was not written.
     pub(crate) chunks: Vec<Option<u32>>,
-    #[serde(default, skip_serializing_if = "is_plain")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) properties: TensorProperties,
     /// What its description says, so that opening need not read it. Records of older versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,10 +42,6 @@ impl ArrayRecord {
         let text = described.text()?.ok()?;
         (crc32fast::hash(&text) == self.zarray).then(|| (described.file(), text))
     }
-}
-
-fn is_plain(properties: &TensorProperties) -> bool {
-    *properties == TensorProperties::default()
 }
 
 impl Record {
@@ -60,18 +58,5 @@ impl Record {
 
     pub(crate) fn to_bytes(&self) -> serde_json::Result<Bytes> {
         serde_json::to_vec(self).map(Bytes::from)
-    }
-
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        Self::known(serde_json::from_slice(bytes).map_err(|e| e.to_string())?)
-    }
-
-    fn known(self) -> Result<Self, String> {
-        match self.schema {
-            SCHEMA => Ok(self),
-            other => Err(format!(
-                "its schema is {other}, and this version knows {SCHEMA}"
-            )),
-        }
     }
 }

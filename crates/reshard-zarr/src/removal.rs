@@ -1,19 +1,15 @@
 //! A checkpoint without some of its arrays. The files of the other arrays stay as they are; what describes all arrays is written again.
 
 use crate::{
-    array::{
-        find::{ZARR_JSON, ZMETADATA, affords},
-        meta::without_nodes,
-    },
+    array::{find::check_memory, meta::without_nodes},
+    names::{ZARR_JSON, ZMETADATA, join, split, splits},
     reader::{ZarrReader, is_refused, role},
     record::Record,
     stated::LONE,
 };
 use reshard_model::Dialect;
 use reshard_storage::{Entry, Name, Store};
-use reshard_strategy::{
-    FileRole, LimitOption, Records, Removal, Result, StorageReader as _, StrategyError,
-};
+use reshard_strategy::{FileRole, Records, Removal, Result, StorageReader as _, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// What is left without the arrays whose keys start with `prefix`. `noted` is what reshard has noted, and in which file.
@@ -110,7 +106,7 @@ fn refuse(reader: &ZarrReader, keys: &BTreeSet<&str>, nothing_left: bool) -> Res
 
 /// The folders above a path, without the place itself.
 fn above(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('/').map(|(at, _)| &path[..at])
+    splits(path).map(|(folder, _)| folder)
 }
 
 /// The folders of which nothing stays: those of the arrays that go, and of groups in which there was nothing else.
@@ -164,22 +160,10 @@ async fn consolidated(
     let Some(text) = reader.limits.read(store, file).await? else {
         return Ok(Rewritten::Same);
     };
-    if !affords(&reader.limits, &text) {
-        return Err(StrategyError::Limit {
-            what: format!("{file} takes too much memory as it is parsed"),
-            option: LimitOption::MaxMemory,
-            max: reader.limits.memory(text.len() as u64),
-        });
-    }
-    let (group, name) = file
-        .as_str()
-        .rsplit_once('/')
-        .unwrap_or(("", file.as_str()));
+    check_memory(&reader.limits, file.as_str(), &text)?;
+    let (group, name) = split(file.as_str());
     let is_gone = |node: &str| {
-        let path = match group {
-            "" => node.to_owned(),
-            group => format!("{group}/{node}"),
-        };
+        let path = join(group, node);
         folders.contains(&*path) || lies_in(&path, folders)
     };
     Ok(match without_nodes(name, &text, is_gone) {

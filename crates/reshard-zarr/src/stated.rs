@@ -1,18 +1,19 @@
 //! Attributes of groups and arrays, and names of axes, as annotations of the checkpoint.
 
-use crate::array::meta::{Fault, shown};
+use crate::{
+    array::meta::shown,
+    names::{ZATTRS, split},
+};
 use bytes::Bytes;
 use reshard_model::{Path, Value};
 use reshard_plan::{AnnotationId, AnnotationKind, Annotations, Metadata};
+use reshard_strategy::Refused;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The key of an array that is the place itself.
 pub(crate) const LONE: &str = "tensor";
-
-/// The file with the attributes of an array or a group of Zarr v2.
-pub(crate) const ZATTRS: &str = ".zattrs";
 
 /// What a group or an array states beside what is needed to read it.
 #[derive(Debug, Default, PartialEq)]
@@ -64,7 +65,7 @@ impl Stated {
             None => all.metadata,
         };
         for (name, node) in nodes {
-            let (path, facts) = match name.rsplit_once('/').unwrap_or(("", &name)) {
+            let (path, facts) = match split(&name) {
                 (path, ZATTRS) => match node {
                     Json::Object(attributes) => (path.to_owned(), Ok(of_attributes(attributes))),
                     _ => continue,
@@ -164,20 +165,20 @@ impl Facts {
     ///
     /// # Errors
     /// Attributes are no object, or names of axes are no list of texts.
-    pub(crate) fn of(fields: &Map<String, Json>) -> Result<Self, Fault> {
+    pub(crate) fn of(fields: &Map<String, Json>) -> Result<Self, Refused> {
         let attributes = match fields.get("attributes") {
             None | Some(Json::Null) => Map::new(),
             Some(Json::Object(attributes)) => attributes.clone(),
             Some(other) => {
                 let what = format!("its attributes are {}, not a JSON object", shown(other));
-                return Err(Fault::damaged(what));
+                return Err(Refused::damaged(what));
             }
         };
         let dimension_names = match fields.get("dimension_names") {
             None | Some(Json::Null) => None,
             Some(names) => Some(serde_json::from_value(names.clone()).map_err(|_| {
                 let what = "a list of texts and nulls";
-                Fault::damaged(format!(
+                Refused::damaged(format!(
                     "its dimension_names are {}, not {what}",
                     shown(names)
                 ))

@@ -1,19 +1,19 @@
 //! Arrays whose descriptions are missing or out of reach.
 
 use crate::{
-    array::{find::Found, meta::Fault},
-    names::{locked, parse_chunk_key},
+    array::find::Found,
+    names::{is_chunk, locked, split, splits},
     place::PlaceFiles,
 };
 use reshard_storage::Listing;
+use reshard_strategy::Refused;
 use std::collections::BTreeSet;
 
 /// Folders without a description that hold nothing but files with the names of chunks, and links to folders, which may hold anything.
 pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found> {
     let described: BTreeSet<&str> = described.iter().map(|found| &*found.folder).collect();
     let is_described = |name: &str| {
-        let mut folders = name.match_indices('/').map(|(at, _)| &name[..at]);
-        described.contains("") || folders.any(|folder| described.contains(folder))
+        described.contains("") || splits(name).any(|(folder, _)| described.contains(folder))
     };
     let folders: BTreeSet<&str> = files
         .keys()
@@ -23,16 +23,12 @@ pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found>
         .collect();
     let of_array = |folder: &str, name: &str| {
         // Hidden files, such as `.zattrs` or those of a file manager, describe no array.
-        let is_hidden = name
-            .rsplit('/')
-            .next()
-            .is_some_and(|file| file.starts_with('.'));
-        folder_of_chunk(name) == Some(folder) || is_hidden
+        folder_of_chunk(name) == Some(folder) || split(name).1.starts_with('.')
     };
     let only_chunks = |folder: &&str| files.below(folder).all(|name| of_array(folder, name));
     let refused = |folder: &str| {
         let what = "it has chunks, and neither a .zarray nor a zarr.json that describes them";
-        Found::refused(folder, folder, Fault::damaged(what))
+        Found::refused(folder, folder, Refused::damaged(what))
     };
     let linked = files.linked_folders().filter(|name| !is_described(name));
     let linked = linked.map(|name| {
@@ -40,7 +36,7 @@ pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found>
             "{}; if it has an array, put the folder itself here",
             Listing::LINKED_FOLDER
         );
-        Found::refused(name, name, Fault::unknown(what))
+        Found::refused(name, name, Refused::unknown(what))
     });
     let folders = folders.into_iter().filter(only_chunks).map(refused);
     folders.chain(linked).collect()
@@ -49,10 +45,10 @@ pub(crate) fn undescribed(files: &PlaceFiles, described: &[Found]) -> Vec<Found>
 /// The folder of the array that has a chunk of this name, judging by the name: `w/1.0`, `w/1/0`, `w/c/1/0`, `w/c.1.0` or `w/c`.
 fn folder_of_chunk(name: &str) -> Option<&str> {
     let (folder, file) = name.rsplit_once('/')?;
-    if file == "c" || file.strip_prefix("c.").is_some_and(is_position) {
+    if file == "c" || file.strip_prefix("c.").is_some_and(is_chunk) {
         return Some(folder);
     }
-    if !is_position(file) {
+    if !is_chunk(file) {
         return None;
     }
     if file.contains('.') {
@@ -62,15 +58,11 @@ fn folder_of_chunk(name: &str) -> Option<&str> {
     while let Some((above, last)) = folder.rsplit_once('/') {
         match last {
             "c" => return Some(above),
-            last if is_position(last) => folder = above,
+            last if is_chunk(last) => folder = above,
             _ => break,
         }
     }
-    (folder != "c" && !is_position(folder)).then_some(folder)
-}
-
-fn is_position(text: &str) -> bool {
-    parse_chunk_key(text).is_some()
+    (folder != "c" && !is_chunk(folder)).then_some(folder)
 }
 
 #[cfg(test)]

@@ -3,17 +3,14 @@
 mod chunk;
 
 use crate::{
-    array::{
-        meta::{ArrayMeta, Encoding, Fault, Node, parse_zarr_json, parse_zarray},
-        shard::Shard,
-    },
-    form::Form,
+    array::meta::{ArrayMeta, Node, parse_zarr_json, parse_zarray},
     grid::Grid,
-    names::ZARRAY,
-    planner::{ByChunks, Chunks, grid_of},
+    names::{ZARR_JSON, ZARRAY, ZATTRS, join, splits},
+    planner::{ByChunks, ChunkShapes, grid_of},
     receipt::{self, Receipt},
     record::{ArrayRecord, Record, SCHEMA},
-    stated::{self, Facts, ZATTRS},
+    stated::{self, Facts},
+    version::Form,
     zarr3,
 };
 use bytes::Bytes;
@@ -22,8 +19,8 @@ use reshard_model::{Dims, Region};
 use reshard_plan::{PieceId, SavePlan, SavePlanner, TensorRef, WriteItem};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriteData, WriteResult, WriterHooks, crc32_combined,
+    BackendVersion, FileLayout, FinishCx, Records, Refused, Resolve, Result, StorageWriter,
+    StrategyError, WriteData, WriteResult, WriterHooks, crc32_combined,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +40,7 @@ impl WriterHooks for ZarrWriter {
 
 impl StorageWriter for ZarrWriter {
     fn key(&self) -> BackendVersion {
-        self.0.key()
+        self.0.version().info.key()
     }
 
     fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
@@ -51,7 +48,7 @@ impl StorageWriter for ZarrWriter {
     }
 
     fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
-        let chunks = Chunks::unpack(&plan.storage_data)?;
+        let chunks = ChunkShapes::unpack(&plan.storage_data)?;
         let mut out = FileLayout::default();
         let mut of_file: BTreeMap<(&str, Dims), Vec<&WriteItem>> = BTreeMap::new();
         for item in &plan.items {
@@ -108,14 +105,14 @@ impl StorageWriter for ZarrWriter {
                     described: Some(described).filter(|_| facts.is_empty()),
                 },
             );
-            let name = format!("{key}/{}", self.0.description());
+            let name = format!("{key}/{}", self.0.version().description);
             records.files.push((Name::new(name)?, text));
         }
         match self.0 {
             Form::V3 { .. } => groups(&mut records, &facts)?,
             Form::V2 => attributes(&mut records, &facts)?,
         }
-        let name = Name::new(self.0.record())?;
+        let name = Name::new(self.0.version().record)?;
         records.commit = Some((name, record.to_bytes().map_err(json)?));
         Ok(records)
     }
@@ -128,12 +125,13 @@ impl ZarrWriter {
             Form::V2 => parse_zarray(text),
             Form::V3 { .. } => match parse_zarr_json(text) {
                 Ok(Node::Array(array)) => *array,
-                Ok(Node::Group(_)) => Err(Fault::damaged("it is a group")),
-                Err(fault) => Err(fault),
+                Ok(Node::Group(_)) => Err(Refused::damaged("it is a group")),
+                Err(why) => Err(why),
             },
         };
-        parsed.map_err(|fault| {
-            StrategyError::Internal(format!("the description of {key} can't be read: {fault}"))
+        parsed.map_err(|why| {
+            let what = format!("the description of {key} can't be read: {}", why.what);
+            StrategyError::Internal(what)
         })
     }
 }
@@ -152,7 +150,7 @@ fn groups(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> 
     let arrays: BTreeMap<String, Bytes> = records.files.iter().filter_map(described).collect();
     let mut around = BTreeSet::new();
     for path in arrays.keys() {
-        around.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
+        around.extend(splits(path).map(|(folder, _)| folder));
     }
     around.retain(|path| !arrays.contains_key(*path));
     let groups = around.iter().map(|path| Ok((*path, group(path)?)));
@@ -164,19 +162,16 @@ fn groups(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> 
     let of_root = facts.get("").unwrap_or(&none);
     let root = zarr3::root(&nodes, &of_root.attributes).map_err(json)?;
     for (path, text) in groups {
-        let name = Name::new(format!("{path}/{}", zarr3::ZARR_JSON))?;
+        let name = Name::new(format!("{path}/{}", ZARR_JSON))?;
         records.files.push((name, text));
     }
-    records.files.push((Name::new(zarr3::ZARR_JSON)?, root));
+    records.files.push((Name::new(ZARR_JSON)?, root));
     Ok(())
 }
 
 /// Adds the attributes of arrays and groups of Zarr v2. A group with attributes gets a description.
 fn attributes(records: &mut Records, facts: &BTreeMap<String, Facts>) -> Result<()> {
-    let file = |path: &str, file: &str| match path {
-        "" => Name::new(file),
-        path => Name::new(format!("{path}/{file}")),
-    };
+    let file = |path: &str, file: &str| Name::new(join(path, file));
     let arrays: BTreeSet<Name> = records.files.iter().map(|(name, _)| name.clone()).collect();
     for (path, facts) in facts {
         if !arrays.contains(&file(path, ZARRAY)?) {
@@ -204,7 +199,10 @@ fn file_name(form: Form, key: &str, at: &[u64], flattened: bool) -> Result<Name>
         (true, [of_array @ .., _]) => of_array,
         _ => at,
     };
-    Ok(Name::new(format!("{key}/{}", form.keys().name(at)))?)
+    Ok(Name::new(format!(
+        "{key}/{}",
+        form.version().keys.name(at)
+    ))?)
 }
 
 type ItemsOfFile = Vec<(PieceId, Vec<u32>)>;
@@ -317,10 +315,7 @@ impl Written {
         let files = self.0.get(key).map(|array| &array.files);
         let bytes = meta.cell_bytes();
         let crc = |position: Region| {
-            let (file, inner) = match &meta.encoding {
-                Encoding::Chunk(_) => (position.offsets, None),
-                Encoding::Sharded(sharding) => Shard::of(meta, sharding).place(&position.offsets),
-            };
+            let (file, inner) = meta.place(position.offsets);
             let name = Name::new(format!("{key}/{}", meta.keys.name(&file)))?;
             let start = inner.unwrap_or(0).saturating_mul(bytes);
             let parts = files.and_then(|files| files.get(&name));

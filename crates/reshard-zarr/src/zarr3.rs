@@ -2,7 +2,6 @@
 //!
 //! Inner chunks are rows of their shard, in its order. So a shard holds its elements in row-major order, without gaps, and then the index.
 
-pub(crate) use crate::array::find::ZARR_JSON;
 use bytes::Bytes;
 use reshard_model::{DType, Dims};
 use serde::{
@@ -67,8 +66,14 @@ fn rows(n: u64, row: u64, target: u64) -> u64 {
     if below > 0 { below } else { above }
 }
 
-/// The description of an array without the text: the same stands in consolidated metadata.
-fn description(shape: &Dims, shard: &Dims, inner: &Dims, dtype: DType, name: &str) -> Value {
+/// The `zarr.json` of an array.
+pub(crate) fn array(
+    shape: &Dims,
+    shard: &Dims,
+    inner: &Dims,
+    dtype: DType,
+    name: &str,
+) -> serde_json::Result<Bytes> {
     let little = json!({"name": "bytes", "configuration": {"endian": "little"}});
     let bytes = match dtype.word() {
         1 => json!({"name": "bytes"}),
@@ -80,7 +85,7 @@ fn description(shape: &Dims, shard: &Dims, inner: &Dims, dtype: DType, name: &st
         d if d.is_float() => json!(0.0),
         _ => json!(0),
     };
-    json!({
+    let array = json!({
         "zarr_format": 3,
         "node_type": "array",
         "shape": shape,
@@ -96,19 +101,8 @@ fn description(shape: &Dims, shard: &Dims, inner: &Dims, dtype: DType, name: &st
         }}],
         "attributes": {},
         "storage_transformers": [],
-    })
-}
-
-/// The `zarr.json` of an array.
-pub(crate) fn array(
-    shape: &Dims,
-    shard: &Dims,
-    inner: &Dims,
-    dtype: DType,
-    name: &str,
-) -> serde_json::Result<Bytes> {
-    let description = description(shape, shard, inner, dtype, name);
-    serde_json::to_vec_pretty(&description).map(Bytes::from)
+    });
+    serde_json::to_vec_pretty(&array).map(Bytes::from)
 }
 
 /// The `zarr.json` of a group.

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use reshard_model::{DType, Dims};
 use serde::Serialize;
-use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::{
+    json,
+    ser::{PrettyFormatter, Serializer},
+};
 
 /// An array of NumPy has no more axes.
 pub(crate) const MAX_AXES: usize = 64;
@@ -35,34 +38,22 @@ pub(crate) fn spelling(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// Fields in alphabetical order, because zarr-python sorts them.
-#[derive(Serialize)]
-struct Description<'a> {
-    chunks: &'a Dims,
-    compressor: (),
-    dtype: &'a str,
-    fill_value: (),
-    filters: (),
-    order: &'a str,
-    shape: &'a Dims,
-    zarr_format: u32,
-}
-
 /// The description of an uncompressed array, byte for byte as Megatron Core has it written.
 pub(crate) fn text(shape: &Dims, chunks: &Dims, dtype: &str) -> serde_json::Result<Bytes> {
     let mut out = Vec::new();
     let indented = PrettyFormatter::with_indent(b"    ");
-    Description {
-        chunks,
-        compressor: (),
-        dtype,
-        fill_value: (),
-        filters: (),
-        order: "C",
-        shape,
-        zarr_format: 2,
-    }
-    .serialize(&mut Serializer::with_formatter(&mut out, indented))?;
+    // In alphabetical order, because zarr-python sorts them.
+    let fields = json!({
+        "chunks": chunks,
+        "compressor": null,
+        "dtype": dtype,
+        "fill_value": null,
+        "filters": null,
+        "order": "C",
+        "shape": shape,
+        "zarr_format": 2,
+    });
+    fields.serialize(&mut Serializer::with_formatter(&mut out, indented))?;
     Ok(out.into())
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-fn parse_of(text: &str, data: u64) -> Result<Header, Fault> {
+fn parse_of(text: &str, data: u64) -> Result<Header, Refused> {
     parse(text.as_bytes(), LENGTH + text.len() as u64 + data)
 }
 

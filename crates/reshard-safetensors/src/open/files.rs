@@ -169,7 +169,7 @@ fn rival(top: &Listing, names: &BTreeSet<Name>) -> Result<Option<(Name, Name)>> 
 /// What reshard noted in a file, if it is there.
 async fn note(cx: &OpenCx, name: &Name) -> Result<Option<Record>> {
     let parse = |bytes: Bytes| {
-        Record::parse(&bytes).map_err(|e| {
+        serde_json::from_slice(&bytes).map_err(|e| {
             let what = format!("what reshard noted can't be parsed: {e}");
             StrategyError::corrupt(name, None, what)
         })

@@ -1,14 +1,10 @@
 //! Reads the headers of all files, of many files in one call.
 
 use super::files::Found;
-use crate::{
-    fault::Fault,
-    header::{self, Header, LENGTH},
-    unread::UnreadHeaders,
-};
+use crate::header::{self, Header, LENGTH};
 use bytes::Bytes;
 use reshard_storage::Name;
-use reshard_strategy::{OpenCx, Result, StrategyError};
+use reshard_strategy::{OpenCx, Refused, Result, StrategyError, UnreadPart};
 use std::collections::BTreeMap;
 
 /// So many bytes of a file are read first, and so many where requests are dear. Most headers are shorter.
@@ -19,15 +15,18 @@ const FIRST_IF_DEAR: u64 = 128 << 10;
 const AT_ONCE: usize = 256;
 
 /// The header of a file, and the CRC-32 of all bytes up to the first tensor.
-pub(super) type Read = std::result::Result<(Header, u32), Fault>;
+pub(super) type Read = std::result::Result<(Header, u32), Refused>;
 
 /// The headers of the files, in their order. Where requests are dear, what the record of reshard says of a header is taken as it is, and the header is not
 /// read: then it is among the second, by the number of its file.
 ///
 /// # Errors
 /// What the store says, and limits. What is wrong with a header is a part of the result.
-pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<(Vec<Read>, UnreadHeaders)> {
-    let (mut noted, mut unread) = (BTreeMap::new(), UnreadHeaders::default());
+pub(super) async fn read(
+    cx: &OpenCx,
+    found: &Found,
+) -> Result<(Vec<Read>, BTreeMap<u32, UnreadPart>)> {
+    let (mut noted, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let record = found.record.as_ref();
     if let Some(record) = record.filter(|_| cx.store.hints().requests_are_dear()) {
         for (n, (name, bytes)) in (0..).zip(&found.files) {
@@ -38,7 +37,8 @@ pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<(Vec<Read>, Unrea
             // If it does not fit to the file, that itself says what is wrong.
             if let Ok(header) = header::parse(text, *bytes) {
                 noted.insert(name, Ok((header, crc)));
-                unread.add(n, all.len() as u64, crc);
+                let part = UnreadPart::new(name.clone(), all.len() as u64, crc);
+                unread.insert(n, part);
             }
         }
     }
@@ -65,7 +65,7 @@ pub(super) async fn read(cx: &OpenCx, found: &Found) -> Result<(Vec<Read>, Unrea
                 continue;
             }
             let read = match bytes.and_then(|_| firsts.next()) {
-                None => Err(Fault::new("it is missing")),
+                None => Err(Refused::damaged("it is missing")),
                 Some(((_, bytes), first)) => one(cx, name, bytes, first).await?,
             };
             out.push(read);

@@ -1,7 +1,7 @@
 //! Where the pieces of a file lie in their tensors, as PyTorch DCP says it.
 
-use crate::{fault::Fault, header::Header};
-use reshard_strategy::UniqueMap;
+use crate::header::Header;
+use reshard_strategy::{Refused, UniqueMap};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ struct Saved {
 pub(super) type Offsets = BTreeMap<Box<str>, Vec<u64>>;
 
 /// The offsets of each key. `None` if the file is not one of a rank.
-pub(super) fn offsets(header: &Header) -> Result<Option<Offsets>, Fault> {
+pub(super) fn offsets(header: &Header) -> Result<Option<Offsets>, Refused> {
     let Some(text) = header.metadata.get(SHARDING) else {
         return Ok(None);
     };
     let saved: UniqueMap<Saved> = serde_json::from_str(text)
-        .map_err(|e| Fault::new(format!("its {SHARDING} can't be parsed: {e}")))?;
+        .map_err(|e| Refused::damaged(format!("its {SHARDING} can't be parsed: {e}")))?;
     let offsets = saved.0.into_iter();
     Ok(Some(
         offsets

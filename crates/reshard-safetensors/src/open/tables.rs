@@ -4,40 +4,25 @@ use super::{files::Found, headers::Read, sharding};
 use crate::{
     OBJECTS, RECORD,
     dtype::Spelled,
-    fault::Fault,
     header::{self, Entry, Header, LENGTH},
     names,
-    reader::{Chunk, Object},
-    record::TensorRecord,
+    reader::{Chunk, Object, SafetensorsReader},
+    record::{CHANGED, TensorRecord},
     texts::Texts,
-    unread::CHANGED,
 };
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::{Metadata, MetadataBuilder, TensorProperties};
-use reshard_storage::Name;
-use reshard_strategy::{Refused, Result, Rewritten, StrategyError, few};
-use std::collections::{BTreeMap, BTreeSet};
+use reshard_storage::{Name, PlaceKind};
+use reshard_strategy::{OpenCx, Refused, Result, Rewritten, StrategyError, UnreadPart, few};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// So many notes are made.
 const NOTES: usize = 100;
 /// So many keys can be refused, each with its reason. A checkpoint with more of them is refused as a whole.
 const REFUSED: usize = 100_000;
-
-#[derive(Debug)]
-pub(super) struct Tables {
-    pub(super) metadata: Metadata,
-    /// By their ids.
-    pub(super) chunks: Vec<Chunk>,
-    /// By their ids.
-    pub(super) objects: Vec<Object>,
-    pub(super) refused: BTreeMap<Box<str>, Refused>,
-    pub(super) files: Vec<Name>,
-    pub(super) notes: Vec<String>,
-    pub(super) warnings: Vec<String>,
-    pub(super) is_sharded: bool,
-    /// Headers that are not those in the record.
-    pub(super) rewritten: Vec<Rewritten>,
-}
 
 /// What a file has of a tensor.
 struct Part {
@@ -67,29 +52,34 @@ struct Parts {
     rewritten: Vec<Rewritten>,
 }
 
-impl Tables {
-    /// # Errors
-    /// A file is damaged, and nothing tells which keys it should have; or the files at `url` are several models.
-    pub(super) fn of(found: &Found, read: Vec<Read>, url: &str) -> Result<Self> {
-        let mut parts = Parts::default();
-        for (n, (file, read)) in (0..).zip(found.files.iter().zip(read)) {
-            let read = read.and_then(|(header, crc)| match rewritten(found, file, crc) {
-                Some(rewritten) => {
-                    parts.rewritten.push(rewritten);
-                    Err(Fault::new(CHANGED))
-                }
-                None => Ok(header),
-            });
-            let added = read.and_then(|header| parts.add(found, n, header));
-            if let Err(fault) = added {
-                parts.refuse_file(found, n, &file.0, fault)?;
+/// Builds the reader of these files from their headers.
+///
+/// # Errors
+/// A file is damaged, and nothing tells which keys it should have; or the files are several models.
+pub(super) fn reader(
+    cx: &OpenCx,
+    found: &Found,
+    read: Vec<Read>,
+    unread: BTreeMap<u32, UnreadPart>,
+) -> Result<SafetensorsReader> {
+    let mut parts = Parts::default();
+    for (n, (file, read)) in (0..).zip(found.files.iter().zip(read)) {
+        let read = read.and_then(|(header, crc)| match rewritten(found, file, crc) {
+            Some(rewritten) => {
+                parts.rewritten.push(rewritten);
+                Err(Refused::damaged(CHANGED))
             }
+            None => Ok(header),
+        });
+        let added = read.and_then(|header| parts.add(found, n, header));
+        if let Err(fault) = added {
+            parts.refuse_file(found, n, &file.0, fault)?;
         }
-        parts.missing(found);
-        parts.bounded(found)?;
-        parts.of_one_model(found, url)?;
-        parts.tables(found)
     }
+    parts.missing(found);
+    parts.bounded(found)?;
+    parts.of_one_model(found, &cx.store.url())?;
+    parts.reader(cx, found, unread)
 }
 
 /// The file of this number, if its header is not the noted one, and the elements that the noted one describes.
@@ -159,7 +149,7 @@ impl Parts {
     }
 
     /// Adds the tensors of a file.
-    fn add(&mut self, found: &Found, file: u32, header: Header) -> Result<(), Fault> {
+    fn add(&mut self, found: &Found, file: u32, header: Header) -> Result<(), Refused> {
         let offsets = sharding::offsets(&header)?;
         self.is_sharded |= offsets.is_some();
         self.texts.add(file, header.metadata);
@@ -201,7 +191,7 @@ impl Parts {
     }
 
     /// Refuses the keys of a file that can't be read.
-    fn refuse_file(&mut self, found: &Found, n: u32, name: &Name, fault: Fault) -> Result<()> {
+    fn refuse_file(&mut self, found: &Found, n: u32, name: &Name, fault: Refused) -> Result<()> {
         let mut keys: Vec<&str> = Vec::new();
         if let Some((_, index)) = &found.index {
             let of = index.of.iter().filter(|(_, file)| **file == n);
@@ -216,8 +206,7 @@ impl Parts {
             return Err(StrategyError::corrupt(name, fault.offset, fault.what));
         }
         for key in keys {
-            let why = Refused::damaged(fault.what.clone()).at(fault.offset);
-            self.refuse(key, in_file(why, &found.files, n));
+            self.refuse(key, in_file(fault.clone(), &found.files, n));
         }
         Ok(())
     }
@@ -272,7 +261,12 @@ impl Parts {
         Ok(())
     }
 
-    fn tables(mut self, found: &Found) -> Result<Tables> {
+    fn reader(
+        mut self,
+        cx: &OpenCx,
+        found: &Found,
+        unread: BTreeMap<u32, UnreadPart>,
+    ) -> Result<SafetensorsReader> {
         let (mut builder, mut chunks) = (Metadata::builder(), Vec::new());
         let empty = TensorRecord::default();
         for (key, mut parts) in std::mem::take(&mut self.of) {
@@ -313,16 +307,25 @@ impl Parts {
         let warnings = self.warnings(found);
         let planner_data = found.record.as_ref().and_then(|r| r.planner_data.clone());
         let annotations = self.texts.annotations(&found.files);
-        Ok(Tables {
-            metadata: builder.finish(planner_data)?.with_annotations(annotations),
+        let metadata = builder.finish(planner_data)?.with_annotations(annotations);
+        Ok(SafetensorsReader {
+            store: Arc::clone(&cx.store),
+            dialect: cx.dialect,
+            limits: cx.limits,
+            metadata: Arc::new(metadata),
             chunks,
             objects,
             refused: self.refused,
             files: found.files.iter().map(|(name, _)| name.clone()).collect(),
+            unread,
             notes: self.notes,
             warnings,
-            is_sharded: self.is_sharded,
             rewritten: self.rewritten,
+            index: found.index_name().cloned(),
+            unnamed: found.unnamed.clone(),
+            has_record: found.record.is_some(),
+            is_sharded: self.is_sharded,
+            is_alone: cx.kind == PlaceKind::File,
         })
     }
 

@@ -16,14 +16,14 @@ pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
         None => FileRole::Foreign,
         Some(Named::Record) => FileRole::Part,
         // Items lie in it if the record says so.
-        Some(Named::Objects) if !reader.kept.has_record => FileRole::Part,
-        Some(Named::Index(_)) if reader.kept.has_record => FileRole::Part,
-        Some(Named::Index(_)) if reader.kept.index.as_ref() == Some(&file.name) => FileRole::Part,
+        Some(Named::Objects) if !reader.has_record => FileRole::Part,
+        Some(Named::Index(_)) if reader.has_record => FileRole::Part,
+        Some(Named::Index(_)) if reader.index.as_ref() == Some(&file.name) => FileRole::Part,
         Some(Named::Tensors(_)) if reader.files.contains(&file.name) => FileRole::Part,
         // Its index has forgotten it.
-        Some(Named::Tensors(_)) if reader.kept.unnamed.contains(&file.name) => FileRole::Part,
+        Some(Named::Tensors(_)) if reader.unnamed.contains(&file.name) => FileRole::Part,
         // With a record it is known that nothing needs it. Without one, or with another name, it may be another model.
-        Some(named) if reader.kept.has_record && named.is_usual() => FileRole::Leftover,
+        Some(named) if reader.has_record && named.is_usual() => FileRole::Leftover,
         Some(_) => FileRole::Foreign,
     }
 }
@@ -31,17 +31,17 @@ pub(super) fn role(reader: &SafetensorsReader, file: &Entry) -> FileRole {
 /// Whether the record has checksums of all bytes of a file: of its header, and of all tensors in it.
 pub(super) fn covers(reader: &SafetensorsReader, file: &Name) -> bool {
     if file.as_str() == OBJECTS {
-        return reader.kept.has_record;
+        return reader.has_record;
     }
     let number = reader.files.iter().position(|name| name == file);
     let number = number.and_then(|n| u32::try_from(n).ok());
     let mut of_file = reader.chunks.iter().filter(|c| Some(c.file) == number);
-    reader.kept.has_record && number.is_some() && of_file.all(|chunk| chunk.crc.is_some())
+    reader.has_record && number.is_some() && of_file.all(|chunk| chunk.crc.is_some())
 }
 
 /// Which programs wrote it.
 pub(super) fn producer(reader: &SafetensorsReader) -> Producer {
-    let (by, can) = match (reader.kept.has_record, reader.kept.is_sharded) {
+    let (by, can) = match (reader.has_record, reader.is_sharded) {
         (true, false) => (
             "reshard",
             "reshard, transformers, and what reads safetensors",

@@ -1,10 +1,9 @@
 //! An opened checkpoint: its tables, and where its items are stored.
 
-use crate::unread::UnreadHeaders;
 use reshard_model::{Dialect, Layout};
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Name, Store};
-use reshard_strategy::{ReadLimits, Refused, Result, Rewritten, StrategyError};
+use reshard_strategy::{ReadLimits, Refused, Result, Rewritten, StrategyError, UnreadPart};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Where a chunk lies.
@@ -26,18 +25,6 @@ pub(crate) struct Object {
     pub(crate) crc: u32,
 }
 
-/// What the other files of a checkpoint are.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) index: Option<Name>,
-    /// Files of the model that the index does not name.
-    pub(crate) unnamed: Vec<Name>,
-    pub(crate) has_record: bool,
-    pub(crate) is_sharded: bool,
-    /// Whether one file was named, and not its folder.
-    pub(crate) is_alone: bool,
-}
-
 /// An opened checkpoint.
 #[derive(Debug)]
 pub(crate) struct SafetensorsReader {
@@ -53,13 +40,20 @@ pub(crate) struct SafetensorsReader {
     pub(crate) refused: BTreeMap<Box<str>, Refused>,
     /// The files of tensors.
     pub(crate) files: Vec<Name>,
-    /// The headers that were not read.
-    pub(crate) unread: UnreadHeaders,
+    /// The headers that were not read, by the numbers of their files.
+    pub(crate) unread: BTreeMap<u32, UnreadPart>,
     pub(crate) notes: Vec<String>,
     pub(crate) warnings: Vec<String>,
     /// Headers that are not the written ones, as far as opening has read them.
     pub(crate) rewritten: Vec<Rewritten>,
-    pub(crate) kept: Kept,
+    /// The index, if it was read.
+    pub(crate) index: Option<Name>,
+    /// Files of the model that the index does not name.
+    pub(crate) unnamed: Vec<Name>,
+    pub(crate) has_record: bool,
+    pub(crate) is_sharded: bool,
+    /// Whether one file was named, and not its folder.
+    pub(crate) is_alone: bool,
 }
 
 /// A chunk, and where it lies.

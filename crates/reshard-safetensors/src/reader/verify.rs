@@ -2,7 +2,7 @@
 
 use super::objects;
 use super::opened::{SafetensorsReader, tensor};
-use crate::{OBJECTS, unread::CHANGED};
+use crate::{OBJECTS, record::CHANGED};
 use async_trait::async_trait;
 use reshard_model::{DType, ErrorKind, Region};
 use reshard_plan::TensorRef;
@@ -45,7 +45,7 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
         }
         if let Some(what) = uncovered(t) {
             // The file of one rank has its pieces, and nobody has looked for the others.
-            if self.reader.kept.is_alone {
+            if self.reader.is_alone {
                 let found = Damage::new(format!("{what}; open the folder of this file"));
                 run.report
                     .add(ErrorKind::Unsupported, found.of_key(t.key()));
@@ -96,7 +96,7 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
     }
 
     async fn rest(&mut self, run: &mut VerifyRun<'r>) -> Result<()> {
-        if run.items.is_all() && self.reader.kept.has_record {
+        if run.items.is_all() && self.reader.has_record {
             // No program writes bytes between objects.
             let reader = self.reader;
             let size = reader.store.len(&Name::new(OBJECTS)?).await?.unwrap_or(0);

@@ -1,12 +1,12 @@
 //! Keeps unpacked data of chunks for the next read.
 
-use crate::{LimitOption, Result, StrategyError};
+use crate::{LimitOption, Recent, Result, StrategyError};
 use bytes::Bytes;
 use reshard_model::Tensor;
 use reshard_plan::ChunkId;
 use reshard_torch_format::archive::Inflate;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -26,41 +26,16 @@ type Key = (ChunkId, bool);
 ///
 /// Chunks are read in parts, and each part of a packed chunk needs what comes before it.
 #[derive(Debug)]
-pub struct Kept {
-    /// The maximal memory, unless a single chunk is larger.
-    max: u64,
-    all: Mutex<All>,
-}
+pub struct Kept(Mutex<All>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct All {
-    /// By age, which is the number of entries that were made before.
-    entries: BTreeMap<u64, (Key, Unpacked)>,
-    ages: BTreeMap<Key, u64>,
-    next: u64,
-    bytes: u64,
+    unpacked: Recent<Key, Unpacked>,
     /// Chunks of which a part was wanted before.
     seen: BTreeSet<ChunkId>,
     /// Bytes that were unpacked of chunks that had been unpacked before, and bytes that were wanted.
     again: u64,
     wanted: u64,
-}
-
-impl All {
-    fn remove(&mut self, age: u64) -> Option<Unpacked> {
-        let (key, unpacked) = self.entries.remove(&age)?;
-        self.ages.remove(&key);
-        self.bytes -= unpacked.bytes();
-        Some(unpacked)
-    }
-
-    fn make_room(&mut self, bytes: u64, max: u64) {
-        while self.bytes.saturating_add(bytes) > max
-            && let Some((&oldest, _)) = self.entries.first_key_value()
-        {
-            self.remove(oldest);
-        }
-    }
 }
 
 /// Unpacked data of a chunk.
@@ -102,52 +77,42 @@ impl Unpacked {
 impl Kept {
     /// Keeps so many bytes.
     pub fn new(max: u64) -> Self {
-        Self {
-            max,
-            all: Mutex::default(),
-        }
+        Self(Mutex::new(All {
+            unpacked: Recent::new(max),
+            seen: BTreeSet::new(),
+            again: 0,
+            wanted: 0,
+        }))
     }
 
     fn all(&self) -> MutexGuard<'_, All> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes out what is kept of a chunk whose checksum is checked, or of one whose is not.
     pub fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
-        let mut all = self.all();
-        let age = *all.ages.get(&(chunk, verified))?;
-        all.remove(age)
+        self.all().unpacked.take(&(chunk, verified))
     }
 
     /// Whether a chunk is kept as a whole, or its stream is already past a wanted byte.
     pub fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
-        let all = self.all();
-        let age = all.ages.get(&(chunk, verified));
-        age.and_then(|age| all.entries.get(age))
-            .is_some_and(|(_, unpacked)| match unpacked {
-                Unpacked::Tensor(_) => true,
-                Unpacked::Stream(stream) => stream.at > start,
-            })
+        match self.all().unpacked.get(&(chunk, verified)) {
+            Some(Unpacked::Tensor(_)) => true,
+            Some(Unpacked::Stream(stream)) => stream.at > start,
+            None => false,
+        }
     }
 
     /// Frees memory for so many bytes.
     pub fn make_room(&self, bytes: u64) {
-        self.all().make_room(bytes, self.max);
+        self.all().unpacked.make_room(bytes);
     }
 
     /// Keeps data, in the place of older ones.
     pub fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
-        let (mut all, key) = (self.all(), (chunk, verified));
-        // Another thread may have kept the same chunk meanwhile.
-        if let Some(&age) = all.ages.get(&key) {
-            all.remove(age);
-        }
-        all.make_room(unpacked.bytes(), self.max);
-        let age = all.next;
-        all.next += 1;
-        all.bytes = all.bytes.saturating_add(unpacked.bytes());
-        all.ages.insert(key, age);
-        all.entries.insert(age, (key, unpacked));
+        let bytes = unpacked.bytes();
+        let key = (chunk, verified);
+        self.all().unpacked.insert(key, unpacked, bytes);
     }
 
     /// Counts that a chunk of so many bytes is unpacked for so many of them. A program that reads a tensor in blocks may want a part of
@@ -180,7 +145,7 @@ impl Kept {
         Err(StrategyError::Limit {
             what,
             option: LimitOption::MaxKept,
-            max: self.max,
+            max: all.unpacked.max(),
         })
     }
 }
@@ -197,42 +162,36 @@ mod tests {
         Unpacked::Tensor(Tensor::zeros("t", DType::UInt8, &[bytes]).unwrap())
     }
 
-    fn ids(kept: &Kept) -> Vec<u32> {
-        let all = kept.all();
-        let ids = all.entries.values().map(|((chunk, _), _)| chunk.0);
-        let ids: Vec<u32> = ids.collect();
-        let bytes: u64 = all.entries.values().map(|(_, u)| u.bytes()).sum();
-        assert_eq!((all.ages.len(), all.bytes), (ids.len(), bytes));
-        ids
-    }
-
     #[test]
-    fn what_is_kept_has_a_bound_and_the_oldest_goes_first() {
+    fn what_is_kept_has_a_bound_and_is_taken_once() {
         let kept = Kept::new(256 * MIB);
         for (chunk, bytes) in [(1, 100 * MIB), (2, 100 * MIB), (3, 56 * MIB)] {
             kept.keep(ChunkId(chunk), true, tensor(bytes - ENTRY));
         }
-        assert_eq!(ids(&kept), [1, 2, 3], "256 MiB and not a byte more");
-        kept.make_room(0);
-        assert_eq!(ids(&kept), [1, 2, 3]);
         kept.keep(ChunkId(4), true, tensor(1));
-        assert_eq!(ids(&kept), [2, 3, 4]);
         kept.make_room(157 * MIB);
-        assert_eq!(ids(&kept), [3, 4]);
-        // More than all of it: that alone is kept.
-        kept.keep(ChunkId(5), false, tensor(256 * MIB + 1));
-        assert_eq!(ids(&kept), [5]);
         assert_eq!(format!("{:?}", tensor(12)), "1036 bytes");
         let taken = |chunk, verified| kept.take(ChunkId(chunk), verified).is_some();
+        assert_eq!([taken(1, true), taken(2, true)], [false, false]);
         assert_eq!(
             [
-                taken(5, true),
+                taken(3, true),
                 taken(4, false),
-                taken(5, false),
-                taken(5, false)
+                taken(4, true),
+                taken(4, true)
             ],
-            [false, false, true, false]
+            [true, false, true, false]
         );
+    }
+
+    #[test]
+    fn small_data_take_memory_by_their_number() {
+        let kept = Kept::new(MIB);
+        for chunk in 0..2_000 {
+            kept.keep(ChunkId(chunk), true, tensor(0));
+        }
+        let all = (0..2_000).filter(|n| kept.take(ChunkId(*n), true).is_some());
+        assert_eq!(all.count() as u64, MIB / ENTRY);
     }
 
     #[test]
@@ -263,20 +222,6 @@ mod tests {
             !kept.is_past(ChunkId(1), false, 0),
             "what was not checked is another one"
         );
-    }
-
-    #[test]
-    fn a_chunk_that_is_kept_again_replaces_itself() {
-        let kept = Kept::new(MIB);
-        kept.keep(ChunkId(1), true, tensor(7));
-        kept.keep(ChunkId(2), true, tensor(7));
-        kept.keep(ChunkId(1), true, tensor(9));
-        assert_eq!(ids(&kept), [2, 1]);
-        // Small data take memory by their number.
-        for chunk in 3..2_000 {
-            kept.keep(ChunkId(chunk), true, tensor(0));
-        }
-        assert_eq!(ids(&kept).len() as u64, MIB / ENTRY);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::{BundleReader, crc::differs, swapped::swap};
 use crate::{
-    dtype::Kind,
-    index::{Place, Stored},
+    dtype::{Enum, Kind},
+    index::Stored,
     object::Object,
     strings::{self, Order},
     variant,
@@ -11,7 +11,6 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::Region;
 use reshard_plan::ObjectId;
-use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 
 impl BundleReader {
@@ -29,30 +28,24 @@ impl BundleReader {
         self.limits.whole(key, bytes)?;
         let mut parts = Vec::with_capacity(stored.parts.len());
         for (region, place) in &stored.parts {
-            let (name, bytes) = (self.there(place, key)?, place.range());
-            let bytes = self.store.read(&name, bytes).await?;
-            let found = Part {
-                stored,
-                region,
-                place,
-                name: &name,
-                key,
-                order: self.index.order,
-            };
-            parts.push((region, found.elements(bytes, verify)?));
+            let name = self.there(place, key)?;
+            let found = self.store.read(&name, place.range()).await?;
+            let damaged = |what: String| StrategyError::corrupt(&name, Some(place.offset), what);
+            let count = region.volume().unwrap_or(u64::MAX);
+            let (crc, found) = elements(stored.dtype, count, self.index.order, found)
+                .map_err(|what| damaged(format!("{key}: {what}")))?;
+            if (self.index.order, Kind::of(stored.dtype)) == (Order::Big, Some(Kind::Variant)) {
+                return Err(StrategyError::Undecoded {
+                    what: format!("{key} (a big-endian variant)"),
+                });
+            }
+            if verify && crc != place.crc {
+                return Err(damaged(differs(key, crc, place.crc)));
+            }
+            parts.push((region, found));
         }
         Ok((joined(stored, parts)?, bytes))
     }
-}
-
-/// One stored part of an object.
-struct Part<'r> {
-    stored: &'r Stored,
-    region: &'r Region,
-    place: &'r Place,
-    name: &'r Name,
-    key: &'r str,
-    order: Order,
 }
 
 /// The elements of a part, little-endian.
@@ -61,61 +54,36 @@ enum Elements {
     Bytes(Bytes),
 }
 
-impl Part<'_> {
-    fn damaged(&self, what: &str) -> StrategyError {
-        StrategyError::corrupt(
-            self.name,
-            Some(self.place.offset),
-            format!("{}: {what}", self.key),
-        )
-    }
-
-    fn elements(&self, bytes: Bytes, verify: bool) -> Result<Elements> {
-        let elements = self.region.volume().unwrap_or(u64::MAX);
-        let kind =
-            Kind::of(self.stored.dtype).ok_or_else(|| self.damaged("its type is not known"))?;
-        let (found, out) = match kind {
-            Kind::Strings => {
-                let found =
-                    strings::decode(&bytes, elements, self.order).map_err(|e| self.damaged(&e))?;
-                let strings = found.places.into_iter().map(|at| bytes.slice(at)).collect();
-                (found.crc, Elements::Strings(strings))
-            }
-            Kind::Variant => {
-                let crc =
-                    variant::check(&bytes, elements, self.order).map_err(|e| self.damaged(&e))?;
-                if self.order == Order::Big {
-                    return Err(StrategyError::Undecoded {
-                        what: format!("{} (a big-endian variant)", self.key),
-                    });
-                }
-                (crc, Elements::Bytes(bytes))
-            }
-            Kind::Tensor(_) | Kind::Opaque { .. } => {
-                let crc = crc32c::crc32c(&bytes);
-                let bytes = match (self.order, kind.word()) {
-                    (Order::Big, word @ 2..) => {
-                        let mut bytes = bytes.to_vec();
-                        swap(&mut bytes, word);
-                        bytes.into()
-                    }
-                    _ => bytes,
-                };
-                (crc, Elements::Bytes(bytes))
-            }
-        };
-        match verify && found != self.place.crc {
-            true => {
-                let what = differs(self.key, found, self.place.crc);
-                Err(StrategyError::corrupt(
-                    self.name,
-                    Some(self.place.offset),
-                    what,
-                ))
-            }
-            false => Ok(out),
+/// The checksum and the elements of a part. Variants stay as they are stored. The error says what is wrong with the bytes.
+fn elements(
+    dtype: Enum,
+    count: u64,
+    order: Order,
+    bytes: Bytes,
+) -> Result<(u32, Elements), String> {
+    Ok(match Kind::of(dtype).ok_or("its type is not known")? {
+        Kind::Strings => {
+            let found = strings::decode(&bytes, count, order)?;
+            let strings = found.places.into_iter().map(|at| bytes.slice(at)).collect();
+            (found.crc, Elements::Strings(strings))
         }
-    }
+        Kind::Variant => {
+            let crc = variant::check(&bytes, count, order)?;
+            (crc, Elements::Bytes(bytes))
+        }
+        kind @ (Kind::Tensor(_) | Kind::Opaque { .. }) => {
+            let crc = crc32c::crc32c(&bytes);
+            let bytes = match (order, kind.word()) {
+                (Order::Big, word @ 2..) => {
+                    let mut bytes = bytes.to_vec();
+                    swap(&mut bytes, word);
+                    bytes.into()
+                }
+                _ => bytes,
+            };
+            (crc, Elements::Bytes(bytes))
+        }
+    })
 }
 
 /// The parts as one.
@@ -147,12 +115,8 @@ fn joined(stored: &Stored, parts: Vec<(&Region, Elements)>) -> Result<Object> {
             at as usize
         })
     };
-    let mut parts = parts;
-    if let (1, Some((_, Elements::Bytes(_)))) = (parts.len(), parts.first()) {
-        return match parts.pop() {
-            Some((_, Elements::Bytes(bytes))) => Ok(object(bytes)),
-            _ => Err(broken()),
-        };
+    if let [(_, Elements::Bytes(bytes))] = &*parts {
+        return Ok(object(bytes.clone()));
     }
     match item {
         None => {

@@ -7,9 +7,9 @@ use crate::{
 };
 use reshard_model::{Dialect, Layout, Region};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
+use reshard_storage::{Checksum, Name, RecordRead, Store};
 use reshard_strategy::{
-    ReadCx, ReadLimits, ReadTensor, Result, Selection, StorageInfo, StorageReader, StrategyError,
+    ReadCx, ReadLimits, ReadTensor, Result, StorageInfo, StorageReader, StrategyError,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -105,19 +105,9 @@ impl BundleReader {
         cx: &ReadCx<'_>,
     ) -> Result<RecordRead> {
         let (place, layout, key) = (self.chunk(id)?, self.layout(id)?, self.key_of(id));
-        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
-        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
-        let check = all.then(|| -> Box<dyn Checksum> { Box::new(crc::check(place, &key)) });
-        let parts: Vec<Part> = reads
-            .into_iter()
-            .map(|read| read.part(&layout))
-            .collect::<Result<_>>()?;
-        Ok(RecordRead {
-            name: self.there(place, &key)?,
-            record: place.range(),
-            parts,
-            check,
-        })
+        let at = (self.there(place, &key)?, place.range());
+        let check = || -> Option<Box<dyn Checksum>> { Some(Box::new(crc::check(place, &key))) };
+        ReadTensor::record(reads, at, &layout, cx.verify, check)
     }
 
     pub(super) fn key_of(&self, id: ChunkId) -> String {

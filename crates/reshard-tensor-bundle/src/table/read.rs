@@ -5,44 +5,15 @@ use crate::{
     crc::{mask, unmask},
     varint,
 };
+use reshard_model::ErrorKind;
+use reshard_strategy::Refused;
 use std::{borrow::Cow, ops::Range};
 
-/// What is wrong with a table, and at which of its bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) kind: FaultKind,
-    pub(crate) offset: Option<u64>,
-    pub(crate) what: String,
-}
+pub(crate) type Result<T, E = Refused> = std::result::Result<T, E>;
 
-/// Whether something is damaged, or needs more memory than is permitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
-    Damaged,
-    /// Beyond so many bytes.
-    Limit(u64),
-    /// It is in a form that is not known here.
-    Unknown,
-}
-
-pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
-
-impl Fault {
-    pub(crate) fn damaged(offset: usize, what: impl Into<String>) -> Self {
-        Self {
-            kind: FaultKind::Damaged,
-            offset: Some(offset as u64),
-            what: what.into(),
-        }
-    }
-
-    pub(crate) fn unknown(what: impl Into<String>) -> Self {
-        Self {
-            kind: FaultKind::Unknown,
-            offset: None,
-            what: what.into(),
-        }
-    }
+/// The reason for refusing a table that is damaged at this byte.
+pub(crate) fn damaged(offset: usize, what: impl Into<String>) -> Refused {
+    Refused::damaged(what).at(offset as u64)
 }
 
 /// What an entry takes in memory at least when it is parsed, with its tensor, its chunk and its place. The shortest one has three
@@ -62,11 +33,8 @@ impl Budget {
         match self.0.checked_sub(bytes) {
             Some(rest) => self.0 = rest,
             None => {
-                return Err(Fault {
-                    kind: FaultKind::Limit(bytes),
-                    offset: None,
-                    what: "the index asks for more memory than is permitted".into(),
-                });
+                let what = "the index asks for more memory than is permitted";
+                return Err(Refused::new(ErrorKind::Limit, what));
             }
         }
         Ok(())
@@ -98,29 +66,30 @@ impl Handle {
     }
 }
 
+/// The places of the meta data block and of the index block.
+fn footer(table: &[u8]) -> Result<[Handle; 2]> {
+    let Some(at) = table.len().checked_sub(FOOTER) else {
+        let what = "it is too short to be a table; it was cut, or it is no index of a checkpoint";
+        return Err(damaged(0, what));
+    };
+    if !table.ends_with(&MAGIC) {
+        let what = "it does not end as a table does; it was cut, or it is no index of a checkpoint";
+        return Err(damaged(at, what));
+    }
+    let mut handles = &table[at..];
+    let mut take = || {
+        let unknown = || damaged(at, "the footer does not say where blocks lie");
+        Handle::take(&mut handles).ok_or_else(unknown)
+    };
+    Ok([take()?, take()?])
+}
+
 /// Takes an entry: where its block lies, its key and its value.
 pub(crate) type Visit<'v> = dyn FnMut(usize, &[u8], &[u8]) -> Result<()> + 'v;
 
 /// Gives all entries in their order. Keys increase strictly.
 pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -> Result<()> {
-    let cut = |what: &str| Fault::damaged(0, what);
-    let footer = table
-        .len()
-        .checked_sub(FOOTER)
-        .and_then(|at| table.get(at..))
-        .ok_or_else(|| {
-            cut("it is too short to be a table; it was cut, or it is no index of a checkpoint")
-        })?;
-    let at = table.len() - FOOTER;
-    if footer.get(FOOTER - MAGIC.len()..) != Some(&MAGIC[..]) {
-        let what = "it does not end as a table does; it was cut, or it is no index of a checkpoint";
-        return Err(Fault::damaged(at, what));
-    }
-    let mut handles = footer;
-    let index = Handle::take(&mut handles).and_then(|_| Handle::take(&mut handles));
-    let index =
-        index.ok_or_else(|| Fault::damaged(at, "the footer does not say where blocks lie"))?;
-
+    let [_, index] = footer(table)?;
     // The index block has, for each data block, a key that is not before the keys of that block, and before those of the next one.
     let mut last: Option<Vec<u8>> = None;
     let mut separator: Option<Vec<u8>> = None;
@@ -128,9 +97,8 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
     let index = block(table, index, &mut budget)?;
     let mut blocks = budget;
     for_each(&index, index_at, &mut blocks, &mut |key, mut value, _| {
-        let handle = Handle::take(&mut value).ok_or_else(|| {
-            Fault::damaged(index_at, "the index block does not say where a block lies")
-        })?;
+        let handle = Handle::take(&mut value)
+            .ok_or_else(|| damaged(index_at, "the index block does not say where a block lies"))?;
         let block_at = usize::try_from(handle.offset).unwrap_or(usize::MAX);
         let block = block(table, handle, &mut budget)?;
         for_each(&block, block_at, &mut budget, &mut |key, value, first| {
@@ -150,7 +118,7 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
         })?;
         if last.as_deref().is_some_and(|last| key < last) {
             let what = "the index block gives a block a key that is before the keys in it, so it would not be found";
-            return Err(Fault::damaged(index_at, what));
+            return Err(damaged(index_at, what));
         }
         separator = Some(key.to_vec());
         Ok(())
@@ -160,16 +128,9 @@ pub(crate) fn entries(table: &[u8], mut budget: Budget, visit: &mut Visit<'_>) -
 /// Checks what a reader does not need: the block of meta data, which is empty, and the padding of the footer. Returns how many bytes lie in no
 /// block and not in the footer.
 pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
-    let at = table.len().saturating_sub(FOOTER);
-    let damaged = |what: &str| Fault::damaged(at, what);
-    let footer = table
-        .get(at..table.len().saturating_sub(MAGIC.len()))
-        .ok_or_else(|| damaged("there is no footer"))?;
-    let mut handles = footer;
-    let meta = Handle::take(&mut handles);
-    let handles = meta.and_then(|meta| Some((meta, Handle::take(&mut handles)?)));
-    let (meta, index) =
-        handles.ok_or_else(|| damaged("the footer does not say where blocks lie"))?;
+    let [meta, index] = footer(table)?;
+    let at = table.len() - FOOTER;
+    let footer = &table[at..table.len() - MAGIC.len()];
     // A number may have another byte more than it needs, and mean the same.
     let mut written = Vec::with_capacity(footer.len());
     for number in [meta.offset, meta.size, index.offset, index.size] {
@@ -178,7 +139,7 @@ pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
     written.resize(footer.len(), 0);
     if footer != written {
         let what = "the footer is not what TensorFlow writes: a byte of it has changed";
-        return Err(damaged(what));
+        return Err(damaged(at, what));
     }
     drop(block(table, meta, &mut budget)?);
     let index_at = usize::try_from(index.offset).unwrap_or(usize::MAX);
@@ -196,20 +157,20 @@ pub(crate) fn unclaimed(table: &[u8], mut budget: Budget) -> Result<u64> {
     Ok(reshard_strategy::unclaimed(at as u64, blocks))
 }
 
-fn unsorted(at: usize, key: &[u8], last: Option<&[u8]>) -> Fault {
+fn unsorted(at: usize, key: &[u8], last: Option<&[u8]>) -> Refused {
     let shown = String::from_utf8_lossy(&key[..key.len().min(200)]);
     let what = match last == Some(key) {
         true => format!("the key {shown:?} is there twice"),
         false => format!("the key {shown:?} is not in order, so it would not be found"),
     };
-    Fault::damaged(at, what)
+    damaged(at, what)
 }
 
 /// A block, checked and unpacked.
 fn block<'t>(table: &'t [u8], handle: Handle, budget: &mut Budget) -> Result<Cow<'t, [u8]>> {
     let at = usize::try_from(handle.offset).unwrap_or(usize::MAX);
     let outside = || {
-        Fault::damaged(
+        damaged(
             at,
             format!(
                 "a block of {} bytes would lie outside of the file",
@@ -230,17 +191,15 @@ fn block<'t>(table: &'t [u8], handle: Handle, budget: &mut Budget) -> Result<Cow
             "a block is damaged: its CRC-32C is {found:08x}, and {:08x} was written",
             unmask(stored)
         );
-        return Err(Fault::damaged(at, what));
+        return Err(damaged(at, what));
     }
     match packed {
         0 => Ok(Cow::Borrowed(block)),
         1 => snappy(block, at, budget).map(Cow::Owned),
-        other => Err(Fault {
-            offset: Some(at as u64),
-            ..Fault::unknown(format!(
-                "a block is compressed by method {other}, which is not known"
-            ))
-        }),
+        other => {
+            let what = format!("a block is compressed by method {other}, which is not known");
+            Err(Refused::unknown(what).at(at as u64))
+        }
     }
 }
 
@@ -248,19 +207,19 @@ fn block<'t>(table: &'t [u8], handle: Handle, budget: &mut Budget) -> Result<Cow
 const MOST: u64 = 22;
 
 fn snappy(block: &[u8], at: usize, budget: &mut Budget) -> Result<Vec<u8>> {
-    let damaged = |e: snap::Error| Fault::damaged(at, format!("a block can't be unpacked: {e}"));
-    let length = snap::raw::decompress_len(block).map_err(damaged)? as u64;
+    let failed = |e: snap::Error| damaged(at, format!("a block can't be unpacked: {e}"));
+    let length = snap::raw::decompress_len(block).map_err(failed)? as u64;
     if length > (block.len() as u64).saturating_mul(MOST) {
         let what = format!(
             "a block of {} bytes says that it unpacks to {length}, which snappy can't do",
             block.len()
         );
-        return Err(Fault::damaged(at, what));
+        return Err(damaged(at, what));
     }
     budget.take(length)?;
     snap::raw::Decoder::new()
         .decompress_vec(block)
-        .map_err(damaged)
+        .map_err(failed)
 }
 
 /// Takes a key, its value, and whether it is the first one of its block.
@@ -268,17 +227,17 @@ type InBlock<'v> = dyn FnMut(&[u8], &[u8], bool) -> Result<()> + 'v;
 
 /// Gives the entries of a block, and whether it is the first one. `at` is where the block lies in the table.
 fn for_each(block: &[u8], at: usize, budget: &mut Budget, visit: &mut InBlock<'_>) -> Result<()> {
-    let damaged = |what: &str| Fault::damaged(at, what);
+    let wrong = |what: &str| damaged(at, what);
     // Restarts are for seeking, which nobody does here. Only their number counts.
     let restarts = block
         .split_last_chunk()
         .map(|(rest, n)| (rest, u32::from_le_bytes(*n)));
-    let (rest, restarts) = restarts.ok_or_else(|| damaged("a block is too short"))?;
+    let (rest, restarts) = restarts.ok_or_else(|| wrong("a block is too short"))?;
     let entries = usize::try_from(restarts)
         .ok()
         .and_then(|n| rest.len().checked_sub(n.checked_mul(4)?))
         .and_then(|end| rest.get(..end));
-    let mut left = entries.ok_or_else(|| damaged("a block has not as many restarts as it says"))?;
+    let mut left = entries.ok_or_else(|| wrong("a block has not as many restarts as it says"))?;
     let mut key: Vec<u8> = Vec::new();
     let mut first = true;
     while !left.is_empty() {
@@ -286,10 +245,10 @@ fn for_each(block: &[u8], at: usize, budget: &mut Budget, visit: &mut InBlock<'_
             let mut next = || usize::try_from(varint::take(&mut left)?).ok();
             Some((next()?, next()?, next()?))
         };
-        let cut = || damaged("an entry reaches beyond its block");
+        let cut = || wrong("an entry reaches beyond its block");
         let (shared, own, value) = lengths().ok_or_else(cut)?;
         if shared > key.len() {
-            return Err(damaged(
+            return Err(wrong(
                 "an entry shares more of its key than the one before it has",
             ));
         }
@@ -338,7 +297,7 @@ mod tests {
             .compress_vec(&vec![0; 2 << 20])
             .unwrap();
         let e = keys(&of_block(&packed, 1)).unwrap_err();
-        assert!(matches!(e.kind, FaultKind::Limit(_)), "{e:?}");
+        assert!(matches!(e.kind, ErrorKind::Limit), "{e:?}");
     }
 
     #[test]
@@ -400,7 +359,7 @@ mod tests {
         };
         assert_eq!(keys(&many(3_000)).unwrap().len(), 3_000);
         let e = keys(&many(4_000)).unwrap_err();
-        assert!(matches!(e.kind, FaultKind::Limit(_)), "{e:?}");
+        assert!(matches!(e.kind, ErrorKind::Limit), "{e:?}");
         // Values of empty slices.
         let value = |bytes: usize| {
             let mut builder = TableBuilder::default();
@@ -408,10 +367,7 @@ mod tests {
             keys(&builder.finish())
         };
         assert!(value(40_000).is_ok());
-        assert!(matches!(
-            value(50_000).unwrap_err().kind,
-            FaultKind::Limit(_)
-        ));
+        assert!(matches!(value(50_000).unwrap_err().kind, ErrorKind::Limit));
     }
 
     #[test]
@@ -426,6 +382,6 @@ mod tests {
         }
         block.extend([0, 0, 0, 0, 1, 0, 0, 0]);
         let e = keys(&of_block(&block, 0)).unwrap_err();
-        assert!(matches!(e.kind, FaultKind::Limit(_)), "{e:?}");
+        assert!(matches!(e.kind, ErrorKind::Limit), "{e:?}");
     }
 }

@@ -1,12 +1,7 @@
 //! Items on their way to a data file, and what is known of them afterwards.
 
-use crate::{
-    dtype::Enum,
-    object::{Codec, Object},
-    record::Form,
-};
+use crate::object::{Codec, Object};
 use bytes::Bytes;
-use reshard_model::Dims;
 use reshard_plan::{WriteItem, WriteKind};
 use reshard_storage::{Extent, Length};
 use reshard_strategy::{
@@ -39,10 +34,16 @@ impl Summed {
             }
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
                 let bytes = encode_object(&Codec::default(), &item.key, payload)?;
-                let object = Object::parse(&bytes)
+                let mut object = Object::parse(&bytes)
                     .ok_or_else(|| invalid("it is no object of a bundle".into()))?;
                 let crc = object.crc().map_err(invalid)?;
-                Ok(Self::of_object(object.stored.clone(), crc, &object))
+                let stored = std::mem::take(&mut object.stored);
+                Ok(Self {
+                    length: stored.len() as u64,
+                    blocks: Box::new((!stored.is_empty()).then_some(Ok(stored)).into_iter()),
+                    crc: 0,
+                    object: Some((crc, object.to_bytes())),
+                })
             }
             _ => Err(other_kind(item)),
         }
@@ -55,20 +56,6 @@ impl Summed {
             blocks,
             crc: 0,
             object: None,
-        }
-    }
-
-    fn of_object(stored: Bytes, crc: u32, object: &Object) -> Self {
-        let told = Told {
-            form: object.form,
-            dtype: object.dtype,
-            shape: object.shape.clone(),
-        };
-        Self {
-            length: stored.len() as u64,
-            blocks: Box::new((!stored.is_empty()).then_some(Ok(stored)).into_iter()),
-            crc: 0,
-            object: Some((crc, told.to_bytes())),
         }
     }
 }
@@ -95,35 +82,12 @@ impl Extent for Summed {
     }
 }
 
-/// What the receipt of an object tells of it.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Told {
-    pub(super) form: Form,
-    pub(super) dtype: Enum,
-    pub(super) shape: Dims,
-}
-
-impl Told {
-    fn to_bytes(&self) -> Bytes {
-        let object = Object {
-            form: self.form,
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            stored: Bytes::new(),
-        };
-        object.to_bytes()
-    }
-}
-
-/// The checksum in a receipt, and what it tells of an object.
-pub(super) fn receipt(bytes: &Bytes) -> Option<(u32, Option<Told>)> {
+/// The checksum in a receipt, and the object without its bytes.
+pub(super) fn receipt(bytes: &Bytes) -> Option<(u32, Option<Object>)> {
     let (crc, rest) = bytes.split_first_chunk()?;
-    let crc = u32::from_le_bytes(*crc);
-    if rest.is_empty() {
-        return Some((crc, None));
-    }
-    let Object {
-        form, dtype, shape, ..
-    } = Object::parse(&bytes.slice_ref(rest))?;
-    Some((crc, Some(Told { form, dtype, shape })))
+    let object = match rest {
+        [] => None,
+        rest => Some(Object::parse(&bytes.slice_ref(rest))?),
+    };
+    Some((u32::from_le_bytes(*crc), object))
 }

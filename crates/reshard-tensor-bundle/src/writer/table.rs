@@ -1,23 +1,24 @@
 //! The index of what all ranks have written.
 
-use super::item::{self, Told};
+use super::item;
 use crate::{
+    TensorBundleConfig,
     crc::mask,
     dtype::{self, STRING},
-    entry::{Entry, Header},
+    entry::{Entry, Extent, Header, Shape, Slice},
     graph::OBJECT_GRAPH,
     names::{self, DataFile},
     ordered_code,
     record::{Form, OfTensor, Record},
-    settings::Settings,
     strings,
     table::write::TableBuilder,
 };
 use bytes::Bytes;
+use prost::Message as _;
 use reshard_model::{Dims, Region};
 use reshard_plan::{Metadata, PieceId, TensorRef};
 use reshard_strategy::{FinishCx, Result, StorageInfo, StrategyError, WriteResult};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display};
 
 /// What describes a checkpoint.
 pub(super) struct Described {
@@ -27,7 +28,7 @@ pub(super) struct Described {
     pub(super) data: Option<(String, Bytes)>,
 }
 
-pub(super) fn describe(settings: &Settings, cx: &FinishCx<'_>) -> Result<Described> {
+pub(super) fn describe(settings: &TensorBundleConfig, cx: &FinishCx<'_>) -> Result<Described> {
     let mut table = Table {
         written: cx.written.iter().flatten().map(|w| (&w.id, w)).collect(),
         entries: BTreeMap::new(),
@@ -56,11 +57,11 @@ pub(super) fn describe(settings: &Settings, cx: &FinishCx<'_>) -> Result<Describ
         }
     }
     let data = table.last(settings, cx.metadata)?;
-    let header = Header::new(table.shards).to_bytes();
+    let header = Header::new(signed(table.shards)?);
     let mut builder = TableBuilder::default();
-    builder.add(b"", &header);
+    builder.add(b"", &header.encode_to_vec());
     for (key, entry) in &table.entries {
-        builder.add(key, &entry.to_bytes());
+        builder.add(key, &entry.encode_to_vec());
     }
     Ok(Described {
         index: builder.finish(),
@@ -79,16 +80,15 @@ struct Table<'w> {
     written_shards: u32,
 }
 
-fn signed(n: u64) -> Result<i64> {
-    i64::try_from(n)
+fn signed<U: Copy + Display, S: TryFrom<U>>(n: U) -> Result<S> {
+    S::try_from(n)
         .map_err(|_| StrategyError::Invalid(format!("{n} is beyond what a bundle can say")))
 }
 
-fn shape_of(dims: &Dims) -> Result<Option<Vec<i64>>> {
-    dims.iter()
-        .map(|n| signed(*n))
-        .collect::<Result<_>>()
-        .map(Some)
+fn shape_of(dims: &Dims) -> Result<Option<Shape>> {
+    let lengths = dims.iter().map(|n| signed(*n));
+    let lengths: Vec<i64> = lengths.collect::<Result<_>>()?;
+    Ok(Some(Shape::new(lengths)))
 }
 
 impl<'w> Table<'w> {
@@ -116,7 +116,7 @@ impl<'w> Table<'w> {
         Ok(Entry {
             dtype,
             shape: shape_of(shape)?,
-            shard: file.shard.into(),
+            shard: signed(file.shard)?,
             offset: signed(at.range.start)?,
             size: signed(at.length())?,
             crc: mask(crc),
@@ -182,12 +182,13 @@ impl<'w> Table<'w> {
             };
             let extents = ordered_code::extents(&region).ok_or_else(too_large)?;
             let slice_key = ordered_code::slice_key(name.as_bytes(), extents.iter().copied());
-            full.slices.push(
-                extents
-                    .into_iter()
-                    .map(|(start, length)| (start, Some(length)))
-                    .collect(),
-            );
+            let extents = extents.into_iter().map(|(start, length)| Extent {
+                start,
+                length: Some(length),
+            });
+            full.slices.push(Slice {
+                extents: extents.collect(),
+            });
             self.entries.insert(slice_key, entry);
         }
         self.entries.insert(name.into(), full);
@@ -198,19 +199,19 @@ impl<'w> Table<'w> {
         let result = self.result(key, None)?;
         let lost = || StrategyError::Internal(format!("{key} has no receipt of an object"));
         let at = result.parts.first().ok_or_else(lost)?;
-        let Some((crc, Some(Told { form, dtype, shape }))) = item::receipt(&at.receipt) else {
+        let Some((crc, Some(object))) = item::receipt(&at.receipt) else {
             return Err(lost());
         };
-        let entry = self.entry(at, dtype, &shape, crc)?;
+        let entry = self.entry(at, object.dtype, &object.shape, crc)?;
         self.entries.insert(key.into(), entry);
-        Ok(form)
+        Ok(object.form)
     }
 
     /// Adds the object graph, if this save makes one. It is the last data file. If there is no other one, and no graph, that file is
     /// empty.
     fn last(
         &mut self,
-        settings: &Settings,
+        settings: &TensorBundleConfig,
         metadata: &Metadata,
     ) -> Result<Option<(String, Bytes)>> {
         let has_graph = metadata.entries().any(|entry| entry.key() == OBJECT_GRAPH);
@@ -232,9 +233,9 @@ impl<'w> Table<'w> {
             let (bytes, crc) = strings::encode([&*graph].into_iter());
             let entry = Entry {
                 dtype: STRING,
-                shape: Some(Vec::new()),
-                shard: last.into(),
-                size: signed(bytes.len() as u64)?,
+                shape: Some(Shape::default()),
+                shard: signed(last)?,
+                size: signed(bytes.len())?,
                 crc: mask(crc),
                 ..Entry::default()
             };
@@ -242,7 +243,7 @@ impl<'w> Table<'w> {
             stored = bytes.into();
         }
         Ok(Some((
-            names::data(&settings.stem, last, self.shards),
+            names::data(settings.stem(), last, self.shards),
             stored,
         )))
     }

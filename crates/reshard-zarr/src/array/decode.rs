@@ -7,10 +7,12 @@ mod blosc;
 #[cfg(test)]
 mod tests;
 
-use super::meta::{Codec, Fault, Stored};
+use super::meta::{Codec, Stored};
 use bytes::{Buf as _, Bytes, buf::Reader};
 use flate2::bufread::{GzDecoder, ZlibDecoder};
-use reshard_model::{DType, MemoryLimit, Tensor};
+use reshard_model::{DType, ErrorKind, MemoryLimit, Tensor};
+use reshard_storage::{Name, StorageError};
+use reshard_strategy::{Refused, StrategyError};
 use std::{
     cell::RefCell,
     io::{self, Read},
@@ -30,21 +32,34 @@ pub(crate) fn elements(
     dtype: DType,
     chunk: &[u64],
     bytes: Bytes,
-) -> Result<Tensor, Fault> {
-    let too_large = || Fault::damaged("its chunks are too large");
+) -> Result<Tensor, Refused> {
+    let too_large = || Refused::damaged("its chunks are too large");
     let layout = stored.layout(dtype, chunk).ok_or_else(too_large)?;
     let mut bytes = decode(&stored.codecs, bytes, layout.bytes())?;
     if stored.swaps(dtype) {
         bytes = swapped(bytes, dtype.word() as usize);
     }
-    Tensor::with_layout(dtype, layout, Arc::new(bytes)).map_err(|e| Fault::damaged(e.to_string()))
+    Tensor::with_layout(dtype, layout, Arc::new(bytes)).map_err(|e| Refused::damaged(e.to_string()))
+}
+
+/// The error for stored bytes that can't be decoded: damage, an unknown encoding, or a lack of memory.
+pub(crate) fn error_in(file: &Name, at: Option<u64>, why: Refused) -> StrategyError {
+    let what = why.what;
+    match why.kind {
+        ErrorKind::Corrupt => StrategyError::corrupt(file, at, what),
+        ErrorKind::Unavailable => {
+            let source = io::Error::new(io::ErrorKind::OutOfMemory, what);
+            StorageError::io("decode", file.as_str(), source).into()
+        }
+        _ => StrategyError::Undecoded { what },
+    }
 }
 
 /// Undoes codecs from bytes to bytes. `decoded` is how many bytes come out at the end.
 ///
 /// # Errors
 /// The bytes are damaged: more come out, or fewer, or a codec fails.
-pub(crate) fn decode(codecs: &[Codec], stored: Bytes, decoded: u64) -> Result<Bytes, Fault> {
+pub(crate) fn decode(codecs: &[Codec], stored: Bytes, decoded: u64) -> Result<Bytes, Refused> {
     // How many bytes each codec was given at most when the chunk was written.
     let mut sizes = Vec::with_capacity(codecs.len());
     let mut size = decoded;
@@ -54,17 +69,16 @@ pub(crate) fn decode(codecs: &[Codec], stored: Bytes, decoded: u64) -> Result<By
     }
     let mut bytes = stored;
     for (codec, most) in codecs.iter().zip(sizes).rev() {
-        bytes = codec.undo(bytes, most).map_err(|fault| Fault {
-            what: format!("{}: {}", codec.name(), fault.what),
-            ..fault
-        })?;
+        bytes = codec
+            .undo(bytes, most)
+            .map_err(|why| Refused::new(why.kind, format!("{}: {}", codec.name(), why.what)))?;
     }
     match bytes.len() as u64 {
         found if found == decoded => Ok(bytes),
         found => {
             let codec = codecs.first().map_or("", |codec| codec.name());
             let what = format!("{found} bytes come out of {codec}, and a chunk has {decoded}");
-            Err(Fault::damaged(what))
+            Err(Refused::damaged(what))
         }
     }
 }
@@ -79,7 +93,7 @@ impl Codec {
         }
     }
 
-    fn undo(self, stored: Bytes, most: u64) -> Result<Bytes, Fault> {
+    fn undo(self, stored: Bytes, most: u64) -> Result<Bytes, Refused> {
         match self {
             Self::Gzip => {
                 let mut stream = GzDecoder::new(&*stored);
@@ -95,7 +109,7 @@ impl Codec {
     }
 }
 
-fn zlib(stored: Bytes, most: u64) -> Result<Bytes, Fault> {
+fn zlib(stored: Bytes, most: u64) -> Result<Bytes, Refused> {
     // The state of a decoder has 43 kB, and an inner chunk may have a few bytes: so each thread keeps one.
     thread_local! {
         static STREAM: RefCell<ZlibDecoder<Reader<Bytes>>> = RefCell::new(ZlibDecoder::new(Bytes::new().reader()));
@@ -111,55 +125,51 @@ fn zlib(stored: Bytes, most: u64) -> Result<Bytes, Fault> {
     })
 }
 
-/// All that comes out of a stream.
-fn all(stream: &mut impl Read, stored: usize, most: u64) -> Result<Bytes, Fault> {
-    let mut out = Vec::new();
-    more(&mut out, stream, stored, most)?;
-    Ok(out.into())
-}
-
-/// Appends what comes out of a stream. There may be at most `most` bytes in all.
-fn more(out: &mut Vec<u8>, stream: &mut impl Read, stored: usize, most: u64) -> Result<(), Fault> {
+/// All that comes out of a stream. There may be at most `most` bytes.
+fn all(stream: &mut impl Read, stored: usize, most: u64) -> Result<Bytes, Refused> {
     // Memory is taken for what comes out, beyond a small multiple of what is stored.
+    let mut out = Vec::new();
     let guess = most.min(4 * stored as u64) as usize;
     out.try_reserve(guess.saturating_add(1))
         .map_err(|_| no_memory(guess))?;
-    let left = most.saturating_sub(out.len() as u64);
     let came = stream
-        .take(left.saturating_add(1))
-        .read_to_end(out)
+        .take(most.saturating_add(1))
+        .read_to_end(&mut out)
         .map_err(failed)?;
-    match came as u64 <= left {
-        true => Ok(()),
+    match came as u64 <= most {
+        true => Ok(out.into()),
         false => Err(too_many(most)),
     }
 }
 
 /// The fault of a stream that a decoder has given up. A decoder without memory says nothing about its stream.
-fn failed(e: io::Error) -> Fault {
+fn failed(e: io::Error) -> Refused {
     let is_short = e.kind() == io::ErrorKind::OutOfMemory || e.to_string().contains(ZSTD_NO_MEMORY);
     match is_short {
-        true => Fault::no_memory(format!("no memory to decode the stream: {e}")),
-        false => Fault::damaged(format!("the stream can't be decoded: {e}")),
+        true => Refused::new(
+            ErrorKind::Unavailable,
+            format!("no memory to decode the stream: {e}"),
+        ),
+        false => Refused::damaged(format!("the stream can't be decoded: {e}")),
     }
 }
 
 /// libzstd's text for it.
 const ZSTD_NO_MEMORY: &str = "not enough memory";
 
-fn no_memory(bytes: usize) -> Fault {
-    Fault::no_memory(MemoryLimit::refusal(bytes))
+fn no_memory(bytes: usize) -> Refused {
+    Refused::new(ErrorKind::Unavailable, MemoryLimit::refusal(bytes))
 }
 
-fn too_many(most: u64) -> Fault {
-    Fault::damaged(format!("more than {most} bytes come out"))
+fn too_many(most: u64) -> Refused {
+    Refused::damaged(format!("more than {most} bytes come out"))
 }
 
 /// Nothing may follow a stream.
-fn ends(rest: &[u8]) -> Result<(), Fault> {
+fn ends(rest: &[u8]) -> Result<(), Refused> {
     match rest.len() {
         0 => Ok(()),
-        n => Err(Fault::damaged(format!("{n} bytes follow the stream"))),
+        n => Err(Refused::damaged(format!("{n} bytes follow the stream"))),
     }
 }
 
@@ -168,7 +178,7 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The window of a frame is at most 2 to the power of this, as for the program `zstd` unless it is asked for more.
 const ZSTD_WINDOW: u32 = 27;
 
-fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
+fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     // There may be millions of frames without content, and a decoder takes longer to make than such a frame to decode.
     let mut decoder = Decoder::new().map_err(failed)?;
     let window = DParameter::WindowLogMax(ZSTD_WINDOW);
@@ -176,7 +186,7 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Fault> {
     let (mut out, mut rest) = (Vec::new(), stored);
     while !rest.is_empty() {
         if !rest.starts_with(&ZSTD) {
-            return Err(Fault::damaged("no frame begins where one should"));
+            return Err(Refused::damaged("no frame begins where one should"));
         }
         rest = zstd_frame(&mut decoder, rest, &mut out, most)?;
     }
@@ -189,7 +199,7 @@ fn zstd_frame<'s>(
     mut rest: &'s [u8],
     out: &mut Vec<u8>,
     most: u64,
-) -> Result<&'s [u8], Fault> {
+) -> Result<&'s [u8], Refused> {
     loop {
         let had = out.len();
         if out.capacity() == had {
@@ -215,10 +225,10 @@ fn zstd_frame<'s>(
     }
 }
 
-fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Fault> {
+fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Refused> {
     let Some(size) = stored.len().checked_sub(CRC) else {
         let what = format!("{} bytes are too few for a checksum", stored.len());
-        return Err(Fault::damaged(what));
+        return Err(Refused::damaged(what));
     };
     let (sum, covered) = match at_start {
         true => (stored.slice(..CRC), stored.slice(CRC..)),
@@ -230,7 +240,7 @@ fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Fault> {
     }
     let written = sum.iter().rev().fold(0, |n: u32, b| n << 8 | u32::from(*b));
     let what = format!("the CRC-32C is {found:08x}, {written:08x} was written");
-    Err(Fault::damaged(what))
+    Err(Refused::damaged(what))
 }
 
 /// Elements of the other order of bytes.

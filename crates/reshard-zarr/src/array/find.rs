@@ -1,30 +1,21 @@
 //! The arrays of a place, by the names of its files.
 
 use super::meta::{
-    ArrayMeta, Fault, MAX_TEXT, Node, no_attributes, parse_zarr_json, parse_zarray,
-    parse_zmetadata, takes, too_long,
+    ArrayMeta, MAX_TEXT, Node, no_attributes, parse_zarr_json, parse_zarray, parse_zmetadata,
+    takes, too_long,
 };
 use crate::{
+    names::{ZARR_JSON, ZARRAY, ZATTRS, ZMETADATA, join, split},
     place::PlaceFiles,
-    stated::{LONE, Stated, ZATTRS},
+    stated::{LONE, Stated},
 };
 use bytes::Bytes;
 use reshard_storage::{Name, Store};
-use reshard_strategy::{ReadLimits, Result};
+use reshard_strategy::{LimitOption, ReadLimits, Refused, Result, StrategyError, read_in_batches};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
-
-/// The description of an array of Zarr v2.
-pub(crate) const ZARRAY: &str = ".zarray";
-/// The description of an array or a group of Zarr v3.
-pub(crate) const ZARR_JSON: &str = "zarr.json";
-/// Consolidated metadata of Zarr v2.
-pub(crate) const ZMETADATA: &str = ".zmetadata";
-
-/// How many descriptions are read in one call, and of how many bytes, except that one always is.
-const AT_ONCE: (usize, u64) = (512, 32 << 20);
 
 /// An array, or what should be one.
 #[derive(Debug)]
@@ -35,7 +26,7 @@ pub(crate) struct Found {
     pub(crate) description: String,
     /// The text of that file. `None` if it comes from consolidated metadata.
     pub(crate) text: Option<Bytes>,
-    pub(crate) meta: Result<ArrayMeta, Fault>,
+    pub(crate) meta: Result<ArrayMeta, Refused>,
     /// Whether the text is the one that was written, and nobody has read the file.
     pub(crate) is_assumed: bool,
 }
@@ -50,15 +41,24 @@ pub(crate) struct Texts {
 }
 
 impl Found {
-    /// What can't be read, for this reason.
-    pub(crate) fn refused(folder: &str, description: &str, fault: Fault) -> Self {
+    fn new(
+        folder: &str,
+        description: &str,
+        text: Option<Bytes>,
+        meta: Result<ArrayMeta, Refused>,
+    ) -> Self {
         Self {
             folder: folder.into(),
             description: description.into(),
-            text: None,
-            meta: Err(fault),
+            text,
+            meta,
             is_assumed: false,
         }
+    }
+
+    /// What can't be read, for this reason.
+    pub(crate) fn refused(folder: &str, description: &str, why: Refused) -> Self {
+        Self::new(folder, description, None, Err(why))
     }
 
     /// The key of its tensor: the path of the array, joined by `/`.
@@ -78,10 +78,7 @@ fn descriptions(
     let mut described = Vec::new();
     let mut v3 = BTreeSet::new();
     for (name, bytes) in files.iter() {
-        let (folder, file) = name
-            .as_str()
-            .rsplit_once('/')
-            .unwrap_or(("", name.as_str()));
+        let (folder, file) = split(name.as_str());
         if (file != ZARRAY && file != ZARR_JSON) || skip(folder, *bytes) {
             continue;
         }
@@ -114,20 +111,16 @@ pub(crate) async fn arrays(
     described.retain(|(folder, file, name, bytes)| {
         let text = written.of.get(name.as_str());
         let text = text.filter(|text| text.len() as u64 == *bytes);
-        let meta = match text {
-            Some(text) => parsed(limits, file, text).into_array(),
+        let meta = match text.map(|text| parsed(limits, file, text)) {
+            Some(Parsed::Array(meta)) => meta,
             // A file with holes may say that it is as long as it likes.
-            None if *bytes > MAX_TEXT as u64 => Some(Err(too_long(file, *bytes))),
-            None => None,
+            None if *bytes > MAX_TEXT as u64 => Err(too_long(file, *bytes)),
+            Some(Parsed::Group(_)) | None => return true,
         };
-        let Some(meta) = meta else { return true };
         assumed += usize::from(text.is_some());
         let found = Found {
-            folder: (*folder).into(),
-            description: name.to_string(),
-            text: text.cloned(),
-            meta,
             is_assumed: text.is_some(),
+            ..Found::new(folder, name.as_str(), text.cloned(), meta)
         };
         out.insert(found.folder.clone(), found);
         false
@@ -135,41 +128,25 @@ pub(crate) async fn arrays(
     if written.all && assumed == written.of.len() {
         return Ok(out.into_values().collect());
     }
-    let mut left = &described[..];
-    while !left.is_empty() {
-        let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
-        left = rest;
-        let ranges = part
-            .iter()
-            .map(|(_, _, name, bytes)| ((*name).clone(), 0..*bytes));
-        let texts = store.read_ranges(ranges.collect()).await?.0;
-        for ((folder, file, name, _), text) in part.iter().zip(texts) {
-            if *file == ZARR_JSON && affords(limits, &text) {
-                stated.add_node(folder, &text);
-                if folder.is_empty() {
-                    root = Some(text.clone());
-                }
+    let part = |(_, _, name, bytes): &(_, _, &Name, u64)| ((*name).clone(), 0..*bytes);
+    let take = |(folder, file, name, _): (&str, &str, &Name, u64), text: Bytes| {
+        if file == ZARR_JSON && affords(limits, &text) {
+            stated.add_node(folder, &text);
+            if folder.is_empty() {
+                root = Some(text.clone());
             }
-            let meta = match parsed(limits, file, &text) {
-                Parsed::Array(meta) => meta,
-                Parsed::Group(nodes) => {
-                    // Groups below have what the group around them has.
-                    if folder.is_empty() {
-                        consolidated.extend(nodes);
-                    }
-                    continue;
-                }
-            };
-            let found = Found {
-                folder: (*folder).into(),
-                description: name.to_string(),
-                text: Some(text),
-                meta,
-                is_assumed: false,
-            };
-            out.insert(found.folder.clone(), found);
         }
-    }
+        match parsed(limits, file, &text) {
+            Parsed::Array(meta) => {
+                let found = Found::new(folder, name.as_str(), Some(text), meta);
+                out.insert(folder.into(), found);
+            }
+            // Groups below have what the group around them has.
+            Parsed::Group(nodes) if folder.is_empty() => consolidated.extend(nodes),
+            Parsed::Group(_) => {}
+        }
+    };
+    read_in_batches(&**store, described, part, take).await?;
     described_above(store, limits, files, (consolidated, root), stated, &mut out).await?;
     Ok(out.into_values().collect())
 }
@@ -221,13 +198,7 @@ async fn described_above(
                 stated.contradicted.insert(folder);
             }
         } else if Name::new(&*folder).is_ok() {
-            let found = Found {
-                folder: folder.clone(),
-                description: told_by.into(),
-                text: None,
-                meta: *meta,
-                is_assumed: false,
-            };
+            let found = Found::new(&folder, told_by, None, *meta);
             out.insert(folder, found);
         }
     }
@@ -247,11 +218,8 @@ async fn attributes(
         let folder = folder
             .strip_suffix('/')
             .or(folder.is_empty().then_some(""))?;
-        let v3 = match folder {
-            "" => ZARR_JSON.to_owned(),
-            folder => format!("{folder}/{ZARR_JSON}"),
-        };
-        let is_v3 = Name::new(v3).is_ok_and(|v3| files.contains_key(&v3));
+        let v3 = Name::new(join(folder, ZARR_JSON));
+        let is_v3 = v3.is_ok_and(|v3| files.contains_key(&v3));
         (!is_v3).then(|| folder.to_owned())
     };
     let mut refuse = |name: &Name, fault| {
@@ -269,22 +237,15 @@ async fn attributes(
         }
         fits
     });
-    let mut left = &all[..];
-    while !left.is_empty() {
-        let (part, rest) = left.split_at(at_once(left.iter().map(|(.., bytes)| *bytes)));
-        left = rest;
-        let ranges = part
-            .iter()
-            .map(|(_, name, bytes)| ((*name).clone(), 0..*bytes));
-        let texts = store.read_ranges(ranges.collect()).await?.0;
-        for ((folder, name, _), text) in part.iter().zip(texts) {
-            if !affords(limits, &text) {
-                refuse(name, too_large(ZATTRS, &text));
-            } else if !stated.add_attributes(folder, &text) {
-                refuse(name, no_attributes());
-            }
+    let part = |(_, name, bytes): &(_, &Name, u64)| ((*name).clone(), 0..*bytes);
+    let take = |(folder, name, _): (String, &Name, u64), text: Bytes| {
+        if !affords(limits, &text) {
+            refuse(name, too_large(ZATTRS, &text));
+        } else if !stated.add_attributes(&folder, &text) {
+            refuse(name, no_attributes());
         }
-    }
+    };
+    read_in_batches(&**store, all, part, take).await?;
     Ok(())
 }
 
@@ -292,17 +253,14 @@ async fn attributes(
 fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<String, Found> {
     let mut out = BTreeMap::new();
     for (folder, file, what) in files.obstacles(&[ZARR_JSON, ZARRAY, ZMETADATA, ZATTRS]) {
-        let description = match folder {
-            "" => file.to_owned(),
-            folder => format!("{folder}/{file}"),
-        };
+        let description = join(folder, file);
         let array = match file {
             ZMETADATA => ZMETADATA,
             ZATTRS => &*description,
             _ if skip(folder, 0) => continue,
             _ => folder,
         };
-        let fault = Fault::damaged(format!("{what}, and should be its {file}"));
+        let fault = Refused::damaged(format!("{what}, and should be its {file}"));
         out.insert(array.into(), Found::refused(array, &description, fault));
     }
     out
@@ -310,18 +268,9 @@ fn unreadable(files: &PlaceFiles, skip: impl Fn(&str, u64) -> bool) -> BTreeMap<
 
 /// A description.
 enum Parsed {
-    Array(Result<ArrayMeta, Fault>),
+    Array(Result<ArrayMeta, Refused>),
     /// The nodes of its consolidated metadata.
     Group(Vec<(String, Node)>),
-}
-
-impl Parsed {
-    fn into_array(self) -> Option<Result<ArrayMeta, Fault>> {
-        match self {
-            Self::Array(meta) => Some(meta),
-            Self::Group(_) => None,
-        }
-    }
 }
 
 fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Parsed {
@@ -330,26 +279,31 @@ fn parsed(limits: &ReadLimits, file: &str, text: &[u8]) -> Parsed {
         ZARRAY => parse_zarray(text),
         _ => match parse_zarr_json(text) {
             Ok(Node::Array(array)) => *array,
-            Ok(Node::Group(group)) => {
-                return Parsed::Group(group.consolidated.unwrap_or_default());
-            }
+            Ok(Node::Group(nodes)) => return Parsed::Group(nodes),
             Err(fault) => Err(fault),
         },
     })
 }
 
-/// How many of files of such lengths are read in one call.
-pub(crate) fn at_once(lengths: impl Iterator<Item = u64>) -> usize {
-    reshard_strategy::at_once(lengths, AT_ONCE.0, AT_ONCE.1)
+/// Fails if parsing the text of a file would take more memory than the limits allow.
+pub(crate) fn check_memory(limits: &ReadLimits, name: &str, text: &[u8]) -> Result<()> {
+    if affords(limits, text) {
+        return Ok(());
+    }
+    Err(StrategyError::Limit {
+        what: format!("{name} takes too much memory as it is parsed"),
+        option: LimitOption::MaxMemory,
+        max: limits.memory(text.len() as u64),
+    })
 }
 
 /// Whether the parsed form of a JSON text takes no more memory than it may.
-pub(crate) fn affords(limits: &ReadLimits, text: &[u8]) -> bool {
+fn affords(limits: &ReadLimits, text: &[u8]) -> bool {
     takes(text) <= limits.memory(text.len() as u64)
 }
 
-fn too_large(file: &str, text: &[u8]) -> Fault {
-    Fault::unknown(format!(
+fn too_large(file: &str, text: &[u8]) -> Refused {
+    Refused::unknown(format!(
         "{file} of {} bytes, which takes too much memory as it is parsed; the option max_memory raises the limit",
         text.len()
     ))

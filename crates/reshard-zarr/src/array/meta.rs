@@ -1,12 +1,11 @@
 //! The metadata of arrays and groups: `.zarray` and `.zmetadata` of Zarr v2, `zarr.json` of v3.
 //!
 //! Parsing is pure. The text may come from anybody: lengths are checked before memory is taken, and the parser of JSON bounds the
-//! depth. An array of which something is not known (a dtype, a codec, a grid) is a [`Fault`] that names it, so that only this array is
+//! depth. An array of which something is not known (a dtype, a codec, a grid) is [`Refused`](reshard_strategy::Refused) by its name, so that only this array is
 //! refused.
 
 mod codec;
 mod dtype;
-mod fault;
 mod fill;
 mod json;
 mod keys;
@@ -15,9 +14,6 @@ mod v2;
 mod v3;
 mod without;
 
-pub(crate) use fault::Fault;
-#[cfg(test)]
-pub(crate) use fault::FaultKind;
 pub(crate) use json::{MAX_TEXT, shown, takes, too_long};
 pub(crate) use keys::ChunkKeys;
 pub(crate) use types::{ArrayMeta, Codec, Encoding, Node, Sharding, Stored};

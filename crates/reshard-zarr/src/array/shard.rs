@@ -2,13 +2,30 @@
 
 use super::{
     decode::CRC,
-    meta::{ArrayMeta, Fault, Sharding},
+    meta::{ArrayMeta, Encoding, Sharding},
 };
+use crate::grid::Grid;
 use reshard_model::Dims;
+use reshard_strategy::Refused;
 use std::ops::Range;
 
 /// Bytes of an entry: where an inner chunk begins, and its length.
 pub(crate) const ENTRY: u64 = 16;
+
+impl ArrayMeta {
+    /// The grid of files.
+    pub(crate) fn files(&self) -> Option<Grid> {
+        Grid::new(self.shape.clone(), self.chunk.clone())
+    }
+
+    /// The position of the file of a chunk, or of an inner chunk of a shard, and the number of the inner chunk there.
+    pub(crate) fn place(&self, at: Dims) -> (Dims, Option<u64>) {
+        match &self.encoding {
+            Encoding::Chunk(_) => (at, None),
+            Encoding::Sharded(sharding) => Shard::of(self, sharding).place(&at),
+        }
+    }
+}
 
 /// How a shard is cut, and where its index lies.
 #[derive(Clone, Debug)]
@@ -29,7 +46,7 @@ impl<'a> Shard<'a> {
     }
 
     /// The position of the shard of an inner chunk, and the number of the inner chunk there.
-    pub(crate) fn place(&self, inner: &[u64]) -> (Dims, Option<u64>) {
+    fn place(&self, inner: &[u64]) -> (Dims, Option<u64>) {
         let mut number = 0u64;
         let mut position = Dims::default();
         for (at, cells) in inner.iter().zip(&self.cells) {
@@ -67,12 +84,12 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// The shard is too short for it.
-    pub(crate) fn index(&self, shard: u64) -> Result<Range<u64>, Fault> {
+    pub(crate) fn index(&self, shard: u64) -> Result<Range<u64>, Refused> {
         let size = self.index_bytes();
         match size.filter(|size| *size <= shard) {
             Some(size) if self.sharding.index_at_start => Ok(0..size),
             Some(size) => Ok(shard - size..shard),
-            None => Err(Fault::damaged(format!(
+            None => Err(Refused::damaged(format!(
                 "a shard of {shard} bytes is too short for the index of {} inner chunks",
                 self.count()
             ))),
@@ -83,7 +100,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// Its checksum is wrong, or inner chunks lie outside the shard, in the index, or in each other.
-    pub(crate) fn parse(&self, bytes: &[u8], at: Range<u64>, shard: u64) -> Result<Index, Fault> {
+    pub(crate) fn parse(&self, bytes: &[u8], at: Range<u64>, shard: u64) -> Result<Index, Refused> {
         let entries = match self.sharding.index_crc {
             true => checked(bytes)?,
             false => bytes,
@@ -94,7 +111,7 @@ impl<'a> Shard<'a> {
         };
         let (words, rest) = entries.as_chunks::<8>();
         if words.len() as u64 != self.count().saturating_mul(2) || !rest.is_empty() {
-            return Err(Fault::damaged(format!(
+            return Err(Refused::damaged(format!(
                 "the index of a shard has {} bytes for {} inner chunks",
                 bytes.len(),
                 self.count()
@@ -109,12 +126,12 @@ impl<'a> Shard<'a> {
             }
             let end = offset.checked_add(length).filter(|end| *end <= shard);
             let Some(end) = end else {
-                return Err(Fault::damaged(format!(
+                return Err(Refused::damaged(format!(
                     "inner chunk {n} of {length} bytes at byte {offset} does not lie in its shard of {shard} bytes"
                 )));
             };
             if length > 0 && offset < at.end && end > at.start {
-                return Err(Fault::damaged(format!(
+                return Err(Refused::damaged(format!(
                     "inner chunk {n} of {length} bytes at byte {offset} lies in the index"
                 )));
             }
@@ -127,14 +144,14 @@ impl<'a> Shard<'a> {
 }
 
 /// What the checksum of an index covers.
-fn checked(bytes: &[u8]) -> Result<&[u8], Fault> {
+fn checked(bytes: &[u8]) -> Result<&[u8], Refused> {
     let Some((entries, sum)) = bytes.split_last_chunk::<CRC>() else {
-        return Err(Fault::damaged("the index of a shard is cut"));
+        return Err(Refused::damaged("the index of a shard is cut"));
     };
     let (found, written) = (crc32c::crc32c(entries), u32::from_le_bytes(*sum));
     match found == written {
         true => Ok(entries),
-        false => Err(Fault::damaged(format!(
+        false => Err(Refused::damaged(format!(
             "the CRC-32C of the index of a shard is {found:08x}, {written:08x} was written"
         ))),
     }
@@ -161,7 +178,7 @@ impl Index {
     }
 
     /// Fails if two inner chunks share bytes. Equal chunks may share all of them.
-    fn overlap(&self) -> Result<(), Fault> {
+    fn overlap(&self) -> Result<(), Refused> {
         let mut stored: Vec<(u64, u64, usize)> = self
             .found
             .iter()
@@ -176,7 +193,7 @@ impl Index {
         });
         match shared {
             None => Ok(()),
-            Some(pair) => Err(Fault::damaged(format!(
+            Some(pair) => Err(Refused::damaged(format!(
                 "inner chunks {} and {} of a shard lie in each other, at byte {}",
                 pair[0].2, pair[1].2, pair[1].0
             ))),
@@ -187,7 +204,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::meta::{Encoding, Node, parse_zarr_json};
+    use crate::array::meta::{Node, parse_zarr_json};
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -227,7 +244,7 @@ mod tests {
         out
     }
 
-    fn parse(entries: &[(u64, u64)]) -> Result<Index, Fault> {
+    fn parse(entries: &[(u64, u64)]) -> Result<Index, Refused> {
         let meta = meta(false, true);
         Shard::of(&meta, sharding(&meta)).parse(&index(entries), 100..168, 168)
     }
@@ -256,7 +273,7 @@ mod tests {
             assert_eq!(shard.count(), 4);
             assert_eq!(shard.index(100).unwrap(), want);
             let short = shard.index(60).unwrap_err();
-            assert!(short.what.contains("too short for the index"), "{short}");
+            assert!(short.what.contains("too short for the index"), "{short:?}");
         }
     }
 
@@ -282,16 +299,16 @@ mod tests {
             ([(0, 9), (0, 4), NONE, NONE], "lie in each other"),
         ] {
             let fault = parse(&entries).unwrap_err();
-            assert!(fault.what.contains(what), "{fault}");
+            assert!(fault.what.contains(what), "{fault:?}");
         }
         let meta = meta(false, true);
         let shard = Shard::of(&meta, sharding(&meta));
         let mut bytes = index(&[NONE; 4]);
         bytes[5] ^= 1;
         let fault = shard.parse(&bytes, 0..68, 68).unwrap_err();
-        assert!(fault.what.contains("CRC-32C of the index"), "{fault}");
+        assert!(fault.what.contains("CRC-32C of the index"), "{fault:?}");
         let fault = shard.parse(&index(&[NONE; 3]), 0..52, 52).unwrap_err();
-        assert!(fault.what.contains("for 4 inner chunks"), "{fault}");
+        assert!(fault.what.contains("for 4 inner chunks"), "{fault:?}");
     }
 
     proptest! {

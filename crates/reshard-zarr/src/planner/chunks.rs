@@ -1,13 +1,10 @@
 //! Which rank writes which chunk.
 
-use super::{
-    declared::Declared,
-    told::{Chunks, grid_of},
-};
+use super::{ChunkShapes, grid_of};
 use crate::{
-    form::Form,
     grid::{Grid, MAX_CHUNKS},
-    names::{ZARRAY, parse_chunk_key},
+    names::{ZARRAY, is_chunk, splits},
+    version::Form,
 };
 use reshard_model::{Dims, Region};
 use reshard_plan::{
@@ -34,7 +31,7 @@ type Pieces = BTreeMap<(Box<str>, Dims), Vec<Piece>>;
 pub(super) fn by_chunks(
     mut plans: Vec<SavePlan>,
     metadata: Metadata,
-    declared: &Declared,
+    declared: &ChunkShapes,
     form: Form,
 ) -> Result<(Vec<SavePlan>, Metadata)> {
     if let Some(item) = plans
@@ -53,7 +50,7 @@ pub(super) fn by_chunks(
         place_item(&mut plans, by, held)?;
     }
     let writers = writers(&pieces, &mut loads);
-    let mut of_ranks = vec![Chunks::default(); plans.len()];
+    let mut of_ranks = vec![ChunkShapes::default(); plans.len()];
     for ((at, pieces), by) in pieces.into_iter().zip(writers) {
         if let (Some(grid), Some(of)) = (grids.get(&at.0), of_ranks.get_mut(by as usize)) {
             of.0.entry(at.0).or_insert_with(|| grid.chunk().clone());
@@ -77,7 +74,7 @@ fn invalid(key: &str, what: impl Into<String>) -> PlanError {
 
 /// The grid of each array. A chunk is as long as the longest piece on each axis, so that pieces of a regular grid are its chunks. A
 /// tensor that is stored flattened has a chunk for each cell.
-fn grids(plans: &[SavePlan], declared: &Declared) -> Result<BTreeMap<Box<str>, Grid>> {
+fn grids(plans: &[SavePlan], declared: &ChunkShapes) -> Result<BTreeMap<Box<str>, Grid>> {
     let mut found: BTreeMap<&str, (&TensorWrite, Dims)> = BTreeMap::new();
     let items = plans.iter().flat_map(|plan| &plan.items);
     for (item, t) in items.filter_map(|item| Some((item, item.tensor()?))) {
@@ -88,7 +85,11 @@ fn grids(plans: &[SavePlan], declared: &Declared) -> Result<BTreeMap<Box<str>, G
         }
     }
     let grid = |(key, (t, mut chunk)): (&str, (&TensorWrite, Dims))| {
-        match (&t.original_shape, t.global_shape.last(), declared.get(key)) {
+        match (
+            &t.original_shape,
+            t.global_shape.last(),
+            declared.0.get(key),
+        ) {
             (Some(_), Some(&elements), _) => {
                 chunk = Dims::splat(1, t.global_shape.len());
                 if let Some(last) = chunk.last_mut() {
@@ -120,11 +121,10 @@ fn grids(plans: &[SavePlan], declared: &Declared) -> Result<BTreeMap<Box<str>, G
 /// Fails if an array would lie in a folder that has the name of a file of another array.
 fn no_array_in_the_way(grids: &BTreeMap<Box<str>, Grid>, form: Form) -> Result<()> {
     for key in grids.keys() {
-        for (at, _) in key.match_indices('/') {
-            let (outer, inner) = (&key[..at], &key[at + 1..]);
+        for (outer, inner) in splits(key) {
             let folder = inner.split('/').next().unwrap_or_default();
             let is_file = match form {
-                Form::V2 => folder == ZARRAY || parse_chunk_key(folder).is_some(),
+                Form::V2 => folder == ZARRAY || is_chunk(folder),
                 Form::V3 { .. } => folder == "c",
             };
             if is_file && grids.contains_key(outer) {

@@ -1,17 +1,14 @@
 //! One array of an opened checkpoint.
 
-use super::shards::{Shards, Unread, grid};
 use crate::{
-    array::{
-        meta::{ArrayMeta, Encoding, Fault},
-        shard::Shard,
-    },
+    array::{decode::error_in, meta::ArrayMeta, shard::Index},
     grid::Grid,
+    names::join,
     place::PlaceFiles,
 };
 use reshard_model::{Dims, Layout, Region};
 use reshard_storage::Name;
-use reshard_strategy::{Refused, Result, StrategyError};
+use reshard_strategy::{Refused, Result, StrategyError, UnreadPart};
 use std::{collections::BTreeMap, ops::Range, sync::OnceLock};
 
 /// An array, with the numbers of its chunks.
@@ -32,42 +29,20 @@ pub(crate) struct Array {
     /// The CRC-32 of each chunk, if reshard wrote it.
     pub(crate) checksums: Option<Vec<Option<u32>>>,
     /// Its description, if it was not read.
-    pub(crate) unread: Option<UnreadDescription>,
+    pub(crate) unread: Option<UnreadPart>,
 }
 
-/// A description that was not read, because the record of reshard says the same.
-#[derive(Debug)]
-pub(crate) struct UnreadDescription {
-    pub(crate) file: Name,
-    /// The CRC-32 of the text that was written.
-    pub(crate) crc: u32,
-    /// The file of the record.
-    pub(crate) noted_in: &'static str,
-    /// What is wrong with it, since it was read after all.
-    found: OnceLock<Option<Refused>>,
-}
+/// The shards of an array that are there, by their numbers in row-major order. Empty if the array has no shards.
+#[derive(Debug, Default)]
+pub(crate) struct Shards(pub(super) BTreeMap<u64, OneShard>);
 
-impl UnreadDescription {
-    pub(crate) fn new(file: Name, crc: u32, noted_in: &'static str) -> Self {
-        Self {
-            file,
-            crc,
-            noted_in,
-            found: OnceLock::new(),
-        }
-    }
-
-    /// What is wrong with it. `None` if it was not read.
-    pub(crate) fn found(&self) -> Option<&Option<Refused>> {
-        self.found.get()
-    }
-
-    /// Keeps what is wrong if it has this text.
-    pub(crate) fn take(&self, text: &[u8]) {
-        let is_written = crc32fast::hash(text) == self.crc;
-        let changed = || changed(self.file.as_str(), self.noted_in);
-        self.found.get_or_init(|| (!is_written).then(changed));
-    }
+/// What is known of a shard.
+#[derive(Debug, Default)]
+pub(super) struct OneShard {
+    /// The bytes of an inner chunk, if reshard wrote the shard: then all of them follow each other from the first byte on.
+    pub(super) follow: Option<u64>,
+    /// Its index, when it was read. What is wrong with it is said when the shard is read.
+    pub(super) index: OnceLock<Result<Index, Refused>>,
 }
 
 /// The description of an array is not the written one.
@@ -86,24 +61,17 @@ impl Array {
     /// The file at a position of the grid of files.
     pub(crate) fn file_at(&self, position: &[u64]) -> Result<Name> {
         let name = self.meta.keys.name(position);
-        Ok(Name::new(match &*self.folder {
-            "" => name,
-            folder => format!("{folder}/{name}"),
-        })?)
+        Ok(Name::new(join(&self.folder, &name))?)
     }
 
     /// Whether a file at this position of the grid of files has chunks of the array.
     pub(crate) fn has_file(&self, at: &[u64]) -> bool {
-        grid(&self.meta).is_some_and(|grid| grid.contains(at))
+        self.meta.files().is_some_and(|grid| grid.contains(at))
     }
 
     /// The position of a chunk's file, and the number of the chunk in it if it is a shard.
     pub(crate) fn place(&self, number: u32) -> (Dims, Option<u64>) {
-        let at = self.grid.nth(number.into());
-        match &self.meta.encoding {
-            Encoding::Chunk(_) => (at, None),
-            Encoding::Sharded(sharding) => Shard::of(&self.meta, sharding).place(&at),
-        }
+        self.meta.place(self.grid.nth(number.into()))
     }
 
     /// Which bytes of which file a chunk is. `None` if it is not stored, so that its elements are the fill value. `files` are all
@@ -133,14 +101,10 @@ impl Array {
         };
         let at = match inner {
             None => 0..bytes,
-            Some(inner) => match self.shards.range(&self.meta, &position, inner) {
-                Err(fault) => {
-                    let what = format!("{key}: {fault}");
-                    return Err(Fault {
-                        what,
-                        ..fault.clone()
-                    }
-                    .in_file(&file, None));
+            Some(inner) => match self.range(&position, inner) {
+                Err(why) => {
+                    let why = Refused::new(why.kind, format!("{key}: {}", why.what));
+                    return Err(error_in(&file, None, why));
                 }
                 Ok(Some(at)) => at,
                 Ok(None) if self.checksum(number).is_some() => {
@@ -180,43 +144,11 @@ impl Array {
         Region::whole(&self.grid.region(&self.grid.nth(number.into())).lengths)
     }
 
-    /// Whether its description was not read yet.
-    pub(crate) fn is_assumed(&self) -> bool {
-        let unread = self.unread.as_ref();
-        unread.is_some_and(|unread| unread.found().is_none())
-    }
-
-    /// The number of the shard of a chunk, if it would be read without its index.
-    pub(crate) fn without_index(&self, number: u32) -> Option<u64> {
-        match self.place(number) {
-            (_, None) => None,
-            (position, Some(_)) => self.shards.without_index(&self.meta, &position),
-        }
-    }
-
-    /// The indexes that were not read yet, of the shards that are wanted: by their numbers, and whether they can be read without an index.
-    pub(crate) fn unread_indexes(
-        &self,
-        files: &BTreeMap<Name, u64>,
-        wanted: impl Fn(u64, bool) -> bool,
-    ) -> Result<Vec<Unread<'_>>> {
-        let file_at = |at: &[u64]| self.file_at(at);
-        self.shards.unread(&self.meta, file_at, files, wanted)
-    }
-
-    /// The shards whose indexes are damaged, by their positions.
-    pub(crate) fn damaged_indexes(&self) -> impl Iterator<Item = (Dims, &Fault)> {
-        let grid = grid(&self.meta);
-        self.shards
-            .damaged()
-            .filter_map(move |(number, fault)| Some((grid.as_ref()?.nth(number), fault)))
-    }
-
     /// Whether the index of its shard is damaged, so that nobody knows where a chunk lies.
     pub(crate) fn is_lost(&self, number: u32) -> bool {
         match self.place(number) {
             (_, None) => false,
-            (position, Some(inner)) => self.shards.range(&self.meta, &position, inner).is_err(),
+            (position, Some(inner)) => self.range(&position, inner).is_err(),
         }
     }
 
@@ -236,10 +168,7 @@ impl Array {
                 .file_at(&position)
                 .is_ok_and(|file| files.contains_key(&file)),
             // What nobody knows is not counted.
-            (position, Some(inner)) => self
-                .shards
-                .range(&self.meta, &position, inner)
-                .map_or(true, |at| at.is_some()),
+            (position, Some(inner)) => self.range(&position, inner).map_or(true, |at| at.is_some()),
         };
         self.count - (0..self.count).filter(there).count() as u32
     }

@@ -3,8 +3,7 @@
 use super::opened::ZarrReader;
 use crate::{
     RECORD,
-    array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
-    names::{InArray, SYNC, in_array, locked, parse_chunk_key},
+    names::{ZARR_JSON, ZARRAY, ZATTRS, ZMETADATA, is_chunk, locked, split, splits},
     zarr3,
 };
 use reshard_model::{Dialect, ErrorKind};
@@ -12,27 +11,19 @@ use reshard_storage::{Entry, Name};
 use reshard_strategy::{FileRole, Producer, Refused, first};
 
 /// The files of groups. Arrays have some of them, too.
-const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ".zattrs", ZMETADATA];
-
-fn of_chunk(numbers: Option<&str>) -> bool {
-    numbers.is_some_and(|numbers| parse_chunk_key(numbers).is_some())
-}
+const GROUPS: [&str; 4] = [ZARR_JSON, ".zgroup", ZATTRS, ZMETADATA];
 
 /// Whether a program that writes Zarr gives a file such a name.
 pub(super) fn owns(name: &Name) -> bool {
-    let file = name.as_str().rsplit('/').next().unwrap_or_default();
+    let (folder, file) = split(name.as_str());
     // The chunks of v3, if slashes don't separate their numbers.
     let v3 = |file: &str| {
         let rest = file.strip_prefix('c');
-        rest.is_some_and(|rest| rest.is_empty() || of_chunk(rest.strip_prefix('.')))
+        rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix('.').is_some_and(is_chunk))
     };
     [RECORD, zarr3::RECORD].contains(&name.as_str())
         || GROUPS.contains(&file)
-        || (v3(file) && name.as_str() != file)
-        || matches!(
-            in_array(name),
-            Some((_, InArray::Description | InArray::Chunk(_)))
-        )
+        || (!folder.is_empty() && (v3(file) || file == ZARRAY || is_chunk(file)))
 }
 
 /// Whether the files of an array that can't be read belong to the checkpoint, so that a replacement may remove them. Without a record, what is
@@ -50,7 +41,7 @@ pub(crate) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     if let Some(role) = of_arrays(reader, &file.name) {
         return role;
     }
-    let Some((folder, what)) = in_array(&file.name) else {
+    let Some((folder, file)) = file.name.as_str().rsplit_once('/') else {
         return FileRole::Foreign;
     };
     let array = reader
@@ -60,14 +51,12 @@ pub(crate) fn role(reader: &ZarrReader, file: &Entry) -> FileRole {
     // Nobody knows which chunks an array has that can't be read.
     let refused = is_refused(reader, folder);
     let is_array = |key: &str| reader.metadata.tensor(key).is_some() || is_refused(reader, key);
-    match what {
-        InArray::Description if array || refused => FileRole::Part,
-        InArray::Chunk(_) if refused => FileRole::Part,
+    match (file == ZARRAY, is_chunk(file)) {
+        (true, _) if array || refused => FileRole::Part,
+        (_, true) if refused => FileRole::Part,
         // Beyond its shape.
-        InArray::Chunk(_) if array => FileRole::Leftover,
-        InArray::Description | InArray::Chunk(_) if locked(folder).is_some_and(is_array) => {
-            FileRole::Leftover
-        }
+        (_, true) if array => FileRole::Leftover,
+        (true, _) | (_, true) if locked(folder).is_some_and(is_array) => FileRole::Leftover,
         _ => FileRole::Foreign,
     }
 }
@@ -92,14 +81,11 @@ fn is_node(reader: &ZarrReader, folder: &str) -> bool {
 /// The role of a file that belongs to an array by its folder, or that zarr gives to groups.
 fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
     let name = name.as_str();
-    let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+    let (folder, file) = split(name);
     if GROUPS.contains(&file) && is_node(reader, folder) {
         return Some(FileRole::Part);
     }
-    let folders = name
-        .match_indices('/')
-        .map(|(at, _)| (&name[..at], &name[at + 1..]));
-    folders.chain([("", name)]).find_map(|(folder, rest)| {
+    splits(name).chain([("", name)]).find_map(|(folder, rest)| {
         // Nobody knows how an array names its chunks that can't be read.
         let numbered = || rest.starts_with("c/") || rest.starts_with(|c: char| c.is_ascii_digit());
         if is_refused(reader, folder) && numbered() {
@@ -117,12 +103,8 @@ fn of_arrays(reader: &ZarrReader, name: &Name) -> Option<FileRole> {
 /// Whether a check looks at all bytes of a file: of each chunk, and of the description of an array whose checksum is in the record.
 pub(super) fn covers(reader: &ZarrReader, name: &Name) -> bool {
     let name = name.as_str();
-    let folders = name
-        .match_indices('/')
-        .map(|(at, _)| (&name[..at], &name[at + 1..]));
-    let found = folders
-        .chain([("", name)])
-        .find_map(|(folder, rest)| Some((reader.array_in(folder)?, rest)));
+    let mut folders = splits(name).chain([("", name)]);
+    let found = folders.find_map(|(folder, rest)| Some((reader.array_in(folder)?, rest)));
     let Some((array, rest)) = found else {
         return false;
     };
@@ -136,7 +118,7 @@ pub(super) fn covers(reader: &ZarrReader, name: &Name) -> bool {
 /// Whether a save of Megatron Core wrote all that it had to. It makes all arrays first, then each rank writes its chunks, also those that are zero. A chunk is
 /// put into place as a whole. So a save that was killed lacks chunks, unless several ranks wrote parts of one chunk: then there are lock files.
 pub(super) fn is_whole(reader: &ZarrReader) -> Result<(), String> {
-    if *reader.key.backend == *zarr3::NAME {
+    if reader.version.is_v3() {
         return Err("Megatron Core never wrote Zarr v3".into());
     }
     if reader.has_record {
@@ -170,7 +152,7 @@ fn locks(reader: &ZarrReader) -> impl Iterator<Item = &str> {
     let locks = reader
         .files
         .keys()
-        .filter_map(|name| in_array(name)?.0.strip_suffix(SYNC));
+        .filter_map(|name| locked(split(name.as_str()).0));
     locks.filter(move |of| reader.metadata.tensor(of).is_some())
 }
 
@@ -180,7 +162,7 @@ const NOTES: usize = 100;
 /// Which programs wrote it.
 pub(super) fn producer(reader: &ZarrReader) -> Producer {
     let megatron = reader.dialect == Dialect::Megatron;
-    let v3 = *reader.key.backend == *zarr3::NAME;
+    let v3 = reader.version.is_v3();
     let (by, can) = match (reader.has_record, megatron, v3) {
         (true, _, true) => ("reshard", "reshard, and as a group what reads Zarr v3"),
         (true, _, false) => ("reshard", "reshard, and per array what reads Zarr v2"),

@@ -1,25 +1,21 @@
 //! Reads what opening has not read, because the record of reshard says the same: indexes of shards, and descriptions of arrays.
 
 use super::{
-    array::{Array, UnreadDescription},
+    array::{Array, changed},
     opened::{Chunk, ZarrReader},
     shards,
 };
-use crate::array::find::at_once;
-use reshard_strategy::{ReadTensor, Result, Selection, StrategyError};
+use reshard_strategy::{
+    ReadTensor, Refused, Result, Selection, StrategyError, Traffic, UnreadPart,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl ZarrReader {
     /// Looks at descriptions and indexes before reads of which no checksum covers all: then nothing else tells that the bytes are those that are wanted.
-    /// Returns how many requests that took, and how many bytes.
     ///
     /// # Errors
     /// A description is not the written one. What is wrong with an index is said by who reads its shard.
-    pub(super) async fn look_before(
-        &self,
-        reads: &[ReadTensor],
-        verify: bool,
-    ) -> Result<(u64, u64)> {
+    pub(super) async fn look_before(&self, reads: &[ReadTensor], verify: bool) -> Result<Traffic> {
         let is_unread = |read: &&ReadTensor| {
             let chunk = self.chunk(read.selection.chunk);
             chunk.is_ok_and(|Chunk { array, number }| {
@@ -41,10 +37,10 @@ impl ZarrReader {
                     .extend(array.without_index(number));
             }
         }
-        let arrays: Vec<&Array> = needed.values().map(|(array, _)| *array).collect();
-        let (mut requests, mut bytes) = self.read_descriptions(&arrays).await?;
+        let arrays = needed.values().map(|(array, _)| *array);
+        let mut traffic = self.read_descriptions(arrays.clone()).await?;
         for array in arrays {
-            if let Some(Some(why)) = array.unread.as_ref().and_then(UnreadDescription::found) {
+            if let Some(why) = self.changed(array) {
                 let file = self.description(&array.key);
                 let what = format!("array {}: {}", array.key, why.what);
                 return Err(StrategyError::corrupt(file, None, what));
@@ -54,10 +50,8 @@ impl ZarrReader {
         for (array, needed) in needed.values() {
             unread.extend(array.unread_indexes(&self.files, |n, _| needed.contains(&n))?);
         }
-        let read = shards::read(&self.store, unread).await?;
-        requests += read.0;
-        bytes += read.1;
-        Ok((requests, bytes))
+        traffic += shards::read(&self.store, unread).await?;
+        Ok(traffic)
     }
 
     /// Reads all indexes that were not read yet.
@@ -70,30 +64,18 @@ impl ZarrReader {
         Ok(())
     }
 
-    /// Reads the descriptions of these arrays that were not read yet. Returns how many requests that took, and how many bytes.
-    pub(super) async fn read_descriptions(&self, arrays: &[&Array]) -> Result<(u64, u64)> {
-        let mut all: Vec<(&UnreadDescription, u64)> = Vec::new();
-        for array in arrays.iter().filter(|array| array.is_assumed()) {
-            if let Some(unread) = &array.unread {
-                let bytes = self.files.get(&unread.file).copied().unwrap_or(0);
-                all.push((unread, bytes));
-            }
-        }
-        let (mut requests, mut read) = (0, 0);
-        let mut left = &all[..];
-        while !left.is_empty() {
-            let (part, rest) = left.split_at(at_once(left.iter().map(|(_, bytes)| *bytes)));
-            left = rest;
-            let ranges = part
-                .iter()
-                .map(|(unread, bytes)| (unread.file.clone(), 0..*bytes));
-            let (texts, traffic) = self.store.read_ranges(ranges.collect()).await?;
-            requests += traffic.requests;
-            read += traffic.bytes + traffic.beside;
-            for ((unread, _), text) in part.iter().zip(texts) {
-                unread.take(&text);
-            }
-        }
-        Ok((requests, read))
+    /// Reads the descriptions of these arrays that were not read yet.
+    pub(super) async fn read_descriptions(
+        &self,
+        arrays: impl Iterator<Item = &Array>,
+    ) -> Result<Traffic> {
+        let unread = arrays.filter_map(|array| array.unread.as_ref());
+        UnreadPart::read(&*self.store, unread).await
+    }
+
+    /// What is wrong with the description of an array that was read since opening, and is not the written one.
+    pub(super) fn changed(&self, array: &Array) -> Option<Refused> {
+        let unread = array.unread.as_ref().filter(|unread| unread.is_changed())?;
+        Some(changed(unread.file().as_str(), self.noted_in))
     }
 }

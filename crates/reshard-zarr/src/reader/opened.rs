@@ -1,29 +1,30 @@
 //! What of an opened checkpoint is in memory.
 
-use super::{array::Array, kept::Kept};
+use super::array::Array;
 use crate::{
-    array::find::{ZARR_JSON, ZARRAY, ZMETADATA},
+    names::{ZARR_JSON, ZARRAY, ZMETADATA},
     place::PlaceFiles,
     stated::LONE,
+    version::Version,
 };
 use reshard_model::{Dialect, Layout, Tensor};
 use reshard_plan::{ChunkId, Metadata};
-use reshard_storage::{Checksum, Name, Part, RecordRead, Store};
+use reshard_storage::{Checksum, Name, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Crc32Check, ReadCx, ReadLimits, ReadTensor, Refused, Result, Rewritten,
-    Selection, StrategyError, Traffic,
+    Crc32Check, ReadCx, ReadLimits, ReadTensor, Recent, Refused, Result, Rewritten, StrategyError,
+    Traffic,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// An opened checkpoint.
 #[derive(Debug)]
 pub(crate) struct ZarrReader {
     /// The format by which it was opened.
-    pub(crate) key: BackendVersion,
+    pub(crate) version: &'static Version,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) limits: ReadLimits,
     pub(crate) dialect: Dialect,
@@ -36,8 +37,10 @@ pub(crate) struct ZarrReader {
     pub(crate) has_record: bool,
     /// Descriptions that are not the written ones, as far as opening has read them.
     pub(crate) rewritten: Vec<Rewritten>,
-    /// Decoded chunks.
-    pub(crate) kept: Kept,
+    /// The record of reshard, if there is one.
+    pub(crate) noted_in: &'static str,
+    /// Decoded chunks of which only a part was wanted. A program that reads a tensor in blocks decodes each chunk once.
+    pub(crate) kept: Mutex<Recent<ChunkId, Tensor>>,
     /// All files of the place.
     pub(crate) files: PlaceFiles,
     /// Paths about which consolidated metadata contradict the descriptions there.
@@ -60,6 +63,10 @@ impl ZarrReader {
             .ok_or_else(unknown)?;
         let number = id.0 - array.first;
         Ok(Chunk { array, number })
+    }
+
+    pub(super) fn kept(&self) -> MutexGuard<'_, Recent<ChunkId, Tensor>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Which bytes of which file a chunk is. `None` if it is not stored, so that its elements are the fill value.
@@ -117,7 +124,7 @@ impl ZarrReader {
     pub(super) fn refusal(&self, key: &str) -> Option<StrategyError> {
         let why = self.refused.get(key)?.clone();
         let why = why.in_file(self.description(key));
-        Some(why.error(key, format_args!("array {key}"), &self.key))
+        Some(why.error(key, format_args!("array {key}"), self.version.info.key()))
     }
 
     /// Puts the fill value into all elements.
@@ -144,32 +151,17 @@ impl ZarrReader {
     pub(super) fn record(
         &self,
         chunk: &Chunk<'_>,
-        (name, record): (Name, Range<u64>),
+        at: (Name, Range<u64>),
         reads: Vec<ReadTensor>,
         cx: &ReadCx<'_>,
     ) -> Result<RecordRead> {
-        let bytes = record.end - record.start;
-        let layout = chunk.array.layout(chunk.number)?;
-        let selections: Vec<_> = reads.iter().map(|read| &read.selection).collect();
+        let Chunk { array, number } = *chunk;
+        let bytes = at.1.end - at.1.start;
         // Padding at the end of an axis is read along.
-        let all = cx.verify && Selection::cover_once(&selections, layout.elements());
-        let sum = chunk.array.checksum(chunk.number).filter(|_| all);
-        let check = sum.map(|sum| -> Box<dyn Checksum> {
-            Box::new(Crc32Check::new(
-                bytes,
-                sum,
-                &format!("a chunk of {}", chunk.array.key),
-            ))
-        });
-        let parts: Vec<Part> = reads
-            .into_iter()
-            .map(|read| read.part(&layout))
-            .collect::<Result<_>>()?;
-        Ok(RecordRead {
-            name,
-            record,
-            parts,
-            check,
-        })
+        let check = || -> Option<Box<dyn Checksum>> {
+            let (sum, what) = (array.checksum(number)?, format!("a chunk of {}", array.key));
+            Some(Box::new(Crc32Check::new(bytes, sum, &what)))
+        };
+        ReadTensor::record(reads, at, &array.layout(number)?, cx.verify, check)
     }
 }

@@ -1,16 +1,19 @@
 //! Chunks whose elements are not in a file as they are: compressed ones, and those of the other order of bytes.
 
 use super::opened::{Chunk, ZarrReader};
-use crate::array::{decode, meta::Fault};
+use crate::array::decode;
 use bytes::Bytes;
 use reshard_model::Tensor;
 use reshard_plan::ChunkId;
 use reshard_storage::Name;
-use reshard_strategy::{ReadCx, ReadTensor, Result, Traffic};
+use reshard_strategy::{ReadCx, ReadTensor, Refused, Result, Traffic};
 use std::ops::Range;
 
 /// The most stored bytes that are in memory together, except that one chunk always is.
 const WINDOW: u64 = 32 << 20;
+
+/// Memory that a kept chunk takes besides its elements.
+const OVERHEAD: u64 = 512;
 
 /// A chunk to decode, where its bytes lie, and what is wanted of it.
 pub(super) struct Packed<'r> {
@@ -50,7 +53,7 @@ impl ZarrReader {
     ) -> Result<()> {
         let kept: Vec<Option<Tensor>> = window
             .iter()
-            .map(|packed| self.kept.get(packed.chunk.id()))
+            .map(|packed| self.kept().get(&packed.chunk.id()).cloned())
             .collect();
         let mut ranges = Vec::new();
         for (packed, kept) in window.iter().zip(&kept) {
@@ -63,6 +66,7 @@ impl ZarrReader {
         totals.requests += traffic.requests;
         let mut stored = stored.into_iter();
         for (packed, kept) in window.into_iter().zip(kept) {
+            let is_kept = kept.is_some();
             let tensor = match kept {
                 Some(tensor) => tensor,
                 None => {
@@ -78,8 +82,10 @@ impl ZarrReader {
             for read in reads {
                 read.fill_from(&tensor)?;
             }
-            if wanted < tensor.nbytes() {
-                self.kept.keep(chunk.id(), tensor);
+            if !is_kept && wanted < tensor.nbytes() {
+                // With what of the chunk lies beyond the shape.
+                let bytes = tensor.buffer_bytes().len() as u64 + OVERHEAD;
+                self.kept().insert(chunk.id(), tensor, bytes);
             }
         }
         Ok(())
@@ -106,9 +112,9 @@ impl ZarrReader {
         let meta = &array.meta;
         let whole = decode::elements(meta.stored(), meta.dtype, meta.cell(), stored);
         let region = || array.grid.region(&array.grid.nth((*number).into()));
-        let failed = |fault: Fault| {
-            let what = format!("chunk {} of {}: {fault}", region(), array.key);
-            Fault { what, ..fault }.in_file(file, Some(at.start))
+        let failed = |why: Refused| {
+            let what = format!("chunk {} of {}: {}", region(), array.key, why.what);
+            decode::error_in(file, Some(at.start), Refused::new(why.kind, what))
         };
         Ok(whole.map_err(failed)?.narrow(&array.inside(*number)))
     }

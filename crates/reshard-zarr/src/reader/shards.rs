@@ -1,35 +1,23 @@
 //! Where the inner chunks of an array's shards lie.
 
+use super::array::{Array, OneShard, Shards};
 use crate::{
     array::{
-        find::at_once,
-        meta::{ArrayMeta, Encoding, Fault, Sharding},
+        meta::{ArrayMeta, Encoding, Sharding},
         shard::{Index, Shard},
     },
     grid::Grid,
     zarr3::RECORD,
 };
-use reshard_model::Region;
+use bytes::Bytes;
+use reshard_model::{Dims, Region};
 use reshard_storage::{Name, StorageError, Store};
-use reshard_strategy::Result;
+use reshard_strategy::{Refused, Result, Traffic, read_in_batches};
 use std::{
     collections::BTreeMap,
     ops::Range,
     sync::{Arc, OnceLock},
 };
-
-/// The shards of an array that are there, by their numbers in row-major order. Empty if the array has no shards.
-#[derive(Debug, Default)]
-pub(crate) struct Shards(BTreeMap<u64, OneShard>);
-
-/// What is known of a shard.
-#[derive(Debug, Default)]
-struct OneShard {
-    /// The bytes of an inner chunk, if reshard wrote the shard: then all of them follow each other from the first byte on.
-    follow: Option<u64>,
-    /// Its index, when it was read. What is wrong with it is said when the shard is read.
-    index: OnceLock<Result<Index, Fault>>,
-}
 
 /// An index that was not read yet.
 pub(crate) struct Unread<'s> {
@@ -39,7 +27,7 @@ pub(crate) struct Unread<'s> {
     at: Range<u64>,
     bytes: u64,
     follow: Option<u64>,
-    into: &'s OnceLock<Result<Index, Fault>>,
+    into: &'s OnceLock<Result<Index, Refused>>,
 }
 
 impl Unread<'_> {
@@ -47,7 +35,7 @@ impl Unread<'_> {
     fn take(&self, text: &[u8]) {
         let index = self.shard.parse(text, self.at.clone(), self.bytes);
         let index = index.and_then(|index| match self.follow {
-            Some(inner) if !index.follows(inner) => Err(Fault::damaged(format!(
+            Some(inner) if !index.follows(inner) => Err(Refused::damaged(format!(
                 "its inner chunks do not lie where they were written, judging by {RECORD}; if the shard was written again on purpose, remove {RECORD}"
             ))),
             _ => Ok(index),
@@ -56,60 +44,50 @@ impl Unread<'_> {
     }
 }
 
-impl Shards {
-    /// `file_at` names the file at a position, and `files` are all files of the checkpoint. `as_written` says whether all chunks have checksums of
+impl Array {
+    /// What is known of its shards without their indexes. `files` are all files of the checkpoint. `as_written` says whether all chunks have checksums of
     /// reshard. A shard whose length is the written one then needs no index to be read from.
-    pub(crate) fn of(
-        meta: &ArrayMeta,
-        file_at: impl Fn(&[u64]) -> Result<Name>,
-        files: &BTreeMap<Name, u64>,
-        as_written: bool,
-    ) -> Result<Self> {
-        let mut out = BTreeMap::new();
-        let Encoding::Sharded(sharding) = &meta.encoding else {
-            return Ok(Self(out));
+    pub(crate) fn shards(&self, files: &BTreeMap<Name, u64>, as_written: bool) -> Result<Shards> {
+        let (meta, mut out) = (&self.meta, BTreeMap::new());
+        let (Encoding::Sharded(sharding), Some(grid)) = (&meta.encoding, meta.files()) else {
+            return Ok(Shards(out));
         };
-        let (shard, Some(grid)) = (Shard::of(meta, sharding), grid(meta)) else {
-            return Ok(Self(out));
-        };
-        let inner = meta.cell_bytes();
+        let (shard, inner) = (Shard::of(meta, sharding), meta.cell_bytes());
         let written = (as_written && is_ours(meta, sharding))
             .then(|| shard.written(inner))
             .flatten();
         for position in grid.positions().blocks(1).map(|p: Region| p.offsets) {
-            let Some(&bytes) = files.get(&file_at(&position)?) else {
+            let Some(&bytes) = files.get(&self.file_at(&position)?) else {
                 continue;
             };
             let one = OneShard {
                 follow: (written == Some(bytes)).then_some(inner),
                 index: OnceLock::new(),
             };
-            if let Err(fault) = shard.index(bytes) {
-                one.index.get_or_init(|| Err(fault));
+            if let Err(why) = shard.index(bytes) {
+                one.index.get_or_init(|| Err(why));
             }
             out.insert(number(&grid, &position), one);
         }
-        Ok(Self(out))
+        Ok(Shards(out))
     }
 
     /// The indexes that were not read yet, of the shards that are wanted: by their numbers, and whether they can be read without an index.
-    pub(crate) fn unread<'s>(
-        &'s self,
-        meta: &'s ArrayMeta,
-        file_at: impl Fn(&[u64]) -> Result<Name>,
+    pub(crate) fn unread_indexes(
+        &self,
         files: &BTreeMap<Name, u64>,
         wanted: impl Fn(u64, bool) -> bool,
-    ) -> Result<Vec<Unread<'s>>> {
-        let mut out = Vec::new();
-        let (Encoding::Sharded(sharding), Some(grid)) = (&meta.encoding, grid(meta)) else {
+    ) -> Result<Vec<Unread<'_>>> {
+        let (meta, mut out) = (&self.meta, Vec::new());
+        let (Encoding::Sharded(sharding), Some(grid)) = (&meta.encoding, meta.files()) else {
             return Ok(out);
         };
         let shard = Shard::of(meta, sharding);
-        for (number, one) in &self.0 {
+        for (number, one) in &self.shards.0 {
             if one.index.get().is_some() || !wanted(*number, one.follow.is_some()) {
                 continue;
             }
-            let file = file_at(&grid.nth(*number))?;
+            let file = self.file_at(&grid.nth(*number))?;
             let bytes = files.get(&file).copied().unwrap_or(0);
             if let Ok(at) = shard.index(bytes) {
                 out.push(Unread {
@@ -125,10 +103,13 @@ impl Shards {
         Ok(out)
     }
 
-    /// The number of the shard at a position, if it would be read without its index.
-    pub(crate) fn without_index(&self, meta: &ArrayMeta, position: &[u64]) -> Option<u64> {
-        let number = number(&grid(meta)?, position);
-        let one = self.0.get(&number)?;
+    /// The number of the shard of a chunk, if it would be read without its index.
+    pub(crate) fn without_index(&self, chunk: u32) -> Option<u64> {
+        let (position, Some(_)) = self.place(chunk) else {
+            return None;
+        };
+        let number = number(&self.meta.files()?, &position);
+        let one = self.shards.0.get(&number)?;
         (one.follow.is_some() && one.index.get().is_none()).then_some(number)
     }
 
@@ -136,73 +117,61 @@ impl Shards {
     ///
     /// # Errors
     /// What is wrong with the index of the shard.
-    pub(crate) fn range(
+    pub(super) fn range(
         &self,
-        meta: &ArrayMeta,
         position: &[u64],
         inner: u64,
-    ) -> Result<Option<Range<u64>>, &Fault> {
-        let Some(one) = grid(meta).and_then(|grid| self.0.get(&number(&grid, position))) else {
-            return Ok(None);
-        };
-        match (one.index.get(), one.follow) {
-            (Some(index), _) => Ok(index.as_ref()?.range(inner)),
-            (None, Some(bytes)) => {
+    ) -> Result<Option<Range<u64>>, &Refused> {
+        let one = self
+            .meta
+            .files()
+            .and_then(|grid| self.shards.0.get(&number(&grid, position)));
+        match one.map(|one| (one.index.get(), one.follow)) {
+            Some((Some(index), _)) => Ok(index.as_ref()?.range(inner)),
+            Some((None, Some(bytes))) => {
                 let from = inner.saturating_mul(bytes);
                 Ok(Some(from..from.saturating_add(bytes)))
             }
-            (None, None) => Ok(None),
+            Some((None, None)) | None => Ok(None),
         }
     }
 
-    /// Shards whose indexes are damaged, by number.
-    pub(crate) fn damaged(&self) -> impl Iterator<Item = (u64, &Fault)> {
-        self.0
-            .iter()
-            .filter_map(|(number, one)| Some((*number, one.index.get()?.as_ref().err()?)))
+    /// The shards whose indexes are damaged, by their positions.
+    pub(crate) fn damaged_indexes(&self) -> impl Iterator<Item = (Dims, &Refused)> {
+        let grid = self.meta.files();
+        self.shards.0.iter().filter_map(move |(number, one)| {
+            let why = one.index.get()?.as_ref().err()?;
+            Some((grid.as_ref()?.nth(*number), why))
+        })
     }
 }
 
-/// Reads indexes, of many shards in one call. Returns how many requests that took, and how many bytes.
+/// Reads indexes, of many shards in one call.
 ///
 /// # Errors
 /// What the store says. What is wrong with an index is kept with its shard.
-pub(crate) async fn read(store: &Arc<dyn Store>, unread: Vec<Unread<'_>>) -> Result<(u64, u64)> {
-    let (mut requests, mut bytes) = (0, 0);
-    let mut left = &unread[..];
-    while !left.is_empty() {
-        let lengths = left.iter().map(|one| one.at.end - one.at.start);
-        let (part, rest) = left.split_at(at_once(lengths));
-        left = rest;
-        let ranges = part.iter().map(|one| (one.file.clone(), one.at.clone()));
-        match store.read_ranges(ranges.collect()).await {
-            Ok((texts, traffic)) => {
-                requests += traffic.requests;
-                bytes += traffic.bytes + traffic.beside;
-                for (one, text) in part.iter().zip(texts) {
-                    one.take(&text);
-                }
-            }
-            // One of them was cut since it was listed.
-            Err(StorageError::Short { .. }) => one_by_one(store, part).await?,
-            Err(e) => return Err(e.into()),
-        }
+pub(crate) async fn read(store: &Arc<dyn Store>, unread: Vec<Unread<'_>>) -> Result<Traffic> {
+    let part = |one: &&Unread<'_>| (one.file.clone(), one.at.clone());
+    let take = |one: &Unread<'_>, text: Bytes| one.take(&text);
+    match read_in_batches(&**store, unread.iter().collect(), part, take).await {
+        // One of them was cut since it was listed.
+        Err(StorageError::Short { .. }) => one_by_one(store, &unread).await,
+        read => Ok(read?),
     }
-    Ok((requests, bytes))
 }
 
-async fn one_by_one(store: &Arc<dyn Store>, unread: &[Unread<'_>]) -> Result<()> {
-    for one in unread {
+async fn one_by_one(store: &Arc<dyn Store>, unread: &[Unread<'_>]) -> Result<Traffic> {
+    for one in unread.iter().filter(|one| one.into.get().is_none()) {
         match store.read(&one.file, one.at.clone()).await {
             Ok(text) => one.take(&text),
             Err(StorageError::Short { size, .. }) => {
                 let what = format!("it was cut to {size} bytes since the place was listed");
-                one.into.get_or_init(|| Err(Fault::damaged(what)));
+                one.into.get_or_init(|| Err(Refused::damaged(what)));
             }
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(())
+    Ok(Traffic::default())
 }
 
 /// Whether shards have the form that reshard gives them: inner chunks of plain elements, then the index.
@@ -213,11 +182,6 @@ fn is_ours(meta: &ArrayMeta, sharding: &Sharding) -> bool {
         && sharding.index_crc
         && !sharding.index_at_start
         && !sharding.index_big_endian
-}
-
-/// The grid of files.
-pub(crate) fn grid(meta: &ArrayMeta) -> Option<Grid> {
-    Grid::new(meta.shape.clone(), meta.chunk.clone())
 }
 
 /// The number of a position in row-major order.

@@ -1,7 +1,7 @@
 //! Looks for damage without loading anything.
 
 use super::{
-    array::{Array, UnreadDescription},
+    array::Array,
     opened::{Chunk, ZarrReader},
 };
 use crate::array::{
@@ -26,7 +26,7 @@ const AHEAD: usize = 1024;
 pub(super) struct Verifier<'r> {
     reader: &'r ZarrReader,
     /// Arrays whose descriptions are not the written ones.
-    changed: BTreeMap<&'r str, &'r Refused>,
+    changed: BTreeMap<&'r str, Refused>,
     /// Whether chunks of the array may be decoded, if that was looked at. Elements that are too much to load are not decoded for a check either.
     permitted: Option<bool>,
     ahead: ReadAhead,
@@ -38,7 +38,7 @@ impl<'r> Verifier<'r> {
         reader.read_all_indexes().await?;
         let changed = changed(reader).await?;
         let refused = reader.refused.iter().map(|(key, why)| (&**key, why));
-        for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, *why))) {
+        for (key, why) in refused.chain(changed.iter().map(|(key, why)| (*key, why))) {
             run.refuse(key, &why.clone().in_file(reader.description(key)));
         }
         Ok(Self {
@@ -145,17 +145,11 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
 }
 
 /// The arrays whose descriptions were not read when the checkpoint was opened, and are not the written ones.
-async fn changed(reader: &ZarrReader) -> Result<BTreeMap<&str, &Refused>> {
-    reader
-        .read_descriptions(&reader.arrays.iter().collect::<Vec<_>>())
-        .await?;
-    let mut out = BTreeMap::new();
-    for Array { key, unread, .. } in &reader.arrays {
-        if let Some(Some(why)) = unread.as_ref().and_then(UnreadDescription::found) {
-            out.insert(&**key, why);
-        }
-    }
-    Ok(out)
+async fn changed(reader: &ZarrReader) -> Result<BTreeMap<&str, Refused>> {
+    reader.read_descriptions(reader.arrays.iter()).await?;
+    let arrays = reader.arrays.iter();
+    let changed = arrays.filter_map(|array| Some((&*array.key, reader.changed(array)?)));
+    Ok(changed.collect())
 }
 
 /// Counts the bytes of shards that no inner chunk has, except those of an index with a checksum.
@@ -180,7 +174,7 @@ fn indexes(array: &Array, run: &mut VerifyRun<'_>) {
     for (position, fault) in array.damaged_indexes() {
         let mut found = Damage::new(&*fault.what).of_key(&*array.key);
         found.file = array.file_at(&position).ok().map(|name| name.to_string());
-        run.report.add(fault.kind.of_error(), found);
+        run.report.add(fault.kind, found);
     }
 }
 

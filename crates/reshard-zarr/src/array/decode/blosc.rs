@@ -6,8 +6,8 @@ mod shuffle;
 #[cfg(test)]
 mod tests;
 
-use crate::array::meta::Fault;
 use bytes::Bytes;
+use reshard_strategy::Refused;
 
 /// Bytes before the table of blocks.
 const HEADER: usize = 16;
@@ -65,7 +65,7 @@ impl Header {
 }
 
 /// A buffer of one chunk. At most `most` bytes may come out.
-pub(super) fn undo(stored: &Bytes, most: u64) -> Result<Bytes, Fault> {
+pub(super) fn undo(stored: &Bytes, most: u64) -> Result<Bytes, Refused> {
     let Some(header) = parse(stored, most)? else {
         return Ok(Bytes::new());
     };
@@ -73,7 +73,7 @@ pub(super) fn undo(stored: &Bytes, most: u64) -> Result<Bytes, Fault> {
         let out = stored.slice(HEADER..);
         return match out.len() == header.size {
             true => Ok(out),
-            false => Err(Fault::damaged(format!(
+            false => Err(Refused::damaged(format!(
                 "its header says {} bytes that are stored as they are, and there are {}",
                 header.size,
                 out.len()
@@ -84,8 +84,8 @@ pub(super) fn undo(stored: &Bytes, most: u64) -> Result<Bytes, Fault> {
 }
 
 /// The header, or `None` if nothing comes out.
-fn parse(stored: &[u8], most: u64) -> Result<Option<Header>, Fault> {
-    let wrong = |what| Err(Fault::damaged(what));
+fn parse(stored: &[u8], most: u64) -> Result<Option<Header>, Refused> {
+    let wrong = |what| Err(Refused::damaged(what));
     let Some(&[version, _, flags, element, ref words @ ..]) = stored.first_chunk::<HEADER>() else {
         return wrong(format!("{} bytes are too few for a header", stored.len()));
     };
@@ -129,14 +129,14 @@ fn parse(stored: &[u8], most: u64) -> Result<Option<Header>, Fault> {
 }
 
 /// Decodes all blocks.
-fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
+fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Refused> {
     let count = header.size.div_ceil(header.block);
     let Some(table) = stored[HEADER..].as_chunks().0.get(..count) else {
         let what = format!(
             "{} bytes are too few for a table of {count} blocks",
             stored.len()
         );
-        return Err(Fault::damaged(what));
+        return Err(Refused::damaged(what));
     };
     let no_memory = |_| super::no_memory(header.size);
     let (mut out, mut shuffled) = (Vec::new(), Vec::new());
@@ -147,7 +147,7 @@ fn blocks(header: Header, stored: &[u8]) -> Result<Vec<u8>, Fault> {
         let size = header.block.min(header.size - begin);
         let start = u32::from_le_bytes(*start) as usize;
         let damaged =
-            |why: String| Fault::damaged(format!("block {n} of {count}, at byte {start}: {why}"));
+            |why: String| Refused::damaged(format!("block {n} of {count}, at byte {start}: {why}"));
         // Looked at before memory is taken for what the header promises.
         let streams = streams(stored, start, header.streams(size), &mut left);
         let streams = streams.map_err(|why| damaged(why.into()))?;
@@ -203,8 +203,8 @@ enum Compression {
 }
 
 impl Compression {
-    fn of(header: Header) -> Result<Self, Fault> {
-        let failed = |e| Fault::damaged(format!("zstd can't begin: {e}"));
+    fn of(header: Header) -> Result<Self, Refused> {
+        let failed = |e| Refused::damaged(format!("zstd can't begin: {e}"));
         Ok(match header.flags >> 5 {
             0 => Self::BloscLz,
             // LZ4HC, too.
@@ -212,7 +212,11 @@ impl Compression {
             2 => Self::Snappy,
             3 => Self::Zlib(flate2::Decompress::new(true)),
             4 => Self::Zstd(zstd::bulk::Decompressor::new().map_err(failed)?),
-            n => return Err(Fault::damaged(format!("C-Blosc 1 has no compression {n}"))),
+            n => {
+                return Err(Refused::damaged(format!(
+                    "C-Blosc 1 has no compression {n}"
+                )));
+            }
         })
     }
 

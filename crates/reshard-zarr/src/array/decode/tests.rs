@@ -1,5 +1,4 @@
 use super::*;
-use crate::array::meta::FaultKind;
 use flate2::{Compression, write};
 use proptest::prelude::*;
 use reshard_model::Dims;
@@ -100,7 +99,7 @@ fn more_bytes_than_a_chunk_has_are_damage_and_take_no_memory() {
     let fault = decode(&twice, stored, 1000).unwrap_err();
     assert!(
         fault.what.starts_with("zstd: more than 66661 bytes"),
-        "{fault}"
+        "{fault:?}"
     );
 }
 
@@ -109,11 +108,11 @@ fn what_is_cut_or_too_short_or_too_long_is_named_with_its_codec() {
     for one in ALL {
         let stored = all_encoded(&[one], &some(1000));
         let cut = decode(&[one], stored.slice(..stored.len() - 1), 1000).unwrap_err();
-        assert!(cut.what.starts_with(one.name()), "{cut}");
+        assert!(cut.what.starts_with(one.name()), "{cut:?}");
         let more = decode(&[one], [&stored, &[0][..]].concat().into(), 1000).unwrap_err();
-        assert!(more.what.starts_with(one.name()), "{more}");
+        assert!(more.what.starts_with(one.name()), "{more:?}");
         let short = decode(&[one], stored, 1001).unwrap_err();
-        assert!(short.what.contains("1000 bytes come out of"), "{short}");
+        assert!(short.what.contains("1000 bytes come out of"), "{short:?}");
     }
     let old = decode(
         &[Codec::Zstd],
@@ -121,7 +120,7 @@ fn what_is_cut_or_too_short_or_too_long_is_named_with_its_codec() {
         3,
     )
     .unwrap_err();
-    assert!(old.what.contains("no frame begins"), "{old}");
+    assert!(old.what.contains("no frame begins"), "{old:?}");
 }
 
 #[test]
@@ -217,15 +216,18 @@ fn a_lack_of_memory_is_no_damage() {
         let mut stream = stream;
         all(&mut stream, stored, u64::MAX).unwrap_err().kind
     };
-    assert_eq!(kind(&mut NoMemory(""), 1), FaultKind::NoMemory);
+    assert_eq!(kind(&mut NoMemory(""), 1), ErrorKind::Unavailable);
     let zstd = "Allocation error : not enough memory";
-    assert_eq!(kind(&mut NoMemory(zstd), 1), FaultKind::NoMemory);
-    assert_eq!(kind(&mut NoMemory("bad block"), 1), FaultKind::Damaged);
+    assert_eq!(kind(&mut NoMemory(zstd), 1), ErrorKind::Unavailable);
+    assert_eq!(kind(&mut NoMemory("bad block"), 1), ErrorKind::Corrupt);
     // No machine has that much.
-    assert_eq!(kind(&mut io::empty(), usize::MAX / 8), FaultKind::NoMemory);
-    let file = reshard_storage::Name::new("a/c/0").unwrap();
-    let e = Fault::no_memory("none").in_file(&file, Some(0));
-    assert_eq!(e.kind(), reshard_model::ErrorKind::Unavailable, "{e}");
-    let e = Fault::damaged("bad").in_file(&file, Some(0));
-    assert_eq!(e.kind(), reshard_model::ErrorKind::Corrupt, "{e}");
+    assert_eq!(
+        kind(&mut io::empty(), usize::MAX / 8),
+        ErrorKind::Unavailable
+    );
+    let file = Name::new("a/c/0").unwrap();
+    let e = error_in(&file, Some(0), Refused::new(ErrorKind::Unavailable, "none"));
+    assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+    let e = error_in(&file, Some(0), Refused::damaged("bad"));
+    assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
 }

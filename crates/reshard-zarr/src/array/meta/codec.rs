@@ -1,18 +1,18 @@
 //! Names and settings of codecs.
 
 use super::{
-    fault::Fault,
     json::{self, Named, shown},
     types::{Codec, Encoding, Sharding, Stored},
 };
 use reshard_model::DType;
+use reshard_strategy::Refused;
 use serde_json::{Map, Value};
 
 /// The most codecs of an array.
 const MAX_CODECS: usize = 16;
 
 /// A codec from bytes to bytes, by its name in v3 or its id in v2. `location` is a setting of crc32c.
-fn bytes_to_bytes(name: &str, location: Option<&Value>) -> Result<Codec, Fault> {
+fn bytes_to_bytes(name: &str, location: Option<&Value>) -> Result<Codec, Refused> {
     // zarr-python calls numcodecs' codecs so in v3.
     Ok(match name.strip_prefix("numcodecs.").unwrap_or(name) {
         "gzip" => Codec::Gzip,
@@ -26,17 +26,17 @@ fn bytes_to_bytes(name: &str, location: Option<&Value>) -> Result<Codec, Fault> 
     })
 }
 
-fn unknown(name: &str) -> Fault {
-    Fault::unknown(format!("the codec {}", shown(&Value::from(name))))
+fn unknown(name: &str) -> Refused {
+    Refused::unknown(format!("the codec {}", shown(&Value::from(name))))
 }
 
 /// `filters` and `compressor` of v2: the filters come first when chunks are written.
-pub(crate) fn v2(of: &Map<String, Value>) -> Result<Vec<Codec>, Fault> {
+pub(crate) fn v2(of: &Map<String, Value>) -> Result<Vec<Codec>, Refused> {
     let filters = match of.get("filters") {
         None | Some(Value::Null) => &[][..],
         Some(Value::Array(filters)) if filters.len() <= MAX_CODECS => filters,
         Some(other) => {
-            return Err(Fault::damaged(format!(
+            return Err(Refused::damaged(format!(
                 "filters is {}, not a short list",
                 shown(other)
             )));
@@ -47,14 +47,14 @@ pub(crate) fn v2(of: &Map<String, Value>) -> Result<Vec<Codec>, Fault> {
         let id = value
             .get("id")
             .and_then(Value::as_str)
-            .ok_or_else(|| Fault::damaged(format!("the codec {} has no id", shown(value))))?;
+            .ok_or_else(|| Refused::damaged(format!("the codec {} has no id", shown(value))))?;
         bytes_to_bytes(id, value.get("location"))
     };
     filters.iter().chain(compressor).map(codec).collect()
 }
 
 /// `codecs` of v3, for an array of so many axes.
-pub(crate) fn v3(value: &Value, dtype: DType, axes: usize) -> Result<Encoding, Fault> {
+pub(crate) fn v3(value: &Value, dtype: DType, axes: usize) -> Result<Encoding, Refused> {
     let codecs = list(value)?;
     let [sharding] = &*codecs else {
         if codecs.iter().any(|c| c.name == SHARDING) {
@@ -86,7 +86,7 @@ pub(crate) fn v3(value: &Value, dtype: DType, axes: usize) -> Result<Encoding, F
     let index_at_start = match sharding.get("index_location").map(Value::as_str) {
         None | Some(Some("end")) => false,
         Some(Some("start")) => true,
-        _ => return Err(Fault::damaged("index_location is neither start nor end")),
+        _ => return Err(Refused::damaged("index_location is neither start nor end")),
     };
     Ok(Encoding::Sharded(Sharding {
         inner: json::dims(settings, "chunk_shape")?,
@@ -99,12 +99,12 @@ pub(crate) fn v3(value: &Value, dtype: DType, axes: usize) -> Result<Encoding, F
 
 const SHARDING: &str = "sharding_indexed";
 
-fn list(value: &Value) -> Result<Vec<Named<'_>>, Fault> {
+fn list(value: &Value) -> Result<Vec<Named<'_>>, Refused> {
     match value.as_array() {
         Some(codecs) if codecs.len() <= MAX_CODECS => {
             codecs.iter().map(|c| Named::of("a codec", c)).collect()
         }
-        _ => Err(Fault::damaged(format!(
+        _ => Err(Refused::damaged(format!(
             "codecs is {}, not a short list",
             shown(value)
         ))),
@@ -112,7 +112,7 @@ fn list(value: &Value) -> Result<Vec<Named<'_>>, Fault> {
 }
 
 /// Transposes, then `bytes`, then codecs from bytes to bytes.
-fn stored(codecs: &[Named<'_>], dtype: DType, axes: usize) -> Result<Stored, Fault> {
+fn stored(codecs: &[Named<'_>], dtype: DType, axes: usize) -> Result<Stored, Refused> {
     let mut out = Stored::default();
     let mut serialised = false;
     for codec in codecs {
@@ -133,33 +133,33 @@ fn stored(codecs: &[Named<'_>], dtype: DType, axes: usize) -> Result<Stored, Fau
                     None if dtype.word() == 1 => false,
                     _ => {
                         let what = format!("the codec bytes does not say how {dtype} is ordered");
-                        return Err(Fault::damaged(what));
+                        return Err(Refused::damaged(what));
                     }
                 };
                 serialised = true;
             }
             ("transpose" | "bytes" | "endian", true) => {
                 let what = format!("the codec {} stands behind bytes", codec.name);
-                return Err(Fault::damaged(what));
+                return Err(Refused::damaged(what));
             }
             (name, _) => {
                 let known = bytes_to_bytes(name, codec.get("location"))?;
                 if !serialised {
                     let what = format!("the codec {name} stands before bytes");
-                    return Err(Fault::damaged(what));
+                    return Err(Refused::damaged(what));
                 }
                 out.codecs.push(known);
             }
         }
     }
     if !serialised {
-        return Err(Fault::damaged("no codec makes bytes of elements"));
+        return Err(Refused::damaged("no codec makes bytes of elements"));
     }
     out.axes = out.axes.filter(|axes| !axes.is_sorted());
     Ok(out)
 }
 
-fn transpose(codec: &Named<'_>, axes: usize) -> Result<Vec<usize>, Fault> {
+fn transpose(codec: &Named<'_>, axes: usize) -> Result<Vec<usize>, Refused> {
     let order = codec.get("order").unwrap_or(&Value::Null);
     let found: Option<Vec<usize>> = match order {
         // Orders of early versions of the specification.
@@ -177,7 +177,7 @@ fn transpose(codec: &Named<'_>, axes: usize) -> Result<Vec<usize>, Fault> {
         sorted.into_iter().eq(0..axes)
     };
     found.filter(is_permutation).ok_or_else(|| {
-        Fault::damaged(format!(
+        Refused::damaged(format!(
             "transpose has the order {}, which is none of {axes} axes",
             shown(order)
         ))

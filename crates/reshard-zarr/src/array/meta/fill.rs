@@ -1,17 +1,23 @@
 //! The value of elements that are not stored.
 
-use super::{fault::Fault, json::shown};
+use super::json::shown;
+use base64::{
+    Engine as _,
+    alphabet::STANDARD,
+    engine::{GeneralPurpose, GeneralPurposeConfig},
+};
 use reshard_model::DType;
 use reshard_plan::cast;
+use reshard_strategy::Refused;
 use serde_json::Value;
 
 /// The bytes of one element, little-endian. `null` is zero.
-pub(crate) fn parse(value: &Value, dtype: DType) -> Result<Vec<u8>, Fault> {
+pub(crate) fn parse(value: &Value, dtype: DType) -> Result<Vec<u8>, Refused> {
     let size = dtype.size() as usize;
     if value.is_null() {
         return Ok(vec![0; size]);
     }
-    let wrong = || Fault::damaged(format!("the fill value {} is no {dtype}", shown(value)));
+    let wrong = || Refused::damaged(format!("the fill value {} is no {dtype}", shown(value)));
     let found = match (dtype, value) {
         (DType::Bool, Value::Bool(b)) => Some(vec![u8::from(*b)]),
         (DType::Bool, Value::Number(n)) => match n.as_u64() {
@@ -104,32 +110,14 @@ fn bits(digits: &str, size: usize) -> Option<Vec<u8>> {
     Some(number.to_le_bytes()[..size].to_vec())
 }
 
+/// Spare bits of the last digit may have any value.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
 /// The bytes of an element of at most 16 bytes. numpy's raw types have such fill values.
 fn base64(text: &str) -> Option<Vec<u8>> {
-    if text.is_empty() || text.len() > 24 || !text.len().is_multiple_of(4) {
-        return None;
-    }
-    let digits = text.trim_end_matches('=');
-    if text.len() - digits.len() > 2 {
-        return None;
-    }
-    let (mut out, mut held, mut bits) = (Vec::new(), 0u32, 0);
-    for b in digits.bytes() {
-        let digit = match b {
-            b'A'..=b'Z' => b - b'A',
-            b'a'..=b'z' => b - b'a' + 26,
-            b'0'..=b'9' => b - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        held = held << 6 | u32::from(digit);
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            out.push((held >> bits) as u8);
-            held &= (1 << bits) - 1;
-        }
-    }
-    Some(out)
+    let short = Some(text).filter(|text| text.len() <= 24)?;
+    BASE64.decode(short).ok()
 }

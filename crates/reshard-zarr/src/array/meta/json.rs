@@ -1,7 +1,7 @@
 //! Fields of JSON objects, with errors that name them.
 
-use super::fault::Fault;
 use reshard_model::Dims;
+use reshard_strategy::Refused;
 use serde_json::{Map, Value};
 
 /// The most bytes of the metadata of one array or group. Attributes are part of it.
@@ -12,23 +12,23 @@ pub(crate) const MAX_AXES: usize = 64;
 const SHOWN: usize = 120;
 
 /// Parses the text of a file, whose name is for errors.
-pub(crate) fn parse(file: &str, text: &[u8]) -> Result<Map<String, Value>, Fault> {
+pub(crate) fn parse(file: &str, text: &[u8]) -> Result<Map<String, Value>, Refused> {
     if text.len() > MAX_TEXT {
         return Err(too_long(file, text.len() as u64));
     }
     match serde_json::from_slice(text) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(other) => Err(Fault::damaged(format!(
+        Ok(other) => Err(Refused::damaged(format!(
             "{file} is {}, not a JSON object",
             shown(&other)
         ))),
-        Err(e) => Err(Fault::damaged(format!("{file} is not JSON: {e}"))),
+        Err(e) => Err(Refused::damaged(format!("{file} is not JSON: {e}"))),
     }
 }
 
 /// What is wrong with a file that is not even read.
-pub(crate) fn too_long(file: &str, bytes: u64) -> Fault {
-    Fault::damaged(format!(
+pub(crate) fn too_long(file: &str, bytes: u64) -> Refused {
+    Refused::damaged(format!(
         "{file} has {bytes} bytes, and no such file has more than {MAX_TEXT}"
     ))
 }
@@ -55,28 +55,48 @@ pub(crate) fn shown(value: &Value) -> String {
 }
 
 /// A field that has to be there.
-pub(crate) fn field<'a>(of: &'a Map<String, Value>, name: &str) -> Result<&'a Value, Fault> {
+pub(crate) fn field<'a>(of: &'a Map<String, Value>, name: &str) -> Result<&'a Value, Refused> {
     of.get(name)
-        .ok_or_else(|| Fault::damaged(format!("the field {name:?} is missing")))
+        .ok_or_else(|| Refused::damaged(format!("the field {name:?} is missing")))
+}
+
+/// Fails if the metadata in a file are those of another version of Zarr.
+pub(crate) fn version(of: &Map<String, Value>, file: &str, known: u64) -> Result<(), Refused> {
+    match field(of, "zarr_format")? {
+        found if found.as_u64() == Some(known) => Ok(()),
+        other => Err(Refused::unknown(format!(
+            "version {} of Zarr in {file}",
+            shown(other)
+        ))),
+    }
+}
+
+/// What separates the numbers in the names of chunks. `what` names the setting.
+pub(crate) fn separator(value: &Value, what: &str) -> Result<char, Refused> {
+    match value.as_str() {
+        Some(".") => Ok('.'),
+        Some("/") => Ok('/'),
+        _ => Err(Refused::damaged(format!("its {what} is {}", shown(value)))),
+    }
 }
 
 /// One number per axis.
-pub(crate) fn dims(of: &Map<String, Value>, name: &str) -> Result<Dims, Fault> {
+pub(crate) fn dims(of: &Map<String, Value>, name: &str) -> Result<Dims, Refused> {
     let value = field(of, name)?;
     let wrong = || {
         let shown = shown(value);
-        Fault::damaged(format!("{name} is {shown}, not a list of lengths"))
+        Refused::damaged(format!("{name} is {shown}, not a list of lengths"))
     };
     let list = value.as_array().ok_or_else(wrong)?;
     if list.len() > MAX_AXES {
-        return Err(Fault::damaged(format!(
+        return Err(Refused::damaged(format!(
             "{name} has {} axes, and an array has at most {MAX_AXES}",
             list.len()
         )));
     }
     list.iter()
         .map(|n| n.as_u64().ok_or_else(wrong))
-        .collect::<Result<Vec<u64>, Fault>>()
+        .collect::<Result<Vec<u64>, Refused>>()
         .map(Dims::from)
 }
 
@@ -87,8 +107,8 @@ pub(crate) struct Named<'a> {
 }
 
 impl<'a> Named<'a> {
-    pub(crate) fn of(what: &str, value: &'a Value) -> Result<Self, Fault> {
-        let wrong = || Fault::damaged(format!("{what} is {}, without a name", shown(value)));
+    pub(crate) fn of(what: &str, value: &'a Value) -> Result<Self, Refused> {
+        let wrong = || Refused::damaged(format!("{what} is {}, without a name", shown(value)));
         match value {
             Value::String(name) => Ok(Self {
                 name,
@@ -114,8 +134,8 @@ impl<'a> Named<'a> {
     }
 
     /// All settings.
-    pub(crate) fn settings(&self) -> Result<&'a Map<String, Value>, Fault> {
+    pub(crate) fn settings(&self) -> Result<&'a Map<String, Value>, Refused> {
         self.configuration
-            .ok_or_else(|| Fault::damaged(format!("{} has no configuration", self.name)))
+            .ok_or_else(|| Refused::damaged(format!("{} has no configuration", self.name)))
     }
 }

@@ -1,9 +1,10 @@
 use super::*;
 use proptest::prelude::*;
-use reshard_model::{DType, Dims};
+use reshard_model::{DType, Dims, ErrorKind};
+use reshard_strategy::Refused;
 use serde_json::{Value, json};
 
-fn v2(changes: Value) -> Result<ArrayMeta, Fault> {
+fn v2(changes: Value) -> Result<ArrayMeta, Refused> {
     let mut of = json!({
         "zarr_format": 2, "shape": [5, 4], "chunks": [2, 3], "dtype": "<f4", "compressor": null, "fill_value": null,
         "order": "C", "filters": null,
@@ -12,7 +13,7 @@ fn v2(changes: Value) -> Result<ArrayMeta, Fault> {
     parse_zarray(of.to_string().as_bytes())
 }
 
-fn v3(changes: Value) -> Result<ArrayMeta, Fault> {
+fn v3(changes: Value) -> Result<ArrayMeta, Refused> {
     let mut of = json!({
         "zarr_format": 3, "node_type": "array", "shape": [5, 4], "data_type": "float32",
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
@@ -47,16 +48,16 @@ fn stored(array: &ArrayMeta) -> &Stored {
     }
 }
 
-fn unknown(found: Result<ArrayMeta, Fault>, name: &str) {
+fn unknown(found: Result<ArrayMeta, Refused>, name: &str) {
     let fault = found.unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Unknown, "{fault}");
-    assert!(fault.what.contains(name), "{fault} does not name {name}");
+    assert_eq!(fault.kind, ErrorKind::Unsupported, "{fault:?}");
+    assert!(fault.what.contains(name), "{fault:?} does not name {name}");
 }
 
-fn damaged(found: Result<ArrayMeta, Fault>, name: &str) {
+fn damaged(found: Result<ArrayMeta, Refused>, name: &str) {
     let fault = found.unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Damaged, "{fault}");
-    assert!(fault.what.contains(name), "{fault} does not name {name}");
+    assert_eq!(fault.kind, ErrorKind::Corrupt, "{fault:?}");
+    assert!(fault.what.contains(name), "{fault:?} does not name {name}");
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn what_no_program_writes_is_damage() {
     for text in ["", "[]", "{", "null", "{\"zarr_format\": NaN}"] {
         assert_eq!(
             parse_zarray(text.as_bytes()).unwrap_err().kind,
-            FaultKind::Damaged
+            ErrorKind::Corrupt
         );
     }
     let deep = "[".repeat(1 << 20);
@@ -431,10 +432,9 @@ fn consolidated_metadata_give_the_nodes_of_a_group() {
         "kind": "inline", "must_understand": false, "metadata": {
             "g": {"zarr_format": 3, "node_type": "group"}, "g/a": {"zarr_format": 3, "node_type": "array"}, "b": 1,
     }}});
-    let Node::Group(group) = parse_zarr_json(text.to_string().as_bytes()).unwrap() else {
+    let Node::Group(nodes) = parse_zarr_json(text.to_string().as_bytes()).unwrap() else {
         panic!("an array")
     };
-    let nodes = group.consolidated.unwrap();
     assert_eq!(nodes.len(), 3);
     assert!(matches!(&nodes[0], (path, Node::Group(_)) if path == "g"));
     assert!(matches!(&nodes[2], (path, Node::Array(a)) if path == "b" && a.is_err()));
@@ -525,7 +525,7 @@ proptest! {
         drop(parse_zarr_json(of.to_string().as_bytes()));
         let mut changes = serde_json::Map::new();
         changes.insert(v3_field.into(), value);
-        let three = if v3_field == "node_type" { Err(Fault::damaged("")) } else { v3(Value::Object(changes)) };
+        let three = if v3_field == "node_type" { Err(Refused::damaged("")) } else { v3(Value::Object(changes)) };
         for array in [two, three].into_iter().flatten() {
             prop_assert_eq!(array.fill.len() as u64, array.dtype.size());
             prop_assert_eq!(array.shape.len(), array.chunk.len());

@@ -1,21 +1,16 @@
 //! What the metadata of an array or a group say.
 
-use super::{fault::Fault, keys::ChunkKeys};
+use super::keys::ChunkKeys;
 use reshard_model::{DType, Dims, Layout};
+use reshard_strategy::Refused;
 
 /// An array or a group of Zarr v3.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Node {
     /// An array, or why it is refused.
-    Array(Box<Result<ArrayMeta, Fault>>),
-    Group(Group),
-}
-
-/// A group of Zarr v3.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Group {
-    /// The nodes below it by path, if the group has consolidated metadata. They are in the order of the file.
-    pub(crate) consolidated: Option<Vec<(String, Node)>>,
+    Array(Box<Result<ArrayMeta, Refused>>),
+    /// A group, with the nodes below it by path, if it has consolidated metadata. They are in the order of the file.
+    Group(Vec<(String, Node)>),
 }
 
 /// An array, of either version of Zarr. Shapes count elements.
@@ -141,17 +136,17 @@ impl ArrayMeta {
     }
 
     /// Checks that sizes fit 63 bits, and that shapes and encoding fit each other.
-    pub(crate) fn checked(mut self) -> Result<Self, Fault> {
+    pub(crate) fn checked(mut self) -> Result<Self, Refused> {
         let (shape, chunk) = (&self.shape, &self.chunk);
         if shape.len() != chunk.len() {
-            return Err(Fault::damaged(format!(
+            return Err(Refused::damaged(format!(
                 "its shape {shape} and its chunks {chunk} differ in the number of axes"
             )));
         }
         for axis in 0..shape.len() {
             if self.chunk[axis] == 0 {
                 if self.shape[axis] > 0 {
-                    return Err(Fault::damaged(format!(
+                    return Err(Refused::damaged(format!(
                         "its chunks {} have no element, but its shape is {}",
                         self.chunk, self.shape
                     )));
@@ -162,7 +157,7 @@ impl ArrayMeta {
         }
         for (what, lengths) in [("shape", &self.shape), ("chunk", &self.chunk)] {
             if Layout::contiguous(self.dtype.size(), lengths).is_none() {
-                return Err(Fault::damaged(format!(
+                return Err(Refused::damaged(format!(
                     "its {what} {lengths} has more bytes than 63 bits can count"
                 )));
             }
@@ -171,7 +166,7 @@ impl ArrayMeta {
             let inner = &sharding.inner;
             let divides = |(whole, part): (&u64, &u64)| *part > 0 && whole % part == 0;
             if inner.len() != self.chunk.len() || !self.chunk.iter().zip(inner).all(divides) {
-                return Err(Fault::damaged(format!(
+                return Err(Refused::damaged(format!(
                     "its inner chunks {inner} do not divide its shards {}",
                     self.chunk
                 )));

@@ -1,25 +1,20 @@
 //! `.zarray` and `.zmetadata` of Zarr v2.
 
 use super::{
-    codec, dtype,
-    fault::Fault,
-    fill,
+    codec, dtype, fill,
     json::{self, shown},
     keys::ChunkKeys,
     types::{ArrayMeta, Encoding, Node, Stored},
 };
-use crate::stated::ZATTRS;
+use crate::names::{ZARRAY, ZATTRS, ZMETADATA};
+use reshard_strategy::Refused;
 use serde_json::{Map, Value};
-
-const ZARRAY: &str = ".zarray";
-/// Consolidated metadata.
-pub(super) const ZMETADATA: &str = ".zmetadata";
 
 /// Parses a `.zarray`.
 ///
 /// # Errors
 /// It is damaged, or this version does not know its dtype, order or codec.
-pub(crate) fn parse_zarray(text: &[u8]) -> Result<ArrayMeta, Fault> {
+pub(crate) fn parse_zarray(text: &[u8]) -> Result<ArrayMeta, Refused> {
     array(&json::parse(ZARRAY, text)?)
 }
 
@@ -27,11 +22,11 @@ pub(crate) fn parse_zarray(text: &[u8]) -> Result<ArrayMeta, Fault> {
 ///
 /// # Errors
 /// It is damaged. A damaged or unknown array is an error of its own.
-pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault> {
+pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Refused> {
     let mut fields = json::parse(ZMETADATA, text)?;
     let metadata = match fields.remove("metadata") {
         Some(Value::Object(metadata)) => metadata,
-        _ => return Err(Fault::damaged(".zmetadata has no metadata")),
+        _ => return Err(Refused::damaged(".zmetadata has no metadata")),
     };
     let mut out = Vec::new();
     for (name, value) in metadata {
@@ -49,7 +44,7 @@ pub(crate) fn parse_zmetadata(text: &[u8]) -> Result<Vec<(String, Node)>, Fault>
         };
         let found = match &value {
             Value::Object(fields) => array(fields),
-            _ => Err(Fault::damaged(format!("it is {}", shown(&value)))),
+            _ => Err(Refused::damaged(format!("it is {}", shown(&value)))),
         };
         out.push((path.to_owned(), Node::Array(Box::new(found))));
     }
@@ -61,37 +56,22 @@ fn is_zattrs(name: &str) -> bool {
 }
 
 /// What is wrong with a `.zattrs` that is no object.
-pub(crate) fn no_attributes() -> Fault {
-    Fault::damaged("its attributes are no JSON object")
+pub(crate) fn no_attributes() -> Refused {
+    Refused::damaged("its attributes are no JSON object")
 }
 
-fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
-    match json::field(of, "zarr_format")?.as_u64() {
-        Some(2) => {}
-        _ => {
-            let format = shown(&of["zarr_format"]);
-            return Err(Fault::unknown(format!(
-                "version {format} of Zarr in {ZARRAY}"
-            )));
-        }
-    }
+fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
+    json::version(of, ZARRAY, 2)?;
     let shape = json::dims(of, "shape")?;
     let (dtype, big_endian) = dtype::v2(json::field(of, "dtype")?)?;
     let axes = match of.get("order").map_or(Some("C"), Value::as_str) {
         Some("C") => None,
         Some("F") => Some((0..shape.len()).rev().collect()).filter(|_| shape.len() > 1),
-        _ => return Err(Fault::damaged("its order is neither C nor F")),
+        _ => return Err(Refused::damaged("its order is neither C nor F")),
     };
     let separator = match of.get("dimension_separator") {
         None | Some(Value::Null) => '.',
-        Some(value) => match value.as_str() {
-            Some(".") => '.',
-            Some("/") => '/',
-            _ => {
-                let what = format!("its dimension_separator is {}", shown(value));
-                return Err(Fault::damaged(what));
-            }
-        },
+        Some(value) => json::separator(value, "dimension_separator")?,
     };
     ArrayMeta {
         chunk: json::dims(of, "chunks")?,

@@ -1,35 +1,26 @@
 //! `zarr.json` of Zarr v3.
 
 use super::{
-    codec, dtype,
-    fault::Fault,
-    fill,
+    codec, dtype, fill,
     json::{self, Named, shown},
     keys::ChunkKeys,
-    types::{ArrayMeta, Group, Node},
+    types::{ArrayMeta, Node},
 };
 use crate::stated::Facts;
+use reshard_strategy::Refused;
 use serde_json::{Map, Value};
 
 /// Parses a `zarr.json`.
 ///
 /// # Errors
 /// It is damaged, or it is of a group that this version does not understand. What is wrong with an array is in [`Node::Array`].
-pub(crate) fn parse_zarr_json(text: &[u8]) -> Result<Node, Fault> {
+pub(crate) fn parse_zarr_json(text: &[u8]) -> Result<Node, Refused> {
     node(json::parse("zarr.json", text)?, true)
 }
 
 /// `nested` says whether consolidated metadata are parsed. They are not in a node that comes from such metadata.
-fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
-    match json::field(&of, "zarr_format")?.as_u64() {
-        Some(3) => {}
-        _ => {
-            let format = shown(&of["zarr_format"]);
-            return Err(Fault::unknown(format!(
-                "version {format} of Zarr in zarr.json"
-            )));
-        }
-    }
+fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Refused> {
+    json::version(&of, "zarr.json", 3)?;
     match json::field(&of, "node_type")?.as_str() {
         Some("array") => Ok(Node::Array(Box::new(array(&of)))),
         Some("group") => {
@@ -38,14 +29,12 @@ fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
                 &["zarr_format", "node_type", "attributes", CONSOLIDATED],
             )?;
             Facts::of(&of)?;
-            Ok(Node::Group(Group {
-                consolidated: match of.remove(CONSOLIDATED) {
-                    Some(value) if nested => consolidated(value)?,
-                    _ => None,
-                },
+            Ok(Node::Group(match of.remove(CONSOLIDATED) {
+                Some(value) if nested => consolidated(value)?,
+                _ => Vec::new(),
             }))
         }
-        _ => Err(Fault::damaged(format!(
+        _ => Err(Refused::damaged(format!(
             "its node_type is {}",
             shown(&of["node_type"])
         ))),
@@ -56,13 +45,13 @@ fn node(mut of: Map<String, Value>, nested: bool) -> Result<Node, Fault> {
 pub(super) const CONSOLIDATED: &str = "consolidated_metadata";
 
 /// Fails if there are fields that a reader has to understand.
-fn understood(of: &Map<String, Value>, known: &[&str]) -> Result<(), Fault> {
+fn understood(of: &Map<String, Value>, known: &[&str]) -> Result<(), Refused> {
     let must = |(name, value): &(&String, &Value)| {
         !known.contains(&name.as_str())
             && value.get("must_understand").and_then(Value::as_bool) != Some(false)
     };
     match of.iter().find(must) {
-        Some((name, _)) => Err(Fault::unknown(format!(
+        Some((name, _)) => Err(Refused::unknown(format!(
             "the field {} of zarr.json",
             shown(&Value::from(name.as_str()))
         ))),
@@ -70,12 +59,12 @@ fn understood(of: &Map<String, Value>, known: &[&str]) -> Result<(), Fault> {
     }
 }
 
-/// Nodes by path. `None` if they are of a kind that this version does not know: the nodes themselves have metadata, too.
-fn consolidated(mut value: Value) -> Result<Option<Vec<(String, Node)>>, Fault> {
+/// Nodes by path. There are none if they are of a kind that this version does not know: the nodes themselves have metadata, too.
+fn consolidated(mut value: Value) -> Result<Vec<(String, Node)>, Refused> {
     if value.get("kind").and_then(Value::as_str) != Some("inline") {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let wrong = || Fault::damaged(format!("{CONSOLIDATED} has no metadata"));
+    let wrong = || Refused::damaged(format!("{CONSOLIDATED} has no metadata"));
     let Some(Value::Object(metadata)) = value.get_mut("metadata").map(Value::take) else {
         return Err(wrong());
     };
@@ -83,15 +72,15 @@ fn consolidated(mut value: Value) -> Result<Option<Vec<(String, Node)>>, Fault> 
     for (path, value) in metadata {
         let found = match value {
             Value::Object(fields) => node(fields, false),
-            other => Err(Fault::damaged(format!("it is {}", shown(&other)))),
+            other => Err(Refused::damaged(format!("it is {}", shown(&other)))),
         };
         let found = found.unwrap_or_else(|fault| Node::Array(Box::new(Err(fault))));
         out.push((path, found));
     }
-    Ok(Some(out))
+    Ok(out)
 }
 
-fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
+fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Refused> {
     const KNOWN: [&str; 11] = [
         "zarr_format",
         "node_type",
@@ -111,13 +100,13 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
         Some(Value::Array(none)) if none.is_empty() => {}
         Some(other) => {
             let what = format!("the storage_transformers {}", shown(other));
-            return Err(Fault::unknown(what));
+            return Err(Refused::unknown(what));
         }
     }
     let shape = json::dims(of, "shape")?;
     let names = Facts::of(of)?.dimension_names;
     if let Some(names) = names.filter(|names| names.len() != shape.len()) {
-        return Err(Fault::damaged(format!(
+        return Err(Refused::damaged(format!(
             "it has {} dimension_names, and its shape has {} axes",
             names.len(),
             shape.len()
@@ -127,7 +116,7 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
     let grid = Named::of("chunk_grid", json::field(of, "chunk_grid")?)?;
     if grid.name != "regular" {
         let name = shown(&Value::from(grid.name));
-        return Err(Fault::unknown(format!("the chunk grid {name}")));
+        return Err(Refused::unknown(format!("the chunk grid {name}")));
     }
     ArrayMeta {
         chunk: json::dims(grid.settings()?, "chunk_shape")?,
@@ -140,26 +129,19 @@ fn array(of: &Map<String, Value>) -> Result<ArrayMeta, Fault> {
     .checked()
 }
 
-fn keys(value: &Value) -> Result<ChunkKeys, Fault> {
+fn keys(value: &Value) -> Result<ChunkKeys, Refused> {
     let named = Named::of("chunk_key_encoding", value)?;
     let usual = match named.name {
         "default" => ChunkKeys::SLASHES,
         "v2" => ChunkKeys::DOTS,
         name => {
             let name = shown(&Value::from(name));
-            return Err(Fault::unknown(format!("the chunk key encoding {name}")));
+            return Err(Refused::unknown(format!("the chunk key encoding {name}")));
         }
     };
     let separator = match named.get("separator") {
         None => usual.separator,
-        Some(value) => match value.as_str() {
-            Some(".") => '.',
-            Some("/") => '/',
-            _ => {
-                let what = format!("its separator of chunk keys is {}", shown(value));
-                return Err(Fault::damaged(what));
-            }
-        },
+        Some(value) => json::separator(value, "separator of chunk keys")?,
     };
     Ok(ChunkKeys { separator, ..usual })
 }

@@ -1,7 +1,9 @@
 //! Consolidated metadata without some of their nodes.
 
-use super::{fault::Fault, json};
+use super::json;
+use crate::names::ZMETADATA;
 use bytes::Bytes;
+use reshard_strategy::Refused;
 use serde_json::{Map, Value};
 
 /// The text of a `zarr.json` or a `.zmetadata` without the nodes that are gone, by their paths in the group. `None` if it has none of them.
@@ -12,9 +14,9 @@ pub(crate) fn without_nodes(
     file: &str,
     text: &[u8],
     is_gone: impl Fn(&str) -> bool,
-) -> Result<Option<Bytes>, Fault> {
+) -> Result<Option<Bytes>, Refused> {
     let mut fields = json::parse(file, text)?;
-    let is_v2 = file == super::v2::ZMETADATA;
+    let is_v2 = file == ZMETADATA;
     let holder = match is_v2 {
         true => Some(&mut fields),
         false => (fields.get_mut(super::v3::CONSOLIDATED)).and_then(Value::as_object_mut),
@@ -37,7 +39,7 @@ pub(crate) fn without_nodes(
         return Ok(None);
     }
     let text = serde_json::to_vec(&fields);
-    let text = text.map_err(|e| Fault::damaged(format!("{file} can't be written again: {e}")))?;
+    let text = text.map_err(|e| Refused::damaged(format!("{file} can't be written again: {e}")))?;
     Ok(Some(text.into()))
 }
 

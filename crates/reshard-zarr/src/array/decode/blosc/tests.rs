@@ -33,7 +33,7 @@ fn every_codec_shuffle_and_size_of_elements_gives_back_the_text() {
     let all = buffers();
     assert_eq!(all.len(), 5 * 3 * 6 * 2 + 2);
     for (name, stored, size) in all {
-        let out = undo(&stored, size as u64).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let out = undo(&stored, size as u64).unwrap_or_else(|e| panic!("{name}: {e:?}"));
         assert!(out == text(size), "{name}");
         let less = undo(&stored, size as u64 - u64::from(size > 0));
         assert!(less.is_err() || size == 0, "{name} in one byte less");
@@ -76,12 +76,12 @@ fn blocks_that_share_a_stream_are_refused() {
     let fault = undo(&two_blocks([24, 24], &[7; 4]), 8).unwrap_err().what;
     assert!(
         fault.contains("block 1 of 2, at byte 24: it overlaps"),
-        "{fault}"
+        "{fault:?}"
     );
     let fault = undo(&two_blocks([24, 24], &[]), 8).unwrap_err().what;
     assert!(
         fault.contains("block 0 of 2, at byte 24: a stream is empty"),
-        "{fault}"
+        "{fault:?}"
     );
 }
 
@@ -99,7 +99,7 @@ fn a_block_whose_streams_leave_bytes_over_is_damage() {
     let packed = stored.len() as u32;
     stored[12..16].copy_from_slice(&packed.to_le_bytes());
     let fault = undo(&stored.into(), 515).unwrap_err();
-    assert!(fault.what.contains("into 4 streams"), "{fault}");
+    assert!(fault.what.contains("into 4 streams"), "{fault:?}");
 }
 
 proptest! {
