@@ -234,12 +234,11 @@ impl Builder {
         let address = listener.local_addr();
         let address = address.map_err(TcpError::io("listening for other ranks"))?;
 
-        let at = format!("{host}:{port}");
         let gate = Gate::new(
             Token::new().map_err(TcpError::io("making a random token"))?,
             Process::this().map_err(TcpError::io("making a random number"))?,
             rank,
-            at.clone(),
+            format!("{host}:{port}"),
         );
         // Others may knock from the moment at which this rank claims its number.
         let forming = Forming {
@@ -263,7 +262,6 @@ impl Builder {
             fan: self.fan_out,
             deadline: self.deadline,
             limit,
-            store: &at,
             gate: &forming.gate,
         };
         guest.settle(&mut store)?;

@@ -56,7 +56,7 @@ impl Guest<'_> {
             }
             if self.runs(store, &theirs)? {
                 return Err(TcpError::OtherJob {
-                    address: self.store.to_owned(),
+                    address: self.gate.store.clone(),
                     theirs: theirs.job_id,
                     own: mine.job_id.clone(),
                 });
@@ -114,7 +114,7 @@ impl Guest<'_> {
 
     fn read_record(&self, bytes: &[u8]) -> Result<Record> {
         Record::decode(bytes).ok_or_else(|| TcpError::Store {
-            address: self.store.to_owned(),
+            address: self.gate.store.clone(),
             doing: "read the record of a job, which another version of reshard may have written"
                 .to_owned(),
             source: io::ErrorKind::InvalidData.into(),

@@ -39,8 +39,6 @@ pub(crate) struct Guest<'a> {
     pub(crate) fan: u32,
     pub(crate) deadline: Duration,
     pub(crate) limit: Limit,
-    /// Where the store is, for errors.
-    pub(crate) store: &'a str,
     pub(crate) gate: &'a Gate,
 }
 
@@ -83,7 +81,7 @@ impl Guest<'_> {
     /// Another process has claimed a rank.
     pub(crate) fn taken(&self, rank: u32) -> TcpError {
         TcpError::RankTaken {
-            address: self.store.to_owned(),
+            address: self.gate.store.clone(),
             rank: Rank(rank),
         }
     }

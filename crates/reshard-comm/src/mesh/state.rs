@@ -36,7 +36,7 @@ pub(super) enum Link {
     Gone(String),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) links: Vec<Link>,
     pub(super) rooms: BTreeMap<u64, Room>,
