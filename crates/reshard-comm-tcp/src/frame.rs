@@ -16,7 +16,8 @@ const PART_LIMIT: u32 = 4 << 20;
 /// Up to this length, head and bytes are written by one call.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
 
-/// The head of a frame, for `length` bytes of the message: kind, method, whether more follows, zero; root; group; number of the call; length; of or for whom.
+/// The head of a frame, for `length` bytes of the message: kind, method, whether more follows, zero; root; group; number of
+/// the call; length; of or for whom.
 fn encode(message: &Message, more: bool, length: u32) -> Vec<u8> {
     let Message { kind, call, .. } = message;
     let mut out = Vec::with_capacity(HEAD);

@@ -260,8 +260,8 @@ pub(crate) fn claim(
     verdict.ok_or_else(|| invalid("an unknown verdict"))
 }
 
-/// Sends a claim, which `label` belongs to, with a proof that this side knows the token. Returns the code of the answer, or `None` if the other side does
-/// not know the token.
+/// Sends a claim with a proof that this side knows the token. Returns the code of the answer, or `None` if the other side
+/// does not know the token. `label` and `answers` are what the two proofs begin with.
 fn prove(
     stream: &mut (impl Read + Write),
     token: &Token,

@@ -88,10 +88,10 @@ impl Job {
 
     /// The next part of a file, and memory for it. `None` if this file need not go on.
     async fn make(&self, source: PartSource, size: u64, at_most: u64) -> Result<Option<Made<'_>>> {
-        // Memory is taken before the part is made, so it is bounded whatever the source gives. But if parts are made on the thread that polls
-        // all files, the source may wait for another rank, which may wait for memory. While it waits, it holds up all files of this call. So
-        // none of them may have memory then, nor be next in the queue for it; only requests have that run by themselves. One part is made
-        // without memory.
+        // Memory is taken before the part is made, so it is bounded whatever the source gives. But if parts are made on the
+        // thread that polls all files, the source may wait for another rank, which may wait for memory. While it waits, it holds
+        // up all files of this call. So none of them may have memory then, nor be next in the queue for it; only requests have
+        // that run by themselves. One part is made without memory.
         let (turn, memory) = match &self.turns {
             Some(turns) => (Some(turns.lock().await), None),
             None => (None, Some(self.client.memory(at_most).await?)),

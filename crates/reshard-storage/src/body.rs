@@ -313,8 +313,8 @@ impl ExtentReader {
     /// The next block; `None` at the end. `file` is for errors.
     ///
     /// # Errors
-    /// [`ExtentLength`](StorageError::ExtentLength) if the extent has another length than it promised: the block that is too much is not returned.
-    /// [`Source`](StorageError::Source) if it fails.
+    /// [`ExtentLength`](StorageError::ExtentLength) if the extent has another length than it promised: the block that is too
+    /// much is not returned. [`Source`](StorageError::Source) if it fails.
     pub fn next_block(&mut self, file: &Name) -> Result<Option<Bytes>> {
         let block = self.extent.next_block().transpose();
         let block = block.map_err(|source| StorageError::Source {
