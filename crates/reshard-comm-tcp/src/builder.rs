@@ -1,8 +1,6 @@
 use crate::{
     Result, TcpError, TcpGroup,
-    claims::RankClaim,
     connection::Watch,
-    env::{self, Variables},
     files,
     gate::Gate,
     group::Node,
@@ -12,11 +10,9 @@ use crate::{
     store::{StoreClient, StoreServer, wake_listener},
     tasks::{self, Job},
 };
-use reshard_comm::{
-    Rank,
-    mesh::{Limit, Mesh},
-};
+use reshard_comm::mesh::{Limit, Mesh};
 use std::{
+    ffi::OsString,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
@@ -40,13 +36,13 @@ pub enum Serve {
 /// Settings of a [`TcpGroup`]. Made by [`TcpGroup::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    rank: Option<u32>,
-    size: Option<u32>,
-    master: Option<(String, u16)>,
+    pub(crate) rank: Option<u32>,
+    pub(crate) size: Option<u32>,
+    pub(crate) master: Option<(String, u16)>,
     name: String,
-    attempt: String,
+    pub(crate) attempt: String,
     job_id: Option<String>,
-    serve: Serve,
+    pub(crate) serve: Serve,
     bind: Option<IpAddr>,
     deadline: Duration,
     heartbeat: Duration,
@@ -56,22 +52,6 @@ pub struct Builder {
 }
 
 impl TcpGroup {
-    /// Makes the group that the environment describes, as torchrun sets it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
-    /// `MASTER_PORT`. It blocks until all ranks have called it.
-    ///
-    /// If `TORCHELASTIC_USE_AGENT_STORE` is `True`, torchrun serves the store; if it is `False`, rank 0 does. Without
-    /// it the rule is [`Serve::Auto`]. `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` keep attempts apart that
-    /// use one store. `RESHARD_JOB_ID` keeps jobs apart that are given the same store by accident ([`Builder::job_id`]).
-    /// `RESHARD_TCP_BIND` is the IP address at which this rank listens.
-    ///
-    /// A process may call it again. The n-th groups of all processes meet.
-    ///
-    /// # Errors
-    /// [`TcpError::Variable`] names the variable that is missing or wrong; else those of [`Builder::connect`].
-    pub fn from_env() -> Result<Self> {
-        Self::builder_from(|name| std::env::var_os(name))?.connect()
-    }
-
     /// Settings to fill in by hand.
     pub fn builder() -> Builder {
         Builder {
@@ -89,31 +69,6 @@ impl TcpGroup {
             message_limit: 1 << 40,
             fan_out: 64,
         }
-    }
-
-    /// Settings from the environment, to change some by hand.
-    ///
-    /// # Errors
-    /// [`TcpError::Variable`] names the variable that is missing or wrong.
-    pub fn builder_from_env() -> Result<Builder> {
-        Self::builder_from(|name| std::env::var_os(name))
-    }
-
-    fn builder_from(look_up: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Builder> {
-        let found = Variables::read(look_up)?;
-        Ok(Builder {
-            rank: Some(found.rank),
-            size: Some(found.size),
-            master: Some((found.master_addr, found.master_port)),
-            attempt: found.attempt,
-            serve: match found.agent_store {
-                None => Serve::Auto,
-                Some(true) => Serve::Nobody,
-                Some(false) => Serve::Rank0,
-            },
-            bind: found.bind,
-            ..Self::builder()
-        })
     }
 }
 
@@ -253,7 +208,7 @@ impl Builder {
     /// The id that was set, or that of the environment.
     fn id_of_job(&self) -> Option<String> {
         let own = self.job_id.clone();
-        own.or_else(|| env::job_id(|name| std::env::var_os(name)))
+        own.or_else(|| job_id(|name| std::env::var_os(name)))
             .filter(|id| !id.is_empty())
     }
 
@@ -279,12 +234,11 @@ impl Builder {
         let address = listener.local_addr();
         let address = address.map_err(TcpError::io("listening for other ranks"))?;
 
-        let at = format!("{host}:{port}");
         let gate = Gate::new(
             Token::new().map_err(TcpError::io("making a random token"))?,
             Process::this().map_err(TcpError::io("making a random number"))?,
             rank,
-            at.clone(),
+            format!("{host}:{port}"),
         );
         // Others may knock from the moment at which this rank claims its number.
         let forming = Forming {
@@ -297,31 +251,20 @@ impl Builder {
         let base = format!("reshard/{}", self.name);
         let of_job = job_id.as_deref().unwrap_or("-");
         let prefix = format!("{base}/{of_job}/{}", self.attempt);
-        let claim = RankClaim {
-            store: &at,
-            rank,
-            size,
-            job_id: job_id.as_deref(),
-            base: &base,
-            prefix: &prefix,
-            address,
-            knocking: &forming.gate.knocking,
-            process: forming.gate.process,
-            limit,
-        };
-        claim.settle(&mut store)?;
         let guest = Guest {
             rank,
             size,
             address,
+            job_id: job_id.as_deref(),
+            base: &base,
             prefix: &prefix,
             serves,
             fan: self.fan_out,
             deadline: self.deadline,
             limit,
-            store: &at,
             gate: &forming.gate,
         };
+        guest.settle(&mut store)?;
         let met = meet(&mut store, &guest, |limit| {
             StoreClient::connect(&host, port, limit)
         })?;
@@ -351,10 +294,7 @@ impl Builder {
         if forming.gate.open(&mesh, &job) {
             return Ok(group);
         }
-        Err(TcpError::RankTaken {
-            address: at,
-            rank: Rank(rank),
-        })
+        Err(guest.taken(rank))
     }
 }
 
@@ -374,6 +314,20 @@ impl Drop for Forming {
 
 fn setting(why: impl Into<String>) -> TcpError {
     TcpError::Setting(why.into())
+}
+
+/// The id of the job to which this process belongs: `RESHARD_JOB_ID`, else the run id of torchrun unless it is `none`, else the job id of SLURM.
+fn job_id(look_up: impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    ["RESHARD_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
+        .into_iter()
+        .filter_map(|name| {
+            let value = look_up(name)?;
+            let value = value.to_string_lossy().trim().to_owned();
+            // torchrun's run id is `none` unless `--rdzv-id` sets it.
+            let is_none = name == "TORCHELASTIC_RUN_ID" && value == "none";
+            (!is_none && !value.is_empty()).then_some(value)
+        })
+        .next()
 }
 
 /// Rank 0 serves the store, if it is to do so. Returns whether it does.
@@ -424,4 +378,30 @@ fn place(host: &str, port: u16) -> io::Result<SocketAddr> {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     Ok(SocketAddr::new(any, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_job_id_counts() {
+        let id = |variables: &[(&str, &str)]| {
+            job_id(|asked| {
+                let found = variables.iter().find(|(name, _)| *name == asked);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let all = [
+            ("SLURM_JOB_ID", "7"),
+            ("TORCHELASTIC_RUN_ID", "run"),
+            ("RESHARD_JOB_ID", "mine"),
+        ];
+        assert_eq!(id(&all).as_deref(), Some("mine"));
+        assert_eq!(id(&all[..2]).as_deref(), Some("run"));
+        assert_eq!(id(&all[..1]).as_deref(), Some("7"));
+        let none = ("TORCHELASTIC_RUN_ID", "none");
+        assert_eq!(id(&[none, all[0]]).as_deref(), Some("7"));
+        assert_eq!(id(&[none, ("RESHARD_JOB_ID", " ")]), None);
+    }
 }

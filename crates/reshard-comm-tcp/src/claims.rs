@@ -10,10 +10,11 @@
 use crate::{
     Result, TcpError,
     clock::Timed,
-    handshake::{self, Knock, Process, Token},
+    handshake::{self, Knock, Token},
+    meet::Guest,
     store::StoreClient,
 };
-use reshard_comm::{Rank, mesh::Limit};
+use serde::{Deserialize, Serialize};
 use std::{
     io,
     net::{SocketAddr, TcpStream},
@@ -23,26 +24,7 @@ use std::{
 /// How long one knock may take.
 const KNOCK: Duration = Duration::from_secs(5);
 
-/// What a rank says of itself before it meets others.
-#[derive(Clone, Debug)]
-pub(crate) struct RankClaim<'a> {
-    /// The store, for errors.
-    pub(crate) store: &'a str,
-    pub(crate) rank: u32,
-    pub(crate) size: u32,
-    pub(crate) job_id: Option<&'a str>,
-    /// Begins the keys of all jobs.
-    pub(crate) base: &'a str,
-    /// Begins the keys of this job and attempt.
-    pub(crate) prefix: &'a str,
-    /// Where this rank listens.
-    pub(crate) address: SocketAddr,
-    pub(crate) knocking: &'a Token,
-    pub(crate) process: Process,
-    pub(crate) limit: Limit,
-}
-
-impl RankClaim<'_> {
+impl Guest<'_> {
     /// Claims the store for this job, and the rank for this process.
     ///
     /// # Errors
@@ -53,7 +35,7 @@ impl RankClaim<'_> {
             size: self.size,
             prefix: self.prefix.to_owned(),
             address: self.address,
-            knocking: self.knocking.clone(),
+            knocking: self.gate.knocking.clone(),
         };
         self.claim_store(store, &mine)?;
         self.claim_rank(store, &mine)
@@ -61,20 +43,20 @@ impl RankClaim<'_> {
 
     /// Sets the record of the job, unless a rank of this job has set it, or that of a job which has ended is there.
     fn claim_store(&self, store: &mut StoreClient, mine: &Record) -> Result<()> {
-        let (key, new) = (format!("{}/job", self.base), mine.encode());
+        let (key, new) = (format!("{}/job", self.base), mine.encode()?);
         let mut old = Vec::new();
         loop {
             let found = store.compare_set(&key, &old, &new, self.limit)?;
             if found == new {
                 return Ok(());
             }
-            let theirs = self.read(&found)?;
+            let theirs = self.read_record(&found)?;
             if theirs.job_id == mine.job_id {
                 return Ok(());
             }
             if self.runs(store, &theirs)? {
                 return Err(TcpError::OtherJob {
-                    address: self.store.to_owned(),
+                    address: self.gate.store.clone(),
                     theirs: theirs.job_id,
                     own: mine.job_id.clone(),
                 });
@@ -85,20 +67,16 @@ impl RankClaim<'_> {
 
     /// Claims the rank, unless an earlier group of this process has it. What a process has left that ended is replaced.
     fn claim_rank(&self, store: &mut StoreClient, mine: &Record) -> Result<()> {
-        let (key, new) = (claim(self.prefix, self.rank), mine.encode());
+        let (key, new) = (claim(self.prefix, self.rank), mine.encode()?);
         let mut old = Vec::new();
         loop {
             let found = store.compare_set(&key, &old, &new, self.limit)?;
             if found == new {
                 return Ok(());
             }
-            match self.knock(&self.read(&found)?, Knock::RankClaim(self.process)) {
-                Ok(true) => {
-                    return Err(TcpError::RankTaken {
-                        address: self.store.to_owned(),
-                        rank: Rank(self.rank),
-                    });
-                }
+            let theirs = self.read_record(&found)?;
+            match self.knock(&theirs, Knock::RankClaim(self.gate.process)) {
+                Ok(true) => return Err(self.taken(self.rank)),
                 Ok(false) => return Ok(()),
                 Err(e) => tracing::debug!("a rank that has ended left its claim: {e}"),
             }
@@ -116,7 +94,7 @@ impl RankClaim<'_> {
             if !store.has(&key, self.limit)? {
                 continue;
             }
-            let record = self.read(&store.get(&key, self.limit)?)?;
+            let record = self.read_record(&store.get(&key, self.limit)?)?;
             if self.knock(&record, Knock::Look).is_ok() {
                 return Ok(true);
             }
@@ -134,9 +112,9 @@ impl RankClaim<'_> {
         handshake::knock(&mut timed, &at.knocking, knock)
     }
 
-    fn read(&self, bytes: &[u8]) -> Result<Record> {
+    fn read_record(&self, bytes: &[u8]) -> Result<Record> {
         Record::decode(bytes).ok_or_else(|| TcpError::Store {
-            address: self.store.to_owned(),
+            address: self.gate.store.clone(),
             doing: "read the record of a job, which another version of reshard may have written"
                 .to_owned(),
             source: io::ErrorKind::InvalidData.into(),
@@ -150,7 +128,7 @@ fn claim(prefix: &str, rank: u32) -> String {
 }
 
 /// A job or a rank, in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     job_id: Option<String>,
     size: u32,
@@ -160,44 +138,14 @@ struct Record {
 }
 
 impl Record {
-    /// Fields with their lengths before them.
-    fn encode(&self) -> Vec<u8> {
-        let address = self.address.to_string();
-        let has_id = [u8::from(self.job_id.is_some())];
-        let fields: [&[u8]; 6] = [
-            &has_id,
-            self.job_id.as_deref().unwrap_or_default().as_bytes(),
-            &self.size.to_le_bytes(),
-            self.prefix.as_bytes(),
-            address.as_bytes(),
-            self.knocking.as_bytes(),
-        ];
-        let field = |field: &[u8]| [&(field.len() as u64).to_le_bytes()[..], field].concat();
-        fields.into_iter().flat_map(field).collect()
+    fn encode(&self) -> Result<Vec<u8>> {
+        let encoded = postcard::to_allocvec(self).map_err(io::Error::other);
+        encoded.map_err(TcpError::io("encoding the record of a job"))
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = bytes;
-        let mut field = || {
-            let (length, after) = rest.split_first_chunk::<8>()?;
-            let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-            let (field, after) = after.split_at_checked(length)?;
-            rest = after;
-            Some(field)
-        };
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
-        let (has_id, id) = (field()?, text(field()?)?);
-        let size = u32::from_le_bytes(field()?.try_into().ok()?);
-        let prefix = text(field()?)?;
-        let address = text(field()?)?.parse().ok()?;
-        let knocking = Token::from_bytes(field()?.try_into().ok()?);
-        rest.is_empty().then_some(Self {
-            job_id: (has_id == [1]).then_some(id),
-            size,
-            prefix,
-            address,
-            knocking,
-        })
+        let (record, rest) = postcard::take_from_bytes(bytes).ok()?;
+        rest.is_empty().then_some(record)
     }
 }
 
@@ -215,7 +163,7 @@ mod tests {
                 address: "127.0.0.1:9".parse().unwrap(),
                 knocking: Token::new().unwrap(),
             };
-            let bytes = record.encode();
+            let bytes = record.encode().unwrap();
             assert_eq!(Record::decode(&bytes), Some(record));
             for end in 0..bytes.len() {
                 assert_eq!(Record::decode(&bytes[..end]), None);

@@ -48,10 +48,7 @@ fn try_start(
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(Some(watch.silence)))
         .and_then(|()| stream.set_write_timeout(Some(watch.silence)));
-    if let Err(e) = set {
-        never_used(mesh);
-        return Err(e);
-    }
+    set.inspect_err(|_| never_used(mesh))?;
     let stream = Arc::new(stream);
     let ends = (Arc::clone(&stream), stream);
     let owners = (Arc::clone(mesh), Arc::clone(mesh));
@@ -63,10 +60,7 @@ fn try_start(
             mesh.gone(peer, why);
             mesh.end_hearing();
         });
-    if let Err(e) = reader {
-        never_used(mesh);
-        return Err(e);
-    }
+    reader.inspect_err(|_| never_used(mesh))?;
     let writer = thread::Builder::new()
         .name(format!("reshard-to-{peer}"))
         .spawn(move || {

@@ -1,25 +1,34 @@
 //! The variables that torchrun sets, and that scripts for srun or a shell set in the same way.
 
-use crate::{Result, TcpError};
-use std::{ffi::OsString, net::IpAddr, str::FromStr};
+use crate::{Builder, Result, Serve, TcpError, TcpGroup};
+use std::{ffi::OsString, str::FromStr};
 
-/// What the environment says about this process and its job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Variables {
-    pub(crate) rank: u32,
-    pub(crate) size: u32,
-    pub(crate) master_addr: String,
-    pub(crate) master_port: u16,
-    /// Tells this run and this attempt from others that use the same store.
-    pub(crate) attempt: String,
-    /// Whether torchrun serves the store itself. `None` if torchrun did not start this process.
-    pub(crate) agent_store: Option<bool>,
-    pub(crate) bind: Option<IpAddr>,
-}
+impl TcpGroup {
+    /// Makes the group that the environment describes, as torchrun sets it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+    /// `MASTER_PORT`. It blocks until all ranks have called it.
+    ///
+    /// If `TORCHELASTIC_USE_AGENT_STORE` is `True`, torchrun serves the store; if it is `False`, rank 0 does. Without
+    /// it the rule is [`Serve::Auto`]. `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` keep attempts apart that
+    /// use one store. `RESHARD_JOB_ID` keeps jobs apart that are given the same store by accident ([`Builder::job_id`]).
+    /// `RESHARD_TCP_BIND` is the IP address at which this rank listens.
+    ///
+    /// A process may call it again. The n-th groups of all processes meet.
+    ///
+    /// # Errors
+    /// [`TcpError::Variable`] names the variable that is missing or wrong; else those of [`Builder::connect`].
+    pub fn from_env() -> Result<Self> {
+        Self::builder_from(|name| std::env::var_os(name))?.connect()
+    }
 
-impl Variables {
-    /// Reads the variables through `look_up`.
-    pub(crate) fn read(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+    /// Settings from the environment, to change some by hand.
+    ///
+    /// # Errors
+    /// [`TcpError::Variable`] names the variable that is missing or wrong.
+    pub fn builder_from_env() -> Result<Builder> {
+        Self::builder_from(|name| std::env::var_os(name))
+    }
+
+    fn builder_from(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Builder> {
         let rank = required(&look_up, "RANK", "the number of this process, from 0")?;
         let size = required(&look_up, "WORLD_SIZE", "the number of processes")?;
         let master_addr: String = required(&look_up, "MASTER_ADDR", "the host of rank 0")?;
@@ -45,43 +54,24 @@ impl Variables {
         )?;
         let agent: Option<String> =
             optional(&look_up, "TORCHELASTIC_USE_AGENT_STORE", "True or False")?;
-        let agent_store = match agent.as_deref() {
-            None => None,
-            Some("True") => Some(true),
-            Some("False") => Some(false),
+        let serve = match agent.as_deref() {
+            None => Serve::Auto,
+            Some("True") => Serve::Nobody,
+            Some("False") => Serve::Rank0,
             Some(other) => {
                 let why = format!("is `{other}`; it must be True or False");
                 return Err(wrong("TORCHELASTIC_USE_AGENT_STORE", why));
             }
         };
-        Ok(Self {
-            rank,
-            size,
-            master_addr,
-            master_port,
-            attempt: format!(
-                "{}/{}",
-                run.as_deref().unwrap_or("none"),
-                restart.unwrap_or(0)
-            ),
-            agent_store,
-            bind: optional(&look_up, "RESHARD_TCP_BIND", "an IP address of this host")?,
-        })
+        let (run, restart) = (run.as_deref().unwrap_or("none"), restart.unwrap_or(0));
+        let builder = Self::builder()
+            .rank(rank, size)
+            .master(master_addr, master_port)
+            .attempt(format!("{run}/{restart}"))
+            .serve(serve);
+        let bind = optional(&look_up, "RESHARD_TCP_BIND", "an IP address of this host")?;
+        Ok(bind.into_iter().fold(builder, Builder::bind))
     }
-}
-
-/// The id of the job to which this process belongs: `RESHARD_JOB_ID`, else the run id of torchrun unless it is `none`, else the job id of SLURM.
-pub(crate) fn job_id(look_up: impl Fn(&str) -> Option<OsString>) -> Option<String> {
-    ["RESHARD_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"]
-        .into_iter()
-        .filter_map(|name| {
-            let value = look_up(name)?;
-            let value = value.to_string_lossy().trim().to_owned();
-            // torchrun's run id is `none` unless `--rdzv-id` sets it.
-            let is_none = name == "TORCHELASTIC_RUN_ID" && value == "none";
-            (!is_none && !value.is_empty()).then_some(value)
-        })
-        .next()
 }
 
 fn required<T: FromStr>(
@@ -138,8 +128,8 @@ mod tests {
     ];
 
     /// `GOOD` with `name` changed, or removed.
-    fn read(name: &str, value: Option<&str>) -> Result<Variables> {
-        Variables::read(|asked| {
+    fn read(name: &str, value: Option<&str>) -> Result<Builder> {
+        TcpGroup::builder_from(|asked| {
             let good = GOOD.iter().find(|(n, _)| *n == asked).map(|(_, v)| *v);
             if asked == name { value } else { good }.map(OsString::from)
         })
@@ -148,30 +138,10 @@ mod tests {
     #[test]
     fn torchrun_s_variables_are_read() {
         let read = read("TORCHELASTIC_RESTART_COUNT", Some("3")).unwrap();
-        assert_eq!((read.rank, read.size, read.master_port), (1, 2, 29500));
+        assert_eq!((read.rank, read.size), (Some(1), Some(2)));
+        assert_eq!(read.master, Some(("localhost".to_owned(), 29500)));
         assert_eq!(read.attempt, "none/3", "a restart has keys of its own");
-        assert_eq!(read.agent_store, None);
-    }
-
-    #[test]
-    fn the_first_job_id_counts() {
-        let id = |variables: &[(&str, &str)]| {
-            job_id(|asked| {
-                let found = variables.iter().find(|(name, _)| *name == asked);
-                found.map(|(_, value)| OsString::from(value))
-            })
-        };
-        let all = [
-            ("SLURM_JOB_ID", "7"),
-            ("TORCHELASTIC_RUN_ID", "run"),
-            ("RESHARD_JOB_ID", "mine"),
-        ];
-        assert_eq!(id(&all).as_deref(), Some("mine"));
-        assert_eq!(id(&all[..2]).as_deref(), Some("run"));
-        assert_eq!(id(&all[..1]).as_deref(), Some("7"));
-        let none = ("TORCHELASTIC_RUN_ID", "none");
-        assert_eq!(id(&[none, all[0]]).as_deref(), Some("7"));
-        assert_eq!(id(&[none, ("RESHARD_JOB_ID", " ")]), None);
+        assert_eq!(read.serve, Serve::Auto);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How many files a process may have open: each connection is one.
 
+use rustix::io::Errno;
 use std::io;
 
 /// Those that are not connections of the group: listeners, the store, streams, what the program has open.
@@ -12,7 +13,7 @@ pub(crate) const HINT: &str = "raise the limit of open files (`ulimit -n`)";
 /// A text that says how many files `what` needs, if this process may not have so many.
 pub(crate) fn suffice(connections: u64, what: &str) -> Result<(), String> {
     let needed = connections.saturating_add(OTHERS);
-    match limit() {
+    match rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         Some(limit) if needed > limit => Err(format!(
             "{what} needs {connections} connections, but this process may have only {limit} files open; {HINT} to {needed} at least"
         )),
@@ -20,24 +21,8 @@ pub(crate) fn suffice(connections: u64, what: &str) -> Result<(), String> {
     }
 }
 
-#[cfg(unix)]
-fn limit() -> Option<u64> {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
-}
-
-#[cfg(not(unix))]
-fn limit() -> Option<u64> {
-    None
-}
-
 /// Whether the process, or the system, has too many files open.
 pub(crate) fn are_too_many(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    return error.raw_os_error().is_some_and(|code| {
-        [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
-            .iter()
-            .any(|errno| errno.raw_os_error() == code)
-    });
-    #[cfg(not(unix))]
-    return error.kind() == io::ErrorKind::OutOfMemory;
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::MFILE, Errno::NFILE].contains(&errno))
 }

@@ -3,86 +3,56 @@
 //! A frame is a head of 32 bytes and at most [`PART_LIMIT`] bytes. A longer message travels as several parts, without
 //! other frames between them. Numbers are little-endian.
 
+use bytes::{Buf as _, BufMut as _, Bytes};
 use reshard_comm::mesh::{Call, Kind, Message};
 use std::io::{self, Read, Write};
 
 /// The length of a frame's head.
-pub(crate) const HEAD: usize = 32;
+const HEAD: usize = 32;
 
 /// How many bytes one frame may have after its head.
-pub(crate) const PART_LIMIT: u32 = 4 << 20;
+const PART_LIMIT: u32 = 4 << 20;
 
 /// Up to this length, head and bytes are written by one call.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
 
-/// The head of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) kind: Kind,
-    /// Whether more parts of the same message follow.
-    pub(crate) more: bool,
-    pub(crate) group: u64,
-    pub(crate) call: Call,
-    pub(crate) about: u32,
-    /// How many bytes follow.
-    pub(crate) length: u32,
+/// The head of a frame, for `length` bytes of the message: kind, method, whether more follows, zero; root; group; number of
+/// the call; length; of or for whom.
+fn encode(message: &Message, more: bool, length: u32) -> Vec<u8> {
+    let Message { kind, call, .. } = message;
+    let mut out = Vec::with_capacity(HEAD);
+    out.put_slice(&[kind.code(), call.method, more.into(), 0]);
+    out.put_u32_le(call.root);
+    out.put_u64_le(message.group);
+    out.put_u64_le(call.number);
+    out.put_u32_le(length);
+    out.put_u32_le(message.about);
+    out
 }
 
-impl Head {
-    /// Kind, method, whether more follows, zero; root; group; number of the call; length; of or for whom.
-    pub(crate) fn encode(&self) -> [u8; HEAD] {
-        let mut out = [0; HEAD];
-        let fields = [self.kind.code(), self.call.method, u8::from(self.more), 0]
-            .into_iter()
-            .chain(self.call.root.to_le_bytes())
-            .chain(self.group.to_le_bytes())
-            .chain(self.call.number.to_le_bytes())
-            .chain(self.length.to_le_bytes())
-            .chain(self.about.to_le_bytes());
-        out.iter_mut()
-            .zip(fields)
-            .for_each(|(place, byte)| *place = byte);
-        out
+/// The message of a frame without its bytes, whether more parts of it follow, and how many bytes follow.
+///
+/// # Errors
+/// `InvalidData` if the kind is unknown, a reserved byte is not 0 or the length exceeds [`PART_LIMIT`].
+fn decode(head: &[u8; HEAD]) -> io::Result<(Message, bool, u32)> {
+    let [kind, method, more @ (0 | 1), 0, rest @ ..] = head else {
+        return Err(invalid("a frame of no known kind"));
+    };
+    let kind = Kind::from_code(*kind).ok_or_else(|| invalid("a frame of no known kind"))?;
+    let mut rest = &rest[..];
+    let (root, group) = (rest.get_u32_le(), rest.get_u64_le());
+    let (number, length) = (rest.get_u64_le(), rest.get_u32_le());
+    if length > PART_LIMIT {
+        return Err(invalid("a frame longer than 4 MiB"));
     }
-
-    /// # Errors
-    /// `InvalidData` if the kind is unknown, a reserved byte is not 0 or the length exceeds [`PART_LIMIT`].
-    pub(crate) fn decode(head: &[u8; HEAD]) -> io::Result<Self> {
-        let [kind, method, more, zero, rest @ ..] = head;
-        let (root, rest) = split(rest);
-        let (group, rest) = split(rest);
-        let (number, rest) = split(rest);
-        let (length, rest) = split(rest);
-        let (about, _) = split(rest);
-        let (Some(kind), 0 | 1, 0) = (Kind::from_code(*kind), *more, *zero) else {
-            return Err(invalid("a frame of no known kind"));
-        };
-        let length = u32::from_le_bytes(length);
-        if length > PART_LIMIT {
-            return Err(invalid("a frame longer than 4 MiB"));
-        }
-        let call = Call {
-            number: u64::from_le_bytes(number),
-            method: *method,
-            root: u32::from_le_bytes(root),
-        };
-        Ok(Self {
-            kind,
-            more: *more == 1,
-            group: u64::from_le_bytes(group),
-            call,
-            about: u32::from_le_bytes(about),
-            length,
-        })
-    }
-}
-
-/// The first `N` bytes, and the rest. Missing bytes are 0; the callers pass enough.
-fn split<const N: usize>(bytes: &[u8]) -> ([u8; N], &[u8]) {
-    match bytes.split_first_chunk::<N>() {
-        Some((first, rest)) => (*first, rest),
-        None => ([0; N], &[]),
-    }
+    let mut message = Message::notice(kind, group, Bytes::new());
+    message.call = Call {
+        number,
+        method: *method,
+        root,
+    };
+    message.about = rest.get_u32_le();
+    Ok((message, *more == 1, length))
 }
 
 fn invalid(why: &'static str) -> io::Error {
@@ -97,17 +67,10 @@ pub(crate) fn write(message: &Message, mut out: impl Write) -> io::Result<()> {
     let mut rest: &[u8] = &message.body;
     loop {
         let (part, later) = rest.split_at(rest.len().min(PART_LIMIT as usize));
-        let head = Head {
-            kind: message.kind,
-            more: !later.is_empty(),
-            group: message.group,
-            call: message.call,
-            about: message.about,
-            length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
-        }
-        .encode();
+        let length = u32::try_from(part.len()).unwrap_or(PART_LIMIT);
+        let head = encode(message, !later.is_empty(), length);
         if part.len() <= WRITTEN_AT_ONCE {
-            out.write_all(&[&head, part].concat())?;
+            out.write_all(&[&head[..], part].concat())?;
         } else {
             out.write_all(&head)?;
             out.write_all(part)?;
@@ -125,7 +88,7 @@ pub(crate) fn write(message: &Message, mut out: impl Write) -> io::Result<()> {
 /// Those of `from`; `UnexpectedEof` within a message; `InvalidData` for frames that no rank sends.
 pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Message>> {
     let mut body = Vec::new();
-    let mut first: Option<Head> = None;
+    let mut first: Option<Message> = None;
     loop {
         let mut head = [0; HEAD];
         if first.is_none() {
@@ -143,43 +106,31 @@ pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Message
         } else {
             from.read_exact(&mut head)?;
         }
-        let head = Head::decode(&head)?;
-        let same = |first: &Head| {
-            (first.kind, first.group, first.call, first.about)
-                == (head.kind, head.group, head.call, head.about)
-        };
-        if !first.as_ref().is_none_or(same) {
+        let (message, more, length) = decode(&head)?;
+        if first.as_ref().is_some_and(|first| *first != message) {
             return Err(invalid("a part of another message"));
         }
-        if head.more && (head.kind != Kind::Data || head.length == 0) {
+        if more && (message.kind != Kind::Data || length == 0) {
             return Err(invalid("a notice in parts"));
         }
-        if (body.len() as u64).saturating_add(u64::from(head.length)) > limit {
+        if (body.len() as u64).saturating_add(u64::from(length)) > limit {
             return Err(invalid("a message longer than the limit"));
         }
-        let got = (&mut from)
-            .take(u64::from(head.length))
-            .read_to_end(&mut body)?;
-        if got < head.length as usize {
+        let got = (&mut from).take(u64::from(length)).read_to_end(&mut body)?;
+        if got < length as usize {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if !head.more {
-            return Ok(Some(Message {
-                kind: head.kind,
-                group: head.group,
-                call: head.call,
-                about: head.about,
-                body: body.into(),
-            }));
+        if !more {
+            let body = body.into();
+            return Ok(Some(Message { body, ..message }));
         }
-        first = Some(head);
+        first = Some(message);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
     use proptest::prelude::*;
 
     fn messages() -> impl Strategy<Value = Message> {
@@ -280,18 +231,9 @@ mod tests {
     #[test]
     fn only_parts_of_one_message_are_joined() {
         let part = |number, more| {
-            Head {
-                kind: Kind::Data,
-                more,
-                group: 0,
-                call: Call {
-                    number,
-                    ..Call::default()
-                },
-                about: 0,
-                length: 1,
-            }
-            .encode()
+            let mut message = Message::notice(Kind::Data, 0, Bytes::new());
+            message.call.number = number;
+            encode(&message, more, 1)
         };
         let bytes = [&part(0, true)[..], b"a", &part(1, false), b"b"].concat();
         assert_eq!(

@@ -22,8 +22,8 @@ pub(crate) struct Gate {
     pub(crate) knocking: Token,
     pub(crate) process: Process,
     rank: u32,
-    /// The store, for errors.
-    store: String,
+    /// Where the store is, for errors.
+    pub(crate) store: String,
     phase: Mutex<Phase>,
     changed: Condvar,
 }

@@ -12,13 +12,11 @@
 //! The MAC is HMAC-SHA256 with the token as its key. Each side's MAC begins with a different label, so that neither can
 //! be sent back. No byte of the claim is looked at before its MAC is right.
 
-use crate::clock::Timed;
 use hmac::{Hmac, Mac};
-use reshard_comm::mesh::Limit;
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::{
     io::{self, Read, Write},
-    net::TcpStream,
     sync::OnceLock,
 };
 
@@ -30,7 +28,7 @@ const CLAIM: usize = 4 + 4 + NONCE;
 const KNOCK: u32 = u32::MAX;
 
 /// What only members of the job know.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Token([u8; 32]);
 
 impl std::fmt::Debug for Token {
@@ -71,60 +69,9 @@ fn random<const N: usize>() -> io::Result<[u8; N]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The connection is used from now on.
-    Yes,
+    Yes = 1,
     /// Another connection is used, which exists or which the called rank is about to open.
-    Declined,
-}
-
-impl Verdict {
-    fn code(self) -> u8 {
-        match self {
-            Self::Yes => 1,
-            Self::Declined => 2,
-        }
-    }
-}
-
-/// A caller that has proved that it is a member. It waits for a verdict.
-#[derive(Debug)]
-pub(crate) struct Caller {
-    stream: TcpStream,
-    said: Vec<u8>,
-}
-
-/// Greets a caller and checks its claim. It takes at most as long as `limit` says.
-///
-/// # Errors
-/// `PermissionDenied` if the caller does not know the token; else those of the connection.
-#[cfg(test)]
-pub(crate) fn receive(
-    stream: TcpStream,
-    token: &Token,
-    me: u32,
-    size: u32,
-    limit: Limit,
-) -> io::Result<(u32, Caller)> {
-    let mut timed = Timed {
-        stream: &stream,
-        limit,
-    };
-    let words = Words::hear(&mut timed)?;
-    let rank = words.member(token, me, size)?;
-    Ok((rank, words.caller(stream)))
-}
-
-/// Greets a caller and checks its claim.
-///
-/// # Errors
-/// Those of [`receive`].
-#[cfg(feature = "testkit")]
-pub(crate) fn hear(
-    stream: &mut (impl Read + Write),
-    token: &Token,
-    me: u32,
-    size: u32,
-) -> io::Result<u32> {
-    Words::hear(stream)?.member(token, me, size)
+    Declined = 2,
 }
 
 /// What a called rank and its caller have said before the verdict.
@@ -149,10 +96,6 @@ impl Words {
             claim,
             proof,
         })
-    }
-
-    fn all(&self) -> Vec<u8> {
-        [&self.greeting[..], &self.claim, &self.proof].concat()
     }
 
     fn is_of(&self, token: &Token, label: &[u8]) -> io::Result<bool> {
@@ -199,10 +142,17 @@ impl Words {
         )
     }
 
-    /// Takes a caller that is a member.
-    pub(crate) fn caller(&self, stream: TcpStream) -> Caller {
-        let said = self.all();
-        Caller { stream, said }
+    /// Tells a member the verdict, and proves with it that this rank is a member, too.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(crate) fn answer(
+        &self,
+        stream: &mut impl Write,
+        token: &Token,
+        verdict: Verdict,
+    ) -> io::Result<()> {
+        self.say(stream, token, b"called", verdict as u8)
     }
 
     /// Answers a knock.
@@ -215,9 +165,20 @@ impl Words {
         knocking: &Token,
         both_fail: bool,
     ) -> io::Result<()> {
-        let code = [u8::from(both_fail)];
-        let proof = knocking.mac(b"knocked", &[&self.all(), &code])?.finalize();
-        stream.write_all(&[&code[..], &proof.into_bytes()].concat())
+        self.say(stream, knocking, b"knocked", both_fail.into())
+    }
+
+    /// Sends a code, with a proof that this rank knows the token.
+    fn say(
+        &self,
+        stream: &mut impl Write,
+        token: &Token,
+        label: &[u8],
+        code: u8,
+    ) -> io::Result<()> {
+        let said = [&self.greeting[..], &self.claim, &self.proof, &[code]];
+        let proof = token.mac(label, &said)?.finalize().into_bytes();
+        stream.write_all(&[&[code][..], &proof].concat())
     }
 }
 
@@ -258,7 +219,7 @@ pub(crate) fn knock(
     knocking: &Token,
     knock: Knock,
 ) -> io::Result<bool> {
-    let greeting: [u8; GREETING.len() + NONCE] = read(stream)?;
+    let greeting = read(stream)?;
     if !greeting.starts_with(GREETING) {
         return Err(denied("another program listens there"));
     }
@@ -267,38 +228,9 @@ pub(crate) fn knock(
         Knock::RankClaim(Process(process)) => (1, process),
     };
     let claim = [&KNOCK.to_le_bytes()[..], &kind.to_le_bytes(), &process].concat();
-    let proof = knocking.mac(b"knock", &[&greeting, &claim])?.finalize();
-    let proof = proof.into_bytes();
-    stream.write_all(&[&claim[..], &proof].concat())?;
-    let code: [u8; 1] = read(stream)?;
-    let theirs: [u8; MAC] = read(stream)?;
-    knocking
-        .mac(b"knocked", &[&greeting, &claim, &proof, &code])?
-        .verify_slice(&theirs)
-        .map_err(|_| denied("another rank listens there"))?;
-    Ok(code == [1])
-}
-
-impl Caller {
-    /// Tells the caller the verdict, and proves with it that this rank is a member, too.
-    ///
-    /// # Errors
-    /// Those of the connection.
-    pub(crate) fn answer(
-        self,
-        token: &Token,
-        verdict: Verdict,
-        limit: Limit,
-    ) -> io::Result<TcpStream> {
-        let code = [verdict.code()];
-        let proof = token.mac(b"called", &[&self.said, &code])?.finalize();
-        let mut timed = Timed {
-            stream: &self.stream,
-            limit,
-        };
-        timed.write_all(&[&code[..], &proof.into_bytes()].concat())?;
-        Ok(self.stream)
-    }
+    let code = prove(stream, knocking, &greeting, [b"knock", &claim], b"knocked")?;
+    let code = code.ok_or_else(|| denied("another rank listens there"))?;
+    Ok(code == 1)
 }
 
 /// The caller's side: proves that `from` is a member, and checks that the other side is rank `to`.
@@ -306,51 +238,44 @@ impl Caller {
 /// # Errors
 /// `PermissionDenied` if the other side does not know the token, `InvalidData` if it is no rank at all; else those of
 /// the connection.
-pub(crate) fn call(
-    stream: &TcpStream,
-    token: &Token,
-    from: u32,
-    to: u32,
-    limit: Limit,
-) -> io::Result<Verdict> {
-    claim(&mut Timed { stream, limit }, token, from, to)
-}
-
-/// The same over any stream.
-///
-/// # Errors
-/// Those of [`call`].
 pub(crate) fn claim(
     stream: &mut (impl Read + Write),
     token: &Token,
     from: u32,
     to: u32,
 ) -> io::Result<Verdict> {
-    let greeting: [u8; GREETING.len() + NONCE] = read(stream)?;
+    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let greeting = read(stream)?;
     if !greeting.starts_with(GREETING) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "another program listens there, or another version of reshard",
-        ));
+        let why = "another program listens there, or another version of reshard";
+        return Err(invalid(why));
     }
-    let claim = [
-        &from.to_le_bytes()[..],
-        &to.to_le_bytes(),
-        &random::<NONCE>()?,
-    ]
-    .concat();
-    let proof = token.mac(b"caller", &[&greeting, &claim])?.finalize();
-    let proof = proof.into_bytes();
-    stream.write_all(&[&claim[..], &proof].concat())?;
-    let code: [u8; 1] = read(stream)?;
-    let theirs: [u8; MAC] = read(stream)?;
-    token
-        .mac(b"called", &[&greeting, &claim, &proof, &code])?
-        .verify_slice(&theirs)
-        .map_err(|_| denied("the rank that was called does not know the token of the job"))?;
+    let nonce = random::<NONCE>()?;
+    let claim = [&from.to_le_bytes()[..], &to.to_le_bytes(), &nonce].concat();
+    let code = prove(stream, token, &greeting, [b"caller", &claim], b"called")?;
+    let stranger = || denied("the rank that was called does not know the token of the job");
+    let code = code.ok_or_else(stranger)?;
     let verdicts = [Verdict::Yes, Verdict::Declined];
-    let verdict = verdicts.into_iter().find(|v| [v.code()] == code);
-    verdict.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an unknown verdict"))
+    let verdict = verdicts.into_iter().find(|v| *v as u8 == code);
+    verdict.ok_or_else(|| invalid("an unknown verdict"))
+}
+
+/// Sends a claim with a proof that this side knows the token. Returns the code of the answer, or `None` if the other side
+/// does not know the token. `label` and `answers` are what the two proofs begin with.
+fn prove(
+    stream: &mut (impl Read + Write),
+    token: &Token,
+    greeting: &[u8; GREETING.len() + NONCE],
+    [label, claim]: [&[u8]; 2],
+    answers: &[u8],
+) -> io::Result<Option<u8>> {
+    let proof = token.mac(label, &[greeting, claim])?.finalize();
+    let proof = proof.into_bytes();
+    stream.write_all(&[claim, &proof].concat())?;
+    let [code] = read(stream)?;
+    let theirs: [u8; MAC] = read(stream)?;
+    let mac = token.mac(answers, &[greeting, claim, &proof, &[code]])?;
+    Ok(mac.verify_slice(&theirs).is_ok().then_some(code))
 }
 
 fn denied(why: &'static str) -> io::Error {
@@ -389,7 +314,13 @@ pub(crate) fn recorded_greeting(token: &Token) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{net::TcpListener, thread, time::Duration};
+    use crate::clock::Timed;
+    use reshard_comm::mesh::Limit;
+    use std::{
+        net::{TcpListener, TcpStream},
+        thread,
+        time::Duration,
+    };
 
     fn limit() -> Limit {
         Limit::after(Duration::from_secs(20))
@@ -401,6 +332,17 @@ mod tests {
         (caller, listener.accept().unwrap().0)
     }
 
+    /// Greets a caller and checks its claim to rank 1 of 3.
+    fn receive(stream: &TcpStream, token: &Token, limit: Limit) -> io::Result<(u32, Words)> {
+        let words = Words::hear(&mut Timed { stream, limit })?;
+        Ok((words.member(token, 1, 3)?, words))
+    }
+
+    fn call(stream: &TcpStream, token: &Token, from: u32, to: u32) -> io::Result<Verdict> {
+        let limit = limit();
+        claim(&mut Timed { stream, limit }, token, from, to)
+    }
+
     /// Rank 2 calls rank 1 of 3 with these tokens.
     fn meet(
         callers: Token,
@@ -409,10 +351,14 @@ mod tests {
     ) -> (io::Result<Verdict>, io::Result<u32>) {
         let (caller, called) = pair();
         let called = thread::spawn(move || {
-            let (rank, got) = receive(called, &calleds, 1, 3, limit())?;
-            got.answer(&calleds, verdict, limit()).map(|_| rank)
+            let (rank, words) = receive(&called, &calleds, limit())?;
+            let mut timed = Timed {
+                stream: &called,
+                limit: limit(),
+            };
+            words.answer(&mut timed, &calleds, verdict).map(|()| rank)
         });
-        let call = call(&caller, &callers, 2, 1, limit());
+        let call = call(&caller, &callers, 2, 1);
         (call, called.join().unwrap())
     }
 
@@ -473,10 +419,9 @@ mod tests {
         let (caller, mut middle) = pair();
         let (mut onward, called) = pair();
         let known = token.clone();
-        let called =
-            thread::spawn(move || receive(called, &known, 1, 3, limit()).map(|(rank, _)| rank));
+        let called = thread::spawn(move || receive(&called, &known, limit()).map(|(rank, _)| rank));
         let known = token.clone();
-        let caller = thread::spawn(move || call(&caller, &known, 2, 1, limit()));
+        let caller = thread::spawn(move || call(&caller, &known, 2, 1));
         let mut greeting = [0; GREETING.len() + NONCE];
         onward.read_exact(&mut greeting).unwrap();
         middle.write_all(&greeting).unwrap();
@@ -496,7 +441,7 @@ mod tests {
 
         let (mut again, called) = pair();
         again.write_all(&claim).unwrap();
-        let error = receive(called, &token, 1, 3, limit()).unwrap_err();
+        let error = receive(&called, &token, limit()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     }
 
@@ -506,9 +451,10 @@ mod tests {
         for (from, to) in [(2, 0), (3, 1), (1, 1)] {
             let (caller, called) = pair();
             let known = token.clone();
-            let caller = thread::spawn(move || call(&caller, &known, from, to, limit()));
-            let error = receive(called, &token, 1, 3, limit()).unwrap_err();
+            let caller = thread::spawn(move || call(&caller, &known, from, to));
+            let error = receive(&called, &token, limit()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            drop(called);
             assert!(caller.join().unwrap().is_err());
         }
     }
@@ -519,6 +465,6 @@ mod tests {
         caller.write_all(&[0; 10]).unwrap();
         let token = Token::new().unwrap();
         let limit = Limit::after(Duration::from_millis(50));
-        assert!(receive(called, &token, 1, 3, limit).is_err());
+        assert!(receive(&called, &token, limit).is_err());
     }
 }

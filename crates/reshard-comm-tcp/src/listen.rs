@@ -132,46 +132,37 @@ impl Door {
             limit,
         };
         let heard = Words::hear(&mut timed).and_then(|words| {
-            let knock = words.knock(&gate.knocking)?;
+            if let Some(knock) = words.knock(&gate.knocking)? {
+                return Ok((words, Err(knock)));
+            }
             // A member may call before this rank has read the addresses of all.
-            let group = match knock {
-                Some(_) => None,
-                None => gate.group(limit),
-            };
-            Ok((words, knock, group))
-        });
-        let heard = heard.and_then(|(words, knock, group)| {
-            let rank = match &group {
-                Some((mesh, job)) => words.member(&job.token, mesh.me(), mesh.size())?,
-                None => 0,
-            };
-            Ok((words, knock, group, rank))
+            let still_meet = || io::Error::new(io::ErrorKind::TimedOut, "the ranks still meet");
+            let (mesh, job) = gate.group(limit).ok_or_else(still_meet)?;
+            let peer = words.member(&job.token, mesh.me(), mesh.size())?;
+            Ok((words, Ok((mesh, job, peer))))
         });
         self.proven(id);
-        let (words, knock, group, peer) = heard?;
-        if let Some(knock) = knock {
-            let both_fail = match knock {
-                Knock::Look => false,
-                Knock::RankClaim(process) => gate.claimed(process),
-            };
-            return words.answer_knock(&mut timed, &gate.knocking, both_fail);
-        }
-        let Some((mesh, job)) = group else {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the ranks still meet",
-            ));
+        let (words, caller) = heard?;
+        let (mesh, job, peer) = match caller {
+            Ok(member) => member,
+            Err(knock) => {
+                let both_fail = match knock {
+                    Knock::Look => false,
+                    Knock::RankClaim(process) => gate.claimed(process),
+                };
+                return words.answer_knock(&mut timed, &gate.knocking, both_fail);
+            }
         };
-        let caller = words.caller(stream);
+        let mut answer = |verdict| words.answer(&mut timed, &job.token, verdict);
         match mesh.called_by(peer) {
-            Admission::Yes(messages) => match caller.answer(&job.token, Verdict::Yes, limit) {
-                Ok(stream) => connection::start(&mesh, peer, stream, messages, job.watch),
+            Admission::Yes(messages) => match answer(Verdict::Yes) {
+                Ok(()) => connection::start(&mesh, peer, stream, messages, job.watch),
                 Err(e) => {
                     connection::never_used(&mesh);
                     mesh.gone(peer, format!("vanished during its call: {e}"));
                 }
             },
-            Admission::Declined => drop(caller.answer(&job.token, Verdict::Declined, limit)?),
+            Admission::Declined => answer(Verdict::Declined)?,
             Admission::Refused => {}
         }
         Ok(())

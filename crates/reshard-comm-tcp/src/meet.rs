@@ -28,7 +28,10 @@ pub(crate) struct Guest<'a> {
     pub(crate) size: u32,
     /// Where this rank listens.
     pub(crate) address: SocketAddr,
-    /// What all keys begin with.
+    pub(crate) job_id: Option<&'a str>,
+    /// Begins the keys of all jobs.
+    pub(crate) base: &'a str,
+    /// Begins the keys of this job and attempt.
     pub(crate) prefix: &'a str,
     /// Whether the store is of this process, so that it must not leave before all.
     pub(crate) serves: bool,
@@ -36,8 +39,6 @@ pub(crate) struct Guest<'a> {
     pub(crate) fan: u32,
     pub(crate) deadline: Duration,
     pub(crate) limit: Limit,
-    /// Where the store is, for errors.
-    pub(crate) store: &'a str,
     pub(crate) gate: &'a Gate,
 }
 
@@ -77,9 +78,10 @@ pub(crate) fn meet(
 }
 
 impl Guest<'_> {
-    fn taken(&self, rank: u32) -> TcpError {
+    /// Another process has claimed a rank.
+    pub(crate) fn taken(&self, rank: u32) -> TcpError {
         TcpError::RankTaken {
-            address: self.store.to_owned(),
+            address: self.gate.store.clone(),
             rank: Rank(rank),
         }
     }

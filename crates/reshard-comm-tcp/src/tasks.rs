@@ -1,6 +1,7 @@
 //! The thread that does what may block: connecting to other ranks, and telling the store why a group is broken.
 
 use crate::{
+    clock::Timed,
     connection::{self, Watch},
     files,
     handshake::{self, Token, Verdict},
@@ -130,7 +131,11 @@ fn call(
     let limit = limit.at_most(HANDSHAKE);
     let stream = TcpStream::connect_timeout(&address, limit.left()?)?;
     stream.set_nodelay(true)?;
-    let verdict = handshake::call(&stream, &job.token, mesh.me(), peer, limit)?;
+    let mut timed = Timed {
+        stream: &stream,
+        limit,
+    };
+    let verdict = handshake::claim(&mut timed, &job.token, mesh.me(), peer)?;
     Ok((stream, verdict))
 }
 
@@ -219,9 +224,13 @@ mod tests {
         // It says that it calls itself, and dies.
         let limit = Limit::after(Duration::from_secs(60));
         let (stream, _) = listener.accept().unwrap();
-        let (_, caller) = handshake::receive(stream, &token, 0, 2, limit).unwrap();
+        let mut stream = Timed { stream, limit };
+        let words = handshake::Words::hear(&mut stream).unwrap();
+        words.member(&token, 0, 2).unwrap();
         drop(listener);
-        drop(caller.answer(&token, Verdict::Declined, limit).unwrap());
+        let declined = words.answer(&mut stream, &token, Verdict::Declined);
+        declined.unwrap();
+        drop(stream);
         waits.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(!mesh.wants(0), "nobody waits for a rank that is gone");
     }

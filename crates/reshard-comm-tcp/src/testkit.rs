@@ -7,7 +7,7 @@
 
 use crate::{
     frame,
-    handshake::{self, Token},
+    handshake::{self, Token, Words},
     store::{Request, StoreAnswers, StoreClient, read_value},
 };
 use reshard_comm::mesh::{Call, Kind, Limit, Mesh, MeshGroup, Message, Node};
@@ -167,10 +167,8 @@ pub fn handshakes(input: &[u8]) {
     ];
     let bytes = over(&recorded, input);
     let mut stranger = Stranger(bytes.as_slice());
-    assert!(
-        handshake::hear(&mut stranger, &token, 1, 3).is_err(),
-        "a stranger was let in"
-    );
+    let heard = Words::hear(&mut stranger).and_then(|words| words.member(&token, 1, 3));
+    assert!(heard.is_err(), "a stranger was let in");
     let mut stranger = Stranger(bytes.as_slice());
     assert!(
         handshake::claim(&mut stranger, &token, 2, 1).is_err(),

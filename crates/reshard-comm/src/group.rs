@@ -133,16 +133,9 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
 
 /// The bytes of blocks that follow each other, in one block. A single block is not copied.
 pub(crate) fn joined(mut blocks: Vec<Bytes>) -> Bytes {
-    match (blocks.len(), blocks.pop()) {
-        (_, None) => Bytes::new(),
-        (1, Some(block)) => block,
-        (_, Some(last)) => {
-            let mut out =
-                Vec::with_capacity(last.len() + blocks.iter().map(Bytes::len).sum::<usize>());
-            blocks.iter().for_each(|block| out.extend_from_slice(block));
-            out.extend_from_slice(&last);
-            out.into()
-        }
+    match blocks.len() {
+        1 => blocks.pop().unwrap_or_default(),
+        _ => blocks.concat().into(),
     }
 }
 

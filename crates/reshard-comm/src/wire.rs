@@ -105,11 +105,12 @@ pub(crate) fn decode<T: DeserializeOwned>(mut bytes: &[u8], count: usize) -> Res
 
 /// The one value of each body.
 pub(crate) fn decode_each<T: DeserializeOwned>(bodies: &[Bytes]) -> Result<Vec<T>, Cause> {
-    let mut values = Vec::with_capacity(bodies.len());
-    for body in bodies {
-        values.append(&mut decode(body, 1)?);
-    }
-    Ok(values)
+    let values = bodies.iter().map(|body| decode(body, 1));
+    Ok(values
+        .collect::<Result<Vec<_>, _>>()?
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
 fn unfit<T>(done: &str, why: impl ToString) -> Cause {

@@ -157,11 +157,6 @@ impl Client {
         self.service != Service::S3 || bytes <= MAX_COPY
     }
 
-    /// Copies an object on the server, if nothing is there yet.
-    pub(crate) async fn copy_new(&self, from: Path, to: Path) -> Answer<()> {
-        self.copy(from, to, CopyMode::Create).await
-    }
-
     /// Copies an object on the server.
     pub(crate) async fn copy(&self, from: Path, to: Path, mode: CopyMode) -> Answer<()> {
         let options = CopyOptions {

@@ -23,11 +23,8 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// A service that is silent for so long is asked again. Requests that send much have more time.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What the caller has set.
-pub(crate) struct Settings<'s> {
-    pub(crate) options: &'s [(String, String)],
-    pub(crate) budget: &'s Budget,
-}
+/// Options that the caller has set, by their keys.
+type Options = [(String, String)];
 
 fn client_options() -> ClientOptions {
     ClientOptions::new()
@@ -44,8 +41,8 @@ fn retries(budget: &Budget) -> RetryConfig {
 }
 
 /// The options whose keys this client knows.
-fn options<K: FromStr>(settings: &Settings<'_>) -> impl Iterator<Item = (K, String)> {
-    settings.options.iter().filter_map(|(key, value)| {
+fn known<K: FromStr>(options: &Options) -> impl Iterator<Item = (K, String)> {
+    options.iter().filter_map(|(key, value)| {
         let key = key.to_ascii_lowercase().parse().ok()?;
         Some((key, value.clone()))
     })
@@ -87,18 +84,18 @@ fn bucket(store: impl ObjectStore + PaginatedListStore, site: String) -> Bucket 
 }
 
 #[cfg(feature = "aws")]
-pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+pub(crate) fn s3(options: &Options, budget: &Budget, url: &str) -> Result<Bucket> {
     use crate::unfinished::{Uploads, s3::S3Uploads};
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, S3CopyIfNotExists};
-    let connector = Connector::new(settings.budget, Redirects::None);
+    let connector = Connector::new(budget, Redirects::None);
     let mut builder = AmazonS3Builder::from_env()
         .with_url(url)
         .with_client_options(client_options())
         // Large files outside of the folder of their version are created by a copy on the server.
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart)
         .with_http_connector(connector.clone())
-        .with_retry(retries(settings.budget));
-    for (key, value) in from_env("AWS_").chain(options(settings)) {
+        .with_retry(retries(budget));
+    for (key, value) in from_env("AWS_").chain(known(options)) {
         builder = builder.with_config(key, value);
     }
     let of = |key| builder.get_config_value(&key);
@@ -111,7 +108,7 @@ pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
     let s3 = builder.build().map_err(|e| setting(url, hint, e))?;
     let http = connector.last().filter(|_| can_list);
     let uploads = http.map(|http| {
-        let (s3, budget) = (s3.clone(), settings.budget.clone());
+        let (s3, budget) = (s3.clone(), budget.clone());
         Arc::new(S3Uploads { s3, http, budget }) as Arc<dyn Uploads>
     });
     let s3 = Arc::new(s3);
@@ -125,14 +122,14 @@ pub(crate) fn s3(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
 }
 
 #[cfg(feature = "gcp")]
-pub(crate) fn google(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+pub(crate) fn google(options: &Options, budget: &Budget, url: &str) -> Result<Bucket> {
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_url(url)
         .with_client_options(client_options())
-        .with_http_connector(Connector::new(settings.budget, Redirects::None))
-        .with_retry(retries(settings.budget));
-    for (key, value) in from_env("GOOGLE_").chain(options(settings)) {
+        .with_http_connector(Connector::new(budget, Redirects::None))
+        .with_retry(retries(budget));
+    for (key, value) in from_env("GOOGLE_").chain(known(options)) {
         builder = builder.with_config(key, value);
     }
     let site = site([builder.get_config_value(&Key::BaseUrl)]);
@@ -142,14 +139,14 @@ pub(crate) fn google(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
 }
 
 #[cfg(feature = "azure")]
-pub(crate) fn azure(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+pub(crate) fn azure(options: &Options, budget: &Budget, url: &str) -> Result<Bucket> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_url(url)
         .with_client_options(client_options())
-        .with_http_connector(Connector::new(settings.budget, Redirects::None))
-        .with_retry(retries(settings.budget));
-    for (key, value) in from_env("AZURE_").chain(options(settings)) {
+        .with_http_connector(Connector::new(budget, Redirects::None))
+        .with_retry(retries(budget));
+    for (key, value) in from_env("AZURE_").chain(known(options)) {
         builder = builder.with_config(key, value);
     }
     let keys = [Key::AccountName, Key::Endpoint, Key::UseEmulator];
@@ -170,16 +167,16 @@ fn from_env<K: FromStr>(prefix: &'static str) -> impl Iterator<Item = (K, String
 }
 
 #[cfg(feature = "http")]
-pub(crate) fn http(settings: &Settings<'_>, url: &str) -> Result<Bucket> {
+pub(crate) fn http(options: &Options, budget: &Budget, url: &str) -> Result<Bucket> {
     use object_store::http::HttpBuilder;
     // Whoever writes `http://` asks for it.
     let options_of_client = client_options().with_allow_http(url.starts_with("http://"));
     let mut builder = HttpBuilder::new()
         .with_url(url)
         .with_client_options(options_of_client)
-        .with_http_connector(Connector::new(settings.budget, Redirects::Web))
-        .with_retry(retries(settings.budget));
-    for (key, value) in options(settings) {
+        .with_http_connector(Connector::new(budget, Redirects::Web))
+        .with_retry(retries(budget));
+    for (key, value) in known(options) {
         builder = builder.with_config(key, value);
     }
     let hint = "Check the URL";

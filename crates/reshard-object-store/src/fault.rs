@@ -3,7 +3,7 @@
 use crate::scheme::Service;
 use reshard_model::with_sources;
 use reshard_storage::{ServiceFault, StorageError, without_secrets};
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, iter::successors, time::Duration};
 
 /// How long a request is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,14 +48,7 @@ pub(crate) struct RedirectRefused {
 
 /// The redirect that was not followed, if that is among the causes of an error.
 pub(crate) fn refused_redirect<'e>(e: &'e (dyn Error + 'static)) -> Option<&'e RedirectRefused> {
-    let mut cause = Some(e);
-    while let Some(e) = cause {
-        if let Some(refused) = e.downcast_ref() {
-            return Some(refused);
-        }
-        cause = e.source();
-    }
-    None
+    successors(Some(e), |&e| e.source()).find_map(|e| e.downcast_ref())
 }
 
 /// The messages of a client, whose URLs may have a password or a signature.
@@ -71,14 +64,8 @@ pub(crate) fn without_secrets_of(e: &object_store::Error) -> Box<dyn Error + Sen
 /// All that an error and its causes say. The client has no other way to tell, for example, a missing bucket from a missing
 /// object.
 fn said(e: &object_store::Error) -> String {
-    let mut said = e.to_string();
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        said.push('\n');
-        said.push_str(&e.to_string());
-        cause = e.source();
-    }
-    said
+    let all = successors(Some(e as &dyn Error), |&e| e.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 /// Whether it means that there is no such object, in a bucket that exists as far as this is known.
@@ -258,10 +245,10 @@ pub(crate) fn explain(
         return StorageError::NotFound { path: url };
     }
     if is_unsupported(&e) {
-        return StorageError::Unsupported {
-            what: format!("to {action} {url}"),
-            why: without_secrets(&said).into_owned(),
-        };
+        return StorageError::unsupported(
+            format!("to {action} {url}"),
+            without_secrets(&said).into_owned(),
+        );
     }
     let refused = refused_redirect(&e);
     let fault = match refused {

@@ -105,12 +105,11 @@ impl ObjectStores {
         let parsed = scheme::parse(url)?;
         let shown = without_secrets(url);
         if shown != url {
-            return Err(StorageError::Unsupported {
-                what: format!("opening a URL with a query, {shown}"),
-                why: "the files of a checkpoint have paths of their own below it, and a query, such as the signature of a signed URL, \
-                      is of one file; use the URL of the bucket with its keys, or download the files; a `?` in a name is written %3F"
-                    .into(),
-            });
+            return Err(StorageError::unsupported(
+                format!("opening a URL with a query, {shown}"),
+                "the files of a checkpoint have paths of their own below it, and a query, such as the signature of a signed URL, \
+                 is of one file; use the URL of the bucket with its keys, or download the files; a `?` in a name is written %3F",
+            ));
         }
         let folder = match parsed.service {
             // The client encodes it again.
@@ -144,37 +143,29 @@ impl ObjectStores {
         Ok(client)
     }
 
-    #[cfg(any(feature = "aws", feature = "gcp", feature = "azure", feature = "http"))]
-    fn settings(&self) -> crate::clouds::Settings<'_> {
-        crate::clouds::Settings {
-            options: &self.options,
-            budget: &self.budget,
-        }
-    }
-
     /// Makes the client of a bucket.
     fn make(&self, parsed: &Parsed<'_>) -> Result<Bucket> {
         match parsed.service {
             #[cfg(feature = "aws")]
-            Service::S3 => crate::clouds::s3(&self.settings(), parsed.root),
+            Service::S3 => crate::clouds::s3(&self.options, &self.budget, parsed.root),
             #[cfg(feature = "gcp")]
-            Service::Google => crate::clouds::google(&self.settings(), parsed.root),
+            Service::Google => crate::clouds::google(&self.options, &self.budget, parsed.root),
             #[cfg(feature = "azure")]
-            Service::Azure => crate::clouds::azure(&self.settings(), parsed.root),
+            Service::Azure => crate::clouds::azure(&self.options, &self.budget, parsed.root),
             #[cfg(feature = "http")]
-            Service::Http => crate::clouds::http(&self.settings(), parsed.root),
+            Service::Http => crate::clouds::http(&self.options, &self.budget, parsed.root),
             #[cfg(feature = "memory")]
             Service::Memory => {
                 let memory = object_store::memory::InMemory::new();
                 Ok((Arc::new(memory) as Arc<dyn ObjectStore>).into())
             }
-            service => Err(StorageError::Unsupported {
-                what: format!("opening {}", parsed.root),
-                why: format!(
+            service => Err(StorageError::unsupported(
+                format!("opening {}", parsed.root),
+                format!(
                     "reshard-object-store was built without its feature `{}`",
                     service.feature()
                 ),
-            }),
+            )),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 use reshard_storage::{
-    Extent, FileBody, Length, Name, Result, Source, StorageError, Store, StoreExt, WrittenExtent,
-    run_blocking,
+    Extent, ExtentReader, FileBody, Length, Name, Result, Source, StorageError, Store, StoreExt,
+    WrittenExtent, run_blocking,
 };
 use std::{sync::Arc, vec};
 
@@ -116,18 +116,12 @@ impl CopyOf {
 pub(crate) struct Pull {
     name: Name,
     waiting: vec::IntoIter<Box<dyn Extent>>,
-    current: Option<Current>,
-    /// Bytes that extents have given.
+    current: Option<ExtentReader>,
+    /// Where the next extent starts.
     at: u64,
     /// What the last part had no room for.
     rest: Bytes,
     written: Vec<WrittenExtent>,
-}
-
-struct Current {
-    extent: Box<dyn Extent>,
-    want: Length,
-    start: u64,
 }
 
 impl Pull {
@@ -157,51 +151,22 @@ impl Pull {
     /// Makes sure that there is a rest. `false` if all extents have ended.
     fn fetch(&mut self) -> Result<bool> {
         while self.rest.is_empty() {
-            let Some(mut current) = self.current.take().or_else(|| {
-                let extent = self.waiting.next()?;
-                Some(Current {
-                    want: extent.length(),
-                    extent,
-                    start: self.at,
-                })
-            }) else {
+            let next = || Some(ExtentReader::new(self.waiting.next()?, self.at));
+            let Some(mut current) = self.current.take().or_else(next) else {
                 return Ok(false);
             };
-            match current.extent.next_block() {
-                Some(Ok(block)) => {
-                    self.at = self.at.saturating_add(block.len() as u64);
+            match current.next_block(&self.name)? {
+                Some(block) => {
                     self.rest = block;
-                    if self.at - current.start > current.want.at_most() {
-                        return Err(self.odd(&current));
-                    }
                     self.current = Some(current);
                 }
-                Some(Err(source)) => {
-                    return Err(StorageError::Source {
-                        name: self.name.clone(),
-                        offset: self.at,
-                        source,
-                    });
-                }
-                None if !current.want.allows(self.at - current.start) => {
-                    return Err(self.odd(&current));
-                }
                 None => {
-                    let range = current.start..self.at;
-                    let written = WrittenExtent::of(&mut *current.extent, range);
+                    let written = current.finish();
+                    self.at = written.range.end;
                     self.written.push(written);
                 }
             }
         }
         Ok(true)
-    }
-
-    fn odd(&self, current: &Current) -> StorageError {
-        StorageError::ExtentLength {
-            name: self.name.clone(),
-            offset: current.start,
-            want: current.want,
-            got: self.at - current.start,
-        }
     }
 }

@@ -127,11 +127,10 @@ impl ObjectStorePlace {
     /// Web servers have no common way to list what they have.
     pub(crate) fn can(&self, what: &str) -> Result<()> {
         match self.client.service {
-            Service::Http => Err(StorageError::Unsupported {
-                what: format!("{what} {}", self.url),
-                why: "a web server can only be read, file by file; use the URL of the bucket behind it, or download the files"
-                    .into(),
-            }),
+            Service::Http => Err(StorageError::unsupported(
+                format!("{what} {}", self.url),
+                "a web server can only be read, file by file; use the URL of the bucket behind it, or download the files",
+            )),
             _ => Ok(()),
         }
     }
@@ -139,8 +138,6 @@ impl ObjectStorePlace {
 
 /// Keeps a path as it is. Names that object stores can't have are refused, not changed.
 fn path(text: &str, url: &str) -> Result<Path> {
-    Path::parse(text).map_err(|e| StorageError::Unsupported {
-        what: format!("the name {url}"),
-        why: e.to_string(),
-    })
+    Path::parse(text)
+        .map_err(|e| StorageError::unsupported(format!("the name {url}"), e.to_string()))
 }

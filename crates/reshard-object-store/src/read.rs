@@ -10,7 +10,10 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{GetOptions, GetRange, GetResult, path::Path};
 use reshard_storage::{Result, StorageError, TakePiece};
-use std::{future::ready, ops::Range};
+use std::{
+    future::ready,
+    ops::{Range, RangeInclusive},
+};
 use tokio::sync::mpsc;
 
 /// So many pieces of a body may wait for the reader. The network waits for it too, then.
@@ -86,20 +89,9 @@ impl Object<'_> {
 
     /// Reads all of it with one request, if it has at most `max` bytes. `None` if it does not exist.
     pub(crate) async fn whole(&self, max: u64) -> Result<Option<Bytes>> {
-        let options = GetOptions {
-            if_match: self.pinned(),
-            ..GetOptions::default()
-        };
-        let path = self.path.clone();
-        let got = self.client.ask(|store| async move {
-            Ok(match store.get_opts(&path, options).await {
-                Err(e) => Err(Failed::Client(e)),
-                Ok(found) if found.meta.size > max => Err(Failed::Length(found.meta.size)),
-                Ok(found) => {
-                    let size = found.meta.size;
-                    collect(found, size).await
-                }
-            })
+        let got = self.get(None, 0..=max, self.pinned(), |found| {
+            let size = found.meta.size;
+            collect(found, size)
         });
         match got.await?.map_err(|e| self.error(e))? {
             Ok(got) => {
@@ -154,8 +146,8 @@ impl Object<'_> {
         let (sender, mut receiver) = mpsc::channel(WAITING);
         let len = range.end - range.start;
         let got = self.get(
-            range.clone(),
-            range.end,
+            Some(range.clone()),
+            range.end..=u64::MAX,
             self.pinned(),
             move |found| async move {
                 let (tag, sender) = (found.meta.e_tag.clone(), &sender);
@@ -174,17 +166,20 @@ impl Object<'_> {
     /// One request. The whole read goes until `end`, so an object that ends before is too short, even if this part is there.
     async fn one(&self, range: Range<u64>, end: u64, tag: Option<String>) -> Result<Got> {
         let len = range.end - range.start;
-        let got = self.get(range.clone(), end, tag, move |found| collect(found, len));
+        let size = end..=u64::MAX;
+        let got = self.get(Some(range.clone()), size, tag, move |found| {
+            collect(found, len)
+        });
         let got = self.answered(got.await?, &range, end).await?;
         self.agreed(got.tag.as_deref())?;
         Ok(got)
     }
 
-    /// Starts a request for a range of an object that has at least `end` bytes, and lets `with` take the answer.
+    /// Starts a request for a range of an object, or for all of it, and lets `with` take the answer if the object has one of these sizes.
     fn get<T, F>(
         &self,
-        range: Range<u64>,
-        end: u64,
+        range: Option<Range<u64>>,
+        sizes: RangeInclusive<u64>,
         tag: Option<String>,
         with: impl FnOnce(GetResult) -> F + Send + 'static,
     ) -> Task<object_store::Result<Result<T, Failed>>>
@@ -193,7 +188,7 @@ impl Object<'_> {
         F: Future<Output = Result<T, Failed>> + Send + 'static,
     {
         let options = GetOptions {
-            range: Some(GetRange::Bounded(range)),
+            range: range.map(GetRange::Bounded),
             if_match: tag,
             ..GetOptions::default()
         };
@@ -201,8 +196,8 @@ impl Object<'_> {
         self.client.ask(|store| async move {
             Ok(match store.get_opts(&path, options).await {
                 Err(e) => Err(Failed::Client(e)),
-                Ok(found) if found.meta.size < end => Err(Failed::Length(found.meta.size)),
-                Ok(found) => with(found).await,
+                Ok(found) if sizes.contains(&found.meta.size) => with(found).await,
+                Ok(found) => Err(Failed::Length(found.meta.size)),
             })
         })
     }

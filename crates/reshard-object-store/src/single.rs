@@ -41,10 +41,8 @@ impl SingleObject {
     }
 
     fn unsupported(&self, why: impl Into<String>) -> StorageError {
-        StorageError::Unsupported {
-            what: format!("writing a checkpoint at {}", self.below.url_text()),
-            why: why.into(),
-        }
+        let what = format!("writing a checkpoint at {}", self.below.url_text());
+        StorageError::unsupported(what, why)
     }
 }
 

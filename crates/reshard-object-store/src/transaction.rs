@@ -10,7 +10,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use object_store::{PutMode, UpdateVersion, path::Path};
+use object_store::{ObjectMeta, PutMode, UpdateVersion, path::Path};
 use reshard_storage::{
     Durability, Entry, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction,
     Written, is_attempt,
@@ -26,6 +26,13 @@ pub(crate) const TRIES: usize = 3;
 
 /// What tells an old version is named last, and is no more than so many files.
 const RECORDS: usize = 4;
+
+fn version_of(object: ObjectMeta) -> UpdateVersion {
+    UpdateVersion {
+        e_tag: object.e_tag,
+        version: object.version,
+    }
+}
 
 fn is_known(tag: &UpdateVersion) -> bool {
     tag.e_tag.is_some() || tag.version.is_some()
@@ -47,11 +54,7 @@ impl Begun {
         let mut seen = BTreeMap::new();
         for meta in found.objects {
             if let Some(name) = place.name_of(&meta.location) {
-                let tag = UpdateVersion {
-                    e_tag: meta.e_tag,
-                    version: meta.version,
-                };
-                seen.insert(name, tag);
+                seen.insert(name, version_of(meta));
             }
         }
         // What killed attempts left is in nobody's way.
@@ -60,14 +63,10 @@ impl Begun {
             .filter_map(|path| place.name_of(path))
             .filter(|name| !is_attempt(name.as_str()));
         let IfExists::Replace(files) = if_exists else {
+            let (path, replaces) = (place.url_text().into(), false);
             return match seen.is_empty() && others.next().is_none() {
-                true => Ok(Self {
-                    seen,
-                    replaces: false,
-                }),
-                false => Err(StorageError::Exists {
-                    path: place.url_text().into(),
-                }),
+                true => Ok(Self { seen, replaces }),
+                false => Err(StorageError::Exists { path }),
             };
         };
         let untagged = |name: &&Name| seen.get(name).is_some_and(|tag| !is_known(tag));
@@ -76,17 +75,11 @@ impl Begun {
             let now = place.client.head(place.path(name)?, None).await?;
             let now = now.map_err(|e| place.client.error("look at", place.url_of(name), e))?;
             if let Some(now) = now {
-                let tag = UpdateVersion {
-                    e_tag: now.e_tag,
-                    version: now.version,
-                };
-                seen.insert(name.clone(), tag);
+                seen.insert(name.clone(), version_of(now));
             }
         }
-        Ok(Self {
-            seen,
-            replaces: true,
-        })
+        let replaces = true;
+        Ok(Self { seen, replaces })
     }
 
     /// Nobody asks what lies there.
@@ -161,6 +154,18 @@ impl ObjectTransaction {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checks that the attempt is neither committed nor rolled back.
+    fn is_open(&self, state: &State) -> Result<()> {
+        match state.end {
+            End::Open => Ok(()),
+            _ => Err(StorageError::invalid(format!(
+                "{}: attempt {} is committed or rolled back",
+                self.place.url_text(),
+                self.folder
+            ))),
+        }
+    }
+
     fn is_inside(&self, name: &Name) -> bool {
         let rest = name.as_str().strip_prefix(self.folder.as_str());
         rest.is_some_and(|rest| rest.starts_with('/'))
@@ -188,13 +193,7 @@ impl ObjectTransaction {
     /// Takes the names of new files, each of which is written once.
     fn reserve(&self, files: &[FileBody]) -> Result<()> {
         let mut state = self.state();
-        if state.end != End::Open {
-            return Err(StorageError::invalid(format!(
-                "{}: attempt {} is committed or rolled back",
-                self.place.url_text(),
-                self.folder
-            )));
-        }
+        self.is_open(&state)?;
         for file in files {
             if !state.names.insert(file.name.clone()) {
                 let what = format!("{} is written twice", file.name);
@@ -245,7 +244,7 @@ impl ObjectTransaction {
             .list_all(self.place.folder(below)?)
             .await?
             .map_err(|e| self.place.client.error("list", self.place.url_text(), e))?;
-        let named = |meta: object_store::ObjectMeta| {
+        let named = |meta: ObjectMeta| {
             let name = self.place.name_of(&meta.location)?;
             Some((name, (meta.location, meta.size)))
         };
@@ -305,10 +304,7 @@ impl ObjectTransaction {
             _ => seen.version.is_some() && seen.version == now.version,
         };
         match agrees {
-            true => Ok(PutMode::Update(UpdateVersion {
-                e_tag: now.e_tag,
-                version: now.version,
-            })),
+            true => Ok(PutMode::Update(version_of(now))),
             false => Err(self.conflict(begun)),
         }
     }
@@ -320,10 +316,10 @@ impl ObjectTransaction {
         let mode = match begun.seen.get(name) {
             None => PutMode::Create,
             Some(tag) if !is_known(tag) => {
-                return Err(StorageError::Unsupported {
-                    what: format!("replacing {url}"),
-                    why: "the service gives no tags to objects, so two saves could not be told apart; save to another place".into(),
-                });
+                return Err(StorageError::unsupported(
+                    format!("replacing {url}"),
+                    "the service gives no tags to objects, so two saves could not be told apart; save to another place",
+                ));
             }
             Some(tag) => self.as_it_was(begun, tag, (&path, &url)).await?,
         };
@@ -470,20 +466,16 @@ impl Transaction for ObjectTransaction {
             return Err(StorageError::invalid(what));
         };
         let Some((name, bytes)) = record else {
-            return Err(StorageError::Unsupported {
-                what: format!("a checkpoint without a commit record at {}", self.place.url_text()),
-                why: "only such a record tells in an object store which version counts; choose a format that has one, or save \
-                      to a local directory"
-                    .into(),
-            });
+            return Err(StorageError::unsupported(
+                format!(
+                    "a checkpoint without a commit record at {}",
+                    self.place.url_text()
+                ),
+                "only such a record tells in an object store which version counts; choose a format that has one, or save \
+                 to a local directory",
+            ));
         };
-        if self.state().end != End::Open {
-            return Err(StorageError::invalid(format!(
-                "{}: attempt {} is committed or rolled back",
-                self.place.url_text(),
-                self.folder
-            )));
-        }
+        self.is_open(&self.state())?;
         self.check(begun, &name, files).await?;
         self.put_record(begun, &name, bytes).await
     }

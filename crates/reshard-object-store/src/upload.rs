@@ -4,11 +4,11 @@ use crate::{
     client::Client,
     fault,
     part_source::{Part, PartSource},
-    runtime::{Net, Task},
+    runtime::Task,
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use object_store::{MultipartUpload, PutMode, PutPayload, path::Path};
+use object_store::{CopyMode, MultipartUpload, PutMode, PutPayload, path::Path};
 use reshard_storage::{Length, Progress, Result, StorageError, WrittenExtent, works_here};
 use std::sync::{
     Arc,
@@ -88,34 +88,27 @@ impl Job {
 
     /// The next part of a file, and memory for it. `None` if this file need not go on.
     async fn make(&self, source: PartSource, size: u64, at_most: u64) -> Result<Option<Made<'_>>> {
-        let Some(turns) = &self.turns else {
-            // Memory is taken before the part is made, so it is bounded whatever the source gives.
-            let memory = self.client.memory(at_most).await?;
-            if self.stop.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
-            let (source, part) = source.next(size).await?;
-            return Ok(Some(Made {
-                source,
-                part,
-                memory,
-                turn: None,
-            }));
+        // Memory is taken before the part is made, so it is bounded whatever the source gives. But if parts are made on the
+        // thread that polls all files, the source may wait for another rank, which may wait for memory. While it waits, it holds
+        // up all files of this call. So none of them may have memory then, nor be next in the queue for it; only requests have
+        // that run by themselves. One part is made without memory.
+        let (turn, memory) = match &self.turns {
+            Some(turns) => (Some(turns.lock().await), None),
+            None => (None, Some(self.client.memory(at_most).await?)),
         };
-        // The source may wait for another rank, which may wait for memory. While it waits, it holds up all files of this call. So none of
-        // them may have memory then, nor be next in the queue for it; only requests have that run by themselves. One part is made
-        // without memory.
-        let turn = turns.lock().await;
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let (source, part) = source.next(size).await?;
-        let memory = self.client.memory(at_most).await?;
+        let memory = match memory {
+            Some(memory) => memory,
+            None => self.client.memory(at_most).await?,
+        };
         Ok(Some(Made {
             source,
             part,
             memory,
-            turn: Some(turn),
+            turn,
         }))
     }
 
@@ -195,7 +188,7 @@ impl Job {
             made = match self.make(source, size, size).await {
                 Ok(Some(next)) => next,
                 Ok(None) => {
-                    upload.give_up().await;
+                    upload.call_off().await;
                     return Ok(None);
                 }
                 Err(e) => return Err(upload.abort(e).await),
@@ -220,22 +213,21 @@ impl Job {
         if target.staged.is_none() || self.client.can_copy(bytes) {
             return Ok(());
         }
-        Err(StorageError::Unsupported {
-            what: format!("writing more than 5 GiB to {}", target.url),
-            why: "S3 copies at most 5 GiB at once, and a file whose name does not change from version to version is written by a \
-                  copy; save with smaller files, or in a format whose record names its data files"
-                .into(),
-        })
+        Err(StorageError::unsupported(
+            format!("writing more than 5 GiB to {}", target.url),
+            "S3 copies at most 5 GiB at once, and a file whose name does not change from version to version is written by a \
+             copy; save with smaller files, or in a format whose record names its data files",
+        ))
     }
 }
 
 fn too_many_parts(target: &Target, bytes: u64) -> StorageError {
-    StorageError::Unsupported {
-        what: format!("writing more than {bytes} bytes to {}", target.url),
-        why: format!(
+    StorageError::unsupported(
+        format!("writing more than {bytes} bytes to {}", target.url),
+        format!(
             "its length was not known beforehand, and an upload has at most {MAX_PARTS} parts; save with more files"
         ),
-    }
+    )
 }
 
 /// Puts a small object at once. Whether it was created.
@@ -287,12 +279,11 @@ fn others(url: &str) -> StorageError {
 
 /// Something else lies where a file should be created.
 fn taken(url: &str) -> StorageError {
-    StorageError::Unsupported {
-        what: format!("writing over {url}"),
-        why: "nothing can be renamed in an object store, so only the commit record of a checkpoint is replaced there; save to \
-              another place, or in a format whose record names its data files"
-            .into(),
-    }
+    StorageError::unsupported(
+        format!("writing over {url}"),
+        "nothing can be renamed in an object store, so only the commit record of a checkpoint is replaced there; save to \
+         another place, or in a format whose record names its data files",
+    )
 }
 
 /// What is told of a save to a new place where the service does not put on a condition.
@@ -300,25 +291,26 @@ pub(crate) const IS_UNCONDITIONAL: &str = "the service has no conditional put: i
 
 /// The service does not put on a condition, and without one versions could mix, or the old one be lost.
 pub(crate) fn no_condition(url: &str, e: &object_store::Error) -> StorageError {
-    StorageError::Unsupported {
-        what: format!("writing {url} only if nothing else has changed it"),
-        why: format!(
+    StorageError::unsupported(
+        format!("writing {url} only if nothing else has changed it"),
+        format!(
             "the service has no conditional put, without which two saves could mix their versions ({e}). Only new checkpoints whose files all lie in a folder of \
              their version can be saved there, such as torch_dist in PyTorch's dialect, and single files; save so, to a new place, or to a service that has it"
         ),
-    }
+    )
 }
 
 /// Copies a staged object to its place, if nothing is there.
 async fn copy_to(client: &Client, staged: &Path, target: &Target, bytes: u64) -> Result<bool> {
-    let copied = client.copy_new(staged.clone(), target.path.clone()).await?;
+    let (from, to) = (staged.clone(), target.path.clone());
+    let copied = client.copy(from, to, CopyMode::Create).await?;
     let created = match copied {
         Ok(()) => true,
         Err(e) if fault::is_unsupported(&e) => return Err(no_condition(&target.url, &e)),
-        Err(e) => match same(client, staged, &target.path, bytes).await {
-            Ok(true) if target.was_there || fault::may_be_done(&e) => false,
-            Ok(true) => return Err(others(&target.url)),
-            Ok(false) if fault::is_refused(&e) => return Err(taken(&target.url)),
+        Err(e) => match is_same(client, staged, &target.path, bytes).await {
+            Ok(Some(true)) if target.was_there || fault::may_be_done(&e) => false,
+            Ok(Some(true)) => return Err(others(&target.url)),
+            Ok(_) if fault::is_refused(&e) => return Err(taken(&target.url)),
             _ => return Err(client.error("write", &target.url, e)),
         },
     };
@@ -327,12 +319,7 @@ async fn copy_to(client: &Client, staged: &Path, target: &Target, bytes: u64) ->
     Ok(created)
 }
 
-/// Whether two objects have the same bytes. They are read part by part.
-pub(crate) async fn same(client: &Client, a: &Path, b: &Path, bytes: u64) -> Result<bool> {
-    Ok(is_same(client, a, b, bytes).await? == Some(true))
-}
-
-/// The same, or `None` if that can't be learned now.
+/// Whether two objects have the same bytes. They are read part by part. `None` if that can't be learned now.
 pub(crate) async fn is_same(
     client: &Client,
     a: &Path,
@@ -457,10 +444,6 @@ impl Upload {
         cause
     }
 
-    async fn give_up(mut self) {
-        self.call_off().await;
-    }
-
     async fn call_off(&mut self) {
         self.parts.clear();
         if let Some(upload) = self.upload.take() {
@@ -483,18 +466,16 @@ async fn abort(upload: Shared, url: String) {
 impl Drop for Upload {
     fn drop(&mut self) {
         if let Some(upload) = self.upload.take() {
-            leave(&self.client.net, upload, std::mem::take(&mut self.url));
+            let url = std::mem::take(&mut self.url);
+            self.client.net.leave(abort(upload, url));
         }
     }
-}
-
-fn leave(net: &Net, upload: Shared, url: String) {
-    net.leave(abort(upload, url));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Net;
     use crate::{client::MAX_COPY, fault::Budget, scheme::Service};
     use object_store::{ObjectStore, memory::InMemory};
     use reshard_model::ErrorKind;

@@ -236,30 +236,12 @@ impl FileBody {
     pub async fn into_bytes(self) -> Result<(Written, Bytes)> {
         let (name, source) = self.into_extents().await?;
         let (mut all, mut extents) = (BytesMut::new(), Vec::new());
-        for mut extent in source {
-            let (offset, want) = (all.len() as u64, extent.length());
-            while let Some(block) = extent.next_block() {
-                let at = all.len() as u64;
-                all.extend_from_slice(&block.map_err(|source| StorageError::Source {
-                    name: name.clone(),
-                    offset: at,
-                    source,
-                })?);
-                // What gives more than it promised may never end.
-                if all.len() as u64 - offset > want.at_most() {
-                    break;
-                }
+        for extent in source {
+            let mut extent = ExtentReader::new(extent, all.len() as u64);
+            while let Some(block) = extent.next_block(&name)? {
+                all.extend_from_slice(&block);
             }
-            let end = all.len() as u64;
-            if !want.allows(end - offset) {
-                return Err(StorageError::ExtentLength {
-                    name,
-                    offset,
-                    want,
-                    got: end - offset,
-                });
-            }
-            extents.push(WrittenExtent::of(&mut *extent, offset..end));
+            extents.push(extent.finish());
         }
         let written = Written {
             name,
@@ -306,6 +288,66 @@ impl WrittenExtent {
             crc32: extent.crc32(),
             receipt: extent.receipt(),
         }
+    }
+}
+
+/// Pulls the blocks of an extent, and checks that it gives as many bytes as it promised.
+pub struct ExtentReader {
+    extent: Box<dyn Extent>,
+    want: Length,
+    offset: u64,
+    got: u64,
+}
+
+impl ExtentReader {
+    /// Begins with an extent, which lies at byte `offset` of its file.
+    pub fn new(extent: Box<dyn Extent>, offset: u64) -> Self {
+        Self {
+            want: extent.length(),
+            extent,
+            offset,
+            got: 0,
+        }
+    }
+
+    /// The next block; `None` at the end. `file` is for errors.
+    ///
+    /// # Errors
+    /// [`ExtentLength`](StorageError::ExtentLength) if the extent has another length than it promised: the block that is too
+    /// much is not returned. [`Source`](StorageError::Source) if it fails.
+    pub fn next_block(&mut self, file: &Name) -> Result<Option<Bytes>> {
+        let block = self.extent.next_block().transpose();
+        let block = block.map_err(|source| StorageError::Source {
+            name: file.clone(),
+            offset: self.offset + self.got,
+            source,
+        })?;
+        self.got += block.as_ref().map_or(0, |block| block.len() as u64);
+        // What gives more than it promised may never end.
+        let is_right = match block {
+            Some(_) => self.got <= self.want.at_most(),
+            None => self.want.allows(self.got),
+        };
+        match is_right {
+            true => Ok(block),
+            false => Err(StorageError::ExtentLength {
+                name: file.clone(),
+                offset: self.offset,
+                want: self.want,
+                got: self.got,
+            }),
+        }
+    }
+
+    /// Describes the extent, whose last block was pulled.
+    pub fn finish(mut self) -> WrittenExtent {
+        WrittenExtent::of(&mut *self.extent, self.offset..self.offset + self.got)
+    }
+}
+
+impl fmt::Debug for ExtentReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} bytes of an extent", self.got, self.want)
     }
 }
 

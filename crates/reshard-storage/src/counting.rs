@@ -63,17 +63,24 @@ impl CountingStore {
     fn count(&self, f: impl FnOnce(&mut Counts)) {
         f(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
+
+    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Self {
+            inner,
+            ..self.clone()
+        })
+    }
+
+    fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
+        let store = self.clone();
+        Arc::new(CountingTransaction { inner, store })
+    }
 }
 
-/// Names, each once: neighbours are mostly of one file.
+/// Names, each once.
 fn names<'n>(all: impl Iterator<Item = &'n Name>) -> BTreeSet<Name> {
-    let mut out = BTreeSet::new();
-    for name in all {
-        if !out.contains(name) {
-            out.insert(name.clone());
-        }
-    }
-    out
+    let once: BTreeSet<&Name> = all.collect();
+    once.into_iter().cloned().collect()
 }
 
 #[async_trait]
@@ -122,7 +129,7 @@ impl Store for CountingStore {
         let stats = self.inner.read_into(reads, progress).await?;
         self.count(|c| {
             c.opened.extend(opened);
-            c.records = [c.records, stats].into_iter().sum();
+            c.records += stats;
             c.requests += stats.requests;
         });
         Ok(stats)
@@ -142,40 +149,20 @@ impl Store for CountingStore {
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        let inner = self.inner.pinned().await?;
-        Ok(inner.map(|inner| {
-            Arc::new(Self {
-                inner,
-                counts: Arc::clone(&self.counts),
-            }) as _
-        }))
+        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let inner = self.inner.begin(attempt, if_exists).await?;
-        Ok(Arc::new(CountingTransaction {
-            inner,
-            store: self.clone(),
-        }))
+        let begun = self.inner.begin(attempt, if_exists).await?;
+        Ok(self.transaction(begun))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
-        let inner = self.inner.resolved().await?;
-        Ok(inner.map(|inner| {
-            Arc::new(Self {
-                inner,
-                counts: Arc::clone(&self.counts),
-            }) as _
-        }))
+        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
     }
 
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| {
-            Arc::new(Self {
-                inner,
-                counts: Arc::clone(&self.counts),
-            }) as _
-        })
+        self.inner.of_kind(kind).map(|inner| self.around(inner))
     }
 
     async fn tags(&self, name: &Name) -> Result<Option<Tags>> {
@@ -184,11 +171,8 @@ impl Store for CountingStore {
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        let inner = self.inner.join(attempt, place).await?;
-        Ok(Arc::new(CountingTransaction {
-            inner,
-            store: self.clone(),
-        }))
+        let joined = self.inner.join(attempt, place).await?;
+        Ok(self.transaction(joined))
     }
 }
 

@@ -133,10 +133,10 @@ impl Transaction for DryTransaction {
     }
 
     async fn commit(&self, _: Option<(Name, Bytes)>, _: &[Entry], _: Durability) -> Result<()> {
-        Err(StorageError::Unsupported {
-            what: "committing a dry run".into(),
-            why: "it has written nothing".into(),
-        })
+        Err(StorageError::unsupported(
+            "committing a dry run",
+            "it has written nothing",
+        ))
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {

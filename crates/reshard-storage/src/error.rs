@@ -408,6 +408,14 @@ impl StorageError {
         }
     }
 
+    /// This place can't do an operation: what was asked, with the place, and why not.
+    pub fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Unsupported {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+
     /// A call that contradicts itself.
     pub fn invalid(what: impl Into<String>) -> Self {
         Self::Invalid { what: what.into() }

@@ -1,6 +1,8 @@
 use crate::{
-    Depth, Entry, Leftover, Listing, Name, Removal, Result, StorageError, Store, UnfinishedUpload,
+    Depth, Entry, Leftover, Listing, Name, Recovery, Removal, Result, StorageError, Store,
+    UnfinishedUpload,
 };
+use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, future::ready, stream};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -116,28 +118,17 @@ pub trait StoreExt: Store {
 
     /// [`Recovery::leftovers`](crate::Recovery::leftovers). Empty if the store has no `Recovery`.
     fn leftovers(&self) -> impl Future<Output = Result<Vec<Leftover>>> + Send {
-        async {
-            match self.recovery() {
-                Some(recovery) => recovery.leftovers().await,
-                None => Ok(Vec::new()),
-            }
-        }
+        recovery_of(self).leftovers()
     }
 
     /// [`Recovery::remove_leftover`](crate::Recovery::remove_leftover), if the store has a `Recovery`.
     fn remove_leftover(&self, left: &Leftover) -> impl Future<Output = Result<()>> + Send {
-        async move {
-            match self.recovery() {
-                Some(recovery) => recovery.remove_leftover(left).await,
-                None => Ok(()),
-            }
-        }
+        async move { recovery_of(self).remove_leftover(left).await }
     }
 
     /// [`Recovery::removal`](crate::Recovery::removal). [`Removal::No`] if the store has no `Recovery`.
     fn removal(&self) -> Removal {
-        self.recovery()
-            .map_or(Removal::No, |recovery| recovery.removal())
+        recovery_of(self).removal()
     }
 
     /// [`Recovery::remove_version`](crate::Recovery::remove_version).
@@ -153,32 +144,22 @@ pub trait StoreExt: Store {
         async move {
             match self.recovery() {
                 Some(recovery) => recovery.remove_version(attempt, record, files).await,
-                None => Err(StorageError::Unsupported {
-                    what: format!("removing {}", self.url()),
-                    why: "this store has no way to do it in one step".into(),
-                }),
+                None => Err(StorageError::unsupported(
+                    format!("removing {}", self.url()),
+                    "this store has no way to do it in one step",
+                )),
             }
         }
     }
 
     /// [`Recovery::unfinished_uploads`](crate::Recovery::unfinished_uploads). Empty if the store has no `Recovery`.
     fn unfinished_uploads(&self) -> impl Future<Output = Result<Vec<UnfinishedUpload>>> + Send {
-        async {
-            match self.recovery() {
-                Some(recovery) => recovery.unfinished_uploads().await,
-                None => Ok(Vec::new()),
-            }
-        }
+        recovery_of(self).unfinished_uploads()
     }
 
     /// [`Recovery::abort_upload`](crate::Recovery::abort_upload), if the store has a `Recovery`.
     fn abort_upload(&self, upload: &UnfinishedUpload) -> impl Future<Output = Result<()>> + Send {
-        async move {
-            match self.recovery() {
-                Some(recovery) => recovery.abort_upload(upload).await,
-                None => Ok(()),
-            }
-        }
+        async move { recovery_of(self).abort_upload(upload).await }
     }
 
     /// [`Recovery::finish_replacing`](crate::Recovery::finish_replacing), if the store has a `Recovery`.
@@ -187,13 +168,26 @@ pub trait StoreExt: Store {
         left: &Leftover,
         files: &[Name],
     ) -> impl Future<Output = Result<()>> + Send {
-        async move {
-            match self.recovery() {
-                Some(recovery) => recovery.finish_replacing(left, files).await,
-                None => Ok(()),
-            }
-        }
+        async move { recovery_of(self).finish_replacing(left, files).await }
     }
+}
+
+/// The recovery of a store where a crash leaves nothing.
+struct NoRecovery;
+
+#[async_trait]
+impl Recovery for NoRecovery {
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        Ok(Vec::new())
+    }
+
+    async fn remove_leftover(&self, _: &Leftover) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn recovery_of(store: &(impl Store + ?Sized)) -> &dyn Recovery {
+    store.recovery().unwrap_or(&NoRecovery)
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}

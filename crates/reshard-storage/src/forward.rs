@@ -34,19 +34,13 @@ macro_rules! forward {
         $($crate::forward! { @$method $inner })*
     };
     (@url $inner:tt) => {
-        fn url(&self) -> ::std::string::String {
-            self.$inner.url()
-        }
+        $crate::forward! { sync $inner.url -> ::std::string::String }
     };
     (@identity $inner:tt) => {
-        fn identity(&self) -> ::std::string::String {
-            self.$inner.identity()
-        }
+        $crate::forward! { sync $inner.identity -> ::std::string::String }
     };
     (@hints $inner:tt) => {
-        fn hints(&self) -> $crate::Hints {
-            self.$inner.hints()
-        }
+        $crate::forward! { sync $inner.hints -> $crate::Hints }
     };
     (@of_kind $inner:tt) => {
         fn of_kind(&self, kind: $crate::PlaceKind) -> ::std::option::Option<::std::sync::Arc<dyn $crate::Store>> {
@@ -54,19 +48,13 @@ macro_rules! forward {
         }
     };
     (@recovery $inner:tt) => {
-        fn recovery(&self) -> ::std::option::Option<&dyn $crate::Recovery> {
-            self.$inner.recovery()
-        }
+        $crate::forward! { sync $inner.recovery -> ::std::option::Option<&dyn $crate::Recovery> }
     };
     (@place $inner:tt) => {
-        fn place(&self) -> ::std::option::Option<::std::string::String> {
-            self.$inner.place()
-        }
+        $crate::forward! { sync $inner.place -> ::std::option::Option<::std::string::String> }
     };
     (@folder $inner:tt) => {
-        fn folder(&self) -> ::std::option::Option<$crate::Name> {
-            self.$inner.folder()
-        }
+        $crate::forward! { sync $inner.folder -> ::std::option::Option<$crate::Name> }
     };
     (@read $inner:tt) => {
         $crate::forward! { async $inner.read<'n>(name: &'n $crate::Name, range: ::std::ops::Range<u64>) -> $crate::__Bytes }
@@ -145,6 +133,11 @@ macro_rules! forward {
     };
     (@rollback $inner:tt) => {
         $crate::forward! { async $inner.rollback<>() -> () }
+    };
+    (sync $inner:tt.$method:ident -> $out:ty) => {
+        fn $method(&self) -> $out {
+            self.$inner.$method()
+        }
     };
     // As `async_trait` writes it. The future is the inner one, and not one more around it.
     (async $inner:tt.$method:ident<$($life:lifetime),*>($($arg:ident: $type:ty),*) -> $out:ty) => {

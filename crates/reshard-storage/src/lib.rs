@@ -58,7 +58,8 @@ mod wait;
 pub use attempt::{is_attempt, left_place, removed_place};
 pub use bandwidth::{Bandwidth, Clock};
 pub use body::{
-    Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,
+    Durability, Entry, Extent, ExtentReader, FileBody, Length, Progress, Source, Written,
+    WrittenExtent,
 };
 #[doc(hidden)]
 pub use bytes::Bytes as __Bytes; // for `forward!`

@@ -1,8 +1,10 @@
 //! Local directories.
 
 mod begun;
+mod commit;
 mod dir;
 mod file;
+mod files;
 mod leftover;
 mod mount;
 mod part;
@@ -18,7 +20,7 @@ mod version;
 mod write;
 
 use crate::{
-    Depth, DryTransaction, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
+    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartWriter as _, PlaceKind,
     Progress, RecordRead, Recovery, Removal, Result, StorageError, Store, Traffic, Transaction,
     pool, without_secrets,
 };
@@ -27,7 +29,6 @@ use bytes::Bytes;
 use file::Input;
 use root::Root;
 use std::{fs::File, ops::Range, path::Path, sync::Arc};
-use transaction::LocalTransaction;
 use version::ResolvedPlace;
 
 /// A local directory, on any mounted file system.
@@ -100,10 +101,6 @@ impl LocalStore {
     /// The directory.
     pub fn path(&self) -> &Path {
         self.root.path()
-    }
-
-    fn resolved_place(&self) -> Result<Arc<ResolvedPlace>> {
-        ResolvedPlace::known_or_found(self.resolved.as_ref(), self.path())
     }
 }
 
@@ -200,9 +197,7 @@ impl Store for LocalStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let (me, attempt) = (self.clone(), attempt.to_owned());
-        let begin = move || LocalTransaction::begin(&*me.resolved_place()?, &attempt, if_exists);
-        Ok(Arc::new(pool::run_one(begin).await?))
+        part::folder(self).begin(attempt, if_exists).await
     }
 
     async fn begin_dry_run(
@@ -210,17 +205,11 @@ impl Store for LocalStore {
         attempt: &str,
         if_exists: IfExists,
     ) -> Result<Arc<dyn Transaction>> {
-        let (me, attempt) = (self.clone(), attempt.to_owned());
-        let check = move || LocalTransaction::check(&*me.resolved_place()?, &attempt, &if_exists);
-        pool::run_one(check).await?;
-        Ok(Arc::new(DryTransaction::in_directory()))
+        part::folder(self).begin_dry_run(attempt, if_exists).await
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        let (mine, attempt) = (self.path().to_path_buf(), attempt.to_owned());
-        let told = place.map(str::to_owned);
-        let join = move || LocalTransaction::join(&mine, &attempt, told.as_deref());
-        Ok(Arc::new(pool::run_one(join).await?))
+        part::folder(self).join(attempt, place).await
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {

@@ -1,6 +1,6 @@
 use crate::{Result, StorageError};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, sync::Arc};
 
 /// The name of a file in a store. It is relative, with `/` between its parts. It is checked when it is made, so no name in a
 /// checkpoint's metadata can lead out of the checkpoint's directory. Clones share its text.
@@ -78,19 +78,6 @@ fn fault(name: &str) -> Option<&'static str> {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl AsRef<str> for Name {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for Name {
-    type Err = StorageError;
-    fn from_str(s: &str) -> Result<Self> {
-        Self::new(s)
     }
 }
 

@@ -113,13 +113,7 @@ pub struct PartStore {
 impl PartStore {
     /// One file of a folder. `url` opens it again.
     pub fn file(url: impl Into<String>, folder: Arc<dyn Store>, name: Name) -> Self {
-        Self {
-            url: url.into(),
-            folder,
-            part: Ok(name),
-            writer: None,
-            lister: None,
-        }
+        Self::new(url.into(), folder, Ok(name))
     }
 
     /// The files with a prefix directly in a folder; see [`PlaceKind::Prefix`]. `url` opens them again.
@@ -128,10 +122,14 @@ impl PartStore {
         folder: Arc<dyn Store>,
         prefix: impl Into<Box<str>>,
     ) -> Self {
+        Self::new(url.into(), folder, Err(prefix.into()))
+    }
+
+    fn new(url: String, folder: Arc<dyn Store>, part: Result<Name, Box<str>>) -> Self {
         Self {
-            url: url.into(),
+            url,
             folder,
-            part: Err(prefix.into()),
+            part,
             writer: None,
             lister: None,
         }
@@ -194,17 +192,13 @@ impl PartStore {
     }
 
     fn writer(&self) -> Result<&dyn PartWriter> {
-        self.writer.as_deref().ok_or_else(|| StorageError::Unsupported {
-            what: format!("writing a checkpoint at {}", self.url),
-            why: match self.kind() {
+        self.writer.as_deref().ok_or_else(|| StorageError::unsupported(format!("writing a checkpoint at {}", self.url), match self.kind() {
                 PlaceKind::Prefix => {
                     "its store does not write files with a common prefix; save to a local directory, or into a folder, as with the setting \
                      in_folder of tensor_bundle"
                 }
                 _ => "its store does not write a single file; save to a folder",
-            }
-            .into(),
-        })
+            }))
     }
 
     fn there(&self, name: &Name) -> Result<Name> {

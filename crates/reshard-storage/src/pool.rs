@@ -16,7 +16,7 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Which jobs go first.
+/// Which jobs go first. Each has a queue of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
     /// In the order they come.
@@ -26,18 +26,13 @@ pub(crate) enum Priority {
 }
 
 #[derive(Default)]
-struct Queues {
-    main: VecDeque<Job>,
-    helpers: VecDeque<Job>,
-}
-
 struct Pool {
-    queues: Mutex<Queues>,
+    queues: Mutex<[VecDeque<Job>; 2]>,
     wake: Condvar,
-    threads: usize,
 }
 
-static POOL: LazyLock<Arc<Pool>> = LazyLock::new(Pool::start);
+/// The pool, and how many threads it has.
+static POOL: LazyLock<(Arc<Pool>, usize)> = LazyLock::new(Pool::start);
 
 thread_local! {
     static IN_POOL: Cell<bool> = const { Cell::new(false) };
@@ -76,44 +71,24 @@ pub fn work_here<T>(f: impl FnOnce() -> T) -> T {
 /// Whether the work of [`run_blocking`](crate::run_blocking) runs on this thread itself: in [`work_here`], and on the I/O threads. A
 /// store whose futures wait for more than that work must then hold nothing that others need while the work runs.
 pub fn works_here() -> bool {
-    IN_POOL.get() || POOL.threads == 0
+    IN_POOL.get() || POOL.1 == 0
 }
 
 /// Whether some main job waits for a thread.
 pub(crate) fn is_busy() -> bool {
-    !lock(&POOL.queues).main.is_empty()
+    !lock(&POOL.0.queues)[Priority::Main as usize].is_empty()
 }
 
 impl Pool {
-    fn start() -> Arc<Self> {
-        let (send, receive) = std::sync::mpsc::channel::<Arc<Self>>();
-        let receive = Arc::new(Mutex::new(receive));
-        let threads = (0..width())
-            .filter(|i| {
-                let receive = Arc::clone(&receive);
-                let work = move || {
-                    let pool = lock(&receive).recv();
-                    if let Ok(pool) = pool {
-                        pool.work();
-                    }
-                };
-                thread::Builder::new()
-                    .name(format!("reshard-io-{i}"))
-                    .spawn(work)
-                    .is_ok()
-            })
-            .count();
-        let pool = Arc::new(Self {
-            queues: Mutex::default(),
-            wake: Condvar::new(),
-            threads,
-        });
-        for _ in 0..threads {
-            if send.send(Arc::clone(&pool)).is_err() {
-                break;
-            }
-        }
-        pool
+    fn start() -> (Arc<Self>, usize) {
+        let pool = Arc::new(Self::default());
+        let starts = |i: &usize| {
+            let pool = Arc::clone(&pool);
+            let thread = thread::Builder::new().name(format!("reshard-io-{i}"));
+            thread.spawn(move || pool.work()).is_ok()
+        };
+        let threads = (0..width()).filter(starts).count();
+        (pool, threads)
     }
 
     fn work(&self) {
@@ -121,17 +96,11 @@ impl Pool {
         loop {
             let mut queues = lock(&self.queues);
             let job = loop {
-                match queues
-                    .main
-                    .pop_front()
-                    .or_else(|| queues.helpers.pop_front())
-                {
+                match queues.iter_mut().find_map(VecDeque::pop_front) {
                     Some(job) => break job,
                     None => {
-                        queues = self
-                            .wake
-                            .wait(queues)
-                            .unwrap_or_else(PoisonError::into_inner)
+                        let woken = self.wake.wait(queues);
+                        queues = woken.unwrap_or_else(PoisonError::into_inner);
                     }
                 }
             };
@@ -141,12 +110,7 @@ impl Pool {
     }
 
     fn push(&self, priority: Priority, job: Job) {
-        let mut queues = lock(&self.queues);
-        match priority {
-            Priority::Main => queues.main.push_back(job),
-            Priority::Helper => queues.helpers.push_back(job),
-        }
-        drop(queues);
+        lock(&self.queues)[priority as usize].push_back(job);
         self.wake.notify_one();
     }
 }
@@ -206,7 +170,7 @@ impl<T: Send + 'static> Batch<T> {
         if self.inline {
             job()
         } else {
-            POOL.push(priority, Box::new(job))
+            POOL.0.push(priority, Box::new(job))
         }
     }
 

@@ -104,12 +104,11 @@ pub async fn remove_by_record(
     files: &[Name],
 ) -> Result<()> {
     let Some(record) = record else {
-        return Err(StorageError::Unsupported {
-            what: format!("removing {}", store.url()),
-            why: "no one file completes a checkpoint of its format, and nothing can be renamed there, so a crash could leave a part that looks whole; \
-                  remove its files yourself"
-                .into(),
-        });
+        return Err(StorageError::unsupported(
+            format!("removing {}", store.url()),
+            "no one file completes a checkpoint of its format, and nothing can be renamed there, so a crash could leave a part that looks whole; \
+             remove its files yourself",
+        ));
     };
     store.remove(std::slice::from_ref(record)).await?;
     let Some((last, others)) = files.split_last() else {
@@ -179,10 +178,10 @@ pub trait Recovery: Send + Sync {
         _record: Option<&Name>,
         _files: &[Name],
     ) -> Result<()> {
-        Err(StorageError::Unsupported {
-            what: "removing a checkpoint".into(),
-            why: "this store can't take all its files away in one step, so that a crash could leave a part of it".into(),
-        })
+        Err(StorageError::unsupported(
+            "removing a checkpoint",
+            "this store can't take all its files away in one step, so that a crash could leave a part of it",
+        ))
     }
 
     /// The uploads of files in this place, in folders below it, and of the one file that its URL may mean, that were begun and not finished, whichever

@@ -392,10 +392,10 @@ pub trait Transaction: fmt::Debug + Send + Sync {
     /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short); by default
     /// [`Unsupported`](crate::StorageError::Unsupported).
     async fn read(&self, name: &Name, _range: Range<u64>) -> Result<Bytes> {
-        Err(crate::StorageError::Unsupported {
-            what: format!("reading {name} before it is committed"),
-            why: "this store can't do it".into(),
-        })
+        Err(crate::StorageError::unsupported(
+            format!("reading {name} before it is committed"),
+            "this store can't do it",
+        ))
     }
 
     /// Where it is, so that other ranks can [`join`](Store::join) it even if their URL leads elsewhere.

@@ -33,11 +33,8 @@ impl ThrottledStore {
     }
 
     fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
-        Arc::new(ThrottledTransaction {
-            inner,
-            reads: self.reads.clone(),
-            writes: self.writes.clone(),
-        })
+        let store = self.clone();
+        Arc::new(ThrottledTransaction { inner, store })
     }
 }
 
@@ -126,8 +123,7 @@ fn of_all(e: StorageError, all: &Range<u64>) -> StorageError {
 #[derive(Debug)]
 struct ThrottledTransaction {
     inner: Arc<dyn Transaction>,
-    reads: Bandwidth,
-    writes: Bandwidth,
+    store: ThrottledStore,
 }
 
 /// Waits with each block until it may be written.
@@ -177,7 +173,7 @@ impl Transaction for ThrottledTransaction {
         for file in &mut files {
             if let Source::Extents(extents) = &mut file.source {
                 let limited = |inner| {
-                    let writes = self.writes.clone();
+                    let writes = self.store.writes.clone();
                     Box::new(ThrottledExtent { inner, writes }) as Box<dyn Extent>
                 };
                 *extents = std::mem::take(extents).into_iter().map(limited).collect();
@@ -187,7 +183,10 @@ impl Transaction for ThrottledTransaction {
     }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
-        self.reads.wait(range.end.saturating_sub(range.start)).await;
+        self.store
+            .reads
+            .wait(range.end.saturating_sub(range.start))
+            .await;
         self.inner.read(name, range).await
     }
 
@@ -198,7 +197,7 @@ impl Transaction for ThrottledTransaction {
         durability: Durability,
     ) -> Result<()> {
         if let Some((_, bytes)) = &record {
-            self.writes.wait(bytes.len() as u64).await;
+            self.store.writes.wait(bytes.len() as u64).await;
         }
         self.inner.commit(record, files, durability).await
     }

@@ -1,8 +1,5 @@
 use serde::{Deserialize, Serialize};
-use std::{
-    iter::Sum,
-    ops::{Add, AddAssign},
-};
+use std::{iter::Sum, ops::AddAssign};
 
 /// How much was read or written, and why. What was not counted is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,10 +42,8 @@ impl Traffic {
     }
 }
 
-impl Add for Traffic {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
         // All of them, so that a new one is not forgotten.
         let Self {
             items,
@@ -59,26 +54,20 @@ impl Add for Traffic {
             files,
             verified,
         } = other;
-        Self {
-            items: self.items + items,
-            needed: self.needed + needed,
-            bytes: self.bytes + bytes,
-            beside: self.beside + beside,
-            requests: self.requests + requests,
-            files: self.files + files,
-            verified: self.verified + verified,
-        }
-    }
-}
-
-impl AddAssign for Traffic {
-    fn add_assign(&mut self, other: Self) {
-        *self = *self + other;
+        self.items += items;
+        self.needed += needed;
+        self.bytes += bytes;
+        self.beside += beside;
+        self.requests += requests;
+        self.files += files;
+        self.verified += verified;
     }
 }
 
 impl Sum for Traffic {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), Self::add)
+        let mut sum = Self::default();
+        all.for_each(|traffic| sum += traffic);
+        sum
     }
 }

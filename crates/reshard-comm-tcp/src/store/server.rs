@@ -226,30 +226,17 @@ impl Shared {
                 Vec::new()
             }
             Request::CompareSet(key, expected, value) => {
-                let old = state.values.get(&key).cloned();
+                let old = state.values.get(&key);
                 // As in PyTorch: a missing key is only set if nothing is expected.
-                match old {
-                    None if expected.is_empty() => {
-                        let answer = wire::counted(&value);
-                        state.set(key, value)?;
-                        answer
-                    }
-                    None => wire::counted(&expected),
-                    Some(old) if old == expected => {
-                        let answer = wire::counted(&value);
-                        state.set(key, value)?;
-                        answer
-                    }
-                    Some(old) => wire::counted(&old),
+                if old.map_or(expected.is_empty(), |old| *old == expected) {
+                    let answer = wire::counted(&value);
+                    state.set(key, value)?;
+                    answer
+                } else {
+                    wire::counted(old.unwrap_or(&expected))
                 }
             }
-            Request::Get(key) => wire::counted(
-                state
-                    .values
-                    .get(&key)
-                    .map(Vec::as_slice)
-                    .unwrap_or_default(),
-            ),
+            Request::Get(key) => wire::counted(state.values.get(&key).map_or(&[], Vec::as_slice)),
             Request::Add(key, number) => {
                 let old = state.values.get(&key).map(|old| std::str::from_utf8(old));
                 let old: Option<i64> = match old {

@@ -48,49 +48,39 @@ pub(crate) const CANCEL_WAIT: u8 = 12;
 impl Request {
     /// The bytes of the request.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
+        let mut out = vec![self.code()];
         match self {
-            Self::Validate(magic) => {
-                out.push(0);
-                out.extend(magic.to_ne_bytes());
-            }
-            Self::Set(key, value) => {
-                out.push(1);
-                put_all(&mut out, &[key, value]);
-            }
-            Self::CompareSet(key, expected, value) => {
-                out.push(2);
-                put_all(&mut out, &[key, expected, value]);
-            }
-            Self::Get(key) => {
-                out.push(3);
-                put(&mut out, key);
-            }
+            Self::Validate(number) | Self::Ping(number) => out.extend(number.to_ne_bytes()),
+            Self::Set(key, value) => put_all(&mut out, &[key, value]),
+            Self::CompareSet(key, expected, value) => put_all(&mut out, &[key, expected, value]),
+            Self::Get(key) | Self::Delete(key) => put(&mut out, key),
             Self::Add(key, number) => {
-                out.push(4);
                 put(&mut out, key);
                 out.extend(number.to_ne_bytes());
             }
-            Self::Check(keys) => {
-                out.push(5);
-                put_list(&mut out, keys);
+            Self::Check(keys) | Self::Wait(keys) => {
+                out.extend((keys.len() as u64).to_ne_bytes());
+                keys.iter().for_each(|key| put(&mut out, key));
             }
-            Self::Wait(keys) => {
-                out.push(6);
-                put_list(&mut out, keys);
-            }
-            Self::Count => out.push(7),
-            Self::Delete(key) => {
-                out.push(8);
-                put(&mut out, key);
-            }
-            Self::CancelWait => out.push(CANCEL_WAIT),
-            Self::Ping(nonce) => {
-                out.push(13);
-                out.extend(nonce.to_ne_bytes());
-            }
+            Self::Count | Self::CancelWait => {}
         }
         out
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Validate(_) => 0,
+            Self::Set(..) => 1,
+            Self::CompareSet(..) => 2,
+            Self::Get(_) => 3,
+            Self::Add(..) => 4,
+            Self::Check(_) => 5,
+            Self::Wait(_) => 6,
+            Self::Count => 7,
+            Self::Delete(_) => 8,
+            Self::CancelWait => CANCEL_WAIT,
+            Self::Ping(_) => 13,
+        }
     }
 
     /// Reads a request. Memory grows as the bytes arrive. `None` at the end of the stream.
@@ -128,11 +118,6 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
 
 fn put_all(out: &mut Vec<u8>, fields: &[&[u8]]) {
     fields.iter().for_each(|field| put(out, field));
-}
-
-fn put_list(out: &mut Vec<u8>, keys: &[Vec<u8>]) {
-    out.extend((keys.len() as u64).to_ne_bytes());
-    keys.iter().for_each(|key| put(out, key));
 }
 
 /// The bytes of a value as an answer.

@@ -157,13 +157,7 @@ impl Hub {
 
     /// Who has not come to the round that others wait in.
     pub(super) fn silent(&self) -> Vec<Rank> {
-        let seats = self.seats();
-        let absent = seats
-            .round
-            .iter()
-            .enumerate()
-            .filter(|(_, given)| given.is_none());
-        absent.map(|(i, _)| Rank::at(i)).collect()
+        self.seats().ranks(false)
     }
 }
 
@@ -190,16 +184,17 @@ impl Seats {
         if first.same_round(op) {
             return None;
         }
-        let there: Vec<Rank> = (0..)
-            .map(Rank)
-            .zip(&self.round)
-            .filter(|(_, s)| s.is_some())
-            .map(|(r, _)| r)
-            .collect();
         Some(format!(
             "rank {me} calls {op}, but {} called {first}",
-            Ranks(&there)
+            Ranks(&self.ranks(true))
         ))
+    }
+
+    /// The ranks that have come to the round, or those that have not.
+    fn ranks(&self, have_come: bool) -> Vec<Rank> {
+        let seats = self.round.iter().enumerate();
+        let ranks = seats.filter(|(_, given)| given.is_some() == have_come);
+        ranks.map(|(i, _)| Rank::at(i)).collect()
     }
 }
 

@@ -3,28 +3,27 @@
 use super::{links::Mesh, message::Call, tree::Tree};
 use crate::{Cause, CommError, Rank, Result};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use std::{collections::BTreeMap, future::poll_fn, task::Poll};
+use std::{collections::BTreeMap, future::poll_fn, sync::Arc, task::Poll};
 
 /// This rank's part in one collective. If it is dropped before it is finished, the group breaks.
 pub(super) struct Collective<'g> {
-    seat: Seat<'g>,
+    seat: &'g Seat,
     call: Call,
     done: bool,
 }
 
 /// One rank in a group.
-#[derive(Clone, Copy)]
-pub(super) struct Seat<'g> {
-    pub(super) mesh: &'g Mesh,
+pub(super) struct Seat {
+    pub(super) mesh: Arc<Mesh>,
     pub(super) group: u64,
     /// The rank within the group.
     pub(super) rank: Rank,
     /// The ranks of the job that are in the group.
-    pub(super) members: &'g [u32],
+    pub(super) members: Vec<u32>,
 }
 
-impl Seat<'_> {
-    fn in_job(&self, rank: Rank) -> Option<u32> {
+impl Seat {
+    pub(super) fn in_job(&self, rank: Rank) -> Option<u32> {
         self.members.get(rank.index()).copied()
     }
 
@@ -41,7 +40,7 @@ impl Seat<'_> {
 pub(super) type Parcel = (Rank, Rank, Bytes);
 
 impl<'g> Collective<'g> {
-    pub(super) fn new(seat: Seat<'g>, call: Call) -> Self {
+    pub(super) fn new(seat: &'g Seat, call: Call) -> Self {
         Self {
             seat,
             call,
@@ -64,7 +63,7 @@ impl<'g> Collective<'g> {
 
     /// Sends messages when all of their receivers are ready for them.
     pub(super) async fn send(&self, messages: Vec<Parcel>) -> Result<()> {
-        let (mesh, id) = (self.seat.mesh, self.seat.group);
+        let (mesh, id) = (&self.seat.mesh, self.seat.group);
         let in_job = |(to, about, body): Parcel| Some((self.seat.in_job(to)?, about.0, body));
         let messages: Vec<(u32, u32, Bytes)> = messages.into_iter().filter_map(in_job).collect();
         for (to, ..) in &messages {
@@ -92,7 +91,7 @@ impl<'g> Collective<'g> {
 
     /// Messages of these ranks, at least one, at most one of each: from whom, and of or for which rank.
     async fn arrived(&self, from: &[Rank]) -> Result<Vec<(Rank, Rank, Bytes)>> {
-        let (mesh, id) = (self.seat.mesh, self.seat.group);
+        let (mesh, id) = (&self.seat.mesh, self.seat.group);
         let arrived = poll_fn(|cx| {
             let mut got = Vec::new();
             // All connections are opened before the first message is waited for.
@@ -256,7 +255,7 @@ impl Drop for Collective<'_> {
         if self.done {
             return;
         }
-        let (mesh, id) = (self.seat.mesh, self.seat.group);
+        let (mesh, id) = (&self.seat.mesh, self.seat.group);
         let me = mesh.name(id, mesh.me());
         let trouble = || mesh.trouble(id).map(|what| format!(", after {what}"));
         let why = if std::thread::panicking() {

@@ -38,11 +38,7 @@ pub trait OverMesh: fmt::Debug + Send + Sync {
 /// is a star; else `all_gather` goes along it, too. `all_to_all` links each rank with each other one. Sub-groups use the
 /// links of the whole group.
 pub struct MeshGroup {
-    id: u64,
-    /// The rank within this group.
-    rank: Rank,
-    members: Arc<[u32]>,
-    mesh: Arc<Mesh>,
+    seat: Seat,
     /// How it is printed.
     name: &'static str,
     /// Dropped after this group has left.
@@ -67,35 +63,17 @@ impl MeshGroup {
         let rank = (0..)
             .zip(&members)
             .find(|(_, member)| **member == mesh.me());
-        Self {
-            id,
-            rank: Rank(rank.map_or(0, |(rank, _)| rank)),
-            members: members.into(),
+        let seat = Seat {
             mesh,
-            name,
-            node,
-        }
-    }
-
-    fn count(&self) -> u32 {
-        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
-    }
-
-    fn mesh(&self) -> &Mesh {
-        &self.mesh
+            group: id,
+            rank: Rank(rank.map_or(0, |(rank, _)| rank)),
+            members,
+        };
+        Self { seat, name, node }
     }
 
     fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
-        (0..self.count()).map(Rank)
-    }
-
-    fn others(&self) -> impl Iterator<Item = Rank> + use<> {
-        let me = self.rank;
-        self.ranks().filter(move |rank| *rank != me)
-    }
-
-    fn in_job(&self, rank: Rank) -> Option<u32> {
-        self.members.get(rank.index()).copied()
+        (0..self.seat.size()).map(Rank)
     }
 
     /// Begins a call. If `right` is false, the arguments are wrong.
@@ -106,63 +84,58 @@ impl MeshGroup {
         parts: usize,
         right: bool,
     ) -> Result<Collective<'_>> {
-        let number = self.mesh().begin(self.id).inspect_err(|error| {
-            // Only the first error counts, so this changes nothing if it was broken before.
-            self.mesh().break_group(self.id, error.clone());
-        })?;
+        let seat = &self.seat;
+        // Only the first error counts, so this changes nothing if it was broken before.
+        let begun = seat.mesh.begin(seat.group);
+        let number = begun.inspect_err(|error| seat.break_group(error))?;
         let call = Call {
             number,
-            method: method.code(),
+            method: method as u8,
             root: root.0,
         };
-        let seat = Seat {
-            mesh: self.mesh(),
-            group: self.id,
-            rank: self.rank,
-            members: &self.members,
-        };
         let collective = Collective::new(seat, call);
-        if right && self.in_job(root).is_some() {
+        if right && seat.in_job(root).is_some() {
             return Ok(collective);
         }
         Err(collective.fail(CommError::OutOfStep(format!(
             "rank {} of {} makes {} with {parts} parts",
-            self.rank,
-            self.count(),
+            seat.rank,
+            seat.size(),
             Described(call),
         ))))
     }
 
     /// Sends `to[r]` to each rank `r`, and returns what each sent to this one.
     async fn exchange(&self, collective: Collective<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
-        let what = format!("all_to_all of {} ranks", self.count());
-        if let Err(text) = self
-            .node
-            .may_link(u64::from(self.count()).saturating_sub(1), &what)
-        {
-            let text = format!("rank {}: {text}", self.rank);
+        let (me, size) = (self.seat.rank, self.seat.size());
+        let what = format!("all_to_all of {size} ranks");
+        if let Err(text) = self.node.may_link(u64::from(size).saturating_sub(1), &what) {
+            let text = format!("rank {me}: {text}");
             let cause = Cause::new(ErrorKind::Unavailable, text);
             return Err(collective.fail(CommError::Broken(cause)));
         }
-        let mine = to.get(self.rank.index()).cloned().unwrap_or_default();
+        let mine = to.get(me.index()).cloned().unwrap_or_default();
         let parcels = self.ranks().zip(to).map(|(rank, body)| (rank, rank, body));
-        let others = parcels.filter(|(rank, ..)| *rank != self.rank);
+        let others = parcels.filter(|(rank, ..)| *rank != me);
         collective.send(others.collect()).await?;
-        let mut got = collective.receive(self.others().collect()).await?;
-        got.insert(self.rank.index().min(got.len()), mine);
+        let others = self.ranks().filter(|rank| *rank != me);
+        let mut got = collective.receive(others.collect()).await?;
+        got.insert(me.index().min(got.len()), mine);
         collective.finish(got)
     }
 }
 
 impl fmt::Debug for MeshGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}(rank {} of {})", self.name, self.rank, self.count())
+        let (rank, size) = (self.seat.rank, self.seat.size());
+        write!(f, "{}(rank {rank} of {size})", self.name)
     }
 }
 
 impl Drop for MeshGroup {
     fn drop(&mut self) {
-        self.mesh().close(self.id, std::thread::panicking());
+        let Seat { mesh, group, .. } = &self.seat;
+        mesh.close(*group, std::thread::panicking());
     }
 }
 
@@ -176,16 +149,16 @@ impl OverMesh for MeshGroup {
 #[async_trait]
 impl<T: OverMesh> ProcessGroup for T {
     fn rank(&self) -> Rank {
-        self.mesh_group().rank
+        self.mesh_group().seat.rank
     }
 
     fn size(&self) -> u32 {
-        self.mesh_group().count()
+        self.mesh_group().seat.size()
     }
 
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
         let group = self.mesh_group();
-        let right = to.len() == group.members.len();
+        let right = to.len() == group.seat.members.len();
         let collective = group.begin(Method::AllToAll, Rank(0), to.len(), right)?;
         group.exchange(collective, to).await
     }
@@ -219,21 +192,21 @@ impl<T: OverMesh> ProcessGroup for T {
         members.sort_unstable();
         let members = members
             .into_iter()
-            .filter_map(|(_, rank)| group.in_job(rank));
-        let id = sub_group(group.id, number, color);
-        let (mesh, node) = (Arc::clone(&group.mesh), Arc::clone(&group.node));
+            .filter_map(|(_, rank)| group.seat.in_job(rank));
+        let id = sub_group(group.seat.group, number, color);
+        let (mesh, node) = (Arc::clone(&group.seat.mesh), Arc::clone(&group.node));
         let part = MeshGroup::new(group.name, id, members.collect(), mesh, node);
         Ok(Some(Arc::new(part)))
     }
 
     fn abort(&self, cause: Cause) {
-        let group = self.mesh_group();
-        group.mesh().break_group(group.id, CommError::Broken(cause));
+        let seat = &self.mesh_group().seat;
+        seat.break_group(&CommError::Broken(cause));
     }
 
     fn silent(&self) -> Vec<Rank> {
-        let group = self.mesh_group();
-        group.mesh().silent(group.id)
+        let seat = &self.mesh_group().seat;
+        seat.mesh.silent(seat.group)
     }
 
     async fn barrier(&self) -> Result<()> {
@@ -251,12 +224,12 @@ impl<T: OverMesh> ProcessGroup for T {
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         let group = self.mesh_group();
         let collective = group.begin(Method::AllGather, Rank(0), 1, true)?;
-        if group.count() > group.mesh().fan().saturating_add(1) {
+        if group.seat.size() > group.seat.mesh.fan().saturating_add(1) {
             let all = collective.share(mine).await?;
             return collective.finish(all);
         }
         group
-            .exchange(collective, vec![mine; group.members.len()])
+            .exchange(collective, vec![mine; group.seat.members.len()])
             .await
     }
 
@@ -270,7 +243,7 @@ impl<T: OverMesh> ProcessGroup for T {
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
         let group = self.mesh_group();
         let parts = parts.unwrap_or_default();
-        let right = group.rank != root || parts.len() == group.members.len();
+        let right = group.seat.rank != root || parts.len() == group.seat.members.len();
         let collective = group.begin(Method::Scatter, root, parts.len(), right)?;
         let mine = collective.deal(parts).await?;
         collective.finish(mine)
@@ -278,7 +251,7 @@ impl<T: OverMesh> ProcessGroup for T {
 
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         let group = self.mesh_group();
-        let right = group.rank != root || data.is_some();
+        let right = group.seat.rank != root || data.is_some();
         let collective =
             group.begin(Method::Broadcast, root, usize::from(data.is_some()), right)?;
         let data = collective.hand_down(data.unwrap_or_default()).await?;

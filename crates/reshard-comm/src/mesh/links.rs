@@ -12,7 +12,7 @@ use super::{
 use crate::{Cause, CommError, Rank};
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver},
@@ -51,14 +51,8 @@ impl Mesh {
         let (tasks, received) = mpsc::channel();
         let state = State {
             links: (0..size).map(|_| Link::Idle).collect(),
-            rooms: BTreeMap::new(),
             tasks: Some(tasks),
-            busy: 0,
-            reading: 0,
-            closing: false,
-            first_trouble: None,
-            changes: 0,
-            woken: Vec::new(),
+            ..State::default()
         };
         let mesh = Self {
             me,

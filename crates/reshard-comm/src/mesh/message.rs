@@ -1,12 +1,15 @@
-use super::state::heard;
 use bytes::Bytes;
+
+/// What a rank says when it leaves is cut after so many characters.
+const WORDS_LIMIT: usize = 4 << 10;
 
 /// What a [`Message`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Kind {
     /// What a rank sends to another one in a collective.
-    Data,
+    Data = 1,
     /// How many messages of a group the sender has used so far.
     Used,
     /// A group is broken; the bytes say why.
@@ -31,14 +34,7 @@ impl Kind {
 
     /// Its number, for transports.
     pub fn code(self) -> u8 {
-        match self {
-            Self::Data => 1,
-            Self::Used => 2,
-            Self::Abort => 3,
-            Self::Leave => 4,
-            Self::Bye => 5,
-            Self::Alive => 6,
-        }
+        self as u8
     }
 
     /// The kind with this number.
@@ -92,4 +88,15 @@ impl Message {
             body,
         }
     }
+}
+
+/// How a rank says what went wrong on it.
+pub(super) fn words(what: &str) -> Bytes {
+    what.chars().take(WORDS_LIMIT).collect::<String>().into()
+}
+
+/// What a rank said that went wrong on it, if it said anything.
+pub(super) fn heard(words: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(words);
+    (!words.is_empty()).then(|| text.chars().take(WORDS_LIMIT).collect())
 }

@@ -5,8 +5,9 @@ use std::fmt;
 
 /// A method of `ProcessGroup`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Method {
-    AllToAll,
+    AllToAll = 1,
     AllGather,
     Barrier,
     Gather,
@@ -15,42 +16,15 @@ pub(super) enum Method {
     Split,
 }
 
-impl Method {
-    const ALL: [Self; 7] = [
-        Self::AllToAll,
-        Self::AllGather,
-        Self::Barrier,
-        Self::Gather,
-        Self::Scatter,
-        Self::Broadcast,
-        Self::Split,
-    ];
-
-    /// Its number in a frame.
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::AllToAll => 1,
-            Self::AllGather => 2,
-            Self::Barrier => 3,
-            Self::Gather => 4,
-            Self::Scatter => 5,
-            Self::Broadcast => 6,
-            Self::Split => 7,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::AllToAll => "all_to_all",
-            Self::AllGather => "all_gather",
-            Self::Barrier => "barrier",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::Broadcast => "broadcast",
-            Self::Split => "split",
-        }
-    }
-}
+const NAMES: [(Method, &str); 7] = [
+    (Method::AllToAll, "all_to_all"),
+    (Method::AllGather, "all_gather"),
+    (Method::Barrier, "barrier"),
+    (Method::Gather, "gather"),
+    (Method::Scatter, "scatter"),
+    (Method::Broadcast, "broadcast"),
+    (Method::Split, "split"),
+];
 
 /// Prints a call: `call 3, gather with root 0`.
 pub(super) struct Described(pub(super) Call);
@@ -62,8 +36,9 @@ impl fmt::Display for Described {
             method,
             root,
         } = self.0;
-        let known = Method::ALL.into_iter().find(|m| m.code() == method);
-        let name = known.map_or("an unknown method", Method::name);
+        let known = NAMES.into_iter().find(|(known, _)| *known as u8 == method);
+        let (known, name) = known.unzip();
+        let name = name.unwrap_or("an unknown method");
         write!(f, "call {number}, {name}")?;
         match known {
             Some(Method::Gather | Method::Scatter | Method::Broadcast) => {

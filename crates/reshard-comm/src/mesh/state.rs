@@ -1,7 +1,7 @@
 //! What a rank knows of its links and of its groups. It is behind the lock of the mesh.
 
 use super::{
-    message::{Kind, Message},
+    message::{Kind, Message, heard, words},
     room::{Left, Room},
 };
 use crate::{Cause, CommError};
@@ -14,8 +14,6 @@ use std::{
 
 /// Causes that are longer than this are not sent as a whole.
 const CAUSE_LIMIT: usize = 64 << 10;
-/// What a rank says when it leaves is cut after so many characters.
-const WORDS_LIMIT: usize = 4 << 10;
 
 /// Work that may block, which a [`Mesh`](super::Mesh) leaves to its transport.
 #[derive(Debug)]
@@ -38,7 +36,7 @@ pub(super) enum Link {
     Gone(String),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) links: Vec<Link>,
     pub(super) rooms: BTreeMap<u64, Room>,
@@ -127,8 +125,7 @@ impl State {
             .into_iter()
             .chain(news)
             .for_each(|message| drop(queue.send(message)));
-        let link = self.links.get_mut(peer as usize);
-        if let Some(link) = link {
+        if let Some(link) = self.links.get_mut(peer as usize) {
             *link = Link::Up(queue);
         }
         if self.closing {
@@ -154,8 +151,8 @@ impl State {
         for link in &mut self.links {
             if let Link::Up(queue) = link {
                 drop(queue.send(Message::notice(Kind::Bye, 0, words.clone())));
-                *link = Link::Gone("was left by this rank".to_owned());
-            } else if matches!(link, Link::Idle) {
+            }
+            if matches!(link, Link::Up(_) | Link::Idle) {
                 *link = Link::Gone("was left by this rank".to_owned());
             }
         }
@@ -244,17 +241,6 @@ impl State {
             self.rooms.remove(&group);
         }
     }
-}
-
-/// How a rank says what went wrong on it.
-fn words(what: &str) -> Bytes {
-    what.chars().take(WORDS_LIMIT).collect::<String>().into()
-}
-
-/// What a rank said that went wrong on it, if it said anything.
-pub(super) fn heard(words: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(words);
-    (!words.is_empty()).then(|| text.chars().take(WORDS_LIMIT).collect())
 }
 
 /// A byte says how, and words say what was before.

@@ -86,20 +86,14 @@ impl Identity {
 
     /// Of what bears a name in a directory; `None` when nothing does.
     pub(super) fn named(at: impl AsFd, name: &OsStr) -> Result<Option<Self>, Errno> {
-        match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(None),
-            other => Ok(Some(Self::new(&other?))),
-        }
+        Ok(stat_of(at, name)?.as_ref().map(Self::new))
     }
 
     /// The same, if that is a directory.
     pub(super) fn of_directory(at: impl AsFd, name: &OsStr) -> Result<Option<Self>, Errno> {
-        let stat = match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(None),
-            other => other?,
-        };
-        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        Ok(is_dir.then(|| Self::new(&stat)))
+        let is_dir = |s: &Stat| FileType::from_raw_mode(s.st_mode) == FileType::Directory;
+        let stat = stat_of(at, name)?.filter(is_dir);
+        Ok(stat.as_ref().map(Self::new))
     }
 
     /// What tells it from the others on its device, also when it is renamed.
@@ -110,6 +104,14 @@ impl Identity {
     /// The same, if it lies on the device of another directory.
     pub(super) fn number_beside(self, other: Self) -> Option<u64> {
         (self.0 == other.0).then_some(self.1)
+    }
+}
+
+/// What bears a name in a directory, and is not followed if it is a link; `None` when nothing does.
+pub(super) fn stat_of(at: impl AsFd, name: impl Arg) -> Result<Option<Stat>, Errno> {
+    match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(None),
+        other => other.map(Some),
     }
 }
 
@@ -235,11 +237,8 @@ impl Dir {
     pub(super) fn create(&self, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
         let path = self.path.join(name.as_str());
         self.make_parents(name)?;
-        let flags = OFlags::WRONLY
-            .union(OFlags::CREATE)
-            .union(OFlags::EXCL)
-            .union(OFlags::CLOEXEC)
-            .union(OFlags::NOFOLLOW);
+        let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let flags = new | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::from_raw_mode(0o666);
         let file = below(&self.fd, name, |dir, file| {
             rustix::fs::openat(dir, file, flags, mode)
@@ -256,9 +255,7 @@ impl Dir {
     /// Bytes of a file.
     pub(super) fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let path = self.path.join(name.as_str());
-        let flags = OFlags::RDONLY
-            .union(OFlags::CLOEXEC)
-            .union(OFlags::NOFOLLOW);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = below(&self.fd, name, |dir, file| {
             rustix::fs::openat(dir, file, flags, Mode::empty())
         });

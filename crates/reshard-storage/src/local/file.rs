@@ -31,11 +31,8 @@ impl Input {
             .metadata()
             .map_err(|e| StorageError::io("look at", &path, e))?;
         if !meta.is_file() {
-            let what = what_it_is(FileType::from_raw_mode(meta.mode()));
-            return Err(StorageError::NoFile {
-                path: path.display().to_string(),
-                what,
-            });
+            let kind = FileType::from_raw_mode(meta.mode());
+            return Err(root.no_file(name, what_it_is(kind)));
         }
         Ok(Self {
             file,

@@ -59,20 +59,19 @@ enum Found {
     Apart,
 }
 
-fn look(dir: &OwnedFd, name: &CStr) -> Result<Found, Errno> {
-    let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => return Ok(Found::Gone),
-        other => other?,
+fn look(at: &OwnedFd, name: &CStr) -> Result<Found, Errno> {
+    let Some(stat) = dir::stat_of(at, name)? else {
+        return Ok(Found::Gone);
     };
     // A file may be a mount, too.
-    if is_mount_root(dir, name, AtFlags::SYMLINK_NOFOLLOW) == Some(true) {
+    if is_mount_root(at, name, AtFlags::SYMLINK_NOFOLLOW) == Some(true) {
         return Ok(Found::Apart);
     }
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Ok(Found::File);
     }
     // Some file systems give files, but not directories, a device of their own.
-    let apart = stat.st_dev != rustix::fs::fstat(dir)?.st_dev;
+    let apart = stat.st_dev != rustix::fs::fstat(at)?.st_dev;
     Ok(if apart {
         Found::Apart
     } else {

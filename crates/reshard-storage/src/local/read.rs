@@ -108,7 +108,7 @@ pub(super) async fn read_ranges(
     let (mut out, mut stats) = (vec![Bytes::new(); n], Traffic::default());
     for (joined, bytes) in done.await?.into_iter().flatten() {
         split(&reads, &joined.members, &joined.range, &bytes, &mut out)?;
-        stats = [stats, joined.stats(&reads)].into_iter().sum();
+        stats += joined.stats(&reads);
     }
     Ok((out, stats))
 }
@@ -413,6 +413,7 @@ impl Reader<'_> {
 }
 
 /// Buffers that one call of the system fills.
+#[derive(Default)]
 struct Call<'a> {
     at: u64,
     buffers: Vec<&'a mut [u8]>,
@@ -424,11 +425,8 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     fn new(stride: usize) -> Self {
         Self {
-            at: 0,
-            buffers: Vec::new(),
-            len: 0,
             stride,
-            landed: 0,
+            ..Self::default()
         }
     }
 

@@ -9,11 +9,8 @@ use super::{
     version::{NewVersion, OTHER, ResolvedPlace},
 };
 use crate::{Depth, Durability, Name, Result, StorageError, failpoint};
-use rustix::{
-    fs::{Access, AtFlags},
-    io::Errno,
-};
-use std::{collections::BTreeSet, fs, os::fd::OwnedFd};
+use rustix::io::Errno;
+use std::{collections::BTreeSet, os::fd::OwnedFd};
 
 /// Removes these files of the version at a place. A place where nothing lies is no error.
 pub(super) fn remove_version(
@@ -34,9 +31,16 @@ pub(super) fn remove_version(
     }
 
     // What would fail half-way is refused before anything changes.
-    check(&version, &old)?;
+    if version.is_home() {
+        let why = "it is your home directory or a directory above it; move the checkpoint into a directory of its own";
+        return Err(version.not_removed(why));
+    }
+    if !version.may_write(&old)? {
+        let why = "you don't have permission to write to it; change that with `chmod u+rwx`, or let its owner remove it";
+        return Err(version.not_removed(why));
+    }
     remove::check_mounts(&version.up, &old, &version.place)?;
-    let aside = version.removed(&old)?;
+    let aside = version.aside(None, &old)?;
     version.check_name(&aside)?;
     failpoint::hit("remove.ready");
 
@@ -48,22 +52,6 @@ pub(super) fn remove_version(
     finish(&version, &aside, &old, files)
 }
 
-/// That the files of a version can be removed.
-fn check(version: &NewVersion, old: &OwnedFd) -> Result<()> {
-    let home = std::env::home_dir().and_then(|h| fs::canonicalize(h).ok());
-    if home.is_some_and(|h| h.starts_with(&version.place)) {
-        let why = "it is your home directory or a directory above it; move the checkpoint into a directory of its own";
-        return Err(version.not_removed(why));
-    }
-    let access = Access::WRITE_OK | Access::EXEC_OK;
-    match rustix::fs::accessat(old, c".", access, AtFlags::empty()) {
-        Err(Errno::ACCESS | Errno::ROFS) => Err(version.not_removed(
-            "you don't have permission to write to it; change that with `chmod u+rwx`, or let its owner remove it",
-        )),
-        other => other.map_err(|e| StorageError::io("look at", &version.place, e)),
-    }
-}
-
 /// Removes these files of a version that lies aside. What is of others goes back to the place.
 pub(super) fn finish(
     version: &NewVersion,
@@ -72,9 +60,7 @@ pub(super) fn finish(
     files: &[Name],
 ) -> Result<()> {
     let fail = |e| StorageError::io("remove", &aside.path, e);
-    let held = old.try_clone();
-    let held = held.map_err(|e| StorageError::io("open", &aside.path, e))?;
-    let there = Root::held(aside.path.clone(), Some(held)).list(None, Depth::All)?;
+    let there = Root::list_held(&aside.path, old, Depth::All)?;
     let own: BTreeSet<&str> = files.iter().map(Name::as_str).collect();
     if there.names().all(|name| own.contains(name)) {
         remove_all(old, files).map_err(fail)?;

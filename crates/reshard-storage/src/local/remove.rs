@@ -91,14 +91,14 @@ fn not_removed(path: &Path, apart: &Path) -> StorageError {
     } else {
         path.join(apart)
     };
-    StorageError::Unsupported {
-        what: format!("removing {}", path.display()),
-        why: format!(
+    StorageError::unsupported(
+        format!("removing {}", path.display()),
+        format!(
             "{} is mounted, or lies on another device, and what lies in it would be removed too; unmount it or move it away, \
              then try again",
             mounted.display()
         ),
-    }
+    )
 }
 
 /// So many directories are open, one in the other, while a tree is removed.

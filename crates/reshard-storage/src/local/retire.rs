@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Durability, Name, Result, StorageError, failpoint};
 use rustix::{
-    fs::{AtFlags, FileType, Mode, RawMode, RenameFlags},
+    fs::{FileType, Mode, RawMode, RenameFlags},
     io::Errno,
 };
 use std::{
@@ -72,12 +72,9 @@ pub(super) fn retire(
     }
     removed
         .and_then(|()| dir::bears(&version.up, &aside.name, old))
-        .and_then(|same| {
-            if same {
-                rmdir(&version.up, &aside.name)
-            } else {
-                Ok(())
-            }
+        .and_then(|same| match same {
+            true => rmdir(&version.up, &aside.name),
+            false => Ok(()),
         })
         .map_err(|e| StorageError::io("remove", &aside.path, e))
 }
@@ -259,9 +256,8 @@ impl Carry<'_> {
     /// Moves one of a pair's names. Returns what is to be merged instead, a part of it at a time.
     fn one(&mut self, pair: &Pair, name: &CStr, path: &Path) -> Result<Option<Pair>, Errno> {
         let Pair { old, new } = pair;
-        let stat = match rustix::fs::statat(old, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(None),
-            other => other?,
+        let Some(stat) = dir::stat_of(old, name)? else {
+            return Ok(None);
         };
         if is_mount(old, name)? {
             return Err(Errno::BUSY);
@@ -342,7 +338,7 @@ mod tests {
             .into_iter()
             .for_each(|d| fs::create_dir(version.place.with_file_name(d)).unwrap());
         let [old, new] = names.map(|d| open(&version.up, d).unwrap());
-        let aside = version.aside(&new, &old).unwrap();
+        let aside = version.aside(Some(&new), &old).unwrap();
         fs::rename(version.place.with_file_name("old"), &aside.path).unwrap();
         (home, version, aside, [old, new])
     }

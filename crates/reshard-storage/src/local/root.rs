@@ -44,11 +44,16 @@ impl Root {
     /// A directory that is open already. `None` when there is none.
     pub(super) fn held(path: PathBuf, fd: Option<OwnedFd>) -> Self {
         Self {
-            path,
             held: fd.map(Arc::new),
-            pinned: None,
-            file: None,
+            ..Self::new(path)
         }
+    }
+
+    /// What lies in an open directory, which is at `path`.
+    pub(super) fn list_held(path: &Path, fd: &OwnedFd, depth: Depth) -> Result<Listing> {
+        let fd = fd.try_clone();
+        let fd = fd.map_err(|e| StorageError::io("open", path, e))?;
+        Self::held(path.into(), Some(fd)).list(None, depth)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -153,9 +158,7 @@ impl Root {
                 .map_err(|e| StorageError::io("open", self.path_of(name), e));
         }
         // A named pipe in a hostile checkpoint must not block us.
-        let flags = OFlags::RDONLY
-            .union(OFlags::CLOEXEC)
-            .union(OFlags::NONBLOCK);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = self.at(name, |dir, file| {
             rustix::fs::openat(dir, file, flags, Mode::empty())
         });
@@ -166,19 +169,24 @@ impl Root {
             .map(File::from)
             .map_err(|e| match self.linked_directory(name) {
                 Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
-                    StorageError::LinkedDirectory {
-                        path: self.path_of(name).display().to_string(),
-                        directory,
-                    }
+                    self.linked(name, directory)
                 }
                 _ => match self.obstacle(name, e) {
-                    Some(what) => StorageError::NoFile {
-                        path: self.path_of(name).display().to_string(),
-                        what,
-                    },
+                    Some(what) => self.no_file(name, what),
                     None => StorageError::io("open", self.path_of(name), e),
                 },
             })
+    }
+
+    /// Something else lies where a file should be.
+    pub(super) fn no_file(&self, name: &Name, what: &'static str) -> StorageError {
+        let path = self.path_of(name).display().to_string();
+        StorageError::NoFile { path, what }
+    }
+
+    fn linked(&self, name: &Name, directory: String) -> StorageError {
+        let path = self.path_of(name).display().to_string();
+        StorageError::LinkedDirectory { path, directory }
     }
 
     /// What lies where a file that can't be opened should be, if it is no file.
@@ -228,28 +236,23 @@ impl Root {
     /// # Errors
     /// Something else has that name. It must not pass for an absent file: a link to nothing may be data that were not fetched.
     pub(super) fn head(&self, name: &Name) -> Result<Option<Head>> {
-        let path = || self.path_of(name).display().to_string();
         match self.stat(name)? {
             Some(stat) => match file_len(&stat) {
                 Some(len) => Ok(Some(Head::new(len, changed(&stat)))),
-                None => Err(StorageError::NoFile {
-                    path: path(),
-                    what: what_it_is(FileType::from_raw_mode(stat.st_mode)),
-                }),
+                None => {
+                    let kind = FileType::from_raw_mode(stat.st_mode);
+                    Err(self.no_file(name, what_it_is(kind)))
+                }
             },
             None if self.is_link(name) => {
                 let followed = self.at(name, |dir, file| {
                     rustix::fs::statat(dir, file, AtFlags::empty())
                 });
                 let found = followed.err().and_then(|e| self.obstacle(name, e));
-                let what = found.unwrap_or(DANGLING);
-                Err(StorageError::NoFile { path: path(), what })
+                Err(self.no_file(name, found.unwrap_or(DANGLING)))
             }
             None => match self.linked_directory(name) {
-                Some(directory) => Err(StorageError::LinkedDirectory {
-                    path: path(),
-                    directory,
-                }),
+                Some(directory) => Err(self.linked(name, directory)),
                 None => Ok(None),
             },
         }
@@ -344,18 +347,20 @@ impl Root {
                     Err(e) if is_absent(e) => continue,
                     other => other.map_err(fail)?,
                 };
-                let name = format!("{prefix}{file}");
-                match (FileType::from_raw_mode(stat.st_mode), Name::new(&*name)) {
-                    (_, Err(_)) => {}
-                    (FileType::Directory, Ok(name)) if depth == Depth::All => {
+                let Ok(name) = Name::new(format!("{prefix}{file}")) else {
+                    continue;
+                };
+                let (stat, target) = match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::Directory if depth == Depth::All => {
                         if name.as_str().len() <= LONGEST {
                             waiting.push(Some(name));
                         } else {
                             let path = self.path.display();
                             tracing::warn!(%path, "directories are nested too deeply; what lies below is skipped");
                         }
+                        continue;
                     }
-                    (FileType::Symlink, Ok(name)) => {
+                    FileType::Symlink => {
                         let stat = match rustix::fs::statat(&dir, file, AtFlags::empty()) {
                             Err(e) if is_absent(e) || e == Errno::LOOP => None,
                             other => Some(other.map_err(fail)?),
@@ -364,18 +369,11 @@ impl Root {
                             Err(e) if is_absent(e) || e == Errno::INVAL => continue,
                             other => other.map_err(fail)?.to_string_lossy().into_owned(),
                         };
-                        each(Found {
-                            name,
-                            stat,
-                            target: Some(target),
-                        });
+                        (stat, Some(target))
                     }
-                    (_, Ok(name)) => each(Found {
-                        name,
-                        stat: Some(stat),
-                        target: None,
-                    }),
-                }
+                    _ => (Some(stat), None),
+                };
+                each(Found { name, stat, target });
             }
             // A directory that holds something shows by the names below it.
             if let Some(name) = at.filter(|at| is_empty && Some(at) != below) {

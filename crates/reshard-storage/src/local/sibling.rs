@@ -22,35 +22,6 @@ pub(super) struct Aside {
     pub(super) path: PathBuf,
 }
 
-impl Aside {
-    pub(super) fn new(
-        parent: &Path,
-        place: &OsStr,
-        attempt: &str,
-        [new, old]: [Identity; 2],
-    ) -> Self {
-        Self::called(
-            parent,
-            place,
-            attempt,
-            [&hex(new.number()), &hex(old.number())],
-        )
-    }
-
-    /// Where a version lies that is removed, and that no new version replaces.
-    pub(super) fn removed(parent: &Path, place: &OsStr, attempt: &str, old: Identity) -> Self {
-        Self::called(parent, place, attempt, [NONE, &hex(old.number())])
-    }
-
-    fn called(parent: &Path, place: &OsStr, attempt: &str, [new, old]: [&str; 2]) -> Self {
-        let name = sibling(place, attempt, &format!("{new}-{old}.old"));
-        Self {
-            path: parent.join(&name),
-            name,
-        }
-    }
-}
-
 /// Stands for the number of the new version if there is none. No directory has it.
 const NONE: &str = "0";
 
@@ -61,6 +32,17 @@ fn hex(number: u64) -> String {
 /// Where an attempt builds its version.
 pub(super) fn built(place: &OsStr, attempt: &str) -> OsString {
     sibling(place, attempt, "tmp")
+}
+
+/// Where the old version lies while its files are removed. `new` is the version that replaces it, if one does.
+pub(super) fn aside(
+    place: &OsStr,
+    attempt: &str,
+    new: Option<Identity>,
+    old: Identity,
+) -> OsString {
+    let new = new.map_or_else(|| NONE.to_owned(), |new| hex(new.number()));
+    sibling(place, attempt, &format!("{new}-{}.old", hex(old.number())))
 }
 
 /// Where a directory stays of which nobody knows where it belongs.

@@ -1,27 +1,24 @@
-//! A new version of a directory: built beside it, put into its place by one rename.
+//! A new version of a directory, of one file, or of files with a common prefix: built beside its place until it is committed.
 
 use super::{
-    begun,
-    dir::{self, Dir, Identity},
-    leftover, removal, remove,
+    begun, commit,
+    dir::{self, Dir},
+    files, leftover, removal, remove,
     retire::{Retired, retire},
     root::Root,
     sibling::{Aside, State},
     version::{NewVersion, ResolvedPlace},
-    write::{self, sync_file},
+    write,
 };
 use crate::{
-    Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, Progress, Result, StorageError,
-    Transaction, Written,
-    action_log::{Action, note},
-    failpoint, pool,
+    Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PlaceKind, Progress, Result,
+    StorageError, Transaction, Written, failpoint, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::fs::{AtFlags, Mode};
 use std::{
     ops::Range,
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::fd::OwnedFd,
     path::Path,
     sync::{
         Arc,
@@ -33,14 +30,12 @@ use std::{
 pub(super) struct LocalTransaction {
     version: NewVersion,
     built: Dir,
+    kind: PlaceKind,
     if_exists: IfExists,
-    /// What is replaced, if something is. Held open, so that no other directory gets its identity.
+    /// What is replaced, if something is. Held open, so that nothing else gets its identity.
     old: Option<Arc<OwnedFd>>,
     committed: AtomicBool,
 }
-
-/// A version that was replaced, where it lies now, and its files.
-type Replaced = (Arc<OwnedFd>, Aside, Arc<[Name]>);
 
 /// What lies there of a leftover, and the version that it was to become.
 fn find(place: &Path, left: &Leftover) -> Result<Option<(NewVersion, State, Aside, OwnedFd)>> {
@@ -87,40 +82,33 @@ pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) ->
     )
 }
 
-/// The directory that the version replaces; `None` if the place is empty.
+/// What the version replaces; `None` if the place is empty.
 fn to_replace(
     resolved: &ResolvedPlace,
     version: &NewVersion,
+    kind: PlaceKind,
     if_exists: &IfExists,
 ) -> Result<Option<OwnedFd>> {
-    let fail = |e| StorageError::io("list", &version.place, e);
-    let place = match version.standing()? {
-        Some(place) if !dir::is_empty(&place).map_err(fail)? => place,
-        _ => return Ok(None),
-    };
-    let found = Some(Identity::of(&place).map_err(fail)?);
-    if *if_exists == IfExists::Refuse {
-        return Err(version.exists());
+    match kind {
+        PlaceKind::Folder => commit::to_replace(resolved, version, if_exists),
+        _ => files::to_replace(resolved, version, kind, if_exists),
     }
-    // Nobody knows the files of what came since, also when nothing was there.
-    if resolved.known.is_some_and(|known| known != found) {
-        return Err(version.changed());
-    }
-    version.check_replaceable(&place)?;
-    Ok(Some(place))
 }
 
 impl LocalTransaction {
     pub(super) fn begin(
         resolved: &ResolvedPlace,
         attempt: &str,
+        kind: PlaceKind,
         if_exists: IfExists,
     ) -> Result<Self> {
         let version = resolved.made_version(attempt)?;
-        let old = to_replace(resolved, &version, &if_exists)?;
+        let old = to_replace(resolved, &version, kind, &if_exists)?;
         let built = version.make()?;
-        if let Some(place) = &old {
-            let fits = || version.check_name(&version.aside(built.fd(), place)?);
+        if kind == PlaceKind::Folder
+            && let Some(place) = &old
+        {
+            let fits = || version.check_name(&version.aside(Some(built.fd()), place)?);
             version.probe_exchange(&built).and_then(|()| fits()).inspect_err(|_| {
                 if let Err(e) = dir::rmdir(&version.up, &version.built_name) {
                     tracing::debug!(path = %version.built.display(), error = %e, "transaction not removed");
@@ -131,6 +119,7 @@ impl LocalTransaction {
         Ok(Self {
             version,
             built,
+            kind,
             if_exists,
             old: old.map(Arc::new),
             committed: AtomicBool::new(false),
@@ -141,152 +130,32 @@ impl LocalTransaction {
     pub(super) fn check(
         resolved: &ResolvedPlace,
         attempt: &str,
+        kind: PlaceKind,
         if_exists: &IfExists,
     ) -> Result<()> {
         if let Some(version) = resolved.version_to_make(attempt)? {
-            to_replace(resolved, &version, if_exists)?;
+            to_replace(resolved, &version, kind, if_exists)?;
         }
         Ok(())
     }
 
     /// What another rank has begun, and [told](begun::tell) of.
-    pub(super) fn join(place: &Path, attempt: &str, told: Option<&str>) -> Result<Self> {
+    pub(super) fn join(
+        place: &Path,
+        attempt: &str,
+        kind: PlaceKind,
+        told: Option<&str>,
+    ) -> Result<Self> {
         let (version, built) = begun::join(place, attempt, told)?;
         // Nothing is replaced by a rank that joins: the one that has begun it commits.
         Ok(Self {
             version,
             built,
+            kind,
             if_exists: IfExists::Refuse,
             old: None,
             committed: AtomicBool::new(false),
         })
-    }
-}
-
-/// Writes the commit record of a version.
-pub(super) fn write_record(
-    built: &Dir,
-    name: &Name,
-    bytes: &[u8],
-    durability: Durability,
-) -> Result<()> {
-    let (path, file) = built.create(name, bytes.len() as u64)?;
-    file.write_all_at(bytes, 0)
-        .map_err(|e| StorageError::io("write", &path, e))?;
-    note(|| Action::Wrote(path.clone()));
-    failpoint::hit("commit.record");
-    if durability == Durability::Machine {
-        sync_file(&file, &path)?;
-        built.sync_directories(std::slice::from_ref(name))?;
-    }
-    failpoint::hit("commit.synced");
-    Ok(())
-}
-
-/// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
-pub(super) fn check(version: &NewVersion, built: &Dir, files: &[Entry]) -> Result<()> {
-    let fail = |e| StorageError::io("look at", &version.built, e);
-    if !dir::bears(&version.up, &version.built_name, built.fd()).map_err(fail)? {
-        return Err(version.not_built(&version.built));
-    }
-    for file in files {
-        file.check(version.built.display(), built.len(&file.name)?)?;
-    }
-    Ok(())
-}
-
-/// All files of a version that nobody can see yet.
-pub(super) async fn written(built: &Dir, path: &Path) -> Result<Vec<Entry>> {
-    let (built, path) = (built.clone(), path.to_path_buf());
-    pool::run_one(move || {
-        let fd = built
-            .fd()
-            .try_clone()
-            .map_err(|e| StorageError::io("open", &path, e))?;
-        Ok(Root::held(path, Some(fd)).list(None, Depth::All)?.files)
-    })
-    .await
-}
-
-/// The name of the new version is on the disk after this; that it is not is no failure to commit.
-pub(super) fn make_durable(version: &NewVersion, durability: Durability) -> Result<()> {
-    match durability {
-        Durability::Machine => version.sync_parent().map_err(|e| match e {
-            StorageError::Io { source, .. } => StorageError::NotDurable {
-                path: version.place.display().to_string(),
-                source,
-            },
-            other => other,
-        }),
-        Durability::Process => Ok(()),
-    }
-}
-
-impl NewVersion {
-    /// Puts the new version into its place. Returns what it replaced, if it did.
-    fn put_into_place(
-        &self,
-        built: &Dir,
-        if_exists: IfExists,
-        old: Option<Arc<OwnedFd>>,
-    ) -> Result<Option<Replaced>> {
-        // Who could reach the old directory can reach the new one, and nobody else.
-        if let Ok(old) = rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW)
-            && let Err(e) = rustix::fs::fchmod(built.fd(), Mode::from_raw_mode(old.st_mode))
-        {
-            tracing::warn!(path = %self.place.display(), error = %e, "the new directory has other permissions");
-        }
-        // Renaming a directory succeeds only onto nothing or onto an empty directory, in one step.
-        if self.put()? {
-            return Ok(None);
-        }
-        let IfExists::Replace(files) = if_exists else {
-            return Err(self.exists());
-        };
-        let Some(old) = old else {
-            return Err(self.changed());
-        };
-        let same = dir::bears(&self.up, &self.name, &old);
-        if !same.map_err(|e| StorageError::io("look at", &self.place, e))? {
-            return Err(self.changed());
-        }
-        let aside = self.aside(built.fd(), &old)?;
-        self.ready(&aside)?;
-        failpoint::hit("commit.ready");
-        self.replace(built.fd(), &old, &aside)?;
-        Ok(Some((old, aside, files)))
-    }
-
-    fn commit(
-        &self,
-        built: &Dir,
-        record: Option<(Name, Bytes)>,
-        files: &[Entry],
-        durability: Durability,
-        (if_exists, old): (IfExists, Option<Arc<OwnedFd>>),
-    ) -> Result<()> {
-        if let Some((name, bytes)) = record {
-            write_record(built, &name, &bytes, durability)?;
-        }
-        check(self, built, files)?;
-        let replaced = self.put_into_place(built, if_exists, old)?;
-        failpoint::hit("commit.renamed");
-        let durable = make_durable(self, durability);
-        failpoint::hit("commit.parent_synced");
-        let Some((old, aside, files)) = replaced else {
-            return durable;
-        };
-        // What is of others goes over to the new version, whatever else fails.
-        let both = (&*old, built.fd());
-        match retire(self, &aside, both, &files, durability, Retired::Not) {
-            Err(e @ StorageError::NotCarried { .. }) => return Err(e),
-            // The new version is there, whatever becomes of the old one, which shows among the leftovers.
-            Err(e) => {
-                tracing::warn!(path = %aside.path.display(), error = %e, "the replaced checkpoint was not removed");
-            }
-            Ok(()) => failpoint::hit("commit.old_removed"),
-        }
-        durable
     }
 }
 
@@ -298,10 +167,19 @@ impl Transaction for LocalTransaction {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
+        if self.kind != PlaceKind::Folder {
+            files::check_files(&self.version, self.kind, &files)?;
+        }
         write::write(self.built.clone(), files, durability, progress).await
     }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        if self.kind != PlaceKind::Folder {
+            return Err(StorageError::unsupported(
+                format!("reading {name} before it is committed"),
+                "this store can't do it",
+            ));
+        }
         let (built, name) = (self.built.clone(), name.clone());
         pool::run_one(move || built.read(&name, range)).await
     }
@@ -322,13 +200,14 @@ impl Transaction for LocalTransaction {
                 self.version.place.display()
             )));
         }
-        let (version, built, old) = (
-            self.version.clone(),
-            self.built.clone(),
-            (self.if_exists.clone(), self.old.clone()),
-        );
-        let files = files.to_vec();
-        let work = move || version.commit(&built, record, &files, durability, old);
+        let (version, built, kind) = (self.version.clone(), self.built.clone(), self.kind);
+        let (if_exists, old, files) = (self.if_exists.clone(), self.old.clone(), files.to_vec());
+        let work = move || match kind {
+            PlaceKind::Folder => {
+                version.commit(&built, record, &files, durability, (if_exists, old))
+            }
+            _ => files::commit(&version, &built, kind, record, &files, (durability, old)),
+        };
         let outcome = pool::run_one(work).await;
         if matches!(
             outcome,
@@ -340,7 +219,8 @@ impl Transaction for LocalTransaction {
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {
-        written(&self.built, &self.version.built).await
+        let (built, path) = (self.built.clone(), self.version.built.clone());
+        pool::run_one(move || Ok(Root::list_held(&path, built.fd(), Depth::All)?.files)).await
     }
 
     async fn rollback(&self) -> Result<()> {
@@ -389,13 +269,14 @@ mod tests {
                 fs::write(dir.join("owner"), owner).unwrap();
             }
             let found = ResolvedPlace::find(&place).unwrap();
+            let replace = IfExists::Replace([].into());
             let transaction =
-                LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
+                LocalTransaction::begin(&found, "a", PlaceKind::Folder, replace).unwrap();
             fs::write(transaction.version.built.join("owner"), "N").unwrap();
             let old = transaction.old.as_ref().unwrap();
             let aside = transaction
                 .version
-                .aside(transaction.built.fd(), old)
+                .aside(Some(transaction.built.fd()), old)
                 .unwrap();
             transaction.version.ready(&aside).unwrap();
             Self {

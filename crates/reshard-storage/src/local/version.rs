@@ -11,7 +11,7 @@ use crate::{
     failpoint,
 };
 use rustix::{
-    fs::{AtFlags, FileType, Mode, RenameFlags},
+    fs::{Access, AtFlags, FileType, Mode, RenameFlags},
     io::Errno,
 };
 use std::{
@@ -63,9 +63,8 @@ pub(super) struct NewVersion {
 /// What a place really is: symbolic links to it are followed, also to a directory that does not exist yet, so that the
 /// link stays and what it points to is replaced.
 fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, OsString)> {
-    let unsupported = |why: &str| StorageError::Unsupported {
-        what: format!("writing a checkpoint at {}", place.display()),
-        why: why.into(),
+    let unsupported = |why: &str| {
+        StorageError::unsupported(format!("writing a checkpoint at {}", place.display()), why)
     };
     let mut at = place.to_path_buf();
     for _ in 0..40 {
@@ -118,14 +117,6 @@ impl ResolvedPlace {
         })
     }
 
-    /// The place that was resolved before, or else what this path is now.
-    pub(super) fn known_or_found(known: Option<&Arc<Self>>, place: &Path) -> Result<Arc<Self>> {
-        match known {
-            Some(known) => Ok(Arc::clone(known)),
-            None => Self::find(place).map(Arc::new),
-        }
-    }
-
     /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
     pub(super) fn open(&mut self) -> Result<Option<OwnedFd>> {
         self.known = Some(None);
@@ -167,7 +158,7 @@ impl ResolvedPlace {
             Some(version) => Arc::clone(&version.up),
             None => Arc::new(nearest_directory(&self.parent)?),
         };
-        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        let access = Access::WRITE_OK | Access::EXEC_OK;
         let allowed = rustix::fs::accessat(&*up, c".", access, AtFlags::EACCESS);
         allowed.map_err(|e| StorageError::io("create", &self.place, e))?;
         Ok(version)
@@ -227,10 +218,7 @@ impl NewVersion {
 
     pub(super) fn unsupported(&self, why: impl Into<String>) -> StorageError {
         let what = format!("writing a checkpoint at {}", self.place.display());
-        StorageError::Unsupported {
-            what,
-            why: why.into(),
-        }
+        StorageError::unsupported(what, why)
     }
 
     /// Somebody has put something else at the place since it was looked at.
@@ -242,9 +230,9 @@ impl NewVersion {
 
     /// The directory at the place, which can be renamed; `None` when there is nothing.
     pub(super) fn standing(&self) -> Result<Option<OwnedFd>> {
-        let stat = match rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(None),
-            other => other.map_err(|e| StorageError::io("look at", &self.place, e))?,
+        let stat = dir::stat_of(&self.up, &self.name);
+        let Some(stat) = stat.map_err(|e| StorageError::io("look at", &self.place, e))? else {
+            return Ok(None);
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {}
@@ -266,8 +254,7 @@ impl NewVersion {
     /// That the place, which holds something, is one to be replaced, and that what is not the checkpoint's can be moved over
     /// to the new one. What can't be undone is refused before anything is written.
     pub(super) fn check_replaceable(&self, place: &OwnedFd) -> Result<()> {
-        let home = std::env::home_dir().and_then(|h| fs::canonicalize(h).ok());
-        if home.is_some_and(|h| h.starts_with(&self.place)) {
+        if self.is_home() {
             return Err(self.unsupported(
                 "it is your home directory or a directory above it, and such a directory is never replaced",
             ));
@@ -286,7 +273,7 @@ impl NewVersion {
                 )));
             }
             // A directory that gets another parent is written to.
-            let access = rustix::fs::Access::WRITE_OK;
+            let access = Access::WRITE_OK;
             if rustix::fs::accessat(place, &*name, access, AtFlags::empty()) == Err(Errno::ACCESS) {
                 return Err(self.unsupported(format!(
                     "you don't have permission to move the directory {text} in it to the new version; change that, move {text} \
@@ -297,6 +284,22 @@ impl NewVersion {
         Ok(())
     }
 
+    /// Whether the place is the user's home directory or one above it.
+    pub(super) fn is_home(&self) -> bool {
+        let home = std::env::home_dir().and_then(|h| fs::canonicalize(h).ok());
+        home.is_some_and(|h| h.starts_with(&self.place))
+    }
+
+    /// Whether this user may change what lies in the place, which is this directory.
+    pub(super) fn may_write(&self, place: &OwnedFd) -> Result<bool> {
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        match rustix::fs::accessat(place, c".", access, AtFlags::empty()) {
+            Err(Errno::ACCESS | Errno::ROFS) => Ok(false),
+            Ok(()) => Ok(true),
+            Err(e) => Err(StorageError::io("look at", &self.place, e)),
+        }
+    }
+
     /// That files can be moved out of the place, and into the new version, which gets the place's permissions.
     fn check_writable(&self, place: &OwnedFd) -> Result<()> {
         let refused = |who: &str| {
@@ -305,10 +308,8 @@ impl NewVersion {
                  that with `chmod u+rwx`, or save to a new place"
             ))
         };
-        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-        match rustix::fs::accessat(place, c".", access, AtFlags::empty()) {
-            Err(Errno::ACCESS | Errno::ROFS) => return Err(refused("this user")),
-            other => other.map_err(|e| StorageError::io("look at", &self.place, e))?,
+        if !self.may_write(place)? {
+            return Err(refused("this user"));
         }
         // The new version is of this user, also if the place is somebody else's and only the group may write to it.
         let stat =
@@ -356,12 +357,11 @@ impl NewVersion {
 
     fn not_exchanged(&self, e: Errno) -> StorageError {
         match e {
-            Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => StorageError::Unsupported {
-                what: format!("replacing {}", self.place.display()),
-                why: "its file system can't exchange two directories in one step, so a crash could leave neither the old \
-                      nor the new checkpoint; save to a new place and remove the old one yourself"
-                    .into(),
-            },
+            Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => StorageError::unsupported(
+                format!("replacing {}", self.place.display()),
+                "its file system can't exchange two directories in one step, so a crash could leave neither the old \
+                 nor the new checkpoint; save to a new place and remove the old one yourself",
+            ),
             Errno::BUSY | Errno::XDEV => self.unsupported(MOUNT),
             e => StorageError::io("exchange with the new version", &self.place, e),
         }
@@ -389,25 +389,14 @@ impl NewVersion {
         }
     }
 
-    /// Where these two versions are to be exchanged.
-    pub(super) fn aside(&self, built: &OwnedFd, old: &OwnedFd) -> Result<Aside> {
+    /// Where the version at the place, this directory, is to lie when it is exchanged with the `new` one, or removed.
+    pub(super) fn aside(&self, new: Option<&OwnedFd>, old: &OwnedFd) -> Result<Aside> {
         let fail = |e| StorageError::io("look at", &self.place, e);
-        let [built, old] = [
-            Identity::of(built).map_err(fail)?,
-            Identity::of(old).map_err(fail)?,
-        ];
-        Ok(Aside::new(
-            &self.parent,
-            &self.name,
-            &self.attempt,
-            [built, old],
-        ))
-    }
-
-    /// Where the version at the place, this directory, lies when it is removed.
-    pub(super) fn removed(&self, old: &OwnedFd) -> Result<Aside> {
-        let old = Identity::of(old).map_err(|e| StorageError::io("look at", &self.place, e))?;
-        Ok(Aside::removed(&self.parent, &self.name, &self.attempt, old))
+        let new = new.map(Identity::of).transpose().map_err(fail)?;
+        let old = Identity::of(old).map_err(fail)?;
+        let name = sibling::aside(&self.name, &self.attempt, new, old);
+        let path = self.parent.join(&name);
+        Ok(Aside { name, path })
     }
 
     /// Renames the version at the place, which is this directory, so that nobody finds it there.
@@ -432,10 +421,7 @@ impl NewVersion {
     /// Nothing was removed.
     pub(super) fn not_removed(&self, why: impl Into<String>) -> StorageError {
         let what = format!("removing {}", self.place.display());
-        StorageError::Unsupported {
-            what,
-            why: why.into(),
-        }
+        StorageError::unsupported(what, why)
     }
 
     /// That the system takes a name of such a length, before much is written in vain.

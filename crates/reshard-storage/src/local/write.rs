@@ -5,8 +5,8 @@ use super::{
     file::{MAX_VECTORS, write_vectored},
 };
 use crate::{
-    Durability, Extent, FileBody, Length, Name, Progress, Result, Source, StorageError, Store,
-    Written, WrittenExtent,
+    Durability, Extent, ExtentReader, FileBody, Length, Name, Progress, Result, Source,
+    StorageError, Store, Written, WrittenExtent,
     action_log::{Action, note},
     body::whole,
     failpoint,
@@ -238,7 +238,6 @@ impl Output {
     }
 
     fn write(&self, unit: Unit, batch: &Arc<Batch<()>>) -> Result<()> {
-        let name = &self.name;
         let mut pending = Pending {
             out: self,
             at: unit.at,
@@ -249,37 +248,16 @@ impl Output {
         // A source may give less or more than it said. Neither may reach the place of the next extent.
         let mut offset = unit.at;
         let mut done = Vec::with_capacity(unit.extents.len());
-        for (number, mut extent) in (unit.first..).zip(unit.extents) {
-            let want = extent.length();
-            let mut got = 0;
-            while let Some(block) = extent.next_block() {
+        for (number, extent) in (unit.first..).zip(unit.extents) {
+            let mut extent = ExtentReader::new(extent, offset);
+            while let Some(block) = extent.next_block(&self.name)? {
                 if batch.is_stopped() {
                     return Ok(());
                 }
-                let block = block.map_err(|source| StorageError::Source {
-                    name: name.clone(),
-                    offset: offset + got,
-                    source,
-                })?;
-                got += block.len() as u64;
-
-                // The block that is too much is not written. The check below names the extent.
-                if got > want.at_most() {
-                    break;
-                }
                 pending.push(block)?;
             }
-            if !want.allows(got) {
-                return Err(StorageError::ExtentLength {
-                    name: name.clone(),
-                    offset,
-                    want,
-                    got,
-                });
-            }
-            let range = offset..offset + got;
-            offset = range.end;
-            let written = WrittenExtent::of(&mut *extent, range);
+            let written = extent.finish();
+            offset = written.range.end;
             done.push(((self.number, number), written));
         }
 

@@ -24,8 +24,8 @@ pub(crate) struct Prepared {
     pub(crate) hull: Range<u64>,
     /// How the wanted bytes lie.
     pub(crate) order: Order,
-    /// Whether the whole hull is read in one block.
-    single: bool,
+    /// Whether the whole hull is read in one block, which has to be fed at once.
+    pub(crate) single: bool,
     /// Made at the first call of `next_block`.
     wanted: Option<Wanted>,
 }
@@ -110,7 +110,7 @@ impl Prepared {
             let why = format!(
                 "its elements share bytes, and at most {MAX_BLOCK} bytes of such a tensor are read"
             );
-            return Err(StorageError::Unsupported { what, why });
+            return Err(StorageError::unsupported(what, why));
         }
         let twins = parts.iter().any(|p| !p.copy.has_runs());
         let order = match () {
@@ -141,11 +141,6 @@ impl Prepared {
             .unwrap_or(u64::MAX)
     }
 
-    /// Whether all that is read is one block, which has to be fed at once.
-    pub(crate) fn is_single(&self) -> bool {
-        self.single
-    }
-
     /// The range of the file that is read at most.
     pub(crate) fn span(&self) -> Range<u64> {
         self.record.start + self.hull.start..self.record.start + self.hull.end
@@ -154,17 +149,10 @@ impl Prepared {
     /// The next block to read, relative to the start of the record. It has at most `max` bytes, unless everything has to be one
     /// block.
     pub(crate) fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
-        let wanted = self.wanted.get_or_insert_with(|| {
-            let segments = self
-                .parts
-                .iter()
-                .map(|p| Segments::source_order(&p.source, &p.source))
-                .collect();
-            Wanted::new(
-                segments,
-                self.single || self.check.is_some(),
-                self.hull.clone(),
-            )
+        let wanted = self.wanted.get_or_insert_with(|| Wanted {
+            runs: Runs::of(&self.parts),
+            whole: self.single || self.check.is_some(),
+            hull: self.hull.clone(),
         });
         wanted.next_block(gap, if self.single { u64::MAX } else { max })
     }
@@ -207,54 +195,67 @@ fn are_woven(parts: &[CheckedPart]) -> bool {
     if parts.iter().any(|p| p.copy.run() < WOVEN) {
         return false;
     }
-    let mut segments: Vec<Segments> = parts
-        .iter()
-        .map(|p| Segments::source_order(&p.source, &p.source))
-        .collect();
-    let starts = segments.iter().enumerate();
-    let mut next: BinaryHeap<Reverse<(u64, usize)>> = starts
-        .filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i))))
-        .collect();
-    let mut end = 0;
-    while let Some(mut top) = next.peek_mut() {
-        let Reverse((start, i)) = *top;
-        if start < end {
+    let (mut runs, mut end) = (Runs::of(parts), 0);
+    while let Some(run) = runs.peek() {
+        if run.start < end {
             return false;
         }
-        end = start + segments[i].run();
-        segments[i].next();
-        match segments[i].peek() {
-            Some((start, ..)) => top.0.0 = start,
-            None => drop(PeekMut::pop(top)),
-        }
+        end = run.end;
+        runs.advance();
     }
     true
 }
 
-/// Makes the blocks that contain all wanted bytes. They are ascending and disjoint, and have no inner gap that is too long.
-struct Wanted {
+/// The runs of all parts, merged in the order of their starts.
+struct Runs {
     segments: Vec<Segments>,
     /// The start of the next run of each segment list.
     next: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Runs {
+    fn of(parts: &[CheckedPart]) -> Self {
+        let segments = parts
+            .iter()
+            .map(|p| Segments::source_order(&p.source, &p.source));
+        Self::new(segments.collect())
+    }
+
+    fn new(segments: Vec<Segments>) -> Self {
+        let starts = segments.iter().enumerate();
+        let next = starts
+            .filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i))))
+            .collect();
+        Self { segments, next }
+    }
+
+    fn peek(&self) -> Option<Range<u64>> {
+        let &Reverse((start, i)) = self.next.peek()?;
+        Some(start..start + self.segments[i].run())
+    }
+
+    fn advance(&mut self) {
+        let Some(mut top) = self.next.peek_mut() else {
+            return;
+        };
+        let segments = &mut self.segments[top.0.1];
+        segments.next();
+        match segments.peek() {
+            Some((start, ..)) => top.0.0 = start,
+            None => drop(PeekMut::pop(top)),
+        }
+    }
+}
+
+/// Makes the blocks that contain all wanted bytes. They are ascending and disjoint, and have no inner gap that is too long.
+struct Wanted {
+    runs: Runs,
     /// Whether the whole hull is wanted.
     whole: bool,
     hull: Range<u64>,
 }
 
 impl Wanted {
-    fn new(segments: Vec<Segments>, whole: bool, hull: Range<u64>) -> Self {
-        let starts = segments.iter().enumerate();
-        let next = starts
-            .filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i))))
-            .collect();
-        Self {
-            segments,
-            next,
-            whole,
-            hull,
-        }
-    }
-
     fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
         let max = max.max(1);
         if self.whole {
@@ -265,11 +266,9 @@ impl Wanted {
         // Bytes of earlier blocks are not read again.
         let done = self.hull.start;
         let mut block: Option<Range<u64>> = None;
-        // Runs of all parts, merged in the order of their starts. The block grows over short gaps, and ends at a long gap or at
-        // `max` bytes.
-        while let Some(&Reverse((start, i))) = self.next.peek() {
-            let run = self.segments[i].run();
-            let (start, end) = (start.max(done), start + run);
+        // The block grows over short gaps, and ends at a long gap or at `max` bytes.
+        while let Some(run) = self.runs.peek() {
+            let (start, end) = (run.start.max(done), run.end);
             match &mut block {
                 None if end <= done => {}
                 None => block = Some(start..end),
@@ -283,13 +282,7 @@ impl Wanted {
                 b.end = b.start + max;
                 break;
             }
-            self.segments[i].next();
-            if let Some(mut top) = self.next.peek_mut() {
-                match self.segments[i].peek() {
-                    Some((start, ..)) => top.0.0 = start,
-                    None => drop(PeekMut::pop(top)),
-                }
-            }
+            self.runs.advance();
         }
         if let Some(b) = &block {
             self.hull.start = b.end;
@@ -380,7 +373,11 @@ mod tests {
             .iter()
             .map(|l| Segments::source_order(l, l))
             .collect();
-        Wanted::new(segments, false, 0..1 << 20)
+        Wanted {
+            runs: Runs::new(segments),
+            whole: false,
+            hull: 0..1 << 20,
+        }
     }
 
     fn strided() -> impl Strategy<Value = Layout> {

@@ -29,7 +29,7 @@ pub(crate) async fn read_ranges<S: Store + ?Sized>(
         .buffered(hints.concurrency.max(1));
     while let Some((j, bytes)) = answers.try_next().await? {
         split(&reads, &j.members, &j.range, &bytes, &mut out)?;
-        stats = [stats, j.stats(&reads)].into_iter().sum();
+        stats += j.stats(&reads);
     }
     Ok((out, stats))
 }
@@ -191,7 +191,7 @@ async fn one<P: ReadPieces + ?Sized>(
         let range = at + block.start..at + block.end;
         let (name, mut to) = (p.name.clone(), block.start);
         // Elements that share bytes need all of them at once.
-        let mut together = p.is_single().then(Vec::new);
+        let mut together = p.single.then(Vec::new);
         let mut take = |piece: &[u8]| {
             match &mut together {
                 Some(bytes) => bytes.extend_from_slice(piece),

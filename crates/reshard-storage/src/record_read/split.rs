@@ -18,13 +18,13 @@ pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
         let whole = (read.name.clone(), read.record.clone());
         let (mut left, before) = (vec![read], out.reads.len());
         while let Some(read) = left.pop() {
-            match if read.weight() > share {
-                halve(read)?
-            } else {
-                Halves::One(read)
-            } {
-                Halves::One(read) => out.reads.push(read),
-                Halves::Two(first, second) => left.extend([*second, *first]),
+            let (first, second) = match read.weight() > share {
+                true => halve(read)?,
+                false => (read, None),
+            };
+            match second {
+                None => out.reads.push(first),
+                Some(second) => left.extend([second, first]),
             }
         }
         if out.reads.len() > before + 1 {
@@ -67,18 +67,15 @@ impl RecordRead {
     pub(crate) fn weight(&self) -> u64 {
         match self.check {
             Some(_) => self.record.end.saturating_sub(self.record.start),
-            None => self
-                .parts
-                .iter()
-                .map(|p| p.into.bytes())
-                .fold(0, u64::saturating_add),
+            None => wanted(&self.parts),
         }
     }
 }
 
-enum Halves {
-    One(RecordRead),
-    Two(Box<RecordRead>, Box<RecordRead>),
+/// The number of bytes that parts want.
+fn wanted(parts: &[Part]) -> u64 {
+    let bytes = parts.iter().map(|p| p.into.bytes());
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Where to cut.
@@ -99,20 +96,20 @@ enum Side {
     Both(usize, u64),
 }
 
-/// Cuts a read at about the middle of its wanted bytes. It does not cut if no byte is found at which all parts can be cut, or if a
+/// Cuts a read at about the middle of its wanted bytes, and returns both halves. It does not cut if no byte is found at which all parts can be cut, or if a
 /// single check has to see all bytes.
-fn halve(mut read: RecordRead) -> Result<Halves> {
+fn halve(mut read: RecordRead) -> Result<(RecordRead, Option<RecordRead>)> {
     // Finds the cut first, then asks the check, because a check that can't be split keeps the read whole.
     read.parts.retain(|p| p.into.bytes() > 0);
     read.parts.sort_by_key(|p| p.source.hull().start);
     let Some(place) = place(&read.parts) else {
-        return Ok(Halves::One(read));
+        return Ok((read, None));
     };
     let rest = match &mut read.check {
         None => None,
         Some(check) => match check.split(place.at) {
             Some(rest) => Some(rest),
-            None => return Ok(Halves::One(read)),
+            None => return Ok((read, None)),
         },
     };
     // Distributes the parts. Of one that crosses the cut, source and destination are cut at the same element.
@@ -173,7 +170,7 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
         parts: behind,
         check: rest,
     };
-    Ok(Halves::Two(Box::new(first), Box::new(second)))
+    Ok((first, Some(second)))
 }
 
 fn halves(source: &Layout, axis: usize, index: u64) -> (Layout, Layout) {
@@ -200,10 +197,7 @@ fn place(parts: &[Part]) -> Option<Place> {
     if !apart {
         return across(parts);
     }
-    let total: u64 = parts
-        .iter()
-        .map(|p| p.into.bytes())
-        .fold(0, u64::saturating_add);
+    let total = wanted(parts);
     let sides = |within: Option<(usize, u64)>, first: usize| {
         let side = |i: usize| match within {
             _ if i < first => Side::First,

@@ -343,12 +343,11 @@ impl VersionedTransaction {
     }
 
     fn taken(&self, name: &Name) -> StorageError {
-        StorageError::Unsupported {
-            what: format!("writing over {}", self.path(name)),
-            why: "this place keeps versions side by side, and only the commit record of a checkpoint can be replaced there in one \
-                  step; save to another place"
-                .into(),
-        }
+        StorageError::unsupported(
+            format!("writing over {}", self.path(name)),
+            "this place keeps versions side by side, and only the commit record of a checkpoint can be replaced there in one \
+             step; save to another place",
+        )
     }
 }
 
@@ -389,12 +388,11 @@ impl Transaction for VersionedTransaction {
             return Err(StorageError::invalid(what));
         };
         let Some((name, bytes)) = record else {
-            return Err(StorageError::Unsupported {
-                what: format!("a checkpoint without a commit record at {}", self.store.url),
-                why: "this place keeps versions side by side, and only such a record tells which version counts; choose a format \
-                      that has one, or save to a local directory"
-                    .into(),
-            });
+            return Err(StorageError::unsupported(
+                format!("a checkpoint without a commit record at {}", self.store.url),
+                "this place keeps versions side by side, and only such a record tells which version counts; choose a format \
+                 that has one, or save to a local directory",
+            ));
         };
         let mut place = self.store.lock();
         for file in files {
