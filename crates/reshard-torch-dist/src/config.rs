@@ -167,25 +167,19 @@ impl TorchDistConfig {
                 ));
             }
             if self.file_per_item || self.files_per_rank > 1 {
-                return invalid(
-                    "thread_count excludes file_per_item and files_per_rank; give one of them"
-                        .into(),
-                );
+                let what =
+                    "thread_count excludes file_per_item and files_per_rank; give one of them";
+                return invalid(what.into());
             }
         }
         let hint = self.separation_hint.clone();
-        Ok(match (self.thread_count, &hint) {
-            (None, None) => None,
-            (Some(threads), None) => Some(Buckets {
-                bins: threads,
-                hint,
-            }),
+        let bins = match (self.thread_count, &hint) {
+            (None, None) => return Ok(None),
+            (Some(threads), None) => threads,
             // Half of the threads write what has the hint. Megatron Core 0.17 makes two of one.
-            (threads, Some(_)) => Some(Buckets {
-                bins: (threads.unwrap_or(2) / 2).max(1),
-                hint,
-            }),
-        })
+            (threads, Some(_)) => (threads.unwrap_or(2) / 2).max(1),
+        };
+        Ok(Some(Buckets { bins, hint }))
     }
 
     /// The writer, or the error for settings that contradict each other.
@@ -198,9 +192,8 @@ impl TorchDistConfig {
             return Err(StrategyError::Invalid(what));
         }
         if self.file_per_item && self.files_per_rank > 1 {
-            return Err(StrategyError::Invalid(
-                "file_per_item and files_per_rank exclude each other; give one of them".into(),
-            ));
+            let what = "file_per_item and files_per_rank exclude each other; give one of them";
+            return Err(StrategyError::Invalid(what.into()));
         }
         let buckets = self.buckets()?;
         let era = match self.archive {

@@ -41,9 +41,12 @@ pub fn own_file(name: &str) -> Option<OwnFile> {
 pub(crate) fn hint(name: &str) -> Option<&str> {
     let (hint, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
     let (rank, n) = numbers.split_once('_')?;
-    // Exactly as they are written: without a sign and without leading zeros.
-    let number = |s: &str| s.parse().is_ok_and(|n: u32| n.to_string() == s);
-    (number(rank) && number(n) && !hint.contains('/')).then_some(hint)
+    (number(rank).is_some() && number(n).is_some() && !hint.contains('/')).then_some(hint)
+}
+
+/// A number exactly as it is written: without a sign and without leading zeros.
+fn number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|n: &u32| n.to_string() == text)
 }
 
 fn metadata(name: &str) -> Option<OwnFile> {
@@ -51,11 +54,7 @@ fn metadata(name: &str) -> Option<OwnFile> {
         return Some(OwnFile::Metadata);
     }
     let rank = name.strip_prefix("__")?.strip_suffix(METADATA)?;
-    // Exactly as it is written: without a sign and without leading zeros.
-    rank.parse()
-        .ok()
-        .filter(|r: &u32| r.to_string() == rank)
-        .map(OwnFile::RankMetadata)
+    number(rank).map(OwnFile::RankMetadata)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::{
     table::{Item, Signs, Table},
 };
 use reshard_model::{DType, Dialect};
-use reshard_strategy::{Producer, few};
+use reshard_strategy::{Producer, few, first};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flavour of a `.metadata`, by the differences between PyTorch's versions.
@@ -49,27 +49,23 @@ impl Needs {
             Flavour::Torch24 => 4,
             Flavour::Torch215 => 15,
         };
-        let format = if rank_local {
-            RANK_LOCAL.max(format)
-        } else {
-            format
-        };
+        let format = format.max(if rank_local { RANK_LOCAL } else { 0 });
         let all: BTreeSet<DType> = table.metadata.tensors().map(|t| t.dtype()).collect();
         let minor = all.iter().copied().map(since).fold(format, u8::max);
-        let dtypes = all
-            .into_iter()
-            .filter(|d| since(*d) == minor && minor > format)
-            .collect();
-        Self { minor, dtypes }
+        let dtypes = all.into_iter();
+        let dtypes = dtypes.filter(|d| since(*d) == minor && minor > format);
+        Self {
+            minor,
+            dtypes: dtypes.collect(),
+        }
     }
 
     /// `PyTorch 2.7 or later, for its uint16, uint32`.
     fn text(&self) -> String {
         let names: Vec<&str> = self.dtypes.iter().map(|d| d.name()).collect();
-        let why = if names.is_empty() {
-            String::new()
-        } else {
-            format!(", for its {}", names.join(", "))
+        let why = match names.is_empty() {
+            true => String::new(),
+            false => format!(", for its {}", names.join(", ")),
         };
         format!("PyTorch 2.{} or later{why}", self.minor)
     }
@@ -120,16 +116,13 @@ fn tell_ranks(out: &mut Producer, table: &Table, rank_local: Option<u32>) {
         ));
     }
     let several: BTreeSet<Item> = table.copies.iter().map(|(item, _)| *item).collect();
-    let keys = several.iter().filter_map(|item| match item {
-        Item::Chunk(chunk) => table.metadata.chunk(*chunk).map(|(t, _)| t.key()),
-        Item::Object(object) => table.metadata.object_key(*object),
-    });
+    let keys = several.iter().filter_map(|item| table.key(*item));
     out.copies = keys.map(ToOwned::to_owned).collect();
-    match several.len() {
-        0 => {}
-        n => out.warnings.push(format!(
-            "several ranks have {n} of the items; reads take that of the lowest rank, and don't compare it with the others"
-        )),
+    if !several.is_empty() {
+        out.warnings.push(format!(
+            "several ranks have {} of the items; reads take that of the lowest rank, and don't compare it with the others",
+            several.len()
+        ));
     }
 }
 
@@ -198,33 +191,18 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
 
     // The notes are for people, so they name only the first ones.
     let most = 20;
-    out.notes.extend(
-        table
-            .unknown
-            .iter()
-            .take(most)
-            .map(|(key, what)| format!("{key} can't be read: {what}")),
-    );
+    let unknown = table.unknown.iter().take(most);
+    let unknown = unknown.map(|(key, what)| format!("{key} can't be read: {what}"));
+    out.notes.extend(unknown);
     if let Some(more) = table.unknown.len().checked_sub(most).filter(|n| *n > 0) {
         out.notes.push(format!("{more} more can't be read"));
     }
     if table.transforms.len() > 1 {
-        let names: BTreeSet<&str> = table
-            .transforms
-            .iter()
-            .flatten()
-            .map(String::as_str)
-            .collect();
-        let shown: Vec<&str> = names.iter().copied().take(most).collect();
-        let more = names
-            .len()
-            .checked_sub(most)
-            .filter(|n| *n > 0)
-            .map(|n| format!(" and {n} more"));
+        let names = table.transforms.iter().flatten().map(String::as_str);
+        let names: BTreeSet<&str> = names.collect();
         out.notes.push(format!(
-            "items went through stream transforms: {}{}",
-            shown.join(", "),
-            more.unwrap_or_default()
+            "items went through stream transforms: {}",
+            first(most, names.into_iter())
         ));
     }
     out

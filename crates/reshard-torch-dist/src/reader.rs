@@ -23,7 +23,7 @@ use reshard_strategy::{
     torch::{Crc, TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 use verify::Verifier;
 
 pub(crate) use opened::TorchDistReader;
@@ -53,16 +53,16 @@ impl StorageReader for TorchDistReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        self.table
-            .chunk(chunk)
+        let place = self.table.chunk(chunk);
+        place
             .and_then(|place| self.storage_info(place))
             .into_iter()
             .collect()
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        self.table
-            .object(object)
+        let place = self.table.object(object);
+        place
             .and_then(|place| self.storage_info(place))
             .into_iter()
             .collect()
@@ -118,13 +118,9 @@ impl StorageReader for TorchDistReader {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
-        for r in reads {
-            by_chunk.entry(r.selection.chunk).or_default().push(r);
-        }
         let mut totals = Traffic::default();
         let mut forms = RecentForms::default();
-        let mut left = by_chunk.into_iter().peekable();
+        let mut left = ReadTensor::by_chunk(reads).peekable();
         loop {
             let mut room = WINDOW_BYTES;
             let mut window = Vec::new();
@@ -136,8 +132,8 @@ impl StorageReader for TorchDistReader {
             if window.is_empty() {
                 return Ok(totals);
             }
-            self.read_window(window, cx, &mut forms, &mut totals)
-                .await?;
+            let read = self.read_window(window, cx, &mut forms, &mut totals);
+            read.await?;
         }
     }
 
@@ -161,11 +157,8 @@ impl StorageReader for TorchDistReader {
         }
 
         // All objects are read in one call, so the store can join neighbours.
-        let (stored, _) = self
-            .store
-            .read_ranges(ranges)
-            .await
-            .map_err(|e| self.lost(e, None))?;
+        let read = self.store.read_ranges(ranges).await;
+        let (stored, _) = read.map_err(|e| self.lost(e, None))?;
 
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
@@ -192,7 +185,7 @@ impl StorageReader for TorchDistReader {
         for window in chunks.chunks(window.min(WINDOW)) {
             let wanted = window.iter().map(|c| self.wanted(*c));
             let wanted = wanted.collect::<Result<Vec<Wanted>>>()?;
-            let (heads, ..) = self.heads(&wanted, &[], true, &mut forms).await?;
+            let (heads, _) = self.heads(&wanted, &[], true, &mut forms).await?;
             out.extend(heads.iter().map(|head| match head {
                 // What was read whole is checked already. A tensor that repeats a few bytes may be of any size.
                 Head::Memory(t) if t.nbytes() <= t.buffer_bytes().len() as u64 => {
@@ -277,10 +270,8 @@ impl TorchDistReader {
     /// `None` if the name of the file is refused.
     fn storage_info(&self, place: Place) -> Option<StorageInfo> {
         let end = place.offset.saturating_add(place.length);
-        Some(StorageInfo::new(
-            self.table.file(place).ok()?,
-            place.offset..end,
-        ))
+        let file = self.table.file(place).ok()?;
+        Some(StorageInfo::new(file, place.offset..end))
     }
 
     async fn read_window(
@@ -290,15 +281,11 @@ impl TorchDistReader {
         forms: &mut RecentForms,
         totals: &mut Traffic,
     ) -> Result<()> {
-        let ReadCx {
-            verify, progress, ..
-        } = *cx;
+        let verify = cx.verify;
 
         // The descriptions of all chunks come first, because they tell where the elements lie.
-        let wanted = window
-            .iter()
-            .map(|(c, _)| self.wanted(*c))
-            .collect::<Result<Vec<Wanted>>>()?;
+        let wanted = window.iter().map(|(c, _)| self.wanted(*c));
+        let wanted = wanted.collect::<Result<Vec<Wanted>>>()?;
         // A checksum covers a whole record, so it is checked only if all of the record is read anyway.
         let is_checked = |(chunk, reads): &(ChunkId, Vec<ReadTensor>)| {
             let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
@@ -310,63 +297,43 @@ impl TorchDistReader {
             true => window.iter().map(is_checked).collect(),
             false => Vec::new(),
         };
-        let (heads, header_bytes, header_requests) =
-            self.heads(&wanted, &checked, verify, forms).await?;
-        totals.beside += header_bytes;
-        totals.requests += header_requests;
+        let (heads, traffic) = self.heads(&wanted, &checked, verify, forms).await?;
+        *totals += traffic;
 
         // Stored elements are collected for one call of the store. The other kinds need memory, so each lands by
         // itself.
         let mut records = Vec::with_capacity(heads.len());
-        for ((head, w), reads) in heads
-            .into_iter()
-            .zip(&wanted)
-            .zip(window.into_iter().map(|(_, reads)| reads))
-        {
+        for ((head, w), (_, reads)) in heads.into_iter().zip(&wanted).zip(window) {
             match head {
                 Head::Memory(tensor) => {
                     totals.verified += u64::from(verify);
-                    packed::land(&tensor, reads, progress, totals)?;
+                    packed::land(&tensor, reads, cx, totals)?;
                 }
-                Head::Packed => self.read_packed(w, reads, verify, progress, totals).await?,
-                Head::Deflated(d) => {
-                    self.read_deflated(w, *d, reads, verify, progress, totals)
-                        .await?
-                }
+                Head::Packed => self.read_packed(w, reads, cx, totals).await?,
+                Head::Deflated(d) => self.read_deflated(w, *d, reads, cx, totals).await?,
                 Head::Stored(s) => {
                     let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
-
-                    let all =
-                        verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
+                    let len = s.record.end - s.record.start;
+                    let all = verify && reads_all(&s.layout, len, &selections);
                     let crc32 = s.crc32.filter(|_| all);
                     totals.verified += u64::from(crc32.is_some());
                     let check = crc32.map(|crc32| -> Box<dyn Checksum> {
-                        let metadata = Arc::clone(&self.table.metadata);
-                        let chunk = w.chunk;
-                        Box::new(Crc::new(s.record.end - s.record.start, crc32, move || {
-                            name_of(&metadata, chunk)
-                        }))
+                        let (metadata, chunk) = (Arc::clone(&self.table.metadata), w.chunk);
+                        Box::new(Crc::new(len, crc32, move || name_of(&metadata, chunk)))
                     });
-                    let parts = reads
-                        .into_iter()
-                        .map(|r| r.part(&s.layout))
-                        .collect::<Result<_>>()?;
+                    let parts = reads.into_iter().map(|r| r.part(&s.layout));
                     records.push(RecordRead {
                         name: s.file,
                         record: s.record,
-                        parts,
+                        parts: parts.collect::<Result<_>>()?,
                         check,
                     });
                 }
             }
         }
 
-        let stats = self
-            .store
-            .read_into(records, progress.clone())
-            .await
-            .map_err(|e| self.lost(e, None))?;
-        *totals += stats;
+        let read = self.store.read_into(records, cx.progress.clone()).await;
+        *totals += read.map_err(|e| self.lost(e, None))?;
         Ok(())
     }
 
@@ -377,10 +344,8 @@ impl TorchDistReader {
         key: &str,
         stored: bytes::Bytes,
     ) -> Result<bytes::Bytes> {
-        let (what, budget) = (
-            format!("object {key}"),
-            parsing(&self.limits).budget(place.length).max(),
-        );
+        let what = format!("object {key}");
+        let budget = parsing(&self.limits).budget(place.length).max();
         let most = budget.min(self.limits.max_whole);
         self.untransform(place, &what, stored, most)?
             .ok_or_else(|| match budget == most {

@@ -84,25 +84,18 @@ impl Table {
             return Stored::Unknown;
         }
         let tensor = || self.metadata.tensor(key).map(|t| Stored::Tensor(t.id()));
-        self.metadata
-            .object(key)
-            .map(Stored::Object)
-            .or_else(tensor)
-            .unwrap_or(Stored::Nothing)
+        let object = self.metadata.object(key).map(Stored::Object);
+        object.or_else(tensor).unwrap_or(Stored::Nothing)
     }
 
     pub(crate) fn chunk(&self, id: ChunkId) -> Option<Place> {
-        self.chunks
-            .get(id.0 as usize)
-            .copied()
-            .filter(|p| p.file != u32::MAX)
+        let place = self.chunks.get(id.0 as usize).copied();
+        place.filter(|place| place.file != u32::MAX)
     }
 
     pub(crate) fn object(&self, id: ObjectId) -> Option<Place> {
-        self.objects
-            .get(id.0 as usize)
-            .copied()
-            .filter(|p| p.file != u32::MAX)
+        let place = self.objects.get(id.0 as usize).copied();
+        place.filter(|place| place.file != u32::MAX)
     }
 }
 
@@ -122,31 +115,21 @@ enum Stored {
 impl Table {
     /// The file of an item.
     pub(crate) fn file(&self, place: Place) -> Result<Name> {
-        match self.files.get(place.file as usize) {
-            Some(Ok(name)) => Ok(name.clone()),
-            Some(Err(e)) => Err(StrategyError::corrupt(
-                crate::METADATA,
-                None,
-                format!("the name of a file is refused: {e}"),
-            )),
-            None => Err(StrategyError::corrupt(
-                crate::METADATA,
-                None,
-                "an item has no file",
-            )),
-        }
+        let what = match self.files.get(place.file as usize) {
+            Some(Ok(name)) => return Ok(name.clone()),
+            Some(Err(e)) => format!("the name of a file is refused: {e}"),
+            None => "an item has no file".into(),
+        };
+        Err(StrategyError::corrupt(crate::METADATA, None, what))
     }
 
     /// The bytes of an item in its file.
     pub(crate) fn range(&self, place: Place) -> Result<std::ops::Range<u64>> {
-        let end = place
-            .offset
-            .checked_add(place.length)
-            .filter(|e| *e <= i64::MAX as u64);
-        let end = end.ok_or_else(|| {
-            StrategyError::corrupt(crate::METADATA, None, "an item ends beyond 2^63 bytes")
-        })?;
-        Ok(place.offset..end)
+        let end = place.offset.checked_add(place.length);
+        let end = end.filter(|end| *end <= i64::MAX as u64);
+        let what = "an item ends beyond 2^63 bytes";
+        let beyond = || StrategyError::corrupt(crate::METADATA, None, what);
+        Ok(place.offset..end.ok_or_else(beyond)?)
     }
 
     /// What was done to an item's archive, in the order of undoing it.

@@ -61,8 +61,6 @@ struct Header {
 
 impl Header {
     fn parse(stored: &[u8]) -> Result<Self, Refused> {
-        let damaged =
-            |what: &str| Refused::Damaged(format!("a zstd stream can't be decoded: {what}"));
         let unknown = |what: &str| Refused::Unknown(format!("a zstd stream has {what}"));
         let mut at = stored;
         let mut take = |n: usize| match at.split_at_checked(n) {
@@ -125,23 +123,25 @@ impl Header {
             let said = u32::from_le_bytes([a, b, c, 0]);
             let (last, repeated, size) = (said & 1 == 1, said >> 1 & 3 == 1, u64::from(said >> 3));
             if size > most {
-                let what = "a block has more bytes than the window of its frame";
-                return Err(Refused::Damaged(format!(
-                    "a zstd stream can't be decoded: {what}"
-                )));
+                return Err(damaged(
+                    "a block has more bytes than the window of its frame",
+                ));
             }
             room += most;
             let stored = if repeated { 1 } else { size as usize };
             at = rest.get(stored..).filter(|_| !last).unwrap_or_default();
         }
         if got > room {
-            let what = "its blocks have more bytes than the window of their frame";
-            return Err(Refused::Damaged(format!(
-                "a zstd stream can't be decoded: {what}"
-            )));
+            return Err(damaged(
+                "its blocks have more bytes than the window of their frame",
+            ));
         }
         Ok(())
     }
+}
+
+fn damaged(what: impl Display) -> Refused {
+    Refused::Damaged(format!("a zstd stream can't be decoded: {what}"))
 }
 
 /// Undoes zstd. Memory is taken for what came out and for the window of a frame, which is looked at before.
@@ -153,10 +153,8 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     loop {
         let had = out.len();
         let frame = Header::parse(rest)?;
-        if frame
-            .content
-            .is_some_and(|bytes| bytes > most.saturating_sub(had as u64))
-        {
+        let left = most.saturating_sub(had as u64);
+        if frame.content.is_some_and(|bytes| bytes > left) {
             return Err(Refused::More);
         }
         // A frame in one segment is its own window, and no longer than was allowed.
@@ -179,10 +177,8 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
         let got = (out.len() - had) as u64;
         frame.check_blocks(this.get(..this.len() - rest.len()).unwrap_or_default(), got)?;
         if let Some(bytes) = frame.content.filter(|bytes| *bytes != got) {
-            let what = format!(
-                "a zstd stream can't be decoded: a frame has {got} bytes and says that it has {bytes}"
-            );
-            return Err(Refused::Damaged(what));
+            let what = format!("a frame has {got} bytes and says that it has {bytes}");
+            return Err(damaged(&what));
         }
         if rest.is_empty() {
             return Ok(out.into());
@@ -198,10 +194,9 @@ fn decoded<'s>(
     block: &mut [u8],
     out: &mut Vec<u8>,
 ) -> Result<&'s [u8], Refused> {
-    let bad = |e: &dyn Display| Refused::Damaged(format!("a zstd stream can't be decoded: {e}"));
-    let mut decoder = StreamingDecoder::new_with_decoder(stored, decoder).map_err(|e| bad(&e))?;
+    let mut decoder = StreamingDecoder::new_with_decoder(stored, decoder).map_err(damaged)?;
     loop {
-        let n = decoder.read(block).map_err(|e| bad(&e))?;
+        let n = decoder.read(block).map_err(damaged)?;
         if n == 0 {
             break;
         }
@@ -213,11 +208,12 @@ fn decoded<'s>(
         out.extend_from_slice(&block[..n]);
     }
     let (rest, frame) = decoder.into_parts();
-    match (
+    let (said, is) = (
         frame.get_checksum_from_data(),
         frame.get_calculated_checksum(),
-    ) {
-        (Some(said), Some(is)) if said != is => Err(bad(&"the checksum of a frame is wrong")),
+    );
+    match said.zip(is) {
+        Some((said, is)) if said != is => Err(damaged("the checksum of a frame is wrong")),
         _ => Ok(rest),
     }
 }

@@ -43,7 +43,7 @@ pub use form::Form;
 pub use framing::{Framing, Unconfirmed};
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, RECORDS, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_version};
-pub use unpack::{Inflate, check_crc, unpack};
+pub use unpack::{Inflate, unpack};
 
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.
 pub const ALIGNMENT: u64 = 64;

@@ -1,5 +1,5 @@
 use crate::{
-    Budget, Error, Limits, Outline, Result, StorageRef,
+    Budget, Error, LegacyHead, Limits, Outline, Result, StorageRef,
     archive::{Archive, ArchiveOptions, Verify},
     legacy,
     pickle::{Graph, run},
@@ -71,7 +71,7 @@ pub fn load_with(bytes: Bytes, options: &LoadOptions) -> Result<Value> {
         Err(Error::archive(0, "it is empty"))
     } else if bytes.starts_with(b"PK\x03\x04") {
         load_archive(&Archive::open(bytes, &options.limits)?, options)
-    } else if legacy::is_legacy(&bytes) {
+    } else if LegacyHead::is_legacy(&bytes) {
         legacy::load(&bytes, &options.limits)
     } else {
         load_pickle(&bytes, &options.limits)
@@ -79,10 +79,7 @@ pub fn load_with(bytes: Bytes, options: &LoadOptions) -> Result<Value> {
 }
 
 /// Reads the value of an archive.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
+fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
     let len = archive.bytes().len() as u64;
     let mut budget = options.limits.budget(len);
     let pickle = archive.directory().get("data.pkl")?;
@@ -160,8 +157,8 @@ impl TorchSave {
             let archive = Archive::open(bytes.clone(), limits)?;
             let pickle = archive.directory().get("data.pkl")?;
             archive.content_within(pickle, self.load.verify, &mut limits.budget(len))?
-        } else if legacy::is_legacy(bytes) {
-            bytes.slice(legacy::LegacyHead::parse(bytes, len, limits)?.pickle)
+        } else if LegacyHead::is_legacy(bytes) {
+            bytes.slice(LegacyHead::parse(bytes, len, limits)?.pickle)
         } else {
             bytes.clone()
         };

@@ -1,4 +1,4 @@
-use reshard_model::{BoxError, ErrorKind, ModelError};
+use reshard_model::{ErrorKind, ModelError};
 
 /// The errors of reading a pickle or an archive, and of writing a value.
 ///
@@ -34,15 +34,6 @@ pub enum Error {
         offset: u64,
         /// What.
         what: Box<str>,
-    },
-    /// A builder failed with its own error.
-    #[error("byte {offset} of the pickle is refused: {source}")]
-    Refused {
-        /// Where the instruction starts.
-        offset: u64,
-        /// Why.
-        #[source]
-        source: BoxError,
     },
     /// The bytes are no zip archive of torch.save, or a damaged one.
     #[error("the archive is damaged at byte {offset}: {what}")]
@@ -137,8 +128,7 @@ impl Error {
     pub(crate) fn shifted(mut self, by: u64) -> Self {
         if let Self::Pickle { offset, .. }
         | Self::Limit { offset, .. }
-        | Self::Unsupported { offset, .. }
-        | Self::Refused { offset, .. } = &mut self
+        | Self::Unsupported { offset, .. } = &mut self
         {
             *offset = offset.saturating_add(by);
         }
@@ -148,6 +138,13 @@ impl Error {
     pub(crate) fn pickle(offset: usize, what: impl Into<Box<str>>) -> Self {
         Self::Pickle {
             offset: offset as u64,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(offset: u64, what: impl Into<Box<str>>) -> Self {
+        Self::Unsupported {
+            offset,
             what: what.into(),
         }
     }

@@ -17,20 +17,6 @@ use std::{collections::BTreeMap, ops::Range};
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const PROTOCOL: i64 = 1001;
 
-/// Whether bytes start as such a file does.
-pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
-    let mut reader = Reader::new(bytes);
-    if !matches!(reader.next_op(), Ok(Op::Proto(_))) {
-        return false;
-    }
-    // Pickles of protocol 4 have frames.
-    let mut next = reader.next_op();
-    if matches!(next, Ok(Op::Frame(_))) {
-        next = reader.next_op();
-    }
-    matches!(next, Ok(Op::Long1(v)) if v == MAGIC)
-}
-
 /// The beginning of an old file, from which follows where everything lies.
 ///
 /// ```
@@ -42,7 +28,8 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
 /// let head = LegacyHead::parse(&file, file.len() as u64, &Default::default())?;
 /// let pickle = file.slice(head.pickle.clone());
 /// let limits = Default::default();
-/// assert_eq!(Outline::parse(&pickle, file.len() as u64, &limits)?.leaves()?.len(), 1);
+/// let outline = Outline::parse(&pickle, file.len() as u64, &limits)?;
+/// assert_eq!(outline.contents(Default::default())?.leaves.len(), 1);
 /// # Ok(())
 /// # }
 /// ```
@@ -72,7 +59,16 @@ pub struct LegacyStorage {
 impl LegacyHead {
     /// Whether a file that starts so is an old torch file.
     pub fn is_legacy(bytes: &[u8]) -> bool {
-        is_legacy(bytes)
+        let mut reader = Reader::new(bytes);
+        if !matches!(reader.next_op(), Ok(Op::Proto(_))) {
+            return false;
+        }
+        // Pickles of protocol 4 have frames.
+        let mut next = reader.next_op();
+        if matches!(next, Ok(Op::Frame(_))) {
+            next = reader.next_op();
+        }
+        matches!(next, Ok(Op::Long1(v)) if v == MAGIC)
     }
 
     /// Finds everything in a file of `file` bytes, by its first bytes, which contain all pickles.
@@ -87,58 +83,29 @@ impl LegacyHead {
         let outline = Outline::parse(&rest, file, limits).map_err(|e| e.shifted(start as u64))?;
         at += outline.pickle_len();
         let pickle = start..at;
-        let mut named: BTreeMap<Box<str>, (u64, u64)> = BTreeMap::new();
-        for id in outline.graph().ids() {
-            if let Some(stored) =
-                storage_of(outline.graph(), id).map_err(|e| e.shifted(start as u64))?
-            {
-                let size = element_size(stored.class).unwrap_or(1).max(1);
-                named.insert(stored.storage.key, (stored.storage.len, size));
-            }
-        }
-        let keys_at = at;
-        let (keys, root) = self::pickle(bytes, &mut at, limits, budget)?;
-        let keys = storage_keys(&keys, root, keys_at)?;
-        let (mut storages, mut next) = (BTreeMap::new(), at as u64);
-        for key in keys {
-            let (len, size) = *named
-                .get(key)
-                .ok_or_else(|| Error::pickle(keys_at, "a storage is listed that nothing uses"))?;
-            let data = next
+        let (named, keys_at) = (named(outline.graph(), start)?, at);
+        let keys = self::pickle(bytes, &mut at, limits, budget)?;
+        let mut end = at as u64;
+        let storages = storages(&named, keys, keys_at, |len, size| {
+            let data = end
                 .checked_add(8)
                 .and_then(|from| Some(from..from.checked_add(len)?))
                 .filter(|data| data.end <= file)
-                .ok_or_else(|| Error::archive(next, "the file ends inside a storage"))?;
-            let storage = LegacyStorage {
-                count: next,
-                elements: len / size,
-                data: data.clone(),
-            };
-            next = data.end;
-            if storages.insert(key.into(), storage).is_some() {
-                return Err(Error::pickle(keys_at, "a storage is listed twice"));
-            }
-        }
+                .ok_or_else(|| Error::archive(end, "the file ends inside a storage"))?;
+            let count = std::mem::replace(&mut end, data.end);
+            let elements = len / size;
+            Ok(LegacyStorage {
+                count,
+                elements,
+                data,
+            })
+        })?;
         Ok(Self {
             pickle,
             storages,
-            end: next,
+            end,
         })
     }
-}
-
-/// The keys of the storages, in their order.
-fn storage_keys<'k>(keys: &'k Graph<'_>, root: Id, at: usize) -> Result<Vec<&'k str>> {
-    let bad = |what: &str| Error::pickle(at, what);
-    let list = keys
-        .as_seq(root)
-        .ok_or_else(|| bad("the keys of the storages are not a list"))?;
-    list.iter()
-        .map(|&key| {
-            keys.as_str(key)
-                .ok_or_else(|| bad("the key of a storage is not a str"))
-        })
-        .collect()
 }
 
 /// Reads what comes before the object. Returns where the object starts.
@@ -146,21 +113,14 @@ fn preamble(bytes: &Bytes, limits: &Limits, budget: &Budget) -> Result<usize> {
     let mut at = 0;
     let (magic, root) = pickle(bytes, &mut at, limits, budget.clone())?;
     if !matches!(magic.node(root), Node::Long(v) if **v == MAGIC) {
-        return Err(Error::pickle(
-            0,
-            "the magic number of an old torch file is missing",
-        ));
+        let what = "the magic number of an old torch file is missing";
+        return Err(Error::pickle(0, what));
     }
     let (protocol, root) = pickle(bytes, &mut at, limits, magic.budget().clone())?;
-    match protocol.as_int(root) {
-        Some(PROTOCOL) => {}
-        other => {
-            let what = format!("protocol {other:?} of old torch files (only 1001 is known)");
-            return Err(Error::Unsupported {
-                offset: at as u64,
-                what: what.into(),
-            });
-        }
+    let protocol_of = protocol.as_int(root);
+    if protocol_of != Some(PROTOCOL) {
+        let what = format!("protocol {protocol_of:?} of old torch files (only 1001 is known)");
+        return Err(Error::unsupported(at as u64, what));
     }
     drop((magic, protocol));
     // What is not kept takes nothing of what follows.
@@ -175,7 +135,19 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     let mut at = preamble(bytes, limits, &budget)?;
     let start = at;
     let (object, root) = pickle(bytes, &mut at, limits, budget)?;
-    let storages = storages(bytes, &mut at, &object, start, limits)?;
+    let named = named(&object, start)?;
+    let keys = pickle(bytes, &mut at, limits, object.budget().clone())?;
+    let storages = storages(&named, keys, at, |_, size| {
+        // How many elements there are stands before them.
+        let count = bytes.get(at..).and_then(|b| b.first_chunk());
+        let len = count.and_then(|c| u64::from_le_bytes(*c).checked_mul(size));
+        let range = len
+            .and_then(|n| Some(at + 8..(at + 8).checked_add(usize::try_from(n).ok()?)?))
+            .filter(|r| r.end <= bytes.len())
+            .ok_or_else(|| Error::pickle(at, "the file ends inside a storage"))?;
+        at = range.end;
+        Ok(range)
+    })?;
     let pickle = bytes.slice(start..);
     let fetch = |s: &StorageRef, _: &mut Budget| match storages.get(&*s.key) {
         Some(range) => Ok(bytes.slice(range.clone())),
@@ -200,43 +172,40 @@ fn pickle<'a>(
     Ok((graph, root))
 }
 
-/// Where each storage lies.
-fn storages(
-    bytes: &Bytes,
-    at: &mut usize,
-    object: &Graph<'_>,
-    start: usize,
-    limits: &Limits,
-) -> Result<BTreeMap<Box<str>, Range<usize>>> {
-    // How long an element is stands only where the object names its storage.
-    let mut sizes: BTreeMap<Box<str>, u64> = BTreeMap::new();
+/// By key, the length of a storage in bytes, and the size of its elements, which stands only where the object names the storage.
+type Named = BTreeMap<Box<str>, (u64, u64)>;
+
+fn named(object: &Graph<'_>, start: usize) -> Result<Named> {
+    let mut named = Named::new();
     for id in object.ids() {
         if let Some(stored) = storage_of(object, id).map_err(|e| e.shifted(start as u64))? {
-            sizes.insert(stored.storage.key, element_size(stored.class).unwrap_or(1));
+            let size = element_size(stored.class).unwrap_or(1).max(1);
+            named.insert(stored.storage.key, (stored.storage.len, size));
         }
     }
-    let (keys, root) = pickle(bytes, at, limits, object.budget().clone())?;
-    let keys_at = *at;
-    let bad = |at: usize, what: &str| Error::pickle(at, what);
+    Ok(named)
+}
+
+/// The storages by their keys. `each` is called for them in their order, with their lengths and the sizes of their elements.
+fn storages<T>(
+    named: &Named,
+    (keys, root): (Graph<'_>, Id),
+    keys_at: usize,
+    mut each: impl FnMut(u64, u64) -> Result<T>,
+) -> Result<BTreeMap<Box<str>, T>> {
+    let bad = |what: &str| Error::pickle(keys_at, what);
+    let keys_of = keys.as_seq(root);
+    let keys_of = keys_of.ok_or_else(|| bad("the keys of the storages are not a list"))?;
+    // All of them are looked at first.
+    let all = keys_of.iter().map(|&key| keys.as_str(key));
+    let all: Option<Vec<&str>> = all.collect();
     let mut out = BTreeMap::new();
-    for key in storage_keys(&keys, root, keys_at)? {
-        let size = sizes
+    for key in all.ok_or_else(|| bad("the key of a storage is not a str"))? {
+        let (len, size) = *named
             .get(key)
-            .ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;
-        let count = bytes
-            .get(*at..)
-            .and_then(|b| b.first_chunk())
-            .map(|c| u64::from_le_bytes(*c));
-        let len = count
-            .and_then(|n| n.checked_mul(*size))
-            .and_then(|n| usize::try_from(n).ok());
-        let range = len
-            .and_then(|n| Some(*at + 8..(*at + 8).checked_add(n)?))
-            .filter(|r| r.end <= bytes.len());
-        let range = range.ok_or_else(|| bad(*at, "the file ends inside a storage"))?;
-        *at = range.end;
-        if out.insert(key.into(), range).is_some() {
-            return Err(bad(keys_at, "a storage is listed twice"));
+            .ok_or_else(|| bad("a storage is listed that nothing uses"))?;
+        if out.insert(key.into(), each(len, size)?).is_some() {
+            return Err(bad("a storage is listed twice"));
         }
     }
     Ok(out)

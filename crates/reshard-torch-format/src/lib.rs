@@ -45,7 +45,7 @@ mod value;
 pub mod archive;
 pub mod pickle;
 
-pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, save_with};
+pub use entry::{LoadOptions, TorchSave, load, load_with, save, save_with};
 pub use error::{Error, Result};
 pub use legacy::{LegacyHead, LegacyStorage};
 pub use limits::{Budget, Limits};

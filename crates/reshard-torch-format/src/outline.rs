@@ -8,7 +8,7 @@ use crate::{
     Budget, Error, Limits, Result, StorageRef, TensorRef,
     archive::ByteOrder,
     pickle::{Graph, Id, run},
-    value::Decoder,
+    value::{Decoder, made},
 };
 use bytes::Bytes;
 use reshard_model::{Construct, Opaque, Path, Value};
@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// let pickle = file.pickle.into();
 /// let limits = Default::default();
 /// let outline = Outline::parse(&pickle, 1000, &limits)?;
-/// let found = outline.leaves()?;
+/// let found = outline.contents(Default::default())?.leaves;
 /// let names: Vec<String> = found.iter().map(|leaf| leaf.path.to_string()).collect();
 /// assert_eq!(names, ["model.w", "step"]);
 /// assert!(matches!(&found[0].leaf, Leaf::Tensor(t) if t.as_ref().unwrap().shape[..] == [2]));
@@ -66,7 +66,6 @@ pub struct Found {
 
 /// A dict of a file that a plain dict with texts as keys can't stand for.
 #[derive(Debug)]
-#[non_exhaustive]
 pub struct FoundDict {
     /// Its path; empty for the root.
     pub path: Path,
@@ -77,22 +76,6 @@ pub struct FoundDict {
     pub state: Vec<(Box<str>, Option<Value>)>,
     /// The keys that are no str, as text, with their types.
     pub keys: Vec<(Box<str>, KeyType)>,
-}
-
-impl FoundDict {
-    /// A dict of a class with these attributes, whose keys are all texts.
-    pub fn new(
-        path: Path,
-        class: Option<Box<Opaque>>,
-        state: Vec<(Box<str>, Option<Value>)>,
-    ) -> Self {
-        Self {
-            path,
-            class,
-            state,
-            keys: Vec::new(),
-        }
-    }
 }
 
 /// The type of a key of a dict that is no str.
@@ -124,7 +107,7 @@ impl KeyType {
 }
 
 /// Everything that a file holds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Contents {
     /// All leaves, in their order.
@@ -177,60 +160,35 @@ impl<'a> Outline<'a> {
         &self.graph
     }
 
-    /// All leaves, in their order. Containers are taken apart as PyTorch's `flatten_state_dict` does since 2.4: every dict is, and a list
-    /// that holds a tensor or a dict, directly or in inner lists. A file whose root is a tensor has one leaf, `tensor`; the leaf of a root
-    /// that is neither is `object`.
+    /// All leaves, in their order, and the dicts around them. Containers are taken apart as PyTorch's `flatten_state_dict` does since 2.4:
+    /// every dict is, and a list that holds a tensor or a dict, directly or in inner lists. A file whose root is a tensor has one leaf,
+    /// `tensor`; the leaf of a root that is neither is `object`.
     ///
     /// # Errors
     /// [`Error::Limit`] for more leaves or longer names than the limits allow: a small pickle may refer to one dict very often.
     /// [`Error::Unsupported`] if two leaves have one name, or something contains itself.
-    pub fn leaves(&self) -> Result<Vec<Found>> {
-        Ok(flatten::contents(&self.graph, self.root, self.limits)?.leaves)
-    }
-
-    /// All [`leaves`](Self::leaves), and the dicts around them.
-    ///
-    /// # Errors
-    /// As [`leaves`](Self::leaves).
     pub fn contents(&self, order: ByteOrder) -> Result<Contents> {
-        let nodes = flatten::contents(&self.graph, self.root, self.limits)?;
-        let mut objects: Vec<ObjectAt> = Vec::new();
-        for dict in &nodes.around {
-            objects.extend(dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)));
-        }
+        let (mut contents, around) = flatten::contents(&self.graph, self.root, self.limits)?;
+        let objects: Vec<ObjectAt> = around.iter().flat_map(flatten::Around::objects).collect();
         let values = self.values_without_storages(&objects, order);
-        let values: BTreeMap<ObjectAt, Value> = values.into_iter().collect();
-        let dicts = nodes.around.into_iter().map(|dict| {
-            let args = dict.args.iter().map(|at| values.get(at).cloned());
-            let class = dict.class.map(|(module, name)| {
-                let args: Option<Vec<Value>> = args.collect();
-                Box::new(Opaque {
-                    module: module.into(),
-                    name: name.into(),
-                    construct: Construct::Reduce(args.unwrap_or_default()),
-                    state: None,
-                    items: Vec::new(),
-                    pairs: Vec::new(),
-                })
-            });
-            let state = dict.state.into_iter();
-            FoundDict {
-                path: dict.path,
-                class,
-                state: state
-                    .map(|(name, at)| (name, values.get(&at).cloned()))
-                    .collect(),
-                keys: dict.keys,
-            }
+        let value = |at: &ObjectAt| values.get(at).cloned();
+        let dicts = around.into_iter().map(|dict| FoundDict {
+            class: dict.class.map(|(module, name)| {
+                let args: Option<Vec<Value>> = dict.args.iter().map(value).collect();
+                let construct = Construct::Reduce(args.unwrap_or_default());
+                Box::new(made(module, name, construct))
+            }),
+            path: dict.path,
+            state: dict
+                .state
+                .into_iter()
+                .map(|(name, at)| (name, value(&at)))
+                .collect(),
+            keys: dict.keys,
         });
-        Ok(Contents {
-            leaves: nodes.leaves,
-            dicts: dicts.collect(),
-            shared: nodes.shared,
-            unsaid: nodes.unsaid,
-            storages: reach::keys(&self.graph),
-            has_root_dict: nodes.has_root_dict,
-        })
+        contents.dicts = dicts.collect();
+        contents.storages = reach::keys(&self.graph);
+        Ok(contents)
     }
 
     /// What the value of the pickle doesn't say, in words: which parts are one object in Python, and what Python knows of the tensors in them
@@ -270,19 +228,17 @@ impl<'a> Outline<'a> {
         &self,
         objects: &[ObjectAt],
         order: ByteOrder,
-    ) -> Vec<(ObjectAt, Value)> {
+    ) -> BTreeMap<ObjectAt, Value> {
         let fetch = |s: &StorageRef, _: &mut Budget| Err(Error::tensor(&s.key, "it is not read"));
         let decoder = Decoder::new(&self.graph, self.pickle, self.limits, fetch);
         let mut decoder = decoder.of_file(order, self.file);
-        let mut out = Vec::new();
-        for object in objects {
-            match decoder.root(object.0) {
-                Ok(value) => out.push((*object, value)),
-                Err(Error::Limit { .. }) => break,
-                Err(_) => {}
-            }
-        }
-        out
+        let decoded = objects
+            .iter()
+            .map(|object| (*object, decoder.root(object.0)));
+        decoded
+            .take_while(|(_, value)| !matches!(value, Err(Error::Limit { .. })))
+            .filter_map(|(object, value)| Some((object, value.ok()?)))
+            .collect()
     }
 
     /// The values of objects. `fetch` gets the bytes of a storage.
@@ -301,12 +257,5 @@ impl<'a> Outline<'a> {
             .iter()
             .map(|object| decoder.root(object.0))
             .collect()
-    }
-}
-
-fn unsupported(graph: &Graph<'_>, id: Id, what: impl Into<Box<str>>) -> Error {
-    Error::Unsupported {
-        offset: graph.offset(id),
-        what: what.into(),
     }
 }

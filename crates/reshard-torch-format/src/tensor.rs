@@ -94,10 +94,8 @@ impl TensorRef {
     pub fn parse(pickle: &[u8], limits: &Limits) -> Result<Self> {
         let mut graph = Graph::default();
         let (root, _) = run(pickle, &mut graph, limits)?;
-        tensor_of(&graph, root, Wrapped::Any)?.ok_or_else(|| Error::Unsupported {
-            offset: 0,
-            what: "a pickle that holds no dense tensor".into(),
-        })
+        tensor_of(&graph, root, Wrapped::Any)?
+            .ok_or_else(|| Error::unsupported(0, "a pickle that holds no dense tensor"))
     }
 
     /// The `data.pkl` of an archive that holds only this tensor.
@@ -127,31 +125,32 @@ impl TensorRef {
         self.emit_tensor(e, false)?;
         e.bool(self.requires_grad);
         emit_no_hooks(e)?;
-        e.tuple(3);
-        e.memoize();
+        e.memoized_tuple(3);
         e.op(Op::Reduce);
         Ok(e.memoize())
     }
 
     fn emit_tensor(&self, e: &mut Emitter, requires_grad: bool) -> Result<u32> {
         let legacy = storage::legacy_name(self.dtype);
-        e.global(
-            "torch._utils",
-            if legacy.is_some() {
-                "_rebuild_tensor_v2"
-            } else {
-                "_rebuild_tensor_v3"
-            },
-        )?;
+        let function = match legacy {
+            Some(_) => "_rebuild_tensor_v2",
+            None => "_rebuild_tensor_v3",
+        };
+        e.global("torch._utils", function)?;
         e.op(Op::Mark);
+        let dtype = legacy.map(|_| self.dtype);
         StorageRef {
-            dtype: legacy.map(|_| self.dtype),
+            dtype,
             ..self.storage.clone()
         }
         .emit(e)?;
         e.uint(self.offset);
-        e.ints(&self.shape);
-        e.ints(&self.strides);
+        for dims in [&self.shape, &self.strides] {
+            e.ints(dims);
+            if !dims.is_empty() {
+                e.memoize();
+            }
+        }
         e.bool(requires_grad);
         emit_no_hooks(e)?;
         if legacy.is_none() {
@@ -165,28 +164,23 @@ impl TensorRef {
     }
 
     fn emit_bits(&self, e: &mut Emitter) {
-        let bits: Vec<&str> = [("conj", self.conj), ("neg", self.neg)]
-            .iter()
-            .filter(|b| b.1)
-            .map(|b| b.0)
-            .collect();
-        if bits.is_empty() {
-            return;
-        }
+        let bits = [("conj", self.conj), ("neg", self.neg)];
+        let set = bits.iter().filter(|(_, is_set)| *is_set);
+        let end = match set.clone().count() {
+            0 => return,
+            1 => Op::SetItem,
+            _ => Op::SetItems,
+        };
         e.op(Op::EmptyDict);
         e.memoize();
-        if bits.len() > 1 {
+        if end == Op::SetItems {
             e.op(Op::Mark);
         }
-        for bit in &bits {
+        for (bit, _) in set {
             e.str(bit);
             e.bool(true);
         }
-        e.op(if bits.len() > 1 {
-            Op::SetItems
-        } else {
-            Op::SetItem
-        });
+        e.op(end);
     }
 
     /// Where the elements lie in the storage's record.
@@ -212,25 +206,9 @@ impl TensorRef {
             .ok_or_else(bad)
     }
 
-    /// Compares the length of the storage in the pickle with the size of its record.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if they differ, as in PyTorch 2.15.
-    pub fn check_storage(&self, record: u64) -> Result<()> {
-        self.storage.check(record)
-    }
-
     /// Whether the stored bytes must be changed to get the elements: they are conjugated, negated, or have another byte order.
     pub fn is_lazy(&self, order: ByteOrder) -> bool {
         self.conj || self.neg || (order == ByteOrder::Big && self.dtype.word() > 1)
-    }
-
-    /// Changes the stored bytes of whole elements into the bytes of the elements, in place: byte order, negation, conjugation.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if the element type can't be negated or conjugated, or the bytes are no whole elements.
-    pub fn resolve(&self, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
-        bits::resolve(self, bytes, order)
     }
 
     /// Makes the tensor over the bytes of its storage. It copies nothing unless the tensor [is lazy](Self::is_lazy).
@@ -249,7 +227,7 @@ impl TensorRef {
     /// # }
     /// ```
     pub fn tensor(&self, storage: Arc<dyn HostBuffer>, order: ByteOrder) -> Result<Tensor> {
-        self.check_storage(storage.as_bytes().len() as u64)?;
+        self.storage.check(storage.as_bytes().len() as u64)?;
         let tensor = Tensor::with_layout(self.dtype, self.layout()?, storage)?;
         if !self.is_lazy(order) {
             return Ok(tensor);
@@ -261,7 +239,7 @@ impl TensorRef {
             .and_then(|n| elements.try_reserve_exact(n).ok());
         room.ok_or_else(|| {
             let what = format!("holding the {bytes} bytes of a tensor whose elements must be changed, for which there is no memory,");
-            Error::Unsupported { offset: 0, what: what.into() }
+            Error::unsupported(0, what)
         })?;
         tensor
             .blocks(1 << 20)

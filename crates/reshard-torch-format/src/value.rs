@@ -7,4 +7,4 @@ mod write;
 pub use tree::{EncodedTree, Part, PartDict, PartTree, Stored, encode_tree};
 pub use write::{Encoded, encode};
 
-pub(crate) use read::Decoder;
+pub(crate) use read::{Decoder, made};

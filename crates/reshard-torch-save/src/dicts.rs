@@ -31,33 +31,19 @@ impl Dicts {
     /// Adds the dicts of a file.
     pub(crate) fn add(&mut self, file: u32, dicts: Vec<FoundDict>) {
         for dict in dicts {
-            let FoundDict {
-                path,
-                class,
-                state,
-                keys,
-                ..
-            } = dict;
-            let mut add = |kind, path: Path, name: Box<str>, value: Option<Value>| {
-                let id = AnnotationId::new(kind, path, name);
-                self.0.entry(id).or_default().push((file, value));
-            };
-            for (key, kind) in keys {
-                let mut entry = path.clone();
+            for (key, kind) in dict.keys {
+                let mut entry = dict.path.clone();
                 entry.0.push(Step::Key(key));
-                add(
-                    AnnotationKind::KeyType,
-                    entry,
-                    "".into(),
-                    Some(kind.name().into()),
-                );
+                let id = AnnotationId::new(AnnotationKind::KeyType, entry, "");
+                self.note(file, id, kind.name());
             }
-            for (name, value) in state {
-                add(AnnotationKind::ContainerState, path.clone(), name, value);
+            for (name, value) in dict.state {
+                let id = AnnotationId::new(AnnotationKind::ContainerState, dict.path.clone(), name);
+                self.0.entry(id).or_default().push((file, value));
             }
-            if let Some(class) = class {
-                let class = Some(Value::Opaque(class));
-                add(AnnotationKind::ContainerType, path, "".into(), class);
+            if let Some(class) = dict.class {
+                let id = AnnotationId::new(AnnotationKind::ContainerType, dict.path, "");
+                self.note(file, id, Value::Opaque(class));
             }
         }
     }
@@ -80,13 +66,10 @@ impl Dicts {
         let class = tensor.is_parameter.then_some(PARAMETER);
         let view = (tensor.conj || tensor.neg).then_some("that it is a conjugated or negated view");
         let device = Some(&*tensor.storage.location).filter(|device| *device != CPU);
+        let state = tensor.python_state.or(view);
         for (kind, name, value) in [
             (AnnotationKind::TensorClass, "", class),
-            (
-                AnnotationKind::PythonState,
-                "",
-                tensor.python_state.or(view),
-            ),
+            (AnnotationKind::PythonState, "", state),
             (AnnotationKind::Device, "device", device),
         ] {
             if let Some(value) = value {
@@ -305,12 +288,11 @@ mod tests {
 
     #[test]
     fn files_that_disagree_keep_their_facts() {
-        let dict = |metadata: i64| {
-            FoundDict::new(
-                Path::default(),
-                Some(ordered()),
-                vec![("_metadata".into(), Some(metadata.into()))],
-            )
+        let dict = |metadata: i64| FoundDict {
+            path: Path::default(),
+            class: Some(ordered()),
+            state: vec![("_metadata".into(), Some(metadata.into()))],
+            keys: Vec::new(),
         };
         let names = ["a.bin".to_owned(), "b.bin".to_owned()];
         for (second, want) in [

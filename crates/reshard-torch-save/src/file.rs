@@ -57,37 +57,33 @@ impl TorchFile {
     ) -> Result<Self> {
         let (first, tail) = ends(store, &name, bytes).await?;
         let read = first.len();
-        let (pickle, container) = match kind(&first) {
-            Some(Kind::Zip) => {
-                let (pickle, zip) = zip::open(store, &name, bytes, (first, tail), limits).await?;
-                (pickle, Container::Zip(zip))
-            }
-            Some(Kind::Legacy) => legacy::open(store, &name, bytes, first, limits).await?,
-            Some(Kind::Pickle) => {
-                limits.whole(&name, bytes)?;
-                let all = match first.len() as u64 {
-                    read if read == bytes => first,
-                    _ => {
-                        let all = store.read(&name, 0..bytes).await;
-                        all.map_err(|e| lost(e, name.as_str()))?
-                    }
-                };
-                whole(&all, &name, limits)?;
-                (all, Container::Pickle)
-            }
-            Some(Kind::Tar) => {
-                let what = format!(
-                    "reading {name} (a tar file, as torch wrote before 0.1.10; load it with torch and save it again)"
-                );
-                return Err(not_understood(what));
-            }
-            None => {
-                let why = format!(
-                    "{name} does not begin as a file of torch.save does: it is neither a zip archive nor a pickle"
-                );
-                let url = store.url();
-                return Err(StrategyError::NotACheckpoint { url, why });
-            }
+        let (pickle, container) = if first.starts_with(b"PK\x03\x04") {
+            let (pickle, zip) = zip::open(store, &name, bytes, (first, tail), limits).await?;
+            (pickle, Container::Zip(zip))
+        } else if LegacyHead::is_legacy(&first) {
+            legacy::open(store, &name, bytes, first, limits).await?
+        } else if first.get(257..262) == Some(b"ustar") {
+            let what = format!(
+                "reading {name} (a tar file, as torch wrote before 0.1.10; load it with torch and save it again)"
+            );
+            return Err(not_understood(what));
+        } else if matches!(&*first, [0x80, 2..=5, ..]) {
+            limits.whole(&name, bytes)?;
+            let all = match read as u64 == bytes {
+                true => first,
+                false => {
+                    let all = store.read(&name, 0..bytes).await;
+                    all.map_err(|e| lost(e, name.as_str()))?
+                }
+            };
+            whole(&all, &name, limits)?;
+            (all, Container::Pickle)
+        } else {
+            let why = format!(
+                "{name} does not begin as a file of torch.save does: it is neither a zip archive nor a pickle"
+            );
+            let url = store.url();
+            return Err(StrategyError::NotACheckpoint { url, why });
         };
         Ok(Self {
             name,
@@ -251,28 +247,5 @@ fn no_storage(storage: &StorageRef) -> FormatError {
     FormatError::NoRecord {
         name: storage.record().into(),
         have: "no storage of this key".into(),
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Zip,
-    Legacy,
-    Tar,
-    Pickle,
-}
-
-/// What a file is by its first bytes.
-fn kind(first: &[u8]) -> Option<Kind> {
-    if first.starts_with(b"PK\x03\x04") {
-        Some(Kind::Zip)
-    } else if LegacyHead::is_legacy(first) {
-        Some(Kind::Legacy)
-    } else if first.get(257..262) == Some(b"ustar") {
-        Some(Kind::Tar)
-    } else if matches!(first, [0x80, 2..=5, ..]) {
-        Some(Kind::Pickle)
-    } else {
-        None
     }
 }

@@ -3,10 +3,13 @@
 mod files;
 mod whole;
 
-pub(crate) use whole::{Target, WholeTensors};
+pub(crate) use whole::WholeTensors;
 
-use crate::told::{Told, pack, unpack};
-use files::Assigned;
+use crate::{
+    told::{Told, pack, unpack},
+    writer::TorchSaveWriter,
+};
+use files::assign;
 use reshard_model::{FlatStateDict, Step};
 use reshard_plan::{
     Metadata, PlanError, PlannerData, Result, SaveContext, SavePlan, SavePlanner, WriteItem,
@@ -22,11 +25,12 @@ impl SavePlanner for WholeTensors {
 
     fn plan_settings(&self) -> Option<String> {
         let base = self.base.plan_settings()?;
-        let policy = match &self.policy {
+        let TorchSaveWriter { target, empty, .. } = &self.writer;
+        let policy = match &self.writer.policy {
             Some(policy) => Some(policy.plan_settings()?),
             None => None,
         };
-        let (target, empty, of) = (&self.target, &self.empty, self.base.name());
+        let of = self.base.name();
         Some(format!(
             "whole tensors in {target:?} by {policy:?} with {empty:?} around {of} {base}"
         ))
@@ -66,14 +70,14 @@ impl SavePlanner for WholeTensors {
             }
         }
         let (plans, metadata) = self.base.create_global_plan(plans)?;
-        let assigned = Assigned::of(self, &all, plans, &metadata)?;
-        Ok((assigned.plans(&self.empty)?, metadata))
+        let plans = assign(&self.writer, &all, plans, &metadata)?;
+        Ok((plans, metadata))
     }
 }
 
 impl WholeTensors {
     fn described(&self) -> Result<Option<String>> {
-        let described = self.policy.as_deref().map(describe).transpose();
+        let described = self.writer.policy.as_deref().map(describe).transpose();
         described.map_err(PlanError::planner)
     }
 
@@ -89,17 +93,14 @@ impl WholeTensors {
         };
         let known = match own {
             Some(own) => own.path(&item.key),
-            None => self
-                .paths
-                .as_ref()
-                .and_then(|all| all.path(&leaf.unique_key())),
+            None => {
+                let all = self.writer.paths.as_ref();
+                all.and_then(|all| all.path(&leaf.unique_key()))
+            }
         };
-        let Some(known) = known else {
+        let Some(known) = known.filter(|known| known.0.len() == path.0.len()) else {
             return BTreeSet::new();
         };
-        if known.0.len() != path.0.len() {
-            return BTreeSet::new();
-        }
         let steps = (0u16..).zip(path.0.iter().zip(&known.0));
         let ints = steps.filter(|(_, both)| matches!(both, (Step::Index(_), Step::Key(_))));
         ints.map(|(n, _)| n).collect()

@@ -3,7 +3,6 @@
 mod objects;
 mod opened;
 mod tensors;
-mod values;
 mod verify;
 
 use crate::{

@@ -3,9 +3,8 @@
 use crate::{
     NAME, TorchSaveConfig, dicts,
     names::{is_file, last_part},
-    planner::Target,
     told::Asked,
-    writer::TorchSaveWriter,
+    writer::{Target, TorchSaveWriter},
 };
 use reshard_model::Dialect;
 use reshard_storage::PlaceKind;

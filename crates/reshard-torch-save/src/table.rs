@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 /// A leaf, and the number of its file.
 pub(crate) type At<T> = (u32, T);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Table {
     pub(crate) metadata: Metadata,
     /// By the number of the chunk. Each tensor with elements is one chunk.
@@ -31,13 +31,11 @@ pub(crate) struct Table {
     pub(crate) unnamed: Vec<(Box<str>, String)>,
 }
 
+/// A table that is made. Its metadata come last.
 #[derive(Default)]
-struct Tables {
+struct TableBuilder {
+    table: Table,
     builder: MetadataBuilder,
-    tensors: Vec<At<TensorRef>>,
-    objects: Vec<At<ObjectAt>>,
-    refused: BTreeMap<Box<str>, Refused>,
-    repeats: BTreeMap<Box<str>, (u64, u64)>,
     paths: PathOfKey,
     dicts: Dicts,
 }
@@ -45,19 +43,18 @@ struct Tables {
 impl Table {
     /// Of one file.
     pub(crate) fn of(file: &TorchFile, limits: &ReadLimits) -> Result<Self> {
-        let mut tables = Tables::default();
-        let mut contents = file.outline(limits, |outline| outline.contents(file.order()))?;
-        tables.describe(0, file, &mut contents);
+        let mut tables = TableBuilder::default();
+        let contents = file.outline(limits, |outline| outline.contents(file.order()))?;
         if let ([only], false) = (&*contents.leaves, contents.has_root_dict) {
             tables.dicts.add_lone(0, &only.path.to_string());
         }
-        for found in contents.leaves {
+        for found in tables.describe(0, file, contents) {
             let key: Box<str> = found.path.to_string().into();
             tables.add(0, file, key, found)?;
         }
         let paths = std::mem::take(&mut tables.paths);
         let annotations = std::mem::take(&mut tables.dicts).of_one_file(file.name.as_str());
-        tables.finish((paths, annotations), Vec::new(), limits)
+        tables.finish(paths, annotations, limits)
     }
 
     /// Of the files of an index. Files that can't be opened come with the reason.
@@ -66,20 +63,19 @@ impl Table {
         index: Parsed,
         limits: &ReadLimits,
     ) -> Result<Self> {
-        let (mut tables, mut unnamed) = (Tables::default(), Vec::new());
+        let mut tables = TableBuilder::default();
         let names: Vec<String> = index.files.keys().map(ToString::to_string).collect();
         for ((n, opened), (name, keys)) in (0..).zip(files).zip(index.files) {
             let leaves = opened.as_ref().map_err(Clone::clone).and_then(|file| {
                 let contents = file.outline(limits, |outline| outline.contents(file.order()));
-                let mut contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
-                tables.describe(n, file, &mut contents);
-                Ok((file, contents.leaves))
+                let contents = contents.map_err(|e| refused_file(&e, name.as_str()))?;
+                Ok((file, tables.describe(n, file, contents)))
             });
             let (file, leaves) = match leaves {
                 Ok(found) => found,
                 Err(why) => {
                     let all = keys.into_iter().map(|key| (key, why.clone()));
-                    tables.refused.extend(all);
+                    tables.table.refused.extend(all);
                     continue;
                 }
             };
@@ -93,13 +89,13 @@ impl Table {
                     None => {
                         let what =
                             format!("{key}: {INDEX} says that it lies here, but it does not");
-                        tables
-                            .refused
-                            .insert(key, Refused::damaged(what).in_file(&name));
+                        let why = Refused::damaged(what).in_file(&name);
+                        tables.table.refused.insert(key, why);
                     }
                 }
             }
-            unnamed.extend(held.into_keys().map(|key| (key, name.to_string())));
+            let unnamed = held.into_keys().map(|key| (key, name.to_string()));
+            tables.table.unnamed.extend(unnamed);
         }
         let flat = std::mem::take(&mut tables.paths);
         let paths = match index.paths {
@@ -111,20 +107,19 @@ impl Table {
                 .collect(),
         };
         let annotations = std::mem::take(&mut tables.dicts).of_files(&names);
-        tables.finish((paths, annotations), unnamed, limits)
+        tables.finish(paths, annotations, limits)
     }
 }
 
-impl Tables {
-    /// Notes what a file says beside its leaves.
-    fn describe(&mut self, n: u32, file: &TorchFile, contents: &mut Contents) {
-        self.dicts.add(n, std::mem::take(&mut contents.dicts));
-        self.dicts
-            .add_shared(n, std::mem::take(&mut contents.shared));
-        self.dicts
-            .add_unsaid(n, std::mem::take(&mut contents.unsaid));
-        self.dicts
-            .add_records(n, file.unknown_records(&contents.storages));
+impl TableBuilder {
+    /// Notes what a file says beside its leaves, and returns these.
+    fn describe(&mut self, n: u32, file: &TorchFile, contents: Contents) -> Vec<Found> {
+        let records = file.unknown_records(&contents.storages);
+        self.dicts.add(n, contents.dicts);
+        self.dicts.add_shared(n, contents.shared);
+        self.dicts.add_unsaid(n, contents.unsaid);
+        self.dicts.add_records(n, records);
+        contents.leaves
     }
 
     fn add(&mut self, n: u32, file: &TorchFile, key: Box<str>, found: Found) -> Result<()> {
@@ -133,7 +128,7 @@ impl Tables {
         match leaf {
             Leaf::Object(object) => {
                 self.builder.add_object(&key)?;
-                self.objects.push((n, object));
+                self.table.objects.push((n, object));
             }
             Leaf::Tensor(described) => {
                 let fits = described.and_then(|t| file.has(&t.storage).map(|()| t));
@@ -144,7 +139,7 @@ impl Tables {
                     }
                     Err(e) => {
                         let why = refused(&key, e, name);
-                        self.refused.insert(key, why);
+                        self.table.refused.insert(key, why);
                         return Ok(());
                     }
                 }
@@ -162,41 +157,34 @@ impl Tables {
             strides: strided.map(|layout| layout.strides()[..].into()),
             ..TensorProperties::default()
         };
-        let id = self
-            .builder
-            .add_tensor(key, tensor.dtype, &tensor.shape, properties)?;
+        let (dtype, shape) = (tensor.dtype, &tensor.shape);
+        let id = self.builder.add_tensor(key, dtype, shape, properties)?;
         let bytes = layout.map_or(0, |layout| layout.bytes());
         if bytes == 0 {
             return Ok(());
         }
         self.builder.add_chunk(id, &Region::whole(&tensor.shape))?;
         if repeats(bytes, tensor.storage.len) {
-            self.repeats.insert(key.into(), (bytes, tensor.storage.len));
+            let repeats = &mut self.table.repeats;
+            repeats.insert(key.into(), (bytes, tensor.storage.len));
         }
-        self.tensors.push((n, tensor));
+        self.table.tensors.push((n, tensor));
         Ok(())
     }
 
     fn finish(
-        mut self,
-        (paths, annotations): (PathOfKey, Annotations),
-        unnamed: Vec<(Box<str>, String)>,
+        self,
+        paths: PathOfKey,
+        annotations: Annotations,
         limits: &ReadLimits,
     ) -> Result<Table> {
-        let all = self.repeats.values().map(|(bytes, _)| *bytes);
+        let mut table = self.table;
+        let all = table.repeats.values().map(|(bytes, _)| *bytes);
         if limits.allow_repeated || all.fold(0, u64::saturating_add) <= REPEATED {
-            self.repeats.clear();
+            table.repeats.clear();
         }
-        Ok(Table {
-            metadata: self
-                .builder
-                .finish(Some(PlannerData::Paths(paths)))?
-                .with_annotations(annotations),
-            tensors: self.tensors,
-            objects: self.objects,
-            refused: self.refused,
-            repeats: self.repeats,
-            unnamed,
-        })
+        let metadata = self.builder.finish(Some(PlannerData::Paths(paths)))?;
+        table.metadata = metadata.with_annotations(annotations);
+        Ok(table)
     }
 }

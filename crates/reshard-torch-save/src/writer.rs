@@ -2,17 +2,16 @@
 
 mod archive;
 mod overhead;
-mod source;
 mod tree;
 
 use crate::{
     NAME, dicts,
     index::Index,
     names::{INDEX, WEIGHTS, prefix},
-    planner::{Target, WholeTensors},
+    planner::WholeTensors,
     told::{Asked, FilePlan, Files, Receipt, What, unpack},
 };
-use archive::FileExtent;
+use archive::{FileExtent, Source};
 use reshard_model::{DType, Data, Layout, ObjectCodec, Path, Payload, Value};
 use reshard_plan::{PlannerData, SavePlan, SavePlanner, WriteItem};
 use reshard_policy::{Limits, PolicyMetrics, ShardingPolicy};
@@ -27,14 +26,22 @@ use reshard_torch_format::{
     archive::{ArchiveLayout, ArchiveOptions},
     encode_tree,
 };
-use source::Source;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tree::tree_of;
 
 pub(crate) use overhead::{WithoutLeaves, of_file};
 
+/// What is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// One file of this name.
+    File(String),
+    /// A folder, with one file unless a policy decides otherwise.
+    Folder,
+}
+
 /// Writes files of `torch.save`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TorchSaveWriter {
     pub(crate) target: Target,
     /// The policy that the planner calls.
@@ -48,7 +55,7 @@ pub(crate) struct TorchSaveWriter {
 
 impl TorchSaveWriter {
     /// The name of the file, or of the only file of a folder.
-    fn file_name(&self) -> &str {
+    pub(crate) fn file_name(&self) -> &str {
         match &self.target {
             Target::File(name) => name,
             Target::Folder => WEIGHTS,
@@ -68,15 +75,8 @@ impl StorageWriter for TorchSaveWriter {
     }
 
     fn planner(&self, base: Arc<dyn SavePlanner>) -> Result<Arc<dyn SavePlanner>> {
-        Ok(Arc::new(WholeTensors {
-            base,
-            target: self.target.clone(),
-            policy: self.policy.clone(),
-            limits: self.limits,
-            asked: Arc::clone(&self.asked),
-            paths: self.paths.clone(),
-            empty: self.empty.clone(),
-        }))
+        let writer = self.clone();
+        Ok(Arc::new(WholeTensors { base, writer }))
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -228,9 +228,8 @@ fn described(what: &What) -> Result<TensorRef> {
         python,
     } = what
     else {
-        return Err(StrategyError::Internal(
-            "an object is described as a tensor".into(),
-        ));
+        let what = "an object is described as a tensor";
+        return Err(StrategyError::Internal(what.into()));
     };
     let mut tensor = TensorRef::contiguous(*dtype, shape).map_err(encoding)?;
     tensor.requires_grad = *requires_grad;
@@ -247,10 +246,8 @@ fn encoding(e: reshard_torch_format::Error) -> StrategyError {
 
 fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<Value> {
     let [item] = items else {
-        return Err(StrategyError::Internal(format!(
-            "{key}: an object of {} items is planned",
-            items.len()
-        )));
+        let what = format!("{key}: an object of {} items is planned", items.len());
+        return Err(StrategyError::Internal(what));
     };
     match resolve(item)? {
         WriteData::Object(Payload::None) => Err(StrategyError::Invalid(format!(

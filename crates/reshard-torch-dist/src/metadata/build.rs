@@ -192,14 +192,10 @@ impl RawDict {
     fn push_storage(&mut self, index: u32, storage: u32, worth: &mut Worth) -> Built<()> {
         match self.storage.last_mut() {
             Some(p) if p.index + p.n == index && p.storage + p.n == storage => p.n += 1,
-            _ => worth.push(
-                &mut self.storage,
-                Pairs {
-                    index,
-                    storage,
-                    n: 1,
-                },
-            )?,
+            _ => {
+                let n = 1;
+                worth.push(&mut self.storage, Pairs { index, storage, n })?;
+            }
         }
         Ok(())
     }
@@ -252,10 +248,10 @@ pub(crate) struct Columns {
     pub(crate) metas: Vec<RawMeta>,
     pub(crate) roots: Vec<RawRoot>,
     /// All strs, each once.
-    texts: Texts,
-    tuples: Slots<Vec<V>>,
-    lists: Slots<RawList>,
-    dicts: Slots<RawDict>,
+    pub(crate) texts: Texts,
+    pub(crate) tuples: Slots<Vec<V>>,
+    pub(crate) lists: Slots<RawList>,
+    pub(crate) dicts: Slots<RawDict>,
     /// The budget from which all of it is paid.
     pub(crate) worth: Worth,
 }
@@ -282,58 +278,39 @@ impl Columns {
         self.ints.dims((at, n))
     }
 
-    pub(crate) fn dict(&self, i: u32) -> &RawDict {
-        self.dicts.get(i)
-    }
-
     /// Takes the items of a dict out.
     pub(crate) fn take_pairs(&mut self, i: u32) -> Vec<(V, V)> {
         std::mem::take(&mut self.dicts.get_mut(i).pairs)
     }
 
-    pub(crate) fn list(&self, i: u32) -> &RawList {
-        self.lists.get(i)
-    }
-
-    pub(crate) fn tuple_items(&self, i: u32) -> &[V] {
-        self.tuples.get(i)
-    }
-
     fn path_of(&mut self, args: V) -> Built<V> {
-        let parts = if let V::Tuple(i) = args {
-            self.tuples.get(i).as_slice()
-        } else {
-            &[]
-        };
-        let text = |p: &V| {
-            if let V::Str(s) = p {
-                self.texts.get(*s).unwrap_or_default()
-            } else {
-                ""
-            }
+        let parts = match args {
+            V::Tuple(i) => self.tuples.get(i).as_slice(),
+            _ => &[],
         };
         self.worth.steps(parts.len())?;
-        let long = parts
-            .iter()
-            .map(|p| text(p).len().saturating_add(1))
-            .fold(0, usize::saturating_add);
+        let parts = parts.iter().map(|part| match part {
+            V::Str(s) => self.texts.get(*s).unwrap_or_default(),
+            _ => "",
+        });
+        let lengths = parts.clone().map(|part| part.len().saturating_add(1));
+        let long = lengths.fold(0, usize::saturating_add);
         self.worth.take(long.saturating_mul(2).saturating_add(32))?;
         let mut out = String::with_capacity(long);
-        for p in parts {
+        for part in parts {
             if !out.is_empty() && !out.ends_with('/') {
                 out.push('/');
             }
-            out.push_str(text(p));
+            out.push_str(part);
         }
         Ok(V::Path(self.texts.add(&out, &mut self.worth)?))
     }
 
     fn props_state(&mut self, i: u32, state: V) {
         let p = &mut self.props[i as usize];
-        let fields = if let V::Tuple(t) = state {
-            self.tuples.get(t).as_slice()
-        } else {
-            &[]
+        let fields = match state {
+            V::Tuple(t) => self.tuples.get(t).as_slice(),
+            _ => &[],
         };
         let [dtype, _layout, grad, mem, pin, rest @ ..] = fields else {
             p.odd = true;
@@ -469,24 +446,10 @@ impl Columns {
         }
         Ok(())
     }
-
-    /// The number of a key's spelling. `None` if the key is no str.
-    pub(crate) fn key(&mut self, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
-        key_in(&mut self.texts, key, worth)
-    }
-
-    /// A text by its number.
-    pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
-        self.texts.get(i)
-    }
-
-    /// How many texts there are.
-    pub(crate) fn texts(&self) -> usize {
-        self.texts.len()
-    }
 }
 
-fn key_in(texts: &mut Texts, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
+/// The number of a key's spelling. `None` if the key is no str.
+pub(crate) fn key_in(texts: &mut Texts, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
     Ok(match key {
         V::Str(s) => Some(texts.key(s, worth)?),
         V::Odd(s) => Some(s),
@@ -539,9 +502,8 @@ impl<'p> Build<'p> for Columns {
     fn int(&mut self, v: i64) -> Built<V> {
         Ok(V::Int(v))
     }
-    fn long(&mut self, le: Cow<'p, [u8]>) -> Built<V> {
+    fn long(&mut self, _: Cow<'p, [u8]>) -> Built<V> {
         // A length of 2^63 or more is no error here. The checks of shapes will report it with the key.
-        drop(le);
         Ok(V::Inert)
     }
     fn float(&mut self, _: f64) -> Built<V> {
@@ -563,18 +525,14 @@ impl<'p> Build<'p> for Columns {
         Ok(V::Inert)
     }
     fn tuple(&mut self, items: Items<'_, V>) -> Built<V> {
-        let natural = |v: &V| matches!(v, V::Int(i) if *i >= 0);
-        if items.as_slice().iter().all(natural) {
-            let natural = |v: &V| {
-                if let V::Int(i) = v {
-                    u64::try_from(*i).unwrap_or(0)
-                } else {
-                    0
-                }
-            };
-            let (at, n) = self
-                .ints
-                .add(items.as_slice().iter().map(natural), &mut self.worth)?;
+        let all = items.as_slice().iter();
+        let natural = |v: &V| match v {
+            V::Int(i) => u64::try_from(*i).ok(),
+            _ => None,
+        };
+        if all.clone().all(|v| natural(v).is_some()) {
+            let ints = all.map(|v| natural(v).unwrap_or(0));
+            let (at, n) = self.ints.add(ints, &mut self.worth)?;
             return Ok(V::Ints(at, n));
         }
         let i = self.tuples.new_slot(&mut self.worth)?;
@@ -593,8 +551,7 @@ impl<'p> Build<'p> for Columns {
     fn set(&mut self) -> Built<V> {
         Ok(V::Inert)
     }
-    fn frozenset(&mut self, items: Items<'_, V>) -> Built<V> {
-        drop(items);
+    fn frozenset(&mut self, _: Items<'_, V>) -> Built<V> {
         Ok(V::Inert)
     }
     fn append(&mut self, list: &mut V, items: Items<'_, V>) -> Built<()> {
@@ -618,8 +575,7 @@ impl<'p> Build<'p> for Columns {
         }
         Ok(())
     }
-    fn add_items(&mut self, _: &mut V, items: Items<'_, V>) -> Built<()> {
-        drop(items);
+    fn add_items(&mut self, _: &mut V, _: Items<'_, V>) -> Built<()> {
         Ok(())
     }
     fn global(&mut self, module: &str, name: &str) -> Built<V> {
@@ -643,12 +599,11 @@ impl<'p> Build<'p> for Columns {
     }
     fn call(&mut self, callable: V, args: V) -> Built<V> {
         let out = match (&callable, &args) {
-            (V::Class(Class::Size), V::Tuple(t)) => match self.tuple_items(*t) {
-                [V::Ints(at, n) | V::Size(at, n)] => V::Size(*at, *n),
+            (V::Class(Class::Size), V::Tuple(t)) => match self.tuples.get(*t)[..] {
+                [V::Ints(at, n) | V::Size(at, n)] => V::Size(at, n),
                 _ => {
-                    return Err(Refusal::damaged(
-                        "the lengths in a torch.Size must be ints that are not negative",
-                    ));
+                    let what = "the lengths in a torch.Size must be ints that are not negative";
+                    return Err(Refusal::damaged(what));
                 }
             },
             (V::Class(Class::Size), _) => {
@@ -686,14 +641,13 @@ impl<'p> Build<'p> for Columns {
                 V::Tensor(add(&mut self.tensors, RawTensor::default(), worth)?)
             }
             Class::BytesStorageMetadata => V::BytesItem,
-            Class::TensorProperties(old_module) => V::Props(add(
-                &mut self.props,
-                Props {
+            Class::TensorProperties(old_module) => {
+                let props = Props {
                     old_module,
                     ..Props::default()
-                },
-                worth,
-            )?),
+                };
+                V::Props(add(&mut self.props, props, worth)?)
+            }
             Class::ChunkStorageMetadata => {
                 V::Chunk(add(&mut self.chunks, RawChunk::default(), worth)?)
             }
@@ -727,7 +681,7 @@ impl<'p> Build<'p> for Columns {
         }
         let state = match state {
             // A pair of the state and the state of slots, as copyreg makes it. Only the first can hold our fields.
-            V::Tuple(t) => self.tuple_items(t).first().copied().unwrap_or(V::None),
+            V::Tuple(t) => self.tuples.get(t).first().copied().unwrap_or(V::None),
             s => s,
         };
         let V::Dict(i) = state else { return Ok(()) };
@@ -750,7 +704,6 @@ impl<'p> Build<'p> for Columns {
     fn persistent(&mut self, _: V) -> Built<V> {
         Ok(V::Inert)
     }
-    fn discard(&mut self, _: V) {}
 }
 
 impl Columns {
@@ -773,24 +726,24 @@ impl Columns {
         }
     }
 
+    fn runs_of(&self, t: &RawTensor) -> &[Range<u32>] {
+        t.chunks.map_or(&[], |l| &self.lists.get(l).chunks)
+    }
+
     /// The chunks of a tensor, in stored order.
     pub(crate) fn chunks_of(&self, t: &RawTensor) -> impl Iterator<Item = u32> {
-        t.chunks
-            .map_or(&[][..], |l| &self.list(l).chunks)
-            .iter()
-            .cloned()
-            .flatten()
+        self.runs_of(t).iter().cloned().flatten()
     }
 
     /// Whether its list holds anything else than chunks.
     pub(crate) fn has_other_chunks(&self, t: &RawTensor) -> bool {
-        t.chunks.is_some_and(|l| self.list(l).other)
+        t.chunks.is_some_and(|l| self.lists.get(l).other)
     }
 
     /// How many chunks a tensor has.
     pub(crate) fn chunks_in(&self, t: &RawTensor) -> usize {
-        let runs = t.chunks.map_or(&[][..], |l| &self.list(l).chunks);
-        runs.iter().map(|r| r.len()).fold(0, usize::saturating_add)
+        let lengths = self.runs_of(t).iter().map(|run| run.len());
+        lengths.fold(0, usize::saturating_add)
     }
 
     /// Frees the memory of all that is not needed to know where items lie, once the logical table has it. Returns the dict of places.
@@ -825,20 +778,15 @@ impl Columns {
     /// Offsets and sizes of a chunk. `None` if their numbers of axes differ.
     pub(crate) fn chunk(&self, c: u32) -> Option<(Dims, Dims)> {
         let c = self.chunks[c as usize];
-        (c.ndim == c.sizes_ndim).then(|| {
-            (
-                self.ints(c.offsets, c.ndim.into()),
-                self.ints(c.sizes, c.sizes_ndim.into()),
-            )
-        })
+        let ints = |at| self.ints(at, c.ndim.into());
+        (c.ndim == c.sizes_ndim).then(|| (ints(c.offsets), ints(c.sizes)))
     }
 
     /// The texts of a list of transform descriptors.
     pub(crate) fn descriptors(&self, list: u32) -> impl Iterator<Item = &str> + Clone {
-        let (items, odd) = if list == ODD {
-            (&[][..], Some(UNTOLD))
-        } else {
-            (&self.list(list).items[..], None)
+        let (items, odd) = match list {
+            ODD => (&[][..], Some(UNTOLD)),
+            list => (&self.lists.get(list).items[..], None),
         };
         let texts = items.iter().map(|v| match v {
             V::Str(s) => self.texts.get(*s).unwrap_or_default(),

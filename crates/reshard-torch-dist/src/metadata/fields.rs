@@ -1,57 +1,41 @@
 //! Names of the fields that are looked at.
 
-/// A field of one of the classes of a `.metadata` file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Field {
-    StateDictMetadata,
-    PlannerData,
-    StorageData,
-    StorageMeta,
-    Version,
-    McoreData,
-    AllLocalPlans,
-    Offsets,
-    Sizes,
-    Properties,
-    Size,
-    Chunks,
-    Fqn,
-    Index,
-    Offset,
-    RelativePath,
-    Length,
-    TransformDescriptors,
-    CheckpointId,
-    SaveId,
-    LoadId,
-    Modules,
+/// Declares each field once, with its name in Python.
+macro_rules! fields {
+    ($($field:ident $name:literal,)*) => {
+        /// A field of one of the classes of a `.metadata` file.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Field { $($field,)* }
+
+        /// The names of all of them, in the order of their numbers. Those of `Metadata` come first.
+        pub(crate) const FIELDS: &[(Field, &str)] = &[$((Field::$field, $name),)*];
+    };
 }
 
-/// All of them, in the order of their numbers. Those of `Metadata` come first.
-pub(crate) const FIELDS: [(Field, &str); 22] = [
-    (Field::StateDictMetadata, "state_dict_metadata"),
-    (Field::PlannerData, "planner_data"),
-    (Field::StorageData, "storage_data"),
-    (Field::StorageMeta, "storage_meta"),
-    (Field::Version, "version"),
-    (Field::McoreData, "mcore_data"),
-    (Field::AllLocalPlans, "all_local_plans"),
-    (Field::Offsets, "offsets"),
-    (Field::Sizes, "sizes"),
-    (Field::Properties, "properties"),
-    (Field::Size, "size"),
-    (Field::Chunks, "chunks"),
-    (Field::Fqn, "fqn"),
-    (Field::Index, "index"),
-    (Field::Offset, "offset"),
-    (Field::RelativePath, "relative_path"),
-    (Field::Length, "length"),
-    (Field::TransformDescriptors, "transform_descriptors"),
-    (Field::CheckpointId, "checkpoint_id"),
-    (Field::SaveId, "save_id"),
-    (Field::LoadId, "load_id"),
-    (Field::Modules, "modules"),
-];
+fields! {
+    StateDictMetadata "state_dict_metadata",
+    PlannerData "planner_data",
+    StorageData "storage_data",
+    StorageMeta "storage_meta",
+    Version "version",
+    McoreData "mcore_data",
+    AllLocalPlans "all_local_plans",
+    Offsets "offsets",
+    Sizes "sizes",
+    Properties "properties",
+    Size "size",
+    Chunks "chunks",
+    Fqn "fqn",
+    Index "index",
+    Offset "offset",
+    RelativePath "relative_path",
+    Length "length",
+    TransformDescriptors "transform_descriptors",
+    CheckpointId "checkpoint_id",
+    SaveId "save_id",
+    LoadId "load_id",
+    Modules "modules",
+}
 
 /// How many of them `Metadata` has.
 pub(crate) const OF_ROOT: usize = 7;
@@ -73,8 +57,8 @@ mod tests {
 
     #[test]
     fn fields_lie_in_the_order_of_their_numbers() {
-        for (i, (field, name)) in FIELDS.into_iter().enumerate() {
-            assert_eq!((field as usize, field.name()), (i, name));
+        for (i, (field, name)) in FIELDS.iter().enumerate() {
+            assert_eq!((*field as usize, field.name()), (i, *name));
         }
         assert_eq!(FIELDS[OF_ROOT - 1].0, Field::AllLocalPlans);
     }

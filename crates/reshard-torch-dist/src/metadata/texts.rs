@@ -15,7 +15,7 @@ const ENTRY: usize = 24;
 const SPELLED: usize = 48;
 
 /// Texts by number. Those of [`FIELDS`] come first.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Texts {
     /// All of them, one after the other.
     all: String,
@@ -26,18 +26,10 @@ pub(crate) struct Texts {
     keys: BTreeMap<u32, Option<u32>>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct End {
     at: usize,
     hash: u64,
-}
-
-impl std::fmt::Debug for Texts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Texts")
-            .field("texts", &self.ends.len())
-            .finish_non_exhaustive()
-    }
 }
 
 fn text<'t>(all: &'t str, ends: &[End], i: u32) -> Option<&'t str> {
@@ -72,13 +64,8 @@ impl Texts {
         let i = number(ends.len())?;
         worth.take(ENTRY)?;
         worth.push_str(all, new)?;
-        worth.push(
-            ends,
-            End {
-                at: all.len(),
-                hash,
-            },
-        )?;
+        let at = all.len();
+        worth.push(ends, End { at, hash })?;
         let rehash = |i: &u32| ends.get(*i as usize).map_or(0, |e| e.hash);
         numbers.try_reserve(1, rehash).map_err(|_| worth.none())?;
         numbers.insert_unique(hash, i, rehash);

@@ -30,7 +30,8 @@ pub(crate) fn number(n: usize) -> Result<u32, Beyond> {
         .ok_or(beyond)
 }
 
-type Within<T> = Result<T, Beyond>;
+/// The result of what draws from the budget.
+pub(crate) type Within<T> = Result<T, Beyond>;
 
 /// The room for `n` more beside `len` where there is `capacity`: what is kept is moved seldom.
 fn wanted(len: usize, capacity: usize, n: usize) -> usize {

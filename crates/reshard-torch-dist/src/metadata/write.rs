@@ -7,7 +7,7 @@ use super::{
 use crate::Flavour;
 use reshard_model::{DType, Step};
 use reshard_plan::{Entry, Metadata, PlannerData, TensorProperties};
-use reshard_strategy::{Result, StrategyError, WriteResult};
+use reshard_strategy::{Result, StorageInfo, StrategyError, WriteResult};
 use reshard_torch_format::pickle::{Emitter, Op};
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -48,13 +48,55 @@ pub(crate) fn write(
         constants: BTreeMap::new(),
         keys: BTreeMap::new(),
     };
-    w.metadata(metadata, results, meta)?;
-    if mcore_data || metadata.tensors().any(|t| t.original_shape().is_some()) {
-        w.mcore_data(metadata);
-    }
-    w.e.op(Op::SetItems);
-    w.e.op(Op::Build);
+    // Everything that can fail comes first.
+    let stored = results.iter().flatten().map(|p| Stored::of(metadata, p));
+    let stored = stored.collect::<Result<Vec<_>>>()?;
+    w.object(MD, "Metadata", |w| {
+        w.text("state_dict_metadata");
+        w.state_dict_metadata(metadata);
+        w.text("planner_data");
+        w.planner_data(metadata.planner_data());
+        w.text("storage_data");
+        w.storage_data(stored);
+        if flavour.has_storage_meta() {
+            w.text("storage_meta");
+            w.storage_meta(meta);
+            w.text("version");
+            w.e.str("1.0.0");
+        }
+        if mcore_data || metadata.tensors().any(|t| t.original_shape().is_some()) {
+            w.mcore_data(metadata);
+        }
+    });
     Ok(w.e.finish())
+}
+
+/// An item that was written.
+struct Stored<'m> {
+    written: &'m WriteResult,
+    part: &'m StorageInfo,
+    /// The number of a chunk among those of its tensor: PyTorch finds the chunk faster by it, and checks it by the offset.
+    index: Option<usize>,
+}
+
+impl<'m> Stored<'m> {
+    fn of(metadata: &Metadata, written: &'m WriteResult) -> Result<Self> {
+        let (id, part) = (&written.id, written.part()?);
+        let index = match &id.offset {
+            None => None,
+            Some(offset) => {
+                let tensor = metadata.tensor(&id.key);
+                let index = tensor.and_then(|t| t.chunk_index(offset));
+                let what = || format!("{id} was written, but is not in the plan's metadata");
+                Some(index.ok_or_else(|| StrategyError::Internal(what()))?)
+            }
+        };
+        Ok(Self {
+            written,
+            part,
+            index,
+        })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,31 +117,6 @@ struct Writer<'m> {
 }
 
 impl<'m> Writer<'m> {
-    /// The object, up to the last of PyTorch's fields.
-    fn metadata(
-        &mut self,
-        metadata: &'m Metadata,
-        results: &'m [Vec<WriteResult>],
-        meta: &StorageMeta,
-    ) -> Result<()> {
-        self.new_object(MD, "Metadata");
-        self.e.op(Op::EmptyDict);
-        self.e.op(Op::Mark);
-        self.text("state_dict_metadata");
-        self.state_dict_metadata(metadata);
-        self.text("planner_data");
-        self.planner_data(metadata.planner_data());
-        self.text("storage_data");
-        self.storage_data(metadata, results)?;
-        if self.flavour.has_storage_meta() {
-            self.text("storage_meta");
-            self.storage_meta(meta);
-            self.text("version");
-            self.e.str("1.0.0");
-        }
-        Ok(())
-    }
-
     /// Calls `each` between MARK and SETITEMS or APPENDS, in batches.
     fn batches<T>(
         &mut self,
@@ -130,10 +147,7 @@ impl<'m> Writer<'m> {
             w.key(entry.key());
             match entry {
                 Entry::Object(..) => w.new_object(MD, "BytesStorageMetadata"),
-                Entry::Tensor(t) => {
-                    w.new_object(MD, "TensorStorageMetadata");
-                    w.e.op(Op::EmptyDict);
-                    w.e.op(Op::Mark);
+                Entry::Tensor(t) => w.object(MD, "TensorStorageMetadata", |w| {
                     w.text("properties");
                     w.properties(t.dtype(), &t.properties());
                     w.text("size");
@@ -141,19 +155,14 @@ impl<'m> Writer<'m> {
                     w.text("chunks");
                     w.e.op(Op::EmptyList);
                     w.batches(t.chunks(), Op::Appends, |w, (_, region)| {
-                        w.new_object(MD, "ChunkStorageMetadata");
-                        w.e.op(Op::EmptyDict);
-                        w.e.op(Op::Mark);
-                        w.text("offsets");
-                        w.size(&region.offsets);
-                        w.text("sizes");
-                        w.size(&region.lengths);
-                        w.e.op(Op::SetItems);
-                        w.e.op(Op::Build);
+                        w.object(MD, "ChunkStorageMetadata", |w| {
+                            w.text("offsets");
+                            w.size(&region.offsets);
+                            w.text("sizes");
+                            w.size(&region.lengths);
+                        });
                     });
-                    w.e.op(Op::SetItems);
-                    w.e.op(Op::Build);
-                }
+                }),
             }
         });
     }
@@ -185,7 +194,7 @@ impl<'m> Writer<'m> {
         self.e.bool(p.pin_memory);
         if self.flavour == Flavour::Torch215 {
             match &p.strides {
-                Some(s) => self.ints(s),
+                Some(s) => self.e.ints(s),
                 None => self.e.none(),
             }
         }
@@ -203,14 +212,14 @@ impl<'m> Writer<'m> {
                     w.e.op(Op::Mark);
                     for step in &path.0 {
                         match step {
-                            Step::Key(k) => w.plain_bytes(&unspell(k)),
+                            Step::Key(k) => w.e.raw_str(&unspell(k)),
                             Step::Index(i) => w.e.uint(*i),
                         }
                     }
                     w.e.op(Op::Tuple);
                 });
             }
-            Some(PlannerData::Str(s)) => self.plain_text(s),
+            Some(PlannerData::Str(s)) => self.e.raw_str(s.as_bytes()),
             Some(PlannerData::List(items)) => {
                 self.e.op(Op::EmptyList);
                 self.batches(items.iter(), Op::Appends, |w, item| {
@@ -223,64 +232,33 @@ impl<'m> Writer<'m> {
         }
     }
 
-    fn storage_data(
-        &mut self,
-        metadata: &'m Metadata,
-        results: &'m [Vec<WriteResult>],
-    ) -> Result<()> {
-        // The closure below can't fail, so it keeps the first item without a chunk for the end.
-        let mut lost = None;
+    /// Results come in the order of ranks and of writing, so equal saves give equal bytes.
+    fn storage_data(&mut self, stored: Vec<Stored<'m>>) {
         self.e.op(Op::EmptyDict);
-        let parts = results
-            .iter()
-            .flatten()
-            .map(|p| Ok((p, p.part()?)))
-            .collect::<Result<Vec<_>>>()?;
-
-        // Results come in the order of ranks and of writing, so equal saves give equal bytes.
-        self.batches(parts.into_iter(), Op::SetItems, |w, (p, part)| {
-            w.new_object(MD, "MetadataIndex");
-            w.e.op(Op::EmptyDict);
-            w.e.op(Op::Mark);
-            w.text("fqn");
-            w.key(&p.id.key);
-            w.text("index");
-            match &p.id.offset {
-                None => w.e.none(),
-                Some(offset) => {
-                    // PyTorch finds the chunk faster by its index, and checks it by the offset.
-                    let tensor = metadata.tensor(&p.id.key);
-                    match tensor.and_then(|t| t.chunk_index(offset)) {
-                        Some(i) => w.e.uint(i as u64),
-                        None => {
-                            lost.get_or_insert_with(|| p.id.to_string());
-                            w.e.none();
-                        }
-                    }
+        self.batches(stored.into_iter(), Op::SetItems, |w, stored| {
+            let (id, part) = (&stored.written.id, stored.part);
+            w.object(MD, "MetadataIndex", |w| {
+                w.text("fqn");
+                w.key(&id.key);
+                w.text("index");
+                match stored.index {
+                    None => w.e.none(),
+                    Some(i) => w.e.uint(i as u64),
+                }
+                if let Some(offset) = &id.offset {
                     w.text("offset");
                     w.size(offset);
                 }
-            }
-            w.e.op(Op::SetItems);
-            w.e.op(Op::Build);
-            w.new_object(FS, "_StorageInfo");
-            w.e.op(Op::EmptyDict);
-            w.e.op(Op::Mark);
-            w.text("relative_path");
-            w.shared(part.file.as_str().as_bytes().into());
-            w.text("offset");
-            w.e.uint(part.range.start);
-            w.text("length");
-            w.e.uint(part.length());
-            w.e.op(Op::SetItems);
-            w.e.op(Op::Build);
+            });
+            w.object(FS, "_StorageInfo", |w| {
+                w.text("relative_path");
+                w.shared(part.file.as_str().as_bytes().into());
+                w.text("offset");
+                w.e.uint(part.range.start);
+                w.text("length");
+                w.e.uint(part.length());
+            });
         });
-        match lost {
-            Some(id) => Err(StrategyError::Internal(format!(
-                "{id} was written, but is not in the plan's metadata"
-            ))),
-            None => Ok(()),
-        }
     }
 
     /// What Megatron Core 0.8 to 0.15 look up when they load a flattened leaf: the original shape of each tensor that is stored flattened, and
@@ -298,59 +276,48 @@ impl<'m> Writer<'m> {
             if let Some(original) = t.original_shape() {
                 w.e.op(Op::Mark);
                 w.text("nd_reformulated_orig_global_shape");
-                w.ints(&original);
+                w.e.ints(&original);
                 w.e.op(Op::SetItems);
             }
         });
     }
 
     fn storage_meta(&mut self, meta: &StorageMeta) {
-        self.new_object(MD, "StorageMeta");
-        self.e.op(Op::EmptyDict);
-        self.e.op(Op::Mark);
-        self.text("checkpoint_id");
-        self.optional(meta.checkpoint_id.as_deref());
-        self.text("save_id");
-        self.optional(meta.save_id.as_deref());
-        self.text("load_id");
-        self.optional(meta.load_id.as_deref());
-        self.text("modules");
-        self.e.op(Op::EmptyList);
-        self.batches(meta.modules.iter(), Op::Appends, |w, module| {
-            w.plain_text(module);
+        self.object(MD, "StorageMeta", |w| {
+            for (name, text) in [
+                ("checkpoint_id", &meta.checkpoint_id),
+                ("save_id", &meta.save_id),
+                ("load_id", &meta.load_id),
+            ] {
+                w.text(name);
+                match text {
+                    Some(text) => w.e.raw_str(text.as_bytes()),
+                    None => w.e.none(),
+                }
+            }
+            w.text("modules");
+            w.e.op(Op::EmptyList);
+            w.batches(meta.modules.iter(), Op::Appends, |w, module| {
+                w.e.raw_str(module.as_bytes());
+            });
         });
-        self.e.op(Op::SetItems);
-        self.e.op(Op::Build);
-    }
-
-    fn optional(&mut self, text: Option<&str>) {
-        match text {
-            Some(text) => self.plain_text(text),
-            None => self.e.none(),
-        }
     }
 
     fn size(&mut self, dims: &[u64]) {
         self.global("torch", "Size");
-        self.ints(dims);
+        self.e.ints(dims);
         self.e.op(Op::Tuple1);
         self.e.op(Op::Reduce);
     }
 
-    fn ints(&mut self, dims: &[u64]) {
-        match dims.len() {
-            0 => self.e.op(Op::EmptyTuple),
-            1..=3 => {
-                dims.iter().for_each(|&d| self.e.uint(d));
-                self.e
-                    .op([Op::Tuple1, Op::Tuple2, Op::Tuple3][dims.len() - 1]);
-            }
-            _ => {
-                self.e.op(Op::Mark);
-                dims.iter().for_each(|&d| self.e.uint(d));
-                self.e.op(Op::Tuple);
-            }
-        }
+    /// An object with these fields.
+    fn object(&mut self, module: &'static str, name: &'static str, fields: impl FnOnce(&mut Self)) {
+        self.new_object(module, name);
+        self.e.op(Op::EmptyDict);
+        self.e.op(Op::Mark);
+        fields(self);
+        self.e.op(Op::SetItems);
+        self.e.op(Op::Build);
     }
 
     fn new_object(&mut self, module: &'static str, name: &'static str) {
@@ -372,20 +339,7 @@ impl<'m> Writer<'m> {
     }
 
     fn text(&mut self, s: &'static str) {
-        self.constant(Constant::Text(s), |w| w.plain_text(s));
-    }
-
-    /// A text that comes only once.
-    fn plain_text(&mut self, s: &str) {
-        self.plain_bytes(s.as_bytes());
-    }
-
-    /// The same, in Python's UTF-8.
-    fn plain_bytes(&mut self, s: &[u8]) {
-        match u8::try_from(s.len()) {
-            Ok(_) => self.e.op(Op::ShortBinUnicode(s)),
-            Err(_) => self.e.op(Op::BinUnicode(s)),
-        }
+        self.constant(Constant::Text(s), |w| w.e.raw_str(s.as_bytes()));
     }
 
     /// A key, in which lone surrogates are spelled.
@@ -398,7 +352,7 @@ impl<'m> Writer<'m> {
         match self.keys.get(&text) {
             Some(&id) => self.e.get(id),
             None => {
-                self.plain_bytes(&text);
+                self.e.raw_str(&text);
                 let id = self.e.memoize();
                 self.keys.insert(text, id);
             }

@@ -12,7 +12,9 @@ use reshard_storage::{Name, Traffic};
 use reshard_strategy::{Result, Selection, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
-    archive::{Archive, ByteOrder, Directory, Form, Method, Record, Tail, Unconfirmed, Verify},
+    archive::{
+        Archive, ByteOrder, Directory, Form, Method, Record, Tail, Unconfirmed, Verify, unpack,
+    },
 };
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -64,7 +66,10 @@ pub(crate) struct Stored {
 
 /// The forms of recently parsed archives. Most chunks of a checkpoint have one of a few forms.
 #[derive(Default)]
-pub(crate) struct RecentForms(VecDeque<(Form, TensorRef, Layout)>);
+pub(crate) struct RecentForms(VecDeque<Known>);
+
+/// A form, the tensor of its archives, and where its elements lie.
+type Known = (Form, TensorRef, Layout);
 
 impl RecentForms {
     /// The maximal number of forms. A checkpoint has one form for each shape of its chunks, and a form takes 2 KiB.
@@ -77,20 +82,12 @@ impl RecentForms {
         self.0.push_back((form, tensor, layout));
     }
 
-    /// The form of an archive of which only the beginning was read.
-    fn that_begins(&self, len: u64, first: &[u8]) -> Option<&(Form, TensorRef, Layout)> {
-        self.0.iter().find(|seen| seen.0.begins(len, first))
-    }
-
-    fn find(
-        &self,
-        len: u64,
-        first: &[u8],
-        tail: &[u8],
-    ) -> Option<(&(Form, TensorRef, Layout), u32)> {
-        self.0
-            .iter()
-            .find_map(|seen| Some((seen, seen.0.matches(len, first, tail)?)))
+    /// The form of an archive, and the checksum of its record. If only its beginning was read, there is no checksum.
+    fn find(&self, len: u64, first: &[u8], tail: Option<&[u8]>) -> Option<(&Known, Option<u32>)> {
+        self.0.iter().find_map(|seen| match tail {
+            Some(tail) => Some((seen, Some(seen.0.matches(len, first, tail)?))),
+            None => seen.0.begins(len, first).then_some((seen, None)),
+        })
     }
 }
 
@@ -103,6 +100,11 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// The length of its archive.
+    pub(crate) fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
     /// Its elements lie in these bytes of its archive.
     fn stored(&self, data: &Range<u64>, layout: Layout, crc32: Option<u32>) -> Stored {
         let record = self.range.start + data.start..self.range.start + data.end;
@@ -170,7 +172,7 @@ impl TorchDistReader {
         }
     }
 
-    /// Finds the tensors of many archives. Also returns the numbers of bytes and requests. `checked` says of each archive whether the
+    /// Finds the tensors of many archives. Also returns the bytes and requests that this took. `checked` says of each archive whether the
     /// checksum of its record is needed; if it says nothing, it is.
     pub(crate) async fn heads(
         &self,
@@ -178,9 +180,15 @@ impl TorchDistReader {
         checked: &[bool],
         verify: bool,
         forms: &mut RecentForms,
-    ) -> Result<(Vec<Head>, u64, u64)> {
-        let (mut found, mut traffic): (Vec<Option<Head>>, _) = (Vec::new(), (0, 0));
-        found.resize_with(wanted.len(), || None);
+    ) -> Result<(Vec<Head>, Traffic)> {
+        let mut search = Search {
+            reader: self,
+            wanted,
+            verify,
+            forms,
+            found: wanted.iter().map(|_| None).collect(),
+            traffic: Traffic::default(),
+        };
         // Where requests are dear, one archive of each form is read at both ends. Of one that is like it the beginning is enough, unless
         // somebody needs its checksum.
         let (whole, alike): (Vec<usize>, Vec<usize>) = match self.store.hints().requests_are_dear()
@@ -188,28 +196,12 @@ impl TorchDistReader {
             true => self.by_form(wanted, checked),
             false => ((0..wanted.len()).collect(), Vec::new()),
         };
-        self.both_ends(
-            wanted,
-            &whole,
-            verify,
-            forms,
-            (found.as_mut_slice(), &mut traffic),
-        )
-        .await?;
-        let others = self
-            .beginnings(wanted, alike, forms, (found.as_mut_slice(), &mut traffic))
-            .await?;
-        self.both_ends(
-            wanted,
-            &others,
-            verify,
-            forms,
-            (found.as_mut_slice(), &mut traffic),
-        )
-        .await?;
+        search.both_ends(whole).await?;
+        let others = search.beginnings(alike).await?;
+        search.both_ends(others).await?;
         let lost = || StrategyError::Internal("a chunk was not looked for".into());
-        let heads = found.into_iter().map(|head| head.ok_or_else(lost));
-        Ok((heads.collect::<Result<_>>()?, traffic.0, traffic.1))
+        let heads = search.found.into_iter().map(|head| head.ok_or_else(lost));
+        Ok((heads.collect::<Result<_>>()?, search.traffic))
     }
 
     /// One archive of each length and shape, and all that need more than their beginning; and those that are like one of the first.
@@ -217,7 +209,7 @@ impl TorchDistReader {
         let (mut seen, small) = (BTreeSet::new(), self.small_size());
         (0..wanted.len()).partition(|i| {
             let w = &wanted[*i];
-            let len = w.range.end - w.range.start;
+            let len = w.len();
             let described = self.table.metadata.chunk(w.chunk);
             let form = described.map(|(t, region)| (len, t.dtype(), region.lengths));
             let is_first = seen.insert(form);
@@ -226,161 +218,25 @@ impl TorchDistReader {
         })
     }
 
-    /// Finds tensors by both ends of their archives.
-    async fn both_ends(
-        &self,
-        wanted: &[Wanted],
-        which: &[usize],
-        verify: bool,
-        forms: &mut RecentForms,
-        (found, traffic): (&mut [Option<Head>], &mut (u64, u64)),
-    ) -> Result<()> {
-        if which.is_empty() {
-            return Ok(());
-        }
-        // One call for the ends of all archives, because the store reads neighbouring ranges together. A transformed archive has no
-        // readable ends.
-        let (mut ranges, small) = (Vec::with_capacity(which.len() * 2), self.small_size());
-        for w in which.iter().map(|i| &wanted[*i]) {
-            let Range { start, end } = w.range;
-            if self.table.is_transformed(w.place) {
-                continue;
-            }
-            if end - start <= small {
-                ranges.push((w.file.clone(), w.range.clone()));
-            } else {
-                ranges.push((w.file.clone(), start..start + END));
-                ranges.push((w.file.clone(), end - END..end));
-            }
-        }
-        // In the same order, each archive takes its ranges: one if it is small, else two.
-        traffic.1 += ranges.len() as u64;
-        let (got, stats) = self.read_ranges(ranges, wanted).await?;
-        traffic.0 += stats.bytes + stats.beside;
-        let mut got = got.into_iter();
-        for &i in which {
-            let w = &wanted[i];
-            if self.table.is_transformed(w.place) {
-                found[i] = Some(Head::Packed);
-                continue;
-            }
-            let first = got.next().unwrap_or_default();
-            if w.range.end - w.range.start <= small {
-                found[i] = Some(self.small(w, first, verify)?);
-                continue;
-            }
-            let tail = got.next().unwrap_or_default();
-            if let Some(head) = self.same_form(w, &first, &tail, forms)? {
-                found[i] = Some(head);
-                continue;
-            }
-            let (head, more) = self.head(w, first, tail, forms).await?;
-            *traffic = (traffic.0 + more.0, traffic.1 + more.1);
-            found[i] = Some(head);
-        }
-        Ok(())
-    }
-
-    /// Finds tensors by the beginnings of their archives alone. Returns those that have another form than all archives before them.
-    async fn beginnings(
-        &self,
-        wanted: &[Wanted],
-        which: Vec<usize>,
-        forms: &RecentForms,
-        (found, traffic): (&mut [Option<Head>], &mut (u64, u64)),
-    ) -> Result<Vec<usize>> {
-        if which.is_empty() {
-            return Ok(which);
-        }
-        let beginning = |i: &usize| {
-            let w = &wanted[*i];
-            (w.file.clone(), w.range.start..w.range.start + END)
-        };
-        let ranges: Vec<_> = which.iter().map(beginning).collect();
-        traffic.1 += ranges.len() as u64;
-        let (got, stats) = self.read_ranges(ranges, wanted).await?;
-        traffic.0 += stats.bytes + stats.beside;
-        let mut others = Vec::new();
-        for (i, first) in which.into_iter().zip(got) {
-            match self.same_beginning(&wanted[i], &first, forms)? {
-                Some(head) => found[i] = Some(head),
-                None => others.push(i),
-            }
-        }
-        Ok(others)
-    }
-
-    async fn read_ranges(
-        &self,
-        ranges: Vec<(Name, Range<u64>)>,
-        wanted: &[Wanted],
-    ) -> Result<(Vec<Bytes>, Traffic)> {
-        self.store.read_ranges(ranges).await.map_err(|e| {
-            // The store names the file. The user also wants to know which tensor is lost.
-            let text = e.to_string();
-            let lost = wanted.iter().find(|w| text.contains(w.file.as_str()));
-            let key = lost.map(|w| self.name_of(w.chunk));
-            self.lost(e, key)
-        })
-    }
-
-    /// The head of an archive that differs from an earlier one only in elements and checksums.
-    fn same_form(
-        &self,
-        w: &Wanted,
-        first: &[u8],
-        tail: &[u8],
-        forms: &RecentForms,
-    ) -> Result<Option<Head>> {
-        let found = forms.find(w.range.end - w.range.start, first, tail);
-        let Some(((form, tensor, layout), crc32)) = found else {
-            return Ok(None);
-        };
-        self.check_described(w, tensor)?;
-        Ok(Some(Head::Stored(w.stored(
-            form.storage(),
-            layout.clone(),
-            Some(crc32),
-        ))))
-    }
-
-    /// The same for an archive of which only the beginning was read. It has no checksum.
-    fn same_beginning(
-        &self,
-        w: &Wanted,
-        first: &[u8],
-        forms: &RecentForms,
-    ) -> Result<Option<Head>> {
-        let found = forms.that_begins(w.range.end - w.range.start, first);
-        let Some((form, tensor, layout)) = found else {
-            return Ok(None);
-        };
-        self.check_described(w, tensor)?;
-        let stored = w.stored(form.storage(), layout.clone(), None);
-        Ok(Some(Head::Stored(stored)))
-    }
-
     async fn head(
         &self,
         w: &Wanted,
         first: Bytes,
         tail: Bytes,
         forms: &mut RecentForms,
-    ) -> Result<(Head, (u64, u64))> {
-        let len = w.range.end - w.range.start;
+    ) -> Result<(Head, Traffic)> {
         let corrupt = |e| self.corrupt(w, e);
         let (directory, more) = self.directory(w, &tail).await?;
         // The description: the pickle, and the byte order. Both must be within the limits, and must agree with the metadata.
         self.unpacks_to_its_shape(w, &directory)?;
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
         let mut described = vec![pickle];
-        let mut known = Known {
+        let mut known = Ends {
             reader: self,
             w,
             first,
             tail,
-            len,
-            more,
+            more: beside(more, u64::from(more > 0)),
         };
         let pickle = known.content(pickle).await?;
         let tensor = self.description(w, &pickle)?;
@@ -397,41 +253,35 @@ impl TorchDistReader {
         let record = directory.get(&tensor.storage.record()).map_err(corrupt)?;
         let data = known.data_range(record).await?;
         let more = known.more;
-        tensor.check_storage(record.size).map_err(corrupt)?;
+        tensor.storage.check(record.size).map_err(corrupt)?;
         let layout = tensor.layout().map_err(corrupt)?;
         if tensor.is_lazy(order) || (record.method != Method::Stored && !layout.is_injective()) {
             return Ok((Head::Packed, more));
         }
         if record.method != Method::Stored {
-            return Ok((
-                Head::Deflated(Box::new(Deflated {
-                    record: record.clone(),
-                    data,
-                    layout,
-                })),
-                more,
-            ));
+            let record = record.clone();
+            let deflated = Box::new(Deflated {
+                record,
+                data,
+                layout,
+            });
+            return Ok((Head::Deflated(deflated), more));
         }
         // The form is kept: the next archive of this form need not be parsed.
         let stored = w.stored(&data, layout.clone(), record.checksum());
         let ends = (&*known.first, &*known.tail);
-        if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
+        if let Some(form) = Form::new(w.len(), ends, &directory, &described, (record, &data)) {
             forms.add(form, tensor, layout);
         }
         Ok((Head::Stored(stored), more))
     }
 
     /// The directory of an archive, which is at its end. If the `tail` is not enough, the parser says how much more it needs. Also
-    /// returns the numbers of bytes and requests that this took.
-    pub(crate) async fn directory(
-        &self,
-        w: &Wanted,
-        tail: &[u8],
-    ) -> Result<(Directory, (u64, u64))> {
-        let len = w.range.end - w.range.start;
+    /// returns the number of bytes that were read in addition.
+    pub(crate) async fn directory(&self, w: &Wanted, tail: &[u8]) -> Result<(Directory, u64)> {
         let corrupt = |e| self.corrupt(w, e);
-        let range = match Tail::parse(len, tail).map_err(corrupt)? {
-            Tail::Done(directory) => return Ok((directory, (0, 0))),
+        let range = match Tail::parse(w.len(), tail).map_err(corrupt)? {
+            Tail::Done(directory) => return Ok((directory, 0)),
             Tail::Need(range) => range,
         };
         let more = range.end - range.start;
@@ -443,8 +293,8 @@ impl TorchDistReader {
                 w.file,
             )));
         }
-        match Tail::parse(len, &self.at(w, range).await?).map_err(corrupt)? {
-            Tail::Done(directory) => Ok((directory, (more, 1))),
+        match Tail::parse(w.len(), &self.at(w, range).await?).map_err(corrupt)? {
+            Tail::Done(directory) => Ok((directory, more)),
             Tail::Need(_) => Err(self.bad(w, "its zip directory has no end")),
         }
     }
@@ -454,11 +304,8 @@ impl TorchDistReader {
         let archive =
             Archive::open(bytes, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))?;
         // Many small archives are in memory at once, and 4 KiB of packed data may unpack to 4 MiB.
-        if archive
-            .directory()
-            .records()
-            .any(|r| r.method != Method::Stored)
-        {
+        let mut records = archive.directory().records();
+        if records.any(|r| r.method != Method::Stored) {
             return Ok(Head::Packed);
         }
         self.tensor_of(w, &archive, verify).map(Head::Memory)
@@ -478,24 +325,20 @@ impl TorchDistReader {
             Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
         self.unpacks_to_its_shape(w, archive.directory())?;
         archive.check_records(|_| Ok(())).map_err(corrupt)?;
-        let tensor =
-            self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
+        let pickle = archive.read("data.pkl", Verify::No).map_err(corrupt)?;
+        let tensor = self.description(w, &pickle)?;
         self.check_described(w, &tensor)?;
-        let record = archive
-            .directory()
-            .get(&tensor.storage.record())
-            .map_err(corrupt)?;
-        tensor.check_storage(record.size).map_err(corrupt)?;
+        let record = archive.directory().get(&tensor.storage.record());
+        let size = record.map_err(corrupt)?.size;
+        tensor.storage.check(size).map_err(corrupt)?;
         // Without elements: this only checks that such elements are possible.
-        tensor
-            .resolve(&mut [], archive.byte_order().map_err(corrupt)?)
-            .map_err(corrupt)?;
+        let order = archive.byte_order().map_err(corrupt)?;
+        tensor.resolve(&mut [], order).map_err(corrupt)?;
         archive.check_framing().map_err(corrupt)
     }
 
     fn tensor_of(&self, w: &Wanted, archive: &Archive, verify: bool) -> Result<Tensor> {
         let corrupt = |e| self.corrupt(w, e);
-        let check = if verify { Verify::Crc } else { Verify::No };
         let pickle = archive.read("data.pkl", Verify::Crc).map_err(corrupt)?;
         let tensor = self.description(w, &pickle)?;
         self.check_described(w, &tensor)?;
@@ -504,9 +347,8 @@ impl TorchDistReader {
             let elements = tensor.layout().map_err(corrupt)?.bytes();
             self.limits.whole(self.name_of(w.chunk), elements)?;
         }
-        let storage = archive
-            .read(&tensor.storage.record(), check)
-            .map_err(corrupt)?;
+        let storage = archive.read(&tensor.storage.record(), verify.into());
+        let storage = storage.map_err(corrupt)?;
         tensor.tensor(Arc::new(storage), order).map_err(corrupt)
     }
 
@@ -518,7 +360,7 @@ impl TorchDistReader {
     /// The limits of parsing the archive of a chunk.
     fn parsing(&self, w: &Wanted) -> Limits {
         let (limits, most) = (parsing(&self.limits), self.unpacks_to_at_most(w));
-        let memory = limits.budget(w.range.end - w.range.start).max().max(most);
+        let memory = limits.budget(w.len()).max().max(most);
         Limits {
             unpacked: limits.unpacked.min(most),
             memory: Some(memory),
@@ -564,70 +406,177 @@ impl TorchDistReader {
     }
 
     pub(crate) fn bad(&self, w: &Wanted, what: &str) -> StrategyError {
-        StrategyError::corrupt(
-            &w.file,
-            Some(w.range.start),
-            format!("{}: {what}", self.name_of(w.chunk)),
-        )
+        let what = format!("{}: {what}", self.name_of(w.chunk));
+        StrategyError::corrupt(&w.file, Some(w.range.start), what)
     }
 }
 
+/// A search for the tensors of many archives.
+struct Search<'a> {
+    reader: &'a TorchDistReader,
+    wanted: &'a [Wanted],
+    verify: bool,
+    forms: &'a mut RecentForms,
+    found: Vec<Option<Head>>,
+    traffic: Traffic,
+}
+
+impl Search<'_> {
+    /// Finds tensors by both ends of their archives.
+    async fn both_ends(&mut self, which: Vec<usize>) -> Result<()> {
+        if which.is_empty() {
+            return Ok(());
+        }
+        // One call for the ends of all archives, because the store reads neighbouring ranges together. A transformed archive has no
+        // readable ends.
+        let (reader, all) = (self.reader, self.wanted);
+        let is_transformed = |w: &Wanted| reader.table.is_transformed(w.place);
+        let (mut ranges, small) = (Vec::with_capacity(which.len() * 2), reader.small_size());
+        for w in which
+            .iter()
+            .map(|i| &all[*i])
+            .filter(|w| !is_transformed(w))
+        {
+            let Range { start, end } = w.range;
+            if w.len() <= small {
+                ranges.push((w.file.clone(), w.range.clone()));
+            } else {
+                ranges.push((w.file.clone(), start..start + END));
+                ranges.push((w.file.clone(), end - END..end));
+            }
+        }
+        // In the same order, each archive takes its ranges: one if it is small, else two.
+        let mut got = self.read_ranges(ranges).await?.into_iter();
+        for i in which {
+            let w = &all[i];
+            let head = if is_transformed(w) {
+                Head::Packed
+            } else {
+                let first = got.next().unwrap_or_default();
+                if w.len() <= small {
+                    reader.small(w, first, self.verify)?
+                } else {
+                    let tail = got.next().unwrap_or_default();
+                    match self.same_form(w, &first, Some(&tail))? {
+                        Some(head) => head,
+                        None => {
+                            let (head, more) = reader.head(w, first, tail, self.forms).await?;
+                            self.traffic += more;
+                            head
+                        }
+                    }
+                }
+            };
+            self.found[i] = Some(head);
+        }
+        Ok(())
+    }
+
+    /// Finds tensors by the beginnings of their archives alone. Returns those that have another form than all archives before them.
+    async fn beginnings(&mut self, which: Vec<usize>) -> Result<Vec<usize>> {
+        if which.is_empty() {
+            return Ok(which);
+        }
+        let all = self.wanted;
+        let beginning = |i: &usize| {
+            let w = &all[*i];
+            (w.file.clone(), w.range.start..w.range.start + END)
+        };
+        let got = self
+            .read_ranges(which.iter().map(beginning).collect())
+            .await?;
+        let mut others = Vec::new();
+        for (i, first) in which.into_iter().zip(got) {
+            match self.same_form(&all[i], &first, None)? {
+                Some(head) => self.found[i] = Some(head),
+                None => others.push(i),
+            }
+        }
+        Ok(others)
+    }
+
+    async fn read_ranges(&mut self, ranges: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+        let requests = ranges.len() as u64;
+        let (got, stats) = self.reader.store.read_ranges(ranges).await.map_err(|e| {
+            // The store names the file. The user also wants to know which tensor is lost.
+            let text = e.to_string();
+            let mut wanted = self.wanted.iter();
+            let lost = wanted.find(|w| text.contains(w.file.as_str()));
+            let key = lost.map(|w| self.reader.name_of(w.chunk));
+            self.reader.lost(e, key)
+        })?;
+        self.traffic += beside(stats.bytes + stats.beside, requests);
+        Ok(got)
+    }
+
+    /// The head of an archive that differs from an earlier one only in elements and checksums. If only its beginning was read, the head
+    /// has no checksum.
+    fn same_form(&self, w: &Wanted, first: &[u8], tail: Option<&[u8]>) -> Result<Option<Head>> {
+        let Some(((form, tensor, layout), crc32)) = self.forms.find(w.len(), first, tail) else {
+            return Ok(None);
+        };
+        self.reader.check_described(w, tensor)?;
+        let stored = w.stored(form.storage(), layout.clone(), crc32);
+        Ok(Some(Head::Stored(stored)))
+    }
+}
+
+/// Bytes that were read beside elements.
+fn beside(beside: u64, requests: u64) -> Traffic {
+    let mut traffic = Traffic::default();
+    traffic.beside = beside;
+    traffic.requests = requests;
+    traffic
+}
+
 /// An archive whose two ends are in memory.
-struct Known<'r> {
+struct Ends<'r> {
     reader: &'r TorchDistReader,
     w: &'r Wanted,
     first: Bytes,
     tail: Bytes,
-    len: u64,
-    /// The bytes and requests that were needed in addition to the ends.
-    more: (u64, u64),
+    /// What was needed in addition to the ends.
+    more: Traffic,
 }
 
-impl Known<'_> {
+impl Ends<'_> {
     async fn bytes(&mut self, range: Range<u64>) -> Result<Bytes> {
         let at = |r: &Range<u64>| r.start as usize..r.end as usize;
         if range.end <= self.first.len() as u64 && range.start <= range.end {
             return Ok(self.first.slice(at(&range)));
         }
-        let tail = self.len - self.tail.len() as u64;
-        if range.start >= tail && range.end <= self.len && range.start <= range.end {
+        if range.end > self.w.len() || range.start > range.end {
+            let what = "a record lies outside of its archive";
+            return Err(self.reader.bad(self.w, what));
+        }
+        let tail = self.w.len() - self.tail.len() as u64;
+        if range.start >= tail {
             return Ok(self.tail.slice(at(&(range.start - tail..range.end - tail))));
         }
-        if range.end > self.len || range.start > range.end {
-            return Err(self
-                .reader
-                .bad(self.w, "a record lies outside of its archive"));
-        }
-        self.more = (self.more.0 + range.end - range.start, self.more.1 + 1);
+        self.more += beside(range.end - range.start, 1);
         self.reader.at(self.w, range).await
     }
 
     /// Where the data of a record lies. A part of the data has no checksum, so the bytes after the data must confirm the header.
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
         let header = self.bytes(record.header_range()).await?;
-        let data = record
-            .data_range(&header)
-            .map_err(|e| self.reader.corrupt(self.w, e))?;
+        let corrupt = |e| self.reader.corrupt(self.w, e);
+        let data = record.data_range(&header).map_err(corrupt)?;
         let behind = self.bytes(record.behind(&data)).await?;
-        record
-            .confirm(&data, &behind)
-            .map_err(|e| self.reader.corrupt(self.w, e))?;
+        let confirmed = record.confirm(&data, &behind);
+        confirmed.map_err(|e| self.reader.corrupt(self.w, e))?;
         Ok(data)
     }
 
     /// The content of a small record, with its checksum checked.
     async fn content(&mut self, record: &Record) -> Result<Bytes> {
         if record.stored > SMALL_RECORD {
-            return Err(self.reader.bad(
-                self.w,
-                "the description of a tensor is larger than any tensor needs",
-            ));
+            let what = "the description of a tensor is larger than any tensor needs";
+            return Err(self.reader.bad(self.w, what));
         }
         let range = self.data_range(record).await?;
         let stored = self.bytes(range).await?;
-        let content = reshard_torch_format::archive::unpack(record, stored, SMALL_RECORD);
-        let content =
-            content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c).map(|()| c));
+        let content = unpack(record, stored, SMALL_RECORD, Verify::Crc);
         content.map_err(|e| self.reader.corrupt(self.w, e))
     }
 }

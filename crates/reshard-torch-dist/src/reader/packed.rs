@@ -15,9 +15,9 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
-use reshard_storage::{Progress, StorageError};
+use reshard_storage::StorageError;
 use reshard_strategy::{
-    LimitOption, ReadTensor, Result, StrategyError, Traffic,
+    LimitOption, ReadCx, ReadTensor, Result, StrategyError, Traffic,
     torch::{INFLATE, Stream, Unpacked},
 };
 use reshard_torch_format::archive::{Directory, Inflate, Method};
@@ -38,12 +38,10 @@ const BLOCK: usize = 256 << 10;
 impl TorchDistReader {
     /// Bytes of a chunk's elements.
     pub(crate) fn chunk_bytes(&self, chunk: ChunkId) -> u64 {
-        self.table
-            .metadata
-            .chunk(chunk)
-            .map_or(0, |(tensor, region)| {
-                chunk_bytes(&tensor, &region).unwrap_or(u64::MAX)
-            })
+        let described = self.table.metadata.chunk(chunk);
+        described.map_or(0, |(tensor, region)| {
+            chunk_bytes(&tensor, &region).unwrap_or(u64::MAX)
+        })
     }
 
     /// Counts that a chunk is unpacked for so many bytes of it, and stops what would take forever.
@@ -55,7 +53,7 @@ impl TorchDistReader {
 
     pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
         self.chunk_bytes(w.chunk)
-            .saturating_add(description(w.range.end - w.range.start))
+            .saturating_add(description(w.len()))
     }
 
     /// Checks that the archive of a chunk does not unpack to more than its shape needs.
@@ -155,18 +153,18 @@ impl TorchDistReader {
         &self,
         w: &Wanted,
         reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
+        cx: &ReadCx<'_>,
         totals: &mut Traffic,
     ) -> Result<()> {
+        let verify = cx.verify;
         let wanted = reads.iter().map(|r| r.into.bytes()).sum();
         let tensor = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Tensor(tensor)) => tensor,
             _ => {
                 self.unpacks(w, wanted)?;
-                let (name, len) = (self.name_of(w.chunk), w.range.end - w.range.start);
-                self.limits
-                    .whole(format_args!("the archive of {name}"), len)?;
+                let (name, len) = (self.name_of(w.chunk), w.len());
+                let what = format!("the archive of {name}");
+                self.limits.whole(what, len)?;
                 self.kept.make_room(self.chunk_bytes(w.chunk));
                 let stored = self.at(w, 0..len).await?;
                 (totals.beside, totals.requests) = (totals.beside + len, totals.requests + 1);
@@ -174,7 +172,7 @@ impl TorchDistReader {
                 self.in_memory(w, self.archive_of(w, stored)?, verify)?
             }
         };
-        land(&tensor, reads, progress, totals)?;
+        land(&tensor, reads, cx, totals)?;
         if wanted < tensor.nbytes() {
             self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
         }
@@ -189,37 +187,34 @@ impl TorchDistReader {
         w: &Wanted,
         d: Deflated,
         reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
+        cx: &ReadCx<'_>,
         totals: &mut Traffic,
     ) -> Result<()> {
+        let verify = cx.verify;
         // A small chunk takes less memory than the stream that would unpack it.
         if self.chunk_bytes(w.chunk) <= INFLATE {
-            return self.read_packed(w, reads, verify, progress, totals).await;
+            return self.read_packed(w, reads, cx, totals).await;
         }
 
         // The range of the record that is wanted. If the kept stream is already past its start, the chunk is read backwards.
-        let mut hulls = Vec::with_capacity(reads.len());
-        for r in &reads {
-            hulls.push(r.selection.layout(&d.layout)?.hull());
-        }
-        let all = hulls
-            .into_iter()
-            .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let hulls = reads
+            .iter()
+            .map(|r| Ok(r.selection.layout(&d.layout)?.hull()));
+        let hulls = hulls.collect::<Result<Vec<_>>>()?.into_iter();
+        let all = hulls.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let Range { start, end } = all.unwrap_or_default();
         if self.kept.is_past(w.chunk, verify, start) {
-            return self.read_packed(w, reads, verify, progress, totals).await;
+            return self.read_packed(w, reads, cx, totals).await;
         }
         let mut parts: Vec<StridedCopy> = Vec::with_capacity(reads.len());
         let mut wanted = 0;
         for r in reads {
             let part = r.part(&d.layout)?;
             wanted += part.into.bytes();
-            totals.needed += part.into.bytes();
-            totals.bytes += part.into.bytes();
-            progress.add(part.into.bytes());
             parts.push(part.into.strided_copy(&part.source)?);
         }
+        (totals.needed, totals.bytes) = (totals.needed + wanted, totals.bytes + wanted);
+        cx.progress.add(wanted);
         let corrupt = |e| self.corrupt(w, e);
         // Continues the stream of an earlier read if it has not passed the wanted range. Otherwise it starts from the beginning.
         let mut stream = match self.kept.take(w.chunk, verify) {
@@ -227,10 +222,8 @@ impl TorchDistReader {
             _ => {
                 self.unpacks(w, wanted)?;
                 let packed = d.data.end - d.data.start;
-                self.limits.whole(
-                    format_args!("the packed storage of {}", self.name_of(w.chunk)),
-                    packed,
-                )?;
+                let what = format!("the packed storage of {}", self.name_of(w.chunk));
+                self.limits.whole(what, packed)?;
                 let stored = self.at(w, d.data.clone()).await?;
                 (totals.beside, totals.requests) = (totals.beside + packed, totals.requests + 1);
                 Box::new(Stream {
@@ -271,14 +264,14 @@ impl TorchDistReader {
 pub(super) fn land(
     tensor: &Tensor,
     reads: Vec<ReadTensor>,
-    progress: &Progress,
+    cx: &ReadCx<'_>,
     totals: &mut Traffic,
 ) -> Result<()> {
     for r in reads {
         let bytes = r.into.bytes();
         (totals.needed, totals.bytes) = (totals.needed + bytes, totals.bytes + bytes);
         totals.beside = totals.beside.saturating_sub(bytes);
-        progress.add(bytes);
+        cx.progress.add(bytes);
         r.fill_from(tensor)?;
     }
     Ok(())

@@ -22,7 +22,7 @@ use reshard_strategy::{
 };
 use reshard_torch_format::{
     TorchSave,
-    archive::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack},
+    archive::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, Verify, unpack},
 };
 use std::{collections::BTreeMap, ops::Range};
 
@@ -179,12 +179,7 @@ fn part(r: &TorchDistReader, item: Item) -> String {
 }
 
 fn key(r: &TorchDistReader, item: Item) -> &str {
-    let metadata = &r.table.metadata;
-    let key = match item {
-        Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
-        Item::Object(object) => metadata.object_key(object),
-    };
-    key.unwrap_or_default()
+    r.table.key(item).unwrap_or_default()
 }
 
 impl<'r> Verifier<'r> {
@@ -318,13 +313,13 @@ impl Archive<'_> {
     /// writes it.
     async fn check(mut self) -> Result<Unconfirmed> {
         let (r, w) = (self.r, self.w);
-        let len = w.range.end - w.range.start;
+        let len = w.len();
         if len <= SMALL.max(IN_MEMORY) || r.table.is_transformed(w.place) {
             r.limits.whole(r.name_of(w.chunk), len)?;
             return r.check_in_memory(w, self.read(0..len).await?);
         }
         let tail = self.read(Tail::first_range(len)).await?;
-        let (directory, (more, _)) = r.directory(w, &tail).await?;
+        let (directory, more) = r.directory(w, &tail).await?;
         self.progress.add(more);
         r.unpacks_to_its_shape(w, &directory)?;
         // Even if one thing is not understood, another may be damaged.
@@ -347,7 +342,7 @@ impl Archive<'_> {
     /// Begins to look at what no checksum covers. The `tail` mostly has the whole directory.
     async fn frame(&self, directory: &Directory, tail: &[u8]) -> Result<Framing> {
         let w = self.w;
-        let (len, at) = (w.range.end - w.range.start, directory.offset());
+        let (len, at) = (w.len(), directory.offset());
         let known = at.checked_sub(len - tail.len() as u64);
         Ok(match known.and_then(|at| tail.get(at as usize..)) {
             Some(tail) => Framing::new(directory, len, tail),
@@ -366,8 +361,8 @@ impl Archive<'_> {
     async fn read_near(&mut self, range: Range<u64>) -> Result<Bytes> {
         let (at, end) = (self.at, self.at + self.near.len() as u64);
         if range.start < at || range.end > end {
-            let len = self.w.range.end - self.w.range.start;
-            let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
+            let near = range.start.saturating_add(NEAR);
+            let end = range.end.max(self.w.len().min(near));
             self.near = self.r.at(self.w, range.start..end).await?;
             self.at = range.start;
         }
@@ -382,12 +377,11 @@ impl Archive<'_> {
         let record = directory.get("data.pkl").map_err(corrupt)?;
         let range = self.data_range(record).await?;
         let stored = self.read(range).await?;
-        let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
-        check_crc(record, &pickle).map_err(corrupt)?;
+        let pickle = unpack(record, stored, 1 << 20, Verify::Crc).map_err(corrupt)?;
         let tensor = r.description(w, &pickle)?;
         r.check_described(w, &tensor)?;
         let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
-        tensor.check_storage(storage.size).map_err(corrupt)
+        tensor.storage.check(storage.size).map_err(corrupt)
     }
 
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {

@@ -8,9 +8,9 @@ use super::{
 use crate::limits::not_understood;
 use crate::metadata::{
     StorageMeta,
-    build::{Columns, MOST_AXES, Props, RawDict, RawTensor, V},
+    build::{Columns, MOST_AXES, Props, RawDict, RawTensor, V, key_in},
     fields::Field,
-    worth::{Beyond, MEMORY, STEPS, Worth},
+    worth::{Beyond, MEMORY, STEPS, Within, Worth},
 };
 use bytes::Bytes;
 use indexmap::IndexSet;
@@ -94,7 +94,7 @@ impl TableBuilder {
     /// Makes the table of everything that was added.
     pub(crate) fn finish(self) -> Result<Table> {
         let Self {
-            logical,
+            mut logical,
             planner_data,
             signs,
             flattened,
@@ -107,7 +107,6 @@ impl TableBuilder {
         } = self;
 
         // The keys must all be known before places can be put to them, because a place may come in any file.
-        let mut logical = logical;
         for (key, original) in flattened {
             if let Some(id) = logical.tensor(&key) {
                 logical.set_original_shape(id, original);
@@ -150,9 +149,8 @@ impl TableBuilder {
             placing.storage(&places)?;
             let placed = placing.placed;
             for item in without_place(listed, placed) {
-                worth
-                    .push(&mut table.lost, (item, Arc::clone(&file)))
-                    .map_err(|b| beyond(&file, b))?;
+                let lost = worth.push(&mut table.lost, (item, Arc::clone(&file)));
+                lost.map_err(|b| beyond(&file, b))?;
             }
         }
         table.transforms = transforms.into_iter().collect();
@@ -199,11 +197,8 @@ impl TableBuilder {
             run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
         self.worth = std::mem::take(&mut columns.worth);
         if end != pickle.len() {
-            return Err(StrategyError::corrupt(
-                file,
-                Some(end as u64),
-                "bytes follow the end of the metadata",
-            ));
+            let what = "bytes follow the end of the metadata";
+            return Err(StrategyError::corrupt(file, Some(end as u64), what));
         }
         Ok((root, columns))
     }
@@ -225,7 +220,7 @@ impl TableBuilder {
             self.storage_meta(columns, m).map_err(|b| beyond(file, b))?;
         }
         if let Some(V::Str(v)) = root.field(Field::Version) {
-            self.signs.version = columns.text_at(v).map(Into::into);
+            self.signs.version = columns.texts.get(v).map(Into::into);
         }
         if let Some(V::Dict(d)) = root.field(Field::McoreData) {
             self.mcore_data(columns, d).map_err(|b| beyond(file, b))?;
@@ -251,13 +246,9 @@ impl TableBuilder {
     }
 
     /// Which keys have locations that are objects of unknown classes.
-    fn strange_places(
-        &mut self,
-        columns: &Columns,
-        dict: u32,
-    ) -> std::result::Result<StrangePlaces, Beyond> {
+    fn strange_places(&mut self, columns: &Columns, dict: u32) -> Within<StrangePlaces> {
         let mut strange = StrangePlaces::default();
-        let pairs = &columns.dict(dict).pairs;
+        let pairs = &columns.dicts.get(dict).pairs;
         self.worth.steps(pairs.len())?;
         for pair in pairs {
             match pair {
@@ -270,14 +261,14 @@ impl TableBuilder {
             }
         }
         if strange.unnamed {
-            strange.places = self.worth.filled(columns.texts(), 0)?;
-            for (index, _) in columns.dict(dict).storage() {
-                if let Some(n) = strange
+            strange.places = self.worth.filled(columns.texts.len(), 0)?;
+            for (index, _) in columns.dicts.get(dict).storage() {
+                let key = columns.indices[index as usize].key as usize;
+                strange
                     .places
-                    .get_mut(columns.indices[index as usize].key as usize)
-                {
-                    *n += 1;
-                }
+                    .get_mut(key)
+                    .into_iter()
+                    .for_each(|n| *n += 1);
             }
         }
         Ok(strange)
@@ -293,12 +284,10 @@ impl TableBuilder {
         let beyond = |b: Beyond| beyond(file, b);
         let mut seen: Vec<bool> = Vec::new();
         for (key, value) in columns.take_pairs(dict) {
-            let Some(number) = columns.key(key, &mut self.worth).map_err(beyond)? else {
-                return Err(StrategyError::corrupt(
-                    file,
-                    None,
-                    "a key of state_dict_metadata is not a str",
-                ));
+            let number = key_in(&mut columns.texts, key, &mut self.worth).map_err(beyond)?;
+            let Some(number) = number else {
+                let what = "a key of state_dict_metadata is not a str";
+                return Err(StrategyError::corrupt(file, None, what));
             };
             let known = number as usize;
             if known >= seen.len() {
@@ -306,7 +295,7 @@ impl TableBuilder {
                 self.worth.room(&mut seen, more).map_err(beyond)?;
                 seen.resize(known + 1, false);
             }
-            let key = columns.text_at(number).unwrap_or_default();
+            let key = columns.texts.get(number).unwrap_or_default();
             if std::mem::replace(&mut seen[known], true) {
                 return Err(twice(file, key, "occurs twice"));
             }
@@ -320,21 +309,15 @@ impl TableBuilder {
             };
             match value {
                 _ if strange.concern(number, chunks) => {
-                    self.not_understood(
-                        key,
-                        "its place is described in a form that this version does not know".into(),
-                    )
-                    .map_err(beyond)?;
+                    let what = "its place is described in a form that this version does not know";
+                    self.not_understood(key, what.into()).map_err(beyond)?;
                 }
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
                 V::BytesItem => self.object(file, key)?,
                 _ => {
-                    self.not_understood(
-                        key,
-                        "it is neither a tensor nor an object of a form that this version knows"
-                            .into(),
-                    )
-                    .map_err(beyond)?;
+                    let what =
+                        "it is neither a tensor nor an object of a form that this version knows";
+                    self.not_understood(key, what.into()).map_err(beyond)?;
                 }
             }
         }
@@ -342,14 +325,11 @@ impl TableBuilder {
     }
 
     /// Records that a key is not understood. Only reads of this key will fail.
-    fn not_understood(&mut self, key: &str, what: String) -> std::result::Result<(), Beyond> {
+    fn not_understood(&mut self, key: &str, what: String) -> Within<()> {
         // Pays for the copies of its description in messages.
-        self.worth.take(
-            key.len()
-                .saturating_add(what.len())
-                .saturating_mul(3)
-                .saturating_add(ENTRY),
-        )?;
+        let text = key.len().saturating_add(what.len());
+        self.worth
+            .take(text.saturating_mul(3).saturating_add(ENTRY))?;
         self.unknown.entry(key.into()).or_insert(what);
         Ok(())
     }
@@ -378,8 +358,6 @@ impl TableBuilder {
     }
 
     fn tensor(&mut self, file: &str, columns: &Columns, key: &str, raw: &RawTensor) -> Result<()> {
-        let corrupt =
-            |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
         let Description {
             size: (at, n),
             props,
@@ -393,10 +371,8 @@ impl TableBuilder {
         // Pays for strides, shape, and for each chunk its coordinates (in 64 bits, and again while they are sorted) and its numbers.
         let axes = (n as usize + 1).saturating_mul(4 * size_of::<u64>());
         let each = axes.saturating_add(if self.merging { 2 * ENTRY } else { 64 });
-        let bytes = columns
-            .chunks_in(raw)
-            .saturating_mul(each)
-            .saturating_add(axes);
+        let chunks = columns.chunks_in(raw).saturating_mul(each);
+        let bytes = chunks.saturating_add(axes);
         self.worth.take(bytes).map_err(|b| beyond(file, b))?;
         let shape = &columns.ints(at, n);
         self.signs.has_tensors = true;
@@ -436,9 +412,8 @@ impl TableBuilder {
         };
         for c in columns.chunks_of(raw) {
             let Some((offsets, sizes)) = columns.chunk(c) else {
-                return Err(corrupt(
-                    "a chunk's offsets and sizes differ in length".into(),
-                ));
+                let what = format!("tensor {key}: a chunk's offsets and sizes differ in length");
+                return Err(StrategyError::corrupt(file, None, what));
             };
             let region = Region::new(offsets, sizes);
             if !self.merging {
@@ -457,17 +432,17 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn mcore_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
-        for i in 0..columns.dict(dict).pairs.len() {
-            let (key, value) = columns.dict(dict).pairs[i];
+    fn mcore_data(&mut self, columns: &mut Columns, dict: u32) -> Within<()> {
+        for i in 0..columns.dicts.get(dict).pairs.len() {
+            let (key, value) = columns.dicts.get(dict).pairs[i];
             let (Some(key), V::Dict(d)) = (self.key(columns, key)?, value) else {
                 continue;
             };
-            let fields = &columns.dict(d).pairs;
+            let fields = &columns.dicts.get(d).pairs;
             self.worth.steps(fields.len())?;
             for &(name, shape) in fields {
                 if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
-                    && columns.text_at(name) == Some("nd_reformulated_orig_global_shape")
+                    && columns.texts.get(name) == Some("nd_reformulated_orig_global_shape")
                 {
                     // Room is made for the next power of two.
                     self.worth
@@ -480,10 +455,10 @@ impl TableBuilder {
     }
 
     /// Copies what `storage_meta` says, so that it can be written again.
-    fn storage_meta(&mut self, columns: &Columns, meta: u32) -> std::result::Result<(), Beyond> {
+    fn storage_meta(&mut self, columns: &Columns, meta: u32) -> Within<()> {
         let raw = &columns.metas[meta as usize];
-        let mut text = |number: u32| -> std::result::Result<String, Beyond> {
-            let text = columns.text_at(number).unwrap_or_default();
+        let mut text = |number: u32| -> Within<String> {
+            let text = columns.texts.get(number).unwrap_or_default();
             self.worth.take(text.len().saturating_add(ENTRY))?;
             Ok(text.into())
         };
@@ -493,7 +468,7 @@ impl TableBuilder {
             load_id: raw.load_id.map(&mut text).transpose()?,
             modules: Vec::new(),
         };
-        let modules = raw.modules.map_or(&[][..], |l| &columns.list(l).items);
+        let modules = raw.modules.map_or(&[][..], |l| &columns.lists.get(l).items);
         for module in modules {
             if let V::Str(module) = module {
                 meta.modules.push(text(*module)?);
@@ -504,11 +479,7 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn planner_data(
-        &mut self,
-        columns: &mut Columns,
-        dict: u32,
-    ) -> std::result::Result<(), Beyond> {
+    fn planner_data(&mut self, columns: &mut Columns, dict: u32) -> Within<()> {
         self.signs.planner_data = true;
 
         // The files of a rank-local checkpoint add to each other.
@@ -518,15 +489,15 @@ impl TableBuilder {
         };
 
         // Items are fetched by number each time, because `key` needs the columns mutably.
-        for i in 0..columns.dict(dict).pairs.len() {
-            let (key, path) = columns.dict(dict).pairs[i];
+        for i in 0..columns.dicts.get(dict).pairs.len() {
+            let (key, path) = columns.dicts.get(dict).pairs[i];
             let mut steps = Vec::new();
             match path {
                 V::Tuple(t) => {
-                    let items = columns.tuple_items(t).len();
+                    let items = columns.tuples.get(t).len();
                     self.worth.room(&mut steps, items)?;
                     for i in 0..items {
-                        let step = match columns.tuple_items(t)[i] {
+                        let step = match columns.tuples.get(t)[i] {
                             V::Int(i) => u64::try_from(i).ok().map(Step::Index),
                             step => self.key(columns, step)?.map(|k| Step::Key(k.into())),
                         };
@@ -554,15 +525,11 @@ impl TableBuilder {
     }
 
     /// A copy of a key's spelling, if it is a str.
-    fn key(
-        &mut self,
-        columns: &mut Columns,
-        key: V,
-    ) -> std::result::Result<Option<String>, Beyond> {
-        let Some(key) = columns.key(key, &mut self.worth)? else {
+    fn key(&mut self, columns: &mut Columns, key: V) -> Within<Option<String>> {
+        let Some(key) = key_in(&mut columns.texts, key, &mut self.worth)? else {
             return Ok(None);
         };
-        let text = columns.text_at(key).unwrap_or_default();
+        let text = columns.texts.get(key).unwrap_or_default();
         self.worth.take(text.len().saturating_add(ENTRY))?;
         Ok(Some(text.into()))
     }
@@ -612,37 +579,18 @@ fn describe<'c>(
     }
     match (raw.odd, raw.size, props) {
         (Some(field), ..) => Err(other(field)),
-        (
-            None,
-            Some(size),
-            Some(
-                props @ Props {
-                    dtype: Some(dtype),
-                    odd: false,
-                    ..
-                },
-            ),
-        ) => Ok(Description {
-            size,
-            props,
-            dtype: *dtype,
-        }),
-        (
-            None,
-            Some(_),
-            Some(Props {
-                unknown: Some(name),
-                ..
-            }),
-        ) => {
-            let name = columns.text_at(*name).unwrap_or_default();
-            Err(format!(
-                "its element type torch.{} is not one that this version knows",
-                shortened(name)
-            ))
-        }
-        (None, _, Some(_)) => Err(other("size or properties")),
         (None, _, None) => Err("it has no properties".into()),
+        (None, None, Some(_)) => Err(other("size or properties")),
+        (None, Some(size), Some(props)) => match (props.dtype, props.odd, props.unknown) {
+            (Some(dtype), false, _) => Ok(Description { size, props, dtype }),
+            (_, _, Some(name)) => {
+                let name = shortened(columns.texts.get(name).unwrap_or_default());
+                Err(format!(
+                    "its element type torch.{name} is not one that this version knows"
+                ))
+            }
+            _ => Err(other("size or properties")),
+        },
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     limits::not_understood,
     metadata::{
         build::{Columns, NONE, RawDict, RawStorage},
-        worth::{Beyond, MEMORY, STEPS, Worth},
+        worth::{Beyond, MEMORY, STEPS, Within, Worth},
     },
 };
 use indexmap::IndexSet;
@@ -29,36 +29,29 @@ pub(super) struct Placing<'t> {
 impl Placing<'_> {
     pub(super) fn storage(&mut self, places: &RawDict) -> Result<()> {
         let (file, columns) = (self.file, self.columns);
+        let corrupt = |what: String| StrategyError::corrupt(file, None, what);
         let first = self.table.files.len() as u32;
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
         // A key may be long, and every item may name it. So the result of its look-up is kept.
-        let mut stored = self
-            .worth
-            .filled(columns.texts(), Stored::Unasked)
-            .map_err(|b| beyond(file, b))?;
+        let stored = self.worth.filled(columns.texts.len(), Stored::Unasked);
+        let mut stored = stored.map_err(|b| beyond(file, b))?;
         for (index, storage) in places.storage() {
             let index = columns.indices[index as usize];
-            let Some(key) = columns.text_at(index.key) else {
-                return Err(StrategyError::corrupt(
-                    file,
-                    None,
-                    "an entry of storage_data names no key",
-                ));
+            let Some(key) = columns.texts.get(index.key) else {
+                return Err(corrupt("an entry of storage_data names no key".into()));
             };
             // A location without file, offset or length is damage, even if nobody wants the item.
             let raw = columns.storage(storage);
-            if columns.text_at(raw.file).is_none()
+            if columns.texts.get(raw.file).is_none()
                 || raw.offset == u64::MAX
                 || raw.length == u64::MAX
             {
-                let what = format!(
+                return Err(corrupt(format!(
                     "the entry of {key:?} in storage_data lacks its file, offset or length"
-                );
-                return Err(StrategyError::corrupt(file, None, what));
+                )));
             }
-            let place = self
-                .place(raw, &mut files, &mut transforms)
-                .map_err(|b| beyond(file, b))?;
+            let place = self.place(raw, &mut files, &mut transforms);
+            let place = place.map_err(|b| beyond(file, b))?;
             let of = &mut stored[index.key as usize];
             if let Stored::Unasked = of {
                 *of = self.table.stored(key);
@@ -69,8 +62,8 @@ impl Placing<'_> {
                 (None, Stored::Object(id)) => {
                     let set = set(&mut self.table.objects, id.0, place, first);
                     let set = set.map_err(|what| twice(file, key, what))?;
-                    self.note(Item::Object(id), place, set)
-                        .map_err(|b| beyond(file, b))?;
+                    let noted = self.note(Item::Object(id), place, set);
+                    noted.map_err(|b| beyond(file, b))?;
                 }
                 (Some((at, n)), Stored::Tensor(id)) => {
                     let hint = (index.hint != NONE).then_some(index.hint as usize);
@@ -79,27 +72,22 @@ impl Placing<'_> {
                     if let Some(id) = tensor.and_then(|t| t.chunk_at(&columns.ints(at, n), hint)) {
                         let set = set(&mut self.table.chunks, id.0, place, first);
                         let set = set.map_err(|what| twice(file, key, what))?;
-                        self.note(Item::Chunk(id), place, set)
-                            .map_err(|b| beyond(file, b))?;
+                        let noted = self.note(Item::Chunk(id), place, set);
+                        noted.map_err(|b| beyond(file, b))?;
                     } else {
                         // Such an entry is short, but searching for its chunk takes many steps. So steps are limited.
                         let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
-                        self.worth
-                            .steps(steps as usize)
-                            .map_err(|b| beyond(file, b))?;
+                        let steps = self.worth.steps(steps as usize);
+                        steps.map_err(|b| beyond(file, b))?;
                     }
                 }
                 // Another rank says that it is something else, which is told with the key.
                 _ if self.table.contradictions.contains_key(key) => *of = Stored::Unknown,
-                (None, _) => {
-                    let what =
-                        format!("{key:?} is stored as an object, but is not described as one");
-                    return Err(StrategyError::corrupt(file, None, what));
-                }
-                (Some(_), _) => {
-                    let what =
-                        format!("{key:?} is stored as a tensor, but is not described as one");
-                    return Err(StrategyError::corrupt(file, None, what));
+                (at, _) => {
+                    let kind = at.map_or("an object", |_| "a tensor");
+                    return Err(corrupt(format!(
+                        "{key:?} is stored as {kind}, but is not described as one"
+                    )));
                 }
             }
         }
@@ -107,7 +95,7 @@ impl Placing<'_> {
     }
 
     /// Notes that an item has a place in this file. If another file has set one before, this is one of a copy.
-    fn note(&mut self, item: Item, place: Place, set: bool) -> std::result::Result<(), Beyond> {
+    fn note(&mut self, item: Item, place: Place, set: bool) -> Within<()> {
         if self.merging {
             self.worth.push(&mut self.placed, item)?;
         }
@@ -122,9 +110,9 @@ impl Placing<'_> {
         raw: RawStorage,
         files: &mut BTreeMap<u32, u32>,
         transforms: &mut BTreeMap<u32, u32>,
-    ) -> std::result::Result<Place, Beyond> {
+    ) -> Within<Place> {
         // Many items lie in few files. Each name is paid for and kept once.
-        let file = match (files.get(&raw.file), self.columns.text_at(raw.file)) {
+        let file = match (files.get(&raw.file), self.columns.texts.get(raw.file)) {
             (Some(&known), _) => known,
             (None, None) => u32::MAX,
             (None, Some(name)) => {
@@ -147,10 +135,8 @@ impl Placing<'_> {
                     .clone()
                     .map(|t| t.len().saturating_add(size_of::<String>()));
                 self.worth.take(bytes.fold(ENTRY, usize::saturating_add))?;
-                let known = self
-                    .transforms
-                    .insert_full(texts.map(String::from).collect())
-                    .0 as u32;
+                let texts = texts.map(String::from).collect();
+                let known = self.transforms.insert_full(texts).0 as u32;
                 transforms.insert(raw.transforms, known);
                 known
             }

@@ -2,7 +2,7 @@
 
 use super::{Contradictions, Item, Place, Table};
 use crate::{
-    metadata::worth::{Beyond, Worth},
+    metadata::worth::{Within, Worth},
     table::place::ENTRY,
 };
 use reshard_model::{DType, Dims, Region};
@@ -43,7 +43,7 @@ impl fmt::Display for Declared {
 
 impl Ranks {
     /// The next file begins.
-    pub(super) fn begin(&mut self, file: &str, worth: &mut Worth) -> Result<(), Beyond> {
+    pub(super) fn begin(&mut self, file: &str, worth: &mut Worth) -> Within<()> {
         worth.take(file.len().saturating_add(ENTRY))?;
         self.files.push(file.into());
         Ok(())
@@ -60,12 +60,7 @@ impl Ranks {
     }
 
     /// The last file is the first that has a key.
-    pub(super) fn declare(
-        &mut self,
-        key: &str,
-        says: Declared,
-        worth: &mut Worth,
-    ) -> Result<(), Beyond> {
+    pub(super) fn declare(&mut self, key: &str, says: Declared, worth: &mut Worth) -> Within<()> {
         let axes = match &says {
             Declared::Object(_) => 0,
             Declared::Tensor(.., shape) => shape.len(),
@@ -83,7 +78,7 @@ impl Ranks {
         key: &str,
         says: &Declared,
         worth: &mut Worth,
-    ) -> Result<(), Beyond> {
+    ) -> Within<()> {
         let (Some((first, file)), Some(last)) = (self.declared.get(key), self.files.last()) else {
             return Ok(());
         };
@@ -92,18 +87,15 @@ impl Ranks {
         }
         let file = self.files.get(*file as usize).map_or("", |f| &**f);
         let what = format!("is {first} in {file}, and {says} in {last}");
-        worth.take(
-            key.len()
-                .saturating_add(what.len())
-                .saturating_add(2 * ENTRY),
-        )?;
-        self.contradictions
-            .insert(key.into(), (Arc::clone(last), what));
+        let text = key.len().saturating_add(what.len());
+        worth.take(text.saturating_add(2 * ENTRY))?;
+        let contradiction = (Arc::clone(last), what);
+        self.contradictions.insert(key.into(), contradiction);
         Ok(())
     }
 
     /// The last file lists an item.
-    pub(super) fn list(&mut self, item: Item, worth: &mut Worth) -> Result<(), Beyond> {
+    pub(super) fn list(&mut self, item: Item, worth: &mut Worth) -> Within<()> {
         worth.push(&mut self.listed, item)
     }
 
@@ -159,6 +151,13 @@ impl Table {
         let mut copies = std::mem::take(&mut self.copies);
         copies.retain(|(item, place)| self.place(*item) != Some(*place));
         self.copies = copies;
+    }
+
+    pub(crate) fn key(&self, item: Item) -> Option<&str> {
+        match item {
+            Item::Chunk(chunk) => self.metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
+            Item::Object(object) => self.metadata.object_key(object),
+        }
     }
 
     /// Where an item lies that is read.

@@ -43,7 +43,7 @@ pub struct Record {
     /// Where the next record, or the directory, starts.
     limit: u64,
     /// Where its entry in the directory starts.
-    entry: u64,
+    pub(super) entry: u64,
 }
 
 impl Record {
@@ -65,11 +65,7 @@ impl Record {
                 format!("local header of {:?}: {what}", self.name),
             )
         };
-        let mut f = Fields {
-            bytes: header,
-            at: 0,
-            base: self.header,
-        };
+        let mut f = Fields::new(header, self.header);
         if f.u32()? != LOCAL_HEADER {
             return Err(bad("its signature is wrong".into()));
         }
@@ -125,11 +121,7 @@ impl Record {
     /// # Errors
     /// [`Error::Archive`] if the bytes are no such descriptor.
     pub fn confirm(&self, data: &Range<u64>, behind: &[u8]) -> Result<()> {
-        let mut f = Fields {
-            bytes: behind,
-            at: 0,
-            base: data.end,
-        };
+        let mut f = Fields::new(behind, data.end);
         // The signature is optional, and sizes have 4 or 8 bytes. Of a larger size the former have the lower half.
         let gap = self.gap(data);
         let signed = gap == 0 || matches!(gap, 12 | 20) || f.u32()? == DESCRIPTOR;
@@ -140,16 +132,12 @@ impl Record {
             }
             _ => f.u32()? == self.crc32 && [f.u64()?, f.u64()?] == [self.stored, self.size],
         };
-        match signed && right {
-            true => Ok(()),
-            false => {
-                let what = format!(
-                    "the data of {:?} is not followed by what the directory says",
-                    self.name
-                );
-                Err(Error::archive(data.end, what))
-            }
+        if signed && right {
+            return Ok(());
         }
+        let name = &self.name;
+        let what = format!("the data of {name:?} is not followed by what the directory says");
+        Err(Error::archive(data.end, what))
     }
 
     /// The CRC-32 of its content. `None` in an archive that torch wrote without checksums
@@ -167,25 +155,12 @@ impl Record {
             true => format!("record {:?}, which is encrypted,", self.name),
             false => format!("record {:?}, packed by zip method {method},", self.name),
         };
-        Err(Error::Unsupported {
-            offset: self.header,
-            what: what.into(),
-        })
+        Err(Error::unsupported(self.header, what))
     }
 
     /// Bytes between the data and the next record.
     pub(super) fn gap(&self, data: &Range<u64>) -> u64 {
         self.limit.saturating_sub(data.end)
-    }
-
-    /// Where the archive has its entry of the directory.
-    pub(super) fn entry(&self) -> u64 {
-        self.entry
-    }
-
-    /// Where the directory has the checksum.
-    pub(super) fn checksum_at(&self) -> u64 {
-        self.entry + 16
     }
 }
 
@@ -196,9 +171,9 @@ pub struct Directory {
     prefix: Box<str>,
     offset: u64,
     /// Where its last entry ends.
-    behind: u64,
-    /// Where the end record starts.
-    end: u64,
+    pub(super) behind: u64,
+    /// Where the end record starts. Only a comment may follow it.
+    pub(super) end: u64,
 }
 
 impl Directory {
@@ -217,23 +192,9 @@ impl Directory {
         self.offset
     }
 
-    /// Where its last entry ends.
-    pub(super) fn behind(&self) -> u64 {
-        self.behind
-    }
-
-    /// Where the end record starts. Only a comment may follow it.
-    pub(super) fn end(&self) -> u64 {
-        self.end
-    }
-
     /// A record by its name without the prefix: `data.pkl`, `data/0`.
     pub fn find(&self, name: &str) -> Option<&Record> {
-        let mut full = String::with_capacity(self.prefix.len() + 1 + name.len());
-        full.push_str(&self.prefix);
-        full.push('/');
-        full.push_str(name);
-        self.records.get(full.as_str())
+        self.records.get(&*format!("{}/{name}", self.prefix))
     }
 
     /// As [`find`](Self::find).
@@ -243,21 +204,21 @@ impl Directory {
     pub fn get(&self, name: &str) -> Result<&Record> {
         self.find(name).ok_or_else(|| {
             let names: Vec<&str> = self.records.keys().map(|k| &**k).take(8).collect();
-            let more = if self.records.len() > names.len() {
-                ", …"
-            } else {
-                ""
-            };
-            let have = if names.is_empty() {
-                "nothing".into()
-            } else {
-                format!("{}{more}", names.join(", "))
-            };
+            let more = if self.records.len() > 8 { ", …" } else { "" };
             Error::NoRecord {
                 name: name.into(),
-                have: have.into(),
+                have: format!("{}{more}", names.join(", ")).into(),
             }
         })
+    }
+
+    /// The record with the version.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn version(&self) -> Result<&Record> {
+        let newer = self.find(".data/version");
+        newer.map_or_else(|| self.get("version"), Ok)
     }
 }
 
@@ -436,10 +397,8 @@ impl End {
 
     fn directory(&self, tail: &Window<'_>, end: u64) -> Result<Directory> {
         let mut f = tail.fields(self.offset, self.len)?;
-        let mut records = Vec::new();
-        for _ in 0..self.count {
-            records.push(entry(&mut f, self.offset)?);
-        }
+        let records = (0..self.count).map(|_| entry(&mut f, self.offset));
+        let mut records = records.collect::<Result<Vec<_>>>()?;
 
         // A longer directory has entries that the end record does not count, so programs would disagree about what is
         // there.
@@ -454,18 +413,14 @@ impl End {
         records.iter_mut().for_each(|r| r.summed = summed);
 
         // torch puts all records into one folder, whose name is that of the first record's.
-        let prefix: Box<str> = match records.first().and_then(|r| r.name.split_once('/')) {
-            Some((prefix, _)) => prefix.into(),
-            None if records.is_empty() => {
-                return Err(Error::archive(self.offset, "the archive is empty"));
-            }
-            None => {
-                return Err(Error::archive(
-                    self.offset,
-                    "its records lie in no folder, so torch.save has not written it",
-                ));
-            }
+        let first = records.first().map(|r| &r.name);
+        let no_folder = match first {
+            Some(_) => "its records lie in no folder, so torch.save has not written it",
+            None => "the archive is empty",
         };
+        let prefix = first.and_then(|name| name.split_once('/'));
+        let prefix = prefix.map(|(prefix, _)| Box::from(prefix));
+        let prefix = prefix.ok_or_else(|| Error::archive(self.offset, no_folder))?;
 
         let mut map = IndexMap::with_capacity(records.len());
         for r in records {
@@ -512,11 +467,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     f.skip(2 + 4)?;
     let mut header = u64::from(f.u32()?);
     let name = f.take(name.into())?;
-    let mut extra = Fields {
-        bytes: f.take(extra.into())?,
-        at: 0,
-        base: at,
-    };
+    let mut extra = Fields::new(f.take(extra.into())?, at);
     f.skip(comment.into())?;
 
     let name: Box<str> = std::str::from_utf8(name)
@@ -537,11 +488,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     // The zip64 field has only those numbers that did not fit above, in this order.
     while extra.at + 4 <= extra.bytes.len() {
         let (id, len) = (extra.u16()?, extra.u16()?);
-        let mut field = Fields {
-            bytes: extra.take(len.into())?,
-            at: 0,
-            base: at,
-        };
+        let mut field = Fields::new(extra.take(len.into())?, at);
         if id == 1 {
             for v in [&mut size, &mut stored, &mut header] {
                 if *v == MAX32 {
@@ -618,11 +565,7 @@ impl<'a> Window<'a> {
             .zip(usize::try_from(len).ok())
             .and_then(|(i, n)| self.bytes.get(i..)?.get(..n));
         match part {
-            Some(bytes) => Ok(Fields {
-                bytes,
-                at: 0,
-                base: at,
-            }),
+            Some(bytes) => Ok(Fields::new(bytes, at)),
             None => Err(Error::archive(
                 at,
                 format!("{len} bytes are expected there, but the archive is shorter"),
@@ -639,6 +582,10 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    fn new(bytes: &'a [u8], base: u64) -> Self {
+        Self { bytes, at: 0, base }
+    }
+
     fn offset(&self) -> u64 {
         self.base + self.at as u64
     }

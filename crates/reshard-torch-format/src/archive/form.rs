@@ -50,27 +50,22 @@ impl Form {
             && matches!(storage.gap(at), 16 | 24)
             && at.end >= last_start;
         // Then the end of the archive is where a parser looks first.
-        let ends = directory.end().checked_add(22) == Some(len);
+        let ends = directory.end.checked_add(22) == Some(len);
         if !(before && follows && ends) {
             return None;
         }
 
         let behind = last.get(usize::try_from(at.end - last_start).ok()?..)?;
         let sizes = behind.get(8..usize::try_from(storage.gap(at)).ok()?)?;
+        // An entry has its checksum at byte 16.
         let place =
-            |r: &Record| usize::try_from(r.checksum_at().checked_sub(directory.offset())?).ok();
-        let mut free = Vec::new();
-        for r in directory.records().filter(|r| !described.contains(r)) {
-            free.push(place(r)?);
-        }
+            |r: &Record| usize::try_from((r.entry + 16).checked_sub(directory.offset())?).ok();
+        let others = directory.records().filter(|r| !described.contains(r));
+        let mut free = others.map(place).collect::<Option<Vec<usize>>>()?;
         free.sort_unstable();
-        let mut fixed = Vec::with_capacity(free.len() + 1);
-        let mut start = 0;
-        for at in free {
-            fixed.push(start..at);
-            start = at + 4;
-        }
-        fixed.push(start..bytes.len());
+        let starts = std::iter::once(0).chain(free.iter().map(|at| at + 4));
+        let ends = free.iter().copied().chain([bytes.len()]);
+        let fixed = starts.zip(ends).map(|(start, end)| start..end).collect();
         Some(Self {
             len,
             front: front.into(),

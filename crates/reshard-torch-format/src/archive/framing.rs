@@ -18,20 +18,12 @@ pub struct Unconfirmed {
     pub unsummed: u64,
 }
 
-impl std::ops::AddAssign for Unconfirmed {
-    fn add_assign(&mut self, other: Self) {
-        self.framing += other.framing;
-        self.packed += other.packed;
-        self.unsummed += other.unsummed;
-    }
-}
-
 /// Compares the headers of an archive, and the paddings in them, with what `torch.save` writes: all its versions write the same. No checksum
 /// covers these bytes, and a program that loads the archive looks at few of them.
 ///
 /// If most parts of an archive are as `torch.save` writes them, another part is damaged. If not, another program has written the
 /// archive. Then what has no meaning for a reader is counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Framing {
     /// Parts that are as torch writes them.
     like: u64,
@@ -55,18 +47,13 @@ impl Framing {
     /// Begins with the directory and what is behind it. The archive has `len` bytes, and these are those from
     /// [`Directory::offset`] on.
     pub fn new(directory: &Directory, len: u64, tail: &[u8]) -> Self {
-        let mut frame = Self {
-            like: 0,
-            unlike: 0,
-            first: None,
-            unconfirmed: Unconfirmed::default(),
-        };
-        let (from, behind) = (directory.offset(), directory.behind());
+        let mut frame = Self::default();
+        let (from, behind) = (directory.offset(), directory.behind);
         let at = |position: u64| usize::try_from(position.checked_sub(from)?).ok();
         let part = |from: u64, to: u64| tail.get(at(from)?..at(to)?);
-        let ends = directory.records().skip(1).map(Record::entry);
+        let ends = directory.records().skip(1).map(|record| record.entry);
         for (record, end) in directory.records().zip(ends.chain([behind])) {
-            frame.entry(record, part(record.entry(), end).unwrap_or_default());
+            frame.entry(record, part(record.entry, end).unwrap_or_default());
         }
         let count = directory.records().len() as u64;
         let mut expected = Vec::new();
@@ -85,12 +72,8 @@ impl Framing {
         // Nothing lies before the first record.
         let first = directory.records().map(|r| r.header).min().unwrap_or(0);
         if first > 0 {
-            frame.part(false, first, || {
-                Error::archive(
-                    0,
-                    format!("the {first} bytes before its first record belong to none"),
-                )
-            });
+            let what = format!("the {first} bytes before its first record belong to none");
+            frame.part(false, first, || Error::archive(0, what));
         }
         frame
     }
@@ -106,7 +89,7 @@ impl Framing {
         self.of_record((record, same), free, &part, || {
             let name = &record.name;
             let what = format!("the directory's entry of {name:?} {OTHERWISE}");
-            Error::archive(record.entry(), what)
+            Error::archive(record.entry, what)
         });
     }
 
@@ -119,12 +102,8 @@ impl Framing {
             self.unconfirmed.unsummed += record.stored;
         }
         let extra = len.saturating_sub(30 + name);
-        let part = Part::of(
-            &record.name,
-            record.size,
-            record.header,
-            record.header + len,
-        );
+        let data = record.header + len;
+        let part = Part::of(&record.name, record.size, record.header, data);
         let has_room = extra >= local_zip64_len(record.header, record.size) + 4;
         let same = has_room && record.method == Method::Stored && {
             let mut expected = Vec::with_capacity(header.len());

@@ -3,6 +3,7 @@ use super::{
     id::{fold_names, serialization_id},
 };
 use crate::{Error, Result};
+use bytes::BufMut;
 use std::ops::Range;
 
 /// The records that `torch.save` writes beside its storages.
@@ -65,21 +66,14 @@ impl ArchiveOptions {
     }
 }
 
-/// The content of a record.
-#[derive(Clone, Debug)]
-enum Body {
-    /// With its CRC-32.
-    Inline(Vec<u8>, u32),
-    Storage,
-    /// `.data/serialization_id`, known when all checksums are.
-    Id,
-}
-
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// With the prefix.
     name: String,
-    body: Body,
+    /// `None` for storages, and for `.data/serialization_id`, which is known when all checksums are.
+    content: Option<Vec<u8>>,
+    /// The CRC-32 of the content; 0 if there is none.
+    crc: u32,
     len: u64,
     header: u64,
     data: u64,
@@ -90,7 +84,8 @@ impl Part {
     pub(super) fn of(name: &str, len: u64, header: u64, data: u64) -> Self {
         Self {
             name: name.into(),
-            body: Body::Storage,
+            content: None,
+            crc: 0,
             len,
             header,
             data,
@@ -105,6 +100,10 @@ impl Part {
         self.len > 0
     }
 
+    fn central_extra(&self) -> Vec<u8> {
+        zip64(self.header, self.len, self.len)
+    }
+
     fn end(&self) -> u64 {
         let descriptor = match (self.has_descriptor(), self.zip64()) {
             (false, _) => 0,
@@ -113,14 +112,6 @@ impl Part {
         };
         self.data + self.len + descriptor
     }
-}
-
-/// Checksums of the storages, and what follows from them.
-#[derive(Default)]
-struct Sums<'a> {
-    storages: &'a [u32],
-    id: String,
-    id_crc: u32,
 }
 
 /// Where every byte of an archive goes, computed before the first one is written.
@@ -147,7 +138,6 @@ struct Sums<'a> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ArchiveLayout {
-    era: Era,
     parts: Vec<Part>,
     /// Index of the part of the storage that comes first; the others follow it.
     first: usize,
@@ -177,8 +167,8 @@ impl ArchiveLayout {
         }
 
         let inline = |name: &str, bytes: &[u8]| {
-            let body = Body::Inline(bytes.into(), crc32fast::hash(bytes));
-            (name.to_string(), body, bytes.len() as u64)
+            let content = Some(bytes.to_vec());
+            (name.to_string(), content, bytes.len() as u64)
         };
 
         // The order of the records is torch's, so equal contents give the bytes of a file by torch.
@@ -190,25 +180,26 @@ impl ArchiveLayout {
         records.push(inline("byteorder", b"little"));
         let first = records.len();
         let order = file_order(storages, options.era);
-        let storage = |&(i, len): &(usize, u64)| (format!("data/{i}"), Body::Storage, len);
+        let storage = |&(i, len): &(usize, u64)| (format!("data/{i}"), None, len);
         records.extend(order.iter().map(storage));
         let order: Vec<usize> = order.into_iter().map(|(i, _)| i).collect();
         records.push(inline("version", b"3\n"));
 
         // The last record holds a hash over the names of all others.
         let names = fold_names(records.iter().map(|(name, ..)| name.as_str()));
-        records.push((".data/serialization_id".into(), Body::Id, 40));
+        records.push((".data/serialization_id".into(), None, 40));
 
         // Every offset depends only on lengths, so no data is needed here.
         let mut parts = Vec::with_capacity(records.len());
         let (mut at, mut directory_len) = (0u64, 0u64);
-        for (name, body, len) in records {
+        for (name, content, len) in records {
             let name = format!("{prefix}/{name}");
             let header = at;
             let part = Part {
                 data: data_offset(header, name.len() as u64, len),
                 name,
-                body,
+                crc: content.as_deref().map_or(0, crc32fast::hash),
+                content,
                 len,
                 header,
             };
@@ -216,12 +207,11 @@ impl ArchiveLayout {
                 return Err(Error::encode("an archive of more than 2^62 bytes"));
             }
             at = part.end();
-            directory_len += 46 + part.name.len() as u64 + central_extra(&part).len() as u64;
+            directory_len += (46 + part.name.len() + part.central_extra().len()) as u64;
             parts.push(part);
         }
 
         let mut layout = Self {
-            era: options.era,
             names,
             parts,
             first,
@@ -234,9 +224,10 @@ impl ArchiveLayout {
         };
 
         // Everything before the first storage is known now, with the header of that storage.
-        let (mut head, none) = (Vec::new(), Sums::default());
-        for (part, crc) in layout.parts_with_sums(&none).take(first) {
-            put_whole(&mut head, part, crc, &none);
+        let mut head = Vec::new();
+        for part in layout.parts.iter().take(first) {
+            let content = part.content.as_deref().unwrap_or_default();
+            put_whole(&mut head, part, content, part.crc);
         }
         if let Some(part) = layout.part_at(0) {
             put_local_header(&mut head, part);
@@ -249,11 +240,6 @@ impl ArchiveLayout {
     #[expect(clippy::len_without_is_empty, reason = "an archive is never empty")]
     pub fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Which torch's layout it is.
-    pub fn era(&self) -> Era {
-        self.era
     }
 
     /// How many storages it holds.
@@ -279,11 +265,6 @@ impl ArchiveLayout {
         self.part_at(*self.places.get(i)?)
     }
 
-    /// The part of the storage behind storage `i`.
-    fn next(&self, i: usize) -> Option<&Part> {
-        self.part_at(self.places.get(i)? + 1)
-    }
-
     /// The range of storage `i`, in bytes from the start of the archive. If there is no such storage, an empty range at the end.
     pub fn storage(&self, i: usize) -> Range<u64> {
         match self.part(i) {
@@ -300,17 +281,12 @@ impl ArchiveLayout {
     /// The bytes between storage `i`, whose CRC-32 is `crc`, and the next storage in the file. Empty after the last storage.
     pub fn gap(&self, i: usize, crc: u32) -> Vec<u8> {
         let mut out = Vec::new();
-        if let (Some(part), Some(next)) = (self.part(i), self.next(i)) {
+        let next = self.places.get(i).and_then(|at| self.part_at(at + 1));
+        if let (Some(part), Some(next)) = (self.part(i), next) {
             put_descriptor(&mut out, part, crc);
             put_local_header(&mut out, next);
         }
         out
-    }
-
-    /// Where the [`gap`](Self::gap) after storage `i` lies.
-    pub fn gap_range(&self, i: usize) -> Range<u64> {
-        let from = self.storage(i).end;
-        from..self.next(i).map_or(from, |next| next.data)
     }
 
     /// Everything after the last storage. It needs the CRC-32 of each storage.
@@ -328,93 +304,72 @@ impl ArchiveLayout {
         }
         let behind = self.order.last().map_or(0, |&last| self.storage(last).end);
         let mut out = Vec::with_capacity((self.len - behind) as usize);
-        let sums = self.sums(crcs);
-        let parts = || self.parts_with_sums(&sums);
-        if let Some((part, crc)) = parts().skip(self.first).take(crcs.len()).last() {
+
+        // The checksum of an empty part is 0, as torch writes it.
+        let mut sums: Vec<u32> = self.parts.iter().map(|part| part.crc).collect();
+        let storages = self.order.iter().zip(self.parts.iter().skip(self.first));
+        for ((i, part), sum) in storages.zip(sums.iter_mut().skip(self.first)) {
+            *sum = crcs.get(*i).copied().filter(|_| part.len > 0).unwrap_or(0);
+        }
+
+        // The last part has a hash over the checksums of all others.
+        let others = self.parts.iter().zip(&sums).take(self.parts.len() - 1);
+        let others = others.filter(|(part, _)| part.has_descriptor());
+        let id = serialization_id(self.names, others.map(|(_, crc)| *crc));
+        if let Some(sum) = sums.last_mut() {
+            *sum = crc32fast::hash(id.as_bytes());
+        }
+
+        let parts = || self.parts.iter().zip(sums.iter().copied());
+        if let Some((part, crc)) = parts().skip(self.first).take(crcs.len()).next_back() {
             put_descriptor(&mut out, part, crc);
         }
         for (part, crc) in parts().skip(self.first + crcs.len()) {
-            put_whole(&mut out, part, crc, &sums);
+            let content = part.content.as_deref().unwrap_or(id.as_bytes());
+            put_whole(&mut out, part, content, crc);
         }
         for (part, crc) in parts() {
             put_central_header(&mut out, part, crc);
         }
-        self.put_end(&mut out);
-        Ok(out)
-    }
-
-    /// All parts, each with the CRC-32 of its data. It is 0 for an empty part, as torch writes it.
-    fn parts_with_sums<'a>(&'a self, sums: &'a Sums<'_>) -> impl Iterator<Item = (&'a Part, u32)> {
-        let mut order = self.order.iter();
-        self.parts.iter().map(move |part| {
-            let crc = match &part.body {
-                Body::Inline(_, crc) => Some(*crc),
-                Body::Storage => order.next().and_then(|&i| sums.storages.get(i).copied()),
-                Body::Id => Some(sums.id_crc),
-            };
-            (part, crc.filter(|_| part.len > 0).unwrap_or(0))
-        })
-    }
-
-    /// What depends on the storages' checksums.
-    fn sums<'a>(&self, storages: &'a [u32]) -> Sums<'a> {
-        let mut sums = Sums {
-            storages,
-            ..Sums::default()
-        };
-        let others = self.parts_with_sums(&sums).take(self.parts.len() - 1);
-        let crcs = others
-            .filter(|(part, _)| part.has_descriptor())
-            .map(|(_, crc)| crc);
-        let id = serialization_id(self.names, crcs);
-        sums.id_crc = crc32fast::hash(id.as_bytes());
-        sums.id = id;
-        sums
-    }
-
-    fn put_end(&self, out: &mut Vec<u8>) {
         let count = self.parts.len() as u64;
-        put_end(out, count, self.directory, self.directory_len);
+        put_end(&mut out, count, self.directory, self.directory_len);
+        Ok(out)
     }
 }
 
 /// Writes a part that is no storage: its header, data and descriptor.
-fn put_whole(out: &mut Vec<u8>, part: &Part, crc: u32, sums: &Sums<'_>) {
+fn put_whole(out: &mut Vec<u8>, part: &Part, content: &[u8], crc: u32) {
     put_local_header(out, part);
-    match &part.body {
-        Body::Inline(bytes, _) => out.extend_from_slice(bytes),
-        Body::Storage => {}
-        Body::Id => out.extend_from_slice(sums.id.as_bytes()),
-    }
+    out.extend_from_slice(content);
     put_descriptor(out, part, crc);
 }
 
 /// The three records behind a directory of so many entries and bytes.
 pub(super) fn put_end(out: &mut Vec<u8>, count: u64, directory: u64, directory_len: u64) {
     let end64 = directory + directory_len;
-    put32(out, END64);
-    put64(out, 44);
-    put16(out, 798);
-    put16(out, 45);
-    put32(out, 0);
-    put32(out, 0);
-    put64(out, count);
-    put64(out, count);
-    put64(out, directory_len);
-    put64(out, directory);
+    out.put_u32_le(END64);
+    out.put_u64_le(44);
+    out.put_u16_le(798);
+    out.put_u16_le(45);
+    out.put_u32_le(0);
+    out.put_u32_le(0);
+    out.put_u64_le(count);
+    out.put_u64_le(count);
+    out.put_u64_le(directory_len);
+    out.put_u64_le(directory);
 
-    put32(out, LOCATOR64);
-    put32(out, 0);
-    put64(out, end64);
-    put32(out, 1);
+    out.put_u32_le(LOCATOR64);
+    out.put_u32_le(0);
+    out.put_u64_le(end64);
+    out.put_u32_le(1);
 
-    put32(out, END);
-    put32(out, 0);
-    put16(out, count.min(0xFFFF) as u16);
-    put16(out, count.min(0xFFFF) as u16);
-    put32(out, low(directory_len));
-    put32(out, low(directory));
-    put16(out, 0);
+    out.put_u32_le(END);
+    out.put_u32_le(0);
+    out.put_u16_le(count.min(0xFFFF) as u16);
+    out.put_u16_le(count.min(0xFFFF) as u16);
+    out.put_u32_le(low(directory_len));
+    out.put_u32_le(low(directory));
+    out.put_u16_le(0);
 }
 
 /// The storages in the order of the file, with their lengths.
@@ -458,12 +413,25 @@ pub fn write_archive(
 }
 
 pub(super) fn local_zip64_len(header: u64, len: u64) -> u64 {
-    match (len >= MAX32, header >= MAX32) {
-        (false, false) => 0,
-        (true, false) => 4 + 16,
-        (false, true) => 4 + 8,
-        (true, true) => 4 + 24,
+    zip64(header, len, 0).len() as u64
+}
+
+/// The zip64 field, if there is one. The `stored` size of a local header comes behind the data, and is 0 there.
+fn zip64(header: u64, len: u64, stored: u64) -> Vec<u8> {
+    let mut fields = Vec::new();
+    if len >= MAX32 {
+        fields.extend([len, stored]);
     }
+    if header >= MAX32 {
+        fields.push(header);
+    }
+    let mut out = Vec::new();
+    if !fields.is_empty() {
+        out.put_u16_le(1);
+        out.put_u16_le(8 * fields.len() as u16);
+        fields.into_iter().for_each(|v| out.put_u64_le(v));
+    }
+    out
 }
 
 /// Where data starts behind a local header at `header`: aligned by the filler field, whose own head takes four bytes.
@@ -472,29 +440,19 @@ fn data_offset(header: u64, name: u64, len: u64) -> u64 {
 }
 
 pub(super) fn put_local_header(out: &mut Vec<u8>, part: &Part) {
-    let zip64 = local_zip64_len(part.header, part.len);
+    let zip64 = zip64(part.header, part.len, 0);
     let extra = part.data - part.header - 30 - part.name.len() as u64;
-    put32(out, LOCAL_HEADER);
-    put16(out, 0);
-    put16(out, flags(part));
+    out.put_u32_le(LOCAL_HEADER);
+    out.put_u16_le(0);
+    out.put_u16_le(flags(part));
     out.extend_from_slice(&[0; 2 + 2 + 2 + 4 + 4 + 4]); // stored; no time, no date; sums and sizes come behind the data
-    put16(out, part.name.len() as u16);
-    put16(out, extra as u16);
+    out.put_u16_le(part.name.len() as u16);
+    out.put_u16_le(extra as u16);
     out.extend_from_slice(part.name.as_bytes());
-    if zip64 > 0 {
-        put16(out, 1);
-        put16(out, (zip64 - 4) as u16);
-        if part.len >= MAX32 {
-            put64(out, part.len);
-            put64(out, 0);
-        }
-        if part.header >= MAX32 {
-            put64(out, part.header);
-        }
-    }
-    let filler = extra - zip64 - 4;
+    out.extend_from_slice(&zip64);
+    let filler = extra - zip64.len() as u64 - 4;
     out.extend_from_slice(b"FB");
-    put16(out, filler as u16);
+    out.put_u16_le(filler as u16);
     out.resize(out.len() + filler as usize, b'Z');
 }
 
@@ -502,50 +460,32 @@ fn put_descriptor(out: &mut Vec<u8>, part: &Part, crc: u32) {
     if !part.has_descriptor() {
         return;
     }
-    put32(out, DESCRIPTOR);
-    put32(out, crc);
+    out.put_u32_le(DESCRIPTOR);
+    out.put_u32_le(crc);
     if part.zip64() {
-        put64(out, part.len);
-        put64(out, part.len);
+        out.put_u64_le(part.len);
+        out.put_u64_le(part.len);
     } else {
-        put32(out, part.len as u32);
-        put32(out, part.len as u32);
+        out.put_u32_le(part.len as u32);
+        out.put_u32_le(part.len as u32);
     }
-}
-
-fn central_extra(part: &Part) -> Vec<u8> {
-    let mut fields = Vec::new();
-    if part.len >= MAX32 {
-        put64(&mut fields, part.len);
-        put64(&mut fields, part.len);
-    }
-    if part.header >= MAX32 {
-        put64(&mut fields, part.header);
-    }
-    let mut out = Vec::new();
-    if !fields.is_empty() {
-        put16(&mut out, 1);
-        put16(&mut out, fields.len() as u16);
-        out.extend_from_slice(&fields);
-    }
-    out
 }
 
 pub(super) fn put_central_header(out: &mut Vec<u8>, part: &Part, crc: u32) {
-    let extra = central_extra(part);
-    put32(out, CENTRAL_HEADER);
-    put16(out, 0);
-    put16(out, 0);
-    put16(out, flags(part));
-    put16(out, 0);
-    put32(out, 0);
-    put32(out, crc);
-    put32(out, low(part.len));
-    put32(out, low(part.len));
-    put16(out, part.name.len() as u16);
-    put16(out, extra.len() as u16);
+    let extra = part.central_extra();
+    out.put_u32_le(CENTRAL_HEADER);
+    out.put_u16_le(0);
+    out.put_u16_le(0);
+    out.put_u16_le(flags(part));
+    out.put_u16_le(0);
+    out.put_u32_le(0);
+    out.put_u32_le(crc);
+    out.put_u32_le(low(part.len));
+    out.put_u32_le(low(part.len));
+    out.put_u16_le(part.name.len() as u16);
+    out.put_u16_le(extra.len() as u16);
     out.extend_from_slice(&[0; 2 + 2 + 2 + 4]); // no comment, first disk, no attributes
-    put32(out, low(part.header));
+    out.put_u32_le(low(part.header));
     out.extend_from_slice(part.name.as_bytes());
     out.extend_from_slice(&extra);
 }
@@ -561,16 +501,4 @@ fn flags(part: &Part) -> u16 {
 
 fn low(v: u64) -> u32 {
     v.min(MAX32) as u32
-}
-
-fn put16(out: &mut Vec<u8>, v: u16) {
-    out.extend_from_slice(&v.to_le_bytes());
-}
-
-fn put32(out: &mut Vec<u8>, v: u32) {
-    out.extend_from_slice(&v.to_le_bytes());
-}
-
-fn put64(out: &mut Vec<u8>, v: u64) {
-    out.extend_from_slice(&v.to_le_bytes());
 }

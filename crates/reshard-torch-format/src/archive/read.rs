@@ -1,4 +1,4 @@
-use super::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, check_crc, unpack};
+use super::{Directory, Framing, Inflate, Method, Record, Tail, Unconfirmed, unpack};
 use crate::{Budget, Error, Limits, Result};
 use bytes::Bytes;
 
@@ -10,6 +10,12 @@ pub enum Verify {
     Crc,
     /// Check only the structure.
     No,
+}
+
+impl From<bool> for Verify {
+    fn from(verify: bool) -> Self {
+        if verify { Self::Crc } else { Self::No }
+    }
 }
 
 /// Order of the bytes of each element in the storages.
@@ -50,19 +56,14 @@ const MAX_WORD: u64 = 1000;
 /// # Errors
 /// [`Error::Archive`] if it is no number; [`Error::Unsupported`] for a version that PyTorch 2.15 doesn't know.
 pub fn check_version(record: &Record, content: &[u8]) -> Result<()> {
-    let number = std::str::from_utf8(content)
-        .ok()
-        .and_then(|t| t.trim().parse::<u64>().ok());
+    let number = std::str::from_utf8(content).map(|t| t.trim().parse::<u64>());
     match number {
-        Some(1..=10) => Ok(()),
-        Some(n) => {
+        Ok(Ok(1..=10)) => Ok(()),
+        Ok(Ok(n)) => {
             let what = format!("version {n} of torch's archives (only 1 to 10 are known)");
-            Err(Error::Unsupported {
-                offset: record.header,
-                what: what.into(),
-            })
+            Err(Error::unsupported(record.header, what))
         }
-        None => Err(Error::archive(record.header, "its version is not a number")),
+        _ => Err(Error::archive(record.header, "its version is not a number")),
     }
 }
 
@@ -102,7 +103,8 @@ impl Archive {
             directory,
             limits: *limits,
         };
-        archive.check_version()?;
+        let version = archive.directory.version()?;
+        check_version(version, &archive.word(version)?)?;
         Ok(archive)
     }
 
@@ -145,19 +147,25 @@ impl Archive {
         verify: Verify,
         budget: &mut Budget,
     ) -> Result<Bytes> {
-        let range = record.data_range(self.slice(record.header_range())?)?;
-        record.confirm(&range, self.slice(record.behind(&range))?)?;
-        let at = range.start as usize..range.end as usize;
+        let data = self.data(record)?;
         if record.method != Method::Stored && record.size <= self.limits.unpacked {
             budget
                 .take(record.size)
                 .map_err(|r| r.at(record.header as usize))?;
         }
-        let content = unpack(record, self.bytes.slice(at), self.limits.unpacked)?;
-        if verify == Verify::Crc {
-            check_crc(record, &content)?;
-        }
-        Ok(content)
+        unpack(
+            record,
+            self.bytes.slice_ref(data),
+            self.limits.unpacked,
+            verify,
+        )
+    }
+
+    /// The (packed) data of a record.
+    fn data(&self, record: &Record) -> Result<&[u8]> {
+        let data = record.data_range(self.slice(record.header_range())?)?;
+        record.confirm(&data, self.slice(record.behind(&data))?)?;
+        self.slice(data)
     }
 
     /// Compares every record with its checksum. A packed record takes the memory of one block. Even if the packing method of one record is
@@ -181,9 +189,7 @@ impl Archive {
         if record.method == Method::Stored {
             return self.content(record, Verify::Crc).map(drop);
         }
-        let data = record.data_range(self.slice(record.header_range())?)?;
-        record.confirm(&data, self.slice(record.behind(&data))?)?;
-        Inflate::new(record, self.slice(data)?)?.check()
+        Inflate::new(record, self.data(record)?)?.check()
     }
 
     /// Compares what no checksum covers with what `torch.save` writes, and counts what can't be confirmed ([`Framing`]). It does not look at the
@@ -223,14 +229,6 @@ impl Archive {
             None => Ok(ByteOrder::Little),
             Some(r) => ByteOrder::parse(Some(&self.word(r)?)),
         }
-    }
-
-    fn check_version(&self) -> Result<()> {
-        let record = match self.directory.find(".data/version") {
-            Some(r) => r,
-            None => self.directory.get("version")?,
-        };
-        check_version(record, &self.word(record)?)
     }
 
     fn slice(&self, range: std::ops::Range<u64>) -> Result<&[u8]> {

@@ -1,9 +1,8 @@
 //! Unpacks packed records block by block.
 
-use super::{Method, Record};
+use super::{Method, Record, Verify};
 use crate::{Error, Result};
 use bytes::Bytes;
-use std::io;
 
 /// Deflate never packs better than 1032 to 1. A larger claimed size is wrong, and no memory is allocated for it.
 const MAX_RATIO: u64 = 1032;
@@ -185,39 +184,31 @@ impl<B: AsRef<[u8]>> Inflate<B> {
     }
 }
 
-/// Errors are those of [`next_block`](Inflate::next_block), wrapped as [`io::ErrorKind::InvalidData`].
-impl<B: AsRef<[u8]>> io::Read for Inflate<B> {
-    fn read(&mut self, block: &mut [u8]) -> io::Result<usize> {
-        self.next_block(block)
-            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
-    }
-}
-
-/// Compares the content of a record with its checksum, if it has one.
-///
-/// # Errors
-/// [`Error::Checksum`].
-pub fn check_crc(record: &Record, content: &[u8]) -> Result<()> {
-    compare(record, crc32fast::hash(content))
-}
-
+/// Compares the checksum of the content of a record with that in the archive, if it has one.
 fn compare(record: &Record, found: u32) -> Result<()> {
     if record.checksum().is_none_or(|stored| stored == found) {
-        Ok(())
-    } else {
-        Err(Error::Checksum {
-            name: record.name.clone(),
-            stored: record.crc32,
-            found,
-        })
+        return Ok(());
     }
+    Err(Error::Checksum {
+        name: record.name.clone(),
+        stored: record.crc32,
+        found,
+    })
 }
 
 /// The content of a record, given its bytes as they lie in the archive; at most `max` bytes are unpacked.
 ///
 /// # Errors
-/// [`Error::Archive`] when they do not unpack to the size that the directory says; [`Error::Limit`].
-pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
+/// [`Error::Archive`] when they do not unpack to the size that the directory says; [`Error::Limit`]; [`Error::Checksum`].
+pub fn unpack(record: &Record, stored: Bytes, max: u64, verify: Verify) -> Result<Bytes> {
+    let content = content(record, stored, max)?;
+    if verify == Verify::Crc {
+        compare(record, crc32fast::hash(&content))?;
+    }
+    Ok(content)
+}
+
+fn content(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
     let mut stream = Inflate::new(record, stored)?;
     if record.method == Method::Stored {
         return Ok(stream.stored);
@@ -234,10 +225,7 @@ pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
             "holding the {} bytes of {:?}, for which there is no memory,",
             record.size, record.name
         );
-        Error::Unsupported {
-            offset: record.header,
-            what: what.into(),
-        }
+        Error::unsupported(record.header, what)
     };
     let size = usize::try_from(record.size).map_err(|_| no_memory())?;
     let mut out = Vec::new();

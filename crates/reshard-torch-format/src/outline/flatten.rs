@@ -1,13 +1,12 @@
 //! PyTorch's rules of flattening, on the graph of a pickle.
 
 use super::{
-    Found, KeyType, Leaf, ObjectAt,
+    Contents, Found, KeyType, Leaf, ObjectAt,
     unsaid::{Survey, Unsaid, can_change, in_words},
-    unsupported,
 };
 use crate::{
-    Budget, Error, Limits, Result,
-    pickle::{Call, Graph, How, Id, Node},
+    Budget, Limits, Result,
+    pickle::{Graph, How, Id, Node},
     tensor::{Wrapped, tensor_of},
 };
 use reshard_model::{Path, Step};
@@ -32,24 +31,20 @@ pub(super) struct Around<'g> {
     pub(super) keys: Vec<(Box<str>, KeyType)>,
 }
 
-/// What the pickle of a file holds.
-pub(super) struct Nodes<'g> {
-    pub(super) leaves: Vec<Found>,
-    /// The dicts around the leaves of which their paths don't say everything.
-    pub(super) around: Vec<Around<'g>>,
-    /// Dicts, lists and leaves that are the same object as an earlier one, with the path of that one.
-    pub(super) shared: Vec<(Path, Path)>,
-    /// What the values of leaves, and of attributes of dicts, do not say, in words.
-    pub(super) unsaid: Vec<(Path, String)>,
-    pub(super) has_root_dict: bool,
+impl Around<'_> {
+    /// The arguments and attributes.
+    pub(super) fn objects(&self) -> impl Iterator<Item = ObjectAt> {
+        let state = self.state.iter().map(|(_, at)| at);
+        self.args.iter().chain(state).copied()
+    }
 }
 
-/// Takes the root apart.
+/// Takes the root apart. The dicts, whose classes and attributes are not decoded yet, come beside the other contents.
 pub(super) fn contents<'g>(
     graph: &'g Graph<'_>,
     root: Id,
     limits: &'g Limits,
-) -> Result<Nodes<'g>> {
+) -> Result<(Contents, Vec<Around<'g>>)> {
     let mut walk = Walk {
         graph,
         limits,
@@ -58,35 +53,27 @@ pub(super) fn contents<'g>(
         odd: BTreeMap::new(),
         path: Vec::new(),
         named: 0,
-        out: Vec::new(),
+        out: Contents::default(),
         around: Vec::new(),
         first: BTreeMap::new(),
         leaves: BTreeMap::new(),
-        shared: Vec::new(),
     };
     let pairs = walk.named(root);
-    let has_root_dict = pairs.is_some();
+    walk.out.has_root_dict = pairs.is_some();
     match pairs {
         Some(pairs) => walk.dict(root, &pairs)?,
         None => {
-            let name = if is_tensor(graph, root) {
-                TENSOR
-            } else {
-                OBJECT
+            let name = match is_tensor(graph, root) {
+                true => TENSOR,
+                false => OBJECT,
             };
             walk.path.push(name.into());
             walk.leaf(root)?;
         }
     }
-    different(graph, root, &walk.out)?;
-    let unsaid = walk.unsaid()?;
-    Ok(Nodes {
-        leaves: walk.out,
-        around: walk.around,
-        shared: walk.shared,
-        unsaid,
-        has_root_dict,
-    })
+    different(graph, root, &walk.out.leaves)?;
+    walk.out.unsaid = walk.unsaid()?;
+    Ok((walk.out, walk.around))
 }
 
 /// Fails if two leaves have one name.
@@ -100,7 +87,7 @@ fn different(graph: &Graph<'_>, root: Id, all: &[Found]) -> Result<()> {
                 found.path.quoted(),
                 found.path
             );
-            return Err(unsupported(graph, root, what));
+            return Err(graph.unsupported(root, what));
         }
     }
     Ok(())
@@ -117,22 +104,27 @@ struct Walk<'g, 'a> {
     path: Vec<Step>,
     /// Bytes of all names so far.
     named: u64,
-    out: Vec<Found>,
+    out: Contents,
     around: Vec<Around<'g>>,
     /// Where each dict or list that is taken apart is first.
     first: BTreeMap<Id, Path>,
     /// The first leaf that is this object, by its number.
     leaves: BTreeMap<Id, usize>,
-    shared: Vec<(Path, Path)>,
 }
 
 impl<'g> Walk<'g, '_> {
-    fn limit(&self, id: Id, limit: &'static str, max: u64) -> Error {
-        Error::Limit {
-            offset: self.graph.offset(id),
-            limit,
-            max,
-        }
+    fn draw(&mut self, id: Id, bytes: u64) -> Result<()> {
+        self.graph.draw(id, bytes, &mut self.budget)
+    }
+
+    fn place(&self) -> Path {
+        Path::from(self.path.as_slice())
+    }
+
+    /// The memory of the path of the node, and what of it is text.
+    fn path_takes(&self) -> (usize, usize) {
+        let text = self.path.iter().map(step_len).sum();
+        (text + self.path.len() * size_of::<Step>(), text)
     }
 
     fn take(&mut self, id: Id) -> Result<()> {
@@ -149,7 +141,9 @@ impl<'g> Walk<'g, '_> {
 
     fn deeper(&self, id: Id) -> Result<()> {
         match self.path.len() as u64 >= u64::from(self.limits.depth) {
-            true => Err(self.limit(id, "levels of nesting", self.limits.depth.into())),
+            true => Err(self
+                .graph
+                .beyond(id, "levels of nesting", self.limits.depth.into())),
             false => Ok(()),
         }
     }
@@ -160,20 +154,19 @@ impl<'g> Walk<'g, '_> {
         self.note_place(id)?;
         let pair = size_of::<(Box<str>, Id)>() as u64 * 2;
         let room = (pairs.len() as u64).saturating_mul(pair);
-        let at = self.graph.offset(id) as usize;
-        self.budget.take(room).map_err(|r| r.at(at))?;
+        self.draw(id, room)?;
         let mut items: indexmap::IndexMap<Box<str>, (Id, Id)> = indexmap::IndexMap::new();
         for &(key, value) in pairs {
             let Some(name) = name(self.graph, key) else {
                 let what = "a dict with a key that is neither a str nor a number";
-                return Err(unsupported(self.graph, key, what));
+                return Err(self.graph.unsupported(key, what));
             };
             self.count(key, name.len())?;
             match items.get_mut(&*name) {
                 // An int and its text are two keys in Python, and one name.
-                Some((first, _)) if !same_key(self.graph, *first, key) => {
+                Some((first, _)) if self.graph.node(*first) != self.graph.node(key) => {
                     let what = format!("a dict in which two keys have the name {name:?}");
-                    return Err(unsupported(self.graph, key, what));
+                    return Err(self.graph.unsupported(key, what));
                 }
                 Some((_, last)) => *last = value,
                 None => drop(items.insert(name, (key, value))),
@@ -191,14 +184,13 @@ impl<'g> Walk<'g, '_> {
 
     /// Notes where a dict or list is, and whether it has been at another place before.
     fn note_place(&mut self, id: Id) -> Result<()> {
-        let steps = self.path.iter().map(|s| step_len(s) + size_of::<Step>());
-        let takes = 2 * steps.sum::<usize>() + size_of::<(Id, Path)>() + 2 * size_of::<Path>();
-        let at = self.graph.offset(id) as usize;
-        self.budget.take(takes as u64).map_err(|r| r.at(at))?;
-        let path = Path::from(self.path.as_slice());
+        let (steps, _) = self.path_takes();
+        let takes = 2 * steps + size_of::<(Id, Path)>() + 2 * size_of::<Path>();
+        self.draw(id, takes as u64)?;
+        let path = self.place();
         match self.first.entry(id) {
             Entry::Vacant(new) => drop(new.insert(path)),
-            Entry::Occupied(first) => self.shared.push((path, first.get().clone())),
+            Entry::Occupied(first) => self.out.shared.push((path, first.get().clone())),
         }
         Ok(())
     }
@@ -225,16 +217,10 @@ impl<'g> Walk<'g, '_> {
         let state = call.and_then(|call| call.state);
         let state = state.map_or_else(Vec::new, |state| attributes(self.graph, state));
         // Each key may become a path of its own.
-        let steps: usize = self
-            .path
-            .iter()
-            .map(|s| step_len(s) + size_of::<Step>())
-            .sum();
+        let (steps, _) = self.path_takes();
         let each = (steps + 2 * size_of::<Step>() + size_of::<Around<'_>>()) as u64;
         let noted = (keys.len() + state.len() + 1) as u64;
-        let at = self.graph.offset(id) as usize;
-        let takes = each.saturating_mul(noted);
-        self.budget.take(takes).map_err(|r| r.at(at))?;
+        self.draw(id, each.saturating_mul(noted))?;
         let class = call.and_then(|call| self.graph.as_global(call.callable));
         let is_plain_list =
             |args: &[Id]| class == Some(("collections", "OrderedDict")) && args.len() == 1;
@@ -242,7 +228,7 @@ impl<'g> Walk<'g, '_> {
         // Python 2 gives an OrderedDict its items as an argument.
         let args = args.filter(|args| !is_plain_list(args)).unwrap_or_default();
         self.around.push(Around {
-            path: Path::from(self.path.as_slice()),
+            path: self.place(),
             class,
             args: args.iter().map(|arg| ObjectAt(*arg)).collect(),
             state,
@@ -266,22 +252,20 @@ impl<'g> Walk<'g, '_> {
     fn count(&mut self, id: Id, bytes: usize) -> Result<()> {
         self.named = self.named.saturating_add(bytes as u64);
         if self.named > self.limits.bytes {
-            return Err(self.limit(id, "bytes of text", self.limits.bytes));
+            return Err(self.graph.beyond(id, "bytes of text", self.limits.bytes));
         }
         Ok(())
     }
 
     fn leaf(&mut self, id: Id) -> Result<()> {
-        if self.out.len() as u64 >= self.limits.nodes {
-            return Err(self.limit(id, "nodes", self.limits.nodes));
+        if self.out.leaves.len() as u64 >= self.limits.nodes {
+            return Err(self.graph.beyond(id, "nodes", self.limits.nodes));
         }
-        let text: usize = self.path.iter().map(step_len).sum();
+        let (steps, text) = self.path_takes();
         self.count(id, text)?;
         // The path, its name where names are compared, and the description of a tensor.
-        let steps = (self.path.len() * size_of::<Step>()) as u64;
-        let takes = steps + 2 * text as u64 + (size_of::<Found>() + 256) as u64;
-        let at = self.graph.offset(id) as usize;
-        self.budget.take(takes).map_err(|r| r.at(at))?;
+        let takes = (steps + text + size_of::<Found>() + 256) as u64;
+        self.draw(id, takes)?;
         if can_change(self.graph, id) {
             self.note_leaf(id, takes)?;
         }
@@ -289,30 +273,26 @@ impl<'g> Walk<'g, '_> {
             Ok(Some(tensor)) => {
                 if tensor.is_parameter || tensor.python_state.is_some() {
                     // Both are told with its path.
-                    self.budget.take(2 * takes).map_err(|r| r.at(at))?;
+                    self.draw(id, 2 * takes)?;
                 }
                 Leaf::Tensor(Ok(Box::new(tensor)))
             }
             Ok(None) => Leaf::Object(ObjectAt(id)),
             Err(e) => Leaf::Tensor(Err(e)),
         };
-        self.out.push(Found {
-            path: Path::from(self.path.as_slice()),
-            leaf,
-        });
+        let path = self.place();
+        self.out.leaves.push(Found { path, leaf });
         Ok(())
     }
 
     /// Notes a leaf, and whether it has been at another place before. Each of the two paths takes about as much as was taken for it.
     fn note_leaf(&mut self, id: Id, takes: u64) -> Result<()> {
-        let at = self.graph.offset(id) as usize;
-        let entry = 4 * size_of::<(Id, usize)>() as u64;
-        self.budget.take(entry).map_err(|r| r.at(at))?;
-        let first = *self.leaves.entry(id).or_insert(self.out.len());
-        if let Some(first) = self.out.get(first) {
-            self.budget.take(2 * takes).map_err(|r| r.at(at))?;
-            let path = Path::from(self.path.as_slice());
-            self.shared.push((path, first.path.clone()));
+        self.draw(id, 4 * size_of::<(Id, usize)>() as u64)?;
+        let first = *self.leaves.entry(id).or_insert(self.out.leaves.len());
+        if let Some(first) = self.out.leaves.get(first) {
+            self.graph.draw(id, 2 * takes, &mut self.budget)?;
+            let shared = (self.place(), first.path.clone());
+            self.out.shared.push(shared);
         }
         Ok(())
     }
@@ -323,9 +303,9 @@ impl<'g> Walk<'g, '_> {
         for id in self.first.keys() {
             survey.container(*id)?;
         }
-        let again: BTreeSet<&Path> = self.shared.iter().map(|(path, _)| path).collect();
+        let again: BTreeSet<&Path> = self.out.shared.iter().map(|(path, _)| path).collect();
         let mut numbers: Vec<(&Path, usize)> = Vec::new();
-        for found in &self.out {
+        for found in &self.out.leaves {
             match &found.leaf {
                 Leaf::Tensor(Ok(tensor)) => survey.tensor(tensor)?,
                 Leaf::Object(at) if !again.contains(&found.path) => {
@@ -334,12 +314,9 @@ impl<'g> Walk<'g, '_> {
                 _ => {}
             }
         }
-        for dict in self
-            .around
-            .iter()
-            .filter(|dict| !again.contains(&dict.path))
-        {
-            for at in dict.args.iter().chain(dict.state.iter().map(|(_, at)| at)) {
+        let around = self.around.iter();
+        for dict in around.filter(|dict| !again.contains(&dict.path)) {
+            for at in dict.objects() {
                 numbers.push((&dict.path, survey.object(at.0)?));
             }
         }
@@ -350,9 +327,8 @@ impl<'g> Walk<'g, '_> {
             all.entry(path).or_default().extend(of);
         }
         let all = all.into_iter().filter(|(_, of)| !of.is_empty());
-        Ok(all
-            .map(|(path, of)| (path.clone(), in_words(&of)))
-            .collect())
+        let all = all.map(|(path, of)| (path.clone(), in_words(&of)));
+        Ok(all.collect())
     }
 
     /// Whether a list is taken apart: it holds a tensor or a dict, directly or in inner lists.
@@ -431,10 +407,10 @@ fn attributes(graph: &Graph<'_>, state: Id) -> Vec<(Box<str>, ObjectAt)> {
         _ => return vec![("".into(), ObjectAt(state))],
     };
     let name = |key: Id| name(graph, key).unwrap_or_default();
-    let pairs = pairs.iter();
-    pairs
-        .map(|(key, value)| (name(*key), ObjectAt(*value)))
-        .collect()
+    let pairs = pairs
+        .iter()
+        .map(|(key, value)| (name(*key), ObjectAt(*value)));
+    pairs.collect()
 }
 
 /// The pairs of a dict, or of an object that is a dict for PyTorch: an `OrderedDict`, as `Module.state_dict` returns, or a `defaultdict`.
@@ -444,18 +420,11 @@ fn mapping<'g>(graph: &'g Graph<'_>, id: Id) -> Option<Cow<'g, [(Id, Id)]>> {
         Node::Call(call) => call,
         _ => return None,
     };
-    let Call {
-        how: How::Call,
-        callable,
-        args,
-        kwargs: None,
-        ..
-    } = **call
-    else {
+    if (call.how, call.kwargs) != (How::Call, None) {
         return None;
-    };
-    let args = graph.as_seq(args)?;
-    let is_one = match (graph.as_global(callable)?, args) {
+    }
+    let args = graph.as_seq(call.args)?;
+    let is_one = match (graph.as_global(call.callable)?, args) {
         (("collections", "OrderedDict"), [items]) if call.pairs.is_empty() => {
             return pairs_of_python2(graph, *items).map(Cow::Owned);
         }
@@ -495,9 +464,4 @@ fn name(graph: &Graph<'_>, id: Id) -> Option<Box<str>> {
         Node::None => "None".into(),
         _ => return None,
     })
-}
-
-/// Whether two keys with one name are one key.
-fn same_key(graph: &Graph<'_>, a: Id, b: Id) -> bool {
-    graph.node(a) == graph.node(b)
 }

@@ -8,7 +8,6 @@ use crate::{
 use reshard_model::DType;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     ops::Range,
 };
 
@@ -26,24 +25,18 @@ pub(super) enum Unsaid {
     Devices,
 }
 
-impl fmt::Display for Unsaid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OneAtTwoPlaces => "parts that are one object",
-            Self::SharedElements => "tensors that share elements",
-            Self::Parameters => "parameters",
-            Self::Gradients => "tensors that require gradients",
-            Self::Order => "tensors that are not row-major",
-            Self::Views => "views that are conjugated or negated",
-            Self::Devices => "devices of tensors",
-        })
-    }
-}
-
 /// In words.
 pub(super) fn in_words(all: &BTreeSet<Unsaid>) -> String {
-    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-    all.join(", ")
+    let words = all.iter().map(|unsaid| match unsaid {
+        Unsaid::OneAtTwoPlaces => "parts that are one object",
+        Unsaid::SharedElements => "tensors that share elements",
+        Unsaid::Parameters => "parameters",
+        Unsaid::Gradients => "tensors that require gradients",
+        Unsaid::Order => "tensors that are not row-major",
+        Unsaid::Views => "views that are conjugated or negated",
+        Unsaid::Devices => "devices of tensors",
+    });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// A tensor of an object.
@@ -118,8 +111,7 @@ impl<'g, 'a> Survey<'g, 'a> {
     }
 
     fn take(&mut self, id: Id, bytes: usize) -> Result<()> {
-        let at = self.graph.offset(id) as usize;
-        self.budget.take(bytes as u64).map_err(|r| r.at(at))
+        self.graph.draw(id, bytes as u64, &mut self.budget)
     }
 
     fn note(&mut self, what: Unsaid) {
@@ -216,9 +208,8 @@ impl<'g, 'a> Survey<'g, 'a> {
         }
         // Elements that must be changed are copied.
         let is_contiguous = layout.is_contiguous() && !tensor.conj && !tensor.neg;
-        let of = self.found.len().saturating_sub(1);
         let view = View {
-            of,
+            of: self.found.len().saturating_sub(1),
             dtype: tensor.dtype,
             hull: layout.hull(),
             is_contiguous,

@@ -1,59 +1,36 @@
 use crate::{Budget, Error};
-use reshard_model::BoxError;
 use std::borrow::Cow;
 
 /// Why a [`Build`] refused an instruction. The interpreter adds the offset.
 #[derive(Debug)]
-pub struct Refusal(Box<Reason>);
-
-#[derive(Debug)]
-enum Reason {
-    Damaged(Cow<'static, str>),
-    Unsupported(Cow<'static, str>),
-    Limit(&'static str, u64),
-    Other(BoxError),
-}
+pub struct Refusal(Box<Error>);
 
 impl Refusal {
     /// The pickle is damaged: it says something impossible.
     #[cold]
-    pub fn damaged(what: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Reason::Damaged(what.into())))
+    pub fn damaged(what: impl Into<Box<str>>) -> Self {
+        Self(Box::new(Error::pickle(0, what)))
     }
 
     /// The pickle says something that this builder does not read.
     #[cold]
-    pub fn unsupported(what: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Reason::Unsupported(what.into())))
+    pub fn unsupported(what: impl Into<Box<str>>) -> Self {
+        Self(Box::new(Error::unsupported(0, what)))
     }
 
     /// The pickle exceeds a limit.
     #[cold]
     pub fn limit(of: &'static str, max: u64) -> Self {
-        Self(Box::new(Reason::Limit(of, max)))
-    }
-
-    /// The builder failed with its own error, which is kept.
-    #[cold]
-    pub fn because(source: impl Into<BoxError>) -> Self {
-        Self(Box::new(Reason::Other(source.into())))
+        Self(Box::new(Error::Limit {
+            offset: 0,
+            limit: of,
+            max,
+        }))
     }
 
     #[cold]
     pub(crate) fn at(self, offset: usize) -> Error {
-        let offset = offset as u64;
-        match *self.0 {
-            Reason::Damaged(what) => Error::Pickle {
-                offset,
-                what: what.into(),
-            },
-            Reason::Unsupported(what) => Error::Unsupported {
-                offset,
-                what: what.into(),
-            },
-            Reason::Limit(limit, max) => Error::Limit { offset, limit, max },
-            Reason::Other(source) => Error::Refused { offset, source },
-        }
+        self.0.shifted(offset as u64)
     }
 }
 
@@ -152,9 +129,5 @@ pub trait Build<'a> {
     fn persistent(&mut self, id: Self::Value) -> Built<Self::Value> {
         let _ = id;
         Err(Refusal::unsupported("an object outside of the pickle"))
-    }
-    /// A value that the pickle throws away.
-    fn discard(&mut self, value: Self::Value) {
-        drop(value);
     }
 }

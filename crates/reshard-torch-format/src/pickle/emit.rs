@@ -124,7 +124,8 @@ impl Emitter {
         self.texts.insert(v.into(), id);
     }
 
-    fn raw_str(&mut self, v: &[u8]) {
+    /// A str in Python's UTF-8 (`surrogatepass`), written in full and not memoized.
+    pub fn raw_str(&mut self, v: &[u8]) {
         let op = match v.len() {
             0..256 if self.protocol >= 4 => Op::ShortBinUnicode(v),
             n if n as u64 > u64::from(u32::MAX) => Op::BinUnicode8(v),
@@ -160,39 +161,44 @@ impl Emitter {
             self.raw_str(text.as_bytes());
             self.memoize();
             self.str("latin1");
-            self.tuple(2);
-            self.memoize();
+            self.memoized_tuple(2);
             self.op(Op::Reduce);
             self.memoize();
         }
         Ok(())
     }
 
-    /// Makes a tuple of the last `n` written values, for `n` up to 3. For more values, write an [`Op::Mark`] before the first and an
-    /// [`Op::Tuple`] after the last.
+    /// Begins a tuple of `n` values. [`tuple`](Self::tuple) ends it.
+    pub fn begin_tuple(&mut self, n: usize) {
+        if n > 3 {
+            self.op(Op::Mark);
+        }
+    }
+
+    /// Makes a tuple of the last `n` written values. If there are more than 3, call [`begin_tuple`](Self::begin_tuple) before the first.
     pub fn tuple(&mut self, n: usize) {
         self.op(match n {
             0 => Op::EmptyTuple,
             1 => Op::Tuple1,
             2 => Op::Tuple2,
-            _ => Op::Tuple3,
+            3 => Op::Tuple3,
+            _ => Op::Tuple,
         });
     }
 
-    /// A memoized tuple of ints.
-    pub fn ints(&mut self, v: &[u64]) {
-        if v.len() > 3 {
-            self.op(Op::Mark);
-        }
-        v.iter().for_each(|&d| self.uint(d));
-        if v.len() > 3 {
-            self.op(Op::Tuple);
-        } else {
-            self.tuple(v.len());
-        }
-        if !v.is_empty() {
+    /// Makes a tuple as [`tuple`](Self::tuple) does, and gives it the next memo number, which the empty one has not.
+    pub fn memoized_tuple(&mut self, n: usize) {
+        self.tuple(n);
+        if n > 0 {
             self.memoize();
         }
+    }
+
+    /// A tuple of ints.
+    pub fn ints(&mut self, v: &[u64]) {
+        self.begin_tuple(v.len());
+        v.iter().for_each(|&d| self.uint(d));
+        self.tuple(v.len());
     }
 
     /// A class or function by its module and qualified name.
@@ -205,12 +211,10 @@ impl Emitter {
             self.get(id);
             return Ok(());
         }
+        // The old opcode ends names at a line break.
+        let has_break = [module, name].iter().any(|s| s.contains(['\n', '\r']));
         let nested = name.matches('.').count();
-        if module.is_empty()
-            || name.split('.').any(str::is_empty)
-            || nested > 30
-            || key_has_break(module, name)
-        {
+        if module.is_empty() || name.split('.').any(str::is_empty) || nested > 30 || has_break {
             return Err(Error::encode(format!(
                 "{module:?}.{name:?} as the name of a class"
             )));
@@ -224,8 +228,7 @@ impl Emitter {
             self.global("builtins", "getattr")?;
             self.global(module, outer)?;
             self.str(inner);
-            self.tuple(2);
-            self.memoize();
+            self.memoized_tuple(2);
             self.op(Op::Reduce);
         } else {
             let old = if self.protocol < 3 {
@@ -256,9 +259,4 @@ impl Emitter {
         self.op(Op::Stop);
         self.out
     }
-}
-
-/// The old opcode ends names at a line break.
-fn key_has_break(module: &str, name: &str) -> bool {
-    [module, name].iter().any(|s| s.contains(['\n', '\r']))
 }

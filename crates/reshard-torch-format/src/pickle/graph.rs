@@ -1,6 +1,6 @@
 use super::{Build, Built, Items, Refusal};
 use crate::{
-    Budget,
+    Budget, Error,
     memory::{block, blocks_of, make_room},
 };
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
@@ -154,14 +154,21 @@ impl<'a> Graph<'a> {
         (0..self.nodes.len() as u32).map(Id)
     }
 
-    /// How many nodes there are.
-    pub fn len(&self) -> usize {
-        self.nodes.len()
+    /// The error for a node of a kind that is not read.
+    pub(crate) fn unsupported(&self, id: Id, what: impl Into<Box<str>>) -> Error {
+        Error::unsupported(self.offset(id), what)
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+    /// The error for a node that exceeds a limit.
+    pub(crate) fn beyond(&self, id: Id, limit: &'static str, max: u64) -> Error {
+        let offset = self.offset(id);
+        Error::Limit { offset, limit, max }
+    }
+
+    /// Draws memory for a node.
+    pub(crate) fn draw(&self, id: Id, bytes: u64, budget: &mut Budget) -> Result<(), Error> {
+        let drawn = budget.take(bytes);
+        drawn.map_err(|refusal| refusal.at(self.offset(id) as usize))
     }
 
     /// Module and qualified name of a class or function. It also resolves a nested class that an old pickle writes as `getattr`.
@@ -174,19 +181,17 @@ impl<'a> Graph<'a> {
 
     /// A str.
     pub fn as_str(&self, id: Id) -> Option<&str> {
-        if let Node::Str(s) = self.node(id) {
-            Some(s)
-        } else {
-            None
+        match self.node(id) {
+            Node::Str(s) => Some(s),
+            _ => None,
         }
     }
 
     /// An int of up to 64 bits.
     pub fn as_int(&self, id: Id) -> Option<i64> {
-        if let Node::Int(v) = self.node(id) {
-            Some(*v)
-        } else {
-            None
+        match self.node(id) {
+            Node::Int(v) => Some(*v),
+            _ => None,
         }
     }
 

@@ -114,6 +114,13 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         Ok(())
     }
 
+    /// Pushes what the builder makes.
+    #[inline(always)]
+    fn make(&mut self, make: impl FnOnce(&mut B) -> Built<B::Value>) -> Built<()> {
+        let v = make(self.builder);
+        self.push(v)
+    }
+
     /// Removes the last mark, and returns the height of the stack at it.
     #[inline(always)]
     fn mark(&mut self) -> Built<usize> {
@@ -123,6 +130,15 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             .ok_or_else(|| Refusal::damaged("a mark is missing"))?;
         self.base = self.marks.last().copied().unwrap_or(0);
         Ok(at)
+    }
+
+    /// Checks that the values from `from` on are pairs.
+    #[inline(always)]
+    fn check_pairs(&self, from: usize) -> Built<()> {
+        match (self.stack.len() - from).is_multiple_of(2) {
+            true => Ok(()),
+            false => Err(Refusal::damaged("a key has no value")),
+        }
     }
 
     /// Passes all values from `from` on to `add`, together with the value below them, which stays on the stack.
@@ -166,11 +182,10 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
 
     #[inline(always)]
     fn text(&mut self, raw: &'a [u8]) -> Built<()> {
-        let v = match std::str::from_utf8(raw) {
-            Ok(s) => self.builder.str(Cow::Borrowed(s)),
-            Err(_) => self.builder.odd_str(raw),
-        };
-        self.push(v)
+        self.make(|b| match std::str::from_utf8(raw) {
+            Ok(s) => b.str(Cow::Borrowed(s)),
+            Err(_) => b.odd_str(raw),
+        })
     }
 
     /// A str of Python 2, which is text where it can be.
@@ -189,11 +204,10 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
     }
 
     fn long(&mut self, le: &'a [u8]) -> Built<()> {
-        let v = match text::small(le) {
-            Some(v) => self.builder.int(v),
-            None => self.builder.long(Cow::Borrowed(text::shortest(le))),
-        };
-        self.push(v)
+        self.make(|b| match text::small(le) {
+            Some(v) => b.int(v),
+            None => b.long(Cow::Borrowed(text::shortest(le))),
+        })
     }
 
     fn number(&mut self, line: &'a [u8]) -> Built<()> {
@@ -220,13 +234,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         else {
             return Err(Refusal::damaged("the name of a class is not UTF-8"));
         };
-        let v = if self.protocol < 3 {
-            let (module, name) = names::modern(module, name);
-            self.builder.global(&module, &name)
-        } else {
-            self.builder.global(module, name)
-        };
-        self.push(v)
+        if self.protocol >= 3 {
+            return self.make(|b| b.global(module, name));
+        }
+        let (module, name) = names::modern(module, name);
+        self.make(|b| b.global(&module, &name))
     }
 
     /// INST and OBJ: a call, or a bare object if there are no arguments.
@@ -234,12 +246,10 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         let items = self.stack.drain(from..);
         let bare = items.len() == 0;
         let args = self.builder.tuple(items)?;
-        let v = if bare {
-            self.builder.new_object(class, args)
-        } else {
-            self.builder.call(class, args)
-        };
-        self.push(v)
+        self.make(|b| match bare {
+            true => b.new_object(class, args),
+            false => b.call(class, args),
+        })
     }
 
     #[inline(always)]
@@ -254,7 +264,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 self.marks.push(self.base);
                 Ok(())
             }
-            Op::BinInt1(v) => self.int(v.into()),
+            Op::BinInt1(v) => self.make(|b| b.int(v.into())),
             Op::BinGet(i) => self.get(i.into()),
             Op::LongBinGet(i) => self.get(i as usize),
             Op::Memoize => self.put(None),
@@ -274,19 +284,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let v = self.builder.tuple(self.stack.drain(from..));
                 self.push(v)
             }
-            Op::EmptyDict => {
-                let v = self.builder.dict();
-                self.push(v)
-            }
-            Op::EmptyList => {
-                let v = self.builder.list();
-                self.push(v)
-            }
+            Op::EmptyDict => self.make(B::dict),
+            Op::EmptyList => self.make(B::list),
             Op::SetItems => {
                 let from = self.mark()?;
-                if !(self.stack.len() - from).is_multiple_of(2) {
-                    return Err(Refusal::damaged("a key has no value"));
-                }
+                self.check_pairs(from)?;
                 self.fill(from, |b, dict, pairs| b.set_items(dict, pairs))
             }
             Op::Appends => {
@@ -303,13 +305,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::NewObj => {
                 let (args, class) = (self.pop()?, self.pop()?);
-                let v = self.builder.new_object(class, args);
-                self.push(v)
+                self.make(|b| b.new_object(class, args))
             }
             Op::Reduce => {
                 let (args, callable) = (self.pop()?, self.pop()?);
-                let v = self.builder.call(callable, args);
-                self.push(v)
+                self.make(|b| b.call(callable, args))
             }
             Op::Build => {
                 let (state, mut object) = (self.pop()?, self.pop()?);
@@ -319,33 +319,18 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::StackGlobal => {
                 let (name, module) = (self.pop()?, self.pop()?);
-                let v = self.builder.stack_global(module, name);
-                self.push(v)
+                self.make(|b| b.stack_global(module, name))
             }
-            Op::None => {
-                let v = self.builder.none();
-                self.push(v)
-            }
-            Op::NewTrue | Op::NewFalse => {
-                let v = self.builder.bool(matches!(op, Op::NewTrue));
-                self.push(v)
-            }
-            Op::BinInt2(v) => self.int(v.into()),
-            Op::BinInt(v) => self.int(v.into()),
+            Op::None => self.make(B::none),
+            Op::NewTrue => self.make(|b| b.bool(true)),
+            Op::NewFalse => self.make(|b| b.bool(false)),
+            Op::BinInt2(v) => self.make(|b| b.int(v.into())),
+            Op::BinInt(v) => self.make(|b| b.int(v.into())),
             Op::Long1(le) | Op::Long4(le) => self.long(le),
-            Op::BinFloat(v) => {
-                let v = self.builder.float(v);
-                self.push(v)
-            }
+            Op::BinFloat(v) => self.make(|b| b.float(v)),
             Op::Frame(_) => Ok(()),
             other => self.rare(other),
         }
-    }
-
-    #[inline(always)]
-    fn int(&mut self, v: i64) -> Built<()> {
-        let v = self.builder.int(v);
-        self.push(v)
     }
 
     #[inline(always)]
@@ -373,36 +358,23 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 if self.stack.len() == self.base && !self.marks.is_empty() {
                     return self.mark().map(|_| ());
                 }
-                let v = self.pop()?;
-                self.builder.discard(v);
-                Ok(())
+                self.pop().map(drop)
             }
             Op::PopMark => {
                 let from = self.mark()?;
-                for v in self.stack.drain(from..) {
-                    self.builder.discard(v);
-                }
+                self.stack.truncate(from);
                 Ok(())
             }
             Op::Dup => {
-                if self.stack.len() <= self.base {
-                    return Err(underflow());
-                }
-                let v = match self.stack.last() {
-                    Some(top) => self.builder.share(top),
-                    None => Err(underflow()),
-                };
+                let top = self.stack.last().filter(|_| self.stack.len() > self.base);
+                let v = self.builder.share(top.ok_or_else(underflow)?);
                 self.push(v)
             }
             Op::BinString(raw) | Op::ShortBinString(raw) => self.old_text(Cow::Borrowed(raw)),
             Op::BinBytes(raw) | Op::ShortBinBytes(raw) | Op::BinBytes8(raw) => {
-                let v = self.builder.bytes(Cow::Borrowed(raw));
-                self.push(v)
+                self.make(|b| b.bytes(Cow::Borrowed(raw)))
             }
-            Op::ByteArray8(raw) => {
-                let v = self.builder.bytearray(raw);
-                self.push(v)
-            }
+            Op::ByteArray8(raw) => self.make(|b| b.bytearray(raw)),
             Op::List => {
                 let from = self.mark()?;
                 let mut list = self.builder.list()?;
@@ -411,18 +383,13 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::Dict => {
                 let from = self.mark()?;
-                if !(self.stack.len() - from).is_multiple_of(2) {
-                    return Err(Refusal::damaged("a key has no value"));
-                }
+                self.check_pairs(from)?;
                 let mut dict = self.builder.dict()?;
                 self.builder
                     .set_items(&mut dict, self.stack.drain(from..))?;
                 self.push(Ok(dict))
             }
-            Op::EmptySet => {
-                let v = self.builder.set();
-                self.push(v)
-            }
+            Op::EmptySet => self.make(B::set),
             Op::FrozenSet => {
                 let from = self.mark()?;
                 let v = self.builder.frozenset(self.stack.drain(from..));
@@ -442,13 +409,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::NewObjEx => {
                 let (kwargs, args, class) = (self.pop()?, self.pop()?, self.pop()?);
-                let v = self.builder.new_object_ex(class, args, kwargs);
-                self.push(v)
+                self.make(|b| b.new_object_ex(class, args, kwargs))
             }
             Op::BinPersId => {
                 let id = self.pop()?;
-                let v = self.builder.persistent(id);
-                self.push(v)
+                self.make(|b| b.persistent(id))
             }
             Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => Err(Refusal::unsupported(
                 "a class by its number in Python's extension registry",
@@ -462,19 +427,17 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
 
     /// Instructions of protocol 0, whose arguments are lines of text.
     fn by_text(&mut self, op: Op<'a>) -> Built<()> {
+        let no_number = || Refusal::damaged("the name of a memo entry is not a number");
         // Protocol 0 has no bools of its own. It writes them as the ints `00` and `01`.
         match op {
-            Op::Int(b"00") | Op::Int(b"01") => {
-                let v = self.builder.bool(matches!(op, Op::Int(b"01")));
-                self.push(v)
-            }
+            Op::Int(b"00") => self.make(|b| b.bool(false)),
+            Op::Int(b"01") => self.make(|b| b.bool(true)),
             Op::Int(line) | Op::Long(line) => self.number(line),
             Op::Float(line) => {
                 let text = std::str::from_utf8(line).ok();
                 let v = text.and_then(|t| t.trim().parse().ok());
                 let v = v.ok_or_else(|| Refusal::damaged("a float is not a number"))?;
-                let v = self.builder.float(v);
-                self.push(v)
+                self.make(|b| b.float(v))
             }
             Op::String(raw) => {
                 let raw =
@@ -484,17 +447,10 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             Op::Unicode(raw) => {
                 let s = text::raw_unicode(raw)
                     .ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
-                let v = self.builder.str(s);
-                self.push(v)
+                self.make(|b| b.str(s))
             }
-            Op::Get(line) => match number(line) {
-                Some(i) => self.get(i),
-                None => Err(Refusal::damaged("the name of a memo entry is not a number")),
-            },
-            Op::Put(line) => match number(line) {
-                Some(i) => self.put(Some(i)),
-                None => Err(Refusal::damaged("the name of a memo entry is not a number")),
-            },
+            Op::Get(line) => self.get(number(line).ok_or_else(no_number)?),
+            Op::Put(line) => self.put(Some(number(line).ok_or_else(no_number)?)),
             Op::Global((module, name)) => self.global(module, name),
             Op::Inst((module, name)) => {
                 let from = self.mark()?;
@@ -506,8 +462,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let id = std::str::from_utf8(line)
                     .map_err(|_| Refusal::damaged("a persistent id is not UTF-8"))?;
                 let id = self.builder.str(Cow::Borrowed(id))?;
-                let v = self.builder.persistent(id);
-                self.push(v)
+                self.make(|b| b.persistent(id))
             }
             other => Err(Refusal::damaged(format!("{other:?} is out of place"))),
         }

@@ -1,7 +1,5 @@
 //! Reads and writes the instructions of a pickle, one by one.
 
-use std::fmt;
-
 /// Declares every opcode once: its byte, its name, and how its argument is encoded.
 macro_rules! ops {
     ($($(#[$doc:meta])* $code:literal $name:ident $(($arg:ty))? = $kind:ident;)*) => {
@@ -116,28 +114,21 @@ ops! {
 }
 
 /// The reason why the next instruction can't be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Trouble {
     /// The input ends before the instruction does.
+    #[error("the input ends inside an instruction")]
     Truncated,
     /// A text argument without its newline.
+    #[error("a line of text has no end")]
     NoNewline,
     /// A length below zero.
+    #[error("a length is negative")]
     Negative,
     /// A byte that is no opcode.
+    #[error("{0:#04x} is not a pickle opcode")]
     Opcode(u8),
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Truncated => f.write_str("the input ends inside an instruction"),
-            Self::NoNewline => f.write_str("a line of text has no end"),
-            Self::Negative => f.write_str("a length is negative"),
-            Self::Opcode(c) => write!(f, "{c:#04x} is not a pickle opcode"),
-        }
-    }
 }
 
 /// Reads instructions from bytes. It checks every length against the input before it uses the length.
@@ -196,111 +187,70 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Arguments, read.
-mod get {
-    use super::{Reader, Trouble};
-    type R<T> = Result<T, Trouble>;
+/// Declares how arguments are read and written: numbers with the order of their bytes, and bytes behind their length.
+macro_rules! arguments {
+    (numbers { $($number:ident $from:ident $to:ident,)* } bytes { $($bytes:ident $len:ident $wrong:ident,)* }) => {
+        /// Arguments, read.
+        mod get {
+            use super::{Reader, Trouble};
+            type R<T> = Result<T, Trouble>;
 
-    #[inline(always)]
-    pub(super) fn u8(r: &mut Reader<'_>) -> R<u8> {
-        r.array::<1>().map(|[b]| b)
-    }
-    #[inline(always)]
-    pub(super) fn u16(r: &mut Reader<'_>) -> R<u16> {
-        r.array().map(u16::from_le_bytes)
-    }
-    #[inline(always)]
-    pub(super) fn u32(r: &mut Reader<'_>) -> R<u32> {
-        r.array().map(u32::from_le_bytes)
-    }
-    #[inline(always)]
-    pub(super) fn i32(r: &mut Reader<'_>) -> R<i32> {
-        r.array().map(i32::from_le_bytes)
-    }
-    #[inline(always)]
-    pub(super) fn u64(r: &mut Reader<'_>) -> R<u64> {
-        r.array().map(u64::from_le_bytes)
-    }
-    #[inline(always)]
-    pub(super) fn f64(r: &mut Reader<'_>) -> R<f64> {
-        r.array().map(f64::from_be_bytes)
-    }
-    #[inline(always)]
-    pub(super) fn bytes_u8<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let n = u8(r)?;
-        r.take(usize::from(n))
-    }
-    #[inline(always)]
-    pub(super) fn bytes_u32<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let n = u32(r)?;
-        r.take(usize::try_from(n).map_err(|_| Trouble::Truncated)?)
-    }
-    pub(super) fn bytes_i32<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let n = i32(r)?;
-        r.take(usize::try_from(n).map_err(|_| Trouble::Negative)?)
-    }
-    pub(super) fn bytes_u64<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let n = u64(r)?;
-        r.take(usize::try_from(n).map_err(|_| Trouble::Truncated)?)
-    }
-    pub(super) fn line<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let end = r
-            .rest
-            .iter()
-            .position(|&b| b == b'\n')
-            .ok_or(Trouble::NoNewline)?;
-        let text = r.take(end)?;
-        r.take(1)?;
-        Ok(text)
-    }
-    pub(super) fn two_lines<'a>(r: &mut Reader<'a>) -> R<(&'a [u8], &'a [u8])> {
-        Ok((line(r)?, line(r)?))
-    }
+            $(#[inline(always)]
+            pub(super) fn $number(r: &mut Reader<'_>) -> R<$number> {
+                r.array().map($number::$from)
+            })*
+            $(#[inline(always)]
+            pub(super) fn $bytes<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
+                let n = $len(r)?;
+                r.take(usize::try_from(n).map_err(|_| Trouble::$wrong)?)
+            })*
+            pub(super) fn line<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
+                let end = r.rest.iter().position(|&b| b == b'\n');
+                let text = r.take(end.ok_or(Trouble::NoNewline)?)?;
+                r.take(1)?;
+                Ok(text)
+            }
+            pub(super) fn two_lines<'a>(r: &mut Reader<'a>) -> R<(&'a [u8], &'a [u8])> {
+                Ok((line(r)?, line(r)?))
+            }
+        }
+
+        /// Arguments, written.
+        mod put {
+            type Out = Vec<u8>;
+
+            $(pub(super) fn $number(out: &mut Out, v: $number) {
+                out.extend_from_slice(&v.$to());
+            })*
+            $(pub(super) fn $bytes(out: &mut Out, v: &[u8]) {
+                $len(out, v.len() as $len);
+                out.extend_from_slice(v);
+            })*
+            pub(super) fn line(out: &mut Out, v: &[u8]) {
+                out.extend_from_slice(v);
+                out.push(b'\n');
+            }
+            pub(super) fn two_lines(out: &mut Out, v: (&[u8], &[u8])) {
+                line(out, v.0);
+                line(out, v.1);
+            }
+        }
+    };
 }
 
-/// Arguments, written.
-mod put {
-    type Out = Vec<u8>;
-
-    pub(super) fn u8(out: &mut Out, v: u8) {
-        out.push(v);
+arguments! {
+    numbers {
+        u8 from_le_bytes to_le_bytes,
+        u16 from_le_bytes to_le_bytes,
+        u32 from_le_bytes to_le_bytes,
+        i32 from_le_bytes to_le_bytes,
+        u64 from_le_bytes to_le_bytes,
+        f64 from_be_bytes to_be_bytes,
     }
-    pub(super) fn u16(out: &mut Out, v: u16) {
-        out.extend_from_slice(&v.to_le_bytes());
-    }
-    pub(super) fn u32(out: &mut Out, v: u32) {
-        out.extend_from_slice(&v.to_le_bytes());
-    }
-    pub(super) fn i32(out: &mut Out, v: i32) {
-        out.extend_from_slice(&v.to_le_bytes());
-    }
-    pub(super) fn u64(out: &mut Out, v: u64) {
-        out.extend_from_slice(&v.to_le_bytes());
-    }
-    pub(super) fn f64(out: &mut Out, v: f64) {
-        out.extend_from_slice(&v.to_be_bytes());
-    }
-    pub(super) fn bytes_u8(out: &mut Out, v: &[u8]) {
-        out.push(v.len() as u8);
-        out.extend_from_slice(v);
-    }
-    pub(super) fn bytes_u32(out: &mut Out, v: &[u8]) {
-        u32(out, v.len() as u32);
-        out.extend_from_slice(v);
-    }
-    pub(super) fn bytes_i32(out: &mut Out, v: &[u8]) {
-        bytes_u32(out, v);
-    }
-    pub(super) fn bytes_u64(out: &mut Out, v: &[u8]) {
-        u64(out, v.len() as u64);
-        out.extend_from_slice(v);
-    }
-    pub(super) fn line(out: &mut Out, v: &[u8]) {
-        out.extend_from_slice(v);
-        out.push(b'\n');
-    }
-    pub(super) fn two_lines(out: &mut Out, v: (&[u8], &[u8])) {
-        line(out, v.0);
-        line(out, v.1);
+    bytes {
+        bytes_u8 u8 Truncated,
+        bytes_u32 u32 Truncated,
+        bytes_i32 i32 Negative,
+        bytes_u64 u64 Truncated,
     }
 }

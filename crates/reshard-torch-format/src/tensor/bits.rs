@@ -4,44 +4,43 @@ use super::TensorRef;
 use crate::{Error, Result, archive::ByteOrder};
 use reshard_model::DType;
 
-pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
-    let dtype = t.dtype;
-    let word = dtype.word() as usize;
-    if !bytes.len().is_multiple_of(dtype.size() as usize) {
-        let what = format!(
-            "{} bytes are not a whole number of elements of {dtype}",
-            bytes.len()
-        );
-        return Err(Error::tensor(&t.storage.key, what));
-    }
-    if order == ByteOrder::Big && word > 1 {
-        bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
-    }
-    // The sign of a float is the top bit of its last byte.
-    let flip = |part: &mut [u8]| {
-        if let Some(top) = part.last_mut() {
-            *top ^= 0x80;
-        }
-    };
-    if t.conj && dtype.is_complex() {
-        // The imaginary part is the second half of an element.
-        bytes.chunks_exact_mut(2 * word).for_each(flip);
-    }
-    if t.neg {
-        let signed = dtype.is_complex()
-            || matches!(
-                dtype,
-                DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64
-            );
-        if !signed {
-            return Err(Error::tensor(
-                &t.storage.key,
-                format!("elements of {dtype} can't be negated"),
+impl TensorRef {
+    /// Changes the stored bytes of whole elements into the bytes of the elements, in place: byte order, negation, conjugation.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the element type can't be negated or conjugated, or the bytes are no whole elements.
+    pub fn resolve(&self, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
+        let dtype = self.dtype;
+        let bad = |what: String| Err(Error::tensor(&self.storage.key, what));
+        let word = dtype.word() as usize;
+        if !bytes.len().is_multiple_of(dtype.size() as usize) {
+            let len = bytes.len();
+            return bad(format!(
+                "{len} bytes are not a whole number of elements of {dtype}"
             ));
         }
-        bytes.chunks_exact_mut(word).for_each(flip);
+        if order == ByteOrder::Big && word > 1 {
+            bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
+        }
+        // The sign of a float is the top bit of its last byte.
+        let flip = |part: &mut [u8]| {
+            if let Some(top) = part.last_mut() {
+                *top ^= 0x80;
+            }
+        };
+        if self.conj && dtype.is_complex() {
+            // The imaginary part is the second half of an element.
+            bytes.chunks_exact_mut(2 * word).for_each(flip);
+        }
+        if self.neg {
+            use DType::{BFloat16, Float16, Float32, Float64};
+            if !dtype.is_complex() && !matches!(dtype, Float16 | BFloat16 | Float32 | Float64) {
+                return bad(format!("elements of {dtype} can't be negated"));
+            }
+            bytes.chunks_exact_mut(word).for_each(flip);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

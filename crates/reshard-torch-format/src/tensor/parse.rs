@@ -89,12 +89,9 @@ fn is_empty(graph: &Graph<'_>, state: Id) -> bool {
 }
 
 fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<TensorRef>> {
-    let bad =
-        |key: &str, what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
-
     // The second version added `requires_grad` and hooks, the third the element type. Both may end with metadata.
     let (requires_grad, dtype, metadata) = match (function, args.get(4..).unwrap_or_default()) {
-        ("_rebuild_tensor", []) => (None, None, None),
+        ("_rebuild_tensor", []) if args.len() == 4 => (None, None, None),
         ("_rebuild_tensor_v2", &[grad, _hooks]) => (Some(grad), None, None),
         ("_rebuild_tensor_v2", &[grad, _hooks, metadata]) => (Some(grad), None, Some(metadata)),
         ("_rebuild_tensor_v3", &[grad, _hooks, dtype]) => (Some(grad), Some(dtype), None),
@@ -108,33 +105,27 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         _ => return Ok(None),
     };
     let &[storage, offset, shape, strides, ..] = args else {
-        let what = format!("{function} does not take {} arguments", args.len());
-        return Err(bad("?", &what));
+        return Ok(None);
     };
     let Some(stored) = storage_of(graph, storage)? else {
         return Err(bad("?", "it has no storage"));
     };
     let storage = stored.storage;
     let key = storage.key.clone();
-    let dtype = if let Some(dtype) = dtype {
-        let Some(("torch", name)) = graph.as_global(dtype) else {
-            return Err(bad(&key, "its dtype has no name"));
-        };
-        // Types that only PyTorch knows, such as bits8, stay what the pickle says.
-        let Ok(dtype) = name.parse::<DType>() else {
-            return Ok(None);
-        };
-        dtype
-    } else {
-        match storage.dtype {
-            Some(dtype) => dtype,
-            None => return Err(bad(&key, "its storage has no element type")),
-        }
+    let dtype = match (dtype.map(|dtype| graph.as_global(dtype)), storage.dtype) {
+        (Some(Some(("torch", name))), _) => match name.parse::<DType>() {
+            Ok(dtype) => dtype,
+            // Types that only PyTorch knows, such as bits8, stay what the pickle says.
+            Err(_) => return Ok(None),
+        },
+        (Some(_), _) => return Err(bad(&key, "its dtype has no name")),
+        (None, Some(dtype)) => dtype,
+        (None, None) => return Err(bad(&key, "its storage has no element type")),
     };
     for id in [shape, strides] {
         if let Some(axes) = axes(graph, id).map(<[Id]>::len).filter(|n| *n > MAX_AXES) {
             let what = format!("a tensor of {axes} axes (at most {MAX_AXES})");
-            return Err(unsupported(graph, id, what));
+            return Err(graph.unsupported(id, what));
         }
     }
     let offset = graph
@@ -173,9 +164,12 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
     Ok(Some(tensor))
 }
 
+fn bad(key: &str, what: &str) -> Error {
+    Error::tensor(key, format!("it is described wrongly: {what}"))
+}
+
 /// The lazy bits `conj` and `neg` in the metadata of a tensor.
 fn lazy_bits(graph: &Graph<'_>, key: &str, metadata: Option<Id>) -> Result<(bool, bool)> {
-    let bad = |what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
     let (mut conj, mut neg) = (false, false);
     match metadata.map(|id| (id, graph.node(id))) {
         None | Some((_, Node::None)) => {}
@@ -185,7 +179,7 @@ fn lazy_bits(graph: &Graph<'_>, key: &str, metadata: Option<Id>) -> Result<(bool
                     "a tensor with {} notes in its metadata (at most {MAX_METADATA})",
                     pairs.len()
                 );
-                return Err(unsupported(graph, id, what));
+                return Err(graph.unsupported(id, what));
             }
             for &(k, v) in pairs {
                 match (graph.as_str(k), graph.node(v)) {
@@ -193,11 +187,11 @@ fn lazy_bits(graph: &Graph<'_>, key: &str, metadata: Option<Id>) -> Result<(bool
                     (Some("neg"), Node::Bool(v)) => neg = *v,
                     // A backend's own metadata says nothing about the elements.
                     (Some(k), _) if k != "conj" && k != "neg" => {}
-                    _ => return Err(bad("its metadata is not a dict of names")),
+                    _ => return Err(bad(key, "its metadata is not a dict of names")),
                 }
             }
         }
-        Some(_) => return Err(bad("its metadata is not a dict")),
+        Some(_) => return Err(bad(key, "its metadata is not a dict")),
     }
     Ok((conj, neg))
 }
@@ -206,13 +200,6 @@ fn lazy_bits(graph: &Graph<'_>, key: &str, metadata: Option<Id>) -> Result<(bool
 const MAX_AXES: usize = 64;
 /// Most entries of a tensor's metadata, of which PyTorch itself has two. Tensors may share them.
 const MAX_METADATA: usize = 100;
-
-fn unsupported(graph: &Graph<'_>, id: Id, what: String) -> Error {
-    Error::Unsupported {
-        offset: graph.offset(id),
-        what: what.into(),
-    }
-}
 
 /// A tuple, or a `torch.Size` of one.
 fn axes<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [Id]> {

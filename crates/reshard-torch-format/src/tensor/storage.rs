@@ -37,8 +37,10 @@ const LEGACY: &[(DType, &str)] = &[
     (DType::Complex128, "ComplexDoubleStorage"),
 ];
 
-/// The storage classes of quantized tensors, whose elements reshard does not know, with bytes per element.
-const QUANTIZED: &[(&str, u64)] = &[
+/// The storage classes of bytes, and those of quantized tensors, whose elements reshard does not know, with bytes per element.
+const OTHERS: &[(&str, u64)] = &[
+    ("UntypedStorage", 1),
+    ("_UntypedStorage", 1),
     ("QInt8Storage", 1),
     ("QUInt8Storage", 1),
     ("QInt32Storage", 4),
@@ -47,27 +49,20 @@ const QUANTIZED: &[(&str, u64)] = &[
 ];
 
 pub(super) fn legacy_name(dtype: DType) -> Option<&'static str> {
-    LEGACY
-        .iter()
-        .find(|(d, _)| *d == dtype)
-        .map(|(_, name)| *name)
+    let mut classes = LEGACY.iter();
+    classes.find(|(d, _)| *d == dtype).map(|(_, name)| *name)
+}
+
+fn legacy_dtype(name: &str) -> Option<DType> {
+    let mut classes = LEGACY.iter();
+    classes.find(|(_, n)| *n == name).map(|(dtype, _)| *dtype)
 }
 
 /// Bytes per element of a storage class; `None` for an unknown class.
 pub(crate) fn element_size(name: &str) -> Option<u64> {
-    match name {
-        "UntypedStorage" | "_UntypedStorage" => Some(1),
-        _ => QUANTIZED
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, size)| *size)
-            .or_else(|| {
-                LEGACY
-                    .iter()
-                    .find(|(_, n)| *n == name)
-                    .map(|(d, _)| d.size())
-            }),
-    }
+    let mut others = OTHERS.iter();
+    let other = others.find(|(n, _)| *n == name).map(|(_, size)| *size);
+    other.or_else(|| Some(legacy_dtype(name)?.size()))
 }
 
 impl StorageRef {
@@ -91,15 +86,12 @@ impl StorageRef {
     /// # Errors
     /// [`Error::Tensor`] when they differ.
     pub fn check(&self, record: u64) -> Result<()> {
-        if self.len == record {
-            Ok(())
-        } else {
-            let what = format!(
-                "the pickle says that it has {} bytes, but its record has {record}",
-                self.len
-            );
-            Err(Error::tensor(&self.key, what))
+        let Self { key, len, .. } = self;
+        if *len == record {
+            return Ok(());
         }
+        let what = format!("the pickle says that it has {len} bytes, but its record has {record}");
+        Err(Error::tensor(key, what))
     }
 
     /// Writes it into a pickle.
@@ -150,21 +142,19 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         return Ok(None);
     };
     let bad = |what: &str| Error::tensor("?", format!("a storage is described wrongly: {what}"));
-    let unsupported = |what: String| Error::Unsupported {
-        offset: graph.offset(id),
-        what: what.into(),
-    };
+    let no_storage = || graph.unsupported(id, "a persistent id that is not a storage");
 
     // Old files add a sixth field, the view.
-    let (class, key, location, count, view) = match graph.as_seq(*tuple) {
-        Some(&[tag, class, key, location, count]) if graph.as_str(tag) == Some("storage") => {
-            (class, key, location, count, None)
+    let (tag, class, key, location, count, view) = match graph.as_seq(*tuple) {
+        Some(&[tag, class, key, location, count]) => (tag, class, key, location, count, None),
+        Some(&[tag, class, key, location, count, view]) => {
+            (tag, class, key, location, count, Some(view))
         }
-        Some(&[tag, class, key, location, count, view]) if graph.as_str(tag) == Some("storage") => {
-            (class, key, location, count, Some(view))
-        }
-        _ => return Err(unsupported("a persistent id that is not a storage".into())),
+        _ => return Err(no_storage()),
     };
+    if graph.as_str(tag) != Some("storage") {
+        return Err(no_storage());
+    }
     let (module, class) = graph
         .as_global(class)
         .ok_or_else(|| bad("its class has no name"))?;
@@ -187,7 +177,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         return Err(bad("its location is longer than any location can be"));
     }
     let Some(size) = element_size(class) else {
-        return Err(unsupported(format!("a storage of class {module}.{class}")));
+        return Err(graph.unsupported(id, format!("a storage of class {module}.{class}")));
     };
 
     // The pickle counts elements, and the record bytes. A product too large is refused, since later arithmetic relies
@@ -199,22 +189,18 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
     let Some(len) = len else {
         return Err(Error::tensor(key, "its number of elements is impossible"));
     };
-    let dtype = LEGACY.iter().find(|(_, n)| *n == class).map(|(d, _)| *d);
-
-    let view = match view
-        .filter(|v| !matches!(graph.node(*v), Node::None))
-        .map(|v| graph.as_seq(v))
-    {
-        None => 0,
-        Some(Some(&[_, first, _])) => graph
-            .as_int(first)
-            .and_then(|v| u64::try_from(v).ok())
-            .ok_or_else(|| bad("its view is wrong"))?,
-        Some(_) => return Err(bad("its view is wrong")),
+    let first = |view: Id| match graph.node(view) {
+        Node::None => Some(0),
+        _ => match graph.as_seq(view)? {
+            &[_, first, _] => u64::try_from(graph.as_int(first)?).ok(),
+            _ => None,
+        },
     };
+    let view = view.map_or(Some(0), first);
+    let view = view.ok_or_else(|| bad("its view is wrong"))?;
     let storage = StorageRef {
         key: key.into(),
-        dtype,
+        dtype: legacy_dtype(class),
         len,
         location: location.into(),
     };

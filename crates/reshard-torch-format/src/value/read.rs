@@ -6,7 +6,7 @@ use crate::{
     tensor::{StorageRef, Stored, Wrapped, storage_of, tensor_of},
 };
 use bytes::Bytes;
-use reshard_model::{Construct, DType, HostBuffer, Opaque, Tensor, Value};
+use reshard_model::{Construct, DType, HostBuffer, Layout, Opaque, Tensor, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
@@ -78,8 +78,8 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         }
     }
 
-    fn offset(&self) -> u64 {
-        self.graph.offset(self.at)
+    fn beyond(&self, limit: &'static str, max: u64) -> Error {
+        self.graph.beyond(self.at, limit, max)
     }
 
     /// A value that lies in no other.
@@ -134,16 +134,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     fn nested(&mut self, id: Id) -> Result<Value> {
         if self.path.len() as u64 >= u64::from(self.limits.depth) {
             if self.path.iter().collect::<BTreeSet<_>>().len() < self.path.len() {
-                return Err(Error::Unsupported {
-                    offset: self.offset(),
-                    what: "a value that contains itself".into(),
-                });
+                return Err(self
+                    .graph
+                    .unsupported(self.at, "a value that contains itself"));
             }
-            return Err(Error::Limit {
-                offset: self.offset(),
-                limit: "levels of nesting",
-                max: self.limits.depth.into(),
-            });
+            return Err(self.beyond("levels of nesting", self.limits.depth.into()));
         }
         self.path.push(id);
         let graph = self.graph;
@@ -166,11 +161,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     fn count_node(&mut self) -> Result<()> {
         self.nodes += 1;
         if self.nodes > self.limits.nodes {
-            return Err(Error::Limit {
-                offset: self.offset(),
-                limit: "nodes",
-                max: self.limits.nodes,
-            });
+            return Err(self.beyond("nodes", self.limits.nodes));
         }
         Ok(())
     }
@@ -178,11 +169,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     fn count_bytes(&mut self, bytes: usize) -> Result<()> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
         if self.bytes > self.limits.bytes {
-            return Err(Error::Limit {
-                offset: self.offset(),
-                limit: "bytes of text",
-                max: self.limits.bytes,
-            });
+            return Err(self.beyond("bytes of text", self.limits.bytes));
         }
         Ok(())
     }
@@ -190,15 +177,13 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     /// Draws from the budget.
     #[inline]
     fn take(&mut self, bytes: u64) -> Result<()> {
-        self.budget
-            .take(bytes)
-            .map_err(|r| r.at(self.offset() as usize))
+        self.graph.draw(self.at, bytes, &mut self.budget)
     }
 
     /// A list for so many items.
     #[inline]
     fn list_of<T>(&mut self, items: usize) -> Result<Vec<T>> {
-        list_of(items, &mut self.budget).map_err(|r| r.at(self.offset() as usize))
+        list_of(items, &mut self.budget).map_err(|r| r.at(self.graph.offset(self.at) as usize))
     }
 
     fn values(&mut self, ids: &[Id]) -> Result<Vec<Value>> {
@@ -305,11 +290,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         let elements = tensor.layout()?.bytes();
         // A view that repeats its elements can claim any size; it is not to be a bomb.
         if elements > tensor.storage.len && elements > self.limits.unpacked {
-            return Err(Error::Limit {
-                offset: self.offset(),
-                limit: "bytes in a tensor",
-                max: self.limits.unpacked,
-            });
+            return Err(self.beyond("bytes in a tensor", self.limits.unpacked));
         }
         if !tensor.is_lazy(self.order) {
             return Ok(Value::Tensor(tensor.tensor(storage, self.order)?));
@@ -395,14 +376,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
 
     fn bare(&mut self, module: &str, name: &str, construct: Construct) -> Result<Box<Opaque>> {
         self.take(blocks_of::<Opaque>(1) + block(module.len()) + block(name.len()))?;
-        Ok(Box::new(Opaque {
-            module: module.into(),
-            name: name.into(),
-            construct,
-            state: None,
-            items: Vec::new(),
-            pairs: Vec::new(),
-        }))
+        Ok(Box::new(made(module, name, construct)))
     }
 
     fn opaque(&mut self, module: &str, name: &str, construct: Construct) -> Result<Value> {
@@ -513,22 +487,29 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         };
         if view != 0 || (self.order == ByteOrder::Big && storage.dtype.is_none_or(|d| d.word() > 1))
         {
-            return Err(Error::Unsupported {
-                offset: self.offset(),
-                what: "a bare storage that is a view or big-endian".into(),
-            });
+            let what = "a bare storage that is a view or big-endian";
+            return Err(self.graph.unsupported(self.at, what));
         }
         let buffer = self.fetch_storage(&storage)?;
         storage.check(buffer.as_bytes().len() as u64)?;
         let dtype = storage.dtype.unwrap_or(DType::UInt8);
-        let flat = Tensor::with_layout(dtype, flat_layout(&storage, dtype)?, buffer)?;
+        let layout = Layout::contiguous(dtype.size(), &[storage.len / dtype.size()])
+            .ok_or_else(|| Error::tensor(&storage.key, "it is too large"))?;
+        let flat = Tensor::with_layout(dtype, layout, buffer)?;
         self.plain_call(module, class, [Value::Tensor(flat)])
     }
 }
 
-fn flat_layout(storage: &StorageRef, dtype: DType) -> Result<reshard_model::Layout> {
-    reshard_model::Layout::contiguous(dtype.size(), &[storage.len / dtype.size()])
-        .ok_or_else(|| Error::tensor(&storage.key, "it is too large"))
+/// An object without items and state.
+pub(crate) fn made(module: &str, name: &str, construct: Construct) -> Opaque {
+    Opaque {
+        module: module.into(),
+        name: name.into(),
+        construct,
+        state: None,
+        items: Vec::new(),
+        pairs: Vec::new(),
+    }
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]

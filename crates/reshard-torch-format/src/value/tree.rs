@@ -1,7 +1,7 @@
 //! The pickle of a file whose tensors are only described: their elements are written later.
 
-use super::write::{BATCH, Encoder};
-use crate::{Result, TensorRef, pickle::Op};
+use super::write::{Encode, Encoder};
+use crate::{Result, TensorRef};
 use bytes::Bytes;
 use reshard_model::{Opaque, Value};
 use std::collections::BTreeMap;
@@ -76,168 +76,108 @@ pub struct EncodedTree {
 /// # Errors
 /// As [`encode`](crate::encode).
 pub fn encode_tree(tree: &PartTree) -> Result<EncodedTree> {
-    let mut trees = Trees {
-        encoder: Encoder::new(),
-        known: BTreeMap::new(),
-        described: BTreeMap::new(),
-        objects: None,
-    };
-    trees.survey(tree)?;
-    trees.tree(tree)?;
-    let Trees {
-        encoder, described, ..
-    } = trees;
-    let stored = |(n, bytes)| match described.get(&n) {
+    let mut encoder = Encoder::new();
+    tree.survey(&mut encoder)?;
+    tree.encode(&mut encoder)?;
+    let records = encoder.described.records.into_iter();
+    let described: BTreeMap<usize, usize> = records.map(|(own, record)| (record, own)).collect();
+    let stored = |(record, bytes)| match described.get(&record) {
         Some(number) => Stored::Described(*number),
         None => Stored::Bytes(bytes),
     };
+    let storages = encoder.storages.into_iter().enumerate();
     Ok(EncodedTree {
         pickle: encoder.e.finish(),
-        storages: encoder
-            .storages
-            .into_iter()
-            .enumerate()
-            .map(stored)
-            .collect(),
+        storages: storages.map(stored).collect(),
     })
 }
 
-struct Trees {
-    encoder: Encoder,
-    /// The record of each storage of the caller's, and the other way round.
-    known: BTreeMap<usize, usize>,
-    described: BTreeMap<usize, usize>,
-    /// The tensors in each storage of the caller's, with their memo numbers, if one of them is there again.
+/// The storages of the caller's.
+#[derive(Default)]
+pub(super) struct Described {
+    /// The record of each.
+    records: BTreeMap<usize, usize>,
+    /// The tensors in each, with their memo numbers, if one of them is there again.
     objects: Option<BTreeMap<usize, Vec<(TensorRef, u32)>>>,
 }
 
-impl Trees {
-    fn survey(&mut self, tree: &PartTree) -> Result<()> {
-        self.encoder.enter()?;
-        match tree {
-            PartTree::Leaf(Part::Value(value)) => self.encoder.survey(value)?,
-            PartTree::Leaf(Part::Tensor(..)) => {}
-            PartTree::Leaf(Part::Again(..)) => drop(self.objects.get_or_insert_default()),
-            PartTree::Dict(d) => {
-                if let Some(class) = &d.class {
-                    self.encoder.survey(&Value::Opaque(class.clone()))?;
-                }
-                for (key, tree) in &d.pairs {
-                    self.encoder.survey(key)?;
-                    self.survey(tree)?;
-                }
-            }
-            PartTree::List(v) => v.iter().try_for_each(|tree| self.survey(tree))?,
-        }
-        self.encoder.leave();
-        Ok(())
-    }
-
-    fn tree(&mut self, tree: &PartTree) -> Result<()> {
-        self.encoder.enter()?;
-        match tree {
-            PartTree::Leaf(Part::Value(value)) => self.encoder.value(value)?,
-            PartTree::Leaf(Part::Tensor(tensor, storage)) => self.tensor(tensor, *storage)?,
-            PartTree::Leaf(Part::Again(tensor, storage)) => {
-                match self.known_object(tensor, *storage) {
-                    Some(number) => self.encoder.e.get(number),
-                    None => self.tensor(tensor, *storage)?,
-                }
-            }
-            PartTree::Dict(PartDict { class: None, pairs }) => self.dict(pairs)?,
-            PartTree::Dict(PartDict {
-                class: Some(class),
-                pairs,
-            }) => self.object(class, pairs)?,
-            PartTree::List(v) => self.list(v)?,
-        }
-        self.encoder.leave();
-        Ok(())
-    }
-
-    fn tensor(&mut self, tensor: &TensorRef, storage: usize) -> Result<()> {
-        let record = match self.known.get(&storage) {
-            Some(record) => *record,
-            None => {
-                let record = self.encoder.add(Bytes::new());
-                self.known.insert(storage, record);
-                self.described.insert(record, storage);
-                record
-            }
-        };
-        let mut own = tensor.clone();
-        own.storage.key = record.to_string().into();
-        let number = own.emit_object(&mut self.encoder.e)?;
-        if let Some(objects) = &mut self.objects {
-            let all = objects.entry(storage).or_default();
-            all.push((tensor.clone(), number));
-        }
-        Ok(())
-    }
-
+impl Described {
     /// The memo number of the last tensor of this description in this storage.
     fn known_object(&self, tensor: &TensorRef, storage: usize) -> Option<u32> {
         let mut all = self.objects.as_ref()?.get(&storage)?.iter().rev();
         all.find(|(t, _)| t == tensor).map(|(_, number)| *number)
     }
+}
 
-    fn list(&mut self, items: &[PartTree]) -> Result<()> {
-        self.encoder.e.op(Op::EmptyList);
-        self.encoder.e.memoize();
-        if let [only] = items {
-            self.tree(only)?;
-            self.encoder.e.op(Op::Append);
-            return Ok(());
-        }
-        for batch in items.chunks(BATCH) {
-            self.encoder.e.op(Op::Mark);
-            batch.iter().try_for_each(|item| self.tree(item))?;
-            self.encoder.e.op(Op::Appends);
-        }
-        Ok(())
-    }
-
-    /// An object of a class of dicts: its items, then its state, as CPython writes them.
-    fn object(&mut self, class: &Opaque, pairs: &[(Value, PartTree)]) -> Result<()> {
-        self.encoder.made(class)?;
-        for batch in pairs.chunks(BATCH) {
-            if let [pair] = batch {
-                self.pair(pair)?;
-                self.encoder.e.op(Op::SetItem);
-            } else {
-                self.set_items(batch)?;
+impl PartTree {
+    /// Finds which tensors share memory, and whether one is there again.
+    fn survey(&self, to: &mut Encoder) -> Result<()> {
+        to.enter()?;
+        match self {
+            Self::Leaf(Part::Value(value)) => to.survey(value)?,
+            Self::Leaf(Part::Tensor(..)) => {}
+            Self::Leaf(Part::Again(..)) => drop(to.described.objects.get_or_insert_default()),
+            Self::Dict(d) => {
+                if let Some(class) = &d.class {
+                    to.survey(&Value::Opaque(class.clone()))?;
+                }
+                for (key, tree) in &d.pairs {
+                    to.survey(key)?;
+                    tree.survey(to)?;
+                }
             }
+            Self::List(v) => v.iter().try_for_each(|tree| tree.survey(to))?,
         }
-        self.encoder.state(class)
-    }
-
-    fn dict(&mut self, pairs: &[(Value, PartTree)]) -> Result<()> {
-        self.encoder.e.op(Op::EmptyDict);
-        self.encoder.e.memoize();
-        if let [pair] = pairs {
-            self.pair(pair)?;
-            self.encoder.e.op(Op::SetItem);
-            return Ok(());
-        }
-        for batch in pairs.chunks(BATCH) {
-            self.set_items(batch)?;
-        }
-        // CPython looks for more after each full group, and writes an empty one when there is none.
-        if !pairs.is_empty() && pairs.len().is_multiple_of(BATCH) {
-            self.set_items(&[])?;
-        }
+        to.leave();
         Ok(())
     }
+}
 
-    fn set_items(&mut self, pairs: &[(Value, PartTree)]) -> Result<()> {
-        self.encoder.e.op(Op::Mark);
-        pairs.iter().try_for_each(|pair| self.pair(pair))?;
-        self.encoder.e.op(Op::SetItems);
+impl Encode for PartTree {
+    fn encode(&self, to: &mut Encoder) -> Result<()> {
+        to.enter()?;
+        match self {
+            Self::Leaf(Part::Value(value)) => to.value(value)?,
+            Self::Leaf(Part::Tensor(tensor, storage)) => describe(to, tensor, *storage)?,
+            Self::Leaf(Part::Again(tensor, storage)) => {
+                match to.described.known_object(tensor, *storage) {
+                    Some(number) => to.e.get(number),
+                    None => describe(to, tensor, *storage)?,
+                }
+            }
+            Self::Dict(PartDict { class: None, pairs }) => to.dict(pairs)?,
+            // An object of a class of dicts: its items, then its state, as CPython writes them.
+            Self::Dict(PartDict {
+                class: Some(class),
+                pairs,
+            }) => {
+                to.made(class)?;
+                to.set_items(pairs)?;
+                to.state(class)?;
+            }
+            Self::List(v) => to.list(v)?,
+        }
+        to.leave();
         Ok(())
     }
+}
 
-    fn pair(&mut self, (key, value): &(Value, PartTree)) -> Result<()> {
-        self.encoder.value(key)?;
-        self.tree(value)
+/// Writes the description of a tensor in a storage of the caller's.
+fn describe(to: &mut Encoder, tensor: &TensorRef, storage: usize) -> Result<()> {
+    let record = match to.described.records.get(&storage) {
+        Some(record) => *record,
+        None => {
+            let record = to.add(Bytes::new());
+            to.described.records.insert(storage, record);
+            record
+        }
+    };
+    let mut own = tensor.clone();
+    own.storage.key = record.to_string().into();
+    let number = own.emit_object(&mut to.e)?;
+    if let Some(objects) = &mut to.described.objects {
+        let all = objects.entry(storage).or_default();
+        all.push((tensor.clone(), number));
     }
+    Ok(())
 }

@@ -1,3 +1,4 @@
+use super::tree::Described;
 use crate::{
     Error, Result,
     archive::{ArchiveOptions, write_archive},
@@ -46,7 +47,7 @@ pub fn encode(value: &Value) -> Result<Encoded> {
 
 const MAX_DEPTH: u32 = 500;
 /// CPython writes items in groups of so many.
-pub(super) const BATCH: usize = 1000;
+const BATCH: usize = 1000;
 
 /// A buffer with elements of one type, because torch does not mix types in a storage.
 type Group = (usize, DType);
@@ -59,6 +60,25 @@ pub(super) struct Encoder {
     /// Number and start of each storage that has a number.
     known: BTreeMap<(Group, u64, u64), usize>,
     depth: u32,
+    pub(super) described: Described,
+}
+
+/// What an [`Encoder`] writes: values, their pairs, and trees.
+pub(super) trait Encode {
+    fn encode(&self, to: &mut Encoder) -> Result<()>;
+}
+
+impl Encode for Value {
+    fn encode(&self, to: &mut Encoder) -> Result<()> {
+        to.value(self)
+    }
+}
+
+impl<V: Encode> Encode for (Value, V) {
+    fn encode(&self, to: &mut Encoder) -> Result<()> {
+        to.value(&self.0)?;
+        self.1.encode(to)
+    }
 }
 
 impl Encoder {
@@ -69,6 +89,7 @@ impl Encoder {
             storages: Vec::new(),
             known: BTreeMap::new(),
             depth: 0,
+            described: Described::default(),
         }
     }
 
@@ -99,35 +120,28 @@ impl Encoder {
                     .or_default()
                     .add(t.layout().hull());
             }
-            Value::List(v) | Value::Tuple(v) | Value::Set(v) => {
-                v.iter().try_for_each(|v| self.survey(v))?
-            }
-            Value::Dict(d) => d
-                .iter()
-                .try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?,
+            Value::List(v) | Value::Tuple(v) | Value::Set(v) => self.survey_all(v)?,
+            Value::Dict(d) => self.survey_all(d.iter().flat_map(|(k, v)| [k, v]))?,
             Value::Opaque(o) => {
-                match &o.construct {
-                    Construct::Reduce(args) | Construct::NewObj(args) => {
-                        args.iter().try_for_each(|v| self.survey(v))?;
-                    }
-                    Construct::NewObjEx(args, kwargs) => {
-                        args.iter().try_for_each(|v| self.survey(v))?;
-                        kwargs.iter().try_for_each(|(_, v)| self.survey(v))?;
-                    }
-                    _ => {}
-                }
-                o.items.iter().try_for_each(|v| self.survey(v))?;
-                o.pairs
-                    .iter()
-                    .try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?;
-                o.state.iter().try_for_each(|v| self.survey(v))?;
+                let (args, kwargs) = match &o.construct {
+                    Construct::Reduce(args) | Construct::NewObj(args) => (&args[..], &[][..]),
+                    Construct::NewObjEx(args, kwargs) => (&args[..], &kwargs[..]),
+                    _ => (&[][..], &[][..]),
+                };
+                self.survey_all(args.iter().chain(kwargs.iter().map(|(_, v)| v)))?;
+                self.survey_all(o.items.iter().chain(&o.state))?;
+                self.survey_all(o.pairs.iter().flat_map(|(k, v)| [k, v]))?;
             }
             _ => {}
         }
 
         // An error ends the whole encoding, so the depth is set back only after a success.
-        self.depth -= 1;
+        self.leave();
         Ok(())
+    }
+
+    fn survey_all<'v>(&mut self, values: impl IntoIterator<Item = &'v Value>) -> Result<()> {
+        values.into_iter().try_for_each(|value| self.survey(value))
     }
 
     pub(super) fn value(&mut self, value: &Value) -> Result<()> {
@@ -145,8 +159,7 @@ impl Encoder {
             Value::Set(v) => {
                 self.e.global("builtins", "set")?;
                 self.list(v)?;
-                self.e.tuple(1);
-                self.e.memoize();
+                self.e.memoized_tuple(1);
                 self.e.op(Op::Reduce);
                 self.e.memoize();
             }
@@ -154,79 +167,68 @@ impl Encoder {
             Value::Tensor(t) => self.tensor(t)?,
             Value::Opaque(o) => self.opaque(o)?,
             other => {
-                return Err(Error::encode(format!(
-                    "a {} in device or local memory",
-                    other.type_name()
-                )));
+                let what = format!("a {} in device or local memory", other.type_name());
+                return Err(Error::encode(what));
             }
         }
-        self.depth -= 1;
+        self.leave();
         Ok(())
     }
 
-    fn list(&mut self, items: &[Value]) -> Result<()> {
+    /// Adds items to the container on the stack, all at once.
+    fn group<T: Encode>(&mut self, items: &[T], end: Op<'_>) -> Result<()> {
+        self.e.op(Op::Mark);
+        items.iter().try_for_each(|item| item.encode(self))?;
+        self.e.op(end);
+        Ok(())
+    }
+
+    /// Adds items to the container on the stack. A single one needs no mark.
+    fn items<T: Encode>(&mut self, items: &[T], one: Op<'_>, many: Op<'_>) -> Result<()> {
+        let [only] = items else {
+            return self.group(items, many);
+        };
+        only.encode(self)?;
+        self.e.op(one);
+        Ok(())
+    }
+
+    pub(super) fn list<T: Encode>(&mut self, items: &[T]) -> Result<()> {
         self.e.op(Op::EmptyList);
         self.e.memoize();
-        if let [only] = items {
-            self.value(only)?;
-            self.e.op(Op::Append);
-            return Ok(());
+        if let [_] = items {
+            return self.items(items, Op::Append, Op::Appends);
         }
-        for batch in items.chunks(BATCH) {
-            self.e.op(Op::Mark);
-            batch.iter().try_for_each(|v| self.value(v))?;
-            self.e.op(Op::Appends);
-        }
-        Ok(())
+        let mut batches = items.chunks(BATCH);
+        batches.try_for_each(|batch| self.group(batch, Op::Appends))
     }
 
     fn tuple(&mut self, items: &[Value]) -> Result<()> {
-        if items.len() > 3 {
-            self.e.op(Op::Mark);
-        }
+        self.e.begin_tuple(items.len());
         items.iter().try_for_each(|v| self.value(v))?;
-        self.end_tuple(items.len());
+        self.e.memoized_tuple(items.len());
         Ok(())
     }
 
-    fn end_tuple(&mut self, n: usize) {
-        if n > 3 {
-            self.e.op(Op::Tuple);
-        } else {
-            self.e.tuple(n);
-        }
-        if n > 0 {
-            self.e.memoize();
-        }
-    }
-
-    fn dict(&mut self, pairs: &[(Value, Value)]) -> Result<()> {
+    pub(super) fn dict<V: Encode>(&mut self, pairs: &[(Value, V)]) -> Result<()> {
         self.e.op(Op::EmptyDict);
         self.e.memoize();
-        if let [(k, v)] = pairs {
-            self.value(k)?;
-            self.value(v)?;
-            self.e.op(Op::SetItem);
-            return Ok(());
+        if let [_] = pairs {
+            return self.items(pairs, Op::SetItem, Op::SetItems);
         }
-        for batch in pairs.chunks(BATCH) {
-            self.set_items(batch)?;
-        }
+        let mut batches = pairs.chunks(BATCH);
+        batches.try_for_each(|batch| self.group(batch, Op::SetItems))?;
         // CPython looks for more after each full group, and writes an empty one when there is none.
         if !pairs.is_empty() && pairs.len().is_multiple_of(BATCH) {
-            self.set_items(&[])?;
+            self.group::<Value>(&[], Op::SetItems)?;
         }
         Ok(())
     }
 
-    fn set_items(&mut self, batch: &[(Value, Value)]) -> Result<()> {
-        self.e.op(Op::Mark);
-        for (k, v) in batch {
-            self.value(k)?;
-            self.value(v)?;
-        }
-        self.e.op(Op::SetItems);
-        Ok(())
+    /// Sets items of the object of a class on the stack.
+    pub(super) fn set_items<V: Encode>(&mut self, pairs: &[(Value, V)]) -> Result<()> {
+        let mut batches = pairs.chunks(BATCH);
+        batches.try_for_each(|batch| self.items(batch, Op::SetItem, Op::SetItems))
     }
 
     fn opaque(&mut self, o: &Opaque) -> Result<()> {
@@ -237,25 +239,9 @@ impl Encoder {
             return self.only_global(o);
         }
         self.made(o)?;
-        for batch in o.items.chunks(BATCH) {
-            if let [only] = batch {
-                self.value(only)?;
-                self.e.op(Op::Append);
-            } else {
-                self.e.op(Op::Mark);
-                batch.iter().try_for_each(|v| self.value(v))?;
-                self.e.op(Op::Appends);
-            }
-        }
-        for batch in o.pairs.chunks(BATCH) {
-            if let [(k, v)] = batch {
-                self.value(k)?;
-                self.value(v)?;
-                self.e.op(Op::SetItem);
-            } else {
-                self.set_items(batch)?;
-            }
-        }
+        let mut batches = o.items.chunks(BATCH);
+        batches.try_for_each(|batch| self.items(batch, Op::Append, Op::Appends))?;
+        self.set_items(&o.pairs)?;
         self.state(o)
     }
 
@@ -271,21 +257,23 @@ impl Encoder {
     /// The object of a class, without items and state.
     pub(super) fn made(&mut self, o: &Opaque) -> Result<()> {
         match &o.construct {
-            Construct::Reduce(args) => match (&*o.module, &*o.name, args.split_first()) {
-                // Reading shows a call of something that was made first as `operator.call`. It becomes that call again.
-                ("operator", "call", Some((callable @ Value::Opaque(c), args)))
-                    if c.construct != Construct::Global =>
-                {
-                    self.value(callable)?;
-                    self.tuple(args)?;
-                    self.e.op(Op::Reduce);
-                }
-                _ => {
-                    self.e.global(&o.module, &o.name)?;
-                    self.tuple(args)?;
-                    self.e.op(Op::Reduce);
-                }
-            },
+            Construct::Reduce(args) => {
+                let args = match (&*o.module, &*o.name, &args[..]) {
+                    // Reading shows a call of something that was made first as `operator.call`. It becomes that call again.
+                    ("operator", "call", [callable @ Value::Opaque(c), args @ ..])
+                        if c.construct != Construct::Global =>
+                    {
+                        self.value(callable)?;
+                        args
+                    }
+                    _ => {
+                        self.e.global(&o.module, &o.name)?;
+                        args
+                    }
+                };
+                self.tuple(args)?;
+                self.e.op(Op::Reduce);
+            }
             Construct::NewObj(args) => {
                 self.e.global(&o.module, &o.name)?;
                 self.tuple(args)?;
@@ -302,10 +290,8 @@ impl Encoder {
 
     fn only_global(&mut self, o: &Opaque) -> Result<()> {
         if o.state.is_some() || !o.items.is_empty() || !o.pairs.is_empty() {
-            return Err(Error::encode(format!(
-                "the class {} itself, with contents",
-                o.class()
-            )));
+            let what = format!("the class {} itself, with contents", o.class());
+            return Err(Error::encode(what));
         }
         self.e.global(&o.module, &o.name)
     }
@@ -315,20 +301,18 @@ impl Encoder {
         let new = format!("{}.__new__", o.name);
         self.e.global("functools", "partial")?;
         self.e.global(&o.module, &new)?;
-        self.end_tuple(1);
+        self.e.memoized_tuple(1);
         self.e.op(Op::Reduce);
         self.e.memoize();
-        self.e.op(Op::Mark);
+        self.e.begin_tuple(4);
         self.e.global(&o.module, &new)?;
-        if args.len() + 1 > 3 {
-            self.e.op(Op::Mark);
-        }
+        self.e.begin_tuple(args.len() + 1);
         self.e.global(&o.module, &o.name)?;
         args.iter().try_for_each(|v| self.value(v))?;
-        self.end_tuple(args.len() + 1);
+        self.e.memoized_tuple(args.len() + 1);
         self.dict(kwargs)?;
         self.e.none();
-        self.end_tuple(4);
+        self.e.memoized_tuple(4);
         self.e.op(Op::Build);
         self.e.tuple(0);
         self.e.op(Op::Reduce);
@@ -349,12 +333,11 @@ impl Encoder {
         let group = (t.buffer_id(), t.dtype());
         let hull = t.layout().hull();
         let around = self.hulls.get(&group).filter(|_| shareable(t));
+        let stored =
+            |number: usize, len| StorageRef::new(&number.to_string(), Some(t.dtype()), len);
         let Some(whole) = around.and_then(|all| all.around(&hull)) else {
             let number = self.add(t.to_bytes());
-            return Ok((
-                StorageRef::new(&number.to_string(), Some(t.dtype()), t.nbytes()),
-                0,
-            ));
+            return Ok((stored(number, t.nbytes()), 0));
         };
         let key = (group, whole.start, whole.end);
         let number = match self.known.get(&key) {
@@ -371,11 +354,7 @@ impl Encoder {
         {
             *bytes = t.to_bytes();
         }
-        let storage = StorageRef::new(
-            &number.to_string(),
-            Some(t.dtype()),
-            whole.end - whole.start,
-        );
+        let storage = stored(number, whole.end - whole.start);
         Ok((storage, (hull.start - whole.start) / item))
     }
 
@@ -395,18 +374,12 @@ impl Encoder {
         let ([Value::Tensor(t)], Some(size)) = (&args[..], element_size(&o.name)) else {
             return Ok(false);
         };
-        let (storage, offset) = self.place(t)?;
+        let (mut storage, offset) = self.place(t)?;
         if offset != 0 || storage.len != t.nbytes() {
             let own = self.add(t.to_bytes());
-            StorageRef::new(&own.to_string(), None, t.nbytes()).emit_as(
-                &mut self.e,
-                &o.module,
-                &o.name,
-                size,
-            )?;
-        } else {
-            storage.emit_as(&mut self.e, &o.module, &o.name, size)?;
+            storage = StorageRef::new(&own.to_string(), None, t.nbytes());
         }
+        storage.emit_as(&mut self.e, &o.module, &o.name, size)?;
         Ok(true)
     }
 }
@@ -431,11 +404,8 @@ impl Hulls {
     /// Adds a range, unless it lies in one that is there, and takes away those that lie in it.
     fn add(&mut self, new: Range<u64>) {
         if self.around(&new).is_none() {
-            while let Some((&start, _)) = self
-                .0
-                .range(new.start..)
-                .next()
-                .filter(|(_, end)| **end <= new.end)
+            while let Some((&start, end)) = self.0.range(new.start..).next()
+                && *end <= new.end
             {
                 self.0.remove(&start);
             }

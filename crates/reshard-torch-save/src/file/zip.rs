@@ -8,7 +8,7 @@ use reshard_storage::{Name, Store};
 use reshard_strategy::{ReadLimits, Result, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError,
-    archive::{ByteOrder, Directory, Method, Record, Tail, check_crc, check_version, unpack},
+    archive::{ByteOrder, Directory, Method, Record, Tail, check_version, unpack},
 };
 use std::{
     collections::BTreeMap,
@@ -67,10 +67,7 @@ async fn open_window(window: &mut Window<'_>, limits: &ReadLimits) -> Result<(By
         );
         return Err(not_understood(what));
     }
-    let version = match directory.find(".data/version") {
-        Some(version) => version,
-        None => directory.get("version").map_err(damaged)?,
-    };
+    let version = directory.version().map_err(damaged)?;
     check_version(version, &word(window, version, limits).await?).map_err(damaged)?;
     let order = match directory.find("byteorder") {
         None => ByteOrder::Little,
@@ -162,11 +159,7 @@ pub(crate) fn content(
         Method::Stored => u64::MAX,
         _ => limits.max_whole.min(parsing.budget(file).max()),
     };
-    let content = unpack(record, stored, most)?;
-    if verify {
-        check_crc(record, &content)?;
-    }
-    Ok(content)
+    unpack(record, stored, most, verify.into())
 }
 
 impl Zip {

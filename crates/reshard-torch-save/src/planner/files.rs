@@ -1,11 +1,11 @@
 //! Which file holds which keys, and which rank writes it.
 
-use super::whole::{Target, WholeTensors, invalid, unsupported};
+use super::whole::{invalid, unsupported};
 use crate::{
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
     told::{At, DictPlan, FilePlan, Files, LeafPlan, PythonTensor, Told, What, pack},
-    writer::{WithoutLeaves, of_file},
+    writer::{TorchSaveWriter, WithoutLeaves, of_file},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{
@@ -34,106 +34,66 @@ struct File {
     leaves: Vec<Leaf>,
 }
 
-/// Everything that is written.
-pub(super) struct Assigned {
-    plans: Vec<SavePlan>,
-    files: Vec<File>,
-    policy: Option<PolicyMetrics>,
-    dicts: Vec<DictPlan>,
-}
-
-impl Assigned {
-    pub(super) fn of(
-        planner: &WholeTensors,
-        told: &Told,
-        mut plans: Vec<SavePlan>,
-        metadata: &Metadata,
-    ) -> Result<Self> {
-        if let Some(item) = plans
-            .iter()
-            .find(|p| !p.files.is_empty())
-            .and_then(|p| p.items.first())
-        {
-            let what = "a planner has decided on files, but a file of torch.save holds whole tensors of all ranks";
-            return Err(invalid(&item.key, what));
-        }
-        let leaves = leaves(&mut plans, told, metadata)?;
-        let dicts = dicts::plans(metadata.annotations())?;
-        let mut metrics = None;
-        let files = match &planner.policy {
-            Some(policy) => {
-                let (files, did) = by_policy(planner, &**policy, leaves, &dicts)?;
-                metrics = Some(did);
-                files
-            }
-            None => {
-                let name = match &planner.target {
-                    Target::File(name) => name.clone(),
-                    Target::Folder => WEIGHTS.into(),
-                };
-                let by = richest(&leaves);
-                vec![File {
-                    name,
-                    indexed: false,
-                    by,
-                    leaves,
-                }]
-            }
-        };
-        Ok(Self {
-            plans,
-            files,
-            policy: metrics,
-            dicts,
-        })
+/// The plans, in which each rank writes its files.
+pub(super) fn assign(
+    writer: &TorchSaveWriter,
+    told: &Told,
+    mut plans: Vec<SavePlan>,
+    metadata: &Metadata,
+) -> Result<Vec<SavePlan>> {
+    let mut with_files = plans.iter().filter(|plan| !plan.files.is_empty());
+    if let Some(item) = with_files.next().and_then(|plan| plan.items.first()) {
+        let what = "a planner has decided on files, but a file of torch.save holds whole tensors of all ranks";
+        return Err(invalid(&item.key, what));
     }
-
-    /// The plans, in which each rank writes its files.
-    pub(super) fn plans(self, empty: &[Path]) -> Result<Vec<SavePlan>> {
-        let Self {
-            mut plans,
-            files,
-            mut policy,
-            dicts,
-        } = self;
-        let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
-        for file in files {
-            let File {
-                name,
-                indexed,
-                by,
+    let leaves = leaves(&mut plans, told, metadata)?;
+    let dicts = dicts::plans(metadata.annotations())?;
+    let (files, mut policy) = match &writer.policy {
+        Some(policy) => {
+            let (files, did) = by_policy(writer, &**policy, leaves, &dicts)?;
+            (files, Some(did))
+        }
+        None => {
+            let only = File {
+                name: writer.file_name().into(),
+                indexed: false,
+                by: richest(&leaves),
                 leaves,
-            } = file;
-            let mut all = Vec::with_capacity(leaves.len());
-            let has_items = leaves.iter().any(|leaf| !leaf.pieces.is_empty());
-            for Leaf { plan, pieces, .. } in leaves {
-                all.push(plan);
-                for held in pieces {
-                    place_item(&mut plans, by, held)?;
-                }
-            }
-            // A folder of several files holds flat dicts.
-            let (empty, dicts) = match indexed {
-                true => (Vec::new(), Vec::new()),
-                false => (empty.to_vec(), dicts.clone()),
             };
-            of_ranks.entry(by).or_default().0.push(FilePlan {
-                name,
-                indexed,
-                leaves: all,
-                empty,
-                dicts,
-                // A file without items has no receipt.
-                policy: policy.take_if(|_| has_items),
-            });
+            (vec![only], None)
         }
-        for (rank, files) in of_ranks {
-            let plan = plans.get_mut(rank as usize);
-            let plan = plan.ok_or_else(|| invalid("", format!("there is no rank {rank}")))?;
-            plan.storage_data = pack(&files)?;
+    };
+    let mut of_ranks: BTreeMap<u32, Files> = BTreeMap::new();
+    for file in files {
+        let mut all = Vec::with_capacity(file.leaves.len());
+        let has_items = file.leaves.iter().any(|leaf| !leaf.pieces.is_empty());
+        for Leaf { plan, pieces, .. } in file.leaves {
+            all.push(plan);
+            for held in pieces {
+                place_item(&mut plans, file.by, held)?;
+            }
         }
-        Ok(plans)
+        // A folder of several files holds flat dicts.
+        let (empty, dicts) = match file.indexed {
+            true => (Vec::new(), Vec::new()),
+            false => (writer.empty.clone(), dicts.clone()),
+        };
+        of_ranks.entry(file.by).or_default().0.push(FilePlan {
+            name: file.name,
+            indexed: file.indexed,
+            leaves: all,
+            empty,
+            dicts,
+            // A file without items has no receipt.
+            policy: policy.take_if(|_| has_items),
+        });
     }
+    for (rank, files) in of_ranks {
+        let plan = plans.get_mut(rank as usize);
+        let plan = plan.ok_or_else(|| invalid("", format!("there is no rank {rank}")))?;
+        plan.storage_data = pack(&files)?;
+    }
+    Ok(plans)
 }
 
 /// All keys, in the order of the state where it is known. Their items are taken out of the plans.
@@ -244,7 +204,7 @@ fn steps(
 /// The files that a policy makes of whole tensors. It sees each of them as something that can't be cut, which the rank with most of it
 /// writes.
 fn by_policy(
-    planner: &WholeTensors,
+    writer: &TorchSaveWriter,
     policy: &dyn ShardingPolicy,
     leaves: Vec<Leaf>,
     dicts: &[DictPlan],
@@ -267,7 +227,7 @@ fn by_policy(
         let bound = without_leaves.bound_of(&leaf.plan);
         bound.map_err(PlanError::planner)
     };
-    let mut file = of_file(&planner.empty, dicts).map_err(PlanError::planner)?;
+    let mut file = of_file(&writer.empty, dicts).map_err(PlanError::planner)?;
     for leaf in &without {
         file = file.saturating_add(overhead(leaf)?);
     }
@@ -302,9 +262,9 @@ fn by_policy(
         .iter()
         .filter_map(|&n| pieces.get(n).copied())
         .collect();
-    let sharding = decide(policy, &sorted, planner.limits).map_err(PlanError::planner)?;
+    let sharding = decide(policy, &sorted, writer.limits).map_err(PlanError::planner)?;
     let metrics = sharding.metrics.clone();
-    planner.asked.get_or_init(|| metrics.clone());
+    writer.asked.get_or_init(|| metrics.clone());
     Ok((files(sharding, &order, with, without), metrics))
 }
 

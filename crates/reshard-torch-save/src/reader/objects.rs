@@ -1,6 +1,6 @@
 //! Objects: what is in the pickle and is no tensor.
 
-use super::{TorchSaveReader, values::Values};
+use super::TorchSaveReader;
 use crate::{
     error::{lost, unreadable},
     file::{Container, TorchFile, content, length},
@@ -40,23 +40,23 @@ pub(super) async fn read(
 }
 
 impl TorchSaveReader {
-    fn values(&self) -> MutexGuard<'_, Values> {
+    fn values(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<ObjectAt, Value>>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An object without tensors. Not all of them may be decoded, because together they may be too much.
     fn known(&self, n: u32, object: ObjectAt) -> Result<Option<Value>> {
-        if let Some(Some(known)) = self.values().0.get(n as usize) {
+        if let Some(known) = self.values().get(&n) {
             return Ok(known.get(&object).cloned());
         }
         let file = self.file(n)?;
         let own = self.table.objects.iter().filter(|(of, _)| *of == n);
         let own: Vec<ObjectAt> = own.map(|(_, object)| *object).collect();
-        let decoded = file.outline(&self.limits, |outline| Ok(alone(outline, &own, file)))?;
+        let decoded = file.outline(&self.limits, |outline| {
+            Ok(outline.values_without_storages(&own, file.order()))
+        })?;
         let value = decoded.get(&object).cloned();
-        if let Some(place) = self.values().0.get_mut(n as usize) {
-            *place = Some(decoded);
-        }
+        self.values().insert(n, decoded);
         Ok(value)
     }
 
@@ -116,19 +116,10 @@ impl TorchSaveReader {
                 let stored = read(at).await?;
                 content(record, stored, file.bytes, &self.limits, verify).map_err(damaged)
             }
-            Container::Legacy(head) => match head.storages.get(&storage.key) {
-                Some(found) => read(found.data.clone()).await,
+            Container::Legacy(_) | Container::Pickle => match file.place(storage) {
+                Some(at) => read(at).await,
                 None => Ok(Bytes::new()),
             },
-            Container::Pickle => Ok(Bytes::new()),
         }
     }
-}
-
-/// The values of objects that need no storages, until they are too much.
-fn alone(outline: &Outline<'_>, all: &[ObjectAt], file: &TorchFile) -> BTreeMap<ObjectAt, Value> {
-    outline
-        .values_without_storages(all, file.order())
-        .into_iter()
-        .collect()
 }

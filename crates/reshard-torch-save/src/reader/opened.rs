@@ -1,17 +1,17 @@
 //! An opened checkpoint: its files, and where its items are stored.
 
-use super::values::Values;
 use crate::{
     file::TorchFile,
     names::{INDEX, WEIGHTS},
     table::Table,
 };
-use reshard_model::Dialect;
+use reshard_model::{Dialect, Value};
 use reshard_plan::Metadata;
 use reshard_storage::Store;
 use reshard_strategy::{OpenCx, ReadLimits, Result, StrategyError, few, torch::Kept};
+use reshard_torch_format::ObjectAt;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
@@ -30,8 +30,8 @@ pub(crate) struct TorchSaveReader {
     pub(super) rival: bool,
     /// Unpacked parts of storages.
     pub(super) kept: Kept,
-    /// Objects that were decoded.
-    pub(super) values: Mutex<Values>,
+    /// Objects without tensors, by file: all of a file are decoded at once, because each time its pickle is parsed again.
+    pub(super) values: Mutex<BTreeMap<u32, BTreeMap<ObjectAt, Value>>>,
 }
 
 impl TorchSaveReader {
@@ -48,7 +48,7 @@ impl TorchSaveReader {
             dialect: cx.dialect,
             metadata: Arc::new(metadata),
             kept: Kept::new(cx.limits.kept()),
-            values: Mutex::new(Values::new(files.len())),
+            values: Mutex::default(),
             table,
             files,
             indexed,
@@ -87,12 +87,6 @@ impl TorchSaveReader {
     pub(super) fn file(&self, number: u32) -> Result<&TorchFile> {
         let file = self.files.get(number as usize).and_then(Option::as_ref);
         file.ok_or_else(|| StrategyError::Internal(format!("there is no file {number}")))
-    }
-
-    /// The number of a file.
-    pub(super) fn number(&self, file: &TorchFile) -> Option<u32> {
-        let is = |other: &Option<TorchFile>| other.as_ref().is_some_and(|o| o.name == file.name);
-        u32::try_from(self.files.iter().position(is)?).ok()
     }
 
     /// Names of the files that it consists of.

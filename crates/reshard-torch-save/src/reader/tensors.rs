@@ -9,7 +9,7 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_model::{Layout, StridedCopy, Tensor};
-use reshard_plan::ChunkId;
+use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::{Checksum, RecordRead};
 use reshard_strategy::{
     ReadCx, ReadTensor, Result, Selection, StrategyError, Traffic,
@@ -17,7 +17,7 @@ use reshard_strategy::{
 };
 use reshard_torch_format::{
     TensorRef,
-    archive::{Inflate, Method, Record},
+    archive::{ByteOrder, Inflate, Method, Record},
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -32,12 +32,6 @@ struct Wanted<'r> {
     reads: Vec<ReadTensor>,
 }
 
-/// What is wanted of one storage.
-struct OfStorage<'r> {
-    file: &'r TorchFile,
-    all: Vec<Wanted<'r>>,
-}
-
 pub(super) async fn read(
     reader: &TorchSaveReader,
     reads: Vec<ReadTensor>,
@@ -46,44 +40,43 @@ pub(super) async fn read(
     let (mut totals, mut records) = (Traffic::default(), Vec::new());
     for (file, storages) in by_storage(reader, reads)? {
         let file = reader.file(file)?;
-        let storages = storages.into_iter();
-        match &file.container {
+        let (keys, storages): (Vec<_>, Vec<_>) = storages.into_iter().unzip();
+        let places: Vec<(Option<&Record>, Range<u64>)> = match &file.container {
             Container::Zip(zip) => {
-                let (keys, storages): (Vec<_>, Vec<_>) = storages.unzip();
                 let found = keys.iter().map(|key| record_of(zip, file, key));
                 let found = found.collect::<Result<Vec<_>>>()?;
                 let places = zip.places(&reader.store, &file.name, &found).await?;
-                for ((record, at), of) in found.into_iter().zip(places).zip(storages) {
-                    let record = In {
-                        reader,
-                        file,
-                        at,
-                        record: Some(record),
-                        big: zip.order,
-                    };
-                    record.read(of, cx, &mut records, &mut totals).await?;
-                }
+                found.into_iter().map(Some).zip(places).collect()
             }
             Container::Legacy(head) => {
-                for (key, of) in storages {
-                    let at = head.storages.get(&key).map(|storage| storage.data.clone());
-                    let record = In {
-                        reader,
-                        file,
-                        at: at.ok_or_else(|| lost_storage(&key))?,
-                        record: None,
-                        big: file.order(),
-                    };
-                    record.read(of, cx, &mut records, &mut totals).await?;
-                }
+                let place = |key| Some((None, head.storages.get(key)?.data.clone()));
+                let places = keys
+                    .iter()
+                    .map(|key| place(key).ok_or_else(|| lost_storage(key)));
+                places.collect::<Result<_>>()?
             }
             Container::Pickle => return Err(lost_storage("of a pickle")),
+        };
+        for ((record, at), wanted) in places.into_iter().zip(storages) {
+            let storage = In {
+                reader,
+                file,
+                at,
+                record,
+                order: file.order(),
+            };
+            storage.read(wanted, cx, &mut records, &mut totals).await?;
         }
     }
     let named = |e| lost(e, "a file of torch.save");
     let read = reader.store.read_into(records, cx.progress.clone()).await;
     totals += read.map_err(named)?;
     Ok(totals)
+}
+
+fn name_of(metadata: &Metadata, chunk: ChunkId) -> String {
+    let found = metadata.chunk(chunk);
+    found.map_or_else(|| "a tensor".into(), |(t, _)| format!("tensor {}", t.key()))
 }
 
 fn lost_storage(key: &str) -> StrategyError {
@@ -95,7 +88,8 @@ fn record_of<'z>(zip: &'z Zip, file: &TorchFile, key: &str) -> Result<&'z Record
     record.map_err(|e| unreadable(e, "a storage", file.name.as_str()))
 }
 
-type ByFile<'r> = BTreeMap<u32, BTreeMap<Box<str>, OfStorage<'r>>>;
+/// What is wanted of each storage, by file.
+type ByFile<'r> = BTreeMap<u32, BTreeMap<Box<str>, Vec<Wanted<'r>>>>;
 
 fn by_storage(reader: &TorchSaveReader, reads: Vec<ReadTensor>) -> Result<ByFile<'_>> {
     let mut out = ByFile::new();
@@ -110,12 +104,8 @@ fn by_storage(reader: &TorchSaveReader, reads: Vec<ReadTensor>) -> Result<ByFile
         let layout = tensor.layout();
         let layout = layout.map_err(|e| unreadable(e, "a tensor", file.name.as_str()))?;
         let storages = out.entry(*n).or_default();
-        let of = storages.entry(tensor.storage.key.clone());
-        let of = of.or_insert_with(|| OfStorage {
-            file,
-            all: Vec::new(),
-        });
-        of.all.push(Wanted {
+        let of = storages.entry(tensor.storage.key.clone()).or_default();
+        of.push(Wanted {
             chunk,
             tensor,
             layout,
@@ -132,21 +122,21 @@ struct In<'r> {
     at: Range<u64>,
     /// Of an archive.
     record: Option<&'r Record>,
-    big: reshard_torch_format::archive::ByteOrder,
+    order: ByteOrder,
 }
 
 impl In<'_> {
     async fn read(
         &self,
-        of: OfStorage<'_>,
+        all: Vec<Wanted<'_>>,
         cx: &ReadCx<'_>,
         records: &mut Vec<RecordRead>,
         totals: &mut Traffic,
     ) -> Result<()> {
         let packed = self.record.is_some_and(|r| r.method != Method::Stored);
         let mut straight = Vec::new();
-        for wanted in of.all {
-            match (wanted.tensor.is_lazy(self.big), packed, self.record) {
+        for wanted in all {
+            match (wanted.tensor.is_lazy(self.order), packed, self.record) {
                 (false, false, _) => straight.push(wanted),
                 (false, true, Some(record)) if wanted.layout.is_injective() => {
                     self.inflate(wanted, record, cx, totals).await?;
@@ -166,7 +156,7 @@ impl In<'_> {
             }
         }
         records.push(RecordRead {
-            name: of.file.name.clone(),
+            name: self.file.name.clone(),
             record: self.at.clone(),
             parts,
             check,
@@ -185,17 +175,13 @@ impl In<'_> {
         };
         let whole = wanted.iter().find(|w| all(w))?;
         let (metadata, chunk) = (Arc::clone(&self.reader.metadata), whole.chunk);
-        let name = move || match metadata.chunk(chunk) {
-            Some((tensor, _)) => format!("tensor {}", tensor.key()),
-            None => "a tensor".into(),
-        };
+        let name = move || name_of(&metadata, chunk);
         let sum = record.checksum()?;
         Some(Box::new(Crc::new(record.size, sum, name)))
     }
 
     fn name(&self, chunk: ChunkId) -> String {
-        let found = self.reader.metadata.chunk(chunk);
-        found.map_or_else(|| "a tensor".into(), |(t, _)| format!("tensor {}", t.key()))
+        name_of(&self.reader.metadata, chunk)
     }
 
     async fn stored(&self) -> Result<Bytes> {
@@ -262,7 +248,9 @@ impl In<'_> {
             Some(record) => content(record, stored, u64::MAX, limits, verify).map_err(damaged)?,
             None => stored,
         };
-        tensor.tensor(Arc::new(content), self.big).map_err(damaged)
+        tensor
+            .tensor(Arc::new(content), self.order)
+            .map_err(damaged)
     }
 
     /// Fills regions from a deflated storage. At most one block of it is in memory, beside what is stored.
@@ -274,15 +262,12 @@ impl In<'_> {
         totals: &mut Traffic,
     ) -> Result<()> {
         let kept = &self.reader.kept;
-        let mut hull: Option<Range<u64>> = None;
-        for read in &wanted.reads {
-            let part = read.selection.layout(&wanted.layout)?.hull();
-            hull = Some(match hull {
-                None => part,
-                Some(h) => h.start.min(part.start)..h.end.max(part.end),
-            });
-        }
-        let Range { start, end } = hull.unwrap_or_default();
+        let hull = |read: &ReadTensor| Ok(read.selection.layout(&wanted.layout)?.hull());
+        let hulls = wanted.reads.iter().map(hull).collect::<Result<Vec<_>>>()?;
+        let all = hulls
+            .into_iter()
+            .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let Range { start, end } = all.unwrap_or_default();
         let chunk = wanted.chunk;
         // A small one takes less memory than the stream; one that is read backwards would be unpacked for each block.
         if record.size <= INFLATE || kept.is_past(chunk, cx.verify, start) {

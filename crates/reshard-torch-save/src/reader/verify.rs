@@ -52,6 +52,7 @@ impl<'r> Verifier<'r> {
             let (report, progress) = (&mut run.report, run.progress);
             let check = FileCheck {
                 reader,
+                number,
                 file,
                 progress,
             };
@@ -120,6 +121,8 @@ type IsRead<'a> = &'a (dyn Fn(&str) -> bool + Sync);
 /// The check of a file.
 struct FileCheck<'a> {
     reader: &'a TorchSaveReader,
+    /// The number of the file.
+    number: u32,
     file: &'a TorchFile,
     progress: &'a Progress,
 }
@@ -136,9 +139,9 @@ impl FileCheck<'_> {
         let all: Vec<&Record> = zip.directory.records().collect();
         drop(zip.places(&reader.store, &file.name, &all).await);
         if all.iter().any(|record| record.checksum().is_none()) {
-            let number = reader.number(file);
             let tensors = reader.table.tensors.iter();
-            report.without_checksum += tensors.filter(|(n, _)| Some(*n) == number).count() as u64;
+            let own = tensors.filter(|(n, _)| *n == self.number);
+            report.without_checksum += own.count() as u64;
         }
         for record in all {
             let full = is_read(storage(zip, record).unwrap_or_default());

@@ -1,11 +1,16 @@
 //! The archive as one extent: its head, the storages, and what stands between and behind them with their checksums.
 
-use super::source::Source;
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
 use reshard_strategy::{Blocks, Result, StrategyError};
 use reshard_torch_format::{Stored, archive::ArchiveLayout};
 use std::{collections::VecDeque, io};
+
+/// Elements that are written.
+pub(super) struct Source {
+    pub(super) blocks: Blocks,
+    pub(super) bytes: u64,
+}
 
 /// The lengths of storages.
 pub(super) fn lengths(storages: &[Stored], sources: &[Source]) -> Result<Vec<u64>> {
