@@ -5,7 +5,10 @@ use crate::{
     region::Wanted,
     units,
 };
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, OpenOptions, ReadLimits,
     map::Unmapped,
@@ -69,7 +72,7 @@ pub(crate) enum Command {
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-w8 --ranks 8 --flavour 2.15\n\n\
                             In files of at most 500 MiB:\n  \
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
-    Convert(Convert),
+    Convert(Box<Convert>),
     /// Compares two checkpoints of any formats: keys, types, shapes, then every element.
     #[command(
         after_help = "Exit codes: 0 equal, 1 different, 2 could not be compared, 3 not a checkpoint.\n\n\
@@ -107,38 +110,21 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The checkpoint that the command is about; for a conversion the source.
-    pub(crate) fn place(&self) -> Option<&str> {
+    /// The checkpoint that the command is about, which is the source of a conversion, and how checkpoints are read, if it reads some.
+    pub(crate) fn source(&self) -> (Option<&str>, Option<&Reading>) {
         match self {
-            Self::Inspect(a) => Some(&a.dir),
-            Self::Ls(a) => Some(&a.dir),
-            Self::Show(a) => Some(&a.dir),
-            Self::Digest(a) => Some(&a.dir),
-            Self::Verify(a) => Some(&a.dir),
-            Self::Convert(a) => Some(&a.src),
-            Self::Diff(a) => Some(&a.first),
-            Self::Stats(a) => Some(&a.dir),
-            Self::Prune(a) => Some(&a.dir),
-            Self::Remove(a) => Some(&a.dir),
-            Self::Demo(a) => a.dir.as_deref(),
-            Self::Plugins(_) => None,
-        }
-    }
-
-    /// How its checkpoints are read, if it reads some.
-    pub(crate) fn reading(&self) -> Option<&Reading> {
-        match self {
-            Self::Inspect(a) => Some(&a.reading),
-            Self::Ls(a) => Some(&a.reading),
-            Self::Show(a) => Some(&a.reading),
-            Self::Digest(a) => Some(&a.reading),
-            Self::Verify(a) => Some(&a.reading),
-            Self::Convert(a) => Some(&a.reading),
-            Self::Diff(a) => Some(&a.reading),
-            Self::Stats(a) => Some(&a.reading),
-            Self::Prune(a) => Some(&a.reading),
-            Self::Remove(a) => Some(&a.reading),
-            Self::Demo(_) | Self::Plugins(_) => None,
+            Self::Inspect(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Ls(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Show(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Digest(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Verify(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Convert(a) => (Some(&a.src), Some(&a.reading)),
+            Self::Diff(a) => (Some(&a.first), Some(&a.reading)),
+            Self::Stats(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Prune(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Remove(a) => (Some(&a.dir), Some(&a.reading)),
+            Self::Demo(a) => (a.dir.as_deref(), None),
+            Self::Plugins(_) => (None, None),
         }
     }
 }
@@ -166,14 +152,17 @@ pub(crate) struct Reading {
     pub(crate) format: Option<BackendVersion>,
     /// Read quantised tensors of a safetensors checkpoint as the numbers that they stand for, in float32, or in bfloat16 or
     /// float64: float8 in blocks with `weight_scale_inv`, and MXFP4 in `_blocks` and `_scales`.
-    #[cfg(feature = "full")]
-    #[arg(
-        long,
-        value_name = "TYPE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "float32",
-        value_parser = wide
+    #[cfg_attr(not(feature = "full"), arg(skip))]
+    #[cfg_attr(
+        feature = "full",
+        arg(
+            long,
+            value_name = "TYPE",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "float32",
+            value_parser = wide
+        )
     )]
     dequantize: Option<DType>,
     #[command(flatten)]
@@ -189,47 +178,44 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn limits(&self) -> ReadLimits {
-        self.limits.get()
+        let given = &self.limits;
+        let limits = ReadLimits::default()
+            .with_max_whole(given.max_whole.0)
+            .with_max_kept(given.max_kept.0)
+            .with_allow_repeated(given.allow_repeated);
+        match given.max_memory {
+            Some(max) => limits.with_max_memory(max.0),
+            None => limits,
+        }
     }
 
     /// What of this changes what is read, as a text.
     pub(crate) fn what_is_read(&self) -> String {
-        #[cfg(feature = "full")]
-        let numbers = self.dequantize;
-        #[cfg(not(feature = "full"))]
-        let numbers: Option<DType> = None;
-        format!("{:?} {numbers:?}", self.format)
+        format!("{:?} {:?}", self.format, self.dequantize)
     }
 
     /// Options to open it with.
     pub(crate) fn options(&self) -> OpenOptions {
-        let options = self.basic();
         #[cfg(feature = "full")]
-        let options = match self.dequantized() {
-            Some(config) => options.strategy(config),
-            None => options,
-        };
-        options
+        if let Some(config) = self.dequantized() {
+            return self.as_stored().strategy(config);
+        }
+        self.as_stored()
     }
 
     /// Options to open one of several checkpoints with: what is for one format does not concern the others.
     pub(crate) fn options_of_each(&self) -> OpenOptions {
-        let options = self.basic();
         #[cfg(feature = "full")]
-        let options = match self.dequantized() {
+        if let Some(config) = self.dequantized() {
             // One of them may be the dense one.
-            Some(config) => options.settings(config.with_allow_unquantized(true)),
-            None => options,
-        };
-        options
+            let config = config.with_allow_unquantized(true);
+            return self.as_stored().settings(config);
+        }
+        self.as_stored()
     }
 
     /// Options to open it with as it is stored.
     pub(crate) fn as_stored(&self) -> OpenOptions {
-        self.basic()
-    }
-
-    fn basic(&self) -> OpenOptions {
         let options = OpenOptions::new().limits(self.limits());
         match &self.format {
             Some(format) => options.format(format.clone()),
@@ -245,11 +231,7 @@ impl Reading {
 
     /// The backend of checkpoints that `--dequantize` is for, if it is given.
     pub(crate) fn dequantizes(&self) -> Option<&'static str> {
-        #[cfg(feature = "full")]
-        let given = self.dequantize.map(|_| reshard::safetensors::NAME);
-        #[cfg(not(feature = "full"))]
-        let given = None;
-        given
+        self.dequantize.map(|_| "safetensors")
     }
 }
 
@@ -281,19 +263,6 @@ struct Limits {
     /// Read tensors in which many elements share the same few stored bytes, however many elements there are.
     #[arg(long)]
     allow_repeated: bool,
-}
-
-impl Limits {
-    fn get(&self) -> ReadLimits {
-        let limits = ReadLimits::default()
-            .with_max_whole(self.max_whole.0)
-            .with_max_kept(self.max_kept.0)
-            .with_allow_repeated(self.allow_repeated);
-        match self.max_memory {
-            Some(max) => limits.with_max_memory(max.0),
-            None => limits,
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -466,16 +435,16 @@ pub(crate) struct Convert {
     pub(crate) unflatten: bool,
     /// Whose conventions DST follows: `megatron` writes `metadata.json` and `common.pt`, without which Megatron Core loads nothing. The default
     /// is as in SRC if the format has it, or else PyTorch's.
-    #[arg(long, value_enum)]
-    pub(crate) dialect: Option<DialectArg>,
+    #[arg(long, value_parser = choice(&[("megatron", Dialect::Megatron), ("pytorch", Dialect::Dcp)]))]
+    pub(crate) dialect: Option<Dialect>,
     /// Where Megatron Core's common state goes: into `common.pt`, which all its versions read, or into an object, as 0.19 and later write it.
     /// The default is as in SRC.
-    #[arg(long, value_enum)]
-    pub(crate) common: Option<CommonArg>,
+    #[arg(long, value_parser = choice(&[("file", CommonForm::File), ("object", CommonForm::Object)]))]
+    pub(crate) common: Option<CommonForm>,
     /// Rewrite the state of Megatron Core's distributed optimizer: `canonical` is by parameter (`fully_reshardable`), which can be
     /// loaded with any parallelism. It unflattens, too.
-    #[arg(long, value_enum)]
-    pub(crate) optimizer: Option<OptimizerArg>,
+    #[arg(long, value_parser = ["canonical"])]
+    pub(crate) optimizer: Option<String>,
     /// Which elements of the optimizer's buckets belong to which parameter, as a JSON file. Forms by bucket don't say that.
     #[arg(long, value_name = "FILE", requires = "optimizer")]
     pub(crate) optimizer_layout: Option<PathBuf>,
@@ -509,8 +478,8 @@ pub(crate) struct Convert {
     pub(crate) resume: bool,
     /// The PyTorch version to write torch_dist for: 2.1 and later read `universal`, the default; the named version and later read the
     /// others.
-    #[arg(long, value_enum)]
-    pub(crate) flavour: Option<FlavourArg>,
+    #[arg(long, value_parser = ["universal", "2.3", "2.4", "2.15"])]
+    pub(crate) flavour: Option<String>,
     /// Write the phases of each rank to this file, as a trace that `chrome://tracing` and ui.perfetto.dev open.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
@@ -542,23 +511,8 @@ pub(crate) struct Mapping {
     pub(crate) set: Vec<(String, u64)>,
     /// Carry over, or leave out, tensors that no rule of --map matches. Without this option they are an error if the map comes with
     /// reshard, and a mapping file keeps them unless it says otherwise.
-    #[arg(long, value_enum, value_name = "keep|drop", requires = "map")]
-    pub(crate) unmapped: Option<UnmappedArg>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum UnmappedArg {
-    Keep,
-    Drop,
-}
-
-impl From<UnmappedArg> for Unmapped {
-    fn from(arg: UnmappedArg) -> Self {
-        match arg {
-            UnmappedArg::Keep => Self::Keep,
-            UnmappedArg::Drop => Self::Drop,
-        }
-    }
+    #[arg(long, value_name = "keep|drop", requires = "map", value_parser = choice(&[("keep", Unmapped::Keep), ("drop", Unmapped::Drop)]))]
+    pub(crate) unmapped: Option<Unmapped>,
 }
 
 fn parameter(text: &str) -> Result<(String, u64), String> {
@@ -688,62 +642,15 @@ fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {
     Ok(policy.into())
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum OptimizerArg {
-    Canonical,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum DialectArg {
-    Megatron,
-    Pytorch,
-}
-
-impl From<DialectArg> for Dialect {
-    fn from(arg: DialectArg) -> Self {
-        match arg {
-            DialectArg::Megatron => Self::Megatron,
-            DialectArg::Pytorch => Self::Dcp,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum CommonArg {
-    File,
-    Object,
-}
-
-impl From<CommonArg> for CommonForm {
-    fn from(arg: CommonArg) -> Self {
-        match arg {
-            CommonArg::File => Self::File,
-            CommonArg::Object => Self::Object,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum FlavourArg {
-    Universal,
-    #[value(name = "2.3")]
-    Torch23,
-    #[value(name = "2.4")]
-    Torch24,
-    #[value(name = "2.15")]
-    Torch215,
-}
-
-impl FlavourArg {
-    /// Its name in configuration.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Universal => "universal",
-            Self::Torch23 => "2.3",
-            Self::Torch24 => "2.4",
-            Self::Torch215 => "2.15",
-        }
-    }
+/// Reads one of some names as the value that it stands for.
+fn choice<T: Copy + Send + Sync + 'static>(
+    values: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, _)| *name);
+    PossibleValuesParser::new(names).try_map(|given| {
+        let named = values.iter().find(|(name, _)| *name == given);
+        named.map(|(_, value)| *value).ok_or("it has no such value")
+    })
 }
 
 #[derive(Debug, Args)]

@@ -21,8 +21,8 @@ use reshard::{
     strategy::{Damage, SaveShardedStrategy},
 };
 use reshard_convert::{
-    Asked, CastReport, ConvertError, ConvertReport, Finding, ItemKind, LedgerEntry, NotHeld,
-    check_files, convert,
+    Asked, CastReport, ConvertError, Finding, ItemKind, LedgerEntry, NotHeld, Resumed, check_files,
+    convert,
 };
 use reshard_optim::BucketLayout;
 use serde::Serialize;
@@ -55,23 +55,23 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'a PolicyMetrics>,
     format: String,
-    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "texts")]
-    dropped: Vec<NotHeld>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "texts")]
+    dropped: &'a [NotHeld],
     /// Every item of the source.
     ledger: Vec<Entry<'a>>,
     #[serde(skip)]
     max_shard_size: Option<u64>,
     #[serde(skip)]
     lines: Vec<(ItemKind, String)>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    casts: Vec<Cast<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    casts: &'a [CastReport],
     #[serde(skip_serializing_if = "Option::is_none")]
-    resumed: Option<Kept>,
+    resumed: Option<Resumed>,
     /// What of `seconds` came before anything was written.
     checking_seconds: f64,
     /// The checks that a dry run does not make.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unmade_checks: Vec<&'static str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unmade_checks: &'a [&'static str],
 }
 
 fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
@@ -95,39 +95,6 @@ impl<'a> Entry<'a> {
             name: &e.name,
             outcome: e.outcome.name(),
             why: e.outcome.why(),
-        }
-    }
-}
-
-/// What an interrupted conversion had finished.
-#[derive(Serialize)]
-struct Kept {
-    files: u64,
-    bytes: u64,
-}
-
-/// What the cast of a tensor has lost.
-#[derive(Serialize)]
-struct Cast<'a> {
-    key: &'a str,
-    from: &'a str,
-    to: &'a str,
-    elements: u64,
-    overflowed: u64,
-    underflowed: u64,
-    inexact: u64,
-}
-
-impl<'a> Cast<'a> {
-    fn of(c: &'a CastReport) -> Self {
-        Self {
-            key: &c.key,
-            from: c.from.name(),
-            to: c.to.name(),
-            elements: c.elements,
-            overflowed: c.overflowed,
-            underflowed: c.underflowed,
-            inexact: c.inexact,
         }
     }
 }
@@ -182,20 +149,8 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let written = bar.clone();
     let done = wait(conversion.progress(move |n| written.inc(n)).run());
     bar.finish_and_clear();
-    let ConvertReport {
-        tensors,
-        objects,
-        took,
-        checking,
-        saved,
-        format,
-        dropped,
-        ledger,
-        casts,
-        resumed,
-        unmade_checks,
-        ..
-    } = done.map_err(told)?;
+    let done = done.map_err(told)?;
+    let saved = &done.saved;
     let report = Report {
         schema: 1,
         dry_run: args.dry_run,
@@ -203,33 +158,30 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         src: &args.src,
         dst: &args.dst,
         ranks: args.ranks,
-        tensors,
-        objects,
+        tensors: done.tensors,
+        objects: done.objects,
         files: saved.files(),
         pieces: saved.totals.all.items,
         bytes: saved.bytes(),
-        seconds: took.as_secs_f64(),
-        checking_seconds: checking.as_secs_f64(),
-        unmade_checks,
+        seconds: done.took.as_secs_f64(),
+        checking_seconds: done.checking.as_secs_f64(),
+        unmade_checks: &done.unmade_checks,
         policy: saved.policy.as_ref(),
-        format: format.to_string(),
-        dropped,
+        format: done.format.to_string(),
+        dropped: &done.dropped,
         ledger: match args.json {
-            true => ledger.entries().iter().map(Entry::of).collect(),
+            true => done.ledger.entries().iter().map(Entry::of).collect(),
             false => Vec::new(),
         },
         max_shard_size: args.max_shard_size.map(|max| max.0),
-        lines: ledger.lines(),
-        casts: casts.iter().map(Cast::of).collect(),
-        resumed: (args.resume && !args.dry_run).then_some(Kept {
-            files: resumed.files,
-            bytes: resumed.bytes,
-        }),
+        lines: done.ledger.lines(),
+        casts: &done.casts,
+        resumed: (args.resume && !args.dry_run).then_some(done.resumed),
     };
-    print(&report, (&source, &saved), args.json, io)?;
+    print(&report, (&source, saved), args.json, io)?;
     note_lost(&report, io);
     io.note_unverified(args.no_verify && !args.dry_run);
-    note_stays(&saved, &args.dst, io);
+    note_stays(saved, &args.dst, io);
     Ok(OK)
 }
 
@@ -321,6 +273,7 @@ fn set_up<'a>(
         .ranks(args.ranks)
         .max_pieces(args.max_pieces)
         .unflatten(args.unflatten)
+        .canonical_optimizer(args.optimizer.is_some())
         .max_files(args.max_files)
         .drop_objects(args.drop_objects)
         .lossless(args.lossless)
@@ -341,8 +294,8 @@ fn set_up<'a>(
     if let Some(files) = args.files_per_rank {
         setup = setup.files_per_rank(files);
     }
-    if let Some(flavour) = args.flavour {
-        setup = setup.setting("flavour", flavour.name());
+    if let Some(flavour) = &args.flavour {
+        setup = setup.setting("flavour", flavour.as_str());
     }
     if let Some(map) = mapping::map(&args.mapping, source, io)? {
         setup = setup.map(map);
@@ -351,13 +304,10 @@ fn set_up<'a>(
         setup = setup.dtype(dtype);
     }
     if let Some(dialect) = args.dialect {
-        setup = setup.dialect(dialect.into());
+        setup = setup.dialect(dialect);
     }
     if let Some(form) = args.common {
-        setup = setup.common_form(form.into());
-    }
-    if args.optimizer.is_some() {
-        setup = setup.canonical_optimizer(true);
+        setup = setup.common_form(form);
     }
     if let Some(file) = &args.optimizer_layout {
         setup = setup.bucket_layout(layout(file)?);
@@ -457,7 +407,7 @@ fn note_lost(report: &Report<'_>, io: &mut Io<'_>) {
         let more = units::some(hidden(report.dropped.len()), "item");
         io.note(format!("{more} more left out"));
     }
-    let far = |c: &&Cast<'_>| c.overflowed + c.underflowed > 0;
+    let far = |c: &&CastReport| c.overflowed + c.underflowed > 0;
     for c in report.casts.iter().filter(far).take(NAMED) {
         io.note(format!(
             "{}: of {} {} were too large, and {} became zero",
@@ -501,10 +451,8 @@ fn layout(file: &Path) -> Result<BucketLayout> {
 /// The line about casts: how much they have lost.
 fn print_casts(report: &Report<'_>, out: &mut dyn Write) -> Result<()> {
     if !report.casts.is_empty() {
-        let sum = |of: fn(&Cast<'_>) -> u64| {
-            let all = report.casts.iter().map(of).fold(0, u64::saturating_add);
-            units::count(all)
-        };
+        let sum =
+            |of: fn(&CastReport) -> u64| units::count(units::sum(report.casts.iter().map(of)));
         fact(
             out,
             "cast",
@@ -554,7 +502,7 @@ fn print(
     let bytes = units::bytes(report.bytes);
     let written = format!("{}, {ranks}, {files}, {pieces}, {bytes}", report.format);
     fact(out, as_what, written)?;
-    for check in &report.unmade_checks {
+    for check in report.unmade_checks {
         fact(out, "not checked", check)?;
     }
     if let Some(kept) = &report.resumed {
@@ -616,65 +564,69 @@ fn print(
     Ok(())
 }
 
-/// The same for errors about the optimizer.
-fn of_optimizer(e: &ConvertError, src: &str) -> Option<CliError> {
-    let what = e.to_string();
-    Some(match e {
-        ConvertError::NoOptimizer { .. } => CliError::told(
-            what,
-            format!(
+/// What to do about an error whose message says all that is wrong.
+fn hint(e: &ConvertError, src: &str) -> Option<String> {
+    let hint = match e {
+        ConvertError::NoOptimizer { .. } => {
+            return Some(format!(
                 "leave out --optimizer; `reshard inspect {src}` names the form of an optimizer"
-            ),
-        ),
-        ConvertError::NoLayout { form, .. } => CliError::told(
-            format!(
-                "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter"
-            ),
-            "give --optimizer-layout FILE; `docs/optimizer.md` says how a training program writes it",
-        ),
-        ConvertError::MissingGroups { .. } => CliError::told(
-            what,
-            "their parameters can't be made up; without --optimizer the rest is carried over as it is",
-        ),
-        ConvertError::Layout { .. } => CliError::told(
-            shown(&what),
-            "the layout must come from the program and the parallelism that saved the checkpoint",
-        ),
-        ConvertError::Optimizer { .. } => CliError::told(
-            shown(&what),
-            "without --optimizer it is carried over as it is",
-        ),
-        ConvertError::KeysOfOptimizer => CliError::told(what, "leave out --key, or --optimizer"),
+            ));
+        }
+        ConvertError::NoSingleFile { format, .. } => {
+            return Some(format!("name a folder, and give --to {}", format.backend));
+        }
+        ConvertError::MissingGroups { .. } => {
+            "their parameters can't be made up; without --optimizer the rest is carried over as it is"
+        }
+        ConvertError::KeysOfOptimizer => "leave out --key, or --optimizer",
+        ConvertError::MapOfOptimizer => "leave out --map, or --optimizer",
+        ConvertError::Over { .. } | ConvertError::Linked { .. } => {
+            "convert to a new place beside the source, verify it, then rename it to where you want it"
+        }
+        ConvertError::Target(_) => "`reshard plugins` lists the formats that this program can save",
+        ConvertError::Setting { .. } => "leave the option out, or give another --to",
+        ConvertError::CommonForm { .. } => "leave --common out",
+        ConvertError::Dialect { .. } => {
+            "leave --dialect out, or give another --to; torch_dist, zarr and zarr3 have both dialects"
+        }
+        ConvertError::Flattened { .. } => "--unflatten writes them as plain chunks",
         _ => return None,
-    })
+    };
+    Some(hint.into())
 }
 
-/// The same for errors about a copy that would lack too much.
-fn of_nothing(
-    e: &ConvertError,
-    (src, is_mapped): (&str, bool),
-    keys: Keys<'_>,
-) -> Option<CliError> {
-    let what = e.to_string();
-    let lists = format!("`reshard ls {src}` lists the keys");
-    Some(match e {
-        ConvertError::NothingLeft { .. } => CliError::told(
-            shown(&what),
-            format!("{lists}; give another --to, such as torch_dist"),
-        ),
-        ConvertError::Lossy { .. } => CliError::told(
-            shown(&what),
-            "leave out the option that changes it, give another --to, or leave out --lossless; then the report says what was lost",
-        ),
-        ConvertError::NothingChosen { .. } if is_mapped => CliError::told(
-            format!("no key that the map makes of {src} matches {}", keys.text()),
-            "with --map, --key chooses among the keys of the copy; `--dry-run --json` without it lists them",
-        ),
-        ConvertError::NothingChosen { .. } => {
-            CliError::told(format!("nothing in {src} matches {}", keys.text()), lists)
+/// The same for messages that name items of the source, which may steer a terminal.
+fn hint_about_items(e: &ConvertError, args: &Convert) -> Option<String> {
+    let src = &args.src;
+    let hint = match e {
+        ConvertError::NothingLeft { .. } => {
+            return Some(format!(
+                "`reshard ls {src}` lists the keys; give another --to, such as torch_dist"
+            ));
         }
+        ConvertError::IntoCommon { .. } => {
+            return Some(format!(
+                "`reshard ls {src}` lists the objects; --key chooses what is carried over"
+            ));
+        }
+        ConvertError::NotHeld { format, what, .. } => {
+            return Some(without_place(format, what, args));
+        }
+        ConvertError::Layout { .. } => {
+            "the layout must come from the program and the parallelism that saved the checkpoint"
+        }
+        ConvertError::Optimizer { .. } => "without --optimizer it is carried over as it is",
+        ConvertError::Lossy { .. } => {
+            "leave out the option that changes it, give another --to, or leave out --lossless; then the report says what was lost"
+        }
+        ConvertError::Common { .. } => {
+            "--drop-objects does not help here; give another --to, such as torch_dist"
+        }
+        ConvertError::Quantized { .. } => QUANTIZED,
+        ConvertError::Cells { .. } => CELLS,
         _ => return None,
-    })
+    };
+    Some(hint.into())
 }
 
 /// What to do about items for which a format has no place: only what would help with these.
@@ -712,14 +664,28 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
 
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
-    let src = &args.src;
-    if let Some(told) =
-        of_optimizer(&e, src).or_else(|| of_nothing(&e, (src, args.mapping.map.is_some()), keys))
-    {
-        return told;
+    let (src, what) = (&args.src, e.to_string());
+    if let Some(hint) = hint(&e, src) {
+        return CliError::told(what, hint);
     }
-    let what = e.to_string();
+    if let Some(hint) = hint_about_items(&e, args) {
+        return CliError::told(shown(&what), hint);
+    }
     match e {
+        ConvertError::NoLayout { form, .. } => CliError::told(
+            format!(
+                "{src} has its optimizer in the form {form}, which does not say which elements of a bucket belong to which parameter"
+            ),
+            "give --optimizer-layout FILE; `docs/optimizer.md` says how a training program writes it",
+        ),
+        ConvertError::NothingChosen { .. } if args.mapping.map.is_some() => CliError::told(
+            format!("no key that the map makes of {src} matches {}", keys.text()),
+            "with --map, --key chooses among the keys of the copy; `--dry-run --json` without it lists them",
+        ),
+        ConvertError::NothingChosen { .. } => CliError::told(
+            format!("nothing in {src} matches {}", keys.text()),
+            format!("`reshard ls {src}` lists the keys"),
+        ),
         ConvertError::TooManyFiles { files, max, asked } => {
             let (files, max, why) = (units::count(files), units::count(max), asked.why());
             let what =
@@ -734,11 +700,8 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             CliError::told(what, hint)
         }
         ConvertError::TooManyPieces { pieces, max, ranks } => {
-            let (pieces, max, ranks) = (
-                units::count(pieces),
-                units::count(max),
-                units::some(ranks.into(), "rank"),
-            );
+            let (pieces, max) = (units::count(pieces), units::count(max));
+            let ranks = units::some(ranks.into(), "rank");
             CliError::told(
                 format!(
                     "{ranks} would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}"
@@ -746,48 +709,11 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 "give fewer --ranks, or raise the limit with --max-pieces N; a million pieces take about 2 GB of memory",
             )
         }
-        ConvertError::Over { .. } | ConvertError::Linked { .. } => CliError::told(
-            what,
-            "convert to a new place beside the source, verify it, then rename it to where you want it",
-        ),
         ConvertError::Destination(e) => e.into(),
-        ConvertError::Target(_) => CliError::told(
-            what,
-            "`reshard plugins` lists the formats that this program can save",
+        ConvertError::Unknown { key, why } => CliError::told(
+            format!("{} can't be carried over: {why}", shown(&key)),
+            format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
         ),
-        ConvertError::NoSingleFile { format, .. } => CliError::told(
-            what,
-            format!("name a folder, and give --to {}", format.backend),
-        ),
-        ConvertError::Setting { .. } => {
-            CliError::told(what, "leave the option out, or give another --to")
-        }
-        ConvertError::CommonForm { .. } => CliError::told(what, "leave --common out"),
-        ConvertError::Dialect { .. } => CliError::told(
-            what,
-            "leave --dialect out, or give another --to; torch_dist, zarr and zarr3 have both dialects",
-        ),
-        ConvertError::IntoCommon { .. } => CliError::told(
-            shown(&what),
-            format!("`reshard ls {src}` lists the objects; --key chooses what is carried over"),
-        ),
-        ConvertError::NotHeld {
-            format, what: lost, ..
-        } => CliError::told(shown(&what), without_place(&format, &lost, args)),
-        ConvertError::Common { .. } => CliError::told(
-            shown(&what),
-            "--drop-objects does not help here; give another --to, such as torch_dist",
-        ),
-        ConvertError::Flattened { .. } => {
-            CliError::told(what, "--unflatten writes them as plain chunks")
-        }
-        ConvertError::Unknown { key, why } => {
-            let what = format!("{} can't be carried over: {why}", shown(&key));
-            CliError::told(
-                what,
-                format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
-            )
-        }
         ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &what),
         ConvertError::NoPlace { .. } => CliError::damaged(
             shown(&what),
@@ -796,9 +722,6 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             ),
         ),
         ConvertError::Map(e) => mapping::explained(&args.mapping, e),
-        ConvertError::Quantized { .. } => CliError::told(shown(&what), QUANTIZED),
-        ConvertError::Cells { .. } => CliError::told(shown(&what), CELLS),
-        ConvertError::MapOfOptimizer => CliError::told(what, "leave out --map, or --optimizer"),
         // Of the target, since the source is open: so nothing is said of a checkpoint.
         ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => CliError::told(
             CliError::from(e).text(),

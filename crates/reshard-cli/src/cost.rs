@@ -17,7 +17,7 @@ use reshard::{
 };
 use serde::Serialize;
 use serde_json::json;
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, iter::Sum, ops::Range};
 
 /// What is read, and with how many requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,12 @@ impl Cost {
             bytes: self.bytes.saturating_add(other.bytes),
             requests: self.requests.saturating_add(other.requests),
         }
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), Self::and)
     }
 }
 
@@ -168,6 +174,9 @@ pub(crate) enum Checks {
     Before,
 }
 
+/// The ends of an archive, or all of a small one.
+type Ends = Vec<(Name, Range<u64>)>;
+
 /// How the readers of a checkpoint ask for what they read.
 pub(crate) struct Reads<'c> {
     checkpoint: &'c Checkpoint,
@@ -208,11 +217,7 @@ impl<'c> Reads<'c> {
         for (t, handle) in metadata.tensors().zip(self.checkpoint.tensors()) {
             for ((id, _), chunk) in t.chunks().zip(handle.chunks()) {
                 if items.has_chunk(id) {
-                    cost = chunk
-                        .parts
-                        .iter()
-                        .map(|p| self.checked(p))
-                        .fold(cost, Cost::and);
+                    cost = cost.and(chunk.parts.iter().map(|p| self.checked(p)).sum());
                 }
             }
         }
@@ -235,9 +240,8 @@ impl<'c> Reads<'c> {
         if !by.written_by.iter().any(|by| by == "reshard") {
             return Cost::default();
         }
-        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
         let (mut arrays, mut files) = (0, BTreeSet::new());
-        for tensor in chosen {
+        for tensor in keys.tensors(self.checkpoint) {
             arrays += 1;
             let parts = tensor.chunks().into_iter().flat_map(|chunk| chunk.parts);
             files.extend(parts.map(|part| part.file));
@@ -276,7 +280,7 @@ impl<'c> Reads<'c> {
         if !self.zips {
             return cost;
         }
-        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let chosen = keys.tensors(self.checkpoint);
         let headers = chosen.map(|t| t.chunks().len() as u64).sum();
         cost.and(HEADER.times(headers))
     }
@@ -296,16 +300,14 @@ impl<'c> Reads<'c> {
 
     /// The same after a check, which has read the headers.
     fn blocks_after_check(&self, keys: Keys<'_>, block: impl Fn(&TensorHandle) -> u64) -> Cost {
-        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
-        let costs = chosen.map(|t| self.tensor(&t, block(&t)));
-        costs.fold(Cost::default(), Cost::and)
+        let chosen = keys.tensors(self.checkpoint);
+        chosen.map(|t| self.tensor(&t, block(&t))).sum()
     }
 
     /// Objects that are read one by one.
     pub(crate) fn objects(&self, keys: Keys<'_>) -> Cost {
         let chosen = self.checkpoint.objects().filter(|key| keys.has(key));
-        let costs = chosen.map(|key| self.object(key));
-        costs.fold(Cost::default(), Cost::and)
+        chosen.map(|key| self.object(key)).sum()
     }
 
     fn object(&self, key: &str) -> Cost {
@@ -314,8 +316,7 @@ impl<'c> Reads<'c> {
             true => Vec::new(),
             false => self.checkpoint.object_parts(key),
         };
-        let costs = parts.iter().map(|p| Cost::new(p.length(), 1));
-        costs.fold(Cost::default(), Cost::and)
+        parts.iter().map(|p| Cost::new(p.length(), 1)).sum()
     }
 
     /// A conversion of these keys.
@@ -338,7 +339,7 @@ impl<'c> Reads<'c> {
     }
 
     fn checks_on_the_way(&self, keys: Keys<'_>) -> bool {
-        let mut chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
+        let mut chosen = keys.tensors(self.checkpoint);
         if has_integrity(self.checkpoint) {
             return false;
         }
@@ -355,20 +356,16 @@ impl<'c> Reads<'c> {
         if !self.archives {
             return Cost::default();
         }
-        let chosen = self.checkpoint.tensors().filter(|t| keys.has(t.key()));
-        let costs = chosen.map(|t| {
+        let costs = keys.tensors(self.checkpoint).map(|t| {
             let chunks = t.chunks();
-            let ends =
-                chunks
-                    .iter()
-                    .flat_map(|c| match self.ranges(c, &c.region, t.dtype().size()) {
-                        Wanted::Ends(ends) | Wanted::Data(ends, _) => ends,
-                        Wanted::Packed(_) => Vec::new(),
-                    });
+            let ends = chunks
+                .iter()
+                .flat_map(|c| self.ranges(c, &c.region, t.dtype().size()))
+                .flat_map(|(ends, _)| ends);
             let joined = joined_reads(ends.collect(), &self.hints);
             Cost::new(joined.bytes + joined.beside, joined.requests)
         });
-        costs.fold(Cost::default(), Cost::and)
+        costs.sum()
     }
 
     fn tensor(&self, t: &TensorHandle, block: u64) -> Cost {
@@ -381,7 +378,7 @@ impl<'c> Reads<'c> {
         let simple = t.flattened_shape().is_none() && count.saturating_mul(blocks) <= PAIRS;
         if !simple {
             let parts = chunks.iter().flat_map(|c| &c.parts);
-            let bytes = parts.map(StorageInfo::length).fold(0, u64::saturating_add);
+            let bytes = units::sum(parts.map(StorageInfo::length));
             let each = if self.archives { 3 } else { 1 };
             return Cost::new(bytes, (count + blocks).saturating_mul(each));
         }
@@ -395,16 +392,15 @@ impl<'c> Reads<'c> {
                 };
                 let size = t.dtype().size();
                 match self.ranges(chunk, &wanted, size) {
-                    Wanted::Ends(both) => ends.extend(both),
-                    Wanted::Data(both, range) => {
+                    Some((both, part)) => {
                         ends.extend(both);
-                        data.push(range);
+                        data.extend(part);
                     }
                     // It stays in memory for the next block.
-                    Wanted::Packed(_) if *unpacked => {}
-                    Wanted::Packed(all) => {
+                    None if *unpacked => {}
+                    None => {
                         *unpacked = true;
-                        data.extend(all.iter().map(StorageInfo::length));
+                        data.extend(chunk.parts.iter().map(StorageInfo::length));
                     }
                 }
             }
@@ -412,20 +408,21 @@ impl<'c> Reads<'c> {
             cost = cost.and(Cost::new(joined.bytes + joined.beside, joined.requests));
             let part = self.hints.part_size.max(1);
             let reads = data.iter().map(|len| Cost::new(*len, len.div_ceil(part)));
-            cost = reads.fold(cost, Cost::and);
+            cost = cost.and(reads.sum());
         }
         cost
     }
 
-    /// What is read of a chunk for a region of it.
-    fn ranges<'a>(
+    /// What is read of a chunk for a region of it: the ends of its archive, and how many bytes of its elements. `None` if the chunk is
+    /// packed, so that all of it is read.
+    fn ranges(
         &self,
-        chunk: &'a reshard::StoredChunk,
+        chunk: &reshard::StoredChunk,
         wanted: &Region,
         size: u64,
-    ) -> Wanted<'a> {
+    ) -> Option<(Ends, Option<u64>)> {
         let [part] = &chunk.parts[..] else {
-            return Wanted::Packed(&chunk.parts);
+            return None;
         };
         let (start, end) = (part.range.start, part.range.end);
         let at = |from: u64, to: u64| (part.file.clone(), from..to);
@@ -434,27 +431,15 @@ impl<'c> Reads<'c> {
             false => SMALL,
         };
         if self.archives && part.length() <= small {
-            return Wanted::Ends(vec![at(start, end)]);
+            return Some((vec![at(start, end)], None));
         }
         let layout = Layout::contiguous(size, &chunk.region.lengths);
-        let Some(layout) = layout.filter(|l| l.bytes() <= part.length()) else {
-            return Wanted::Packed(&chunk.parts);
-        };
+        let layout = layout.filter(|l| l.bytes() <= part.length())?;
         let hull = layout.narrow(&wanted.within(&chunk.region)).hull();
         let ends = match self.archives {
             true => vec![at(start, start + END), at(end.saturating_sub(END), end)],
             false => Vec::new(),
         };
-        Wanted::Data(ends, hull.end - hull.start)
+        Some((ends, Some(hull.end - hull.start)))
     }
-}
-
-/// What is read of a chunk.
-enum Wanted<'a> {
-    /// The ends of an archive, or all of it.
-    Ends(Vec<(Name, std::ops::Range<u64>)>),
-    /// The ends of an archive, and so many bytes of it.
-    Data(Vec<(Name, std::ops::Range<u64>)>, u64),
-    /// All of it, once.
-    Packed(&'a [StorageInfo]),
 }

@@ -7,10 +7,11 @@ use crate::{
     findings::{Doubts, items_before},
     glob::Keys,
     io::Io,
-    json, mapping,
+    json::{self, Float},
+    mapping,
     program::Program,
-    stats::Number,
-    table::{BAD, GOOD, rows, shown, styled},
+    stats::number,
+    table::{BAD, GOOD, few, rows, shown, styled},
     units,
 };
 use reshard::{
@@ -36,8 +37,20 @@ pub(crate) fn run(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8>
     })
 }
 
-/// Refuses `--dequantize` if both checkpoints are read as they are stored.
-fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Result<()> {
+/// Refuses `--dequantize` if both checkpoints are of other formats, or are read as they are stored.
+fn has_effect(
+    program: &Program,
+    args: &Diff,
+    backend: &str,
+    opened: [&Checkpoint; 2],
+) -> Result<()> {
+    if opened.iter().all(|c| *c.backend().backend != *backend) {
+        let what = format!(
+            "neither {} nor {} is a checkpoint of {backend}",
+            args.first, args.second
+        );
+        return Err(CliError::told(shown(&what), "leave out --dequantize"));
+    }
     let types = |c: &Checkpoint| -> Vec<_> {
         let tensors = c.metadata().tensors();
         tensors.map(|t| (t.key().to_owned(), t.dtype())).collect()
@@ -57,40 +70,17 @@ fn has_effect(program: &Program, args: &Diff, opened: [&Checkpoint; 2]) -> Resul
     ))
 }
 
-fn tolerance(args: &Diff) -> Tolerance {
-    Tolerance {
-        absolute: args.tolerance,
-        relative: args.relative,
-        any_dtype: args.any_dtype,
-    }
-}
-
 fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     let verify = !args.no_verify;
     let mut open = |url: &str| program.open(url, args.reading.options_of_each().verify(verify), io);
     let (first, second) = (open(&args.first)?, open(&args.second)?);
-    if let Some(backend) = args.reading.dequantizes()
-        && [&first, &second]
-            .iter()
-            .all(|c| *c.backend().backend != *backend)
-    {
-        let what = format!(
-            "neither {} nor {} is a checkpoint of {backend}",
-            args.first, args.second
-        );
-        return Err(CliError::told(shown(&what), "leave out --dequantize"));
-    }
-    if args.reading.dequantizes().is_some() {
-        has_effect(program, args, [&first, &second])?;
+    if let Some(backend) = args.reading.dequantizes() {
+        has_effect(program, args, backend, [&first, &second])?;
     }
     let keys = args.select.keys();
-    let mapped = match mapping::map(&args.mapping, &first, io)? {
-        None => None,
-        Some(map) => {
-            let mapped = first.mapped(&map);
-            Some(mapped.map_err(|e| mapping::explained(&args.mapping, e))?)
-        }
-    };
+    let map = mapping::map(&args.mapping, &first, io)?;
+    let mapped = map.map(|map| first.mapped(&map)).transpose();
+    let mapped = mapped.map_err(|e| mapping::explained(&args.mapping, e))?;
     if mapped.is_none() {
         let stored = first.metadata().entries();
         let stored = stored.chain(second.metadata().entries());
@@ -122,12 +112,13 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     for ((checkpoint, url, keys), before) in sides.iter().zip(&before) {
         can_be_compared(&Doubts::of(checkpoint, before.as_ref(), *keys, io)?, url)?;
     }
-    let tolerance = tolerance(args);
-    let bytes = |c: &Checkpoint| -> u64 {
-        let chosen = c.tensors().filter(|t| keys.has(t.key()));
-        chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add)
+    let tolerance = Tolerance {
+        absolute: args.tolerance,
+        relative: args.relative,
+        any_dtype: args.any_dtype,
     };
-    let bar = io.bar("comparing", bytes(&first).saturating_add(bytes(&second)));
+    let chosen = [&first, &second].into_iter().flat_map(|c| keys.tensors(c));
+    let bar = io.bar("comparing", units::sum(chosen.map(|t| t.nbytes())));
     let told = bar.clone();
     let mut tensors = Vec::new();
     let chosen = |key: &str| keys.has(key);
@@ -250,9 +241,9 @@ fn tensor(t: &TensorDiff) -> Json {
             "numbers": d.numbers,
             "differ": d.differ,
             "not_finite": d.not_finite,
-            "max_abs": Number(d.max_abs).json(),
-            "relative_norm": Number(d.relative_norm).json(),
-            "cosine": Number(d.cosine).json(),
+            "max_abs": Float(d.max_abs),
+            "relative_norm": Float(d.relative_norm),
+            "cosine": Float(d.cosine),
             "first": d.first.as_ref().map(|at| at.to_vec()),
         })
     });
@@ -293,15 +284,12 @@ fn print(
             continue;
         }
         writeln!(out, "{}:", shown(&what))?;
-        for key in keys.iter().take(LISTED) {
+        let (listed, more) = few(keys, LISTED);
+        for key in listed {
             writeln!(out, "  {}", shown(key))?;
         }
-        if keys.len() > LISTED {
-            writeln!(
-                out,
-                "  and {} more",
-                units::count((keys.len() - LISTED) as u64)
-            )?;
+        if let Some(more) = more {
+            writeln!(out, "  and {more} more")?;
         }
     }
     let titles = [
@@ -414,10 +402,10 @@ fn row(t: &TensorDiff) -> [String; 8] {
     if let Some(d) = &t.diff {
         row[3] = units::count(d.differ);
         row[4] = match d.not_finite {
-            0 => Number(d.max_abs).text(),
+            0 => number(d.max_abs),
             _ => "not finite".into(),
         };
-        row[5] = Number(d.relative_norm).text();
+        row[5] = number(d.relative_norm);
         row[6] = format!("{:.6}", d.cosine);
         row[7] = d.first.as_ref().map_or_else(String::new, Dims::to_string);
     }

@@ -6,11 +6,12 @@ use crate::{
     error::{CliError, Result, worse},
     findings::{Doubts, items_before},
     io::Io,
-    json,
+    json::{self, hash},
     program::Program,
     table::shown,
     units,
 };
+use indicatif::ProgressBar;
 use reshard::{
     Tensor,
     blocking::TensorHandle,
@@ -19,7 +20,7 @@ use reshard::{
 };
 use reshard_convert::Snapshot;
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use sha2::Digest as _;
 use std::{sync::mpsc, thread};
 
@@ -58,46 +59,23 @@ type Sha256 = [u8; 32];
 /// Tensors with their digests, by key. They become JSON while they are written.
 struct Hashed<'a>(&'a [(&'a TensorHandle, Sha256)]);
 
-impl<'a> Serialize for Hashed<'a> {
+impl Serialize for Hashed<'_> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Entry<'a> {
-            dtype: &'a str,
-            shape: &'a [u64],
-            sha256: String,
-        }
-        let entry = |(t, sha256): &(&'a TensorHandle, Sha256)| {
-            let entry = Entry {
-                dtype: t.dtype().name(),
-                shape: t.shape(),
-                sha256: hex(sha256),
-            };
+        s.collect_map(self.0.iter().map(|(t, sha256)| {
+            let (dtype, shape) = (t.dtype().name(), t.shape().to_vec());
+            let entry = json!({ "dtype": dtype, "shape": shape, "sha256": hex(sha256) });
             (t.key(), entry)
-        };
-        s.collect_map(self.0.iter().map(entry))
+        }))
     }
 }
 
-/// What the reading thread hands over.
-enum Read {
-    Block(Tensor),
-    End,
-    Failed(reshard::Error),
-    /// Small tensors; those without elements are `None`.
-    Together(Vec<Result<Option<Tensor>, reshard::Error>>),
-}
+/// A block of a tensor; `None` or an error after the last one.
+type Read = Result<Option<Tensor>, reshard::Error>;
 
 pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u8> {
     let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
     let keys = args.select.keys();
-    let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
-    let producer = checkpoint.producer();
-    let unknown = producer.unknown.keys().chain(producer.damaged.keys());
-    let unknown = unknown.map(String::as_str);
-    let stored = checkpoint.metadata();
-    let tensors = stored.tensors().map(|t| t.key());
-    let about = (&*args.dir, "digest");
-    io.require_tensors(keys, about, tensors.chain(unknown), checkpoint.objects())?;
+    io.require_tensors(keys, (&args.dir, "digest"), &checkpoint)?;
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
     let before = || items_before(&checkpoint, keys, |t| t.nbytes() > BLOCK);
@@ -110,32 +88,25 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let doubts = Doubts::of(&checkpoint, before.as_ref(), keys, io)?;
     let mut doubts = doubts.of_tensors(&checkpoint);
     let mut code = doubts.exit_code();
-    let mut sound = chosen;
-    sound.retain(|t| !doubts.keys.contains_key(t.key()));
+    let is_sound = |t: &TensorHandle| !doubts.keys.contains_key(t.key());
+    let sound: Vec<TensorHandle> = keys.tensors(&checkpoint).filter(is_sound).collect();
     let mut tensors = Vec::new();
     let mut errors: Map<String, Json> = Map::new();
     for (key, (what, _)) in std::mem::take(&mut doubts.keys) {
         errors.insert(key, what.into());
     }
-    let bar = io.bar(
-        "digesting",
-        sound
-            .iter()
-            .map(|t| t.nbytes())
-            .fold(0, u64::saturating_add),
-    );
+    let bytes = units::sum(sound.iter().map(|t| t.nbytes()));
+    let bar = io.bar("digesting", bytes);
     let out = &mut *io.out;
     let (mut failures, mut text) = (0, 0);
-    let untried = hash_all(&sound, |t, hash, step| {
-        bar.inc(step);
+    let untried = hash_all(&sound, &bar, |t, hash| {
         match hash {
-            None => {}
-            Some(Ok(sha256)) if args.json => tensors.push((t, sha256)),
-            Some(Ok(sha256)) => {
+            Ok(sha256) if args.json => tensors.push((t, sha256)),
+            Ok(sha256) => {
                 let sha256 = hex(&sha256);
                 bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?;
             }
-            Some(Err(e)) => {
+            Err(e) => {
                 let e = CliError::from(e);
                 code = worse(code, e.exit_code());
                 let what = e.text();
@@ -210,22 +181,24 @@ fn tell_failures(
     Ok(Some(first))
 }
 
-/// Hashes tensors one after the other, while the next block is read. `each` is told of every block's bytes, and of each
-/// tensor's outcome, and says whether to go on. Returns how many were not tried.
+/// Hashes tensors one after the other, while the next block is read. `each` gets the outcome of each tensor, and returns whether to
+/// go on. Returns how many were not tried.
 fn hash_all<'t>(
     tensors: &'t [TensorHandle],
-    mut each: impl FnMut(&'t TensorHandle, Option<Result<Sha256, reshard::Error>>, u64) -> Result<bool>,
+    bar: &ProgressBar,
+    mut each: impl FnMut(&'t TensorHandle, Result<Sha256, reshard::Error>) -> Result<bool>,
 ) -> Result<usize> {
-    let stopped = || CliError::told("the reading thread stopped", "please report this");
+    let stopped = |_| CliError::told("the reading thread stopped", "please report this");
     thread::scope(|scope| {
-        // The channel holds one block, so at most a few are in memory: in the hash, in the channel, and being read.
+        // The channel holds one message, so at most a few blocks are in memory: in the hash, in the channel, and being read.
         let (send, receive) = mpsc::sync_channel(1);
         let reading = thread::Builder::new().spawn_scoped(scope, move || {
             tensors
                 .chunk_by(are_small)
                 .flat_map(|run| run.chunks(TOGETHER))
+                // An error of `send` means that nobody listens any more.
                 .try_for_each(|run| match run {
-                    [one] => read(one, &send),
+                    [one] => read(one).try_for_each(|block| send.send(vec![block])),
                     several => send.send(read_together(several)),
                 })
         });
@@ -234,48 +207,30 @@ fn hash_all<'t>(
             source,
         })?;
 
-        // The thread reads in the order of `tensors`, so its messages always belong to the first one that is left.
-        let mut left = tensors.iter();
-        while let Some(t) = left.as_slice().first() {
-            let mut hasher = sha2::Sha256::new();
-            let outcome = loop {
-                match receive.recv() {
-                    Ok(Read::Block(block)) => {
+        // The thread reads in the order of `tensors`, so what it sends always belongs to the first one that is left.
+        let (mut left, mut hasher) = (tensors.iter(), sha2::Sha256::new());
+        while left.len() > 0 {
+            for block in receive.recv().map_err(stopped)? {
+                let hash = match block {
+                    Ok(Some(block)) => {
                         hash(&mut hasher, &block);
-                        each(t, None, block.nbytes())?;
+                        bar.inc(block.nbytes());
+                        continue;
                     }
-                    Ok(Read::End) => break Some(Ok(hasher.finalize().into())),
-                    Ok(Read::Failed(e)) => break Some(Err(e)),
-                    // Small tensors come whole and several at once. They bring their outcomes with them.
-                    Ok(Read::Together(all)) => {
-                        for read in all {
-                            let Some(t) = left.next() else { break };
-                            let bytes = read
-                                .as_ref()
-                                .map_or(0, |t| t.as_ref().map_or(0, |t| t.nbytes()));
-                            let digest = |t: Option<Tensor>| {
-                                let mut hasher = sha2::Sha256::new();
-                                t.iter().for_each(|t| hash(&mut hasher, t));
-                                hasher.finalize().into()
-                            };
-                            if !each(t, Some(read.map(digest)), bytes)? {
-                                return Ok(left.len());
-                            }
-                        }
-                        break None;
+                    Ok(None) => Ok(hasher.finalize_reset().into()),
+                    Err(e) => {
+                        hasher.reset();
+                        Err(e)
                     }
-                    Err(_) => return Err(stopped()),
-                }
-            };
-
-            if let Some(outcome) = outcome {
-                left.next();
-                if !each(t, Some(outcome), 0)? {
-                    break;
+                };
+                if let Some(t) = left.next()
+                    && !each(t, hash)?
+                {
+                    return Ok(left.len());
                 }
             }
         }
-        Ok(left.len())
+        Ok(0)
     })
 }
 
@@ -283,38 +238,25 @@ fn are_small(one: &TensorHandle, next: &TensorHandle) -> bool {
     one.nbytes().max(next.nbytes()) <= SMALL
 }
 
-fn hash(hasher: &mut sha2::Sha256, tensor: &Tensor) {
-    tensor.blocks(1 << 20).for_each(|b| hasher.update(&b));
-}
-
-/// Reads all of a tensor. An error of `send` means that nobody listens any more.
-fn read(t: &TensorHandle, send: &mpsc::SyncSender<Read>) -> Result<(), mpsc::SendError<Read>> {
-    for region in t.blocks(BLOCK) {
-        match t.read(region) {
-            Ok(block) => send.send(Read::Block(block))?,
-            Err(e) => return send.send(Read::Failed(e)),
-        }
-    }
-    send.send(Read::End)
+/// Reads all of a tensor, up to the first error.
+fn read(t: &TensorHandle) -> impl Iterator<Item = Read> {
+    let mut failed = false;
+    let blocks = t.blocks(BLOCK).map(|region| t.read(region).map(Some));
+    blocks
+        .chain([Ok(None)])
+        .take_while(move |read| !std::mem::replace(&mut failed, read.is_err()))
 }
 
 /// Reads tensors that are no larger than a block, on I/O threads: what is awaited there needs no other thread.
-fn read_together(tensors: &[TensorHandle]) -> Read {
+fn read_together(tensors: &[TensorHandle]) -> Vec<Read> {
     let some = |some: &[TensorHandle]| {
         let some = some.to_vec();
-        move || some.iter().map(whole).collect::<Vec<_>>()
+        move || some.iter().flat_map(read).collect::<Vec<_>>()
     };
     let tasks = tensors.chunks(TOGETHER.div_ceil(2)).map(some);
     match wait(run_blocking(tasks)) {
-        Ok(all) => Read::Together(all.into_iter().flatten().collect()),
+        Ok(all) => all.into_iter().flatten().collect(),
         // A task that panics; each of them tells what it can.
-        Err(_) => Read::Together(tensors.iter().map(whole).collect()),
+        Err(_) => tensors.iter().flat_map(read).collect(),
     }
-}
-
-fn whole(t: &TensorHandle) -> Result<Option<Tensor>, reshard::Error> {
-    t.blocks(BLOCK)
-        .next()
-        .map(|region| t.read(region))
-        .transpose()
 }

@@ -170,14 +170,6 @@ impl CliError {
         }
     }
 
-    fn storage(&self) -> Option<&StorageError> {
-        if let Some(StrategyError::Storage(e)) = self.strategy() {
-            Some(e)
-        } else {
-            None
-        }
-    }
-
     pub(crate) fn exit_code(&self) -> u8 {
         match (self, self.kind()) {
             (Self::Told { code, .. }, _) => *code,
@@ -196,33 +188,21 @@ impl CliError {
         {
             return hint;
         }
-        if let Some(StrategyError::Limit { option, .. }) = self.strategy() {
-            return raise(*option);
-        }
-        if let Some(StrategyError::Ambiguous { .. }) = self.strategy() {
-            return "choose one of them with --format NAME";
-        }
-        if let Some(StrategyError::Unsupported { what, .. }) = self.strategy()
-            && let Some(hint) = instead(what)
-        {
-            return hint;
-        }
-        if let Some(StrategyError::Unknown { .. }) = self.strategy() {
-            return LINKED;
-        }
-        match self.storage() {
-            Some(StorageError::UnknownScheme { .. }) => return LINKED,
-            Some(StorageError::Replaced { .. }) => {
-                return "read it again when nothing writes there; nothing says that it is damaged";
+        match self.strategy() {
+            Some(StrategyError::Limit { option, .. }) => return raise(*option),
+            Some(StrategyError::Ambiguous { .. }) => {
+                return "choose one of them with --format NAME";
             }
-            Some(StorageError::Unsupported { .. }) => {
-                return "do what the message says, or name another place";
+            Some(StrategyError::Unsupported { what, .. }) => {
+                if let Some(hint) = instead(what) {
+                    return hint;
+                }
             }
-            Some(StorageError::Displaced { .. }) => {
-                return "rename the directories as the message says; nothing is lost, and `reshard verify` tells which one is whole";
-            }
-            Some(StorageError::NotCarried { .. }) => {
-                return "the new checkpoint is in its place; move away what has that name, and `reshard prune` moves the files that were kept";
+            Some(StrategyError::Unknown { .. }) => return LINKED,
+            Some(StrategyError::Storage(e)) => {
+                if let Some(hint) = of_storage(e) {
+                    return hint;
+                }
             }
             _ => {}
         }
@@ -309,6 +289,24 @@ fn instead(what: &str) -> Option<&'static str> {
     ];
     let known = INSTEAD.iter().find(|(known, _)| what.starts_with(known));
     known.map(|(_, hint)| *hint)
+}
+
+/// What to do about an error of a place.
+fn of_storage(e: &StorageError) -> Option<&'static str> {
+    Some(match e {
+        StorageError::UnknownScheme { .. } => LINKED,
+        StorageError::Replaced { .. } => {
+            "read it again when nothing writes there; nothing says that it is damaged"
+        }
+        StorageError::Unsupported { .. } => "do what the message says, or name another place",
+        StorageError::Displaced { .. } => {
+            "rename the directories as the message says; nothing is lost, and `reshard verify` tells which one is whole"
+        }
+        StorageError::NotCarried { .. } => {
+            "the new checkpoint is in its place; move away what has that name, and `reshard prune` moves the files that were kept"
+        }
+        _ => return None,
+    })
 }
 
 fn raise(option: LimitOption) -> &'static str {

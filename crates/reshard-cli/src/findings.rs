@@ -12,7 +12,7 @@ use reshard::{
     blocking::{Checkpoint, TensorHandle},
     megatron::INTEGRITY,
     storage::{Name, Progress, StoreExt as _, wait},
-    strategy::{CheckedItems, Damage, VerifyReport},
+    strategy::{CheckedItems, Damage, StorageInfo, VerifyReport},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -164,7 +164,8 @@ impl Doubts {
         // Common state that is not understood, or too large, is no obstacle to reading tensors.
         let codes = [DAMAGED, FAILED, FAILED, FAILED];
         for ((_, found, rest), code) in report.lists().into_iter().zip(codes) {
-            for d in concerning(found, keys) {
+            let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|k| keys.has(k));
+            for d in found.iter().filter(concerns) {
                 match &d.key {
                     Some(key) => {
                         let why = || (below_key(d), code);
@@ -253,29 +254,19 @@ impl Doubts {
     }
 }
 
-/// Bytes of all stored items.
-pub(crate) fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
-    let chunks = checkpoint
+/// The places of all stored items.
+pub(crate) fn stored_parts(checkpoint: &Checkpoint) -> impl Iterator<Item = StorageInfo> {
+    let objects = checkpoint.objects();
+    checkpoint
         .tensors()
         .flat_map(|t| t.chunks())
-        .flat_map(|c| c.parts);
-    let objects = checkpoint
-        .objects()
-        .flat_map(|k| checkpoint.object_parts(k));
-    chunks
-        .chain(objects)
-        .map(|p| p.length())
-        .fold(0, u64::saturating_add)
+        .flat_map(|c| c.parts)
+        .chain(objects.flat_map(|k| checkpoint.object_parts(k)))
 }
 
-/// Findings that concern the chosen keys.
-pub(crate) fn concerning<'d>(
-    found: &'d [Damage],
-    keys: Keys<'_>,
-) -> impl Iterator<Item = &'d Damage> {
-    found
-        .iter()
-        .filter(move |d| d.key.as_ref().is_none_or(|k| keys.has(k)))
+/// Bytes of all stored items.
+pub(crate) fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
+    units::sum(stored_parts(checkpoint).map(|p| p.length()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Which keys a command is about.
 
 use crate::table::shown;
-use std::{collections::BTreeMap, fmt};
+use reshard::blocking::{Checkpoint, TensorHandle};
+use std::collections::BTreeMap;
 
 /// Keys that match any of some patterns; all keys when there is no pattern.
 #[derive(Clone, Copy, Debug)]
@@ -12,19 +13,28 @@ impl Keys<'_> {
         self.0.is_empty() || self.0.iter().any(|g| matches(g, key))
     }
 
+    /// The tensors with these keys.
+    pub(crate) fn tensors(self, of: &Checkpoint) -> impl Iterator<Item = TensorHandle> {
+        of.tensors().filter(move |t| self.has(t.key()))
+    }
+
     pub(crate) fn all(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Patterns that match none of these keys, each with what may have been meant.
-    pub(crate) fn idle<'k>(&self, keys: impl Iterator<Item = &'k str> + Clone) -> Vec<Idle<'k>> {
+    /// A message for each pattern that matches none of these keys, with what may have been meant.
+    pub(crate) fn idle<'k>(&self, keys: impl Iterator<Item = &'k str> + Clone) -> Vec<String> {
         let idle = self
             .0
             .iter()
             .filter(|g| !keys.clone().any(|k| matches(g, k)));
-        idle.map(|g| Idle {
-            glob: g.clone(),
-            near: near(g, keys.clone()),
+        idle.map(|g| {
+            let near = near(g, keys.clone()).into_iter().map(shown);
+            let near = near.collect::<Vec<_>>().join(" or ");
+            match &*near {
+                "" => format!("no key matches {}", shown(g)),
+                near => format!("no key matches {}; did you mean {near}", shown(g)),
+            }
         })
         .collect()
     }
@@ -45,28 +55,6 @@ impl Keys<'_> {
     /// The patterns, for messages.
     pub(crate) fn text(&self) -> String {
         self.0.join(", ")
-    }
-}
-
-/// A pattern that matches nothing.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Idle<'k> {
-    glob: String,
-    near: Vec<&'k str>,
-}
-
-impl fmt::Display for Idle<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no key matches {}", shown(&self.glob))?;
-        for (i, key) in self.near.iter().enumerate() {
-            write!(
-                f,
-                "{} {}",
-                if i == 0 { "; did you mean" } else { " or" },
-                shown(key)
-            )?;
-        }
-        Ok(())
     }
 }
 
@@ -291,16 +279,10 @@ mod tests {
             .map(|k| format!("{}{k}", "layers.".repeat(5_000)))
             .chain(["step".into()])
             .collect();
-        let glob = |g: String| {
-            Keys(&[g])
-                .idle(keys.iter().map(String::as_str))
-                .remove(0)
-                .near
-                .len()
-        };
-        assert_eq!(glob(format!("{}x", "layers.".repeat(5_000))), 0);
-        assert_eq!(glob("stp".into()), 1);
-        assert_eq!(glob("layers.layers.7".into()), SHOWN);
+        let found = |glob: &str| near(glob, keys.iter().map(String::as_str)).len();
+        assert_eq!(found(&format!("{}x", "layers.".repeat(5_000))), 0);
+        assert_eq!(found("stp"), 1);
+        assert_eq!(found("layers.layers.7"), SHOWN);
     }
 
     #[test]
@@ -314,11 +296,7 @@ mod tests {
         ];
         let idle = |globs: &[&str]| {
             let globs: Vec<String> = globs.iter().map(ToString::to_string).collect();
-            Keys(&globs)
-                .idle(keys.iter().copied())
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
+            Keys(&globs).idle(keys.iter().copied())
         };
         assert_eq!(
             idle(&["layer.*.weight"]),

@@ -13,17 +13,18 @@ use crate::{
     program::Program,
     steps,
 };
-use facts::Facts;
+use facts::{Facts, length};
 use reshard::{
     StoredChunk, Value,
     blocking::{Checkpoint, TensorHandle},
     plan::AnnotationId,
-    strategy::{Producer, StorageInfo},
+    strategy::Producer,
 };
 use reshard_convert::ItemKind;
 use reshard_optim::StoredOptimizer;
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use std::{collections::BTreeMap, ops::Range};
+use serde_json::{Value as Json, json};
+use std::ops::Range;
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
     let opened = program.open(&args.dir, args.reading.options(), io);
@@ -80,11 +81,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("version", &c.backend().version)?;
         m.serialize_entry("dialect", c.dialect().name())?;
         if !self.summary {
-            let tensors = || {
-                c.tensors()
-                    .filter(|t| self.keys.has(t.key()))
-                    .map(|t| TensorRow(t, f))
-            };
+            let tensors = || self.keys.tensors(c).map(|t| TensorRow(t, f));
             m.serialize_entry("tensors", &Seq(tensors))?;
             let objects = || {
                 c.objects()
@@ -93,10 +90,10 @@ impl Serialize for Report<'_> {
             };
             m.serialize_entry("objects", &Seq(objects))?;
             m.serialize_entry("common", &f.common.as_ref().ok().map(json::value))?;
-            m.serialize_entry("files", &Seq(|| f.files.iter().map(FileRow::of)))?;
+            m.serialize_entry("files", &f.files)?;
         }
         m.serialize_entry("totals", &f.totals())?;
-        m.serialize_entry("producer", &ProducerRow::of(&c.producer(), c))?;
+        m.serialize_entry("producer", &producer(c))?;
         m.serialize_entry("iteration", &f.iteration())?;
         m.serialize_entry("parallel", &f.parallel())?;
         m.serialize_entry("problems", &f.problems)?;
@@ -108,11 +105,8 @@ impl Serialize for Report<'_> {
         m.serialize_entry("not_read", &f.not_read)?;
         m.serialize_entry("links", &f.links)?;
         m.serialize_entry("not_listed", &f.not_listed)?;
-        let optimizers = f.optimizers();
-        m.serialize_entry(
-            "optimizers",
-            &Seq(|| optimizers.iter().map(OptimizerRow::of)),
-        )?;
+        let optimizers: Vec<Json> = f.optimizers().into_iter().map(optimizer).collect();
+        m.serialize_entry("optimizers", &optimizers)?;
         if !self.summary {
             let stated = || c.metadata().annotations().iter();
             let stated = || stated().map(|(id, value)| AnnotationRow(id, value));
@@ -122,26 +116,16 @@ impl Serialize for Report<'_> {
     }
 }
 
-/// A distributed optimizer of Megatron Core.
-#[derive(Serialize)]
-struct OptimizerRow<'a> {
-    sharding_type: &'a str,
-    prefix: &'a str,
-    dp_groups: usize,
-    /// Ranges of data-parallel groups, each `[first, one past the last]`.
-    missing_dp_groups: Vec<[u64; 2]>,
-}
-
-impl<'a> OptimizerRow<'a> {
-    fn of(o: &'a StoredOptimizer) -> Self {
-        let range = |r: &Range<u64>| [r.start, r.end];
-        Self {
-            sharding_type: o.sharding_type.name(),
-            prefix: &o.prefix,
-            dp_groups: o.dp_groups.len(),
-            missing_dp_groups: o.missing_dp_groups.iter().map(range).collect(),
-        }
-    }
+/// A distributed optimizer of Megatron Core. Ranges of data-parallel groups are each `[first, one past the last]`.
+fn optimizer(o: StoredOptimizer) -> Json {
+    let range = |r: &Range<u64>| [r.start, r.end];
+    let missing: Vec<_> = o.missing_dp_groups.iter().map(range).collect();
+    json!({
+        "sharding_type": o.sharding_type.name(),
+        "prefix": o.prefix,
+        "dp_groups": o.dp_groups.len(),
+        "missing_dp_groups": missing,
+    })
 }
 
 /// A fact that the checkpoint states beside its tensors and objects.
@@ -196,58 +180,40 @@ impl<'a> ChunkRow<'a> {
             lengths: &c.region.lengths,
             file: p.map(|p| p.file.as_str()),
             offset: p.map(|p| p.range.start),
-            length: p.map(|_| {
-                c.parts
-                    .iter()
-                    .map(StorageInfo::length)
-                    .fold(0, u64::saturating_add)
-            }),
+            length: p.map(|_| length(&c.parts)),
         }
     }
 }
 
-#[derive(Serialize)]
-struct ProducerRow<'a> {
-    written_by: &'a [String],
-    loadable_by: &'a [String],
-    notes: &'a [String],
-    /// How many tensors are stored flattened.
-    flattened: usize,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    save: &'a BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    unknown: &'a BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    damaged: &'a BTreeMap<String, String>,
-}
-
-impl<'a> ProducerRow<'a> {
-    fn of(p: &'a Producer, checkpoint: &Checkpoint) -> Self {
-        let Producer {
-            written_by,
-            loadable_by,
-            notes,
-            save,
-            unknown,
-            damaged,
-            // They are among the notes of the report.
-            warnings: _,
-            // Its tensors have the types that were asked for.
-            dequantized: _,
-            scales: _,
-            copies: _,
-        } = p;
-        let tensors = checkpoint.metadata().tensors();
-        Self {
-            written_by,
-            loadable_by,
-            notes,
-            flattened: tensors.filter(|t| t.original_shape().is_some()).count(),
-            save,
-            unknown,
-            damaged,
+/// Which programs wrote it. `flattened` is how many tensors are stored flattened.
+fn producer(checkpoint: &Checkpoint) -> Json {
+    let Producer {
+        written_by,
+        loadable_by,
+        notes,
+        save,
+        unknown,
+        damaged,
+        // They are among the notes of the report.
+        warnings: _,
+        // Its tensors have the types that were asked for.
+        dequantized: _,
+        scales: _,
+        copies: _,
+    } = checkpoint.producer();
+    let tensors = checkpoint.metadata().tensors();
+    let mut all = json!({
+        "written_by": written_by,
+        "loadable_by": loadable_by,
+        "notes": notes,
+        "flattened": tensors.filter(|t| t.original_shape().is_some()).count(),
+    });
+    for (name, found) in [("save", save), ("unknown", unknown), ("damaged", damaged)] {
+        if !found.is_empty() {
+            all[name] = json!(found);
         }
     }
+    all
 }
 
 #[derive(Serialize)]
@@ -266,30 +232,10 @@ impl<'a> ObjectRow<'a> {
         let p = parts.first();
         Self {
             key,
-            bytes: p.map(|_| {
-                parts
-                    .iter()
-                    .map(StorageInfo::length)
-                    .fold(0, u64::saturating_add)
-            }),
+            bytes: p.map(|_| length(&parts)),
             offset: p.map(|p| p.range.start),
             file: p.map(|p| p.file.to_string()),
             owner: f.owners.get(key).map(String::as_str),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct FileRow<'a> {
-    name: &'a str,
-    bytes: u64,
-}
-
-impl<'a> FileRow<'a> {
-    fn of(f: &'a facts::File) -> Self {
-        Self {
-            name: &f.name,
-            bytes: f.bytes,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     units,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::storage::without_secrets;
+use reshard::{blocking::Checkpoint, storage::without_secrets};
 use serde_json::json;
 use std::{fmt, io::Write, time::Duration};
 
@@ -91,22 +91,24 @@ impl Io<'_> {
             self.note_idle(keys, dir, stored);
             return Ok(());
         }
-        let idle = keys.idle(stored).into_iter().map(|idle| idle.to_string());
         let hint = format!(
             "`reshard ls {dir}` lists the keys; `reshard show` prints what lies in the common state"
         );
-        Err(none_chosen(idle.collect(), hint))
+        Err(none_chosen(keys.idle(stored), hint))
     }
 
     /// The same for a command about tensors alone, which tells patterns that match only objects apart. `lack` is what these don't have.
-    pub(crate) fn require_tensors<'k>(
+    pub(crate) fn require_tensors(
         &mut self,
         keys: Keys<'_>,
         (dir, lack): (&str, &str),
-        tensors: impl Iterator<Item = &'k str> + Clone,
-        objects: impl Iterator<Item = &'k str>,
+        checkpoint: &Checkpoint,
     ) -> Result<()> {
-        let objects: Vec<&str> = objects.collect();
+        let producer = checkpoint.producer();
+        let refused = producer.unknown.keys().chain(producer.damaged.keys());
+        let tensors = checkpoint.metadata().tensors().map(|t| t.key());
+        let tensors = tensors.chain(refused.map(String::as_str));
+        let objects: Vec<&str> = checkpoint.objects().collect();
         let objects = objects.iter().copied();
         let of_objects = keys.only_in(tensors.clone(), objects.clone());
         if keys.0.is_empty() && objects.len() > 0 && tensors.clone().next().is_none() {
@@ -126,7 +128,6 @@ impl Io<'_> {
             return Ok(());
         }
         let idle = keys.idle(tensors.chain(objects));
-        let idle = idle.into_iter().map(|idle| idle.to_string());
         let hint = format!("`reshard show {dir} KEY` prints an object");
         Err(none_chosen(told.chain(idle).collect(), hint))
     }
@@ -140,19 +141,12 @@ impl Io<'_> {
 
     /// A bar of bytes.
     pub(crate) fn bar(&self, label: &'static str, total: u64) -> ProgressBar {
-        self.shown(bar(self.target(), label, total))
-    }
-
-    fn target(&self) -> ProgressDrawTarget {
-        match self.bars {
+        let target = match self.bars {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
-        }
-    }
-
-    /// Shows it at once and again and again, so that it is seen before the first byte has moved.
-    fn shown(&self, bar: ProgressBar) -> ProgressBar {
-        // Without a terminal, the thread that draws would only take memory.
+        };
+        let bar = bar(target, label, total);
+        // It is shown at once, before the first byte has moved. Without a terminal, the thread that draws would only take memory.
         if self.bars && !bar.is_hidden() {
             bar.enable_steady_tick(TICK);
         }
@@ -196,7 +190,58 @@ fn bar(target: ProgressDrawTarget, label: &'static str, total: u64) -> ProgressB
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::screen::Screen;
+    use indicatif::TermLike;
+    use std::sync::{Arc, Mutex};
+
+    /// So wide that no line of a test is cut.
+    const WIDTH: u16 = 200;
+
+    /// A terminal that keeps all that was written to it.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        /// A bar draws to it.
+        fn target(&self) -> ProgressDrawTarget {
+            ProgressDrawTarget::term_like(Box::new(self.clone()))
+        }
+
+        /// All that was written so far.
+        fn text(&self) -> String {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            WIDTH
+        }
+        fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> std::io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> std::io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn a_bar_shows_how_much_is_done_the_rate_and_how_long_the_rest_takes() {

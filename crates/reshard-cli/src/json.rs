@@ -4,14 +4,15 @@
 mod ints;
 
 use crate::{error::Result as CliResult, table::steers};
+use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use reshard::{
     DType, Tensor, Value,
     blocking::Checkpoint,
-    model::{Construct, ModelError, Opaque},
+    model::{Cast, Construct, Element, Opaque},
     strategy::hex,
 };
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 use std::io::{self, Write};
 
@@ -101,24 +102,18 @@ impl Serialize for InJson<'_> {
             Value::BigInt(bytes) => tagged(s, "$int", &ints::text(bytes)),
             Value::Float(f) => Float(*f).serialize(s),
             Value::Str(v) => s.serialize_str(v),
-            Value::Bytes(b) => tagged(s, "$bytes", &base64(b)),
-            Value::List(v) => List(v).serialize(s),
-            Value::Tuple(v) => tagged(s, "$tuple", &List(v)),
-            Value::Set(v) => tagged(s, "$set", &List(v)),
+            Value::Bytes(b) => tagged(s, "$bytes", &Base64(b)),
+            Value::List(v) => list(v).serialize(s),
+            Value::Tuple(v) => tagged(s, "$tuple", &list(v)),
+            Value::Set(v) => tagged(s, "$set", &list(v)),
             Value::Dict(d) if is_plain(d) => s.collect_map(
                 d.iter()
                     .map(|(k, v)| (k.as_str().unwrap_or_default(), InJson(v))),
             ),
-            Value::Dict(d) => tagged(s, "$dict", &Pairs(d)),
+            Value::Dict(d) => tagged(s, "$dict", &pairs(d)),
             Value::Tensor(t) => tagged(s, "$tensor", &Digested(t)),
             Value::Opaque(o) => tagged(s, "$opaque", &Object(o)),
-            other => tagged(
-                s,
-                "$opaque",
-                &Class {
-                    class: other.type_name(),
-                },
-            ),
+            other => tagged(s, "$opaque", &json!({ "class": other.type_name() })),
         }
     }
 }
@@ -133,25 +128,12 @@ fn tagged<S: Serializer>(
     m.end()
 }
 
-#[derive(Serialize)]
-struct Class {
-    class: String,
+fn list(v: &[Value]) -> impl Serialize {
+    Seq(move || v.iter().map(InJson))
 }
 
-struct List<'v>(&'v [Value]);
-
-impl Serialize for List<'_> {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_seq(self.0.iter().map(InJson))
-    }
-}
-
-struct Pairs<'v>(&'v [(Value, Value)]);
-
-impl Serialize for Pairs<'_> {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_seq(self.0.iter().map(|(k, v)| (InJson(k), InJson(v))))
-    }
+fn pairs(v: &[(Value, Value)]) -> impl Serialize {
+    Seq(move || v.iter().map(|(k, v)| (InJson(k), InJson(v))))
 }
 
 /// Whether all keys are strs that can't be taken for a tag, each of them once.
@@ -175,7 +157,8 @@ fn is_plain(d: &[(Value, Value)]) -> bool {
     sorted.windows(2).all(|pair| pair[0] != pair[1])
 }
 
-struct Float(f64);
+/// A float. JSON has no number for some of them.
+pub(crate) struct Float(pub(crate) f64);
 
 impl Serialize for Float {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
@@ -200,11 +183,11 @@ impl Serialize for Object<'_> {
             Construct::Global => m.serialize_entry("global", &true)?,
             Construct::Reduce(args) | Construct::NewObj(args) if args.is_empty() => {}
             Construct::Reduce(args) | Construct::NewObj(args) => {
-                m.serialize_entry("args", &List(args))?
+                m.serialize_entry("args", &list(args))?
             }
             Construct::NewObjEx(args, kwargs) => {
-                m.serialize_entry("args", &List(args))?;
-                m.serialize_entry("kwargs", &Pairs(kwargs))?;
+                m.serialize_entry("args", &list(args))?;
+                m.serialize_entry("kwargs", &pairs(kwargs))?;
             }
             _ => {}
         }
@@ -212,13 +195,18 @@ impl Serialize for Object<'_> {
             m.serialize_entry("state", &InJson(state))?;
         }
         if !o.items.is_empty() {
-            m.serialize_entry("items", &List(&o.items))?;
+            m.serialize_entry("items", &list(&o.items))?;
         }
         if !o.pairs.is_empty() {
-            m.serialize_entry("pairs", &Pairs(&o.pairs))?;
+            m.serialize_entry("pairs", &pairs(&o.pairs))?;
         }
         m.end()
     }
+}
+
+/// Adds the elements of a tensor, row-major.
+pub(crate) fn hash(hasher: &mut Sha256, tensor: &Tensor) {
+    tensor.blocks(1 << 20).for_each(|b| hasher.update(&b));
 }
 
 /// A tensor by its digest, with its elements if they are few.
@@ -228,104 +216,52 @@ impl Serialize for Digested<'_> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let t = self.0;
         let mut hasher = Sha256::new();
-        t.blocks(1 << 20).for_each(|b| hasher.update(&b));
+        hash(&mut hasher, t);
         let mut m = s.serialize_map(None)?;
         m.serialize_entry("dtype", t.dtype().name())?;
         m.serialize_entry("shape", &**t.shape())?;
         m.serialize_entry("sha256", &hex(&hasher.finalize()))?;
-        if let Some(all) = elements(t) {
+        if t.shape().volume().is_some_and(|n| n <= SMALL)
+            && let Some(all) = numbers(t)
+        {
             m.serialize_entry("data", &all)?;
         }
         m.end()
     }
 }
 
-/// The elements of a small tensor.
-fn elements(t: &Tensor) -> Option<Vec<Json>> {
-    match t.shape().volume()? {
-        ..=SMALL => numbers(t),
-        _ => None,
-    }
+/// Whether elements are integers that fit 64 bits with a sign.
+pub(crate) fn are_ints(dtype: DType) -> bool {
+    dtype != DType::Bool && Cast::Lossless.allows(dtype, DType::Int64)
+}
+
+/// The elements in row-major order, cast to a type.
+pub(crate) fn elements<T: Element>(t: &Tensor) -> Option<Vec<T>> {
+    t.cast(T::DTYPE).ok()?.to_vec().ok()
 }
 
 /// The elements in row-major order, if JSON has numbers for their type.
 pub(crate) fn numbers(t: &Tensor) -> Option<Vec<Json>> {
-    fn ints<T: Into<i128>>(v: Result<Vec<T>, ModelError>) -> Option<Vec<Json>> {
-        v.ok()
-            .map(|v| v.into_iter().map(|i| int(i.into())).collect())
+    fn all<T: Element, J: Serialize>(t: &Tensor, json: impl Fn(T) -> J) -> Option<Vec<Json>> {
+        let all = elements(t)?.into_iter();
+        all.map(|x| serde_json::to_value(json(x)).ok()).collect()
     }
     match t.dtype() {
-        DType::Bool => Some(t.to_bytes().iter().map(|b| Json::Bool(*b != 0)).collect()),
-        DType::UInt8 => ints(t.to_vec::<u8>()),
-        DType::UInt16 => ints(t.to_vec::<u16>()),
-        DType::UInt32 => ints(t.to_vec::<u32>()),
-        DType::UInt64 => ints(t.to_vec::<u64>()),
-        DType::Int8 => ints(t.to_vec::<i8>()),
-        DType::Int16 => ints(t.to_vec::<i16>()),
-        DType::Int32 => ints(t.to_vec::<i32>()),
-        DType::Int64 => ints(t.to_vec::<i64>()),
-        float if float.is_float() => {
-            let wide = t.cast(DType::Float64).ok()?.to_vec::<f64>().ok()?;
-            wide.into_iter()
-                .map(|f| serde_json::to_value(Float(f)).ok())
-                .collect()
-        }
-        DType::Complex32 | DType::BComplex32 | DType::Complex64 | DType::Complex128 => {
-            let wide = t.cast(DType::Complex128).ok()?.to_vec::<[f64; 2]>().ok()?;
-            wide.into_iter()
-                .map(|parts| serde_json::to_value(parts.map(Float)).ok())
-                .collect()
-        }
+        DType::Bool => all(t, |is: bool| is),
+        DType::UInt64 => all(t, |n: u64| n),
+        int if are_ints(int) => all(t, |n: i64| n),
+        float if float.is_float() => all(t, Float),
+        complex if complex.is_complex() => all(t, |parts: [f64; 2]| parts.map(Float)),
         _ => None,
     }
 }
 
-fn int(i: i128) -> Json {
-    i64::try_from(i)
-        .map(Json::from)
-        .or_else(|_| u64::try_from(i).map(Json::from))
-        .unwrap_or(Json::Null)
-}
+/// Bytes in base64, which is written while it is made: it is longer than the bytes.
+struct Base64<'b>(&'b [u8]);
 
-/// Standard alphabet, padded. Written in pieces, as it is longer than the bytes.
-fn base64(bytes: &[u8]) -> impl Serialize {
-    struct Base64<'b>(&'b [u8]);
-    impl std::fmt::Display for Base64<'_> {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            const ALPHABET: &[u8; 64] =
-                b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-            let letter = |bits: u32| ALPHABET[(bits & 63) as usize];
-            let mut text = Vec::with_capacity(4 * PIECE / 3);
-            for piece in self.0.chunks(PIECE) {
-                text.clear();
-                for group in piece.chunks(3) {
-                    let byte = |i: usize| u32::from(group.get(i).copied().unwrap_or(0));
-                    let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-                    let mut four = [
-                        letter(bits >> 18),
-                        letter(bits >> 12),
-                        letter(bits >> 6),
-                        letter(bits),
-                    ];
-                    four[group.len() + 1..].fill(b'=');
-                    text.extend_from_slice(&four);
-                }
-                f.write_str(std::str::from_utf8(&text).map_err(|_| std::fmt::Error)?)?;
-            }
-            Ok(())
-        }
-    }
-    /// Without a rest of 3.
-    const PIECE: usize = 3 << 12;
-    Collected(Base64(bytes))
-}
-
-/// Text that is written while it is made.
-struct Collected<T>(T);
-
-impl<T: std::fmt::Display> Serialize for Collected<T> {
+impl Serialize for Base64<'_> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(&self.0)
+        s.collect_str(&Base64Display::new(self.0, &STANDARD))
     }
 }
 
@@ -341,7 +277,6 @@ impl<F: Fn() -> I, I: IntoIterator<Item: Serialize>> Serialize for Seq<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn text_of_a_file_cannot_steer_the_terminal_in_json() {
@@ -414,7 +349,7 @@ mod tests {
             ("foo", "Zm9v"),
             ("foob", "Zm9vYg=="),
         ] {
-            assert_eq!(json!(base64(text.as_bytes())), json!(want));
+            assert_eq!(json!(Base64(text.as_bytes())), json!(want));
         }
     }
 

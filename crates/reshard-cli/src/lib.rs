@@ -40,8 +40,6 @@ mod prune;
 mod region;
 mod remove;
 mod run;
-#[cfg(test)]
-mod screen;
 mod show;
 mod stats;
 mod steps;

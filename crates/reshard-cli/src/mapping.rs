@@ -14,7 +14,11 @@ use reshard::{
     storage::wait,
     strategy::first,
 };
-use std::{collections::BTreeMap, fs::File, io::Read as _};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Read as _, read_to_string},
+};
 
 /// A mapping file of more bytes than this is not read.
 const MAX_FILE: u64 = 1 << 20;
@@ -52,7 +56,7 @@ pub(crate) fn map(args: &Mapping, source: &Checkpoint, io: &mut Io<'_>) -> Resul
     let all = file.values(&values).map_err(told)?;
     note_defaults(&file, &values, &all, io);
     if let Some(unmapped) = args.unmapped {
-        map = map.with_unmapped(unmapped.into());
+        map = map.with_unmapped(unmapped);
     }
     let mapped = source.mapped(&map).map_err(told)?;
     note_unmapped(mapped.mapping(), io);
@@ -125,24 +129,13 @@ pub(crate) fn text(name: &str) -> Result<String> {
 fn read(path: &str) -> Result<String> {
     let known: Vec<&str> = MapFile::names().collect();
     let hint = format!("give a file, or one of {}", known.join(", "));
-    let text = || -> std::io::Result<String> {
-        let mut text = String::new();
-        File::open(path)?
-            .take(MAX_FILE + 1)
-            .read_to_string(&mut text)?;
-        Ok(text)
+    let text = File::open(path).and_then(|file| read_to_string(file.take(MAX_FILE + 1)));
+    let why = match text {
+        Ok(text) if text.len() as u64 <= MAX_FILE => return Ok(text),
+        Ok(_) => format!("has more than {MAX_FILE} bytes"),
+        Err(e) => format!("can't be read: {e}"),
     };
-    match text() {
-        Ok(text) if text.len() as u64 <= MAX_FILE => Ok(text),
-        Ok(_) => Err(CliError::told(
-            format!("{} has more than {MAX_FILE} bytes", shown(path)),
-            hint,
-        )),
-        Err(e) => Err(CliError::told(
-            format!("{} can't be read: {e}", shown(path)),
-            hint,
-        )),
-    }
+    Err(CliError::told(format!("{} {why}", shown(path)), hint))
 }
 
 /// The error of a map, with its name and with what to do.

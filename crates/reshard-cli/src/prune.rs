@@ -16,92 +16,42 @@ use reshard::{
     strategy::first,
 };
 use reshard_manager::{Kept, PruneReport, Remains, RemainsKind};
-use serde::Serialize;
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// Files of others that are listed; the rest is counted.
 const FEW: usize = 5;
 
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: u32,
-    dry_run: bool,
-    removed: Vec<Row<'a>>,
-    kept: Vec<KeptRow<'a>>,
-    foreign: Vec<&'a str>,
-    /// The steps of a run that can't be pruned.
-    failed: &'a [LeftOut],
-    /// Of what was removed.
-    bytes: u64,
-}
-
-#[derive(Serialize)]
-struct Row<'a> {
-    path: &'a str,
-    kind: &'static str,
-    bytes: u64,
-    age_seconds: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct KeptRow<'a> {
-    #[serde(flatten)]
-    row: Row<'a>,
-    why: &'static str,
-}
-
-impl<'a> Row<'a> {
-    fn of(r: &'a Remains) -> Self {
-        let kind = match r.kind {
-            RemainsKind::File => "file",
-            RemainsKind::Unfinished => "unfinished",
-            RemainsKind::Replaced => "replaced",
-            RemainsKind::Removed => "removed",
-            RemainsKind::Version => "version",
-            RemainsKind::Upload => "upload",
+/// The JSON. `failed` are the steps of a run that can't be pruned.
+fn report(dry_run: bool, p: &PruneReport, failed: &[LeftOut]) -> Json {
+    let removed = |r: &Remains| {
+        let age = r.age.map(|a| a.as_secs());
+        json!({ "path": r.path, "kind": r.kind, "bytes": r.bytes, "age_seconds": age })
+    };
+    let kept = |(r, why): &(Remains, Kept)| {
+        let mut row = removed(r);
+        row["why"] = json!(match why {
+            Kept::Recent => "recent",
+            Kept::Disputed => "disputed",
+            Kept::Last => "last",
+            Kept::Stuck(_) => "stuck",
             _ => "other",
-        };
-        Self {
-            path: &r.path,
-            kind,
-            bytes: r.bytes,
-            age_seconds: r.age.map(|a| a.as_secs()),
-        }
-    }
-}
-
-impl<'a> Report<'a> {
-    fn of(dry_run: bool, p: &'a PruneReport, failed: &'a [LeftOut]) -> Self {
-        let kept = |(r, why): &'a (Remains, Kept)| {
-            let why = match why {
-                Kept::Recent => "recent",
-                Kept::Disputed => "disputed",
-                Kept::Last => "last",
-                Kept::Stuck(_) => "stuck",
-                _ => "other",
-            };
-            KeptRow {
-                row: Row::of(r),
-                why,
-            }
-        };
-        Self {
-            schema: 1,
-            dry_run,
-            removed: p.removed.iter().map(Row::of).collect(),
-            kept: p.kept.iter().map(kept).collect(),
-            foreign: p.foreign.iter().map(|f| f.name.as_str()).collect(),
-            failed,
-            bytes: freed(p),
-        }
-    }
+        });
+        row
+    };
+    json!({
+        "schema": 1,
+        "dry_run": dry_run,
+        "removed": p.removed.iter().map(removed).collect::<Vec<_>>(),
+        "kept": p.kept.iter().map(kept).collect::<Vec<_>>(),
+        "foreign": p.foreign.iter().map(|f| f.name.as_str()).collect::<Vec<_>>(),
+        "failed": failed,
+        "bytes": freed(p),
+    })
 }
 
 fn freed(p: &PruneReport) -> u64 {
-    p.removed
-        .iter()
-        .map(|r| r.bytes)
-        .fold(0, u64::saturating_add)
+    units::sum(p.removed.iter().map(|r| r.bytes))
 }
 
 pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8> {
@@ -137,7 +87,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
     // A failure comes after what was done before it.
     match (&outcome, args.json) {
         (Err(_), _) if report.removed.is_empty() => {}
-        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report, &failed))?,
+        (_, true) => json::write(io.out, &self::report(args.dry_run, &report, &failed))?,
         (_, false) => print(args.dry_run, &report, failed.is_empty(), io)?,
     }
     outcome
@@ -227,15 +177,11 @@ fn print(dry_run: bool, p: &PruneReport, is_all: bool, io: &mut Io<'_>) -> Resul
     }
     if !p.foreign.is_empty() {
         let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
-        table::rows(out, ["OF OTHER PROGRAMS, KEPT", ">SIZE"], || {
-            p.foreign.iter().take(FEW).map(row)
-        })?;
-        if p.foreign.len() > FEW {
-            writeln!(
-                out,
-                "and {} more",
-                units::count((p.foreign.len() - FEW) as u64)
-            )?;
+        let (listed, more) = table::few(&p.foreign, FEW);
+        let titles = ["OF OTHER PROGRAMS, KEPT", ">SIZE"];
+        table::rows(out, titles, || listed.iter().map(row))?;
+        if let Some(more) = more {
+            writeln!(out, "and {more} more")?;
         }
         writeln!(out)?;
     }

@@ -11,19 +11,8 @@ use crate::{
 };
 use reshard::{blocking, storage::Entry};
 use reshard_manager::Removed;
-use serde::Serialize;
+use serde_json::json;
 use std::io::Write;
-
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: u32,
-    dry_run: bool,
-    keys: &'a [String],
-    removed: &'a [Entry],
-    kept: &'a [Entry],
-    /// Of what was removed.
-    bytes: u64,
-}
 
 pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u8> {
     let removal = reshard_manager::remove_sharded_tensors(&args.dir, &args.prefix)
@@ -43,14 +32,14 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
         ));
     }
     if args.json {
-        let report = Report {
-            schema: 1,
-            dry_run: args.dry_run,
-            keys: &removed.keys,
-            removed: &removed.files,
-            kept: &removed.kept,
-            bytes: freed(&removed),
-        };
+        let report = json!({
+            "schema": 1,
+            "dry_run": args.dry_run,
+            "keys": removed.keys,
+            "removed": removed.files,
+            "kept": removed.kept,
+            "bytes": freed(&removed),
+        });
         json::write(io.out, &report)?;
     } else {
         print(args.dry_run, &removed, io.out)?;
@@ -59,8 +48,7 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
 }
 
 fn freed(removed: &Removed) -> u64 {
-    let bytes = removed.files.iter().map(|f| f.bytes);
-    bytes.fold(0, u64::saturating_add)
+    units::sum(removed.files.iter().map(|f| f.bytes))
 }
 
 fn print(dry_run: bool, removed: &Removed, out: &mut dyn Write) -> Result<()> {

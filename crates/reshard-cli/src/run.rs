@@ -61,7 +61,8 @@ impl Program {
                 };
             }
         };
-        let program = match cli.command.reading() {
+        let (place, reading) = cli.command.source();
+        let program = match reading {
             // A check is of the place, and not of what a disk here remembers of it.
             Some(reading) => self.reading(reading, !matches!(cli.command, Command::Verify(_))),
             None => Ok(self.clone()),
@@ -79,7 +80,7 @@ impl Program {
                 // What was found before the failure comes before its message.
                 io.out.flush().unwrap_or(());
                 if asked_for_json {
-                    io.error_json(e.word(), cli.command.place(), &e.message(), e.hint());
+                    io.error_json(e.word(), place, &e.message(), e.hint());
                 }
                 io.error(&e);
                 e.exit_code()

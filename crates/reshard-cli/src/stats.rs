@@ -6,7 +6,7 @@ use crate::{
     error::{CliError, DAMAGED, Result},
     findings::{Doubts, items_before},
     io::Io,
-    json,
+    json::{self, Float},
     program::Program,
     table::rows,
     units,
@@ -15,44 +15,24 @@ use reshard::storage::{Progress, wait};
 use reshard_convert::{ANALYSIS_BLOCK, Flag, Snapshot, TensorStats, stats};
 use serde_json::{Value as Json, json};
 
-/// A float as text.
-pub(crate) struct Number(pub(crate) f64);
-
-impl Number {
-    /// JSON has no number for some floats.
-    pub(crate) fn json(&self) -> Json {
-        match self.0 {
-            x if x.is_finite() => x.into(),
-            x if x.is_nan() => json!({ "$float": "nan" }),
-            x if x > 0.0 => json!({ "$float": "inf" }),
-            _ => json!({ "$float": "-inf" }),
-        }
+/// A float as text, such as `0`, `0.0123`, `1.23e-7`: four digits are enough to see what a weight is like.
+pub(crate) fn number(x: f64) -> String {
+    let size = x.abs();
+    if x == 0.0 {
+        return "0".into();
     }
-
-    /// `0`, `0.0123`, `1.23e-7`: four digits are enough to see what a weight is like.
-    pub(crate) fn text(&self) -> String {
-        let size = self.0.abs();
-        if self.0 == 0.0 {
-            return "0".into();
-        }
-        if !(1e-3..1e5).contains(&size) {
-            return format!("{:.3e}", self.0);
-        }
-        let digits = (3 - size.log10().floor() as i32).clamp(0, 6);
-        format!("{:.*}", digits.unsigned_abs() as usize, self.0)
+    if !(1e-3..1e5).contains(&size) {
+        return format!("{x:.3e}");
     }
+    let digits = (3 - size.log10().floor() as i32).clamp(0, 6);
+    format!("{x:.*}", digits.unsigned_abs() as usize)
 }
 
 pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8> {
     let options = args.reading.options().verify(!args.no_verify);
     let checkpoint = program.open(&args.dir, options, io)?;
     let keys = args.select.keys();
-    let producer = checkpoint.producer();
-    let refused = producer.damaged.keys().chain(producer.unknown.keys());
-    let stored = checkpoint.metadata().tensors().map(|t| t.key());
-    let stored = stored.chain(refused.map(String::as_str));
-    let about = (&*args.dir, "statistics");
-    io.require_tensors(keys, about, stored, checkpoint.objects())?;
+    io.require_tensors(keys, (&args.dir, "statistics"), &checkpoint)?;
     // A block of a larger tensor is not a whole item with a checksum.
     let before = || items_before(&checkpoint, keys, |t| t.nbytes() > ANALYSIS_BLOCK);
     let before = (!args.no_verify).then(before);
@@ -65,8 +45,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let mut doubts = doubts.of_tensors(&checkpoint);
     let is_read = |key: &str| keys.has(key) && !doubts.keys.contains_key(key);
     let chosen = checkpoint.tensors().filter(|t| is_read(t.key()));
-    let bytes = chosen.map(|t| t.nbytes()).fold(0, u64::saturating_add);
-    let bar = io.bar("reading", bytes);
+    let bar = io.bar("reading", units::sum(chosen.map(|t| t.nbytes())));
     let told = bar.clone();
     let mut found = Vec::new();
     let looked = wait(stats(
@@ -135,15 +114,14 @@ fn flags(t: &TensorStats) -> Vec<Flag> {
 }
 
 fn tensor(t: &TensorStats) -> Json {
-    let number = |x: Option<f64>| x.map(|x| Number(x).json());
     let stats = t.stats.map(|s| {
         let flags: Vec<&str> = s.flags().into_iter().map(Flag::name).collect();
         json!({
             "numbers": s.numbers,
-            "min": number(s.min),
-            "max": number(s.max),
-            "mean": number(s.mean),
-            "norm": Number(s.norm).json(),
+            "min": s.min.map(Float),
+            "max": s.max.map(Float),
+            "mean": s.mean.map(Float),
+            "norm": Float(s.norm),
             "zeros": s.zeros,
             "nan": s.nans,
             "inf": s.infinite,
@@ -166,11 +144,10 @@ fn row(t: &TensorStats) -> [String; 12] {
     row[1] = t.dtype.name().into();
     row[2] = t.shape.to_string();
     let Some(s) = t.stats else { return row };
-    let number = |x: Option<f64>| x.map_or_else(String::new, |x| Number(x).text());
-    row[3] = number(s.min);
-    row[4] = number(s.max);
-    row[5] = number(s.mean);
-    row[6] = Number(s.norm).text();
+    row[3] = s.min.map_or_else(String::new, number);
+    row[4] = s.max.map_or_else(String::new, number);
+    row[5] = s.mean.map_or_else(String::new, number);
+    row[6] = number(s.norm);
     for (cell, n) in row[7..11]
         .iter_mut()
         .zip([s.zeros, s.nans, s.infinite, s.denormals])
@@ -205,12 +182,7 @@ mod tests {
             (f64::NAN, "NaN"),
             (f64::INFINITY, "inf"),
         ] {
-            assert_eq!(Number(x).text(), text);
+            assert_eq!(number(x), text);
         }
-        assert_eq!(
-            Number(f64::NEG_INFINITY).json(),
-            json!({ "$float": "-inf" })
-        );
-        assert_eq!(Number(0.5).json(), json!(0.5));
     }
 }

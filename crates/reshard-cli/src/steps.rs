@@ -25,9 +25,13 @@ const USUAL: [&str; 2] = ["step-{n}", "iter_{n:07}"];
 /// So many folders are named that don't open.
 pub(crate) const NAMED: usize = 20;
 
-fn usual() -> Result<Vec<StepPattern>> {
-    let patterns = USUAL.into_iter().map(str::parse);
-    Ok(patterns.collect::<Result<_, reshard::Error>>()?)
+/// The given pattern, or the usual ones.
+fn patterns(given: Option<&StepPattern>) -> Result<Vec<StepPattern>> {
+    if let Some(pattern) = given {
+        return Ok(vec![pattern.clone()]);
+    }
+    let usual = USUAL.into_iter().map(str::parse);
+    Ok(usual.collect::<Result<_, reshard::Error>>()?)
 }
 
 fn steps(program: &Program, dir: &str, pattern: StepPattern) -> Steps {
@@ -97,12 +101,8 @@ pub(crate) struct LeftOut {
 
 /// Prints the complete checkpoints in a folder. `None` if it has none.
 pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Option<u8>> {
-    let patterns = match &args.steps {
-        Some(pattern) => vec![pattern.clone()],
-        None => usual()?,
-    };
     let mut found = None;
-    for pattern in patterns {
+    for pattern in patterns(args.steps.as_ref())? {
         let complete = match run(steps(program, &args.dir, pattern.clone())) {
             // Whoever gave no pattern gets the error of what was named.
             Err(_) if args.steps.is_none() => return Ok(None),
@@ -192,12 +192,8 @@ pub(crate) fn places(
     dir: &str,
     pattern: Option<&StepPattern>,
 ) -> Result<Places> {
-    let patterns = match pattern {
-        Some(pattern) => vec![pattern.clone()],
-        None => usual()?,
-    };
     let mut places = Places::default();
-    for pattern in patterns {
+    for pattern in patterns(pattern)? {
         let look = || steps(program, dir, pattern.clone());
         let complete = run(look())?.into_iter().map(|step| step.number);
         let left = reshard::storage::wait(look().unfinished_saves())?;
@@ -228,7 +224,7 @@ pub(crate) fn none(dir: &str, pattern: Option<&StepPattern>) -> CliError {
 
 /// The newest checkpoint in a folder that opens, if it can be looked for and there is one.
 pub(crate) fn newest(program: &Program, dir: &str) -> Option<Step> {
-    usual().into_iter().flatten().find_map(|pattern| {
+    patterns(None).into_iter().flatten().find_map(|pattern| {
         let steps = steps(program, dir, pattern);
         reshard::storage::wait(steps.latest()).ok().flatten()
     })

@@ -1,5 +1,6 @@
 //! Tables and facts for people.
 
+use crate::units;
 use anstyle::Style;
 use std::{borrow::Cow, fmt::Display, io};
 use unicode_width::UnicodeWidthStr;
@@ -90,6 +91,13 @@ pub(crate) fn rows<const N: usize, R: IntoIterator<Item = [String; N]>>(
         writeln!(out, "{}", line(row.each_ref().map(String::as_str)))?;
     }
     Ok(())
+}
+
+/// The first of many things, and how many others there are, if there are some.
+pub(crate) fn few<T>(all: &[T], most: usize) -> (&[T], Option<String>) {
+    let (first, others) = all.split_at(all.len().min(most));
+    let more = units::count(others.len() as u64);
+    (first, (!others.is_empty()).then_some(more))
 }
 
 /// Writes `name  value`, values in one column.

@@ -177,8 +177,8 @@ fn chrome(events: &[Map<String, Json>]) -> Json {
             "files": number(event, "files"),
         });
         for known in ["imbalance", "error"] {
-            if let (Some(value), Some(args)) = (event.get(known), args.as_object_mut()) {
-                args.insert(known.into(), value.clone());
+            if let Some(value) = event.get(known) {
+                args[known] = value.clone();
             }
         }
         out.push(json!({

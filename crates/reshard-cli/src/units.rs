@@ -25,6 +25,11 @@ pub(crate) fn some(n: u64, what: &str) -> String {
     format!("{} {what}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
+/// The sum of numbers that a file may make up.
+pub(crate) fn sum(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(0, u64::saturating_add)
+}
+
 /// `0.125 s`.
 pub(crate) fn seconds(d: Duration) -> String {
     format!("{:.3} s", d.as_secs_f64())

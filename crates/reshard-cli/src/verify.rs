@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     json, not_covered,
     program::Program,
-    table::{BAD, GOOD, styled},
+    table::{BAD, GOOD, few, styled},
     units,
 };
 use reshard::{
@@ -16,7 +16,8 @@ use reshard::{
     blocking::Checkpoint,
     strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Serialize)]
@@ -34,7 +35,8 @@ struct Report {
     bytes: u64,
     not_understood: Vec<Damage>,
     not_read: Vec<Damage>,
-    not_listed: NotListed,
+    #[serde(rename = "not_listed", serialize_with = "counts")]
+    unlisted: Unlisted,
     without_checksum: u64,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
@@ -56,23 +58,14 @@ struct Sampled {
 }
 
 /// How many findings are not in the lists.
-#[derive(Serialize)]
-struct NotListed {
-    damage: u64,
-    unchecked: u64,
-    not_understood: u64,
-    not_read: u64,
-}
-
-impl NotListed {
-    fn of(rest: &Unlisted) -> Self {
-        Self {
-            damage: rest.damage.findings,
-            unchecked: rest.unchecked.findings,
-            not_understood: rest.not_understood.findings,
-            not_read: rest.not_read.findings,
-        }
-    }
+fn counts<S: Serializer>(rest: &Unlisted, to: S) -> Result<S::Ok, S::Error> {
+    let counts = json!({
+        "damage": rest.damage.findings,
+        "unchecked": rest.unchecked.findings,
+        "not_understood": rest.not_understood.findings,
+        "not_read": rest.not_read.findings,
+    });
+    counts.serialize(to)
 }
 
 impl Report {
@@ -95,7 +88,7 @@ impl Report {
             bytes: v.bytes,
             not_understood: v.not_understood,
             not_read: v.not_read,
-            not_listed: NotListed::of(&v.unlisted),
+            unlisted: v.unlisted,
             without_checksum: v.without_checksum,
             not_covered: v.not_covered,
             beside_integrity: Vec::new(),
@@ -113,16 +106,11 @@ impl Report {
             (FAILED, _) => v.unchecked.push(what),
             _ => v.damage.push(what),
         }
-        let status = if e.exit_code() == NO_CHECKPOINT {
-            Some("not a checkpoint")
-        } else {
-            None
-        };
-        let report = Self::of(quick, v);
-        Self {
-            status: status.unwrap_or(report.status),
-            ..report
+        let mut report = Self::of(quick, v);
+        if e.exit_code() == NO_CHECKPOINT {
+            report.status = "not a checkpoint";
         }
+        report
     }
 
     /// `strict` does not accept what another program has saved.
@@ -138,34 +126,33 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let opened = program.open(&args.dir, args.reading.options(), io);
-    let mut only_told = None;
-    let notes = opened.as_ref().map_or_else(|_| Vec::new(), json::warnings);
-    let checked = opened.and_then(|c| {
-        let (items, bytes, sample) = chosen(&c, args);
-        let cost = |reads: &Reads<'_>| reads.check(&items);
-        only_told = cost::tell(&[(&c, &cost)], (args.dry_run, args.json), io)?;
-        if only_told.is_some() {
-            return Ok((sample, VerifyReport::default(), Vec::new()));
-        }
-        Ok((sample, check(&c, &items, bytes, io)?, c.beside_integrity()?))
-    });
-    if let (Some(code), Ok(_)) = (only_told, &checked) {
-        return Ok(code);
-    }
-    let report = match checked {
-        Ok((sample, v, beside)) => Report {
-            sample,
-            beside_integrity: beside.into_iter().map(String::from).collect(),
-            notes,
-            ..Report::of(args.quick, v)
-        },
+    let report = match look(program, args, io) {
+        Ok(Some(report)) => report,
+        Ok(None) => return Ok(OK),
         // JSON tells it itself; people get the error as of any command.
         Err(e) if args.json => Report::failed(args.quick, &e),
         Err(e) => return Err(e),
     };
     let code = report.exit_code(args.strict);
     printed(print(&report, args, io), code)
+}
+
+/// Checks the place. `None` after a dry run.
+fn look(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<Option<Report>> {
+    let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
+    let (items, bytes, sample) = chosen(&checkpoint, args);
+    let cost = |reads: &Reads<'_>| reads.check(&items);
+    if cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)?.is_some() {
+        return Ok(None);
+    }
+    let found = check(&checkpoint, &items, bytes, io)?;
+    let beside = checkpoint.beside_integrity()?.into_iter();
+    Ok(Some(Report {
+        sample,
+        beside_integrity: beside.map(String::from).collect(),
+        notes: json::warnings(&checkpoint),
+        ..Report::of(args.quick, found)
+    }))
 }
 
 /// What is read, how many bytes it has, and how it was chosen.
@@ -198,25 +185,25 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     if args.json {
         return json::write(io.out, report);
     }
-    let rest = &report.not_listed;
+    let rest = &report.unlisted;
     for line in lines(&report.changed) {
         writeln!(io.out, "{}  {line}", styled(BAD, "changed"))?;
     }
     for (word, found, rest) in [
-        ("damaged", &report.damage, rest.damage),
-        ("unchecked", &report.unchecked, rest.unchecked),
+        ("damaged", &report.damage, &rest.damage),
+        ("unchecked", &report.unchecked, &rest.unchecked),
         (
             "not understood",
             &report.not_understood,
-            rest.not_understood,
+            &rest.not_understood,
         ),
-        ("not read", &report.not_read, rest.not_read),
+        ("not read", &report.not_read, &rest.not_read),
     ] {
         for line in lines(found) {
             writeln!(io.out, "{}  {line}", styled(BAD, word))?;
         }
-        if rest > 0 {
-            let more = format!("and {}", more_findings(rest));
+        if rest.findings > 0 {
+            let more = format!("and {}", more_findings(rest.findings));
             writeln!(io.out, "{}  {more}", styled(BAD, word))?;
         }
     }
@@ -251,7 +238,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             ));
         }
         "damaged" => {
-            let n = units::some(report.damage.len() as u64 + rest.damage, "problem");
+            let n = units::some(report.damage.len() as u64 + rest.damage.findings, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
             let all = match report.damage.len() {
@@ -325,11 +312,9 @@ fn note_beside(files: &[String], io: &mut Io<'_>) -> Result<()> {
         return Ok(());
     }
     io.out.flush()?;
-    let named = files[..files.len().min(FEW)].join(", ");
-    let more = match files.len().saturating_sub(FEW) {
-        0 => String::new(),
-        more => format!(" and {} more", units::count(more as u64)),
-    };
+    let (named, more) = few(files, FEW);
+    let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+    let named = named.join(", ");
     io.note(format!("integrity.json does not list {named}{more}"));
     Ok(())
 }

@@ -5,6 +5,7 @@ use reshard::{
     model::{BoxError, Dims, TensorSource},
     plan::cast::convert,
 };
+use serde::Serialize;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -21,7 +22,7 @@ pub(crate) fn is_cast(from: DType, to: DType) -> bool {
 }
 
 /// What a cast of one tensor has lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CastReport {
     /// Key of the tensor.

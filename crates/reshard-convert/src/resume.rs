@@ -26,6 +26,7 @@ use reshard::{
         StorageError, Store, StoreExt as _, Stores, Transaction, Written, is_attempt,
     },
 };
+use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -42,7 +43,7 @@ const GROUP: u64 = 64 << 20;
 const CALL: u64 = 8 << 20;
 
 /// What was found finished.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Resumed {
     /// The number of files that an interrupted conversion had finished, and that were not written again.

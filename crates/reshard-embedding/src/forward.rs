@@ -1,6 +1,70 @@
-//! The methods that change a variable, for the types that hold one. These types deref to it for reading only: if you could put
-//! another variable in its place, their promises about the parts would not hold.
+//! The methods of the types that hold a variable. These types deref to it for reading only: if you could put another variable in its
+//! place, their promises about the parts would not hold.
 
+/// For types with a field `variable`.
+macro_rules! hold_variable {
+    ($kind:ident) => {
+        /// The fields and methods of all variables.
+        impl std::ops::Deref for $kind {
+            type Target = Variable;
+            fn deref(&self) -> &Variable {
+                &self.variable
+            }
+        }
+
+        impl $kind {
+            pub(crate) fn variable_mut(&mut self) -> &mut Variable {
+                &mut self.variable
+            }
+        }
+
+        forward_changes!($kind);
+    };
+}
+
+/// For types in the parts of a grid.
+macro_rules! make_by_cut {
+    ($kind:ident) => {
+        impl $kind {
+            /// Makes parts and places them on tasks, round robin. `initializer` makes each part from (full shape, offset, part shape).
+            ///
+            /// # Errors
+            /// The cut does not fit the shape, or cuts an axis along which this type has no parts; there is no task, the initializer
+            /// fails, or its result does not have the shape and element type of the part.
+            pub fn create<'a>(
+                name: &str,
+                shape: &[u64],
+                dtype: DType,
+                cut: impl Into<Cut<'a>>,
+                tasks: impl Into<Tasks>,
+                initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
+            ) -> Result<Self> {
+                let tasks = tasks.into();
+                let mut out = Self::declare(name, shape, dtype, cut, tasks)?;
+                out.variable.initialize(tasks, initializer)?;
+                Ok(out)
+            }
+
+            /// As [`create`](Self::create), but without data, for a load or for [`fill`](Self::fill).
+            ///
+            /// # Errors
+            /// Those of [`create`](Self::create).
+            pub fn declare<'a>(
+                name: &str,
+                shape: &[u64],
+                dtype: DType,
+                cut: impl Into<Cut<'a>>,
+                tasks: impl Into<Tasks>,
+            ) -> Result<Self> {
+                let tasks = tasks.into().check(name)?;
+                let grid = cut.into().grid(tasks, shape, dtype)?;
+                Self::on(name, dtype, &grid, (0..tasks.count()).cycle())
+            }
+        }
+    };
+}
+
+/// The methods that change a variable, for types with a method `variable_mut`.
 macro_rules! forward_changes {
     ($kind:ident) => {
         impl $kind {
@@ -59,7 +123,7 @@ macro_rules! forward_changes {
                 key: impl Into<Step>,
                 task: u32,
             ) {
-                self.variable_mut().template_into(template, key, task)
+                $crate::variable::insert(template, key, self.templates(task));
             }
 
             /// Takes the loaded tensors from the key that was given to [`template_into`](Self::template_into).
@@ -72,7 +136,8 @@ macro_rules! forward_changes {
                 key: &str,
                 task: u32,
             ) -> Result<()> {
-                self.variable_mut().restore_from(loaded, key, task)
+                let tensors = self.loaded(loaded, key)?;
+                self.fill(task, tensors)
             }
 
             /// Takes the memory of the parts back from the template that a failed load returns.

@@ -33,14 +33,6 @@ impl<'a> Ids<'a> {
         Ok(Self { values, shape })
     }
 
-    /// One id, without an axis.
-    pub fn scalar(id: i64) -> Self {
-        Self {
-            values: Cow::Owned(vec![id]),
-            shape: Dims::default(),
-        }
-    }
-
     /// The ids in a tensor of integers: of up to 32 bits, or signed 64-bit ones.
     ///
     /// # Errors

@@ -169,7 +169,7 @@ enum Places<'a> {
 impl<'a> Places<'a> {
     fn new(table: &TableView<'a>, options: &LookupOptions<'a>) -> Result<Self> {
         let fail = |what: String| Err(EmbeddingError::invalid(table.name(), what));
-        let rows = table.rows();
+        let rows = table.rows;
         match (options.strategy, options.permutation) {
             (Strategy::Div, None) => Ok(Self::Div(rows)),
             (Strategy::Mod, None) => Ok(Self::Mod(rows)),
@@ -235,7 +235,7 @@ fn clip_of(table: &TableView<'_>, options: &LookupOptions<'_>) -> Result<Option<
 /// The elements of each part; none of those that do not lie here.
 fn elements_of(table: &TableView<'_>) -> Vec<Bytes> {
     let bytes = |data: &Option<&Tensor>| data.map_or_else(Bytes::new, Tensor::to_bytes);
-    table.parts().iter().map(bytes).collect()
+    table.parts.iter().map(bytes).collect()
 }
 
 /// A result of so many bytes is larger than what most processors have as caches for a few of their cores.
@@ -294,8 +294,8 @@ impl<'a> Reader<'a> {
     /// Why an id has no row here. `at` is its position.
     fn refuse(&self, id: i64, at: usize) -> EmbeddingError {
         match self.places.locate(id) {
-            Some((part, _)) => match self.table.parts().get(part) {
-                Some(None) => self.table.missing(part),
+            Some((part, _)) => match self.table.parts.get(part) {
+                Some(None) => self.table.no_data(part),
                 _ => self.table.out_of_range(id, at),
             },
             None => self.places.refuse(self.table, id, at),

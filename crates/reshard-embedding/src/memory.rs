@@ -2,7 +2,7 @@
 
 use crate::{EmbeddingError, Result};
 use reshard_model::{
-    DType, Dims, Layout, LentBuffer, LentView, ModelError, Region, RegionMut, StridedCopy, Tensor,
+    DType, Dims, Layout, LentBuffer, LentView, ModelError, Region, Segments, StridedCopy, Tensor,
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
 
@@ -15,19 +15,6 @@ pub(crate) fn contiguous(name: &str, item: u64, shape: &[u64]) -> Result<Layout>
         )
     };
     Ok(Layout::contiguous(item, shape).ok_or_else(too_large)?)
-}
-
-/// A region of row-major memory, to be changed as one run.
-fn open(into: RegionMut) -> Result<StridedCopy> {
-    let layout = contiguous("", into.item(), into.shape())?;
-    Ok(into.strided_copy(&layout)?)
-}
-
-/// The memory of an [open](open) region.
-fn run(into: &mut StridedCopy) -> &mut [u8] {
-    into.take_runs(1)
-        .pop()
-        .map_or_else(Default::default, |(_, run)| run)
 }
 
 /// A buffer that is lent: the tensors that it has, by their numbers.
@@ -64,11 +51,13 @@ pub(crate) fn edit<R>(
     }
     let outcome = match refused {
         Some(e) => Err(e),
-        None => opened(&lent, tensors.len()).map(|mut open| {
-            let mut runs: Vec<&mut [u8]> = open
-                .iter_mut()
-                .map(|o| o.as_mut().map_or_else(Default::default, run))
-                .collect();
+        None => opened(&lent).map(|mut open| {
+            let mut runs: Vec<&mut [u8]> = tensors.iter().map(|_| Default::default()).collect();
+            for (i, copy) in &mut open {
+                copy.take_runs(1)
+                    .into_iter()
+                    .for_each(|(_, run)| runs[*i] = run);
+            }
             f(&mut runs)
         }),
     };
@@ -84,17 +73,15 @@ pub(crate) fn edit<R>(
     outcome
 }
 
-fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<StridedCopy>>> {
-    let mut out: Vec<Option<StridedCopy>> = (0..n).map(|_| None).collect();
+/// The memory of each tensor that is lent, as one run.
+fn opened(lent: &[Lent]) -> Result<Vec<(usize, StridedCopy)>> {
+    let mut out = Vec::new();
     for (members, buffer, views) in lent {
-        let wants: Vec<_> = views
-            .iter()
-            .map(|v| (v, Region::whole(v.layout().shape())))
-            .collect();
+        let whole = |v: &LentView| Region::whole(v.layout().shape());
+        let wants: Vec<_> = views.iter().map(|v| (v, whole(v))).collect();
         for (&i, into) in members.iter().zip(buffer.regions_mut(&wants)?) {
-            if into.bytes() > 0 {
-                out[i] = Some(open(into)?);
-            }
+            let layout = contiguous("", into.item(), into.shape())?;
+            out.push((i, into.strided_copy(&layout)?));
         }
     }
     Ok(out)
@@ -214,26 +201,23 @@ pub(crate) fn assembled(
     shape: &Dims,
     pieces: &[(&Region, &Tensor)],
 ) -> Result<Tensor> {
-    let (lent, views) =
-        LentBuffer::new(name, vec![Tensor::zeros(name, dtype, shape)?]).map_err(|(e, _)| e)?;
-    let pieces = || pieces.iter().filter(|(to, _)| !to.is_empty());
-    let wants: Vec<_> = views
-        .iter()
-        .flat_map(|v| pieces().map(move |(to, _)| (v, (*to).clone())))
-        .collect();
-    for (into, (_, piece)) in lent.regions_mut(&wants)?.into_iter().zip(pieces()) {
-        into.fill(&piece.to_bytes())?;
-    }
-    reclaimed(name, lent, views)
+    let whole = contiguous(name, dtype.size(), shape)?;
+    written(name, dtype, shape, |out| {
+        for (to, piece) in pieces.iter().filter(|(to, _)| !to.is_empty()) {
+            let from = contiguous(name, dtype.size(), piece.shape())?;
+            let runs = Segments::row_major(&from, &whole.narrow(to));
+            each_run(runs, &piece.to_bytes(), out, <[u8]>::copy_from_slice);
+        }
+        Ok(())
+    })
 }
 
-/// The one tensor that was lent.
-fn reclaimed(name: &str, lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
-    let out = lent
-        .reclaim(views)
-        .ok()
-        .and_then(|mut tensors| tensors.pop());
-    out.ok_or_else(|| not_back(name))
+/// Calls `f` with each run of `to`, and with the bytes of `from` for it.
+pub(crate) fn each_run(runs: Segments, from: &[u8], to: &mut [u8], f: impl Fn(&mut [u8], &[u8])) {
+    for (at, into, len) in runs {
+        let (at, into, len) = (at as usize, into as usize, len as usize);
+        f(&mut to[into..into + len], &from[at..at + len]);
+    }
 }
 
 fn not_back(name: &str) -> EmbeddingError {

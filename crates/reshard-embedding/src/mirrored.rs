@@ -5,7 +5,6 @@ use crate::{
     table::{TableView, View},
 };
 use reshard_model::{DType, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
-use std::ops::Deref;
 
 /// A variable of which every task has a copy. All copies change together, and one of them is saved.
 ///
@@ -23,14 +22,6 @@ pub struct Mirrored {
     variable: Variable,
     /// `None` without axes.
     rows: Option<Rows>,
-}
-
-/// The fields and methods of all variables.
-impl Deref for Mirrored {
-    type Target = Variable;
-    fn deref(&self) -> &Variable {
-        &self.variable
-    }
 }
 
 impl Mirrored {
@@ -71,31 +62,10 @@ impl Mirrored {
     ) -> Result<Self> {
         let tasks = tasks.into().check(name)?;
         let copies = (0..tasks.count()).map(|task| (Region::whole(shape), task));
-        Ok(Self {
-            variable: Variable::declare(name, dtype, shape, copies, true)?,
-            rows: shape.first().map(|rows| Rows::new([*rows])),
-        })
-    }
-
-    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
-        &mut self.variable
-    }
-
-    /// The copy of a task.
-    ///
-    /// # Errors
-    /// When there is no such task, or its copy is not here.
-    pub fn copy(&self, task: u32) -> Result<&Tensor> {
-        let missing = || {
-            EmbeddingError::invalid(
-                self.name(),
-                format!("this process has no copy of task {task}"),
-            )
-        };
-        self.parts()
-            .get(task as usize)
-            .and_then(|p| p.data())
-            .ok_or_else(missing)
+        let mut variable = Variable::declare(name, dtype, shape, copies)?;
+        variable.mirrored = true;
+        let rows = shape.first().map(|rows| Rows::new([*rows]));
+        Ok(Self { variable, rows })
     }
 }
 
@@ -106,8 +76,12 @@ impl View for Mirrored {
         let rows = self.rows.as_ref().ok_or_else(no_rows)?;
         // All copies are equal, so one that lies here will do.
         let copy = self.parts().iter().find_map(|p| p.data());
-        Ok(TableView::new(self, rows, vec![copy]))
+        Ok(TableView {
+            variable: self,
+            rows,
+            parts: vec![copy],
+        })
     }
 }
 
-forward_changes!(Mirrored);
+hold_variable!(Mirrored);

@@ -4,7 +4,7 @@ use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 use half::{bf16, f16};
 use reshard_model::DType;
 use std::{
-    fmt,
+    num::Wrapping,
     ops::{Add, Div, Mul, Sub},
 };
 
@@ -23,40 +23,16 @@ pub(crate) enum Op {
 /// Changes elements with as many others.
 pub(crate) type Kernel = fn(&mut [u8], &[u8]);
 
-/// An element type with arithmetic. Integers wrap around, their quotients are cut off towards zero.
-trait Number: Pod + PartialOrd {
-    fn add(self, other: Self) -> Self;
-    fn sub(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
-    fn div(self, other: Self) -> Self;
+/// A type with arithmetic: a float, or an integer that wraps around. Quotients of integers are cut off towards zero.
+pub(crate) trait Number:
+    Pod + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
 }
 
-macro_rules! integers {
-    ($($t:ty)*) => {$(
-        impl Number for $t {
-            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
-            fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
-            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
-            // Divisors of 0 are refused before anything changes.
-            fn div(self, other: Self) -> Self { if other == 0 { self } else { self.wrapping_div(other) } }
-        }
-    )*};
+impl<T> Number for T where
+    T: Pod + PartialOrd + Add<Output = T> + Sub<Output = T> + Mul<Output = T> + Div<Output = T>
+{
 }
-
-integers!(u8 u16 u32 u64 i8 i16 i32 i64);
-
-macro_rules! floats {
-    ($($t:ty as $wide:ty,)*) => {$(
-        impl Number for $t {
-            fn add(self, other: Self) -> Self { Self::narrow(self.widen() + other.widen()) }
-            fn sub(self, other: Self) -> Self { Self::narrow(self.widen() - other.widen()) }
-            fn mul(self, other: Self) -> Self { Self::narrow(self.widen() * other.widen()) }
-            fn div(self, other: Self) -> Self { Self::narrow(self.widen() / other.widen()) }
-        }
-    )*};
-}
-
-floats! { f16 as f32, bf16 as f32, f32 as f32, f64 as f64, }
 
 /// A floating-point element type, which is computed with as a [`Real`].
 pub(crate) trait Float: Pod {
@@ -66,9 +42,7 @@ pub(crate) trait Float: Pod {
 }
 
 /// What is computed with: float32, also for the 16-bit types, or float64.
-pub(crate) trait Real:
-    Pod + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
-{
+pub(crate) trait Real: Number {
     const ZERO: Self;
     const ONE: Self;
     fn of(v: f64) -> Self;
@@ -129,9 +103,11 @@ pub(crate) fn map<T: Pod>(to: &mut [u8], f: impl Fn(T) -> T) {
 
 fn kernel_of<T: Number>(op: Op) -> Kernel {
     match op {
+        // Floats of 16 bits are computed in float32.
         Op::Add => |to, from| zip(to, from, T::add),
         Op::Sub => |to, from| zip(to, from, T::sub),
         Op::Mul => |to, from| zip(to, from, T::mul),
+        // Integer divisors of 0 are refused before anything changes.
         Op::Div => |to, from| zip(to, from, T::div),
         // As TensorFlow has it: where either is not a number the old element stays.
         Op::Max => |to, from| zip(to, from, |a: T, b| if a < b { b } else { a }),
@@ -143,14 +119,14 @@ fn kernel_of<T: Number>(op: Op) -> Kernel {
 /// How elements of this type are changed; `None` when the type has no such arithmetic.
 pub(crate) fn kernel(op: Op, dtype: DType) -> Option<Kernel> {
     Some(match dtype {
-        DType::UInt8 => kernel_of::<u8>(op),
-        DType::UInt16 => kernel_of::<u16>(op),
-        DType::UInt32 => kernel_of::<u32>(op),
-        DType::UInt64 => kernel_of::<u64>(op),
-        DType::Int8 => kernel_of::<i8>(op),
-        DType::Int16 => kernel_of::<i16>(op),
-        DType::Int32 => kernel_of::<i32>(op),
-        DType::Int64 => kernel_of::<i64>(op),
+        DType::UInt8 => kernel_of::<Wrapping<u8>>(op),
+        DType::UInt16 => kernel_of::<Wrapping<u16>>(op),
+        DType::UInt32 => kernel_of::<Wrapping<u32>>(op),
+        DType::UInt64 => kernel_of::<Wrapping<u64>>(op),
+        DType::Int8 => kernel_of::<Wrapping<i8>>(op),
+        DType::Int16 => kernel_of::<Wrapping<i16>>(op),
+        DType::Int32 => kernel_of::<Wrapping<i32>>(op),
+        DType::Int64 => kernel_of::<Wrapping<i64>>(op),
         DType::Float16 => kernel_of::<f16>(op),
         DType::BFloat16 => kernel_of::<bf16>(op),
         DType::Float32 => kernel_of::<f32>(op),
@@ -196,12 +172,6 @@ macro_rules! with_float {
     };
 }
 pub(crate) use with_float;
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 impl Op {
     pub(crate) fn name(self) -> &'static str {

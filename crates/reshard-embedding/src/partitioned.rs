@@ -3,7 +3,6 @@ use reshard_model::{
     BoxFault, DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree, first_fault,
 };
 use reshard_policy::partition::Grid;
-use std::ops::Deref;
 
 /// A variable in parts along any axes, so that several tasks share its bytes. `to_tensor` joins the parts.
 ///
@@ -22,14 +21,6 @@ use std::ops::Deref;
 #[derive(Debug)]
 pub struct PartitionedVariable {
     variable: Variable,
-}
-
-/// The fields and methods of all variables.
-impl Deref for PartitionedVariable {
-    type Target = Variable;
-    fn deref(&self) -> &Variable {
-        &self.variable
-    }
 }
 
 impl PartitionedVariable {
@@ -73,55 +64,8 @@ impl PartitionedVariable {
             }
             Some(BoxFault::Hole(hole)) => return fail(format!("no part covers {hole}")),
         }
-        let variable = Variable::declare(
-            name,
-            dtype,
-            shape,
-            regions.into_iter().map(|r| (r, 0)),
-            false,
-        )?;
-
-        // `put` checks what is left: the element type, and that a part has no gaps.
-        let mut out = Self { variable };
-        for (i, (_, part)) in parts.into_iter().enumerate() {
-            out.variable.put(i, part)?;
-        }
-        Ok(out)
-    }
-
-    /// Makes parts and places them on tasks, round robin. `initializer` makes each part from (full shape, offset, part shape).
-    ///
-    /// # Errors
-    /// The cut does not fit the shape, there is no task, the initializer fails, or its result does not have the shape and element type
-    /// of the part.
-    pub fn create<'a>(
-        name: &str,
-        shape: &[u64],
-        dtype: DType,
-        cut: impl Into<Cut<'a>>,
-        tasks: impl Into<Tasks>,
-        initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
-    ) -> Result<Self> {
-        let tasks = tasks.into();
-        let mut out = Self::declare(name, shape, dtype, cut, tasks)?;
-        out.variable.initialize(tasks, initializer)?;
-        Ok(out)
-    }
-
-    /// As [`create`](Self::create), but without data, for a load or for [`fill`](Self::fill).
-    ///
-    /// # Errors
-    /// Those of [`create`](Self::create).
-    pub fn declare<'a>(
-        name: &str,
-        shape: &[u64],
-        dtype: DType,
-        cut: impl Into<Cut<'a>>,
-        tasks: impl Into<Tasks>,
-    ) -> Result<Self> {
-        let tasks = tasks.into().check(name)?;
-        let grid = cut.into().grid(tasks, shape, dtype)?;
-        Self::on(name, dtype, &grid, (0..tasks.count()).cycle())
+        let variable = Variable::of_parts(name, dtype, shape, parts)?;
+        Ok(Self { variable })
     }
 
     /// The parts of a grid, on the tasks that come.
@@ -131,28 +75,19 @@ impl PartitionedVariable {
         grid: &Grid,
         tasks: impl IntoIterator<Item = u32>,
     ) -> Result<Self> {
-        Ok(Self {
-            variable: Variable::declare(
-                name,
-                dtype,
-                grid.shape(),
-                grid.regions().zip(tasks),
-                false,
-            )?,
-        })
-    }
-
-    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
-        &mut self.variable
+        let parts = grid.regions().zip(tasks);
+        let variable = Variable::declare(name, dtype, grid.shape(), parts)?;
+        Ok(Self { variable })
     }
 }
 
 impl From<ShardedVariable> for PartitionedVariable {
     fn from(sharded: ShardedVariable) -> Self {
         Self {
-            variable: sharded.into_variable(),
+            variable: sharded.variable,
         }
     }
 }
 
-forward_changes!(PartitionedVariable);
+hold_variable!(PartitionedVariable);
+make_by_cut!(PartitionedVariable);

@@ -1,5 +1,6 @@
 use crate::{
     EmbeddingError, Ids, LookupOptions, Result, ShardedVariable, lookup::embedding_lookup,
+    rows::Rows,
 };
 use reshard_model::{DType, ReplicaId, ShardedTensor, Tensor};
 use std::{cmp::Reverse, collections::BinaryHeap};
@@ -179,12 +180,13 @@ impl Permutation {
             }
         }
 
-        let mut next: Vec<i64> = starts(capacities);
+        let parts = Rows::new(capacities.iter().copied());
+        let mut next: Vec<u64> = (0..parts.parts()).map(|part| parts.start(part)).collect();
         let mut row_of_id = list(rows)?;
         row_of_id.extend(part_of_id.into_iter().map(|part| {
-            let row = next[part as usize];
-            next[part as usize] += 1;
-            row
+            let row = &mut next[part as usize];
+            *row += 1;
+            (*row - 1) as i64
         }));
         Ok(Self { row_of_id })
     }
@@ -277,7 +279,7 @@ impl Permutation {
                 self.len()
             ));
         }
-        let parts = crate::rows::Rows::new(capacities.iter().copied());
+        let parts = Rows::new(capacities.iter().copied());
         let mut loads = vec![0; capacities.len()];
         for (&row, &frequency) in self.row_of_id.iter().zip(frequencies) {
             if let Some((part, _)) = parts.locate(row as u64) {
@@ -304,7 +306,7 @@ impl Permutation {
     }
 
     fn check_rows(&self, table: &ShardedVariable) -> Result<()> {
-        let rows = table.rows().total();
+        let rows = table.rows.total();
         if self.len() as u64 == rows {
             return Ok(());
         }
@@ -318,7 +320,7 @@ impl Permutation {
     /// A table whose row `i` is row `self[i]` of this one.
     fn gather(&self, table: &ShardedVariable) -> Result<ShardedVariable> {
         self.check_rows(table)?;
-        let rows = table.rows();
+        let rows = &table.rows;
         let mut out = table.like(table.name(), table.dtype())?;
         for part in 0..rows.parts() {
             let (start, len) = (rows.start(part) as usize, rows.len(part) as usize);
@@ -397,13 +399,4 @@ fn checked_rows(frequencies: &[u64], capacities: &[u64]) -> Result<u64> {
         )),
         Some(rows) => Ok(rows),
     }
-}
-
-fn starts(capacities: &[u64]) -> Vec<i64> {
-    let running = capacities.iter().scan(0, |at, &n| {
-        let start = *at;
-        *at += n as i64;
-        Some(start)
-    });
-    running.collect()
 }

@@ -53,15 +53,6 @@ impl Deref for AnyVariable {
 }
 
 impl AnyVariable {
-    /// The one in parts along the first axis, if it is that.
-    pub fn into_sharded(self) -> Option<ShardedVariable> {
-        if let Self::Sharded(v) = self {
-            Some(v)
-        } else {
-            None
-        }
-    }
-
     fn variable_mut(&mut self) -> &mut Variable {
         match self {
             Self::Sharded(v) => v.variable_mut(),
@@ -197,10 +188,8 @@ impl VariableScope {
             let made = Mirrored::create(name, shape, dtype, tasks, |full| {
                 initializer(full, &zeros, full)
             })?;
-            let each = Dims::from(shape)
-                .volume()
-                .unwrap_or(0)
-                .saturating_mul(dtype.size());
+            let elements = Dims::from(shape).volume().unwrap_or(0);
+            let each = elements.saturating_mul(dtype.size());
             self.bytes
                 .iter_mut()
                 .for_each(|b| *b = b.saturating_add(each));

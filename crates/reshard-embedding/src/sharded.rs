@@ -7,7 +7,6 @@ use crate::{
 };
 use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use reshard_policy::partition::Grid;
-use std::ops::Deref;
 
 /// A variable in parts along its first axis, such as an embedding table on several tasks.
 ///
@@ -31,16 +30,8 @@ use std::ops::Deref;
 /// ```
 #[derive(Debug)]
 pub struct ShardedVariable {
-    variable: Variable,
-    rows: Rows,
-}
-
-/// The fields and methods of all variables.
-impl Deref for ShardedVariable {
-    type Target = Variable;
-    fn deref(&self) -> &Variable {
-        &self.variable
-    }
+    pub(crate) variable: Variable,
+    pub(crate) rows: Rows,
 }
 
 impl ShardedVariable {
@@ -54,87 +45,34 @@ impl ShardedVariable {
         let Some(first) = parts.first() else {
             return fail("a variable has at least one part".into());
         };
-        let Some((_, inner)) = first.shape().split_first() else {
+        let (dtype, of_first) = (first.dtype(), first.shape().clone());
+        let Some((_, inner)) = of_first.split_first() else {
             return fail(
                 "a part without axes can't be put together with others; give it shape [1]".into(),
             );
         };
 
         // The first axis starts at 0 and grows with each part, so it is also the offset of the next part.
-        let mut shape = first.shape().clone();
+        let mut shape = of_first.clone();
         shape[0] = 0;
-        let mut regions = Vec::with_capacity(parts.len());
-        for (i, part) in parts.iter().enumerate() {
-            if part.dtype() != first.dtype() || part.shape().get(1..) != Some(inner) {
+        let mut placed = Vec::with_capacity(parts.len());
+        for (i, part) in parts.into_iter().enumerate() {
+            if part.dtype() != dtype || part.shape().get(1..) != Some(inner) {
                 return fail(format!(
-                    "part {i} has shape {} of {}, part 0 has {} of {}; only the first axis may differ",
+                    "part {i} has shape {} of {}, part 0 has {of_first} of {dtype}; only the first axis may differ",
                     part.shape(),
                     part.dtype(),
-                    first.shape(),
-                    first.dtype()
                 ));
             }
-            let mut offsets = Dims::zeros(shape.len());
-            offsets[0] = shape[0];
+            let mut region = Region::whole(part.shape());
+            region.offsets[0] = shape[0];
             let Some(rows) = shape[0].checked_add(part.shape()[0]) else {
                 return fail("the parts are too large together".into());
             };
             shape[0] = rows;
-            regions.push((
-                Region {
-                    offsets,
-                    lengths: part.shape().clone(),
-                },
-                0,
-            ));
+            placed.push((region, part));
         }
-
-        let mut out = Self::of(Variable::declare(
-            name,
-            first.dtype(),
-            &shape,
-            regions,
-            false,
-        )?);
-        for (i, part) in parts.into_iter().enumerate() {
-            out.variable.put(i, part)?;
-        }
-        Ok(out)
-    }
-
-    /// Makes parts and places them on tasks, round robin. `initializer` makes each part from (full shape, offset, part shape).
-    ///
-    /// # Errors
-    /// The cut does not fit the shape or cuts another axis than the first, there is no task, the initializer fails, or its result does
-    /// not have the shape and element type of the part.
-    pub fn create<'a>(
-        name: &str,
-        shape: &[u64],
-        dtype: DType,
-        cut: impl Into<Cut<'a>>,
-        tasks: impl Into<Tasks>,
-        initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
-    ) -> Result<Self> {
-        let tasks = tasks.into();
-        let mut out = Self::declare(name, shape, dtype, cut, tasks)?;
-        out.variable.initialize(tasks, initializer)?;
-        Ok(out)
-    }
-
-    /// As [`create`](Self::create), but without data, for a load or for [`fill`](Self::fill).
-    ///
-    /// # Errors
-    /// Those of [`create`](Self::create).
-    pub fn declare<'a>(
-        name: &str,
-        shape: &[u64],
-        dtype: DType,
-        cut: impl Into<Cut<'a>>,
-        tasks: impl Into<Tasks>,
-    ) -> Result<Self> {
-        let tasks = tasks.into().check(name)?;
-        let grid = cut.into().grid(tasks, shape, dtype)?;
-        Self::on(name, dtype, &grid, (0..tasks.count()).cycle())
+        Ok(Self::of(Variable::of_parts(name, dtype, &shape, placed)?))
     }
 
     /// The parts of a grid, on the tasks that come.
@@ -156,12 +94,12 @@ impl ShardedVariable {
             );
             return Err(EmbeddingError::invalid(name, what));
         }
+        let parts = grid.regions().zip(tasks);
         Ok(Self::of(Variable::declare(
             name,
             dtype,
             grid.shape(),
-            grid.regions().zip(tasks),
-            false,
+            parts,
         )?))
     }
 
@@ -181,25 +119,12 @@ impl ShardedVariable {
             dtype,
             self.shape(),
             parts,
-            false,
         )?))
     }
 
     /// Rows of each part.
     pub fn part_rows(&self) -> Vec<u64> {
         self.parts().iter().map(|p| p.region.lengths[0]).collect()
-    }
-
-    pub(crate) fn rows(&self) -> &Rows {
-        &self.rows
-    }
-
-    pub(crate) fn into_variable(self) -> Variable {
-        self.variable
-    }
-
-    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
-        &mut self.variable
     }
 
     /// Shape of a row: the axes after the first.
@@ -231,8 +156,8 @@ impl ShardedVariable {
     /// Changes row `ids[i]` with row `i` of `values`, one after the other. Nothing changes when there is an error.
     fn scatter(&mut self, op: Op, ids: &Ids<'_>, values: &Tensor) -> Result<()> {
         self.check_list(ids)?;
-        let mut shape = Dims::from(ids.shape());
-        self.row_shape().iter().for_each(|&n| shape.push(n));
+        let table = self.view()?;
+        let shape = table.shape_of_rows(ids.shape());
         self.check_value("a scatter with these ids", values, &shape)?;
         let kernel = self.kernel(op)?;
         let bytes = values.to_bytes();
@@ -242,7 +167,6 @@ impl ShardedVariable {
             let what = format!("division by zero: value {i} (row-major) is 0");
             return Err(EmbeddingError::invalid(self.name(), what));
         }
-        let table = self.view()?;
         let mut places = Vec::with_capacity(ids.values().len());
         for (at, &id) in ids.values().iter().enumerate() {
             let place = u64::try_from(id).ok().and_then(|row| self.rows.locate(row));
@@ -325,8 +249,13 @@ impl ShardedVariable {
 impl View for ShardedVariable {
     fn view(&self) -> Result<TableView<'_>> {
         let parts = self.parts().iter().map(|p| p.data()).collect();
-        Ok(TableView::new(self, &self.rows, parts))
+        Ok(TableView {
+            variable: self,
+            rows: &self.rows,
+            parts,
+        })
     }
 }
 
-forward_changes!(ShardedVariable);
+hold_variable!(ShardedVariable);
+make_by_cut!(ShardedVariable);

@@ -21,9 +21,10 @@ impl<T: View> Table for T {}
 /// The rows of a table, and the parts that lie in this process. A mirrored variable has one part, which every task may have.
 #[derive(Clone, Debug)]
 pub struct TableView<'a> {
-    variable: &'a Variable,
-    rows: &'a Rows,
-    parts: Vec<Option<&'a Tensor>>,
+    pub(crate) variable: &'a Variable,
+    pub(crate) rows: &'a Rows,
+    /// The data of each part; `None` for those that do not lie here.
+    pub(crate) parts: Vec<Option<&'a Tensor>>,
 }
 
 /// Name, shape and element type.
@@ -35,28 +36,6 @@ impl Deref for TableView<'_> {
 }
 
 impl<'a> TableView<'a> {
-    /// The view of a variable with these rows. `parts` has the data of each part; `None` for those that do not lie here.
-    pub(crate) fn new(
-        variable: &'a Variable,
-        rows: &'a Rows,
-        parts: Vec<Option<&'a Tensor>>,
-    ) -> Self {
-        Self {
-            variable,
-            rows,
-            parts,
-        }
-    }
-
-    pub(crate) fn rows(&self) -> &'a Rows {
-        self.rows
-    }
-
-    /// The data of each part; `None` for those that do not lie here.
-    pub(crate) fn parts(&self) -> &[Option<&'a Tensor>] {
-        &self.parts
-    }
-
     /// Shape of a row: the axes after the first.
     pub(crate) fn row_shape(&self) -> &'a [u64] {
         self.variable.shape().get(1..).unwrap_or_default()
@@ -76,15 +55,6 @@ impl<'a> TableView<'a> {
     /// Shape of a part.
     pub(crate) fn shape_of(&self, part: usize) -> Dims {
         self.shape_of_rows(&[self.rows.len(part)])
-    }
-
-    /// The error for a part that does not lie here.
-    pub(crate) fn missing(&self, part: usize) -> EmbeddingError {
-        EmbeddingError::NoData {
-            name: self.name().into(),
-            part,
-            task: self.variable.parts().get(part).map_or(0, |p| p.task),
-        }
     }
 
     /// The error for an id without a row.

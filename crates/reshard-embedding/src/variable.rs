@@ -1,6 +1,6 @@
 use crate::{
     EmbeddingError, Result,
-    memory::{assembled, contiguous, edit},
+    memory::{assembled, contiguous, each_run, edit},
     number::{Kernel, Op, kernel},
 };
 use reshard_model::{DType, Dims, Layout, Region, Segments, Tensor};
@@ -42,24 +42,20 @@ impl Tasks {
     }
 
     pub(crate) fn check(self, name: &str) -> Result<Self> {
-        match self {
-            Self { count: 0, .. } => Err(EmbeddingError::invalid(
-                name,
-                "there must be at least one task to hold it",
-            )),
-            Self { count, .. } if u64::from(count) > MAX_PARTS => Err(EmbeddingError::invalid(
-                name,
-                format!("{count} tasks are more than {MAX_PARTS}"),
-            )),
+        let what = match self {
+            Self { count: 0, .. } => "there must be at least one task to hold it".into(),
+            Self { count, .. } if u64::from(count) > MAX_PARTS => {
+                format!("{count} tasks are more than {MAX_PARTS}")
+            }
             Self {
                 count,
                 here: Some(here),
-            } if here >= count => Err(EmbeddingError::invalid(
-                name,
-                format!("task {here} does not exist: there are {count} tasks, counted from 0"),
-            )),
-            ok => Ok(ok),
-        }
+            } if here >= count => {
+                format!("task {here} does not exist: there are {count} tasks, counted from 0")
+            }
+            ok => return Ok(ok),
+        };
+        Err(EmbeddingError::invalid(name, what))
     }
 }
 
@@ -149,7 +145,7 @@ pub struct Variable {
     shape: Dims,
     parts: Vec<Part>,
     /// Every part is the whole.
-    mirrored: bool,
+    pub(crate) mirrored: bool,
 }
 
 impl Variable {
@@ -159,7 +155,6 @@ impl Variable {
         dtype: DType,
         shape: &[u64],
         parts: impl IntoIterator<Item = (Region, u32)>,
-        mirrored: bool,
     ) -> Result<Self> {
         // Also of an empty one the other axes must fit, so that no arithmetic on places overflows.
         let at_least_one: Dims = shape.iter().map(|&n| n.max(1)).collect();
@@ -177,8 +172,24 @@ impl Variable {
             dtype,
             shape: shape.into(),
             parts,
-            mirrored,
+            mirrored: false,
         })
+    }
+
+    /// Existing parts, all on task 0.
+    pub(crate) fn of_parts(
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+        parts: Vec<(Region, Tensor)>,
+    ) -> Result<Self> {
+        let regions = parts.iter().map(|(region, _)| (region.clone(), 0));
+        let mut out = Self::declare(name, dtype, shape, regions)?;
+        // `put` checks the element type, and that a part has no gaps.
+        for (i, (_, part)) in parts.into_iter().enumerate() {
+            out.put(i, part)?;
+        }
+        Ok(out)
     }
 
     /// Gives every part that lies here what `initializer` makes of (full shape, offset, part shape).
@@ -270,12 +281,17 @@ impl Variable {
 
     /// The data of a part.
     pub(crate) fn data(&self, part: usize) -> Result<&Tensor> {
-        let Part { task, data, .. } = &self.parts[part];
-        data.as_ref().ok_or_else(|| EmbeddingError::NoData {
+        let data = self.parts[part].data.as_ref();
+        data.ok_or_else(|| self.no_data(part))
+    }
+
+    /// The error for a part that has no data here.
+    pub(crate) fn no_data(&self, part: usize) -> EmbeddingError {
+        EmbeddingError::NoData {
             name: self.name.clone(),
             part,
-            task: *task,
-        })
+            task: self.parts.get(part).map_or(0, |p| p.task),
+        }
     }
 
     /// Parts that make up the whole, each with its data: of a mirrored variable the first copy that lies here.
@@ -329,10 +345,7 @@ impl Variable {
                 .zip(&boxes)
                 .filter(|(part, _)| !part.is_empty())
             {
-                for (from, to, len) in Segments::row_major(from, to) {
-                    let (from, to, len) = (from as usize, to as usize, len as usize);
-                    kernel(&mut part[to..to + len], &bytes[from..from + len]);
-                }
+                each_run(Segments::row_major(from, to), &bytes, part, kernel);
             }
         })
     }

@@ -21,6 +21,7 @@ use reshard_storage::{
     UnfinishedUpload,
 };
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
+use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -143,7 +144,8 @@ pub struct Remains {
 }
 
 /// The origin of a leftover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RemainsKind {
     /// A file of an older save, in which no item lies.

@@ -4,6 +4,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -79,7 +80,7 @@ pub enum IfExists {
 }
 
 /// A link to a file or directory, among the files of a place.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Link {
     /// Its name.
     pub name: Name,

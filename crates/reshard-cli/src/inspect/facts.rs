@@ -1,11 +1,11 @@
 //! What is known of a checkpoint without loading a tensor.
 
-use crate::{error::Result, findings};
+use crate::{error::Result, findings, units};
 use reshard::{
     Sidecar, Value,
     blocking::Checkpoint,
-    storage::Name,
-    strategy::{FileRole, Unlisted},
+    storage::{Link, Name},
+    strategy::{FileRole, StorageInfo, Unlisted},
 };
 use reshard_convert::stored_optimizers;
 use reshard_optim::StoredOptimizer;
@@ -49,16 +49,21 @@ pub(super) struct Facts {
     pub(super) owners: BTreeMap<String, String>,
 }
 
+#[derive(Serialize)]
 pub(super) struct File {
     pub(super) name: String,
     pub(super) bytes: u64,
     /// Stored items in it.
+    #[serde(skip)]
     pub(super) items: u64,
     /// Bytes of them.
+    #[serde(skip)]
     pub(super) owned: u64,
     /// What it is to the checkpoint.
+    #[serde(skip)]
     pub(super) role: FileRole,
     /// Where it leads, if it is a link.
+    #[serde(skip)]
     pub(super) target: Option<String>,
 }
 
@@ -76,24 +81,6 @@ impl NotListed {
             problems: rest.damage.findings.saturating_add(rest.unchecked.findings),
             not_understood: rest.not_understood.findings,
             not_read: rest.not_read.findings,
-        }
-    }
-}
-
-/// A link in the directory.
-#[derive(Serialize)]
-pub(super) struct Link {
-    pub(super) name: String,
-    pub(super) target: String,
-    pub(super) followed: bool,
-}
-
-impl From<reshard::storage::Link> for Link {
-    fn from(l: reshard::storage::Link) -> Self {
-        Self {
-            name: l.name.into(),
-            target: l.target,
-            followed: l.followed,
         }
     }
 }
@@ -144,7 +131,7 @@ impl Facts {
             notes.push(format!("the graph of objects can't be read: {e}"));
             BTreeMap::new()
         });
-        let links: Vec<Link> = checkpoint.links()?.into_iter().map(Link::from).collect();
+        let links = checkpoint.links()?;
         let files = files(&checkpoint, &links)?;
 
         let of = |roles: &[FileRole]| {
@@ -195,12 +182,8 @@ impl Facts {
             objects: m.object_count() as u64,
             files: self.files.len() as u64,
             tensor_bytes: m.total_bytes(),
-            object_bytes: lengths.fold(0, u64::saturating_add),
-            file_bytes: self
-                .files
-                .iter()
-                .map(|f| f.bytes)
-                .fold(0, u64::saturating_add),
+            object_bytes: units::sum(lengths),
+            file_bytes: units::sum(self.files.iter().map(|f| f.bytes)),
         }
     }
 
@@ -243,17 +226,15 @@ impl Facts {
     }
 }
 
+/// Bytes of all parts of an item.
+pub(super) fn length(parts: &[StorageInfo]) -> u64 {
+    units::sum(parts.iter().map(StorageInfo::length))
+}
+
 fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
-    let links: BTreeMap<&str, &Link> = links.iter().map(|l| (&*l.name, l)).collect();
+    let links: BTreeMap<&str, &Link> = links.iter().map(|l| (l.name.as_str(), l)).collect();
     let mut owned: BTreeMap<Name, (u64, u64)> = BTreeMap::new();
-    let chunks = checkpoint
-        .tensors()
-        .flat_map(|t| t.chunks())
-        .flat_map(|c| c.parts);
-    let objects = checkpoint
-        .objects()
-        .flat_map(|k| checkpoint.object_parts(k));
-    for p in chunks.chain(objects) {
+    for p in findings::stored_parts(checkpoint) {
         let length = p.length();
         let (items, bytes) = owned.entry(p.file).or_default();
         *items += 1;

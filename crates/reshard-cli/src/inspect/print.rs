@@ -1,6 +1,6 @@
 //! The same for people.
 
-use super::facts::{Facts, File};
+use super::facts::{Facts, File, length};
 use crate::{
     error::Result,
     glob::Keys,
@@ -12,7 +12,6 @@ use reshard::{
     blocking::TensorHandle,
     plan::{AnnotationId, AnnotationKind},
     strategy::FileRole,
-    strategy::StorageInfo,
 };
 use reshard_convert::ItemKind;
 use std::{collections::BTreeMap, io::Write};
@@ -24,11 +23,8 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
     let (producer, totals) = (c.producer(), f.totals());
     writeln!(out, "{BOLD}{}{BOLD:#}", table::shown(c.url()))?;
-    fact(
-        out,
-        "format",
-        format!("{}, dialect {}", c.backend(), c.dialect()),
-    )?;
+    let format = format!("{}, dialect {}", c.backend(), c.dialect());
+    fact(out, "format", format)?;
     // What the bytes tell is a guess, where their writer says who it was.
     if f.sidecar.is_none() && !producer.written_by.is_empty() {
         fact(out, "written by", producer.written_by.join("; "))?;
@@ -56,36 +52,25 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         fact(out, "optimizer", optimizer)?;
     }
     let chunks = units::some(totals.chunks, "chunk");
-    fact(
-        out,
-        "tensors",
-        format!(
-            "{} in {chunks}, {}",
-            units::count(totals.tensors),
-            units::bytes(totals.tensor_bytes)
-        ),
-    )?;
+    let amount = |n, more: &str, bytes| {
+        let (n, bytes) = (units::count(n), units::bytes(bytes));
+        format!("{n}{more}, {bytes}")
+    };
+    let tensors = amount(
+        totals.tensors,
+        &format!(" in {chunks}"),
+        totals.tensor_bytes,
+    );
+    fact(out, "tensors", tensors)?;
     fact(
         out,
         "objects",
-        format!(
-            "{}, {}",
-            units::count(totals.objects),
-            units::bytes(totals.object_bytes)
-        ),
+        amount(totals.objects, "", totals.object_bytes),
     )?;
     if let Some(stated) = stated(f) {
         fact(out, "metadata", stated)?;
     }
-    fact(
-        out,
-        "files",
-        format!(
-            "{}, {}",
-            units::count(totals.files),
-            units::bytes(totals.file_bytes)
-        ),
-    )?;
+    fact(out, "files", amount(totals.files, "", totals.file_bytes))?;
     condition(f, out)?;
     for note in producer.notes.iter().chain(&f.notes) {
         fact(out, "note", note)?;
@@ -191,44 +176,31 @@ fn few_of(out: &mut dyn Write, name: &str, all: &[String], more: u64) -> Result<
 /// The tensors and objects that were chosen; if all are, common state and files too.
 pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
-    let tensors = || c.tensors().filter(|t| keys.has(t.key()));
+    let tensors = || keys.tensors(c);
     let objects = || c.objects().filter(|k| keys.has(k));
     if tensors().next().is_some() {
         writeln!(out)?;
-        let row = |t: &TensorHandle| {
-            let (shape, chunks) = (t.shape().to_string(), t.chunks().len() as u64);
+        let row = |t: TensorHandle| {
             [
                 t.key().into(),
                 t.dtype().to_string(),
-                shape,
+                t.shape().to_string(),
                 units::bytes(t.nbytes()),
-                units::count(chunks),
+                units::count(t.chunks().len() as u64),
+                f.owners.get(t.key()).cloned().unwrap_or_default(),
             ]
         };
-        if f.owners.is_empty() {
-            let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"];
-            table::rows(out, head, || tensors().map(|t| row(&t)))?;
-        } else {
-            let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", "OWNER"];
-            let owned = |t: TensorHandle| {
-                let [key, dtype, shape, size, chunks] = row(&t);
-                let owner = f.owners.get(t.key()).cloned().unwrap_or_default();
-                [key, dtype, shape, size, chunks, owner]
-            };
-            table::rows(out, head, || tensors().map(owned))?;
-        }
+        let owner = if f.owners.is_empty() { "" } else { "OWNER" };
+        let head = ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS", owner];
+        table::rows(out, head, || tensors().map(row))?;
     }
     if objects().next().is_some() {
         writeln!(out)?;
         let row = |key: &str| match &*c.object_parts(key) {
             [] => [key.into(), "?".into(), "not recorded".into()],
             parts @ [first, ..] => {
-                let bytes = parts
-                    .iter()
-                    .map(StorageInfo::length)
-                    .fold(0, u64::saturating_add);
                 let file = brief(first.file.as_str());
-                [key.into(), units::bytes(bytes), file]
+                [key.into(), units::bytes(length(parts)), file]
             }
         };
         table::rows(out, ["OBJECT", ">SIZE", "FILE"], || objects().map(row))?;

@@ -74,7 +74,7 @@ impl Grid {
     fn read(
         &self,
         chosen: &mut Vec<(u64, u64)>,
-        cells: &mut Vec<(Vec<u64>, String)>,
+        cells: &mut Vec<(Dims, String)>,
         read: &mut impl FnMut(Region) -> Result<Vec<String>>,
     ) -> Result<()> {
         let Some(axis) = self.axes.get(chosen.len()) else {
@@ -83,20 +83,9 @@ impl Grid {
             if lengths.contains(&0) {
                 return Ok(());
             }
-            let texts = read(Region::new(offsets, lengths))?;
-            let mut at: Vec<u64> = chosen.iter().map(|(from, _)| *from).collect();
-            for text in texts {
-                cells.push((at.clone(), text));
-                // The next index in row-major order.
-                for axis in (0..at.len()).rev() {
-                    let (from, n) = chosen[axis];
-                    at[axis] += 1;
-                    if at[axis] < from + n {
-                        break;
-                    }
-                    at[axis] = from;
-                }
-            }
+            let region = Region::new(offsets, lengths);
+            let places = region.clone().blocks(1).map(|one| one.offsets);
+            cells.extend(places.zip(read(region)?));
             return Ok(());
         };
         for part in axis {

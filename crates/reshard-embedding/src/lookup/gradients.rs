@@ -162,8 +162,8 @@ pub(super) fn gradients(
 
     // Ids are grouped by part first, with the place of each in `upstream`, so that threads can copy the rows of a part.
     let places = Places::new(table, options)?;
-    let mut indices: Vec<Vec<i64>> = vec![Vec::new(); table.parts().len()];
-    let mut positions: Vec<Vec<usize>> = vec![Vec::new(); table.parts().len()];
+    let mut indices: Vec<Vec<i64>> = vec![Vec::new(); table.parts.len()];
+    let mut positions: Vec<Vec<usize>> = vec![Vec::new(); table.parts.len()];
     for (at, &id) in ids.values().iter().enumerate() {
         let (part, row) = places
             .locate(id)

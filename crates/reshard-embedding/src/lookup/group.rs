@@ -2,7 +2,7 @@
 
 use super::{LookupOptions, Places, clip_of, elements_of, gradients::gradients};
 use crate::{EmbeddingError, Ids, IndexedSlices, Result, Table, memory::written, table::TableView};
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use reshard_comm::{Cause, Comm};
 use reshard_model::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -133,7 +133,7 @@ pub async fn lookup_gradients_over<'a>(
     messages?;
     let got = got?;
 
-    let mut of_parts: Vec<(Vec<i64>, Vec<Bytes>)> = vec![Default::default(); view.parts().len()];
+    let mut of_parts: Vec<(Vec<i64>, Vec<Bytes>)> = vec![Default::default(); view.parts.len()];
     for message in &got {
         received(&view, message, &mut of_parts)?;
     }
@@ -189,10 +189,10 @@ struct Facts {
 
 impl Facts {
     fn of(table: &TableView<'_>) -> Self {
-        let parts = table.parts().len();
+        let parts = table.parts.len();
         let mut hasher = DefaultHasher::new();
-        (0..parts).for_each(|part| table.rows().len(part).hash(&mut hasher));
-        let held = (0..).zip(table.parts());
+        (0..parts).for_each(|part| table.rows.len(part).hash(&mut hasher));
+        let held = (0..).zip(&table.parts);
         let held = held.filter_map(|(part, data)| data.is_some().then_some(part));
         Self {
             name: table.name().into(),
@@ -210,13 +210,7 @@ impl Facts {
     }
 
     fn text(&self) -> String {
-        let Self {
-            name,
-            dtype,
-            shape,
-            parts,
-            ..
-        } = self;
+        let (name, dtype, shape, parts, _) = self.common();
         format!("{name} of shape {shape:?} of {dtype} in {parts} parts")
     }
 }
@@ -317,8 +311,8 @@ impl Holders {
     }
 }
 
-const NUMBER: usize = size_of::<u64>();
-const PLACE: usize = 2 * NUMBER;
+/// Bytes of an encoded place: two numbers.
+const PLACE: usize = 2 * size_of::<u64>();
 
 fn encoded(places: impl Iterator<Item = Place>) -> Bytes {
     let numbers = places.flat_map(|(part, row)| [part as u64, row]);
@@ -330,16 +324,14 @@ fn decoded<'m>(
     table: &'m TableView<'_>,
     message: &'m [u8],
 ) -> impl Iterator<Item = Result<Place>> + 'm {
-    message.chunks(PLACE).map(|place| {
-        let (numbers, rest) = place.as_chunks::<NUMBER>();
-        let &[part, row] = numbers else {
-            return Err(broken(table, rest.len()));
+    message.chunks(PLACE).map(|mut place| {
+        let (Ok(part), Ok(row)) = (place.try_get_u64_le(), place.try_get_u64_le()) else {
+            return Err(broken(table, place.len()));
         };
-        let [part, row] = [part, row].map(u64::from_le_bytes);
         let part = usize::try_from(part).unwrap_or(usize::MAX);
-        match table.parts().get(part) {
-            Some(Some(_)) if row < table.rows().len(part) => Ok((part, row)),
-            Some(None) => Err(table.missing(part)),
+        match table.parts.get(part) {
+            Some(Some(_)) if row < table.rows.len(part) => Ok((part, row)),
+            Some(None) => Err(table.no_data(part)),
             _ => Err(broken(table, message.len())),
         }
     })
@@ -359,7 +351,7 @@ fn rows(table: &TableView<'_>, elements: &[Bytes], request: &[u8]) -> Result<Byt
         let (part, row) = place?;
         let from = row as usize * width;
         let row = elements.get(part).and_then(|e| e.get(from..from + width));
-        out.extend_from_slice(row.ok_or_else(|| table.missing(part))?);
+        out.extend_from_slice(row.ok_or_else(|| table.no_data(part))?);
     }
     Ok(out.into())
 }
@@ -371,24 +363,19 @@ fn received(
     of_parts: &mut [(Vec<i64>, Vec<Bytes>)],
 ) -> Result<()> {
     let mut rest = message.clone();
-    let cut = |rest: &mut Bytes, bytes: Option<usize>| match bytes {
-        Some(bytes) if bytes <= rest.len() => Ok(rest.split_to(bytes)),
-        _ => Err(broken(table, rest.len())),
-    };
     while !rest.is_empty() {
-        let head = cut(&mut rest, Some(NUMBER))?;
-        let rows = head
-            .as_chunks::<NUMBER>()
-            .0
-            .first()
-            .copied()
-            .unwrap_or_default();
-        let rows = usize::try_from(u64::from_le_bytes(rows)).ok();
-        let places = cut(&mut rest, rows.and_then(|rows| rows.checked_mul(PLACE)))?;
-        let values = cut(
-            &mut rest,
-            rows.and_then(|rows| rows.checked_mul(table.row_bytes())),
-        )?;
+        let rows = rest.try_get_u64_le();
+        let rows = rows.map_err(|_| broken(table, rest.len()))?;
+        let mut cut = |width: usize| {
+            let bytes = usize::try_from(rows)
+                .ok()
+                .and_then(|rows| rows.checked_mul(width));
+            match bytes {
+                Some(bytes) if bytes <= rest.len() => Ok(rest.split_to(bytes)),
+                _ => Err(broken(table, rest.len())),
+            }
+        };
+        let (places, values) = (cut(PLACE)?, cut(table.row_bytes())?);
         // All rows of a block are of one part.
         let mut last = None;
         for place in decoded(table, &places) {

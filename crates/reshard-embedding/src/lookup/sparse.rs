@@ -135,16 +135,12 @@ pub fn embedding_lookup_sparse(
     combiner: Combiner,
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
-    lookup(
-        table,
-        ids,
-        options,
-        Rules {
-            combiner,
-            safe: false,
-            default_id: None,
-        },
-    )
+    let rules = Rules {
+        combiner,
+        safe: false,
+        default_id: None,
+    };
+    lookup(table, ids, options, rules)
 }
 
 /// As [`embedding_lookup_sparse`], for unchecked ids. It skips negative ids and, unless the combiner is [`Sum`](Combiner::Sum), ids
@@ -159,16 +155,12 @@ pub fn safe_embedding_lookup_sparse(
     default_id: Option<i64>,
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
-    lookup(
-        table,
-        ids,
-        options,
-        Rules {
-            combiner,
-            safe: true,
-            default_id,
-        },
-    )
+    let rules = Rules {
+        combiner,
+        safe: true,
+        default_id,
+    };
+    lookup(table, ids, options, rules)
 }
 
 #[derive(Clone, Copy)]

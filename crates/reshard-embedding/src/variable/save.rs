@@ -71,25 +71,6 @@ impl Variable {
         Ok(())
     }
 
-    pub(crate) fn template_into(
-        &mut self,
-        template: &mut StateDict,
-        key: impl Into<Step>,
-        task: u32,
-    ) {
-        insert(template, key, self.templates(task));
-    }
-
-    pub(crate) fn restore_from(
-        &mut self,
-        loaded: &mut ValueTree,
-        key: &str,
-        task: u32,
-    ) -> Result<()> {
-        let tensors = self.loaded(loaded, key)?;
-        self.fill(task, tensors)
-    }
-
     /// The list of tensors under a key of what was loaded; an empty one, if there is nothing.
     pub(crate) fn loaded(&self, loaded: &mut ValueTree, key: &str) -> Result<Vec<Tensor>> {
         let tensors = match loaded.remove(key) {

@@ -412,7 +412,12 @@ fn ids_are_whole_numbers_in_a_shape_that_they_fill() {
     );
     assert_eq!(ids(vec![65_535u16]).unwrap(), [65_535]);
     assert!(ids(vec![1u64]).is_err());
-    let got = embedding_lookup(&table(&[3], &[]), Ids::scalar(2), &LookupOptions::new()).unwrap();
+    let got = embedding_lookup(
+        &table(&[3], &[]),
+        Ids::shaped(vec![2], &[]).unwrap(),
+        &LookupOptions::new(),
+    )
+    .unwrap();
     assert_eq!(
         (got.shape().len(), got.to_vec::<i64>().unwrap()),
         (0, vec![2])

@@ -133,7 +133,10 @@ fn values_have_a_row_for_each_id_and_ids_have_one_axis() {
         v.scatter_add(&[0], &Tensor::from_vec(&[1, 3], vec![1i32; 3]).unwrap())
             .is_err()
     );
-    assert!(v.scatter_add(Ids::scalar(0), &t(&[3])).is_err());
+    assert!(
+        v.scatter_add(Ids::shaped(vec![0], &[]).unwrap(), &t(&[3]))
+            .is_err()
+    );
     assert!(
         v.sparse_read(Ids::shaped(vec![0, 1], &[1, 2]).unwrap())
             .is_err()

@@ -88,7 +88,7 @@ fn a_spec_of_its_own_goes_before_partitioner_and_chooser() {
     let made = scope
         .variable("emb", &[4, 4], DType::Float32, None, zeros)
         .unwrap();
-    assert_eq!(made.into_sharded().unwrap().part_rows(), [2, 2]);
+    assert!(matches!(&made, AnyVariable::Sharded(v) if v.part_rows() == [2, 2]));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Elements as text.
 
-use crate::error::{CliError, Result};
+use crate::{
+    error::{CliError, Result},
+    json::{are_ints, elements},
+};
 use half::{bf16, f16};
 use reshard::{DType, Tensor, model::Element};
 use std::fmt::Display;
@@ -9,30 +12,20 @@ use std::fmt::Display;
 pub(in crate::show) fn texts(t: &Tensor) -> Result<Vec<String>> {
     match t.dtype() {
         DType::Bool => of(t, |is: bool| if is { "True" } else { "False" }.into()),
-        DType::UInt8 => of(t, |n: u8| n.to_string()),
-        DType::UInt16 => of(t, |n: u16| n.to_string()),
-        DType::UInt32 => of(t, |n: u32| n.to_string()),
         DType::UInt64 => of(t, |n: u64| n.to_string()),
-        DType::Int8 => of(t, |n: i8| n.to_string()),
-        DType::Int16 => of(t, |n: i16| n.to_string()),
-        DType::Int32 => of(t, |n: i32| n.to_string()),
-        DType::Int64 => of(t, |n: i64| n.to_string()),
+        int if are_ints(int) => of(t, |n: i64| n.to_string()),
         DType::Float64 => of(t, |x: f64| float(x, x)),
         DType::Complex128 => of(t, |[re, im]: [f64; 2]| {
             complex(&float(re, re), &float(im, im))
         }),
-        DType::Complex32 | DType::BComplex32 => {
-            texts(&t.cast(DType::Complex64).map_err(|_| unknown(t))?)
-        }
         DType::BFloat16 => of(t, |x: bf16| {
             short(x.to_f32(), |x| bf16::from_f32(x).to_f32())
         }),
         DType::Float16 => of(t, |x: f16| short(x.to_f32(), |x| f16::from_f32(x).to_f32())),
-        DType::Complex64 => of(t, |[re, im]: [f32; 2]| complex(&single(re), &single(im))),
-        _ => {
-            let wide = t.cast(DType::Float32).map_err(|_| unknown(t))?;
-            of(&wide, single)
+        narrow if narrow.is_complex() => {
+            of(t, |[re, im]: [f32; 2]| complex(&single(re), &single(im)))
         }
+        _ => of(t, single),
     }
 }
 
@@ -45,7 +38,7 @@ pub(in crate::show) fn unknown(t: &Tensor) -> CliError {
 }
 
 fn of<T: Element>(t: &Tensor, text: impl Fn(T) -> String) -> Result<Vec<String>> {
-    let all = t.to_vec::<T>().map_err(|_| unknown(t))?;
+    let all = elements(t).ok_or_else(|| unknown(t))?;
     Ok(all.into_iter().map(text).collect())
 }
 
