@@ -4,7 +4,10 @@ use crate::{
     table::{TableView, View},
 };
 use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
-use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
+use reshard_policy::{
+    PolicyError,
+    partition::{Grid, PartitionSpec, Partitioner},
+};
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, ops::Deref};
 
@@ -78,6 +81,7 @@ impl View for AnyVariable {
 forward_changes!(AnyVariable);
 
 type Chooser = dyn Fn(&str, &[u64], DType) -> Choice + Send + Sync;
+type Partitions = dyn Fn(u32, &[u64], DType) -> Result<Dims, PolicyError> + Send + Sync;
 
 /// Makes variables, and decides for each into how many parts and on which tasks.
 ///
@@ -97,7 +101,7 @@ type Chooser = dyn Fn(&str, &[u64], DType) -> Choice + Send + Sync;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct VariableScope {
-    partitioner: Option<Box<dyn Partitioner>>,
+    partitions: Option<Box<Partitions>>,
     tasks: Tasks,
     placement: Placement,
     chooser: Option<Box<Chooser>>,
@@ -110,7 +114,6 @@ pub struct VariableScope {
 impl fmt::Debug for VariableScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VariableScope")
-            .field("partitioner", &self.partitioner)
             .field("tasks", &self.tasks)
             .field("placement", &self.placement)
             .field("bytes", &self.bytes)
@@ -122,7 +125,7 @@ impl VariableScope {
     /// Makes a scope over tasks. Without a partitioner its variables have one part.
     pub fn new(tasks: impl Into<Tasks>) -> Self {
         Self {
-            partitioner: None,
+            partitions: None,
             tasks: tasks.into(),
             placement: Placement::default(),
             chooser: None,
@@ -137,8 +140,29 @@ impl VariableScope {
     }
 
     /// Sets a partitioner from configuration.
-    pub fn with_boxed_partitioner(mut self, partitioner: Box<dyn Partitioner>) -> Self {
-        self.partitioner = Some(partitioner);
+    pub fn with_boxed_partitioner(self, partitioner: Box<dyn Partitioner>) -> Self {
+        self.with_partitions(move |tasks, shape, dtype| {
+            partitioner.partitions(tasks, shape, dtype.into())
+        })
+    }
+
+    /// Sets a partitioner that is a function: of (number of tasks, shape, element type), it returns the number of parts per axis.
+    ///
+    /// ```
+    /// use reshard_embedding::{AnyVariable, VariableScope};
+    /// use reshard_model::{DType, Dims, Tensor};
+    /// let mut scope = VariableScope::new(4)
+    ///     .with_partitions(|tasks, shape, _| Ok(Dims::from([tasks.min(2).into(), shape[1] / 4])));
+    /// let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("", DType::Float32, shape);
+    /// let table = scope.variable("emb", &[10, 8], DType::Float32, None, zeros)?;
+    /// assert!(matches!(&table, AnyVariable::Partitioned(t) if t.parts().len() == 4));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_partitions(
+        mut self,
+        partitions: impl Fn(u32, &[u64], DType) -> Result<Dims, PolicyError> + Send + Sync + 'static,
+    ) -> Self {
+        self.partitions = Some(Box::new(partitions));
         self
     }
 
@@ -195,13 +219,14 @@ impl VariableScope {
                 .for_each(|b| *b = b.saturating_add(each));
             return Ok(AnyVariable::Mirrored(made));
         }
-        let cut = match (spec, &self.partitioner) {
-            (Some(spec), _) => Cut::Spec(spec),
+        let grid = match (spec, &self.partitions) {
+            (Some(spec), _) => Cut::Spec(spec).grid(tasks, shape, dtype)?,
             // A scalar is never cut.
-            (None, Some(p)) if !shape.is_empty() => Cut::Partitioner(&**p),
-            _ => Cut::Whole,
+            (None, Some(partitions)) if !shape.is_empty() => {
+                Grid::even(shape, &partitions(tasks.count(), shape, dtype)?)?
+            }
+            _ => Cut::Whole.grid(tasks, shape, dtype)?,
         };
-        let grid = cut.grid(tasks, shape, dtype)?;
         let (placed, next, bytes) = self.place(&grid, dtype);
         let along_rows =
             !shape.is_empty() && grid.splits()[1..].iter().all(|split| split.len() == 1);

@@ -180,6 +180,10 @@ impl TensorSource for DeviceTensor {
         self.layout.shape().clone()
     }
 
+    fn ahead(&self) -> u64 {
+        u64::MAX
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         self.buffer.copy_to_host(&self.layout.narrow(region), out)
     }

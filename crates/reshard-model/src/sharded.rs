@@ -58,6 +58,14 @@ impl Sharded {
         }
     }
 
+    /// Whether a load goes on if it is not stored.
+    pub fn optional_mut(&mut self) -> &mut bool {
+        match self {
+            Self::Tensor(t) => &mut t.optional,
+            Self::Object(o) => &mut o.optional,
+        }
+    }
+
     /// Its key in the checkpoint.
     pub fn key(&self) -> &str {
         match self {
@@ -151,6 +159,8 @@ pub struct ShardedTensor {
     pub prepend_axis_num: usize,
     /// On load, the stored global shape may differ. Missing elements become zero, and surplus elements are left out.
     pub allow_shape_mismatch: bool,
+    /// On load, it need not be stored. Then it keeps its contents, and the report names its key.
+    pub optional: bool,
     /// The data is this range of the flattened local chunk.
     pub flattened_range: Option<Range<u64>>,
     /// A tag for sharding policies. It is not stored, and Megatron Core has no such field.
@@ -204,6 +214,8 @@ pub struct ShardedObject {
     pub global_offset: Dims,
     /// Which replica this is. Only the main one is written.
     pub replica_id: ReplicaId,
+    /// On load, it need not be stored. Then it keeps its contents, and the report names its key.
+    pub optional: bool,
     /// A tag for sharding policies. It is not stored, and Megatron Core has no such field.
     pub tag: Option<Arc<str>>,
 }
@@ -243,6 +255,7 @@ impl ShardedObject {
             global_shape: Dims::default(),
             global_offset: Dims::default(),
             replica_id: ReplicaId::default(),
+            optional: false,
             tag: None,
         }
     }
@@ -259,6 +272,12 @@ impl ShardedObject {
     /// With a tag for sharding policies.
     pub fn with_tag(mut self, tag: &str) -> Self {
         self.tag = Some(tag.into());
+        self
+    }
+
+    /// The same object, but a load goes on if it is not stored.
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
         self
     }
 

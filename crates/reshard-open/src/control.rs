@@ -48,6 +48,7 @@ mod tests {
     use futures_executor::block_on;
     use reshard_storage::{Depth, Head, Hints, IfExists, Listing, StorageError, Transaction};
     use reshard_strategy::{Registry, SMALL, read_small};
+    use reshard_torch_dist as _;
     use std::{io, ops::Range};
 
     /// All its files are so long, and none can be read.

@@ -125,8 +125,8 @@ struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
-    fn not_stored(&mut self, dest: u32, key: &str) {
-        if !self.options.strict.needs_stored() {
+    fn not_stored(&mut self, dest: u32, key: &str, optional: bool) {
+        if optional || !self.options.strict.needs_stored() {
             self.plan.not_stored.push(dest);
         } else {
             self.fault(key, Fault::NotStored { near: Vec::new() });
@@ -160,7 +160,7 @@ impl<'m> Reader<'m> {
             None if self.metadata.tensor(&key).is_some() => {
                 self.wrong_kind(&key, "a tensor", "an object")
             }
-            None => self.not_stored(dest, &key),
+            None => self.not_stored(dest, &key, o.optional),
         }
     }
 
@@ -169,7 +169,7 @@ impl<'m> Reader<'m> {
         let Some(stored) = self.metadata.tensor(&t.key) else {
             match self.metadata.object(&t.key) {
                 Some(_) => self.wrong_kind(&t.key, "an object", "a tensor"),
-                None => self.not_stored(dest, &t.key),
+                None => self.not_stored(dest, &t.key, t.optional),
             }
             return Ok(());
         };

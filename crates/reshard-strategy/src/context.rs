@@ -4,7 +4,10 @@ use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, PlaceKind, Progress, Store, Transaction};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The options of a save that every part of it sees as its caller has set them.
 #[derive(Clone, Debug)]
@@ -26,6 +29,9 @@ pub struct PipelineOptions {
     /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
     /// is used.
     pub exchange_memory: u64,
+    /// How many bytes of one item may be copied from a device to host memory before they are written, for each thread that writes: DCP's
+    /// `per_thread_copy_ahead`. The default is [`DEFAULT_COPY_AHEAD`]. With 0 each block is copied when it is needed.
+    pub copy_ahead: u64,
     /// Called with the number of bytes written.
     pub progress: Progress,
 }
@@ -40,6 +46,7 @@ impl Default for PipelineOptions {
             validate_access_integrity: true,
             policy_limits: Limits::default(),
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
+            copy_ahead: DEFAULT_COPY_AHEAD,
             progress: Progress::default(),
         }
     }
@@ -183,6 +190,8 @@ pub struct LoadCx<'a> {
     pub elsewhere: Elsewhere,
     /// What lies in the common state, by key: `a plain tensor of shape [4]`. The error for a sharded leaf of such a key says so.
     pub in_common: Arc<BTreeMap<String, String>>,
+    /// Keys of leaves that need not be stored, as if each such leaf were [optional](reshard_model::ShardedTensor::optional).
+    pub optional: BTreeSet<Box<str>>,
     /// What the load before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptLoadPlan>>,
 }
@@ -213,6 +222,7 @@ impl<'a> LoadCx<'a> {
             copy_ahead: DEFAULT_COPY_AHEAD,
             elsewhere: Elsewhere::default(),
             in_common: Arc::default(),
+            optional: BTreeSet::new(),
             kept_plan: None,
         }
     }

@@ -1,6 +1,6 @@
 //! The data of a planned item as blocks of bytes, for authors of formats.
 
-use crate::{Result, StrategyError};
+use crate::{Result, StrategyError, ahead::ahead};
 use bytes::Bytes;
 use reshard_model::{BoxError, Data, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
 use reshard_plan::{TensorWrite, WriteData, WriteItem, WriteKind};
@@ -89,13 +89,16 @@ impl Elements {
                 size,
             } => {
                 let bytes = source.block().unwrap_or(0).clamp(BLOCK * 4, BLOCK * 64);
-                Box::new(shape.blocks(bytes / size.max(1)).map(move |r| {
+                let several = shape.volume().unwrap_or(u64::MAX).saturating_mul(size) > bytes;
+                let most = if several { source.ahead() } else { 0 };
+                let blocks = shape.blocks(bytes / size.max(1)).map(move |r| {
                     let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
                     source
                         .read(&r, &mut out)
                         .map_err(|e: BoxError| io::Error::other(e))?;
                     Ok(out.into())
-                }))
+                });
+                ahead(Box::new(blocks), most, bytes)
             }
         }
     }

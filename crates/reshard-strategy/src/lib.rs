@@ -17,6 +17,7 @@
 //! `docs/strategies.md` shows how to write a crate with your own strategy.
 
 mod agree;
+mod ahead;
 mod capabilities;
 mod checked_items;
 mod common;
@@ -98,7 +99,7 @@ pub use reshard_plan::{Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use save_sharded::{SaveFormat, SaveLayer, SaveSetup, SaveShardedStrategy};
 pub use sharded::{ExchangeTimes, LoadFailure, Loaded, Removal, Saved};
-pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_save};
+pub use staging::{AsyncStager, BlockingAsyncStager, KeyedData, Staging, stage_save};
 pub use unique::{UniqueJson, UniqueMap};
 pub use unread::{UnreadPart, read_in_batches};
 pub use verify::{BoxVerifier, ChunkCheck, ItemCheck, ItemVerifier, ObjectCheck, VerifyRun};

@@ -1,7 +1,7 @@
 //! Bytes that several items make up together, for authors of formats: pieces of a tensor or of a chunk, which may lie beside each other in
 //! its rows.
 
-use crate::Blocks;
+use crate::{Blocks, ahead::ahead};
 use reshard_model::{BoxError, Data, Dims, Layout, Region, Segments, Tensor, TensorSource};
 use std::{fmt, io, ops::Range, sync::Arc};
 
@@ -55,6 +55,14 @@ impl Piece {
         &self.region
     }
 
+    /// How many bytes of it may be read before they are needed.
+    fn ahead(&self) -> u64 {
+        match &self.source {
+            Source::Pulled(source, _) => source.ahead(),
+            Source::None | Source::Host(_) => 0,
+        }
+    }
+
     /// Puts the elements of `part`, which is relative to the piece, into the bytes of a block, where they have the layout `to`.
     fn put(&self, part: &Region, to: &Layout, block: &mut [u8]) -> Result<(), BoxError> {
         let size = self.size;
@@ -104,8 +112,13 @@ fn copy(source: &[u8], from: &Layout, to: &Layout, block: &mut [u8]) -> Result<(
 /// The bytes of a box of this shape, whose elements have `size` bytes, in row-major order. What no piece has is zero. Each piece is read in
 /// row-major order, once, so pieces of other ranks stream.
 pub fn mosaic(shape: Dims, size: u64, pieces: Vec<Piece>) -> Blocks {
-    let blocks = Region::whole(&shape).blocks(BLOCK / size.max(1));
-    Box::new(blocks.map(move |block| put_together(&block, size, &pieces).map_err(io::Error::other)))
+    let whole = Region::whole(&shape);
+    let several = whole.volume().unwrap_or(u64::MAX).saturating_mul(size) > BLOCK;
+    let most = pieces.iter().map(Piece::ahead).max().filter(|_| several);
+    let blocks = whole.blocks(BLOCK / size.max(1));
+    let blocks =
+        blocks.map(move |block| put_together(&block, size, &pieces).map_err(io::Error::other));
+    ahead(Box::new(blocks), most.unwrap_or(0), BLOCK)
 }
 
 fn put_together(block: &Region, size: u64, pieces: &[Piece]) -> Result<bytes::Bytes, BoxError> {

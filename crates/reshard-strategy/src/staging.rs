@@ -9,8 +9,11 @@ pub use share::Staging;
 
 use crate::{PreparedSave, Result, StrategyError};
 use async_trait::async_trait;
-use reshard_model::{DType, Data, Dims, FlatStateDict, Payload, Sharded, Value, ValueTree};
+use reshard_model::{DType, Data, Dims, FlatStateDict, Path, Payload, Sharded, Value, ValueTree};
 use std::{collections::BTreeSet, fmt};
+
+/// Data with the key of its leaf: of a tensor or an object, or the path in common state. Several tensors in one object have the same key.
+pub type KeyedData = (Box<str>, Data);
 
 /// DCP's `AsyncStager`: it copies the data that the caller may change while a save is being written. You can use one stager for one
 /// save after the other.
@@ -27,7 +30,7 @@ pub trait AsyncStager: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// No memory, or a device that fails.
-    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>>;
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>>;
 
     /// Whether an asynchronous save waits for the copies before it returns to the caller. If not, the caller waits for them before it
     /// changes its state (`SaveHandle::staged`). By default it waits.
@@ -62,13 +65,18 @@ pub async fn stage_save(
 
 /// Stages the data of sharded leaves and the tensors of common state. Returns the copies of the leaves.
 async fn stage_both(
-    mut leaves: Vec<Data>,
+    mut leaves: Vec<KeyedData>,
     common: &mut ValueTree,
     stager: &dyn AsyncStager,
 ) -> Result<Vec<Data>> {
     // Values of common state other than tensors have no memory that the caller could change.
     let mut originals = Vec::new();
-    common.visit_mut(&mut |_, value| visit_value(value, &mut |data| originals.push(data.clone())));
+    common.visit_mut(&mut |path, value| {
+        let key = Path(path.to_vec()).to_string();
+        visit_value(value, &mut |data| {
+            originals.push((key.as_str().into(), data.clone()))
+        });
+    });
     let of_common = originals.len();
     originals.append(&mut leaves);
 
@@ -83,11 +91,11 @@ async fn stage_both(
 
 /// The data of the `wanted` tensors of a state, by position, and of all tensors in objects. Other tensors lose theirs. Objects stay, also
 /// those that this rank does not write, because leaves of one cell are written together.
-pub(crate) fn take_data(state: &mut FlatStateDict, wanted: &BTreeSet<u32>) -> Vec<Data> {
+pub(crate) fn take_data(state: &mut FlatStateDict, wanted: &BTreeSet<u32>) -> Vec<KeyedData> {
     let mut taken = Vec::new();
-    visit(state, &mut |i, data| {
+    visit(state, &mut |i, key, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {
-            taken.push(std::mem::take(data));
+            taken.push((key.into(), std::mem::take(data)));
         } else {
             *data = Data::None;
         }
@@ -106,7 +114,7 @@ pub(crate) fn put_data(
 ) -> Result<()> {
     let (have, mut room) = (staged.len(), 0);
     let mut staged = staged.into_iter();
-    visit(state, &mut |i, data| {
+    visit(state, &mut |i, _, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {
             room += 1;
             *data = staged.next().unwrap_or_default();
@@ -120,9 +128,9 @@ pub(crate) fn put_data(
 }
 
 /// Stages data, and checks what the stager gives back.
-async fn stage_data(originals: Vec<Data>, stager: &dyn AsyncStager) -> Result<Vec<Data>> {
+async fn stage_data(originals: Vec<KeyedData>, stager: &dyn AsyncStager) -> Result<Vec<Data>> {
     // A stager may be the user's code. A leaf of another type or shape would only fail later, in the files.
-    let expected: Vec<Described> = originals.iter().map(described).collect();
+    let expected: Vec<Described> = originals.iter().map(|(_, leaf)| described(leaf)).collect();
     let staged = stager.stage(originals).await?;
     if staged.len() != expected.len() {
         let what = format!(
@@ -154,14 +162,15 @@ fn described(leaf: &Data) -> Described {
     }
 }
 
-/// Calls `f` with the data of each tensor and its position, and of each tensor in objects.
-fn visit(state: &mut FlatStateDict, f: &mut dyn FnMut(Option<u32>, &mut Data)) {
+/// Calls `f` with the data of each tensor, with its position and key, and of each tensor in objects.
+fn visit(state: &mut FlatStateDict, f: &mut dyn FnMut(Option<u32>, &str, &mut Data)) {
     for (i, leaf) in (0..).zip(state.values_mut()) {
         match leaf {
-            Sharded::Tensor(t) => f(Some(i), &mut t.data),
+            Sharded::Tensor(t) => f(Some(i), &t.key, &mut t.data),
             Sharded::Object(o) => {
+                let key = o.unique_key();
                 if let Payload::Value(value) = &mut o.data {
-                    visit_value(value, &mut |data| f(None, data));
+                    visit_value(value, &mut |data| f(None, &key, data));
                 }
             }
         }

@@ -124,6 +124,33 @@ impl<'a> Load<'a> {
         self
     }
 
+    /// Leaves of the keys for which this holds need not be stored, as if each were [optional](crate::ShardedTensor::optional): then they
+    /// keep their contents, and `notes.not_stored` of the report has their keys. All other leaves stay [strict](Self::strict).
+    ///
+    /// ```
+    /// # use reshard::prelude::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let place = dir.path().join("base");
+    /// # let piece = |key: &str| ShardedTensor::full(key, Tensor::from_vec(&[1], vec![1f32]).unwrap());
+    /// let mut state = StateDict::new();
+    /// state.insert_piece(piece("layer.weight"));
+    /// blocking::save(&state, &place)?;
+    /// let mut template = StateDict::new();
+    /// for key in ["layer.weight", "layer.lora_a"] {
+    ///     template.insert_piece(piece(key));
+    /// }
+    /// let load = load(template, &place).optional(|key| key.contains(".lora_"));
+    /// let (_, report) = blocking::run(load.with_report())?;
+    /// assert_eq!(report.notes.not_stored, ["layer.lora_a"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn optional(mut self, keys: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.options.optional = Some(Box::new(keys));
+        self
+    }
+
     /// Which casts from the stored to the wanted element type are allowed. The default is none.
     pub fn cast(mut self, cast: Cast) -> Self {
         self.options.default = self.options.default.cast(cast);
@@ -374,6 +401,10 @@ impl<'a> Load<'a> {
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         self.configure(&mut cx);
+        if let Some(optional) = &self.options.optional {
+            let keys = flat.values().map(Sharded::key);
+            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
+        }
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

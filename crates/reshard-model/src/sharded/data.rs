@@ -54,6 +54,12 @@ pub trait TensorSource: Send + Sync {
         None
     }
 
+    /// How many bytes may be read on another thread before they are written, as far as the source is concerned. 0, the default, means none: a
+    /// read is made when its bytes are needed. Copies from a device run ahead, as far as the save allows.
+    fn ahead(&self) -> u64 {
+        0
+    }
+
     /// Which elements these are, if other sources may have the same ones: two sources of one save that say the same have the same elements in
     /// the same row-major order. A format that can store elements once for several tensors does so then, and reads only one of the sources. By
     /// default nobody knows.
@@ -203,6 +209,10 @@ impl TensorSource for Part {
         self.source.block()
     }
 
+    fn ahead(&self) -> u64 {
+        self.source.ahead()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let offsets: Dims = self
             .region
@@ -233,6 +243,10 @@ impl TensorSource for CastSource {
 
     fn block(&self) -> Option<u64> {
         self.source.block()
+    }
+
+    fn ahead(&self) -> u64 {
+        self.source.ahead()
     }
 
     fn identity(&self) -> Option<String> {

@@ -221,6 +221,7 @@ impl ShardedTensor {
             replica_id: ReplicaId::default(),
             prepend_axis_num: 0,
             allow_shape_mismatch: false,
+            optional: false,
             flattened_range: None,
             tag: None,
         }
@@ -247,6 +248,13 @@ impl ShardedTensor {
     /// The same piece, but it may load from a tensor with another global shape. Missing elements become zero.
     pub fn with_shape_mismatch_allowed(mut self) -> Self {
         self.allow_shape_mismatch = true;
+        self
+    }
+
+    /// The same piece, but a load goes on if it is not stored. It then keeps its contents, and the report names its key: adapters and new
+    /// heads, in a template that is strict otherwise.
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
         self
     }
 

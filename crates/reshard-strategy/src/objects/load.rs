@@ -93,16 +93,32 @@ async fn load_objects(
         cx.kept_plan = cx.kept_plan.map(|kept| kept.of_objects());
         return load_planned(objects, from, &cx).await;
     }
-    let asked = match objects.values().next() {
-        Some(Sharded::Object(o)) => {
+    let is_optional = |o: &ShardedObject| o.optional || cx.optional.contains(&*o.key);
+    let needed = objects.values().find_map(|leaf| match leaf {
+        Sharded::Object(o) if !is_optional(o) => Some(o.unique_key()),
+        _ => None,
+    });
+    let asked = match needed {
+        Some(key) => {
             let common = strategy.common.as_ref().map(|c| c.key());
-            let (key, of) = (o.unique_key(), strategy.key());
-            Err(nobody("loading", &key, None, &of, common.as_ref()))
+            Err(nobody(
+                "loading",
+                &key,
+                None,
+                &strategy.key(),
+                common.as_ref(),
+            ))
         }
-        _ => Ok(()),
+        None => Ok(()),
     };
     match agree(&cx.comm, "plan", asked).await {
-        Ok(()) => Ok(Loaded::new(objects)),
+        Ok(()) => {
+            let keys = objects.values().map(|leaf| leaf.unique_key().into());
+            let not_stored = keys.collect();
+            let mut loaded = Loaded::new(objects);
+            loaded.notes.not_stored = not_stored;
+            Ok(loaded)
+        }
         Err(error) => Err(Box::new(LoadFailure::of_plan(error, objects))),
     }
 }

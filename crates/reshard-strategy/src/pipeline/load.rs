@@ -113,6 +113,10 @@ async fn plan(
         .with_not_understood(&not_understood);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
+    for leaf in template.values_mut() {
+        let named = cx.optional.contains(leaf.key());
+        *leaf.optional_mut() |= named;
+    }
     // A rank that fails still takes the step `plan`, so that all ranks learn it.
     let set_up = (|| {
         from.reset(&cx.store.url());
@@ -133,6 +137,12 @@ async fn plan(
     };
     if planned.is_err() {
         *template = given;
+        return planned;
+    }
+    for (path, mut leaf) in given {
+        if let Some(planned) = template.get_mut(&path) {
+            *planned.optional_mut() = *leaf.optional_mut();
+        }
     }
     planned
 }

@@ -193,6 +193,7 @@ fn target(takes_folder: bool, limit: Option<SizeLimit>, cx: &SaveCx<'_>) -> Targ
         progress: cx.options.progress.clone(),
         folder: takes_folder.then(|| cx.transaction.folder()).flatten(),
         limit,
+        copy_ahead: cx.options.copy_ahead,
     }
 }
 

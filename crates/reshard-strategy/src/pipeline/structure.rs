@@ -114,6 +114,7 @@ impl Structure {
                 self.0.extend_from_slice(&[
                     t.dtype as u8,
                     t.allow_shape_mismatch.into(),
+                    t.optional.into(),
                     t.axis_fragmentations.is_some().into(),
                     t.flattened_range.is_some().into(),
                 ]);
@@ -136,7 +137,7 @@ impl Structure {
                 (&t.key, &t.replica_id, &t.tag)
             }
             Sharded::Object(o) => {
-                self.0.push(1);
+                self.0.extend_from_slice(&[1, o.optional.into()]);
                 self.dims(&o.global_shape);
                 self.dims(&o.global_offset);
                 // Ranks are balanced by it.

@@ -1,7 +1,7 @@
 //! The stager that copies everything to host memory before it returns.
 
 use super::{
-    AsyncStager, Described, described,
+    AsyncStager, Described, KeyedData, described,
     memory::{Memory, Pool},
 };
 use crate::{Result, StrategyError};
@@ -35,7 +35,7 @@ use std::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stager = BlockingAsyncStager::new();
 /// let weight = Tensor::from_vec(&[2], vec![1f32, 2.])?;
-/// let staged = futures::executor::block_on(stager.stage(vec![Data::Host(weight.clone())]))?;
+/// let staged = futures::executor::block_on(stager.stage(vec![("weight".into(), Data::Host(weight.clone()))]))?;
 /// // Nobody else holds the caller's vector: it can be changed.
 /// weight.into_vec::<f32>().unwrap().fill(0.);
 /// assert_eq!(staged[0].host().unwrap().to_vec::<f32>().unwrap(), [1., 2.]);
@@ -91,11 +91,11 @@ impl BlockingAsyncStager {
     }
 
     /// Compares the leaves with those of the call before.
-    fn check(&self, leaves: &[Data]) -> Result<()> {
+    fn check(&self, leaves: &[KeyedData]) -> Result<()> {
         if !self.type_check {
             return Ok(());
         }
-        let now: Vec<Described> = leaves.iter().map(described).collect();
+        let now: Vec<Described> = leaves.iter().map(|(_, leaf)| described(leaf)).collect();
         let mut last = lock(&self.last);
         if let Some(before) = &*last
             && *before != now
@@ -107,8 +107,9 @@ impl BlockingAsyncStager {
                 Some(Err(false)) => "no data".into(),
                 None => "no leaf".into(),
             };
+            let key = leaves.get(i).map_or("", |(key, _)| key);
             return Err(StrategyError::Invalid(format!(
-                "the structure of the state has changed since the last save: leaf {i} was {}, and is {}; use a new stager, or one \
+                "the structure of the state has changed since the last save: leaf {i} ({key}) was {}, and is {}; use a new stager, or one \
                  without `type_check`",
                 word(before),
                 word(&now)
@@ -131,8 +132,9 @@ impl BlockingAsyncStager {
 
 #[async_trait]
 impl AsyncStager for BlockingAsyncStager {
-    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>> {
         self.check(&leaves)?;
+        let leaves: Vec<Data> = leaves.into_iter().map(|(_, leaf)| leaf).collect();
 
         // All views of one buffer share one copy.
         let mut copies: IndexMap<usize, Copied> = IndexMap::with_capacity(leaves.len());

@@ -1,6 +1,6 @@
 //! What of a state need not be copied.
 
-use super::AsyncStager;
+use super::{AsyncStager, KeyedData};
 use crate::{Result, StrategyError};
 use async_trait::async_trait;
 use reshard_model::Data;
@@ -35,27 +35,35 @@ struct Sharing(Arc<dyn AsyncStager>);
 
 #[async_trait]
 impl AsyncStager for Sharing {
-    async fn stage(&self, mut leaves: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>> {
         let copied = |leaf: &Data| match leaf {
             Data::Host(t) => !t.frozen_while_shared(),
             Data::Device(_) => true,
             Data::None | Data::Lazy(_) => false,
         };
-        let positions: Vec<usize> = (0..leaves.len()).filter(|i| copied(&leaves[*i])).collect();
-        if positions.is_empty() {
-            return Ok(leaves);
+        let (mut out, mut positions, mut originals) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, (key, leaf)) in leaves.into_iter().enumerate() {
+            if copied(&leaf) {
+                positions.push(i);
+                originals.push((key, leaf));
+                out.push(Data::None);
+            } else {
+                out.push(leaf);
+            }
         }
-        let originals = positions.iter().map(|i| std::mem::take(&mut leaves[*i]));
-        let staged = self.0.stage(originals.collect()).await?;
+        if positions.is_empty() {
+            return Ok(out);
+        }
+        let staged = self.0.stage(originals).await?;
         if staged.len() != positions.len() {
             let (have, had) = (staged.len(), positions.len());
             let what = format!("{:?} gave back {have} of {had} leaves", self.0);
             return Err(StrategyError::Internal(what));
         }
         for (i, copy) in positions.into_iter().zip(staged) {
-            leaves[i] = copy;
+            out[i] = copy;
         }
-        Ok(leaves)
+        Ok(out)
     }
 
     fn should_synchronize_after_execute(&self) -> bool {

@@ -9,8 +9,14 @@ use reshard_model::{
 };
 use std::sync::Arc;
 
+/// Each with its number as its key.
+fn keyed(leaves: Vec<Data>) -> Vec<KeyedData> {
+    let key = |(i, leaf): (usize, Data)| (format!("k{i}").into(), leaf);
+    leaves.into_iter().enumerate().map(key).collect()
+}
+
 fn stage(stager: &BlockingAsyncStager, leaves: Vec<Data>) -> Vec<Data> {
-    block_on(stager.stage(leaves)).unwrap()
+    block_on(stager.stage(keyed(leaves))).unwrap()
 }
 
 fn host(leaf: &Data) -> &Tensor {
@@ -130,7 +136,7 @@ fn devices_are_copied_to_the_host_and_lazy_data_stay_as_they_are() {
 #[test]
 fn a_device_that_fails_fails_the_staging() {
     let lost = DeviceTensor::new(DType::UInt8, &[8], Arc::new(LostDevice)).unwrap();
-    let e = block_on(BlockingAsyncStager::new().stage(vec![lost.into()])).unwrap_err();
+    let e = block_on(BlockingAsyncStager::new().stage(keyed(vec![lost.into()]))).unwrap_err();
     assert_eq!(e.to_string(), "staging: copying from lost:0");
 }
 
@@ -174,7 +180,8 @@ impl fmt::Debug for Does {
 
 #[async_trait]
 impl AsyncStager for Does {
-    async fn stage(&self, mut leaves: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>> {
+        let mut leaves = leaves.into_iter().map(|(_, leaf)| leaf).collect();
         (self.0)(&mut leaves);
         Ok(leaves)
     }
@@ -273,7 +280,7 @@ fn a_changed_structure_is_found_if_types_are_checked() {
     let leaves = |n: u64| vec![numbers(&[2]).into(), Data::None, numbers(&[n]).into()];
     let stager = BlockingAsyncStager::new().with_type_check(true);
     let call = |leaves| {
-        block_on(stager.stage(leaves))
+        block_on(stager.stage(keyed(leaves)))
             .map(drop)
             .map_err(|e| e.to_string())
     };
@@ -322,16 +329,16 @@ fn shared_staging_copies_only_what_somebody_could_change() {
     ];
     let inner = Arc::new(BlockingAsyncStager::new());
     let stager = Staging::Share.over(Arc::clone(&inner) as _);
-    let staged = block_on(stager.stage(leaves.clone())).unwrap();
+    let staged = block_on(stager.stage(keyed(leaves.clone()))).unwrap();
     let shared = |i: usize, t: &Tensor| host(&staged[i]).same_buffer(t);
     assert!(shared(0, &vec) && shared(4, &bytes) && shared(5, &zeros) && !shared(3, &foreign));
     assert_eq!(host(&staged[3]), &foreign);
     assert!(matches!(staged[2], Data::None) && staged[1].host().is_some());
     assert_eq!(inner.allocations(), 2);
     // Nothing at all to copy.
-    block_on(stager.stage(vec![vec.into()])).unwrap();
+    block_on(stager.stage(keyed(vec![vec.into()]))).unwrap();
     assert_eq!(inner.allocations(), 2);
-    let copied = block_on(Staging::Copy.over(inner).stage(leaves)).unwrap();
+    let copied = block_on(Staging::Copy.over(inner).stage(keyed(leaves))).unwrap();
     assert!(!host(&copied[0]).same_buffer(host(&staged[0])));
 }
 
@@ -343,7 +350,7 @@ fn common_state_and_sharded_leaves_are_staged_in_one_call() {
         let mut common = ValueTree::new();
         common.insert("lr", Value::from(0.5));
         common.insert("t", Value::List(vec![Value::Tensor(t.clone())]));
-        let leaves = vec![w.clone().into()];
+        let leaves = keyed(vec![w.clone().into()]);
         let staged = block_on(stage_both(leaves, &mut common, &stager))?;
         Ok::<_, StrategyError>((common, staged))
     };

@@ -6,7 +6,7 @@ use super::{
     load_on_ranks, sample, sample_template, save_on_ranks, save_staged_on_ranks,
 };
 use crate::{
-    AsyncStager, BlockingAsyncStager, LoadShardedStrategy, Result, SaveShardedStrategy,
+    AsyncStager, BlockingAsyncStager, KeyedData, LoadShardedStrategy, Result, SaveShardedStrategy,
     StrategyError,
 };
 use async_trait::async_trait;
@@ -188,7 +188,7 @@ pub(super) struct NoMemory;
 
 #[async_trait]
 impl AsyncStager for NoMemory {
-    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, _: Vec<KeyedData>) -> Result<Vec<Data>> {
         Err(StrategyError::Invalid("a stager without memory".into()))
     }
 }

@@ -10,6 +10,9 @@ use reshard_strategy::{
 };
 use std::sync::Arc;
 
+/// Whether leaves of a key need not be stored.
+pub(super) type OptionalKeys = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
 /// What the caller has set. [`Load`](crate::Load) says what each option means. It is made by the builder, and borrowed by every part of the load.
 pub(crate) struct LoadOptions {
     pub(super) url: String,
@@ -17,6 +20,7 @@ pub(crate) struct LoadOptions {
     pub(super) planner: Option<Arc<dyn LoadPlanner>>,
     pub(super) default: DefaultLoadPlanner,
     pub(super) verify_integrity: bool,
+    pub(super) optional: Option<OptionalKeys>,
     pub(super) exchange_memory: u64,
     pub(super) kept_plan: Option<Arc<KeptLoadPlan>>,
     pub(super) copy_ahead: u64,
@@ -32,6 +36,7 @@ impl LoadOptions {
             planner: None,
             default: DefaultLoadPlanner::DEFAULT,
             verify_integrity: false,
+            optional: None,
             exchange_memory: DEFAULT_EXCHANGE_MEMORY,
             kept_plan: None,
             copy_ahead: DEFAULT_COPY_AHEAD,
@@ -96,6 +101,7 @@ impl LoadOptions {
             planner,
             default,
             verify_integrity,
+            optional: _,
             exchange_memory: _,
             kept_plan: _,
             copy_ahead: _,

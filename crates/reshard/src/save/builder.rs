@@ -323,6 +323,14 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// How many bytes of one leaf on a device may be copied to host memory before they are written, for each thread that writes: DCP's
+    /// `per_thread_copy_ahead`. Leaves of more than 1 MiB are copied in blocks, and the next blocks while earlier ones are written. The
+    /// default is [`DEFAULT_COPY_AHEAD`](reshard_strategy::DEFAULT_COPY_AHEAD), 10 MB. An asynchronous save that stages has host copies.
+    pub fn copy_ahead(mut self, bytes: u64) -> Self {
+        self.options.pipeline.copy_ahead = bytes;
+        self
+    }
+
     /// Keeps the plan for the next save that gets this. If nothing has changed on any rank but the data, that save is not
     /// planned again: see [`KeptPlan`]. Each rank passes one of its own. An [`AsyncSaver`](crate::AsyncSaver) and an
     /// [`AsyncCallsQueue`](crate::AsyncCallsQueue) have one, which this replaces.

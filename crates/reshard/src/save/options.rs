@@ -149,6 +149,7 @@ impl SaveOptions {
             validate_access_integrity,
             policy_limits,
             exchange_memory: _,
+            copy_ahead: _,
             progress: _,
         } = pipeline;
         let store = target.and_then(|target| target.store.as_ref().ok());

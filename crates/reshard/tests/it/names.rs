@@ -76,7 +76,7 @@ const MODULES: [&str; 15] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 65] = [
+const FACADE: [&str; 48] = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "AsyncSaver",
@@ -86,9 +86,9 @@ const FACADE: [&str; 65] = [
     "CommonDifference",
     "CommonForm",
     "Error",
+    "ErrorWith",
     "Finalized",
     "FrozenRequest",
-    "Kept",
     "KeptLoadPlan",
     "KeptPlan",
     "Load",
@@ -99,17 +99,8 @@ const FACADE: [&str; 65] = [
     "PHASE_EVENTS",
     "Phase",
     "PhaseEvent",
-    "Prune",
-    "PruneError",
-    "PruneReport",
     "ReadLimits",
     "Registry",
-    "Remains",
-    "RemainsKind",
-    "RemoveCheckpoint",
-    "RemoveShardedTensors",
-    "Removed",
-    "RemovedCheckpoint",
     "Result",
     "SIDECAR",
     "Sample",
@@ -119,9 +110,6 @@ const FACADE: [&str; 65] = [
     "Sidecar",
     "Staging",
     "Stateful",
-    "Step",
-    "StepPattern",
-    "Steps",
     "StoredChunk",
     "StoredCommon",
     "Stores",
@@ -129,7 +117,6 @@ const FACADE: [&str; 65] = [
     "Tie",
     "Whereabouts",
     "is_distributed_checkpoint",
-    "latest",
     "load_common",
     "load_content_metadata",
     "load_metadata",
@@ -138,10 +125,6 @@ const FACADE: [&str; 65] = [
     "load_sharded_metadata",
     "load_tensors_metadata",
     "place_text",
-    "prune",
-    "remove_checkpoint",
-    "remove_sharded_tensors",
-    "steps",
 ];
 
 #[test]

@@ -4,10 +4,18 @@
 
 use futures::executor::block_on;
 use reshard::{
-    CommonForm, DType, ShardedObject, ShardedTensor, StateDict, StrictHandling, Tensor, Value,
-    blocking, plan::DefaultLoadPlanner,
+    CommonForm, DType, KeptLoadPlan, ShardedObject, ShardedTensor, StateDict, StrictHandling,
+    Tensor, Value, blocking,
+    plan::DefaultLoadPlanner,
+    safetensors::SafetensorsConfig,
+    strategy::SaveShardedStrategy,
+    tensor_bundle::TensorBundleConfig,
+    torch_dist::TorchDistConfig,
+    torch_save::TorchSaveConfig,
+    zarr::{Zarr3Config, ZarrConfig},
 };
 use reshard_model::testkit::Events;
+use std::{future::IntoFuture, sync::Arc};
 
 /// Common state, a tensor, and two cells of an object.
 fn state() -> StateDict {
@@ -90,5 +98,70 @@ fn what_is_left_alone_is_logged_if_that_is_asked_for() {
         };
         assert_eq!(warned(false), wanted, "{strict}");
         assert_eq!(warned(true), (false, false), "{strict}");
+    }
+}
+
+/// A template with two leaves that are stored, and an adapter and an object that are not.
+fn with_adapter(optional: bool) -> StateDict {
+    let mut template = StateDict::new();
+    template.insert("w", ShardedTensor::template("w", DType::Float32, &[2]));
+    let tens = Tensor::from_vec(&[1], vec![10f32]).unwrap();
+    let adapter = ShardedTensor::full("w.lora", tens);
+    let head = ShardedObject::item("head.lora", reshard::model::Payload::None);
+    match optional {
+        true => {
+            template.insert("adapter", adapter.optional());
+            template.insert("head", head.optional());
+        }
+        false => {
+            template.insert("adapter", adapter);
+            template.insert("head", head);
+        }
+    }
+    template
+}
+
+/// In every format: what need not be stored keeps its contents and is reported, and everything else stays strict.
+#[test]
+fn optional_leaves_need_not_be_stored() {
+    let formats: [SaveShardedStrategy; 6] = [
+        TorchDistConfig::new().into(),
+        ZarrConfig::default().into(),
+        Zarr3Config::default().into(),
+        SafetensorsConfig::default().into(),
+        TorchSaveConfig::default().into(),
+        TensorBundleConfig::default().into(),
+    ];
+    for format in formats {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().join("ckpt").display().to_string();
+        let mut state = StateDict::new();
+        let ones = Tensor::from_vec(&[2], vec![1f32, 1.]).unwrap();
+        state.insert("w", ShardedTensor::full("w", ones));
+        let name = format.key();
+        block_on(reshard::save(&state, &url).strategy(format).into_future()).unwrap();
+
+        let kept = Arc::new(KeptLoadPlan::default());
+        let by_leaf = || reshard::load(with_adapter(true), &url).kept_plan(&kept);
+        let by_key = || reshard::load(with_adapter(false), &url).kept_plan(&kept);
+        let named = |key: &str| key.ends_with(".lora");
+        for load in [by_leaf(), by_leaf(), by_key().optional(named)] {
+            let (loaded, report) = block_on(load.with_report()).unwrap();
+            let mut not_stored = report.notes.not_stored.clone();
+            not_stored.sort();
+            assert_eq!(not_stored, ["head.lora", "w.lora"], "{name}");
+            let adapter = loaded.tensor("adapter").unwrap();
+            assert_eq!(adapter.to_vec::<f32>().unwrap(), [10.], "{name}");
+            let w = loaded.tensor("w").unwrap();
+            assert_eq!(w.to_vec::<f32>().unwrap(), [1., 1.], "{name}");
+        }
+
+        // A kept plan of optional leaves is none of leaves that must be stored, and what is handed back asks for the same as before.
+        let failed = blocking::run(by_key()).unwrap_err();
+        assert!(failed.to_string().contains("lora"), "{name}: {failed}");
+        let load = by_key().optional(|key| key == "head.lora");
+        let (e, template) = blocking::run(load).unwrap_err().into_parts();
+        assert!(e.to_string().contains("w.lora"), "{name}: {e}");
+        assert!(blocking::load(template, &url).is_err(), "{name}");
     }
 }

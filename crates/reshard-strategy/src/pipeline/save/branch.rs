@@ -9,7 +9,7 @@ use crate::{
     FileLayout, FinishCx, PipelineOptions, Records, Result, SaveTotals, Saved, StorageInfo,
     StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
     pipeline::exchange::{Apart, Stopped},
-    staging::{put_data, take_data},
+    staging::{KeyedData, put_data, take_data},
 };
 use reshard_comm::{Cause, Comm, CommError};
 use reshard_model::{BoxError, DType, Data, Dims, FlatStateDict, Region, TensorSource};
@@ -108,7 +108,7 @@ impl Branch {
         }
     }
 
-    pub(super) fn take_data(&mut self) -> Result<Vec<Data>> {
+    pub(super) fn take_data(&mut self) -> Result<Vec<KeyedData>> {
         self.step = Step::Staging;
         let work = self.work.as_mut().ok_or_else(written_already)?;
         let wanted = work.wanted();
@@ -134,7 +134,8 @@ impl Branch {
     pub(super) async fn write(&mut self) -> Result<()> {
         self.step = Step::Layout;
         let Work { plan, state } = self.work.take().ok_or_else(written_already)?;
-        let source = Source::new(Arc::clone(&self.writer), Arc::clone(&self.planner), state);
+        let parts = (Arc::clone(&self.writer), Arc::clone(&self.planner));
+        let source = Source::new(parts, state, self.target.copy_ahead);
         let Some(peers) = self.peers.take() else {
             let resolve = |item: &WriteItem| match item.taken() {
                 // Without an exchange group only a dry run has items of other ranks.

@@ -1,7 +1,7 @@
 //! A planned save with its branches.
 
 use super::branch::Branch;
-use crate::{Result, SaveTotals, Saved, StrategyError, agree, cause};
+use crate::{KeyedData, Result, SaveTotals, Saved, StrategyError, agree, cause};
 use reshard_comm::Comm;
 use reshard_model::Data;
 use std::{fmt, sync::Arc};
@@ -55,7 +55,7 @@ impl PreparedSave {
     ///
     /// # Errors
     /// It is written already.
-    pub fn take_data(&mut self) -> Result<Vec<Data>> {
+    pub fn take_data(&mut self) -> Result<Vec<KeyedData>> {
         let mut data = match &mut self.objects {
             Some(objects) => objects.take_data()?,
             None => Vec::new(),

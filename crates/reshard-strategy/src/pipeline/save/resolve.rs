@@ -1,8 +1,8 @@
 //! Finds the data of planned items.
 
 use crate::{
-    Blocks, Elements, Result, StorageWriter, StrategyError, elements::check_planned, encode_object,
-    other_kind,
+    Blocks, Elements, Result, StorageWriter, StrategyError, ahead::running_ahead,
+    elements::check_planned, encode_object, other_kind,
 };
 use reshard_model::{FlatStateDict, ObjectCodec, Payload, Sharded, Value};
 use reshard_plan::{SavePlanner, WriteData, WriteItem, WriteKind};
@@ -14,30 +14,37 @@ pub(super) struct Source {
     planner: Arc<dyn SavePlanner>,
     state: FlatStateDict,
     cells: Cells,
+    /// How many bytes may be copied from devices before they are written.
+    copy_ahead: u64,
 }
 
 impl Source {
     pub(super) fn new(
-        writer: Arc<dyn StorageWriter>,
-        planner: Arc<dyn SavePlanner>,
+        (writer, planner): (Arc<dyn StorageWriter>, Arc<dyn SavePlanner>),
         state: FlatStateDict,
+        copy_ahead: u64,
     ) -> Self {
         Self {
             writer,
             planner,
             cells: Cells::of(&state),
             state,
+            copy_ahead,
         }
     }
 
     /// The data of an item that this rank has.
     pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
-        resolve(
+        let found = resolve(
             &*self.writer,
             &*self.planner,
             (&self.state, &self.cells),
             item,
-        )
+        )?;
+        Ok(match found {
+            WriteData::Tensor(data) => WriteData::Tensor(running_ahead(data, self.copy_ahead)),
+            object => object,
+        })
     }
 
     /// The bytes of an item that this rank gives to another one: the elements in row-major order, or the encoded object.

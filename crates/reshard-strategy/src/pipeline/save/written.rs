@@ -21,6 +21,8 @@ pub(super) struct Target {
     pub(super) folder: Option<Name>,
     /// The limit of a policy on the length of files.
     pub(super) limit: Option<SizeLimit>,
+    /// How many bytes may be copied from devices before they are written.
+    pub(super) copy_ahead: u64,
 }
 
 impl Target {

@@ -5,7 +5,7 @@ use reshard::{
     AsyncStager, DType, Data, LocalGroup, Rank, Region, Save, ShardedObject, ShardedTensor,
     StateDict, Tensor, Value,
     model::{DeviceTensor, testkit::FakeDevice},
-    strategy::{Result, StrategyError},
+    strategy::{KeyedData, Result, StrategyError},
 };
 use reshard_comm::testkit;
 use std::{
@@ -102,7 +102,7 @@ pub(crate) struct Fails;
 
 #[async_trait]
 impl AsyncStager for Fails {
-    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, _: Vec<KeyedData>) -> Result<Vec<Data>> {
         Err(StrategyError::Invalid("no memory".into()))
     }
 }

@@ -2,7 +2,8 @@ use crate::background::common::{Fails, Folder, Gate, Training, on_ranks};
 use async_trait::async_trait;
 use reshard::{
     AsyncCallsQueue, AsyncSaver, AsyncStager, BlockingAsyncStager, Checkpoint, Data, ProcessGroup,
-    ShardedTensor, SingleProcess, Staging, StateDict, Tensor, blocking, strategy::Result,
+    ShardedObject, ShardedTensor, SingleProcess, Staging, StateDict, Tensor, Value, blocking,
+    strategy::{KeyedData, Result},
 };
 use std::sync::{
     Arc, Mutex,
@@ -25,7 +26,7 @@ impl std::fmt::Debug for Background {
 
 #[async_trait]
 impl AsyncStager for Background {
-    async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>> {
         self.inner.stage(leaves).await
     }
 
@@ -140,7 +141,7 @@ struct Hangs(Mutex<Option<futures::channel::oneshot::Sender<()>>>);
 
 #[async_trait]
 impl AsyncStager for Hangs {
-    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, _: Vec<KeyedData>) -> Result<Vec<Data>> {
         if let Some(called) = self.0.lock().unwrap().take() {
             called.send(()).unwrap();
         }
@@ -191,7 +192,7 @@ struct Panics;
 #[async_trait]
 impl AsyncStager for Panics {
     #[expect(clippy::panic, reason = "this is the fault")]
-    async fn stage(&self, _: Vec<Data>) -> Result<Vec<Data>> {
+    async fn stage(&self, _: Vec<KeyedData>) -> Result<Vec<Data>> {
         panic!("a fault")
     }
 }
@@ -222,4 +223,38 @@ fn a_stager_that_panics_or_is_left_waiting_leaves_nothing() {
         // The place is free again.
         reshard::save(&state, &url).await.unwrap();
     });
+}
+
+/// Notes the keys of what it stages.
+#[derive(Clone, Debug, Default)]
+struct Names(Arc<Mutex<Vec<String>>>);
+
+#[async_trait]
+impl AsyncStager for Names {
+    async fn stage(&self, leaves: Vec<KeyedData>) -> Result<Vec<Data>> {
+        let keys = leaves.iter().map(|(key, _)| key.to_string());
+        self.0.lock().unwrap().extend(keys);
+        BlockingAsyncStager::new().stage(leaves).await
+    }
+}
+
+#[test]
+fn a_stager_is_told_the_keys_of_what_it_stages() {
+    let home = Folder::new();
+    let tensor = || Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+    let mut state = StateDict::new();
+    state.insert("model.w", ShardedTensor::full("stored.w", tensor()));
+    state.insert("lr", tensor());
+    let object = ShardedObject::new("rng", Value::Tensor(tensor()), &[2], &[1], 0).unwrap();
+    state.insert("rng", object);
+    let names = Names::default();
+    futures::executor::block_on(async {
+        let saver = AsyncSaver::new(&SingleProcess).await.unwrap();
+        let mut saver = saver.with_stager(names.clone());
+        let handle = saver.start(reshard::save(&state, home.url("ckpt"))).await;
+        handle.unwrap().finish().await.unwrap();
+    });
+    let mut keys = names.0.lock().unwrap().clone();
+    keys.sort();
+    assert_eq!(keys, ["lr", "rng/shard_1_2", "stored.w"]);
 }

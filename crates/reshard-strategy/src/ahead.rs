@@ -1,0 +1,166 @@
+//! Blocks that are made on another thread before they are asked for: DCP's `per_thread_copy_ahead`, for saves.
+
+use crate::Blocks;
+use bytes::Bytes;
+use reshard_model::{BoxError, DType, Data, Dims, Region, TensorSource};
+use std::{
+    io,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// More blocks than this are never ahead, whatever a source allows.
+const MOST: u64 = 64;
+
+/// Data whose copies may run ahead by so many bytes, if they lie on a device.
+pub(crate) fn running_ahead(data: Data, bytes: u64) -> Data {
+    let source: Arc<dyn TensorSource> = match data {
+        Data::Device(device) => Arc::new(device),
+        Data::Lazy(source) if source.ahead() > 0 => source,
+        other => return other,
+    };
+    Data::Lazy(Arc::new(Bounded { source, bytes }))
+}
+
+/// A source of which at most so many bytes are read ahead.
+struct Bounded {
+    source: Arc<dyn TensorSource>,
+    bytes: u64,
+}
+
+impl TensorSource for Bounded {
+    fn dtype(&self) -> DType {
+        self.source.dtype()
+    }
+
+    fn shape(&self) -> Dims {
+        self.source.shape()
+    }
+
+    fn block(&self) -> Option<u64> {
+        self.source.block()
+    }
+
+    fn ahead(&self) -> u64 {
+        self.source.ahead().min(self.bytes)
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.source.identity()
+    }
+
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        self.source.read(region, out)
+    }
+}
+
+/// The same blocks of about `block` bytes, of which up to `ahead` bytes are made on another thread while the caller has earlier ones. The
+/// thread begins with the first block that is asked for, because a save has the blocks of all its items from the start.
+pub(crate) fn ahead(blocks: Blocks, ahead: u64, block: u64) -> Blocks {
+    match (ahead / block.max(1)).min(MOST) {
+        0 => blocks,
+        n => Box::new(Ahead::Waits(blocks, n as usize)),
+    }
+}
+
+enum Ahead {
+    Waits(Blocks, usize),
+    Runs(Receiver<io::Result<Bytes>>, Option<JoinHandle<()>>),
+}
+
+impl Iterator for Ahead {
+    type Item = io::Result<Bytes>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Self::Waits(blocks, n) = self {
+            let blocks = std::mem::replace(blocks, Box::new(std::iter::empty()));
+            let (sender, receiver) = mpsc::sync_channel(*n);
+            let thread = thread::Builder::new().name("reshard-ahead".into());
+            // It ends when all blocks are made, or when nobody takes them any more.
+            let begun = thread.spawn(move || {
+                let mut blocks = blocks;
+                blocks.all(|block| sender.send(block).is_ok());
+            });
+            match begun {
+                Ok(thread) => *self = Self::Runs(receiver, Some(thread)),
+                Err(e) => {
+                    let e = format!("no thread for copies from a device: {e}");
+                    return Some(Err(io::Error::other(e)));
+                }
+            }
+        }
+        let Self::Runs(receiver, thread) = self else {
+            return None;
+        };
+        if let Ok(block) = receiver.recv() {
+            return Some(block);
+        }
+        match thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => Some(Err(io::Error::other("a copy from a device panicked"))),
+            Some(Ok(())) | None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, Mutex};
+
+    /// The number of blocks that were made, and of those that were taken.
+    type Counts = Arc<(Mutex<(u64, u64)>, Condvar)>;
+
+    fn counted(counts: &Counts, blocks: u64) -> Blocks {
+        let counts = Arc::clone(counts);
+        Box::new((0..blocks).map(move |i| {
+            let mut now = counts.0.lock().unwrap();
+            now.0 += 1;
+            // One is in the hand of the thread, and one that is taken may not be counted yet.
+            assert!(now.0 <= now.1 + 3 + 2, "{now:?}");
+            counts.1.notify_all();
+            Ok(Bytes::from(vec![i as u8]))
+        }))
+    }
+
+    #[test]
+    fn blocks_are_made_while_earlier_ones_are_written_and_not_too_many() {
+        let counts = Counts::default();
+        let mut blocks = ahead(counted(&counts, 40), 3, 1);
+        assert_eq!(counts.0.lock().unwrap().0, 0, "nobody has asked yet");
+        for i in 0..40u64 {
+            assert_eq!(blocks.next().unwrap().unwrap()[..], [i as u8]);
+            let mut now = counts.0.lock().unwrap();
+            now.1 += 1;
+            // The next ones come without being asked for.
+            while now.0 < (i + 1 + 3).min(40) {
+                now = counts.1.wait(now).unwrap();
+            }
+        }
+        assert!(blocks.next().is_none() && blocks.next().is_none());
+        drop(ahead(counted(&Counts::default(), 40), 3, 1).next());
+    }
+
+    #[test]
+    fn without_room_for_a_block_nothing_runs_ahead() {
+        let counts = Counts::default();
+        let mut blocks = ahead(counted(&counts, 4), 3, 4);
+        blocks.next().unwrap().unwrap();
+        assert_eq!(counts.0.lock().unwrap().0, 1);
+    }
+
+    #[test]
+    fn a_panic_of_a_device_is_an_error() {
+        let broken: Blocks = Box::new((0..2u8).map(|i| match i {
+            0 => Ok(Bytes::new()),
+            _ => panic!("a device"),
+        }));
+        let mut blocks = ahead(broken, 8, 1);
+        assert!(blocks.next().unwrap().is_ok());
+        let e = blocks.next().unwrap().unwrap_err();
+        assert!(e.to_string().contains("panicked"), "{e}");
+        assert!(blocks.next().is_none());
+    }
+}
