@@ -1,4 +1,4 @@
-//! What a saver keeps of the plan of a save, for the next one.
+//! What is kept of the plan of a save or load, for the next one.
 
 use crate::declared::{Digest, KeptDeclarations};
 use reshard_plan::{ExchangeGroup, LoadPlan, Metadata, SavePlan};
@@ -29,73 +29,7 @@ use std::{
 /// The plan of a planner, policy or format that does not say what its plans depend on
 /// ([`SavePlanner::plan_settings`](reshard_plan::SavePlanner::plan_settings) and methods of the same name). The plan of ranks that hold a
 /// piece twice, since such leaves are compared by their data. Also then a rank that has declared the same before sends 32 bytes instead.
-#[derive(Default)]
-pub struct KeptPlan {
-    pub(crate) declarations: KeptDeclarations,
-    known: Mutex<Option<Known>>,
-    reused: AtomicU64,
-    objects: OnceLock<Arc<KeptPlan>>,
-}
-
-impl fmt::Debug for KeptPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeptPlan")
-            .field("reused", &self.reused())
-            .finish_non_exhaustive()
-    }
-}
-
-/// A plan, and what it was made of.
-pub(crate) struct Known {
-    /// All on which the plan depends on this rank.
-    pub(crate) structure: Vec<u8>,
-    /// The digest of the structures of all ranks.
-    pub(crate) of_all: Digest,
-    pub(crate) decided: Arc<Decided>,
-}
-
-/// What all ranks have agreed on.
-pub(crate) struct Decided {
-    /// This rank's part, finished.
-    pub(crate) plan: Arc<SavePlan>,
-    /// `Some` if any rank has an exchange. It then holds this rank's exchange group, if it is in one.
-    pub(crate) exchange: Option<Option<ExchangeGroup>>,
-    /// On the coordinator, or on each rank of a rank-local save.
-    pub(crate) metadata: Arc<Metadata>,
-    pub(crate) policy: Option<PolicyMetrics>,
-}
-
-impl KeptPlan {
-    /// Without a plan.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// How many saves have used a plan that was kept here.
-    pub fn reused(&self) -> u64 {
-        self.reused.load(Ordering::Relaxed)
-    }
-
-    /// For objects that are saved apart.
-    pub(crate) fn of_objects(&self) -> Arc<Self> {
-        Arc::clone(self.objects.get_or_init(Arc::default))
-    }
-
-    /// The plan of this structure, and the digest of those of all ranks.
-    pub(crate) fn known(&self, structure: &[u8]) -> Option<(Digest, Arc<Decided>)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.as_ref().filter(|k| k.structure == structure)?;
-        Some((known.of_all, Arc::clone(&known.decided)))
-    }
-
-    pub(crate) fn keep(&self, known: Known) {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
-    }
-
-    pub(crate) fn used(&self) {
-        self.reused.fetch_add(1, Ordering::Relaxed);
-    }
-}
+pub type KeptPlan = Kept<Decided>;
 
 /// The plan of the last load, for a caller that loads many checkpoints of one shape. If the template has the same structure on all ranks, and the
 /// checkpoint stores the same, the plan is used again. Then each rank sends 32 bytes.
@@ -105,68 +39,93 @@ impl KeptPlan {
 /// What is compared is what [`KeptPlan`] compares, and [`Metadata`]: keys, types, shapes, chunks and paths, not where their bytes lie.
 /// Planners and formats that do not say what their plans depend on plan anew
 /// ([`LoadPlanner::plan_settings`](reshard_plan::LoadPlanner::plan_settings)).
-#[derive(Default)]
-pub struct KeptLoadPlan {
-    known: Mutex<Option<KnownLoad>>,
+pub type KeptLoadPlan = Kept<DecidedLoad>;
+
+/// A plan that is used again: [`KeptPlan`] or [`KeptLoadPlan`].
+pub struct Kept<D> {
+    pub(crate) declarations: KeptDeclarations,
+    known: Mutex<Option<Known<D>>>,
     reused: AtomicU64,
-    objects: OnceLock<Arc<KeptLoadPlan>>,
+    objects: OnceLock<Arc<Self>>,
 }
 
-impl fmt::Debug for KeptLoadPlan {
+impl<D> Default for Kept<D> {
+    fn default() -> Self {
+        Self {
+            declarations: KeptDeclarations::default(),
+            known: Mutex::default(),
+            reused: AtomicU64::default(),
+            objects: OnceLock::new(),
+        }
+    }
+}
+
+impl<D> fmt::Debug for Kept<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeptLoadPlan")
+        f.debug_struct("Kept")
             .field("reused", &self.reused())
             .finish_non_exhaustive()
     }
 }
 
 /// A plan, and what it was made of.
-pub(crate) struct KnownLoad {
+pub(crate) struct Known<D> {
+    /// All on which the plan depends on this rank.
     pub(crate) structure: Vec<u8>,
-    pub(crate) metadata: Arc<Metadata>,
     /// The digest of the structures of all ranks.
     pub(crate) of_all: Digest,
-    pub(crate) decided: Arc<DecidedLoad>,
+    pub(crate) decided: Arc<D>,
 }
 
-/// What all ranks have agreed on.
-pub(crate) struct DecidedLoad {
+/// What all ranks of a save have agreed on.
+#[derive(Debug)]
+pub struct Decided {
+    /// This rank's part, finished.
+    pub(crate) plan: Arc<SavePlan>,
+    /// `Some` if any rank has an exchange. It then holds this rank's exchange group, if it is in one.
+    pub(crate) exchange: Option<Option<ExchangeGroup>>,
+    /// On the coordinator, or on each rank of a rank-local save.
+    pub(crate) metadata: Arc<Metadata>,
+    pub(crate) policy: Option<PolicyMetrics>,
+}
+
+/// What all ranks of a load have agreed on.
+#[derive(Debug)]
+pub struct DecidedLoad {
     /// This rank's part, finished.
     pub(crate) plan: LoadPlan,
     /// `Some` if any rank has an exchange. It then holds this rank's exchange group, if it is in one.
     pub(crate) exchange: Option<Option<ExchangeGroup>>,
     /// The keys of the tensors that this rank asks for.
     pub(crate) keys: Vec<Arc<str>>,
+    /// Of the checkpoint.
+    pub(crate) metadata: Arc<Metadata>,
 }
 
-impl KeptLoadPlan {
+impl<D> Kept<D> {
     /// Without a plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many loads have used a plan that was kept here.
+    /// How many saves or loads have used a plan that was kept here.
     pub fn reused(&self) -> u64 {
         self.reused.load(Ordering::Relaxed)
     }
 
-    /// For objects that are loaded apart.
+    /// For objects that are saved or loaded apart.
     pub(crate) fn of_objects(&self) -> Arc<Self> {
         Arc::clone(self.objects.get_or_init(Arc::default))
     }
 
-    /// The plan of this structure and this checkpoint, and the digest of the structures of all ranks.
-    pub(crate) fn known(
-        &self,
-        structure: &[u8],
-        metadata: &Metadata,
-    ) -> Option<(Digest, Arc<DecidedLoad>)> {
+    /// The plan of this structure, and the digest of those of all ranks.
+    pub(crate) fn known(&self, structure: &[u8]) -> Option<(Digest, Arc<D>)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = known.as_ref().filter(|k| k.structure == structure)?;
-        (*known.metadata == *metadata).then(|| (known.of_all, Arc::clone(&known.decided)))
+        Some((known.of_all, Arc::clone(&known.decided)))
     }
 
-    pub(crate) fn keep(&self, known: KnownLoad) {
+    pub(crate) fn keep(&self, known: Known<D>) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     }
 

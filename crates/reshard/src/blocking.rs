@@ -34,68 +34,35 @@ pub fn load(template: StateDict, place: impl AsRef<Path>) -> Result<ValueTree, L
     run(crate::load(template, place))
 }
 
-/// [`crate::load_common`].
-///
-/// # Errors
-/// As [`crate::load_common`].
-pub fn load_common(place: impl AsRef<Path>) -> Result<ValueTree> {
-    block_on(crate::load_common(place))
+/// Functions that wait for those of the same name, with the same arguments and errors.
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {$(
+        #[doc = concat!("[`crate::", stringify!($name), "`].\n\n# Errors\nAs there.")]
+        pub fn $name($($arg: $type),*) -> Result<$out> {
+            block_on(crate::$name($($arg),*))
+        }
+    )*};
 }
 
-/// [`crate::load_metadata`].
-///
-/// # Errors
-/// As [`crate::load_metadata`].
-pub fn load_metadata(place: impl AsRef<Path>) -> Result<Arc<Metadata>> {
-    block_on(crate::load_metadata(place))
+functions! {
+    load_common(place: impl AsRef<Path>) -> ValueTree;
+    load_metadata(place: impl AsRef<Path>) -> Arc<Metadata>;
+    load_plain_tensors(place: impl AsRef<Path>) -> BTreeMap<String, Tensor>;
+    load_plain_tensors_and_common(place: impl AsRef<Path>) -> ValueTree;
+    load_tensors_metadata(place: impl AsRef<Path>) -> StateDict;
+    load_sharded_metadata(place: impl AsRef<Path>) -> StateDict;
+    load_content_metadata(place: impl AsRef<Path>) -> Option<Value>;
+    is_distributed_checkpoint(place: impl AsRef<Path>) -> bool;
 }
 
-/// [`crate::load_plain_tensors`].
-///
-/// # Errors
-/// As [`crate::load_plain_tensors`].
-pub fn load_plain_tensors(place: impl AsRef<Path>) -> Result<BTreeMap<String, Tensor>> {
-    block_on(crate::load_plain_tensors(place))
-}
-
-/// [`crate::load_plain_tensors_and_common`].
-///
-/// # Errors
-/// As there.
-pub fn load_plain_tensors_and_common(place: impl AsRef<Path>) -> Result<ValueTree> {
-    block_on(crate::load_plain_tensors_and_common(place))
-}
-
-/// [`crate::load_tensors_metadata`].
-///
-/// # Errors
-/// As there.
-pub fn load_tensors_metadata(place: impl AsRef<Path>) -> Result<StateDict> {
-    block_on(crate::load_tensors_metadata(place))
-}
-
-/// [`crate::load_sharded_metadata`].
-///
-/// # Errors
-/// As there.
-pub fn load_sharded_metadata(place: impl AsRef<Path>) -> Result<StateDict> {
-    block_on(crate::load_sharded_metadata(place))
-}
-
-/// [`crate::load_content_metadata`].
-///
-/// # Errors
-/// As there.
-pub fn load_content_metadata(place: impl AsRef<Path>) -> Result<Option<Value>> {
-    block_on(crate::load_content_metadata(place))
-}
-
-/// [`crate::is_distributed_checkpoint`].
-///
-/// # Errors
-/// As there.
-pub fn is_distributed_checkpoint(place: impl AsRef<Path>) -> Result<bool> {
-    block_on(crate::is_distributed_checkpoint(place))
+/// The same for methods of [`crate::Checkpoint`].
+macro_rules! methods {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {$(
+        #[doc = concat!("[`crate::Checkpoint::", stringify!($name), "`].\n\n# Errors\nAs there.")]
+        pub fn $name(&self, $($arg: $type),*) -> Result<$out> {
+            block_on(self.0.$name($($arg),*))
+        }
+    )*};
 }
 
 /// [`crate::Checkpoint`]. It derefs to that type for methods that need no waiting.
@@ -145,142 +112,28 @@ impl Checkpoint {
         self.0.tensors().map(TensorHandle)
     }
 
-    /// [`crate::Checkpoint::object`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn object(&self, key: &str) -> Result<Value> {
-        block_on(self.0.object(key))
-    }
-
-    /// [`crate::Checkpoint::object_payload`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn object_payload(&self, key: &str) -> Result<Payload> {
-        block_on(self.0.object_payload(key))
-    }
-
-    /// [`crate::Checkpoint::common`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn common(&self) -> Result<ValueTree> {
-        block_on(self.0.common())
-    }
-
-    /// [`crate::Checkpoint::stored_common`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn stored_common(&self) -> Result<Option<crate::StoredCommon>> {
-        block_on(self.0.stored_common())
-    }
-
-    /// [`crate::Checkpoint::state`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn state(&self) -> Result<ValueTree> {
-        block_on(self.0.state())
-    }
-
-    /// [`crate::Checkpoint::load_plain_tensors`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_plain_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
-        block_on(self.0.load_plain_tensors())
-    }
-
-    /// [`crate::Checkpoint::load_plain_tensors_and_common`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_plain_tensors_and_common(&self) -> Result<ValueTree> {
-        block_on(self.0.load_plain_tensors_and_common())
-    }
-
-    /// [`crate::Checkpoint::load_content_metadata`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_content_metadata(&self) -> Result<Option<Value>> {
-        block_on(self.0.load_content_metadata())
-    }
-
-    /// [`crate::Checkpoint::is_distributed_checkpoint`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn is_distributed_checkpoint(&self) -> Result<bool> {
-        block_on(self.0.is_distributed_checkpoint())
-    }
-
-    /// [`crate::Checkpoint::beside_integrity`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn beside_integrity(&self) -> Result<Vec<Name>> {
-        block_on(self.0.beside_integrity())
-    }
-
-    /// [`crate::Checkpoint::files`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn files(&self) -> Result<Vec<Entry>> {
-        block_on(self.0.files())
-    }
-
-    /// [`crate::Checkpoint::roles`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
-        block_on(self.0.roles())
-    }
-
-    /// [`crate::Checkpoint::links`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn links(&self) -> Result<Vec<Link>> {
-        block_on(self.0.links())
-    }
-
-    /// [`crate::Checkpoint::leftovers`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn leftovers(&self) -> Result<Vec<Leftover>> {
-        block_on(self.0.leftovers())
+    methods! {
+        object(key: &str) -> Value;
+        object_payload(key: &str) -> Payload;
+        common() -> ValueTree;
+        stored_common() -> Option<crate::StoredCommon>;
+        state() -> ValueTree;
+        load_plain_tensors() -> BTreeMap<String, Tensor>;
+        load_plain_tensors_and_common() -> ValueTree;
+        load_content_metadata() -> Option<Value>;
+        is_distributed_checkpoint() -> bool;
+        beside_integrity() -> Vec<Name>;
+        files() -> Vec<Entry>;
+        roles() -> Vec<(Entry, FileRole)>;
+        links() -> Vec<Link>;
+        leftovers() -> Vec<Leftover>;
+        verify(full: bool, progress: Progress) -> VerifyReport;
+        verify_items(items: &CheckedItems, progress: Progress) -> VerifyReport;
     }
 
     /// [`crate::Checkpoint::sidecar`].
     pub fn sidecar(&self) -> (Option<crate::Sidecar>, Option<String>) {
         block_on(self.0.sidecar())
-    }
-
-    /// [`crate::Checkpoint::verify`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
-        block_on(self.0.verify(full, progress))
-    }
-
-    /// [`crate::Checkpoint::sample`].
-    pub fn sample(&self, share: f64, seed: u64) -> crate::Sample {
-        self.0.sample(share, seed)
-    }
-
-    /// [`crate::Checkpoint::verify_items`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn verify_items(&self, items: &CheckedItems, progress: Progress) -> Result<VerifyReport> {
-        block_on(self.0.verify_items(items, progress))
     }
 }
 

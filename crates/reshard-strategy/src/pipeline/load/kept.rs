@@ -5,7 +5,7 @@ use crate::{
     LoadCx, Result, StorageReader, StrategyError,
     agree::agree,
     declared::Digest,
-    kept::{DecidedLoad, KnownLoad},
+    kept::{DecidedLoad, Known},
     pipeline::{
         exchange::Share,
         known::{known_or_decided, of_all},
@@ -46,7 +46,8 @@ pub(super) async fn known_or_planned(
     let mine = set_up.and_then(|()| {
         known = kept
             .zip(structure.as_ref())
-            .and_then(|(kept, structure)| kept.known(structure, from.metadata()));
+            .and_then(|(kept, structure)| kept.known(structure))
+            .filter(|(_, decided)| decided.metadata == *from.metadata());
         let Some((of_all, decided)) = &known else {
             return Ok(None);
         };
@@ -88,11 +89,11 @@ pub(super) async fn known_or_planned(
         plan,
         exchange,
         keys,
+        metadata: Arc::clone(from.metadata()),
     });
     if let (Some(kept), Some(structure), Some(of_all)) = (kept, structure, of_all) {
-        kept.keep(KnownLoad {
+        kept.keep(Known {
             structure,
-            metadata: Arc::clone(from.metadata()),
             of_all,
             decided: Arc::clone(&decided),
         });
