@@ -7,9 +7,7 @@ use reshard_model::{ErrorKind, some};
 use reshard_open::{
     Context, ErrorWith, Result,
     attempt::{folder_of, is_of_a_save},
-    explained,
-    formats::Formats,
-    is_no_folder,
+    explained, is_no_folder,
     opened::{OpenOptions, Opened},
     outside::of_killed,
     replace::files_of,
@@ -20,7 +18,9 @@ use reshard_storage::{
     Entry, Leftover, Name, PlaceKind, Progress, StorageError, Store, StoreExt, Stores,
     UnfinishedUpload,
 };
-use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
+use reshard_strategy::{
+    BackendVersion, Damage, FileRole, Formats, ReadLimits, Registry, StrategyError,
+};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -75,7 +75,7 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 ///
 /// # Errors
 /// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; a file system is
-/// mounted in a leftover; I/O. [`PruneError::report`] says what was removed before that.
+/// mounted in a leftover; I/O. [`PruneError::rest`] says what was removed before that.
 pub fn prune(place: impl AsRef<std::path::Path>) -> Prune {
     Prune {
         url: reshard_open::place_text(place),

@@ -5,7 +5,6 @@ use reshard_model::{ErrorKind, some};
 use reshard_open::{
     Context, Result,
     attempt::{attempt, in_folder, is_of_a_save},
-    formats::Formats,
     opened::OpenOptions,
     place_text,
     replace::{ADVICE, files_of, replace},
@@ -14,7 +13,7 @@ use reshard_open::{
 use reshard_storage::{
     IfExists, Leftover, Name, PlaceKind, Removal, StorageError, Store, StoreExt as _, Stores,
 };
-use reshard_strategy::{BackendVersion, ReadLimits, Registry, StrategyError, read_small};
+use reshard_strategy::{BackendVersion, Formats, ReadLimits, Registry, StrategyError, read_small};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -30,7 +29,7 @@ const ACT: &str = "removing";
 ///
 /// In one step nobody finds the checkpoint at its place any more; then its files go. A process that is killed in between leaves a
 /// hidden folder beside the place, and another call, or [`prune`](crate::prune()) after a day, does the rest. Only files whose names the
-/// checkpoint's format gives are removed; all others stay at the place, as when a checkpoint is [replaced](crate::Save::overwrite).
+/// checkpoint's format gives are removed; all others stay at the place, as when a checkpoint is [replaced](reshard::Save::overwrite).
 ///
 /// In a place where nothing can be renamed, such as an object store, the commit record goes first. Formats without one, such as `zarr`, are refused there. What
 /// a killed process leaves is finished only by a call with the [notes](RemoveCheckpoint::noted) of the checkpoint, because without them it looks like what a save
@@ -118,7 +117,7 @@ const UNCLEAR: &str = ", so nobody can tell whether it may be removed; remove it
 impl RemoveCheckpoint {
     reshard_open::open_options!(open);
 
-    /// Removes it only if it has this [note](crate::Save::note), in a `reshard.json` that belongs to it.
+    /// Removes it only if it has this [note](reshard::Save::note), in a `reshard.json` that belongs to it.
     pub fn noted(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.notes.insert(key.into(), value.into());
         self

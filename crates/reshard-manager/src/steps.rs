@@ -95,7 +95,7 @@ pub struct Step {
     pub url: String,
     /// Its format.
     pub format: BackendVersion,
-    /// What [`Save::note`](crate::Save::note) noted of it, if `reshard.json` lies directly in its folder, as in local directories. Whether that file belongs to this version
+    /// What [`Save::note`](reshard::Save::note) noted of it, if `reshard.json` lies directly in its folder, as in local directories. Whether that file belongs to this version
     /// is not checked: [`Checkpoint::sidecar`] does it.
     pub notes: BTreeMap<String, String>,
 }

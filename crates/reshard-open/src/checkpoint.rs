@@ -11,11 +11,11 @@ mod ties;
 mod whole;
 
 pub use entry_points::{
-    is_distributed_checkpoint, load_content_metadata, load_plain_tensors,
-    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
+    is_distributed_checkpoint, load_common, load_content_metadata, load_metadata,
+    load_plain_tensors, load_plain_tensors_and_common, load_sharded_metadata,
+    load_tensors_metadata,
 };
 pub use handle::Checkpoint;
 pub use sample::Sample;
 pub use tensors::{StoredChunk, TensorHandle};
 pub use ties::Tie;
-pub use whole::{load_common, load_metadata};

@@ -22,7 +22,7 @@ pub enum CommonForm {
 }
 
 /// Common state as it is stored, not decoded. [`Checkpoint::stored_common`](crate::Checkpoint::stored_common) returns
-/// it, and [`Save::stored_common`](crate::Save::stored_common) takes it. It keeps content that no [`Value`](crate::Value)
+/// it, and `Save::stored_common` takes it. It keeps content that no [`Value`](reshard_model::Value)
 /// can represent.
 #[derive(Clone, Debug)]
 pub struct StoredCommon {

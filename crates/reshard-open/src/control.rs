@@ -1,7 +1,7 @@
 //! Digests of files of any size, in bounded memory.
 
-use crate::formats::Formats;
 use reshard_storage::{Name, Store, StoreExt};
+use reshard_strategy::Formats;
 use reshard_strategy::{Result, hex};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;

@@ -18,7 +18,6 @@ mod whereabouts;
 mod written;
 
 pub mod attempt;
-pub mod formats;
 pub mod integrity;
 pub mod opened;
 pub mod outside;

@@ -2,7 +2,6 @@
 
 use crate::{
     attempt,
-    formats::Formats,
     known::KnownStore,
     outside::is_note,
     recognise::{
@@ -17,8 +16,8 @@ use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadShardedStrategy, OpenCx,
-    OwnFile, ReadLimits, Registry, SMALL, StorageReader, StrategyError, hex, item_files,
+    BackendVersion, Damage, Detection, FileRole, Formats, LoadCommonStrategy, LoadShardedStrategy,
+    OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader, StrategyError, hex, item_files,
 };
 use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// The text of a place that is given by its path or its URL, for crates that take places as [`save`](crate::save) does. A path that is no UTF-8
+/// The text of a place that is given by its path or its URL, for crates that take places as `reshard::save` does. A path that is no UTF-8
 /// becomes a `file` URL.
 pub fn place_text(place: impl AsRef<Path>) -> String {
     let path = place.as_ref();

@@ -1,12 +1,11 @@
 //! Finds the format of a checkpoint if Megatron Core's `metadata.json` does not name it.
 
-use crate::{
-    formats::{Format, Formats},
-    sidecar::{SIDECAR, Sidecar},
-};
+use crate::sidecar::{SIDECAR, Sidecar};
 use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Depth, Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
+use reshard_strategy::{
+    BackendVersion, Detection, Formats, LoadShardedStrategy, Result, StrategyError,
+};
 use std::{collections::VecDeque, io, sync::Arc};
 
 /// A format that was recognised.
@@ -167,7 +166,7 @@ fn one_of(
 
 /// The one format that gives the answer `Yes`, or else `Likely`.
 fn only(
-    that: impl Fn(Detection) -> Vec<Format>,
+    that: impl Fn(Detection) -> Vec<LoadShardedStrategy>,
     store: &Arc<dyn Store>,
 ) -> Result<Option<BackendVersion>> {
     let sure = that(Detection::Yes);

@@ -2,14 +2,13 @@
 
 use crate::{
     attempt::{folder_of, in_folder},
-    formats::Formats,
     opened::OpenOptions,
     outside::is_note,
     sidecar::{Sidecar, is_sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
 use reshard_storage::{Entry, IfExists, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
-use reshard_strategy::{FileRole, Registry, StrategyError};
+use reshard_strategy::{FileRole, Formats, Registry, StrategyError};
 use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;

@@ -1,13 +1,10 @@
 //! `reshard.json`: what reshard adds to a checkpoint, in a file that other programs ignore.
 
-use crate::{
-    control::{OTHER_RECORD, sha256},
-    formats::Formats,
-};
+use crate::control::{OTHER_RECORD, sha256};
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, PlaceKind, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Result, StrategyError, hex, read_small};
+use reshard_strategy::{BackendVersion, Formats, Result, StrategyError, hex, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -59,7 +56,7 @@ pub struct Sidecar {
     /// The description of the sharding policy that decided on files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// What the program that saved it noted with [`Save::note`](crate::Save::note).
+    /// What the program that saved it noted with `Save::note`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
     /// Files of metadata other than those above, such as those that the format writes beside its record.

@@ -18,6 +18,7 @@
 //! assert!(registry.load_sharded(&BackendVersion::new("torch_save", 1)).is_ok());
 //! ```
 
+mod chosen;
 mod config;
 mod dicts;
 mod error;

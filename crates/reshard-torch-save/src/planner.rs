@@ -6,8 +6,8 @@ mod whole;
 pub(crate) use whole::WholeTensors;
 
 use crate::{
+    chosen::TorchSaveWriter,
     told::{Told, pack, unpack},
-    writer::TorchSaveWriter,
 };
 use files::assign;
 use reshard_model::{FlatStateDict, Step};

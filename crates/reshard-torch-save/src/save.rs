@@ -1,10 +1,11 @@
 //! The settings as a format.
 
 use crate::{
-    NAME, TorchSaveConfig, dicts,
+    NAME, TorchSaveConfig,
+    chosen::{Target, TorchSaveWriter},
+    dicts,
     names::{is_file, last_part},
     told::Asked,
-    writer::{Target, TorchSaveWriter},
 };
 use reshard_model::Dialect;
 use reshard_storage::PlaceKind;

@@ -5,16 +5,18 @@ mod overhead;
 mod tree;
 
 use crate::{
-    NAME, dicts,
+    NAME,
+    chosen::{Target, TorchSaveWriter},
+    dicts,
     index::Index,
-    names::{INDEX, WEIGHTS, prefix},
+    names::{INDEX, prefix},
     planner::WholeTensors,
-    told::{Asked, FilePlan, Files, Receipt, What, unpack},
+    told::{FilePlan, Files, Receipt, What, unpack},
 };
 use archive::{FileExtent, Source};
-use reshard_model::{DType, Data, Layout, ObjectCodec, Path, Payload, Value};
-use reshard_plan::{PlannerData, SavePlan, SavePlanner, WriteItem};
-use reshard_policy::{Limits, PolicyMetrics, ShardingPolicy};
+use reshard_model::{DType, Data, Layout, ObjectCodec, Payload, Value};
+use reshard_plan::{SavePlan, SavePlanner, WriteItem};
+use reshard_policy::PolicyMetrics;
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
     BackendVersion, Blocks, Elements, FileLayout, FinishCx, Footprint, Piece, PolicyUse, Records,
@@ -30,38 +32,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tree::tree_of;
 
 pub(crate) use overhead::{WithoutLeaves, of_file};
-
-/// What is written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// One file of this name.
-    File(String),
-    /// A folder, with one file unless a policy decides otherwise.
-    Folder,
-}
-
-/// Writes files of `torch.save`.
-#[derive(Clone, Debug)]
-pub(crate) struct TorchSaveWriter {
-    pub(crate) target: Target,
-    /// The policy that the planner calls.
-    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
-    pub(crate) limits: Limits,
-    pub(crate) asked: Asked,
-    /// The paths of keys before a planner has renamed any.
-    pub(crate) paths: Option<PlannerData>,
-    pub(crate) empty: Vec<Path>,
-}
-
-impl TorchSaveWriter {
-    /// The name of the file, or of the only file of a folder.
-    pub(crate) fn file_name(&self) -> &str {
-        match &self.target {
-            Target::File(name) => name,
-            Target::Folder => WEIGHTS,
-        }
-    }
-}
 
 impl WriterHooks for TorchSaveWriter {
     fn plan_settings(&self) -> Option<String> {

@@ -4,11 +4,11 @@
 //! Each rank computes a CRC-32 of each of its plain tensors. The coordinator compares these, together with types and
 //! shapes. This finds every difference within 32 neighbouring bits, and misses one in 2^32 of all others.
 
-use crate::{consistent::Digest, crc, save::SaveOptions};
+use crate::{consistent::Digest, save::SaveOptions};
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
 use reshard_model::{DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Step};
-use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
+use reshard_strategy::{Result, StrategyError, agree as all_agree, cause, crc32_of_all};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,7 +110,7 @@ pub(crate) fn leave_to_coordinator(
 
 /// The prints of this rank's tensors.
 async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
-    let sums = crc::of_all(plain.iter().map(|t| (t.path.to_string(), &t.data))).await?;
+    let sums = crc32_of_all(plain.iter().map(|t| (t.path.to_string(), &t.data))).await?;
     let print = |(t, sum): (&PlainTensor, Option<u32>)| {
         let (dtype, shape) = match &t.data {
             Data::Host(h) => (h.dtype(), h.shape()),

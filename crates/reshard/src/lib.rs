@@ -51,14 +51,12 @@ mod agreement;
 mod alike;
 mod background;
 mod consistent;
-mod crc;
 mod events;
 mod in_flight;
 mod load;
 mod ranks;
 #[cfg(doctest)]
 mod readme;
-mod replicas;
 mod report;
 mod save;
 mod side_by_side;

@@ -370,7 +370,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    fn configure(&self, cx: &mut LoadCx<'_>) {
+    fn configure(&self, cx: &mut LoadCx<'_>, flat: &FlatStateDict) {
         (cx.verify, cx.progress, cx.exchange_memory) = (
             self.options.open.verify,
             self.options.progress.clone(),
@@ -378,6 +378,10 @@ impl<'a> Load<'a> {
         );
         cx.kept_plan.clone_from(&self.options.kept_plan);
         cx.copy_ahead = self.options.copy_ahead;
+        if let Some(optional) = &self.options.optional {
+            let keys = flat.values().map(Sharded::key);
+            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
+        }
     }
 
     async fn run(
@@ -400,11 +404,7 @@ impl<'a> Load<'a> {
         let planner = planner.unwrap_or_else(|| Arc::new(self.options.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
-        self.configure(&mut cx);
-        if let Some(optional) = &self.options.optional {
-            let keys = flat.values().map(Sharded::key);
-            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
-        }
+        self.configure(&mut cx, &flat);
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

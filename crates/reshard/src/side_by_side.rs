@@ -5,8 +5,8 @@ use crate::{CommonForm, save::SaveOptions};
 use bytes::Bytes;
 use reshard_megatron::{COMMON, METADATA_JSON, MetadataJson};
 use reshard_model::Dialect;
-use reshard_open::formats::Formats;
 use reshard_storage::{Name, PlaceKind, StorageError, Store, Transaction};
+use reshard_strategy::Formats;
 use reshard_strategy::{BackendVersion, Result, SaveShardedStrategy, StrategyError, read_small};
 use std::sync::Arc;
 

@@ -7,11 +7,11 @@ use reshard_model::{
     Data, FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor, StateDict, Tensor,
     Value, ValueTree,
 };
-use reshard_plan::{Cast, Entry};
+use reshard_plan::{Cast, Entry, Metadata};
 use reshard_strategy::StrategyError;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-/// The key of common state under which [`Save::content_metadata`](crate::Save::content_metadata) keeps its value.
+/// The key of common state under which `Save::content_metadata` keeps its value.
 const CONTENT_METADATA: &str = "content_metadata";
 
 impl Checkpoint {
@@ -193,4 +193,20 @@ pub async fn is_distributed_checkpoint(place: impl AsRef<std::path::Path>) -> Re
         Err(e) => Err(e),
     };
     json.map(|json| json.is_some()).during(ACT, &url)
+}
+
+/// Reads the common state of a checkpoint.
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`Checkpoint::common`].
+pub async fn load_common(place: impl AsRef<std::path::Path>) -> Result<ValueTree> {
+    Checkpoint::open(place).await?.common().await
+}
+
+/// Reads the metadata of a checkpoint: what it holds.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub async fn load_metadata(place: impl AsRef<std::path::Path>) -> Result<Arc<Metadata>> {
+    Ok(Arc::clone(Checkpoint::open(place).await?.metadata()))
 }

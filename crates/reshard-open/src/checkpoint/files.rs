@@ -46,7 +46,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// All its [`files`](Self::files), each with its role. [`prune`](crate::prune()) removes the leftovers.
+    /// All its [`files`](Self::files), each with its role. `prune` of reshard-manager removes the leftovers.
     ///
     /// # Errors
     /// What the store says.

@@ -4,7 +4,7 @@ use super::handle::{ACT, Checkpoint};
 use crate::{Result, error::Context};
 use reshard_model::{Path, Value, ValueTree, unflatten};
 use reshard_plan::{Entry, Metadata, PlannerData};
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 impl Checkpoint {
     /// Loads everything. The result has the nesting of the saved state if the checkpoint records it; otherwise every
@@ -65,20 +65,4 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
         }
     }
     alone
-}
-
-/// Reads the common state of a checkpoint.
-///
-/// # Errors
-/// As [`Checkpoint::open`] and [`Checkpoint::common`].
-pub async fn load_common(place: impl AsRef<std::path::Path>) -> Result<ValueTree> {
-    Checkpoint::open(place).await?.common().await
-}
-
-/// Reads the metadata of a checkpoint: what it holds.
-///
-/// # Errors
-/// As [`Checkpoint::open`].
-pub async fn load_metadata(place: impl AsRef<std::path::Path>) -> Result<Arc<Metadata>> {
-    Ok(Arc::clone(Checkpoint::open(place).await?.metadata()))
 }

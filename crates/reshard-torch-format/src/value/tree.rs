@@ -92,23 +92,6 @@ pub fn encode_tree(tree: &PartTree) -> Result<EncodedTree> {
     })
 }
 
-/// The storages of the caller's.
-#[derive(Default)]
-pub(super) struct Described {
-    /// The record of each.
-    records: BTreeMap<usize, usize>,
-    /// The tensors in each, with their memo numbers, if one of them is there again.
-    objects: Option<BTreeMap<usize, Vec<(TensorRef, u32)>>>,
-}
-
-impl Described {
-    /// The memo number of the last tensor of this description in this storage.
-    fn known_object(&self, tensor: &TensorRef, storage: usize) -> Option<u32> {
-        let mut all = self.objects.as_ref()?.get(&storage)?.iter().rev();
-        all.find(|(t, _)| t == tensor).map(|(_, number)| *number)
-    }
-}
-
 impl PartTree {
     /// Finds which tensors share memory, and whether one is there again.
     fn survey(&self, to: &mut Encoder) -> Result<()> {

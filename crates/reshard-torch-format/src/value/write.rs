@@ -1,4 +1,3 @@
-use super::tree::Described;
 use crate::{
     Error, Result,
     archive::{ArchiveOptions, write_archive},
@@ -61,6 +60,23 @@ pub(super) struct Encoder {
     known: BTreeMap<(Group, u64, u64), usize>,
     depth: u32,
     pub(super) described: Described,
+}
+
+/// The storages of the caller's.
+#[derive(Default)]
+pub(super) struct Described {
+    /// The record of each.
+    pub(super) records: BTreeMap<usize, usize>,
+    /// The tensors in each, with their memo numbers, if one of them is there again.
+    pub(super) objects: Option<BTreeMap<usize, Vec<(TensorRef, u32)>>>,
+}
+
+impl Described {
+    /// The memo number of the last tensor of this description in this storage.
+    pub(super) fn known_object(&self, tensor: &TensorRef, storage: usize) -> Option<u32> {
+        let mut all = self.objects.as_ref()?.get(&storage)?.iter().rev();
+        all.find(|(t, _)| t == tensor).map(|(_, number)| *number)
+    }
 }
 
 /// What an [`Encoder`] writes: values, their pairs, and trees.

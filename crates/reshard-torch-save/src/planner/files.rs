@@ -2,10 +2,11 @@
 
 use super::whole::{invalid, unsupported};
 use crate::{
+    chosen::TorchSaveWriter,
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
     told::{At, DictPlan, FilePlan, Files, LeafPlan, PythonTensor, Told, What, pack},
-    writer::{TorchSaveWriter, WithoutLeaves, of_file},
+    writer::{WithoutLeaves, of_file},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{

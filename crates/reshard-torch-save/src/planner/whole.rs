@@ -1,6 +1,6 @@
 //! What the planner knows, and how it refuses.
 
-use crate::writer::TorchSaveWriter;
+use crate::chosen::TorchSaveWriter;
 use reshard_plan::{PlanError, SavePlanner};
 use std::sync::Arc;
 

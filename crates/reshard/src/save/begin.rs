@@ -4,19 +4,18 @@ use super::{options::SaveOptions, set_up::SetUp};
 use crate::{
     CommonDifference,
     alike::{self, Compared, Mine},
-    consistent, replicas,
+    consistent,
     side_by_side::{self, Old, SideBySide},
 };
 use reshard_comm::Comm;
 use reshard_open::{
     attempt::attempt,
-    formats::Formats,
     replace::{Replaced, no_checkpoint, refuse_prefix, replace},
 };
 use reshard_storage::{
     DryTransaction, IfExists, Name, PlaceKind, StorageError, Store, StoreExt, Transaction,
 };
-use reshard_strategy::{StrategyError, cause};
+use reshard_strategy::{Formats, StrategyError, cause, check_replicas};
 use std::sync::Arc;
 
 /// A new version, in which nothing is written yet.
@@ -203,7 +202,7 @@ pub(super) async fn begin(
             let agreed = alike::agree(comm, "begin", begun, mine, options).await;
             let checked = match agreed {
                 Ok(agreed) if options.check_replicas => {
-                    let checked = replicas::check(
+                    let checked = check_replicas(
                         comm,
                         &setup.parts.flat,
                         &setup.plain,

@@ -13,16 +13,14 @@ use reshard_comm::Comm;
 use reshard_megatron::{INTEGRITY, METADATA_JSON};
 use reshard_model::{Dialect, Path, ValueTree};
 use reshard_open::{
-    Context,
-    formats::Formats,
-    integrity,
+    Context, integrity,
     sidecar::{self, FileSum, Sidecar},
 };
 use reshard_plan::Metadata;
 use reshard_storage::{Entry, FileBody, Name, PlaceKind, Progress, Transaction, wait};
 use reshard_strategy::{
-    AsyncStager, BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, Saved,
-    StrategyError, agree, stage_save,
+    AsyncStager, BackendVersion, Formats, PreparedSave, Records, Registry, SaveCommonStrategy,
+    Saved, StrategyError, agree, stage_save,
 };
 use std::sync::Arc;
 

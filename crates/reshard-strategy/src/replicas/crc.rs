@@ -1,9 +1,9 @@
 //! CRC-32 of the elements of many tensors, on the I/O threads.
 
+use crate::Result;
 use indexmap::IndexMap;
 use reshard_model::{Data, Region, Tensor};
 use reshard_storage::run_blocking;
-use reshard_strategy::Result;
 use std::sync::Arc;
 
 /// So many bytes are hashed at a time, so that they are read from memory only once.
@@ -15,7 +15,10 @@ const FROM_DEVICE: u64 = 64 << 20;
 
 /// The checksum of each tensor, in row-major order of its elements; `None` for what is not in memory. Views of the same elements are hashed once.
 /// The texts are for errors of devices.
-pub(crate) async fn of_all<'a>(
+///
+/// # Errors
+/// A device that fails.
+pub async fn crc32_of_all<'a>(
     tensors: impl Iterator<Item = (String, &'a Data)>,
 ) -> Result<Vec<Option<u32>>> {
     let mut views: IndexMap<_, (String, Data)> = IndexMap::new();

@@ -1,19 +1,14 @@
 //! The formats that a program knows, and what their file names mean.
 
+use crate::{Action, BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
 use reshard_storage::{Entry, Listing, Name, PlaceKind};
-use reshard_strategy::{
-    Action, BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result,
-};
 use std::collections::BTreeSet;
-
-/// A format that can load.
-pub type Format = LoadShardedStrategy;
 
 /// The formats that can load, in the order of their names, and the default one.
 #[derive(Clone, Debug)]
 pub struct Formats {
     /// In the order of their names.
-    pub all: Vec<Format>,
+    pub all: Vec<LoadShardedStrategy>,
     /// The one that is tried first.
     pub default: BackendVersion,
 }
@@ -37,7 +32,7 @@ impl Formats {
     }
 
     /// Only this format.
-    pub fn only(&self, format: &Format) -> Self {
+    pub fn only(&self, format: &LoadShardedStrategy) -> Self {
         Self {
             all: vec![format.clone()],
             default: self.default.clone(),
@@ -45,7 +40,7 @@ impl Formats {
     }
 
     /// The formats whose `detect` gives this answer for the files of a place.
-    pub fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
+    pub fn that(&self, detected: Detection, top: &Listing) -> Vec<LoadShardedStrategy> {
         self.all
             .iter()
             .filter(|f| f.info().detect(top) == detected)
@@ -54,7 +49,7 @@ impl Formats {
     }
 
     /// The formats whose `detect_file` gives this answer for a file.
-    pub fn of_file(&self, detected: Detection, file: &Entry) -> Vec<Format> {
+    pub fn of_file(&self, detected: Detection, file: &Entry) -> Vec<LoadShardedStrategy> {
         self.all
             .iter()
             .filter(|f| f.info().detect_file(file) == detected)
@@ -109,7 +104,7 @@ impl Formats {
 
     /// The one format whose format record is among these files.
     pub fn with_record(&self, files: &[Entry]) -> Option<Self> {
-        let is_record = |f: &Format, file: &Entry| {
+        let is_record = |f: &LoadShardedStrategy, file: &Entry| {
             f.info().own_file(file.name.as_str()) == Some(OwnFile::Record)
         };
         let mut found = self

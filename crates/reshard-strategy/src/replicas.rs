@@ -2,10 +2,13 @@
 //!
 //! Each rank sends 20 bytes for each of its pieces: a hash of what the piece is, and a CRC-32 of its elements. Names follow only if something differs.
 
-use crate::crc;
+mod crc;
+
+pub use crc::crc32_of_all;
+
+use crate::{Result, StrategyError, cause};
 use reshard_comm::{Comm, Rank};
 use reshard_model::{Dialect, FlatStateDict, Path, PlainTensor, Sharded, ShardedTensor};
-use reshard_strategy::{Result, StrategyError, cause};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -43,7 +46,7 @@ struct Different {
 ///
 /// # Errors
 /// On every rank, when replicas differ, with keys, regions and ranks.
-pub(crate) async fn check(
+pub async fn check_replicas(
     comm: &Comm<'_>,
     flat: &FlatStateDict,
     plain: &[PlainTensor],
@@ -108,7 +111,7 @@ fn sharded<'a>(
 }
 
 async fn prints(tensors: &[&ShardedTensor]) -> Result<Vec<Print>> {
-    let sums = crc::of_all(tensors.iter().map(|t| (t.key.to_string(), &t.data))).await?;
+    let sums = crc32_of_all(tensors.iter().map(|t| (t.key.to_string(), &t.data))).await?;
     let print = |(tensor, sum): (&&ShardedTensor, Option<u32>)| {
         Some(Print {
             piece: id(tensor),
