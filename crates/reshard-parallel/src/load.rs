@@ -5,6 +5,7 @@ use crate::{
     planner::{Kept, Readers, Sharing},
 };
 use async_trait::async_trait;
+use derive_setters::Setters;
 use reshard_model::FlatStateDict;
 use reshard_plan::ExchangeAlgo;
 use reshard_strategy::{LoadCx, LoadLayer, LoadSetup, LoadShardedStrategy, Result};
@@ -29,11 +30,13 @@ use std::sync::Arc;
 /// Ranks of one process fill each other's leaves, which takes no memory; this holds for torch_dist, and for what is neither cast nor transformed.
 /// Otherwise a rank holds at most the `exchange_memory` of the load beside its state, or one piece if that is larger. With
 /// [`GatherObject`](ExchangeAlgo::GatherObject) it holds all that it reads for others.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, Setters)]
+#[setters(strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FullyParallelLoad {
     /// The name of the sub-group whose ranks read for each other; all ranks without. A load gets it by `sub_group`.
+    #[setters(into)]
     pub group: Option<String>,
     /// Whether the coordinator keeps the shared plans for the next load with a clone of these settings. They are used again if all ranks plan to
     /// read the same.
@@ -41,6 +44,7 @@ pub struct FullyParallelLoad {
     /// How pieces are handed on. Only rounds and memory depend on it.
     pub exchange: ExchangeAlgo,
     #[serde(skip)]
+    #[setters(skip)]
     kept: Arc<Kept>,
 }
 
@@ -53,24 +57,6 @@ impl FullyParallelLoad {
     /// Adds the layer around a strategy, or around a format.
     pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
         strategy.into().layer(self)
-    }
-
-    /// Sets the sub-group whose ranks read for each other.
-    pub fn group(mut self, name: &str) -> Self {
-        self.group = Some(name.into());
-        self
-    }
-
-    /// Sets whether the shared plans are kept for the next load with these settings. Clones of them share them.
-    pub fn cache(mut self, cache: bool) -> Self {
-        self.cache = cache;
-        self
-    }
-
-    /// Sets how pieces are handed on.
-    pub fn exchange(mut self, exchange: ExchangeAlgo) -> Self {
-        self.exchange = exchange;
-        self
     }
 }
 

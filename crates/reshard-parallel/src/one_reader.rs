@@ -8,6 +8,7 @@ use crate::{
     planner::{Readers, Sharing},
 };
 use async_trait::async_trait;
+use derive_setters::Setters;
 use description::Description;
 use reader::{Described, Unread};
 use reshard_comm::Cause;
@@ -36,7 +37,7 @@ use std::{any::Any, collections::BTreeSet, sync::Arc};
 ///
 /// DCP broadcasts each tensor as a whole. Here a rank gets only its own part, in rounds of at most
 /// [`bytes_in_flight`](Self::bytes_in_flight).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, Setters)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct OneReaderLoad {
@@ -61,12 +62,6 @@ impl OneReaderLoad {
     /// Adds the layer around a strategy, or around a format.
     pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
         strategy.into().layer(self)
-    }
-
-    /// Sets how many bytes may be on their way.
-    pub fn bytes_in_flight(mut self, bytes: u64) -> Self {
-        self.bytes_in_flight = bytes;
-        self
     }
 }
 

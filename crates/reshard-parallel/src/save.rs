@@ -5,6 +5,7 @@ use crate::{
     group::sub_group,
 };
 use async_trait::async_trait;
+use derive_setters::Setters;
 use reshard_comm::Comm;
 use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::Declared;
@@ -36,16 +37,19 @@ type Digest = [u8; 32];
 /// # Replicas
 /// Replicas must be equal. A rank writes its own copy of what it was chosen for. What is validated are the replicas that ranks declare, as in a save without this
 /// wrapper.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, Setters)]
+#[setters(strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FullyParallelSave {
     /// The name of the sub-group whose ranks share their work; all ranks without. A save gets it by `sub_group`.
+    #[setters(into)]
     pub group: Option<String>,
     /// Whether to keep the distribution for the next save with a clone of these settings. Ranks then compare 64 bytes each, and distribute again if
     /// what any rank declares has changed.
     pub cache: bool,
     #[serde(skip)]
+    #[setters(skip)]
     kept: Arc<Cache>,
 }
 
@@ -58,18 +62,6 @@ impl FullyParallelSave {
     /// Adds the layer around a strategy, or around a format.
     pub fn around(self, strategy: impl Into<SaveShardedStrategy>) -> SaveShardedStrategy {
         strategy.into().layer(self)
-    }
-
-    /// Sets the sub-group whose ranks share their work.
-    pub fn group(mut self, name: &str) -> Self {
-        self.group = Some(name.into());
-        self
-    }
-
-    /// Sets whether the distribution is kept for the next save with these settings. Clones of them share it.
-    pub fn cache(mut self, cache: bool) -> Self {
-        self.cache = cache;
-        self
     }
 }
 

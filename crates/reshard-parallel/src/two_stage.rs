@@ -5,6 +5,7 @@ use crate::{
     planner::{Readers, Sharing},
 };
 use async_trait::async_trait;
+use derive_setters::Setters;
 use reshard_comm::ProcessGroup;
 use reshard_model::{Data, FlatStateDict, Sharded};
 use reshard_plan::ExchangeAlgo;
@@ -21,11 +22,13 @@ use std::sync::Arc;
 ///
 /// Leaves without data get memory. While one part is handed on, the next is read, and the one before is copied to devices.
 /// [`Loaded::exchange`](reshard_strategy::Loaded::exchange) says how long each took.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, Setters)]
+#[setters(strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TwoStageLoad {
     /// The name of the sub-group; all ranks without. A load gets it by `sub_group`. The default is none.
+    #[setters(into)]
     pub data_parallel_group: Option<String>,
     /// Whether the load splits a group of its own off the group of all ranks, so that its messages don't mix with those of the job. The
     /// default is yes.
@@ -57,24 +60,6 @@ impl TwoStageLoad {
     /// Adds the layer around a strategy, or around a format.
     pub fn around(self, strategy: impl Into<LoadShardedStrategy>) -> LoadShardedStrategy {
         strategy.into().layer(self)
-    }
-
-    /// Sets the sub-group of which one rank reads.
-    pub fn data_parallel_group(mut self, name: &str) -> Self {
-        self.data_parallel_group = Some(name.into());
-        self
-    }
-
-    /// Sets whether the load splits a group of its own off.
-    pub fn cpu_transfer(mut self, cpu_transfer: bool) -> Self {
-        self.cpu_transfer = cpu_transfer;
-        self
-    }
-
-    /// Sets how many bytes may be on their way.
-    pub fn bytes_in_flight(mut self, bytes: u64) -> Self {
-        self.bytes_in_flight = bytes;
-        self
     }
 }
 

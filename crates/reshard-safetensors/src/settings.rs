@@ -1,3 +1,4 @@
+use derive_setters::Setters;
 use reshard_policy::ByteSize;
 use serde::{Deserialize, Serialize};
 
@@ -10,14 +11,17 @@ use serde::{Deserialize, Serialize};
 /// let strategy: SaveShardedStrategy = serde_json::from_str(config).unwrap();
 /// assert_eq!(strategy.key().backend.as_ref(), "safetensors");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Setters)]
+#[setters(prefix = "with_")]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct SafetensorsConfig {
     /// The most bytes of a file of tensors, with its header, unless one tensor alone has more. Tensors are never cut. The default is 5 GB,
     /// as in `transformers`, which does not count headers. A sharding policy of the save decides instead, if there is one.
+    #[setters(into)]
     pub max_shard_size: ByteSize,
     /// The name of the model, with which the names of files begin. The default is `model`.
+    #[setters(into)]
     pub name: String,
     /// Whether each rank writes its pieces to files of its own, as PyTorch DCP's `HuggingFaceStorageWriter` with `save_distributed`. Only
     /// its `HuggingFaceStorageReader` and reshard put the pieces together. The default is no: each tensor lies in one file.
@@ -47,47 +51,6 @@ impl SafetensorsConfig {
     /// objects.
     pub(crate) fn takes_folder(&self) -> bool {
         !self.sharded && !self.keep_objects
-    }
-
-    /// Sets how many bytes a file has at most.
-    #[must_use]
-    pub fn with_max_shard_size(self, bytes: u64) -> Self {
-        let max_shard_size = ByteSize(bytes);
-        Self {
-            max_shard_size,
-            ..self
-        }
-    }
-
-    /// Sets the name of the model.
-    #[must_use]
-    pub fn with_name(self, name: impl Into<String>) -> Self {
-        let name = name.into();
-        Self { name, ..self }
-    }
-
-    /// Sets whether each rank writes its pieces to files of its own.
-    #[must_use]
-    pub fn with_sharded(self, sharded: bool) -> Self {
-        Self { sharded, ..self }
-    }
-
-    /// Sets whether tensors of a type that safetensors lacks are stored as bytes.
-    #[must_use]
-    pub fn with_types_as_bytes(self, types_as_bytes: bool) -> Self {
-        Self {
-            types_as_bytes,
-            ..self
-        }
-    }
-
-    /// Sets whether leaves that are no tensors are kept beside the tensors.
-    #[must_use]
-    pub fn with_keep_objects(self, keep_objects: bool) -> Self {
-        Self {
-            keep_objects,
-            ..self
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 use crate::{Result, StrategyError};
 use bytes::Bytes;
+use derive_setters::Setters;
 use reshard_model::MemoryLimit;
 use reshard_policy::ByteSize;
 use reshard_storage::{Name, StorageError, Store};
@@ -13,7 +14,8 @@ use std::{fmt, ops::Range, sync::Arc};
 /// let limits = ReadLimits::default().with_max_memory(2 << 30);
 /// assert_eq!(limits.max_whole, 4 << 30);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Setters)]
+#[setters(prefix = "with_", strip_option)]
 #[non_exhaustive]
 pub struct ReadLimits {
     /// The most memory for the parsed form of one file or object, in bytes. `None` means 64 times its length plus 64 MiB, at most 4 GiB,
@@ -48,30 +50,6 @@ impl Default for ReadLimits {
 }
 
 impl ReadLimits {
-    /// Sets the limit of memory for the parsed form of one file or object.
-    pub fn with_max_memory(mut self, bytes: u64) -> Self {
-        self.max_memory = Some(bytes);
-        self
-    }
-
-    /// Sets the limit for anything that is read as a whole.
-    pub fn with_max_whole(mut self, bytes: u64) -> Self {
-        self.max_whole = bytes;
-        self
-    }
-
-    /// Sets the limit of memory for unpacked chunks that are kept.
-    pub fn with_max_kept(mut self, bytes: u64) -> Self {
-        self.max_kept = bytes;
-        self
-    }
-
-    /// Sets whether to read all tensors that have many elements over few stored bytes.
-    pub fn with_allow_repeated(mut self, allow: bool) -> Self {
-        self.allow_repeated = allow;
-        self
-    }
-
     /// The most memory for the parsed form of so many bytes, as [`max_memory`](Self::max_memory) has it.
     pub fn memory(&self, input: u64) -> u64 {
         let usual = input.saturating_mul(64).saturating_add(self.slack);

@@ -5,6 +5,7 @@ use crate::{
     settings::ObjectGraphSource,
     writer::BundleWriter,
 };
+use derive_setters::Setters;
 use reshard_model::Dialect;
 use reshard_storage::{Name, PlaceKind};
 use reshard_strategy::{
@@ -24,7 +25,8 @@ use std::sync::Arc;
 /// let strategy: SaveShardedStrategy = serde_json::from_str(config).unwrap();
 /// assert_eq!(strategy.key().backend.as_ref(), "tensor_bundle");
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Setters)]
+#[setters(prefix = "with_", strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TensorBundleConfig {
@@ -36,48 +38,11 @@ pub struct TensorBundleConfig {
     pub object_names: bool,
     /// The prefix of the files in a folder. Then the URL names the folder. Without it, the URL is the prefix, as in TensorFlow: `dir/ckpt-1`
     /// becomes `dir/ckpt-1.index` and its data files.
+    #[setters(into)]
     pub in_folder: Option<String>,
     /// Whether to write the file `checkpoint`, which says which checkpoint of the folder is the latest. Only with
     /// [`in_folder`](Self::in_folder): beside files with a prefix this file belongs to other checkpoints too. The default is no.
     pub checkpoint_state: bool,
-}
-
-impl TensorBundleConfig {
-    /// Sets where the object graph comes from.
-    #[must_use]
-    pub fn with_object_graph(self, object_graph: ObjectGraphSource) -> Self {
-        Self {
-            object_graph,
-            ..self
-        }
-    }
-
-    /// Sets whether tensors are stored under the names of values of objects.
-    #[must_use]
-    pub fn with_object_names(self, object_names: bool) -> Self {
-        Self {
-            object_names,
-            ..self
-        }
-    }
-
-    /// Writes files with this prefix into the folder that the URL names.
-    #[must_use]
-    pub fn with_in_folder(self, prefix: impl Into<String>) -> Self {
-        Self {
-            in_folder: Some(prefix.into()),
-            ..self
-        }
-    }
-
-    /// Sets whether the file `checkpoint` is written.
-    #[must_use]
-    pub fn with_checkpoint_state(self, checkpoint_state: bool) -> Self {
-        Self {
-            checkpoint_state,
-            ..self
-        }
-    }
 }
 
 impl SaveFormat for TensorBundleConfig {

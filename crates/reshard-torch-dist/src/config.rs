@@ -1,4 +1,5 @@
 use crate::{Flavour, buckets::Buckets, writer::TorchDistWriter};
+use derive_setters::Setters;
 use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
     BackendVersion, Capabilities, Result, SaveCx, SaveFormat, StorageWriter, StrategyError,
@@ -46,7 +47,8 @@ const MAX_FILES: u32 = 65_536;
 /// let strategy: SaveShardedStrategy = serde_json::from_str(json).unwrap();
 /// assert_eq!(strategy.key().backend.as_ref(), "torch_dist");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Setters)]
+#[setters(prefix = "with_", strip_option)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TorchDistConfig {
@@ -65,6 +67,7 @@ pub struct TorchDistConfig {
     pub thread_count: Option<u32>,
     /// Megatron Core's separation of files: what has a key that begins with this lies in files of its own, `{hint}__{rank}_{n}.distcp`. So
     /// [`without`](reshard_strategy::StorageReader::without) can remove these files.
+    #[setters(into)]
     pub separation_hint: Option<String>,
     /// Whether only main replicas are written, as in Megatron Core. Otherwise any rank with a replica may write it, as in DCP.
     pub keep_only_main_replica: bool,
@@ -89,54 +92,6 @@ impl TorchDistConfig {
     /// The default settings.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Sets the number of files of each rank.
-    pub fn with_files_per_rank(mut self, files: u32) -> Self {
-        self.files_per_rank = files;
-        self
-    }
-
-    /// Sets the versions of PyTorch to write for.
-    pub fn with_flavour(mut self, flavour: Flavour) -> Self {
-        self.flavour = flavour;
-        self
-    }
-
-    /// Sets the layout of the archives.
-    pub fn with_archive(mut self, archive: ArchiveEra) -> Self {
-        self.archive = archive;
-        self
-    }
-
-    /// Sets how to store tensors that are not row-major.
-    pub fn with_strides(mut self, strides: Strides) -> Self {
-        self.strides = strides;
-        self
-    }
-
-    /// Sets Megatron Core's number of files.
-    pub fn with_thread_count(mut self, threads: u32) -> Self {
-        self.thread_count = Some(threads);
-        self
-    }
-
-    /// Sets the beginning of keys that lie in files of their own.
-    pub fn with_separation_hint(mut self, hint: &str) -> Self {
-        self.separation_hint = Some(hint.into());
-        self
-    }
-
-    /// Sets whether only main replicas are written.
-    pub fn with_keep_only_main_replica(mut self, keep: bool) -> Self {
-        self.keep_only_main_replica = keep;
-        self
-    }
-
-    /// Sets whether each item gets a file of its own.
-    pub fn with_file_per_item(mut self, file_per_item: bool) -> Self {
-        self.file_per_item = file_per_item;
-        self
     }
 }
 

@@ -259,6 +259,7 @@ pub(crate) fn declared(d: &Json) -> ShardedTensor {
         replica_id: 0.into(),
         prepend_axis_num: d["prepend_axis_num"].as_u64().unwrap() as usize,
         allow_shape_mismatch: d["allow_shape_mismatch"].as_bool().unwrap(),
+        optional: false,
         flattened_range: some("flattened_range").map(|f| f[0]..f[1]),
         tag: None,
     }

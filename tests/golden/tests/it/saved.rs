@@ -46,6 +46,7 @@ fn tensor(leaf: &Json, whole: &Tensor) -> ShardedTensor {
         replica_id: reshard::model::ReplicaId(replica.into()),
         prepend_axis_num: leaf["prepend_axis_num"].as_u64().unwrap() as usize,
         allow_shape_mismatch: leaf["allow_shape_mismatch"].as_bool().unwrap(),
+        optional: false,
         flattened_range: range.clone(),
         tag: None,
     };
