@@ -240,11 +240,14 @@ fn are_small(one: &TensorHandle, next: &TensorHandle) -> bool {
 
 /// Reads all of a tensor, up to the first error.
 fn read(t: &TensorHandle) -> impl Iterator<Item = Read> {
-    let mut failed = false;
     let blocks = t.blocks(BLOCK).map(|region| t.read(region).map(Some));
-    blocks
-        .chain([Ok(None)])
-        .take_while(move |read| !std::mem::replace(&mut failed, read.is_err()))
+    let mut blocks = Some(blocks.chain([Ok(None)]));
+    std::iter::from_fn(move || {
+        let read = blocks.as_mut()?.next()?;
+        // What lies behind an error isn't read.
+        blocks = blocks.take().filter(|_| read.is_ok());
+        Some(read)
+    })
 }
 
 /// Reads tensors that are no larger than a block, on I/O threads: what is awaited there needs no other thread.

@@ -59,6 +59,14 @@ impl Sharded {
     }
 
     /// Whether a load goes on if it is not stored.
+    pub fn is_optional(&self) -> bool {
+        match self {
+            Self::Tensor(t) => t.optional,
+            Self::Object(o) => o.optional,
+        }
+    }
+
+    /// The same, to be set.
     pub fn optional_mut(&mut self) -> &mut bool {
         match self {
             Self::Tensor(t) => &mut t.optional,

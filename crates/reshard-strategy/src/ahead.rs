@@ -79,10 +79,13 @@ impl Iterator for Ahead {
             let blocks = std::mem::replace(blocks, Box::new(std::iter::empty()));
             let (sender, receiver) = mpsc::sync_channel(*n);
             let thread = thread::Builder::new().name("reshard-ahead".into());
-            // It ends when all blocks are made, or when nobody takes them any more.
+            // It ends when all blocks are made, when one fails, or when nobody takes them any more.
             let begun = thread.spawn(move || {
                 let mut blocks = blocks;
-                blocks.all(|block| sender.send(block).is_ok());
+                blocks.all(|block| {
+                    let goes_on = block.is_ok();
+                    sender.send(block).is_ok() && goes_on
+                });
             });
             match begun {
                 Ok(thread) => *self = Self::Runs(receiver, Some(thread)),
@@ -99,8 +102,29 @@ impl Iterator for Ahead {
             return Some(block);
         }
         match thread.take().map(JoinHandle::join) {
-            Some(Err(_)) => Some(Err(io::Error::other("a copy from a device panicked"))),
+            Some(Err(panic)) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                let e = format!(
+                    "a copy from a device panicked: {}",
+                    text.unwrap_or("no text")
+                );
+                Some(Err(io::Error::other(e)))
+            }
             Some(Ok(())) | None => None,
+        }
+    }
+}
+
+/// Nobody copies any more when it is gone, so the caller may free the device's memory.
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Self::Runs(receiver, thread) = self {
+            // The thread waits at a full channel until nobody receives.
+            *receiver = mpsc::channel().1;
+            if let Some(thread) = thread.take() {
+                drop(thread.join());
+            }
         }
     }
 }
@@ -155,12 +179,43 @@ mod tests {
     fn a_panic_of_a_device_is_an_error() {
         let broken: Blocks = Box::new((0..2u8).map(|i| match i {
             0 => Ok(Bytes::new()),
-            _ => panic!("a device"),
+            _ => panic!("a device is on fire"),
         }));
         let mut blocks = ahead(broken, 8, 1);
         assert!(blocks.next().unwrap().is_ok());
         let e = blocks.next().unwrap().unwrap_err();
-        assert!(e.to_string().contains("panicked"), "{e}");
+        assert!(
+            e.to_string().contains("panicked: a device is on fire"),
+            "{e}"
+        );
         assert!(blocks.next().is_none());
+    }
+
+    #[test]
+    fn nothing_is_copied_after_a_failure_or_when_nobody_takes_it() {
+        let made = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&made);
+        let failing: Blocks = Box::new((0..9u8).map(move |i| {
+            *count.lock().unwrap() += 1;
+            match i {
+                1 => Err(io::Error::other("lost")),
+                _ => Ok(Bytes::new()),
+            }
+        }));
+        let mut blocks = ahead(failing, 8, 1);
+        assert!(blocks.next().unwrap().is_ok() && blocks.next().unwrap().is_err());
+        assert!(blocks.next().is_none());
+        assert_eq!(*made.lock().unwrap(), 2);
+
+        let held = Arc::new(());
+        let inside = Arc::clone(&held);
+        let endless: Blocks = Box::new(std::iter::repeat_with(move || {
+            let _inside = &inside;
+            Ok(Bytes::new())
+        }));
+        let mut blocks = ahead(endless, 8, 1);
+        blocks.next().unwrap().unwrap();
+        drop(blocks);
+        assert_eq!(Arc::strong_count(&held), 1, "the thread has ended");
     }
 }

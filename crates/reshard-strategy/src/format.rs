@@ -755,7 +755,7 @@ pub trait StorageReader: ReaderHooks {
         Err(unsupported(&self.key(), "removing sharded tensors"))
     }
 
-    /// Looks for damage: it checks structure, coverage and sizes of all items. It also reads the given items, checks their checksums, and
+    /// Looks for damage: it checks structure and sizes of all items, and coverage if the verifier does. It also reads the given items, checks their checksums, and
     /// counts those that have none. Formats implement [`verifier`](Self::verifier); only a reader around another one overrides this.
     ///
     /// # Errors

@@ -132,6 +132,10 @@ pub fn overlapping<T: Copy, F: PartialEq>(
     let mut last: Option<T> = None;
     items.into_iter().filter_map(move |item| {
         let (file, range) = place(item);
+        // An empty range shares no byte.
+        if range.is_empty() {
+            return None;
+        }
         let before = last.map(|last| (last, place(last)));
         let before = before.filter(|(_, (of, _))| *of == file);
         let end = before.as_ref().map(|(_, (_, range))| range.end);

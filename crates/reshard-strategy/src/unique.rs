@@ -81,6 +81,18 @@ impl<'de> Deserialize<'de> for UniqueJson {
                 Ok(Json::Null)
             }
 
+            fn visit_none<E>(self) -> Result<Json, E> {
+                Ok(Json::Null)
+            }
+
+            fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Json, D::Error> {
+                from.deserialize_any(self)
+            }
+
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<Json, D::Error> {
+                from.deserialize_any(self)
+            }
+
             fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
                 Ok(value.into())
             }

@@ -24,7 +24,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use permitted::{keys_of, permitted, unsupported};
 use reshard_model::{ErrorKind, FlatStateDict, Sharded};
-use reshard_plan::{Fault, LoadContext, LoadPlan, PlanError, Problem};
+use reshard_plan::{Fault, LoadContext, LoadPlan, PlanError, Problem, Problems};
 use std::{sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -128,6 +128,7 @@ async fn plan(
             .planner
             .create_local_plan(template, &context)
             .map_err(|e| explained(e, from, cx))?;
+        none_in_common(&plan, template, cx)?;
         permitted(&plan, &keys_of(&plan), template, from)?;
         from.prepare_local_plan(plan)
     };
@@ -139,12 +140,30 @@ async fn plan(
         *template = given;
         return planned;
     }
-    for (path, mut leaf) in given {
+    for (path, leaf) in given {
         if let Some(planned) = template.get_mut(&path) {
-            *planned.optional_mut() = *leaf.optional_mut();
+            *planned.optional_mut() = leaf.is_optional();
         }
     }
     planned
+}
+
+/// An optional leaf that lies in the common state is stored, but not as a leaf of its own: it must not be passed over.
+fn none_in_common(plan: &LoadPlan, template: &FlatStateDict, cx: &LoadCx<'_>) -> Result<()> {
+    let leaves = plan.not_stored.iter();
+    let leaves = leaves.filter_map(|dest| template.get_index(*dest as usize));
+    let problems = leaves.filter(|(_, leaf)| leaf.is_optional());
+    let problems: Vec<Problem> = problems
+        .filter_map(|(_, leaf)| {
+            let is = cx.in_common.get(leaf.key())?.clone();
+            let (key, fault) = (leaf.key().into(), Fault::InCommonState { is });
+            Some(Problem { key, fault })
+        })
+        .collect();
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(PlanError::Load(Problems(problems)).into()),
+    }
 }
 
 /// Splits off the exchange groups.

@@ -288,7 +288,7 @@ fn a_changed_structure_is_found_if_types_are_checked() {
     call(leaves(4)).unwrap();
     let e = call(leaves(6)).unwrap_err();
     assert!(
-        e.contains("leaf 2 was uint16 of shape [4], and is uint16 of shape [6]"),
+        e.contains("leaf 2 (k2) was uint16 of shape [4], and is uint16 of shape [6]"),
         "{e}"
     );
     let e = call(leaves(4)[..2].to_vec()).unwrap_err();
@@ -363,7 +363,7 @@ fn common_state_and_sharded_leaves_are_staged_in_one_call() {
         assert!(*host(&sharded[0]) == w && !host(&sharded[0]).same_buffer(&w));
     }
     let e = save(&t, &numbers(&[5])).unwrap_err().to_string();
-    assert!(e.contains("leaf 1 was uint16 of shape [4]"), "{e}");
+    assert!(e.contains("leaf 1 (k0) was uint16 of shape [4]"), "{e}");
     assert!(t.into_vec::<u16>().is_ok() && w.into_vec::<u16>().is_ok());
 }
 

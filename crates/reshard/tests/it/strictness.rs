@@ -101,6 +101,23 @@ fn what_is_left_alone_is_logged_if_that_is_asked_for() {
     }
 }
 
+/// It is stored, so a load that goes on would pass over it.
+#[test]
+fn an_optional_leaf_that_lies_in_the_common_state_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let tensor = || Tensor::from_vec(&[1], vec![0.5f32]).unwrap();
+    let mut state = StateDict::new();
+    state.insert("lr", tensor());
+    blocking::run(reshard::save(&state, &url).dialect(reshard::Dialect::Megatron)).unwrap();
+    for path in ["lr", "elsewhere"] {
+        let mut template = StateDict::new();
+        template.insert(path, ShardedTensor::full("lr", tensor()).optional());
+        let e = blocking::load(template, &url).unwrap_err().to_string();
+        assert!(e.contains("common state"), "{path}: {e}");
+    }
+}
+
 /// A template with two leaves that are stored, and an adapter and an object that are not.
 fn with_adapter(optional: bool) -> StateDict {
     let mut template = StateDict::new();

@@ -33,26 +33,27 @@ impl Source {
         }
     }
 
-    /// The data of an item that this rank has.
+    /// The data of an item that this rank has. Copies from devices may run ahead.
     pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
-        let found = resolve(
-            &*self.writer,
-            &*self.planner,
-            (&self.state, &self.cells),
-            item,
-        )?;
+        self.bounded(item, self.copy_ahead)
+    }
+
+    fn bounded(&self, item: &WriteItem, ahead: u64) -> Result<WriteData> {
+        let leaves = (&self.state, &self.cells);
+        let found = resolve(&*self.writer, &*self.planner, leaves, item)?;
         Ok(match found {
-            WriteData::Tensor(data) => WriteData::Tensor(running_ahead(data, self.copy_ahead)),
+            WriteData::Tensor(data) => WriteData::Tensor(running_ahead(data, ahead)),
             object => object,
         })
     }
 
-    /// The bytes of an item that this rank gives to another one: the elements in row-major order, or the encoded object.
+    /// The bytes of an item that this rank gives to another one: the elements in row-major order, or the encoded object. What is held for
+    /// others is bounded by the exchange, so nothing runs ahead.
     ///
     /// # Errors
     /// The planner finds no data, or the format has no codec.
     pub(super) fn blocks(&self, item: &WriteItem) -> Result<Blocks> {
-        match (&item.kind, self.resolve(item)?) {
+        match (&item.kind, self.bounded(item, 0)?) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => {
                 Ok(Elements::of(item, t, data)?.blocks())
             }
