@@ -60,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 ///
 /// # Cancellation
 /// If you drop a conversion before its commit, nothing appears at the destination. Data that are already written stay beside
-/// the destination until [`reshard_manager::prune`] removes them. A commit that has begun may still finish.
+/// the destination until `reshard_manager::prune` removes them. A commit that has begun may still finish.
 ///
 /// # Errors
 /// [`ConvertError`]. Nothing appears at the destination then, with one exception: an error that comes after the commit
