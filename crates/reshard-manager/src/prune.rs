@@ -210,10 +210,7 @@ impl Prune {
 
     async fn prune(mut self) -> Result<Pruned, StrategyError> {
         // Errors of linked strategies and stores come before any look at the place.
-        let registry = match self.open.registry.take() {
-            Some(r) => r,
-            None => Registry::linked()?,
-        };
+        let registry = self.open.strategies()?.into_owned();
         let formats = Formats::of(&registry)?;
         self.open.registry = Some(registry);
         let asked = self.open.store_at(&self.url)?;

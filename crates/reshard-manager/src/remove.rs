@@ -130,10 +130,7 @@ impl RemoveShardedTensors<'_> {
             );
             return Ok(Removed::default());
         }
-        let registry = match &self.open.registry {
-            Some(registry) => registry.clone(),
-            None => Registry::linked()?,
-        };
+        let registry = self.open.strategies()?;
         let replaced = replace_opened(&store, &registry, &self.open).await?;
         let next = Next::of(&opened, removal, &replaced).await?;
         if self.dry_run {

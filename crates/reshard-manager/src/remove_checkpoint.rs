@@ -135,10 +135,7 @@ impl RemoveCheckpoint {
     }
 
     async fn remove(&mut self) -> Result<RemovedCheckpoint, StrategyError> {
-        let registry = match self.open.registry.take() {
-            Some(registry) => registry,
-            None => Registry::linked()?,
-        };
+        let registry = self.open.strategies()?.into_owned();
         let formats = Formats::of(&registry)?;
         self.open.registry = Some(registry.clone());
         let asked = self.open.store_at(&self.url)?;

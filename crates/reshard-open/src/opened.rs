@@ -140,7 +140,10 @@ impl OpenOptions {
     }
 
     /// The strategies to choose from.
-    pub(crate) fn strategies(&self) -> Result<Cow<'_, Registry>> {
+    ///
+    /// # Errors
+    /// Two linked crates register the same.
+    pub fn strategies(&self) -> Result<Cow<'_, Registry>> {
         Ok(match &self.registry {
             Some(registry) => Cow::Borrowed(registry),
             None => Cow::Owned(Registry::linked()?),

@@ -1,9 +1,7 @@
 //! Parameters of an optimizer, and what the model's state dict declares of them.
 
 use crate::{OptimError, Result};
-use reshard_model::{
-    Data, Dims, Layout, Leaf, Path, ShardedTensor, ShardedTensorFactory, StateDict,
-};
+use reshard_model::{Dims, Layout, Leaf, Path, ShardedTensor, ShardedTensorFactory, StateDict};
 use std::{collections::BTreeMap, fmt};
 
 /// The number of a parameter in an optimizer's state dict: the key of its entry in `state`, and an element of `params` in a
@@ -52,16 +50,11 @@ impl ModelParam {
             ),
             _ => return None,
         };
-        let layout = match data {
-            Data::Host(t) => Some(t.layout()),
-            Data::Device(t) => Some(t.layout()),
-            _ => None,
-        };
         Some(Self {
             id,
             declared,
             shape,
-            transposed: layout.is_some_and(is_transposed),
+            transposed: data.layout().is_some_and(is_transposed),
         })
     }
 

@@ -72,9 +72,8 @@ async fn stage_both(
     // Values of common state other than tensors have no memory that the caller could change.
     let mut originals = Vec::new();
     common.visit_mut(&mut |path, value| {
-        let key = Path(path.to_vec()).to_string();
         visit_value(value, &mut |data| {
-            originals.push((key.as_str().into(), data.clone()))
+            originals.push((Path(path.to_vec()).to_string().into(), data.clone()));
         });
     });
     let of_common = originals.len();

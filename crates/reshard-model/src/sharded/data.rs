@@ -1,6 +1,8 @@
 //! Where the elements of a piece are.
 
-use crate::{BoxError, DType, DeviceTensor, Dims, ModelError, Region, Tensor, cast::convert};
+use crate::{
+    BoxError, DType, DeviceTensor, Dims, Layout, ModelError, Region, Tensor, cast::convert,
+};
 use std::{fmt, sync::Arc};
 
 /// Where the elements of a piece are.
@@ -106,6 +108,24 @@ impl Data {
             Self::Host(t) => Some((t.dtype(), t.shape().clone())),
             Self::Device(t) => Some((t.dtype(), t.shape().clone())),
             Self::Lazy(source) => Some((source.dtype(), source.shape())),
+        }
+    }
+
+    /// How elements in memory of the host or of a device lie in their buffer.
+    pub fn layout(&self) -> Option<&Layout> {
+        match self {
+            Self::Host(t) => Some(t.layout()),
+            Self::Device(t) => Some(t.layout()),
+            Self::None | Self::Lazy(_) => None,
+        }
+    }
+
+    /// A number that is equal for data with one buffer, as long as both are there.
+    pub fn buffer_id(&self) -> Option<usize> {
+        match self {
+            Self::Host(t) => Some(t.buffer_id()),
+            Self::Device(t) => Some(Arc::as_ptr(t.buffer()).cast::<u8>() as usize),
+            Self::None | Self::Lazy(_) => None,
         }
     }
 

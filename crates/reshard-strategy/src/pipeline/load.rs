@@ -113,9 +113,10 @@ async fn plan(
         .with_not_understood(&not_understood);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
-    for leaf in template.values_mut() {
-        let named = cx.optional.contains(leaf.key());
-        *leaf.optional_mut() |= named;
+    let named = |leaf: &&mut Sharded| cx.optional.contains(leaf.key());
+    if !cx.optional.is_empty() {
+        let leaves = template.values_mut().filter(named);
+        leaves.for_each(|leaf| *leaf.optional_mut() = true);
     }
     // A rank that fails still takes the step `plan`, so that all ranks learn it.
     let set_up = (|| {
@@ -138,11 +139,11 @@ async fn plan(
     };
     if planned.is_err() {
         *template = given;
-        return planned;
-    }
-    for (path, leaf) in given {
-        if let Some(planned) = template.get_mut(&path) {
-            *planned.optional_mut() = leaf.is_optional();
+    } else if !cx.optional.is_empty() {
+        for (path, leaf) in given {
+            if let Some(planned) = template.get_mut(&path) {
+                *planned.optional_mut() = leaf.is_optional();
+            }
         }
     }
     planned

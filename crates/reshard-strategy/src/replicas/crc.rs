@@ -2,9 +2,8 @@
 
 use crate::Result;
 use indexmap::IndexMap;
-use reshard_model::{Data, Region, Tensor};
+use reshard_model::{Data, Layout, Region, Tensor};
 use reshard_storage::run_blocking;
-use std::sync::Arc;
 
 /// So many bytes are hashed at a time, so that they are read from memory only once.
 const BLOCK: u64 = 256 << 10;
@@ -24,13 +23,9 @@ pub async fn crc32_of_all<'a>(
     let mut views: IndexMap<_, (String, Data)> = IndexMap::new();
     let mut of_view = Vec::new();
     for (name, data) in tensors {
-        let (buffer, layout) = match data {
-            Data::Host(t) => (t.buffer_id(), t.layout()),
-            Data::Device(t) => (Arc::as_ptr(t.buffer()).cast::<u8>() as usize, t.layout()),
-            Data::None | Data::Lazy(_) => {
-                of_view.push(None);
-                continue;
-            }
+        let (Some(buffer), Some(layout)) = (data.buffer_id(), data.layout()) else {
+            of_view.push(None);
+            continue;
         };
         let view = (
             buffer,
@@ -47,7 +42,7 @@ pub async fn crc32_of_all<'a>(
     let mut tasks: Vec<Vec<(String, Data)>> = Vec::new();
     let mut room = 0;
     for tensor in views.into_values() {
-        let bytes = bytes(&tensor.1);
+        let bytes = tensor.1.layout().map_or(0, Layout::bytes);
         match tasks.last_mut() {
             Some(task) if bytes <= room => {
                 task.push(tensor);
@@ -69,14 +64,6 @@ pub async fn crc32_of_all<'a>(
     let sums = hashed.into_iter().flatten().collect::<Result<Vec<u32>>>()?;
     let sum = |view: Option<usize>| sums.get(view?).copied();
     Ok(of_view.into_iter().map(sum).collect())
-}
-
-fn bytes(data: &Data) -> u64 {
-    match data {
-        Data::Host(t) => t.nbytes(),
-        Data::Device(t) => t.layout().bytes(),
-        Data::None | Data::Lazy(_) => 0,
-    }
 }
 
 fn of(name: &str, data: &Data) -> Result<u32> {

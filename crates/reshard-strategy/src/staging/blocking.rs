@@ -139,7 +139,7 @@ impl AsyncStager for BlockingAsyncStager {
         // All views of one buffer share one copy.
         let mut copies: IndexMap<usize, Copied> = IndexMap::with_capacity(leaves.len());
         for (i, leaf) in leaves.iter().enumerate() {
-            if let Some(buffer) = buffer_id(leaf) {
+            if let Some(buffer) = leaf.buffer_id() {
                 copies
                     .entry(buffer)
                     .or_insert_with(Copied::new)
@@ -234,7 +234,7 @@ impl Copied {
 
     fn add(&mut self, i: usize, leaf: &Data) {
         self.leaves.push(i);
-        let hull = layout(leaf).map(Layout::hull).unwrap_or_default();
+        let hull = leaf.layout().map(Layout::hull).unwrap_or_default();
         if !hull.is_empty() {
             let end = hull.end.next_multiple_of(GRAIN).min(buffer_bytes(leaf));
             self.parts.push((hull.start / GRAIN * GRAIN..end, 0));
@@ -266,7 +266,7 @@ impl Copied {
     /// A leaf's view of the copy.
     fn view(&self, leaf: &Data, memory: &Tensor) -> Result<Data> {
         let fault = || StrategyError::Internal("a staged leaf does not lie in its copy".into());
-        let (Some((dtype, _)), Some(old)) = (leaf.spec(), layout(leaf)) else {
+        let (Some((dtype, _)), Some(old)) = (leaf.spec(), leaf.layout()) else {
             return Err(fault());
         };
         let from = old.hull().start;
@@ -451,23 +451,6 @@ impl Span {
 
 fn fault() -> StrategyError {
     StrategyError::Internal("a staged leaf leaves its buffer".into())
-}
-
-fn layout(leaf: &Data) -> Option<&Layout> {
-    match leaf {
-        Data::Host(t) => Some(t.layout()),
-        Data::Device(t) => Some(t.layout()),
-        Data::None | Data::Lazy(_) => None,
-    }
-}
-
-/// A number that is equal for leaves with one buffer.
-fn buffer_id(leaf: &Data) -> Option<usize> {
-    match leaf {
-        Data::Host(t) => Some(t.buffer_id()),
-        Data::Device(t) => Some(Arc::as_ptr(t.buffer()).cast::<u8>() as usize),
-        Data::None | Data::Lazy(_) => None,
-    }
 }
 
 /// Of the whole buffer.
