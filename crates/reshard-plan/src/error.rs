@@ -341,6 +341,11 @@ impl Fault {
         }
     }
 
+    /// Its text, without a key before it.
+    pub fn text(&self) -> String {
+        self.to_string().trim_start_matches([':', ' ']).into()
+    }
+
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStored { .. } | Self::InCommonState { .. } => ErrorKind::NotFound,

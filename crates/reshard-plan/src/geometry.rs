@@ -3,36 +3,54 @@
 use crate::{At, Fault, Metadata, Problem, TensorRef, flat::FlatGrid};
 use reshard_model::{BoxFault, Region, first_fault, first_overlap};
 
-/// The first thing that is wrong with the chunks of a tensor, which these ranks write. Where holes are allowed nothing is said of them.
+/// What is no fault of the chunks of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    /// Elements that no chunk has.
+    pub(crate) holes: bool,
+    /// Chunks without elements that lie outside of the tensor.
+    pub(crate) empty_outside: bool,
+}
+
+/// The first thing that is wrong with the chunks of a tensor, which these ranks write.
 pub(crate) fn fault(
     tensor: TensorRef<'_>,
-    allow_holes: bool,
+    allowed: Allowed,
     rank: impl Fn(usize) -> Option<u32>,
 ) -> Option<Fault> {
     let (shape, first, ndim) = (tensor.shape(), tensor.positions().start, tensor.ndim());
     let at = |i: usize| At::new(&tensor.region(first + i as u32), rank(i));
     let range = |i: usize, axis: usize| tensor.range(first + i as u32, axis);
     let chunks = tensor.chunk_count();
-    let outside = |&i: &usize| (0..ndim).any(|axis| range(i, axis).end > shape[axis]);
+    let counts = |i: usize| !(allowed.empty_outside && (0..ndim).any(|a| range(i, a).is_empty()));
+    let outside = |&i: &usize| counts(i) && (0..ndim).any(|a| range(i, a).end > shape[a]);
     if let Some(i) = (0..chunks).find(outside) {
         return Some(Fault::OutOfBounds { at: at(i), shape });
     }
-    let found = match allow_holes {
+    let found = match allowed.holes {
         true => first_overlap(chunks, ndim, range).map(|(i, j)| BoxFault::Overlap(i, j)),
         false => first_fault(&Region::whole(&shape), chunks, range),
     };
     found.map(|fault| Fault::of_chunks(fault, shape, at))
 }
 
-impl Metadata {
-    /// Tensors whose chunks reach out of them, overlap, or leave a hole, and those that are stored flattened in a shape that does not fit
-    /// theirs: the first such thing of each tensor, by key.
-    pub fn problems(&self) -> Vec<Problem> {
-        let problem = |t: TensorRef<'_>| {
-            let grid = FlatGrid::of(t).err();
-            let fault = grid.or_else(|| fault(t, false, |_| None))?;
-            Some(fault.of(t.key()))
+impl TensorRef<'_> {
+    /// The first thing that is wrong with its chunks: one reaches out of it, two overlap, or they leave a hole. Or it is stored
+    /// flattened in a shape that does not fit its own. Chunks without elements may lie anywhere.
+    pub fn fault(&self) -> Option<Fault> {
+        let allowed = Allowed {
+            holes: false,
+            empty_outside: true,
         };
+        let grid = FlatGrid::of(*self).err();
+        grid.or_else(|| fault(*self, allowed, |_| None))
+    }
+}
+
+impl Metadata {
+    /// The [faults](TensorRef::fault) of tensors, one at most of each.
+    pub fn problems(&self) -> Vec<Problem> {
+        let problem = |t: TensorRef<'_>| Some(t.fault()?.of(t.key()));
         self.tensors().filter_map(problem).collect()
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::{
     At, Dedup, DefaultSavePlanner, Fault, Metadata, Offer, PlanError, PlannerData, Problem,
-    Problems, Result, SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
+    Problems, Result, SavePlan, TensorWrite, WriteItem, WriteKind,
+    geometry::{self, Allowed},
 };
 use indexmap::map::Entry;
 use reshard_model::PathOfKey;
@@ -299,7 +300,11 @@ impl<'p> Survey<'p> {
                 continue;
             };
             let rank = |i: usize| Some(sorted[from + i].0);
-            let fault = geometry::fault(tensor, self.allow_holes, rank);
+            let allowed = Allowed {
+                holes: self.allow_holes,
+                empty_outside: false,
+            };
+            let fault = geometry::fault(tensor, allowed, rank);
             let problem = fault.map(|fault| fault.of(&*item.key));
             self.problems.extend(problem);
         }

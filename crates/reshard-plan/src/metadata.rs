@@ -403,15 +403,6 @@ impl<'m> TensorRef<'m> {
         Some(all[at].1.clone())
     }
 
-    /// Why its stored shape is not that of a flattened tensor of its [original shape](Self::original_shape), if it is not.
-    pub fn flattened_fault(&self) -> Option<String> {
-        let (original, stored) = (self.original_shape()?, self.shape());
-        let why = crate::flat::FlatGrid::new(&original, &stored).err()?;
-        Some(format!(
-            "its shape is {original}, but it is stored flattened in shape {stored}, which does not fit: {why}"
-        ))
-    }
-
     /// Elements per axis of the tensor, however it is stored.
     pub fn global_shape(&self) -> Dims {
         self.original_shape().unwrap_or_else(|| self.shape())

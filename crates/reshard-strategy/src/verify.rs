@@ -6,7 +6,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::ErrorKind;
-use reshard_plan::{ChunkId, ObjectId, TensorRef};
+use reshard_plan::{ChunkId, Fault, ObjectId, TensorRef};
 use reshard_storage::{Name, Progress};
 use std::{collections::BTreeMap, ops::Range};
 
@@ -14,14 +14,20 @@ use std::{collections::BTreeMap, ops::Range};
 /// [`StorageReader::verifier`].
 ///
 /// The order of the calls is [`tensor`](Self::tensor) for each tensor, each time followed by
-/// [`chunk`](Self::chunk) for its chunks, then
+/// [`fault`](Self::fault), if its chunks have one, and [`chunk`](Self::chunk) for its chunks, then
 /// [`object`](Self::object) for each object, and [`rest`](Self::rest) once.
 #[async_trait]
 pub trait ItemVerifier<'r>: Send + Sync {
-    /// Checks the description of a tensor. Returns `false` if its chunks are neither to be counted
-    /// nor checked. The default checks nothing.
+    /// Checks the description of a tensor. Returns `false` if neither it nor its chunks are to be
+    /// counted or checked any further. The default checks nothing.
     async fn tensor(&mut self, _tensor: &TensorRef<'r>, _run: &mut VerifyRun<'r>) -> bool {
         true
+    }
+
+    /// Adds what the walk has found of the chunks of a tensor: one reaches out of it, two overlap,
+    /// or they leave a hole. The default adds it as damage.
+    fn fault(&self, key: &'r str, fault: &Fault, run: &mut VerifyRun<'r>) {
+        run.corrupt(key, fault.text());
     }
 
     /// Checks that the file has all of a chunk, and the bytes too if [`read`](ItemCheck::read) is
@@ -165,6 +171,9 @@ pub(crate) async fn verify<'r, R: StorageReader + ?Sized>(
             continue;
         }
         let key = tensor.key();
+        if let Some(fault) = tensor.fault() {
+            verifier.fault(key, &fault, &mut run);
+        }
         for (id, _) in tensor.chunks() {
             run.report.items += 1;
             let read = items.has_chunk(id);

@@ -169,8 +169,6 @@ fn a_stored_shape_that_does_not_fit_is_damage() {
         let metadata = metadata(original, stored, &[Region::whole(stored)]);
         let problems = metadata.problems();
         assert!(problems[0].to_string().contains(why), "{problems:?}");
-        let tensor = metadata.tensor("w").unwrap();
-        assert!(tensor.flattened_fault().unwrap().contains(why));
         let one =
             ShardedTensor::region_of("w", DType::Float32, original, Region::new([0, 0], [1, 1]));
         let mut template = reshard_model::FlatStateDict::new();

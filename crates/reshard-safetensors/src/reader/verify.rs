@@ -4,8 +4,8 @@ use super::objects;
 use super::opened::{SafetensorsReader, tensor};
 use crate::{OBJECTS, record::CHANGED};
 use async_trait::async_trait;
-use reshard_model::{DType, ErrorKind, Region};
-use reshard_plan::TensorRef;
+use reshard_model::{DType, ErrorKind};
+use reshard_plan::{Fault, TensorRef};
 use reshard_storage::{Name, StoreExt};
 use reshard_strategy::{
     ChunkCheck, Damage, ItemVerifier, ObjectCheck, Refused, Result, StrategyError, VerifyRun,
@@ -39,21 +39,23 @@ impl<'r> Verifier<'r> {
 
 #[async_trait]
 impl<'r> ItemVerifier<'r> for Verifier<'r> {
-    async fn tensor(&mut self, t: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
-        if self.changed.contains_key(t.key()) {
-            return false;
-        }
-        if let Some(what) = uncovered(t) {
+    async fn tensor(&mut self, t: &TensorRef<'r>, _: &mut VerifyRun<'r>) -> bool {
+        !self.changed.contains_key(t.key())
+    }
+
+    fn fault(&self, key: &'r str, fault: &Fault, run: &mut VerifyRun<'r>) {
+        let what = fault.text();
+        match fault {
             // The file of one rank has its pieces, and nobody has looked for the others.
-            if self.reader.is_alone {
+            Fault::Hole { .. } if self.reader.is_alone => {
                 let found = Damage::new(format!("{what}; open the folder of this file"));
-                run.report
-                    .add(ErrorKind::Unsupported, found.of_key(t.key()));
-            } else {
-                run.corrupt(t.key(), what);
+                run.add(ErrorKind::Unsupported, key, || found.of_key(key));
             }
+            Fault::Hole { .. } => {
+                run.corrupt(key, format!("{what}; the file of a rank may be missing"));
+            }
+            _ => run.corrupt(key, what),
         }
-        true
     }
 
     async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
@@ -127,21 +129,4 @@ async fn changed(reader: &SafetensorsReader) -> Result<BTreeMap<&str, Refused>> 
         }
     }
     Ok(out)
-}
-
-/// What is wrong if the pieces of ranks do not make up their tensor.
-fn uncovered(t: &TensorRef<'_>) -> Option<String> {
-    let volume = |region: &Region| region.volume().map(u128::from);
-    let whole = volume(&Region::whole(&t.shape()))?;
-    let pieces = t.chunks().filter_map(|(_, region)| volume(&region));
-    let (shape, pieces) = (t.shape(), pieces.sum::<u128>());
-    match pieces.cmp(&whole) {
-        std::cmp::Ordering::Equal => None,
-        std::cmp::Ordering::Less => Some(format!(
-            "its pieces have {pieces} of the {whole} elements of its shape {shape}; the file of a rank may be missing"
-        )),
-        std::cmp::Ordering::Greater => Some(format!(
-            "its pieces overlap: they have {pieces} elements, and its shape {shape} has {whole}"
-        )),
-    }
 }

@@ -331,7 +331,7 @@ fn files_of_ranks() -> Vec<Case> {
         (
             "the first rank's file is missing",
             with(sharded(false), |f| drop(f.remove(&shard(1)))),
-            "w: its pieces have 4 of the 8 elements of its shape [4, 2]; the file of a rank may be missing",
+            "w: no chunk covers [0:2, 0:2] of shape [4, 2]; the file of a rank may be missing",
         ),
         (
             "the last rank's file is missing, and noted",
@@ -341,12 +341,12 @@ fn files_of_ranks() -> Vec<Case> {
         (
             "pieces that overlap",
             second("[2,0]", "[1,0]"),
-            "w: its pieces overlap: they have 8 elements, and its shape [3, 2] has 6",
+            "w: chunks [0:2, 0:2] and [1:3, 0:2] overlap",
         ),
         (
             "a hole between pieces",
             second("[2,0]", "[3,0]"),
-            "w: its pieces have 8 of the 10 elements of its shape [5, 2]; the file of a rank may be missing",
+            "w: no chunk covers [2:3, 0:2] of shape [5, 2]; the file of a rank may be missing",
         ),
         (
             "a place of other axes",
@@ -366,7 +366,7 @@ fn files_of_ranks() -> Vec<Case> {
         (
             "a piece far away",
             second("[2,0]", "[1000000000000,0]"),
-            "w: its pieces have 8 of the 2000000000004 elements of its shape [1000000000002, 2]; the file of a rank may be missing",
+            "w: no chunk covers [2:1000000000000, 0:2] of shape [1000000000002, 2]; the file of a rank may be missing",
         ),
         (
             "a piece without a place",

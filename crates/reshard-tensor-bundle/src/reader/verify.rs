@@ -11,6 +11,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::ErrorKind;
+use reshard_plan::Fault;
 use reshard_storage::Name;
 use reshard_strategy::{
     ChunkCheck, Damage, ItemVerifier, ObjectCheck, Result, StrategyError, Uncovered, VerifyReport,
@@ -28,11 +29,6 @@ impl<'r> Verifier<'r> {
         for (key, why) in &reader.index.refused {
             run.refuse(key, &why.clone().in_file(reader.index_name()));
         }
-        for problem in reader.metadata.problems() {
-            let found = Damage::new(problem.to_string()).of_key(problem.key);
-            let found = found.in_file(reader.index_name());
-            run.report.add(ErrorKind::Corrupt, found);
-        }
         missing(reader, &mut run.report)?;
         overlaps(reader, &mut run.report);
         Ok(Self(reader))
@@ -41,6 +37,15 @@ impl<'r> Verifier<'r> {
 
 #[async_trait]
 impl<'r> ItemVerifier<'r> for Verifier<'r> {
+    fn fault(&self, key: &'r str, fault: &Fault, run: &mut VerifyRun<'r>) {
+        let found = || {
+            Damage::new(fault.text())
+                .of_key(key)
+                .in_file(self.0.index_name())
+        };
+        run.add(ErrorKind::Corrupt, key, found);
+    }
+
     async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
         let (reader, place) = (self.0, self.0.chunk(item.id)?);
         if is_lost(reader, place) {

@@ -12,8 +12,8 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
-use reshard_plan::TensorRef;
+use reshard_model::{ErrorKind, Payload};
+use reshard_plan::{Fault, TensorRef};
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
     ChunkCheck, Crc32, Damage, ItemVerifier, ObjectCheck, Result, StorageInfo, StorageReader,
@@ -41,19 +41,22 @@ pub(super) struct Verifier<'r> {
 
 #[async_trait]
 impl<'r> ItemVerifier<'r> for Verifier<'r> {
-    /// The parts of a tensor: do they cover it, and may it be read?
+    /// Whether a tensor may be read.
     async fn tensor(&mut self, tensor: &TensorRef<'r>, run: &mut VerifyRun<'r>) -> bool {
         let (r, key) = (self.r, tensor.key());
-        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
-        if !r.table.contradictions.contains_key(key) {
-            cover(tensor, run);
-        }
         if let Err(e) = r.permits(key) {
             run.add(e.kind(), key, || self.damage(key, &e));
         }
         self.is_affordable = r.affords(key).is_ok();
         self.is_wasteful = r.waste.contains_key(key);
         true
+    }
+
+    /// Of a tensor of which ranks say different things it is not known what its chunks must cover.
+    fn fault(&self, key: &'r str, fault: &Fault, run: &mut VerifyRun<'r>) {
+        if !self.r.table.contradictions.contains_key(key) {
+            run.corrupt(key, fault.text());
+        }
     }
 
     async fn chunk(&mut self, item: ChunkCheck<'r>, run: &mut VerifyRun<'r>) -> Result<u64> {
@@ -133,39 +136,6 @@ impl<'r> ItemVerifier<'r> for Verifier<'r> {
             found.what = rest.into();
         }
         found
-    }
-}
-
-/// Checks that the chunks of a tensor lie in it, do not overlap, and leave no hole. Reports the first fault.
-fn cover<'r>(tensor: &TensorRef<'r>, run: &mut VerifyRun<'r>) {
-    let shape = tensor.shape();
-    let (key, whole) = (tensor.key(), Region::whole(&shape));
-
-    // Empty chunks cover nothing, and may lie anywhere.
-    let chunks = tensor.chunks().map(|(_, r)| r);
-    let chunks: Vec<Region> = chunks.filter(|r| !r.is_empty()).collect();
-    for c in chunks.iter().filter(|c| !c.fits(&shape)) {
-        let what = format!("chunk {c} does not lie in the tensor's shape {shape}");
-        run.corrupt(key, what);
-    }
-
-    if let Some(why) = tensor.flattened_fault() {
-        run.corrupt(key, why);
-    }
-
-    // A shape too large to count is a fault by itself, however its chunks lie.
-    if whole.volume().is_none() {
-        return run.corrupt(key, format!("a tensor of shape {shape} can't be"));
-    }
-
-    let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
-    let fault = first_fault(&whole, chunks.len(), range);
-    let what = fault.map(|fault| match fault {
-        BoxFault::Overlap(a, b) => format!("chunks {} and {} overlap", chunks[a], chunks[b]),
-        BoxFault::Hole(hole) => format!("no chunk covers {hole} of the tensor's shape {shape}"),
-    });
-    if let Some(what) = what {
-        run.corrupt(key, what);
     }
 }
 
