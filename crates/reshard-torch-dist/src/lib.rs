@@ -22,7 +22,6 @@ mod object;
 mod open;
 mod producer;
 mod reader;
-mod removal;
 mod table;
 mod transform;
 mod writer;

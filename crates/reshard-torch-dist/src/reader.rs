@@ -5,11 +5,12 @@ mod names;
 mod opened;
 mod overlaps;
 mod packed;
+mod removal;
 mod repeats;
 mod verify;
 mod waste;
 
-use crate::{NAME, OwnFile, limits::unreadable, producer, removal, table::Place};
+use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
 use head::{Head, RecentForms, Wanted, reads_all};
 use names::name_of;

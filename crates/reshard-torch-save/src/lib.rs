@@ -26,11 +26,13 @@ mod file;
 mod index;
 mod names;
 mod open;
+mod overhead;
 mod planner;
 mod reader;
 mod save;
 mod table;
 mod told;
+mod tree;
 mod writer;
 
 #[cfg(feature = "testkit")]

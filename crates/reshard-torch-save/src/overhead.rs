@@ -3,10 +3,10 @@
 //! A leaf costs what the archive of this leaf alone has more than an archive without leaves: with several leaves, some of it is
 //! stored once. Only numbers and padding can be longer there, for which there is a margin.
 
-use super::{described, encoding, tree::tree_of};
 use crate::{
     names::{prefix, shard},
     told::{DictPlan, LeafPlan, What},
+    tree::{described, encoding, tree_of},
 };
 use reshard_model::Path;
 use reshard_strategy::Result;

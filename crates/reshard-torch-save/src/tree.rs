@@ -1,9 +1,10 @@
 //! The nested dict of a file, made of the paths of its leaves.
 
-use crate::told::{At, LeafPlan};
+use crate::told::{At, LeafPlan, What};
 use indexmap::IndexMap;
 use reshard_model::{Opaque, Path, Step, Value};
-use reshard_torch_format::{Part, PartDict, PartTree};
+use reshard_strategy::{Result, StrategyError};
+use reshard_torch_format::{Part, PartDict, PartTree, TensorRef};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More steps would not fit a pickle's nesting.
@@ -13,7 +14,7 @@ const PADDING: u64 = 1 << 20;
 
 /// The dict of a file. Readers take the text of a path in it for a key, so it has the keys of the leaves, each once. `classes` has the
 /// objects of dicts that are no plain ones, by path.
-pub(super) fn tree_of(
+pub(crate) fn tree_of(
     leaves: Vec<(&LeafPlan, Part)>,
     empty: &[Path],
     (is_flat, classes): (bool, BTreeMap<Path, Box<Opaque>>),
@@ -226,4 +227,28 @@ impl Finish {
         self.path.0.pop();
         tree
     }
+}
+
+pub(crate) fn described(what: &What) -> Result<TensorRef> {
+    let What::Tensor {
+        dtype,
+        shape,
+        requires_grad,
+        python,
+    } = what
+    else {
+        let what = "an object is described as a tensor";
+        return Err(StrategyError::Internal(what.into()));
+    };
+    let mut tensor = TensorRef::contiguous(*dtype, shape).map_err(encoding)?;
+    tensor.requires_grad = *requires_grad;
+    tensor.is_parameter = python.is_parameter;
+    if let Some(device) = &python.device {
+        tensor.storage.location = device.clone();
+    }
+    Ok(tensor)
+}
+
+pub(crate) fn encoding(e: reshard_torch_format::Error) -> StrategyError {
+    StrategyError::Invalid(e.to_string())
 }

@@ -1,8 +1,6 @@
 //! The bytes of files: pickles, and storages that stream.
 
 mod archive;
-mod overhead;
-mod tree;
 
 use crate::{
     NAME,
@@ -12,6 +10,7 @@ use crate::{
     names::{INDEX, prefix},
     planner::WholeTensors,
     told::{FilePlan, Files, Receipt, What, unpack},
+    tree::{described, encoding, tree_of},
 };
 use archive::{FileExtent, Source};
 use reshard_model::{DType, Data, Layout, ObjectCodec, Payload, Value};
@@ -24,14 +23,11 @@ use reshard_strategy::{
     run_of,
 };
 use reshard_torch_format::{
-    Part, TensorRef, TorchSave,
+    Part, TorchSave,
     archive::{ArchiveLayout, ArchiveOptions},
     encode_tree,
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tree::tree_of;
-
-pub(crate) use overhead::{WithoutLeaves, of_file};
 
 impl WriterHooks for TorchSaveWriter {
     fn plan_settings(&self) -> Option<String> {
@@ -188,30 +184,6 @@ enum Shared {
     Memory(usize, DType, u64, u64),
     /// Of a source that says which they are.
     Source(String, DType),
-}
-
-fn described(what: &What) -> Result<TensorRef> {
-    let What::Tensor {
-        dtype,
-        shape,
-        requires_grad,
-        python,
-    } = what
-    else {
-        let what = "an object is described as a tensor";
-        return Err(StrategyError::Internal(what.into()));
-    };
-    let mut tensor = TensorRef::contiguous(*dtype, shape).map_err(encoding)?;
-    tensor.requires_grad = *requires_grad;
-    tensor.is_parameter = python.is_parameter;
-    if let Some(device) = &python.device {
-        tensor.storage.location = device.clone();
-    }
-    Ok(tensor)
-}
-
-fn encoding(e: reshard_torch_format::Error) -> StrategyError {
-    StrategyError::Invalid(e.to_string())
 }
 
 fn object(key: &str, items: &[&WriteItem], resolve: &Resolve<'_>) -> Result<Value> {

@@ -24,7 +24,6 @@ mod planner;
 mod reader;
 mod receipt;
 mod record;
-mod removal;
 mod stated;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -5,10 +5,10 @@ mod files;
 mod indexes;
 mod opened;
 mod packed;
+mod removal;
 mod shards;
 mod verify;
 
-use crate::removal;
 use async_trait::async_trait;
 use opened::Chunk;
 use packed::Packed;
@@ -23,7 +23,7 @@ use reshard_strategy::{
 use std::sync::Arc;
 
 pub(crate) use array::{Array, Shards, changed};
-pub(crate) use files::{is_refused, role};
+use files::role;
 pub(crate) use opened::ZarrReader;
 pub(crate) use shards::read as read_indexes;
 

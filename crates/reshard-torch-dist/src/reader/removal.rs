@@ -1,11 +1,11 @@
 //! A checkpoint without some of its keys: new metadata over the same data files.
 
+use super::opened::TorchDistReader;
 use crate::{
     METADATA,
     limits::not_understood,
     metadata::{self, StorageMeta},
     producer,
-    reader::TorchDistReader,
 };
 use reshard_plan::{Entry, Metadata, PieceId};
 use reshard_storage::Name;
@@ -16,7 +16,7 @@ use std::{collections::BTreeSet, sync::Arc};
 ///
 /// The metadata have the flavour of the old ones. They keep the shapes of flattened tensors, the properties of tensors, the planner's paths,
 /// and what `storage_meta` says.
-pub(crate) fn without(reader: &TorchDistReader, prefix: &str) -> Result<Removal> {
+pub(super) fn without(reader: &TorchDistReader, prefix: &str) -> Result<Removal> {
     refuse(reader)?;
     let old = reader.metadata();
     let (mut builder, mut keys) = (Metadata::builder(), Vec::new());

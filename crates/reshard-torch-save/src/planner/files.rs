@@ -5,8 +5,8 @@ use crate::{
     chosen::TorchSaveWriter,
     dicts::{self, KeyTypes},
     names::{WEIGHTS, shard},
+    overhead::{WithoutLeaves, of_file},
     told::{At, DictPlan, FilePlan, Files, LeafPlan, PythonTensor, Told, What, pack},
-    writer::{WithoutLeaves, of_file},
 };
 use reshard_model::{Path, Region, Step};
 use reshard_plan::{

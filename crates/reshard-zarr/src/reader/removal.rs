@@ -1,9 +1,12 @@
 //! A checkpoint without some of its arrays. The files of the other arrays stay as they are; what describes all arrays is written again.
 
+use super::{
+    files::{is_refused, role},
+    opened::ZarrReader,
+};
 use crate::{
     array::{find::check_memory, meta::without_nodes},
     names::{ZARR_JSON, ZMETADATA, join, split, splits},
-    reader::{ZarrReader, is_refused, role},
     record::Record,
     stated::LONE,
 };
@@ -17,7 +20,7 @@ use std::{collections::BTreeSet, sync::Arc};
 /// # Errors
 /// The prefix is that of an array of which nobody can tell whether it belongs to the checkpoint; nothing would be left that could be
 /// opened; I/O.
-pub(crate) async fn without(
+pub(super) async fn without(
     reader: &ZarrReader,
     noted: Option<(&'static str, Record)>,
     prefix: &str,
