@@ -18,6 +18,7 @@
     reason = "tests fail by panicking"
 )]
 
+mod checks;
 mod common;
 mod drive;
 mod exchange;

@@ -102,6 +102,13 @@ pub struct TorchObjects {
     limits: ReadLimits,
 }
 
+/// Within the default limits.
+impl Default for TorchObjects {
+    fn default() -> Self {
+        Self::new(&ReadLimits::default())
+    }
+}
+
 impl TorchObjects {
     /// Within these limits.
     pub fn new(limits: &ReadLimits) -> Self {

@@ -1,8 +1,8 @@
 //! A strategy and a scheme of stores of a third party: the model for crates that add a format or a place to reshard, as
 //! `docs/strategies.md` describes them.
 //!
-//! The format, `("example", 1)`: each rank writes `rank-{rank}.bin`, its items one behind the other, each as its bytes (row-major
-//! little-endian elements, or an encoded object) and their CRC-32; `example.index.json` says what lies where, and is the format record.
+//! The format, `("example", 1)`: each rank writes `rank-{rank}.bin`, its items one behind the other (row-major little-endian
+//! elements, or encoded objects); `example.index.json` says what lies where with which CRC-32, and is the format record.
 //! The store, `example://NAME`, keeps files in the memory of the process.
 //!
 //! A program links all of it by one line, and then chooses it by configuration alone:
@@ -24,14 +24,10 @@
 //! # }
 //! ```
 
-mod config;
-mod index;
-mod reader;
+mod format;
 mod store;
-mod writer;
 
-pub use config::{ExampleConfig, ExampleLoadConfig};
-pub use writer::ExampleWriter;
+pub use format::{ExampleConfig, ExampleLoadConfig, ExampleWriter};
 
 /// The guide, so that its code is compiled.
 #[cfg(doctest)]

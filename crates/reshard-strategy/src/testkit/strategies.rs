@@ -1,5 +1,6 @@
 use super::{
     Cut, Observer, Rank, check_sample,
+    checks::{checksums_are_those_of_elements, damage_is_found},
     drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
     exchange_of_saves::what_ranks_write_for_each_other_is_what_each_would_write,
@@ -86,6 +87,20 @@ pub fn save_load_contract(
         .check(|| pair.a_read_that_fails_gives_the_template_back());
     rule("loads.damage_is_an_error_or_harmless", "StorageReader")
         .check(|| pair.damage_is_an_error_or_does_no_harm());
+    rule("checks.find_damage", "StorageReader::verifier").check(|| {
+        let store = store();
+        pair.save(&store, Cut::Rows, 2);
+        damage_is_found(load, &store);
+    });
+    rule(
+        "checks.checksums_of_elements",
+        "StorageReader::element_checksums",
+    )
+    .check(|| {
+        let store = store();
+        pair.save(&store, Cut::Columns, 2);
+        checksums_are_those_of_elements(load, &store);
+    });
     rule("loads.no_checkpoint_says_so", "LoadFormat::open")
         .check(|| pair.a_place_without_a_checkpoint_says_so());
 }
@@ -248,6 +263,10 @@ impl Pair<'_> {
         self.save(&store, Cut::Rows, 2);
         let reader = block_on(self.loader().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
         assert_eq!(reader.key(), self.saver().key());
+        if self.objects() && self.loader().common.is_none() {
+            let written = self.saver().capabilities().codec;
+            assert_eq!(reader.codec().name(), written, "the codec of objects");
+        }
         let metadata = reader.metadata();
         for (path, leaf) in sample(Cut::Replicated, 0, 1, false) {
             let Sharded::Tensor(t) = leaf else { continue };

@@ -3,6 +3,7 @@
 mod chosen;
 mod contracts;
 mod exchange;
+mod index;
 mod places;
 mod plans;
 mod recognised;

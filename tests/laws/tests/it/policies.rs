@@ -12,9 +12,9 @@ use reshard::{
         AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError,
         ShardByDevice, ShardingPolicy, Shards, Then,
     },
+    safetensors::SafetensorsConfig,
     torch_dist::TorchDistConfig,
 };
-use reshard_example::ExampleConfig;
 use reshard_laws::{
     contents::{Choices, Contents, choices, contents},
     law,
@@ -402,7 +402,9 @@ fn a_policy_and_settings_of_files_exclude_each_other() {
 fn a_format_that_takes_no_policy_says_so() {
     let place = Place::new();
     let saved = save(group(1), tables(1), place.url(), |_, s| {
-        s.policy(ByItem::new()).strategy(ExampleConfig::default())
+        let files_of_ranks = SafetensorsConfig::default().with_sharded(true);
+        let save = s.policy(ByItem::new()).strategy(files_of_ranks);
+        save.dialect(Dialect::TensorsOnly)
     });
     let error = saved[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
