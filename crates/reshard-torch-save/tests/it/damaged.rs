@@ -208,6 +208,18 @@ fn damaged_pickles() -> Damaged<Vec<u8>> {
     ]
 }
 
+#[test]
+fn a_record_outside_of_the_folder_is_told() {
+    let mut bytes = sound();
+    let name = b"archive/.data/serialization_id";
+    for at in [find(&bytes, name), last(&bytes, name)] {
+        bytes[at] = b'b';
+    }
+    let told = open(&file(bytes)).producer().warnings;
+    let says = "model.pt has the record \"brchive/.data/serialization_id\" outside of its folder \"archive\": reshard reads the file, and torch.load refuses it";
+    assert_eq!(told, [says]);
+}
+
 /// What is wrong with a file that is no zip archive, the file, and what is said of it.
 fn damaged_old() -> Damaged<Vec<u8>> {
     vec![
