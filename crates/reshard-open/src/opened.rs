@@ -16,8 +16,9 @@ use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, Damage, Detection, FileRole, Formats, LoadCommonStrategy, LoadShardedStrategy,
-    OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader, StrategyError, hex, item_files,
+    BackendVersion, Damage, Detection, FileRole, Formats, LoadCommonStrategy, LoadPipelineOptions,
+    LoadShardedStrategy, OpenCx, OwnFile, ReadLimits, Registry, SMALL, StorageReader,
+    StrategyError, hex, item_files,
 };
 use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
@@ -25,7 +26,7 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
 /// Options for opening a checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The strategies to choose from; the linked ones if there are none.
     pub registry: Option<Registry>,
@@ -39,22 +40,8 @@ pub struct OpenOptions {
     pub format: Option<BackendVersion>,
     /// Limits on what the checkpoint may ask for.
     pub limits: ReadLimits,
-    /// Whether to check the checksum of each item that is read as a whole.
-    pub verify: bool,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            registry: None,
-            stores: None,
-            strategy: None,
-            settings: None,
-            format: None,
-            limits: ReadLimits::default(),
-            verify: true,
-        }
-    }
+    /// The options of loads from it.
+    pub load: LoadPipelineOptions,
 }
 
 /// The options of opening, for [`OpenOptions`] and for builders that have them in a field.

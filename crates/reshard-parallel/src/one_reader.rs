@@ -89,7 +89,7 @@ impl LoadLayer for OneReaderLoad {
 
     async fn set_up(
         &self,
-        setup: LoadSetup,
+        mut setup: LoadSetup,
         template: &FlatStateDict,
         cx: &LoadCx<'_>,
     ) -> Result<LoadSetup> {
@@ -106,12 +106,11 @@ impl LoadLayer for OneReaderLoad {
             algo: ExchangeAlgo::default(),
             kept: None,
         });
+        setup.options.exchange_memory = self.bytes_in_flight;
         Ok(LoadSetup {
             planner,
             reader: Arc::new(described?),
-            exchange_memory: self.bytes_in_flight,
-            copy_ahead: setup.copy_ahead,
-            group: None,
+            ..setup
         })
     }
 }

@@ -92,12 +92,13 @@ impl TwoStageLoad {
 impl LoadLayer for TwoStageLoad {
     async fn set_up(
         &self,
-        setup: LoadSetup,
+        mut setup: LoadSetup,
         template: &FlatStateDict,
         cx: &LoadCx<'_>,
     ) -> Result<LoadSetup> {
         let (seat, group) = self.prepare(cx).await?;
-        let (exchange_memory, copy_ahead) = self.shares(template, setup.copy_ahead);
+        let options = &mut setup.options;
+        (options.exchange_memory, options.copy_ahead) = self.shares(template, options.copy_ahead);
         let planner = Arc::new(Sharing {
             base: setup.planner,
             seat,
@@ -107,10 +108,8 @@ impl LoadLayer for TwoStageLoad {
         });
         Ok(LoadSetup {
             planner,
-            reader: setup.reader,
-            exchange_memory,
-            copy_ahead,
             group,
+            ..setup
         })
     }
 }

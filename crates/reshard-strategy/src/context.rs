@@ -163,10 +163,39 @@ impl OpenCx {
     }
 }
 
+/// The options of a load that every part of it sees as its caller, or a [layer](crate::LoadLayer), has set them.
+#[derive(Clone, Debug)]
+pub struct LoadPipelineOptions {
+    /// Whether to check the checksum of each item that is read as a whole. The default is yes.
+    pub verify: bool,
+    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
+    /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
+    /// ranks have different values, the smallest one is used.
+    pub exchange_memory: u64,
+    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`. The default is
+    /// [`DEFAULT_COPY_AHEAD`]. What waits for that in an exchange is a fifth of `exchange_memory`.
+    pub copy_ahead: u64,
+    /// Called with the number of bytes read.
+    pub progress: Progress,
+}
+
+impl Default for LoadPipelineOptions {
+    fn default() -> Self {
+        Self {
+            verify: true,
+            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
+            copy_ahead: DEFAULT_COPY_AHEAD,
+            progress: Progress::default(),
+        }
+    }
+}
+
 /// The runtime objects of one load.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadCx<'a> {
+    /// What the caller or a layer has set.
+    pub options: &'a LoadPipelineOptions,
     /// All ranks of the load.
     pub comm: Comm<'a>,
     /// Sub-groups by name, for strategies whose settings name them.
@@ -175,17 +204,6 @@ pub struct LoadCx<'a> {
     pub store: Arc<dyn Store>,
     /// DCP's planner.
     pub planner: Arc<dyn LoadPlanner>,
-    /// Whether to check the checksum of each item that is read as a whole.
-    pub verify: bool,
-    /// Called with the number of bytes read.
-    pub progress: Progress,
-    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
-    /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
-    /// ranks have different values, the smallest one is used.
-    pub exchange_memory: u64,
-    /// How many bytes may be on their way from host memory to devices: DCP's `per_thread_copy_ahead`. The default is
-    /// [`DEFAULT_COPY_AHEAD`]. What waits for that in an exchange is a fifth of `exchange_memory`.
-    pub copy_ahead: u64,
     /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
     pub elsewhere: Elsewhere,
     /// What lies in the common state, by key: `a plain tensor of shape [4]`. The error for a sharded leaf of such a key says so.
@@ -203,23 +221,20 @@ pub const DEFAULT_EXCHANGE_MEMORY: u64 = 256 << 20;
 pub const DEFAULT_COPY_AHEAD: u64 = 10_000_000;
 
 impl<'a> LoadCx<'a> {
-    /// Makes a context. Fields that are no arguments get their defaults; checksums are verified.
+    /// Makes a context. Fields that are no arguments get their defaults.
     pub fn new(
+        options: &'a LoadPipelineOptions,
         comm: Comm<'a>,
         groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
         store: Arc<dyn Store>,
         planner: Arc<dyn LoadPlanner>,
     ) -> Self {
-        let (progress, exchange_memory) = (Progress::default(), DEFAULT_EXCHANGE_MEMORY);
         Self {
+            options,
             comm,
             groups,
             store,
             planner,
-            verify: true,
-            progress,
-            exchange_memory,
-            copy_ahead: DEFAULT_COPY_AHEAD,
             elsewhere: Elsewhere::default(),
             in_common: Arc::default(),
             optional: BTreeSet::new(),

@@ -66,7 +66,8 @@ pub use checked_items::CheckedItems;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{load_format, save_format, settings_of};
 pub use context::{
-    DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, PipelineOptions, SaveCx,
+    DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadPipelineOptions, OpenCx,
+    PipelineOptions, SaveCx,
 };
 pub use crc::{
     Crc32, Crc32Check, CrcCheck, ElementChecksum, PartialCrc, crc_of, crc32_combined,

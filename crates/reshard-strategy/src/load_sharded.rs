@@ -1,8 +1,8 @@
 //! Strategies that load sharded leaves: a format with its settings, and layers around its planning.
 
 use crate::{
-    BackendVersion, FormatInfo, LoadCommonStrategy, LoadCx, LoadFailure, Loaded, OpenCx, Result,
-    StorageReader, common::compatible, objects, pipeline::load_in,
+    BackendVersion, FormatInfo, LoadCommonStrategy, LoadCx, LoadFailure, LoadPipelineOptions,
+    Loaded, OpenCx, Result, StorageReader, common::compatible, objects, pipeline::load_in,
 };
 use async_trait::async_trait;
 use reshard_comm::ProcessGroup;
@@ -52,7 +52,7 @@ pub trait LoadLayer: fmt::Debug + Send + Sync {
         inner.open(cx).await
     }
 
-    /// Returns planner, reader, bounds and group of the load. `setup` comes from the layer outside of this one, or from the caller.
+    /// Returns planner, reader, options and group of the load. `setup` comes from the layer outside of this one, or from the caller.
     ///
     /// # Collective
     /// Every rank calls it. If one rank fails, all ranks get an error that names it.
@@ -71,10 +71,8 @@ pub struct LoadSetup {
     pub planner: Arc<dyn LoadPlanner>,
     /// The open checkpoint.
     pub reader: Arc<dyn StorageReader>,
-    /// As [`LoadCx::exchange_memory`], in bytes.
-    pub exchange_memory: u64,
-    /// As [`LoadCx::copy_ahead`], in bytes.
-    pub copy_ahead: u64,
+    /// The options, as the layer outside of this one, or the caller, has set them.
+    pub options: LoadPipelineOptions,
     /// A group of all ranks in which the load runs instead. The pipeline reports its failures to the whole group, too.
     pub group: Option<Arc<dyn ProcessGroup>>,
 }

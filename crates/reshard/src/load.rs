@@ -102,7 +102,7 @@ impl fmt::Debug for Load<'_> {
         f.debug_struct("Load")
             .field("url", &self.options.url)
             .field("ranks", &self.ranks)
-            .field("verify", &self.options.open.verify)
+            .field("verify", &self.options.open.load.verify)
             .finish_non_exhaustive()
     }
 }
@@ -171,7 +171,7 @@ impl<'a> Load<'a> {
 
     /// Whether to check the checksum of each item that is read as a whole. The default is yes.
     pub fn verify(mut self, verify: bool) -> Self {
-        self.options.open.verify = verify;
+        self.options.open.load.verify = verify;
         self
     }
 
@@ -185,7 +185,7 @@ impl<'a> Load<'a> {
     /// How many bytes this rank may hold for reads that ranks share, if a planner shares reads. The default is
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
-        self.options.exchange_memory = bytes;
+        self.options.open.load.exchange_memory = bytes;
         self
     }
 
@@ -202,13 +202,13 @@ impl<'a> Load<'a> {
     /// A leaf on a device takes no other host memory, unless its elements are cast. If the load fails, such leaves may have a part of what was
     /// read, as leaves in host memory may.
     pub fn copy_ahead(mut self, bytes: u64) -> Self {
-        self.options.copy_ahead = bytes;
+        self.options.open.load.copy_ahead = bytes;
         self
     }
 
     /// Sets a callback that is called with the number of bytes read, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
-        self.options.progress = Progress::new(f);
+        self.options.open.load.progress = Progress::new(f);
         self
     }
 
@@ -370,20 +370,6 @@ impl<'a> Load<'a> {
         }
     }
 
-    fn configure(&self, cx: &mut LoadCx<'_>, flat: &FlatStateDict) {
-        (cx.verify, cx.progress, cx.exchange_memory) = (
-            self.options.open.verify,
-            self.options.progress.clone(),
-            self.options.exchange_memory,
-        );
-        cx.kept_plan.clone_from(&self.options.kept_plan);
-        cx.copy_ahead = self.options.copy_ahead;
-        if let Some(optional) = &self.options.optional {
-            let keys = flat.values().map(Sharded::key);
-            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
-        }
-    }
-
     async fn run(
         &mut self,
         comm: &Comm<'_>,
@@ -399,12 +385,21 @@ impl<'a> Load<'a> {
             own,
         } = begun;
 
-        let logs = self.options.planner.is_none() && self.options.default.strict.logs();
-        let planner = self.options.planner.take();
-        let planner = planner.unwrap_or_else(|| Arc::new(self.options.default));
-        let groups = std::mem::take(&mut self.ranks.groups);
-        let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
-        self.configure(&mut cx, &flat);
+        let options = &self.options;
+        let logs = options.planner.is_none() && options.default.strict.logs();
+        let planner = options.planner.clone();
+        let mut cx = LoadCx::new(
+            &options.open.load,
+            *comm,
+            &self.ranks.groups,
+            Arc::clone(&opened.store),
+            planner.unwrap_or_else(|| Arc::new(options.default)),
+        );
+        cx.kept_plan.clone_from(&options.kept_plan);
+        if let Some(optional) = &options.optional {
+            let keys = flat.values().map(Sharded::key);
+            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
+        }
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.

@@ -15,7 +15,8 @@ use reshard_plan::{
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, PipelineOptions, SaveCx, SaveShardedStrategy,
+    LoadCx, LoadPipelineOptions, LoadShardedStrategy, OpenCx, PipelineOptions, SaveCx,
+    SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{
@@ -131,13 +132,17 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64, way: Way) -> usize {
                     .await
                     .unwrap();
                 let groups = BTreeMap::new();
-                let mut cx = LoadCx::new(
+                let options = LoadPipelineOptions {
+                    exchange_memory,
+                    ..LoadPipelineOptions::default()
+                };
+                let cx = LoadCx::new(
+                    &options,
                     Comm::new(&*group),
                     &groups,
                     store,
                     Arc::new(InTurn(way.algo)),
                 );
-                cx.exchange_memory = exchange_memory;
                 strategy
                     .load(flat, reader, &cx)
                     .await

@@ -148,13 +148,13 @@ impl Checkpoint {
     ) -> Result<FlatStateDict, StrategyError> {
         let groups = BTreeMap::new();
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT.cast(cast));
-        let mut cx = LoadCx::new(
+        let cx = LoadCx::new(
+            &self.options.load,
             Comm::single(),
             &groups,
             Arc::clone(&self.opened.store),
             planner,
         );
-        cx.verify = self.options.verify;
         let loaded = self
             .opened
             .sharded

@@ -47,7 +47,7 @@ impl Checkpoint {
             .during(ACT, &self.url)?;
         let reads = [ReadObject { object: id }];
         let none = Progress::none();
-        let how = ReadCx::new(self.options.verify, &none);
+        let how = ReadCx::new(self.options.load.verify, &none);
         let got = self
             .opened
             .reader
@@ -75,7 +75,7 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, or its strategy is not `torch`.
     pub async fn stored_common(&self) -> Result<Option<StoredCommon>> {
-        StoredCommon::of(&self.opened, self.options.verify)
+        StoredCommon::of(&self.opened, self.options.load.verify)
             .await
             .during(ACT, &self.url)
     }

@@ -45,7 +45,7 @@ impl OpenOptions {
 
     /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
-        self.verify = verify;
+        self.load.verify = verify;
         self
     }
 

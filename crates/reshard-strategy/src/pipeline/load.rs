@@ -240,9 +240,10 @@ async fn fill(
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> (FlatStateDict, Result<Moved, Stopped>) {
-    let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
+    let how =
+        ReadCx::new(cx.options.verify, &cx.options.progress).with_storage_data(&plan.storage_data);
     // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
-    let (loan, read) = match Loan::take(template, plan, cx.copy_ahead) {
+    let (loan, read) = match Loan::take(template, plan, cx.options.copy_ahead) {
         Ok(loan) => {
             let read = match loan.places(plan, from.metadata()) {
                 Ok(places) => transfer(places, from, &how, cx).await,

@@ -1,7 +1,7 @@
 use crate::{
-    AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
-    PipelineOptions, PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved,
-    StrategyError, agree, stage_save,
+    AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadPipelineOptions,
+    LoadShardedStrategy, Loaded, OpenCx, PipelineOptions, PreparedSave, Records, Result, SaveCx,
+    SaveShardedStrategy, Saved, StrategyError, agree, stage_save,
 };
 use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
@@ -249,8 +249,11 @@ pub(super) fn load_on_seats(
                 return Err(LoadFailure::of_plan(error, rank.flat));
             }
         };
-        let mut cx = LoadCx::new(comm, &groups, store, rank.planner);
-        cx.exchange_memory = exchange_memory;
+        let options = LoadPipelineOptions {
+            exchange_memory,
+            ..LoadPipelineOptions::default()
+        };
+        let cx = LoadCx::new(&options, comm, &groups, store, rank.planner);
         rank.strategy
             .load(rank.flat, reader, &cx)
             .await

@@ -4,16 +4,15 @@ use crate::agreement::{PLACE, or_default, place_of, planner_of, settings_of};
 use reshard_comm::{Comm, Rank};
 use reshard_open::{OPEN, opened::OpenOptions};
 use reshard_plan::{DefaultLoadPlanner, LoadPlanner};
-use reshard_storage::{Progress, Store};
-use reshard_strategy::{
-    AgreedOptions, DEFAULT_COPY_AHEAD, DEFAULT_EXCHANGE_MEMORY, KeptLoadPlan, StrategyError, cause,
-};
+use reshard_storage::Store;
+use reshard_strategy::{AgreedOptions, KeptLoadPlan, LoadPipelineOptions, StrategyError, cause};
 use std::sync::Arc;
 
 /// Whether leaves of a key need not be stored.
 pub(super) type OptionalKeys = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// What the caller has set. [`Load`](crate::Load) says what each option means. It is made by the builder, and borrowed by every part of the load.
+#[derive(Default)]
 pub(crate) struct LoadOptions {
     pub(super) url: String,
     pub(super) open: OpenOptions,
@@ -21,10 +20,7 @@ pub(crate) struct LoadOptions {
     pub(super) default: DefaultLoadPlanner,
     pub(super) verify_integrity: bool,
     pub(super) optional: Option<OptionalKeys>,
-    pub(super) exchange_memory: u64,
     pub(super) kept_plan: Option<Arc<KeptLoadPlan>>,
-    pub(super) copy_ahead: u64,
-    pub(super) progress: Progress,
 }
 
 impl LoadOptions {
@@ -32,15 +28,7 @@ impl LoadOptions {
     pub(super) fn of(url: String) -> Self {
         Self {
             url,
-            open: OpenOptions::default(),
-            planner: None,
-            default: DefaultLoadPlanner::DEFAULT,
-            verify_integrity: false,
-            optional: None,
-            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
-            kept_plan: None,
-            copy_ahead: DEFAULT_COPY_AHEAD,
-            progress: Progress::default(),
+            ..Self::default()
         }
     }
 
@@ -92,7 +80,7 @@ impl LoadOptions {
                     strategy,
                     settings: _, // a load has no such option
                     format,
-                    verify,
+                    load,
                     // Ranks may differ in the rest.
                     registry: _,
                     stores: _,
@@ -102,11 +90,14 @@ impl LoadOptions {
             default,
             verify_integrity,
             optional: _,
-            exchange_memory: _,
             kept_plan: _,
+        } = self;
+        let LoadPipelineOptions {
+            verify,
+            exchange_memory: _,
             copy_ahead: _,
             progress: _,
-        } = self;
+        } = load;
         let planner = planner.as_deref();
         let planner = planner.map(|planner| planner_of(planner.name(), planner.plan_settings()));
         AgreedOptions::new()

@@ -15,7 +15,7 @@ use reshard_plan::{
 };
 use reshard_storage::{CountingStore, IfExists, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, SaveShardedStrategy,
+    LoadCx, LoadPipelineOptions, LoadShardedStrategy, OpenCx, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -75,7 +75,8 @@ fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 
                 .map(|(name, _)| object(name, Payload::None))
                 .collect();
             let groups = BTreeMap::new();
-            let cx = LoadCx::new(Comm::new(&group), &groups, counted, planner);
+            let options = LoadPipelineOptions::default();
+            let cx = LoadCx::new(&options, Comm::new(&group), &groups, counted, planner);
             let loaded = LoadShardedStrategy::new(ExampleLoadConfig::default())
                 .load(template, reader, &cx)
                 .await;

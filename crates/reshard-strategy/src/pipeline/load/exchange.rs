@@ -43,9 +43,11 @@ pub(super) async fn exchange(
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<Exchange, Stopped> {
-    let memory = read.as_ref().map_or(cx.exchange_memory, |(.., devices)| {
-        devices.share(cx.exchange_memory)
-    });
+    let memory = read
+        .as_ref()
+        .map_or(cx.options.exchange_memory, |(.., devices)| {
+            devices.share(cx.options.exchange_memory)
+        });
     let mut meeting = peers.meeting(&cx.comm, memory);
     let lends = meeting.comm.group().shares_memory() && from.reads_columns_together();
     let read = read.and_then(|(totals, mut exchanged, devices)| {

@@ -22,8 +22,7 @@ pub(crate) fn load_in<'l>(
         let setup = LoadSetup {
             planner: Arc::clone(&cx.planner),
             reader: from,
-            exchange_memory: cx.exchange_memory,
-            copy_ahead: cx.copy_ahead,
+            options: cx.options.clone(),
             group: None,
         };
         let setup = match layer.set_up(setup, &template, cx).await {
@@ -32,8 +31,7 @@ pub(crate) fn load_in<'l>(
         };
         let own = LoadCx {
             planner: setup.planner,
-            exchange_memory: setup.exchange_memory,
-            copy_ahead: setup.copy_ahead,
+            options: &setup.options,
             ..cx.clone()
         };
         match setup.group {
