@@ -4,10 +4,7 @@ use reshard_model::{Dialect, Path};
 use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, PlaceKind, Progress, Store, Transaction};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The options of a save that every part of it sees as its caller has set them.
 #[derive(Clone, Debug)]
@@ -208,8 +205,6 @@ pub struct LoadCx<'a> {
     pub elsewhere: Elsewhere,
     /// What lies in the common state, by key: `a plain tensor of shape [4]`. The error for a sharded leaf of such a key says so.
     pub in_common: Arc<BTreeMap<String, String>>,
-    /// Keys of leaves that need not be stored, as if each such leaf were [optional](reshard_model::ShardedTensor::optional).
-    pub optional: BTreeSet<Box<str>>,
     /// What the load before has planned, if the caller keeps it.
     pub kept_plan: Option<Arc<KeptLoadPlan>>,
 }
@@ -237,7 +232,6 @@ impl<'a> LoadCx<'a> {
             planner,
             elsewhere: Elsewhere::default(),
             in_common: Arc::default(),
-            optional: BTreeSet::new(),
             kept_plan: None,
         }
     }

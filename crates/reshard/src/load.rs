@@ -7,7 +7,7 @@ use crate::{
     stateful,
 };
 use indexmap::IndexMap;
-use options::LoadOptions;
+use options::{LoadOptions, OptionalKeys};
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_megatron::COMMON_STATE_CELL;
 use reshard_model::{
@@ -20,8 +20,8 @@ use reshard_plan::{
 };
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, KeptLoadPlan, LoadCx, LoadNotes, LoadShardedStrategy, Loaded, ReadLimits,
-    Registry, StrategyError, agree, cause,
+    BackendVersion, KeptLoadPlan, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded,
+    ReadLimits, Registry, StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -396,10 +396,6 @@ impl<'a> Load<'a> {
             planner.unwrap_or_else(|| Arc::new(options.default)),
         );
         cx.kept_plan.clone_from(&options.kept_plan);
-        if let Some(optional) = &options.optional {
-            let keys = flat.values().map(Sharded::key);
-            cx.optional = keys.filter(|key| optional(key)).map(Into::into).collect();
-        }
         let metadata = Arc::clone(opened.reader.metadata());
         if opened.reader.dialect() == Dialect::Megatron {
             // It has been read already, if it lies there.
@@ -408,10 +404,7 @@ impl<'a> Load<'a> {
         }
 
         // The caller's buffers come back whatever happens: a failure carries the template with it.
-        let loaded = opened
-            .sharded
-            .load(flat, Arc::clone(&opened.reader), &cx)
-            .await;
+        let loaded = fill(flat, &opened, options.optional.as_ref(), &cx).await;
         let Loaded {
             state,
             notes,
@@ -496,6 +489,34 @@ impl Load<'_> {
         }
         Ok((plain, ranks))
     }
+}
+
+/// Fills the leaves. Those whose keys need not be stored are optional only meanwhile.
+async fn fill(
+    mut template: FlatStateDict,
+    from: &Opened,
+    optional: Option<&OptionalKeys>,
+    cx: &LoadCx<'_>,
+) -> Result<Loaded, Box<LoadFailure>> {
+    let mut marked = Vec::new();
+    for (path, leaf) in &mut template {
+        if !leaf.is_optional() && optional.is_some_and(|optional| optional(leaf.key())) {
+            *leaf.optional_mut() = true;
+            marked.push(path.clone());
+        }
+    }
+    let reader = Arc::clone(&from.reader);
+    let mut loaded = from.sharded.load(template, reader, cx).await;
+    let state = match &mut loaded {
+        Ok(loaded) => &mut loaded.state,
+        Err(failure) => &mut failure.template,
+    };
+    for path in marked {
+        if let Some(leaf) = state.get_mut(&path) {
+            *leaf.optional_mut() = false;
+        }
+    }
+    loaded
 }
 
 /// As [`agree`]; all ranks also learn the `word` of each rank.

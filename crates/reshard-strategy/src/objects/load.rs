@@ -8,7 +8,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::CommError;
-use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
+use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Name, Progress, StoreExt};
 use std::{any::Any, collections::BTreeSet, sync::Arc};
@@ -93,17 +93,13 @@ async fn load_objects(
         cx.kept_plan = cx.kept_plan.map(|kept| kept.of_objects());
         return load_planned(objects, from, &cx).await;
     }
-    let is_optional = |o: &ShardedObject| o.optional || cx.optional.contains(&*o.key);
-    let needed = objects.values().find_map(|leaf| match leaf {
-        Sharded::Object(o) if !is_optional(o) => Some(o.unique_key()),
-        _ => None,
-    });
+    let needed = objects.values().find(|leaf| !leaf.is_optional());
     let asked = match needed {
-        Some(key) => {
+        Some(leaf) => {
             let common = strategy.common.as_ref().map(|c| c.key());
             Err(nobody(
                 "loading",
-                &key,
+                &leaf.unique_key(),
                 None,
                 &strategy.key(),
                 common.as_ref(),

@@ -113,11 +113,6 @@ async fn plan(
         .with_not_understood(&not_understood);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
-    let named = |leaf: &&mut Sharded| cx.optional.contains(leaf.key());
-    if !cx.optional.is_empty() {
-        let leaves = template.values_mut().filter(named);
-        leaves.for_each(|leaf| *leaf.optional_mut() = true);
-    }
     // A rank that fails still takes the step `plan`, so that all ranks learn it.
     let set_up = (|| {
         from.reset(&cx.store.url());
@@ -139,12 +134,6 @@ async fn plan(
     };
     if planned.is_err() {
         *template = given;
-    } else if !cx.optional.is_empty() {
-        for (path, leaf) in given {
-            if let Some(planned) = template.get_mut(&path) {
-                *planned.optional_mut() = leaf.is_optional();
-            }
-        }
     }
     planned
 }
