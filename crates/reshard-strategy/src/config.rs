@@ -1,21 +1,17 @@
 //! Strategies as JSON.
 
 use crate::{
-    BackendVersion, LoadFormat, LoadShardedStrategy, Registry, Result, SaveFormat,
+    LoadFormat, LoadLayer, LoadShardedStrategy, Registry, Result, SaveFormat, SaveLayer,
     SaveShardedStrategy, StrategyError, UniqueJson,
 };
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, Error as _},
-    ser::Error as _,
-};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value as Json};
 use std::{fmt::Debug, sync::Arc};
 
 /// The JSON form of a strategy.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, bound(deserialize = "L: Deserialize<'de>"))]
-struct Config<L> {
+pub(crate) struct Config<L> {
     format: String,
     #[serde(default = "no_settings")]
     settings: Json,
@@ -115,61 +111,37 @@ impl LoadShardedStrategy {
     }
 }
 
-fn written<S: Serializer>(
-    key: &BackendVersion,
-    settings: Json,
-    layers: &[impl Serialize],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let layers = layers.iter().map(serde_json::to_value);
-    let layers = layers.collect::<Result<_, _>>().map_err(S::Error::custom)?;
-    let config = Config {
-        format: key.to_string(),
-        settings,
-        layers,
-    };
-    config.serialize(serializer)
-}
-
-/// The JSON that [`from_json`](SaveShardedStrategy::from_json) reads, with all settings.
-impl Serialize for SaveShardedStrategy {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        written(
-            &self.key(),
-            self.format.settings(),
-            &self.layers,
-            serializer,
-        )
+impl From<SaveShardedStrategy> for Config<Arc<dyn SaveLayer>> {
+    fn from(strategy: SaveShardedStrategy) -> Self {
+        Self {
+            format: strategy.key().to_string(),
+            settings: strategy.format.settings(),
+            layers: strategy.layers,
+        }
     }
 }
 
-/// The JSON that [`from_json`](LoadShardedStrategy::from_json) reads, with all settings.
-impl Serialize for LoadShardedStrategy {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        written(
-            &self.key(),
-            self.format.settings(),
-            &self.layers,
-            serializer,
-        )
+impl From<LoadShardedStrategy> for Config<Arc<dyn LoadLayer>> {
+    fn from(strategy: LoadShardedStrategy) -> Self {
+        Self {
+            format: strategy.key().to_string(),
+            settings: strategy.format.settings(),
+            layers: strategy.layers,
+        }
     }
 }
 
-/// [`from_json`](SaveShardedStrategy::from_json) with the formats of all linked crates.
-impl<'de> Deserialize<'de> for SaveShardedStrategy {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let UniqueJson(json) = Deserialize::deserialize(deserializer)?;
-        let registry = Registry::linked().map_err(D::Error::custom)?;
-        Self::from_json(json, &registry).map_err(D::Error::custom)
+impl TryFrom<UniqueJson> for SaveShardedStrategy {
+    type Error = StrategyError;
+    fn try_from(UniqueJson(json): UniqueJson) -> Result<Self> {
+        Self::from_json(json, &Registry::linked()?)
     }
 }
 
-/// [`from_json`](LoadShardedStrategy::from_json) with the formats of all linked crates.
-impl<'de> Deserialize<'de> for LoadShardedStrategy {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let UniqueJson(json) = Deserialize::deserialize(deserializer)?;
-        let registry = Registry::linked().map_err(D::Error::custom)?;
-        Self::from_json(json, &registry).map_err(D::Error::custom)
+impl TryFrom<UniqueJson> for LoadShardedStrategy {
+    type Error = StrategyError;
+    fn try_from(UniqueJson(json): UniqueJson) -> Result<Self> {
+        Self::from_json(json, &Registry::linked()?)
     }
 }
 

@@ -2,12 +2,14 @@
 
 use crate::{
     BackendVersion, FormatInfo, LoadCommonStrategy, LoadCx, LoadFailure, LoadPipelineOptions,
-    Loaded, OpenCx, Result, StorageReader, common::compatible, objects, pipeline::load_in,
+    Loaded, OpenCx, Result, StorageReader, UniqueJson, common::compatible, config::Config, objects,
+    pipeline::load_in,
 };
 use async_trait::async_trait;
 use reshard_comm::ProcessGroup;
 use reshard_model::FlatStateDict;
 use reshard_plan::LoadPlanner;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use std::{fmt, sync::Arc};
 
@@ -80,7 +82,9 @@ pub struct LoadSetup {
 /// Loads sharded leaves into a template's buffers.
 ///
 /// A [`LoadFormat`] becomes a strategy without layers. As JSON, a strategy is `{ "format": …, "settings": { … }, "layers": [ … ] }`.
-#[derive(Clone, Debug)]
+/// `Deserialize` finds the format in the linked crates, and [`from_json`](Self::from_json) in a registry. `Serialize` writes all settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(into = "Config<Arc<dyn LoadLayer>>", try_from = "UniqueJson")]
 pub struct LoadShardedStrategy {
     /// The format with its settings.
     pub format: Arc<dyn LoadFormat>,

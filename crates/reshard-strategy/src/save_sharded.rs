@@ -2,11 +2,13 @@
 
 use crate::{
     BackendVersion, Capabilities, PipelineOptions, PreparedSave, Result, SaveCommonStrategy,
-    SaveCx, StorageWriter, StrategyError, objects, pipeline::plan_branch,
+    SaveCx, StorageWriter, StrategyError, UniqueJson, config::Config, objects,
+    pipeline::plan_branch,
 };
 use async_trait::async_trait;
 use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::SavePlanner;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use std::{fmt, sync::Arc};
 
@@ -76,7 +78,9 @@ pub struct SaveSetup {
 /// [`finish`](PreparedSave::finish) one after the other. An asynchronous save stages after `prepare`, and runs `write` elsewhere.
 ///
 /// A [`SaveFormat`] becomes a strategy without layers. As JSON, a strategy is `{ "format": …, "settings": { … }, "layers": [ … ] }`.
-#[derive(Clone, Debug)]
+/// `Deserialize` finds the format in the linked crates, and [`from_json`](Self::from_json) in a registry. `Serialize` writes all settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(into = "Config<Arc<dyn SaveLayer>>", try_from = "UniqueJson")]
 pub struct SaveShardedStrategy {
     /// The format with its settings.
     pub format: Arc<dyn SaveFormat>,
