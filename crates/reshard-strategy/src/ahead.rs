@@ -57,12 +57,20 @@ impl TensorSource for Bounded {
     }
 }
 
-/// The same blocks of about `block` bytes, of which up to `ahead` bytes are made on another thread while the caller has earlier ones. The
-/// thread begins with the first block that is asked for, because a save has the blocks of all its items from the start.
-pub(crate) fn ahead(blocks: Blocks, ahead: u64, block: u64) -> Blocks {
+/// The blocks of `whole`, whose elements have `size` bytes, in row-major order: each of about `block` bytes, made by `make`. If there are
+/// several, up to `ahead` bytes are made on another thread while the caller has earlier ones. The thread begins with the first block that
+/// is asked for, because a save has the blocks of all its items from the start.
+pub(crate) fn ahead(
+    whole: Region,
+    size: u64,
+    (block, ahead): (u64, u64),
+    make: impl FnMut(Region) -> io::Result<Bytes> + Send + 'static,
+) -> Blocks {
+    let several = whole.volume().unwrap_or(u64::MAX).saturating_mul(size) > block;
+    let blocks = Box::new(whole.blocks(block / size.max(1)).map(make));
     match (ahead / block.max(1)).min(MOST) {
-        0 => blocks,
-        n => Box::new(Ahead::Waits(blocks, n as usize)),
+        n @ 1.. if several => Box::new(Ahead::Waits(blocks, n as usize)),
+        _ => blocks,
     }
 }
 
@@ -137,22 +145,32 @@ mod tests {
     /// The number of blocks that were made, and of those that were taken.
     type Counts = Arc<(Mutex<(u64, u64)>, Condvar)>;
 
-    fn counted(counts: &Counts, blocks: u64) -> Blocks {
+    /// Blocks of one byte each.
+    fn of(
+        blocks: u64,
+        most: u64,
+        mut make: impl FnMut(u64) -> io::Result<Bytes> + Send + 'static,
+    ) -> Blocks {
+        let whole = Region::whole(&[blocks]);
+        ahead(whole, 1, (1, most), move |block| make(block.offsets[0]))
+    }
+
+    fn counted(counts: &Counts) -> impl FnMut(u64) -> io::Result<Bytes> + Send + 'static {
         let counts = Arc::clone(counts);
-        Box::new((0..blocks).map(move |i| {
+        move |i| {
             let mut now = counts.0.lock().unwrap();
             now.0 += 1;
             // One is in the hand of the thread, and one that is taken may not be counted yet.
             assert!(now.0 <= now.1 + 3 + 2, "{now:?}");
             counts.1.notify_all();
             Ok(Bytes::from(vec![i as u8]))
-        }))
+        }
     }
 
     #[test]
     fn blocks_are_made_while_earlier_ones_are_written_and_not_too_many() {
         let counts = Counts::default();
-        let mut blocks = ahead(counted(&counts, 40), 3, 1);
+        let mut blocks = of(40, 3, counted(&counts));
         assert_eq!(counts.0.lock().unwrap().0, 0, "nobody has asked yet");
         for i in 0..40u64 {
             assert_eq!(blocks.next().unwrap().unwrap()[..], [i as u8]);
@@ -164,24 +182,28 @@ mod tests {
             }
         }
         assert!(blocks.next().is_none() && blocks.next().is_none());
-        drop(ahead(counted(&Counts::default(), 40), 3, 1).next());
+        drop(of(40, 3, counted(&Counts::default())).next());
     }
 
     #[test]
-    fn without_room_for_a_block_nothing_runs_ahead() {
-        let counts = Counts::default();
-        let mut blocks = ahead(counted(&counts, 4), 3, 4);
-        blocks.next().unwrap().unwrap();
-        assert_eq!(counts.0.lock().unwrap().0, 1);
+    fn without_room_for_a_block_or_without_a_second_one_nothing_runs_ahead() {
+        // The second has room for a block, but it is the only one.
+        for (bytes, block, most) in [(16, 4, 3), (4, 4, 8)] {
+            let here = thread::current().id();
+            let mut blocks = ahead(Region::whole(&[bytes]), 1, (block, most), move |_| {
+                assert_eq!(thread::current().id(), here);
+                Ok(Bytes::new())
+            });
+            blocks.next().unwrap().unwrap();
+        }
     }
 
     #[test]
     fn a_panic_of_a_device_is_an_error() {
-        let broken: Blocks = Box::new((0..2u8).map(|i| match i {
+        let mut blocks = of(2, 8, |i| match i {
             0 => Ok(Bytes::new()),
             _ => panic!("a device is on fire"),
-        }));
-        let mut blocks = ahead(broken, 8, 1);
+        });
         assert!(blocks.next().unwrap().is_ok());
         let e = blocks.next().unwrap().unwrap_err();
         assert!(
@@ -195,25 +217,23 @@ mod tests {
     fn nothing_is_copied_after_a_failure_or_when_nobody_takes_it() {
         let made = Arc::new(Mutex::new(0));
         let count = Arc::clone(&made);
-        let failing: Blocks = Box::new((0..9u8).map(move |i| {
+        let mut blocks = of(9, 8, move |i| {
             *count.lock().unwrap() += 1;
             match i {
                 1 => Err(io::Error::other("lost")),
                 _ => Ok(Bytes::new()),
             }
-        }));
-        let mut blocks = ahead(failing, 8, 1);
+        });
         assert!(blocks.next().unwrap().is_ok() && blocks.next().unwrap().is_err());
         assert!(blocks.next().is_none());
         assert_eq!(*made.lock().unwrap(), 2);
 
         let held = Arc::new(());
         let inside = Arc::clone(&held);
-        let endless: Blocks = Box::new(std::iter::repeat_with(move || {
+        let mut blocks = of(u64::MAX, 8, move |_| {
             let _inside = &inside;
             Ok(Bytes::new())
-        }));
-        let mut blocks = ahead(endless, 8, 1);
+        });
         blocks.next().unwrap().unwrap();
         drop(blocks);
         assert_eq!(Arc::strong_count(&held), 1, "the thread has ended");

@@ -2,7 +2,7 @@
 
 use crate::{Result, StrategyError, ahead::ahead};
 use bytes::Bytes;
-use reshard_model::{BoxError, Data, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
+use reshard_model::{Data, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
 use reshard_plan::{TensorWrite, WriteData, WriteItem, WriteKind};
 use std::{fmt, io, sync::Arc};
 
@@ -89,16 +89,11 @@ impl Elements {
                 size,
             } => {
                 let bytes = source.block().unwrap_or(0).clamp(BLOCK * 4, BLOCK * 64);
-                let several = shape.volume().unwrap_or(u64::MAX).saturating_mul(size) > bytes;
-                let most = if several { source.ahead() } else { 0 };
-                let blocks = shape.blocks(bytes / size.max(1)).map(move |r| {
+                ahead(shape, size, (bytes, source.ahead()), move |r| {
                     let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
-                    source
-                        .read(&r, &mut out)
-                        .map_err(|e: BoxError| io::Error::other(e))?;
+                    source.read(&r, &mut out).map_err(io::Error::other)?;
                     Ok(out.into())
-                });
-                ahead(Box::new(blocks), most, bytes)
+                })
             }
         }
     }
@@ -199,7 +194,7 @@ pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reshard_model::{DType, Dims};
+    use reshard_model::{BoxError, DType, Dims};
 
     /// Zeros that want to be read in blocks of so many bytes.
     struct Zeros(Option<u64>);

@@ -112,13 +112,10 @@ fn copy(source: &[u8], from: &Layout, to: &Layout, block: &mut [u8]) -> Result<(
 /// The bytes of a box of this shape, whose elements have `size` bytes, in row-major order. What no piece has is zero. Each piece is read in
 /// row-major order, once, so pieces of other ranks stream.
 pub fn mosaic(shape: Dims, size: u64, pieces: Vec<Piece>) -> Blocks {
-    let whole = Region::whole(&shape);
-    let several = whole.volume().unwrap_or(u64::MAX).saturating_mul(size) > BLOCK;
-    let most = pieces.iter().map(Piece::ahead).max().filter(|_| several);
-    let blocks = whole.blocks(BLOCK / size.max(1));
-    let blocks =
-        blocks.map(move |block| put_together(&block, size, &pieces).map_err(io::Error::other));
-    ahead(Box::new(blocks), most.unwrap_or(0), BLOCK)
+    let most = pieces.iter().map(Piece::ahead).max().unwrap_or(0);
+    ahead(Region::whole(&shape), size, (BLOCK, most), move |block| {
+        put_together(&block, size, &pieces).map_err(io::Error::other)
+    })
 }
 
 fn put_together(block: &Region, size: u64, pieces: &[Piece]) -> Result<bytes::Bytes, BoxError> {
