@@ -69,12 +69,10 @@ impl<D> fmt::Debug for Kept<D> {
 }
 
 /// A plan, and what it was made of.
-pub(crate) struct Known<D> {
-    /// All on which the plan depends on this rank.
-    pub(crate) structure: Vec<u8>,
-    /// The digest of the structures of all ranks.
-    pub(crate) of_all: Digest,
-    pub(crate) decided: Arc<D>,
+struct Known<D> {
+    structure: Vec<u8>,
+    of_all: Digest,
+    decided: Arc<D>,
 }
 
 /// What all ranks of a save have agreed on.
@@ -125,8 +123,13 @@ impl<D> Kept<D> {
         Some((known.of_all, Arc::clone(&known.decided)))
     }
 
-    pub(crate) fn keep(&self, known: Known<D>) {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+    /// Keeps a plan with all on which it depends on this rank, and the digest of the structures of all ranks.
+    pub(crate) fn keep(&self, structure: Vec<u8>, of_all: Digest, decided: &Arc<D>) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Known {
+            structure,
+            of_all,
+            decided: Arc::clone(decided),
+        });
     }
 
     pub(crate) fn used(&self) {

@@ -16,7 +16,7 @@ pub use prepared::PreparedSave;
 use crate::{
     PolicyUse, Result, SaveCx, StorageWriter, StrategyError,
     agree::agree,
-    kept::{Decided, Known},
+    kept::Decided,
     pipeline::exchange::{Apart, Share},
 };
 use branch::{Branch, Step, Work};
@@ -87,6 +87,11 @@ impl Ready {
     }
 
     fn local<'a>(&'a self, state: &'a FlatStateDict, cx: &'a SaveCx<'a>) -> Result<Local<'a>> {
+        let kept = cx.kept_plan.as_deref();
+        let structure = match kept {
+            Some(_) => structure(&*self.writer, &self.asked, state, cx)?,
+            None => None,
+        };
         Ok(Local {
             writer: &*self.writer,
             state,
@@ -94,10 +99,8 @@ impl Ready {
             policy: self.asked.policy.as_deref(),
             measures_objects: self.asked.measures_objects,
             storage_meta: self.storage_meta.clone(),
-            structure: match cx.kept_plan {
-                Some(_) => structure(&*self.writer, &self.asked, state, cx)?,
-                None => None,
-            },
+            known: kept.and_then(|kept| kept.known(structure.as_ref()?)),
+            structure,
         })
     }
 
@@ -139,11 +142,7 @@ impl Ready {
                     policy,
                 });
                 if let (Some(kept), Some((structure, of_all))) = (kept, keep) {
-                    kept.keep(Known {
-                        structure,
-                        of_all,
-                        decided: Arc::clone(&decided),
-                    });
+                    kept.keep(structure, of_all, &decided);
                 }
                 decided
             }

@@ -163,11 +163,9 @@ impl AsyncCallsQueue {
             self.finalized.push(oldest);
         }
         let group = Arc::clone(&self.group);
-        let (mut save, stager) = save.in_background(&*group, &self.stager);
+        let kept = Some(&self.kept_plan);
+        let (mut save, stager) = save.in_background(&*group, &self.stager, kept);
         (save.ranks.coordinator, save.ranks.deadline) = (self.coordinator, self.deadline);
-        save.options
-            .kept_plan
-            .get_or_insert_with(|| Arc::clone(&self.kept_plan));
         let comm = save.ranks.comm();
         let guard = comm.guard("requesting a save");
         let planned = save.plan(&comm).await;

@@ -137,9 +137,8 @@ impl AsyncSaver {
         let guard = Comm::new(&*planning).guard("starting a save");
         let waited = self.wait_for_room(&save.options.url).await;
 
-        let (mut save, stager) = save.in_background(&*planning, &self.stager);
-        let kept = &mut save.options.kept_plan;
-        *kept = kept.take().or_else(|| self.kept_plan.clone());
+        let kept = self.kept_plan.as_ref();
+        let (save, stager) = save.in_background(&*planning, &self.stager, kept);
         let comm = save.ranks.comm();
         let (coordinator, deadline) = (save.ranks.coordinator, save.ranks.deadline);
         let quiet = save.ranks.quiet;
@@ -265,6 +264,7 @@ impl<'a> Save<'a> {
         mut self,
         group: &'g dyn ProcessGroup,
         stager: &Arc<dyn AsyncStager>,
+        kept_plan: Option<&Arc<KeptPlan>>,
     ) -> (Save<'g>, Arc<dyn AsyncStager>)
     where
         'a: 'g,
@@ -274,6 +274,8 @@ impl<'a> Save<'a> {
         let stager = self.options.staging.over(stager);
         let mut save: Save<'g> = self;
         save.options.asynchronous = true;
+        let kept = &mut save.options.kept_plan;
+        *kept = kept.take().or_else(|| kept_plan.cloned());
         save.ranks.group = group;
         (save, stager)
     }

@@ -5,7 +5,7 @@ use crate::{
     LoadCx, Result, StorageReader, StrategyError,
     agree::agree,
     declared::Digest,
-    kept::{DecidedLoad, Known},
+    kept::DecidedLoad,
     pipeline::{
         exchange::Share,
         known::{known_or_decided, of_all},
@@ -92,11 +92,7 @@ pub(super) async fn known_or_planned(
         metadata: Arc::clone(from.metadata()),
     });
     if let (Some(kept), Some(structure), Some(of_all)) = (kept, structure, of_all) {
-        kept.keep(Known {
-            structure,
-            of_all,
-            decided: Arc::clone(&decided),
-        });
+        kept.keep(structure, of_all, &decided);
     }
     Ok(decided)
 }

@@ -2,8 +2,8 @@
 
 use super::{plans::local_plan, resolve::measure_objects, structure::holds_a_piece_twice};
 use crate::{
-    KeptPlan, Result, SaveCx, StorageWriter,
-    declared::{Digest, Told},
+    Result, SaveCx, StorageWriter,
+    declared::{Digest, KeptDeclarations, Told},
     kept::Decided,
     pipeline::placement::Offer,
 };
@@ -24,30 +24,28 @@ pub(super) struct Local<'a> {
     pub(super) storage_meta: Option<Value>,
     /// All on which its plan depends, if that is known and the caller keeps plans.
     pub(super) structure: Option<Vec<u8>>,
+    /// What was decided for this structure in the last save, and the digest of the structures of all ranks.
+    pub(super) known: Option<(Digest, Arc<Decided>)>,
 }
 
 impl Local<'_> {
-    /// What was decided for this structure in the last save, and the digest of the structures of all ranks.
-    pub(super) fn known(&self) -> Option<(Digest, Arc<Decided>)> {
-        let kept = self.cx.kept_plan.as_deref()?;
-        kept.known(self.structure.as_ref()?)
-    }
-
     /// What it declares of its leaves.
     pub(super) fn declared(&self) -> Declared {
         self.cx.declares.of(self.state)
     }
 
-    /// What it offers, and the digest of its declarations. If `kept`, declarations that were sent before are not sent again.
-    pub(super) fn offer(&mut self, kept: Option<&KeptPlan>) -> Result<(Offer, Option<Digest>)> {
+    /// What it offers, and the digest of its declarations. Declarations that are `kept` are not sent again.
+    pub(super) fn offer(
+        &mut self,
+        kept: Option<&KeptDeclarations>,
+    ) -> Result<(Offer, Option<Digest>)> {
         let meta = self.storage_meta.as_ref();
         let mut plan = local_plan(self.writer, self.state, meta, self.cx)?;
         if self.measures_objects {
             measure_objects(self.writer, &*self.cx.planner, self.state, &mut plan.items)?;
         }
-        let declarations = kept.map(|kept| &kept.declarations);
         let declared = || self.declared();
-        let (told, digest) = Told::of(self.cx.validates(), declared, declarations)?;
+        let (told, digest) = Told::of(self.cx.validates(), declared, kept)?;
         if holds_a_piece_twice(self.state) {
             self.structure = None;
         }

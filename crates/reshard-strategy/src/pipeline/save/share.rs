@@ -5,7 +5,7 @@ use super::{
     plans::{Global, global_plan},
 };
 use crate::{
-    KeptPlan, Result, SaveCx, StorageWriter, StrategyError,
+    Result, SaveCx, StorageWriter, StrategyError,
     agree::{agree, decide},
     declared::{Digest, Heard, KeptDeclarations},
     kept::Decided,
@@ -51,7 +51,6 @@ enum Answer {
 /// Decides what each rank writes. In a rank-local save each rank does this from its own offer; the ranks only agree that all of them
 /// succeeded.
 pub(super) async fn share(local: Result<Local<'_>>, cx: &SaveCx<'_>) -> Result<Shared> {
-    let kept = cx.kept_plan.as_deref();
     let asks = local
         .as_ref()
         .ok()
@@ -64,7 +63,7 @@ pub(super) async fn share(local: Result<Local<'_>>, cx: &SaveCx<'_>) -> Result<S
     if cx.options.rank_local {
         return agree(&cx.comm, "plan", local.and_then(|local| of.alone(local))).await;
     }
-    of.together(local, kept).await
+    of.together(local).await
 }
 
 /// What the global plan is made with, and what of it only the coordinator needs.
@@ -75,9 +74,9 @@ struct Of<'a> {
     global: Option<(Metadata, Option<PolicyMetrics>)>,
 }
 
-impl Of<'_> {
+impl<'a> Of<'a> {
     fn alone(&self, mut local: Local<'_>) -> Result<Shared> {
-        if let Some((_, decided)) = local.known() {
+        if let Some((_, decided)) = local.known {
             return Ok(Shared::Known(decided));
         }
         let (mut offer, _) = local.offer(None)?;
@@ -98,18 +97,14 @@ impl Of<'_> {
         })
     }
 
-    async fn together(
-        mut self,
-        local: Result<Local<'_>>,
-        kept: Option<&KeptPlan>,
-    ) -> Result<Shared> {
-        let comm = &self.cx.comm;
+    async fn together(mut self, local: Result<Local<'_>>) -> Result<Shared> {
+        let (comm, kept) = (&self.cx.comm, self.declarations());
         // A rank that fails still takes the step.
         let (mut rank, failed) = match local {
             Ok(local) => (Some(local), None),
             Err(e) => (None, Some(e)),
         };
-        let known = rank.as_ref().and_then(Local::known);
+        let known = rank.as_mut().and_then(|rank| rank.known.take());
         let mine = failed.map_or_else(|| Ok(known.as_ref().map(|(of_all, _)| *of_all)), Err);
         let lost = || StrategyError::Internal("a rank has lost its part of a plan".into());
         let (mut digest, mut whole, mut waiting) = (None, true, None);
@@ -149,7 +144,7 @@ impl Of<'_> {
             return Err(lost());
         };
         if let Some(kept) = kept {
-            kept.declarations.arrived(digest.filter(|_| keeps));
+            kept.arrived(digest.filter(|_| keeps));
         }
         let (metadata, policy) = self.global.unwrap_or_default();
         Ok(Shared::New {
@@ -166,7 +161,7 @@ impl Of<'_> {
         global_plan(writer, offers, policy, self.cx)
     }
 
-    fn declarations(&self) -> Option<&KeptDeclarations> {
+    fn declarations(&self) -> Option<&'a KeptDeclarations> {
         self.cx.kept_plan.as_deref().map(|kept| &kept.declarations)
     }
 
