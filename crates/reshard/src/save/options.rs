@@ -19,6 +19,7 @@ use reshard_strategy::{
 use std::{collections::BTreeMap, sync::Arc};
 
 /// What the caller has set. [`Save`](super::Save) says what each option means. It is made by the builder, and borrowed by every part of the save.
+#[derive(Default)]
 pub(crate) struct SaveOptions {
     pub(crate) url: String,
     /// Those that formats see.
@@ -55,31 +56,8 @@ impl SaveOptions {
     pub(crate) fn of(url: String) -> Self {
         Self {
             url,
-            pipeline: PipelineOptions::default(),
-            dialect_is_chosen: false,
-            common_form: CommonForm::File,
-            content_metadata: None,
-            stored_common: None,
-            empty_dicts: Vec::new(),
-            notes: BTreeMap::new(),
-            strategy: None,
-            common: None,
-            planner: None,
-            policy: None,
-            overwrite: false,
-            coordinators_plain_tensors: false,
-            kept_plan: None,
-            check_replicas: false,
-            flatten: Flatten::default(),
             compare_common: true,
-            integrity: false,
-            preprocess_common: None,
-            asynchronous: false,
-            metadata_on_all_ranks: false,
-            staging: Staging::default(),
-            stager: None,
-            registry: None,
-            stores: None,
+            ..Self::default()
         }
     }
 
