@@ -63,7 +63,9 @@ pub fn metadata_contract(
         "StorageReader::metadata",
     );
     Rule { of, name, written }.check(|| {
-        [false, true].map(|flattened| metadata_is_kept(save, load, Says { flattened }));
+        for flattened in [false, true] {
+            metadata_is_kept(save, load, Says { flattened });
+        }
     });
 }
 

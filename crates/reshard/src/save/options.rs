@@ -1,6 +1,5 @@
 //! The options of a save, and which of them all ranks must pass alike.
 
-use super::set_up::Target;
 use crate::{
     CommonForm,
     agreement::{PLACE, or_default, place_of, planner_of, settings_of},
@@ -11,12 +10,20 @@ use reshard_model::{Flatten, Path, Value};
 use reshard_open::StoredCommon;
 use reshard_plan::SavePlanner;
 use reshard_policy::ShardingPolicy;
-use reshard_storage::Stores;
+use reshard_storage::{StorageError, Store, Stores};
 use reshard_strategy::{
     AgreedOptions, AsyncStager, KeptPlan, PipelineOptions, Registry, SaveCommonStrategy,
     SaveShardedStrategy, Staging, StrategyError, cause,
 };
 use std::{collections::BTreeMap, sync::Arc};
+
+/// The format and the place of a save.
+pub(crate) struct Target {
+    pub(super) registry: Registry,
+    pub(super) sharded: SaveShardedStrategy,
+    /// Other settings are checked before it has to be open.
+    pub(super) store: Result<Arc<dyn Store>, StorageError>,
+}
 
 /// What the caller has set. [`Save`](super::Save) says what each option means. It is made by the builder, and borrowed by every part of the save.
 #[derive(Default)]

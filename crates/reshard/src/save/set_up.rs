@@ -1,6 +1,6 @@
 //! What each rank determines alone before a save begins: strategies, the parts of its state, the place.
 
-use super::builder::Save;
+use super::{builder::Save, options::Target};
 use crate::{
     CommonForm, StoredCommon,
     consistent::Values,
@@ -13,7 +13,7 @@ use reshard_model::{
     split_ref,
 };
 use reshard_open::sidecar::SIDECAR;
-use reshard_storage::{PlaceKind, StorageError, Store, Stores};
+use reshard_storage::{PlaceKind, Store, Stores};
 use reshard_strategy::{
     Action, BackendVersion, Capabilities, Registry, SaveCommonStrategy, SaveShardedStrategy,
     StrategyError,
@@ -22,14 +22,6 @@ use std::sync::Arc;
 
 /// Bytes of all notes of a checkpoint.
 const MOST_NOTES: usize = 64 << 10;
-
-/// The format and the place of a save.
-pub(crate) struct Target {
-    registry: Registry,
-    sharded: SaveShardedStrategy,
-    /// Other settings are checked before it has to be open.
-    pub(super) store: Result<Arc<dyn Store>, StorageError>,
-}
 
 pub(super) struct SetUp {
     pub(super) store: Arc<dyn Store>,

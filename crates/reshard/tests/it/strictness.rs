@@ -1,5 +1,10 @@
 //! What a load does with keys that only one side has, in the facade.
-
+#![cfg(all(
+    feature = "safetensors",
+    feature = "tensor-bundle",
+    feature = "torch-save",
+    feature = "zarr"
+))]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use futures::executor::block_on;
