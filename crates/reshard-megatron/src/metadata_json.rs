@@ -3,7 +3,7 @@
 use crate::COMMON;
 use bytes::Bytes;
 use reshard_storage::{Name, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Result, StrategyError, read_small};
+use reshard_strategy::{BackendVersion, Result, StrategyError, UniqueMap, read_small};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -103,13 +103,21 @@ impl MetadataJson {
     /// # Errors
     /// [`StrategyError::Corrupt`] if they are no JSON, or lack some of the fields.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
-        let has_no_sign = |fields: BTreeMap<String, Option<IgnoredAny>>| {
+        let has_no_sign = |UniqueMap(fields): UniqueMap<Option<IgnoredAny>>| {
             let is_none = |sign: &&str| fields.get(*sign).is_none_or(Option::is_none);
+            SIGNS.iter().all(is_none)
+        };
+        // Other programs may repeat keys of their own.
+        let names_no_sign = |fields: BTreeMap<String, IgnoredAny>| {
+            let is_none = |sign: &&str| !fields.contains_key(*sign);
             SIGNS.iter().all(is_none)
         };
         // Serde would accept an array in place of the object.
         let of_others = match bytes.trim_ascii_start().first() {
-            Some(b'{') => serde_json::from_slice(bytes).is_ok_and(has_no_sign),
+            Some(b'{') => serde_json::from_slice(bytes).map_or_else(
+                |_| serde_json::from_slice(bytes).is_ok_and(names_no_sign),
+                has_no_sign,
+            ),
             _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
         };
         if of_others {
@@ -196,6 +204,12 @@ mod tests {
                 r#"{"sharded_backend": "a", "sharded_backend": "b"}"#,
                 Err(()),
             ),
+            (
+                r#"{"common_backend": "torch", "common_backend": null}"#,
+                Err(()),
+            ),
+            (r#"{"lr": 0.1, "lr": 0.2}"#, Ok(false)),
+            (r#"{"common_backend": null}"#, Ok(false)),
             (r#"{"sharded_backend": "torch_di"#, Err(())),
             // One bit of a name is wrong.
             (
