@@ -10,10 +10,10 @@ use reshard_model::{FlatStateDict, Path, ReplicaId, Sharded};
 use reshard_plan::SavePlanner;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
 /// A format with its settings, before the place of a save is known.
-pub trait SaveFormat: fmt::Debug + Send + Sync {
+pub trait SaveFormat: Any + fmt::Debug + Send + Sync {
     /// Name and version of the format.
     fn key(&self) -> BackendVersion;
 
