@@ -3,7 +3,7 @@
 use crate::{Asked, Convert, ConvertError, Over, Result};
 use reshard::{
     Stores,
-    storage::{Depth, Link, LocalStore, PlaceKind, StorageError, Store, is_attempt},
+    storage::{Depth, Link, LocalStore, PlaceKind, StorageError, Store},
     strategy::StrategyError,
 };
 use std::{
@@ -98,10 +98,7 @@ async fn is_taken(place: &Arc<dyn Store>, kind: PlaceKind) -> Result<bool> {
         return Ok(false);
     };
     match part.list(None, Depth::One).await {
-        Ok(top) => {
-            let mut folders = top.folders.iter();
-            Ok(!top.files.is_empty() || folders.any(|name| !is_attempt(name.as_str())))
-        }
+        Ok(top) => Ok(!top.is_free()),
         // The save reports what it can't write to.
         Err(StorageError::Unsupported { .. } | StorageError::NotFound { .. }) => Ok(false),
         Err(e) => Err(ConvertError::Destination(e.into())),

@@ -192,13 +192,6 @@ impl ResumableStore {
         *lock(&self.state.resumed)
     }
 
-    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Self {
-            inner,
-            state: Arc::clone(&self.state),
-        })
-    }
-
     fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
         Arc::new(ResumableTransaction {
             inner,
@@ -361,14 +354,7 @@ impl Store for ResumableStore {
         inner: url identity hints read read_all read_ranges read_into list head remove of_kind tags local_file
             links recovery
     }
-
-    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
-    }
-
-    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
-    }
+    reshard::storage::forward! { again inner: pinned resolved }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         // This process is called as the attempt that it would begin.

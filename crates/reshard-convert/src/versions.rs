@@ -52,18 +52,12 @@ pub(crate) async fn versions(
     }
 }
 
-/// The folder of a file; empty for files directly in the place.
-pub(crate) fn folder(name: &Name) -> &str {
-    let path = name.as_str().rsplit_once('/');
-    path.map_or("", |(folder, _)| folder)
-}
-
 /// The versions of files by their tags. From then on the store reads these versions and no others. `None` if it has no tags.
 pub(crate) async fn tagged(store: &dyn Store, names: &BTreeSet<Name>) -> Result<Option<Versions>> {
     let learned = Mutex::new(KnownTags::default());
     let locked = || learned.lock().unwrap_or_else(PoisonError::into_inner);
     let mut folders = BTreeSet::new();
-    let of_folders = names.iter().filter(|name| folders.insert(folder(name)));
+    let of_folders = names.iter().filter(|name| folders.insert(name.folder()));
     // One file may tell of all, and one of a folder of the others in it. A store may tell so of some folders alone.
     let rounds: [Vec<Name>; 3] = [
         names.first().cloned().into_iter().collect(),

@@ -12,8 +12,7 @@ impl ObjectStorePlace {
     pub(crate) async fn learn(&self, name: &Name) -> Result<(Vec<ObjectMeta>, Among)> {
         if self.client.service != Service::Http && self.part != PlaceKind::File {
             let root = self.folder(None)?;
-            let below = name.as_str().rsplit_once('/');
-            let below = below.map(|(below, _)| Name::new(below)).transpose()?;
+            let below = Name::new(name.folder()).ok();
             let mut folders = Vec::new();
             if below.is_none() || self.asked.is_new(path_of(root.as_ref())) {
                 folders.push((root, Among::Place));

@@ -92,12 +92,6 @@ pub(crate) fn is_of_several(file: &Name) -> bool {
     matches!(Named::of(file.as_str()), Some(Named::Tensors(stem)) if of_several(stem).is_some())
 }
 
-/// The folder in which a file lies.
-pub(crate) fn folder_of(file: &Name) -> Option<Name> {
-    let (folder, _) = file.as_str().rsplit_once('/')?;
-    Name::new(folder).ok()
-}
-
 /// The last part of a URL.
 pub(crate) fn last_part(url: &str) -> &str {
     url.trim_end_matches('/').rsplit('/').next().unwrap_or(url)

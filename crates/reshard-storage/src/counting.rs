@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, IfExists, Listing, Name, PlaceKind, Progress,
-    RecordRead, Result, Store, Tags, Traffic, Transaction, Written,
+    Depth, Durability, Entry, FileBody, Head, IfExists, Listing, Name, Progress, RecordRead,
+    Result, Store, Tags, Traffic, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -64,13 +64,6 @@ impl CountingStore {
         f(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Self {
-            inner,
-            ..self.clone()
-        })
-    }
-
     fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
         let store = self.clone();
         Arc::new(CountingTransaction { inner, store })
@@ -87,6 +80,7 @@ fn names<'n>(all: impl Iterator<Item = &'n Name>) -> BTreeSet<Name> {
 #[deny(clippy::missing_trait_methods)]
 impl Store for CountingStore {
     crate::forward! { inner: url identity hints remove local_file links begin_dry_run recovery }
+    crate::forward! { again inner: pinned resolved of_kind }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let bytes = self.inner.read(name, range).await?;
@@ -148,21 +142,9 @@ impl Store for CountingStore {
         self.inner.head(name).await
     }
 
-    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
-    }
-
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let begun = self.inner.begin(attempt, if_exists).await?;
-        Ok(self.transaction(begun))
-    }
-
-    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
-    }
-
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| self.around(inner))
+        let begun = self.inner.begin(attempt, if_exists).await;
+        begun.map(|inner| self.transaction(inner))
     }
 
     async fn tags(&self, name: &Name) -> Result<Option<Tags>> {

@@ -56,8 +56,7 @@ pub trait StoreExt: Store {
         async move {
             let mut of_folder: BTreeMap<Option<Name>, BTreeSet<Name>> = BTreeMap::new();
             for name in names {
-                let folder = name.as_str().rsplit_once('/');
-                let folder = folder.map(|(folder, _)| Name::new(folder)).transpose()?;
+                let folder = Name::new(name.folder()).ok();
                 of_folder.entry(folder).or_default().insert(name);
             }
             let (mut found, mut others) = (Vec::new(), BTreeSet::new());

@@ -3,28 +3,27 @@
 /// In an `impl` of [`Store`](crate::Store) or [`Transaction`](crate::Transaction), passes on these methods to the store or transaction in
 /// a field. With `#[deny(clippy::missing_trait_methods)]` on the `impl`, no default slips past the inner one.
 ///
+/// `again` is for `pinned`, `resolved` and `of_kind`: the store that the inner one returns is wrapped, too, in a clone of the outer one.
+///
 /// ```
 /// use async_trait::async_trait;
 /// use reshard_storage::{*, Result};
 /// use std::sync::Arc;
 ///
 /// /// A store in which nobody removes anything.
-/// #[derive(Debug)]
+/// #[derive(Clone, Debug)]
 /// struct Kept(Arc<dyn Store>);
 ///
 /// #[async_trait]
 /// #[deny(clippy::missing_trait_methods)]
 /// impl Store for Kept {
-///     forward! { 0: url identity hints read read_all read_ranges read_into list head resolved of_kind tags local_file links begin
-///         begin_dry_run join recovery }
+///     forward! { 0: url identity hints read read_all read_ranges read_into list head tags local_file links begin begin_dry_run join
+///         recovery }
+///     // What the inner store gives is kept, too.
+///     forward! { again 0: pinned resolved of_kind }
 ///
 ///     async fn remove(&self, _: &[Name]) -> Result<()> {
 ///         Err(StorageError::invalid("nothing is removed here"))
-///     }
-///
-///     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-///         let pinned = self.0.pinned().await?;
-///         Ok(pinned.map(|inner| Arc::new(Self(inner)) as Arc<dyn Store>))
 ///     }
 /// }
 /// ```
@@ -32,6 +31,29 @@
 macro_rules! forward {
     ($inner:tt: $($method:ident)*) => {
         $($crate::forward! { @$method $inner })*
+    };
+    (again $inner:tt: $($method:ident)*) => {
+        $($crate::forward! { @again $method $inner })*
+    };
+    (@again of_kind $inner:tt) => {
+        fn of_kind(&self, kind: $crate::PlaceKind) -> ::std::option::Option<::std::sync::Arc<dyn $crate::Store>> {
+            let again = |inner| ::std::sync::Arc::new(Self { $inner: inner, ..::std::clone::Clone::clone(self) }) as _;
+            self.$inner.of_kind(kind).map(again)
+        }
+    };
+    (@again $method:ident $inner:tt) => {
+        fn $method<'me, 'future>(
+            &'me self
+        ) -> $crate::__Answer<'future, ::std::option::Option<::std::sync::Arc<dyn $crate::Store>>>
+        where
+            'me: 'future,
+            Self: 'future,
+        {
+            ::std::boxed::Box::pin(async move {
+                let again = |inner| ::std::sync::Arc::new(Self { $inner: inner, ..::std::clone::Clone::clone(self) }) as _;
+                ::std::result::Result::Ok(self.$inner.$method().await?.map(again))
+            })
+        }
     };
     (@url $inner:tt) => {
         $crate::forward! { sync $inner.url -> ::std::string::String }
@@ -143,7 +165,7 @@ macro_rules! forward {
     (async $inner:tt.$method:ident<$($life:lifetime),*>($($arg:ident: $type:ty),*) -> $out:ty) => {
         fn $method<'me $(, $life)*, 'future>(
             &'me self $(, $arg: $type)*
-        ) -> ::std::pin::Pin<::std::boxed::Box<dyn ::std::future::Future<Output = $crate::Result<$out>> + ::std::marker::Send + 'future>>
+        ) -> $crate::__Answer<'future, $out>
         where
             'me: 'future,
             $($life: 'future,)*

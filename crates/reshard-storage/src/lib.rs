@@ -63,6 +63,8 @@ pub use body::{
 };
 #[doc(hidden)]
 pub use bytes::Bytes as __Bytes; // for `forward!`
+#[doc(hidden)]
+pub type __Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>; // also for `forward!`
 pub use cached::{CachedStore, DiskCache, read_through};
 pub use counting::{CountingStore, Counts};
 pub use dry_run::DryTransaction;

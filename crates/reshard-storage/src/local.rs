@@ -22,7 +22,7 @@ mod write;
 use crate::{
     Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartWriter as _, PlaceKind,
     Progress, RecordRead, Recovery, Removal, Result, StorageError, Store, Traffic, Transaction,
-    pool, without_secrets,
+    error::During as _, pool, without_secrets,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -91,7 +91,7 @@ impl LocalStore {
         if path.as_os_str().is_empty() {
             return Err(StorageError::invalid("the path of a checkpoint is empty"));
         }
-        let place = std::path::absolute(path).map_err(|e| StorageError::io("find", path, e))?;
+        let place = std::path::absolute(path).during("find", path)?;
         Ok(Self {
             root: Root::new(place),
             resolved: None,

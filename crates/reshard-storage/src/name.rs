@@ -48,6 +48,17 @@ impl Name {
         Self(format!("{self}/{file}").into())
     }
 
+    /// The folder in which it lies; empty for the place itself.
+    pub fn folder(&self) -> &str {
+        self.0.rsplit_once('/').map_or("", |(folder, _)| folder)
+    }
+
+    /// That folder and those in which it lies, the outermost first.
+    pub fn folders(&self) -> impl Iterator<Item = Self> + '_ {
+        let ends = self.0.match_indices('/');
+        ends.map(|(end, _)| Self(self.0[..end].into()))
+    }
+
     /// The name as it is.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -111,6 +122,17 @@ mod tests {
         for bad in [".", "./", "", "./../a", "/./a", ".//a", "a/.."] {
             assert!(Name::from_path(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_folders_of_a_name_are_told_from_the_outermost_on() {
+        let folders = |name: &str| {
+            let name = Name::new(name).unwrap();
+            let all: Vec<String> = name.folders().map(String::from).collect();
+            (name.folder().to_owned(), all.join(" "))
+        };
+        assert_eq!(folders("a"), (String::new(), String::new()));
+        assert_eq!(folders("a/b/c"), ("a/b".into(), "a a/b".into()));
     }
 
     #[test]

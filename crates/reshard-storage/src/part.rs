@@ -137,20 +137,16 @@ impl PartStore {
 
     /// The same part, which can be written by this.
     #[must_use]
-    pub fn with_writer(self, writer: impl PartWriter + 'static) -> Self {
-        Self {
-            writer: Some(Arc::new(writer)),
-            ..self
-        }
+    pub fn with_writer(mut self, writer: impl PartWriter + 'static) -> Self {
+        self.writer = Some(Arc::new(writer));
+        self
     }
 
     /// The same part, whose files with a prefix are found by this. Without it all of the folder is listed.
     #[must_use]
-    pub fn with_lister(self, lister: impl PrefixLister + 'static) -> Self {
-        Self {
-            lister: Some(Arc::new(lister)),
-            ..self
-        }
+    pub fn with_lister(mut self, lister: impl PrefixLister + 'static) -> Self {
+        self.lister = Some(Arc::new(lister));
+        self
     }
 
     /// What of its folder it is.

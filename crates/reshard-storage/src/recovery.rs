@@ -38,20 +38,16 @@ impl Leftover {
     }
 
     /// Sets its contents.
-    pub fn holding(self, bytes: u64, modified: Option<SystemTime>) -> Self {
-        Self {
-            bytes,
-            modified,
-            ..self
-        }
+    pub fn holding(mut self, bytes: u64, modified: Option<SystemTime>) -> Self {
+        self.bytes = bytes;
+        self.modified = modified;
+        self
     }
 
     /// Marks it as the version that the attempt replaced.
-    pub fn replaced(self) -> Self {
-        Self {
-            replaced: true,
-            ..self
-        }
+    pub fn replaced(mut self) -> Self {
+        self.replaced = true;
+        self
     }
 
     /// Marks it as a version whose removal was not finished.

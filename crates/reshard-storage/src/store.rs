@@ -1,6 +1,6 @@
 use crate::{
     DryTransaction, Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery,
-    Result, Tags, Traffic, Written,
+    Result, Tags, Traffic, Written, is_attempt,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,7 +15,8 @@ use std::{
 };
 
 /// The preferences of a store. These numbers are for tuning; they are no limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_setters::Setters)]
+#[setters(prefix = "with_")]
 #[non_exhaustive]
 pub struct Hints {
     /// The best size of a single read or write, in bytes.
@@ -37,31 +38,10 @@ impl Default for Hints {
 }
 
 impl Hints {
-    /// Sets the [`part_size`](Self::part_size).
-    pub fn with_part_size(self, part_size: u64) -> Self {
-        Self { part_size, ..self }
-    }
-
-    /// Sets the [`concurrency`](Self::concurrency).
-    pub fn with_concurrency(self, concurrency: usize) -> Self {
-        Self {
-            concurrency,
-            ..self
-        }
-    }
-
     /// Whether a request is dear: the store would rather read 64 KiB that nobody wants than make one more. Then readers look for few files,
     /// and read more with each request.
     pub fn requests_are_dear(&self) -> bool {
         self.coalesce_gap >= 64 << 10
-    }
-
-    /// Sets the [`coalesce_gap`](Self::coalesce_gap).
-    pub fn with_coalesce_gap(self, coalesce_gap: u64) -> Self {
-        Self {
-            coalesce_gap,
-            ..self
-        }
     }
 }
 
@@ -173,6 +153,11 @@ impl Listing {
     /// Whether something that is no file has this name.
     pub fn has_other(&self, name: &Name) -> bool {
         self.folders.contains(name) || self.others.contains_key(name)
+    }
+
+    /// Whether nothing lies there but what attempts have left in a store. That is in nobody's way.
+    pub fn is_free(&self) -> bool {
+        self.files.is_empty() && self.folders.iter().all(|name| is_attempt(name.as_str()))
     }
 
     /// Whether nothing lies there.

@@ -63,17 +63,10 @@ pub struct KnownTags {
     none: bool,
 }
 
-/// The folder of a file; empty for the place itself.
-fn folder(name: &Name) -> &str {
-    name.as_str()
-        .rsplit_once('/')
-        .map_or("", |(folder, _)| folder)
-}
-
 impl KnownTags {
     /// Whether the store need not be asked for this file.
     pub fn has(&self, name: &Name) -> bool {
-        self.none || self.all || self.folders.contains(folder(name)) || self.asked.contains(name)
+        self.none || self.all || self.folders.contains(name.folder()) || self.asked.contains(name)
     }
 
     /// Keeps what the store has answered when it was asked for this file ([`Store::tags`](crate::Store::tags)).
@@ -84,7 +77,7 @@ impl KnownTags {
         };
         match tags.among {
             Among::File => drop(self.asked.insert(name.clone())),
-            Among::Folder => drop(self.folders.insert(folder(name).into())),
+            Among::Folder => drop(self.folders.insert(name.folder().into())),
             Among::Place => self.all = true,
         }
         let named = |t: Tagged| (t.name.clone(), t);

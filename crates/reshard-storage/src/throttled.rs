@@ -1,7 +1,6 @@
 use crate::{
-    Bandwidth, Durability, Entry, Extent, FileBody, IfExists, Length, Name, PlaceKind, Progress,
-    RecordRead, Result, Source, StorageError, Store, Traffic, Transaction, Written,
-    record_read::reads,
+    Bandwidth, Durability, Entry, Extent, FileBody, IfExists, Length, Name, Progress, RecordRead,
+    Result, Source, StorageError, Store, Traffic, Transaction, Written, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -25,13 +24,6 @@ impl ThrottledStore {
         }
     }
 
-    fn around(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Self {
-            inner,
-            ..self.clone()
-        })
-    }
-
     fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
         let store = self.clone();
         Arc::new(ThrottledTransaction { inner, store })
@@ -44,6 +36,7 @@ impl Store for ThrottledStore {
     crate::forward! {
         inner: url identity hints list head remove tags local_file links begin_dry_run recovery
     }
+    crate::forward! { again inner: pinned resolved of_kind }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         // What is longer than a part is read in parts, so that a limit holds within it, too.
@@ -83,18 +76,6 @@ impl Store for ThrottledStore {
 
     async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         reads::read_into(self, reads, progress).await
-    }
-
-    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.pinned().await?.map(|inner| self.around(inner)))
-    }
-
-    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
-        Ok(self.inner.resolved().await?.map(|inner| self.around(inner)))
-    }
-
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| self.around(inner))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {

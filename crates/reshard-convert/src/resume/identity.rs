@@ -94,7 +94,6 @@ async fn names(source: &Checkpoint) -> Result<BTreeSet<Name>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::versions::folder;
     use async_trait::async_trait;
     use bytes::Bytes;
     use futures::executor::block_on;
@@ -159,13 +158,13 @@ mod tests {
             let Some(mut among) = self.among else {
                 return Ok(None);
             };
-            if self.long_folders && !folder(asked).is_empty() {
+            if self.long_folders && !asked.folder().is_empty() {
                 among = Among::File;
             }
             let mut files = self.inner.files().await?;
             files.retain(|e| match among {
                 Among::Place => true,
-                Among::Folder => folder(&e.name) == folder(asked),
+                Among::Folder => e.name.folder() == asked.folder(),
                 Among::File => e.name == *asked,
             });
             let tagged = files.into_iter().map(|e| {
@@ -218,8 +217,8 @@ mod tests {
         let mut files = block_on(told.inner.files()).unwrap();
         // In a folder with the name of an attempt it never changes.
         files.retain(|e| !e.name.as_str().ends_with(reshard::SIDECAR));
-        assert!(files.iter().any(|e| folder(&e.name).is_empty()));
-        assert!(files.iter().any(|e| !folder(&e.name).is_empty()));
+        assert!(files.iter().any(|e| e.name.folder().is_empty()));
+        assert!(files.iter().any(|e| !e.name.folder().is_empty()));
         for file in files {
             let changed = Told {
                 other: Some((file.name.clone(), tag, time)),

@@ -180,18 +180,12 @@ async fn note(cx: &OpenCx, name: &Name) -> Result<Option<Record>> {
 
 /// What reshard noted of these files, if they lie in one folder, as they do in a place that keeps versions side by side.
 async fn note_of_folder(cx: &OpenCx, files: &BTreeSet<Name>) -> Result<Option<Record>> {
-    let folder = files.first().and_then(names::folder_of);
-    let Some(folder) = folder.filter(|_| !cx.saved_over) else {
-        return Ok(None);
-    };
-    if files
-        .iter()
-        .any(|file| names::folder_of(file).as_ref() != Some(&folder))
-    {
+    let folder = files.first().map_or("", Name::folder);
+    if cx.saved_over || folder.is_empty() || files.iter().any(|f| f.folder() != folder) {
         return Ok(None);
     }
     // A note of other files belongs to another index.
-    let noted = note(cx, &folder.join(&Name::new(RECORD)?)).await?;
+    let noted = note(cx, &Name::new(folder)?.join(&Name::new(RECORD)?)).await?;
     Ok(noted.filter(|noted| noted.files.keys().eq(files)))
 }
 

@@ -126,7 +126,7 @@ pub(super) fn records(
         );
     }
     // All files of a version lie in one folder, or directly in the place.
-    let folder = first.as_ref().and_then(names::folder_of);
+    let folder = first.and_then(|name| Name::new(name.folder()).ok());
     if (record.files.len() > 1 || folder.is_some()) && !settings.sharded {
         let text = Index::text(&weight_map, total).map_err(json)?;
         let name = Name::new(names::index(&settings.name))?;

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Durability, Entry, IfExists, Name, Result, StorageError,
     action_log::{Action, note},
+    error::During as _,
     failpoint,
 };
 use bytes::Bytes;
@@ -28,12 +29,11 @@ pub(super) fn to_replace(
     version: &NewVersion,
     if_exists: &IfExists,
 ) -> Result<Option<OwnedFd>> {
-    let fail = |e| StorageError::io("list", &version.place, e);
     let place = match version.standing()? {
-        Some(place) if !dir::is_empty(&place).map_err(fail)? => place,
+        Some(place) if !dir::is_empty(&place).during("list", &version.place)? => place,
         _ => return Ok(None),
     };
-    let found = Some(Identity::of(&place).map_err(fail)?);
+    let found = Some(Identity::of(&place).during("list", &version.place)?);
     if *if_exists == IfExists::Refuse {
         return Err(version.exists());
     }
@@ -53,8 +53,7 @@ pub(super) fn write_record(
     durability: Durability,
 ) -> Result<()> {
     let (path, file) = built.create(name, bytes.len() as u64)?;
-    file.write_all_at(bytes, 0)
-        .map_err(|e| StorageError::io("write", &path, e))?;
+    file.write_all_at(bytes, 0).during("write", &path)?;
     note(|| Action::Wrote(path.clone()));
     failpoint::hit("commit.record");
     if durability == Durability::Machine {
@@ -67,8 +66,9 @@ pub(super) fn write_record(
 
 /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
 pub(super) fn check(version: &NewVersion, built: &Dir, files: &[Entry]) -> Result<()> {
-    let fail = |e| StorageError::io("look at", &version.built, e);
-    if !dir::bears(&version.up, &version.built_name, built.fd()).map_err(fail)? {
+    if !dir::bears(&version.up, &version.built_name, built.fd())
+        .during("look at", &version.built)?
+    {
         return Err(version.not_built(&version.built));
     }
     for file in files {
@@ -116,7 +116,7 @@ impl NewVersion {
             return Err(self.changed());
         };
         let same = dir::bears(&self.up, &self.name, &old);
-        if !same.map_err(|e| StorageError::io("look at", &self.place, e))? {
+        if !same.during("look at", &self.place)? {
             return Err(self.changed());
         }
         let aside = self.aside(Some(built.fd()), &old)?;

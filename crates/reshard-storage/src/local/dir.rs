@@ -4,6 +4,7 @@
 use crate::{
     Name, Result, StorageError,
     action_log::{Action, note},
+    error::During as _,
 };
 use bytes::{Bytes, BytesMut};
 use rustix::{
@@ -158,20 +159,16 @@ pub(super) fn below<T>(
     name: &Name,
     f: impl FnOnce(BorrowedFd<'_>, &str) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
+    let root = root.as_fd();
     let Some((dirs, file)) = name.as_str().rsplit_once('/') else {
-        return f(root.as_fd(), name.as_str());
+        return f(root, name.as_str());
     };
-    let mut held: Option<OwnedFd> = None;
-    for part in dirs.split('/') {
-        held = Some(match &held {
-            Some(fd) => open(fd, part)?,
-            None => open(&root, part)?,
-        });
-    }
-    match &held {
-        Some(fd) => f(fd.as_fd(), file),
-        None => f(root.as_fd(), file),
-    }
+    let held = dirs
+        .split('/')
+        .try_fold(None, |held: Option<OwnedFd>, part| {
+            open(held.as_ref().map_or(root, AsFd::as_fd), part).map(Some)
+        })?;
+    f(held.as_ref().map_or(root, AsFd::as_fd), file)
 }
 
 /// Opens a directory below; neither it nor one on the way is a link.
@@ -222,7 +219,7 @@ pub(super) struct Dir {
 impl Dir {
     /// Opens a directory, which lies at `path`; that is only for messages.
     pub(super) fn open(at: impl AsFd, name: &OsStr, path: &Path) -> Result<Self> {
-        let fd = open(at, name).map_err(|e| StorageError::io("open", path, e))?;
+        let fd = open(at, name).during("open", path)?;
         Ok(Self {
             fd: Arc::new(fd),
             path: path.into(),
@@ -247,8 +244,7 @@ impl Dir {
             Errno::EXIST => StorageError::invalid(format!("{name} is written twice")),
             e => StorageError::io("create", &path, e),
         })?);
-        file.set_len(bytes)
-            .map_err(|e| StorageError::io("set the length of", &path, e))?;
+        file.set_len(bytes).during("set the length of", &path)?;
         Ok((path, file))
     }
 
@@ -269,7 +265,7 @@ impl Dir {
         let too_long = |_| StorageError::invalid(format!("{name} is too long to be read at once"));
         let mut out = BytesMut::zeroed(fits.map_err(too_long)?);
         file.read_exact_at(&mut out, range.start)
-            .map_err(|e| StorageError::io("read", &path, e))?;
+            .during("read", &path)?;
         Ok(out.freeze())
     }
 
@@ -286,9 +282,7 @@ impl Dir {
         match linked {
             Ok(()) => {
                 note(|| Action::Linked(path.clone()));
-                let meta = file
-                    .metadata()
-                    .map_err(|e| StorageError::io("look at", &path, e))?;
+                let meta = file.metadata().during("look at", &path)?;
                 Ok(Some((path, meta.len())))
             }
             Err(Errno::EXIST) => Err(StorageError::invalid(format!("{name} is written twice"))),
@@ -301,19 +295,12 @@ impl Dir {
     }
 
     fn make_parents(&self, name: &Name) -> Result<()> {
-        for (end, _) in name.as_str().match_indices('/') {
-            let above = Name::new(&name.as_str()[..end])?;
+        for above in name.folders() {
             match below(&self.fd, &above, |dir, part| {
                 rustix::fs::mkdirat(dir, part, ANY)
             }) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => {
-                    return Err(StorageError::io(
-                        "create",
-                        self.path.join(above.as_str()),
-                        e,
-                    ));
-                }
+                failed => failed.during("create", self.path.join(above.as_str()))?,
             }
         }
         Ok(())
@@ -332,18 +319,11 @@ impl Dir {
     /// Syncs every directory that names one of these files, this one too.
     pub(super) fn sync_directories(&self, names: &[Name]) -> Result<()> {
         sync(self.fd(), &self.path)?;
-        let all: BTreeSet<&str> = names
-            .iter()
-            .flat_map(|n| {
-                n.as_str()
-                    .match_indices('/')
-                    .map(|(end, _)| &n.as_str()[..end])
-            })
-            .collect();
+        let all: BTreeSet<Name> = names.iter().flat_map(Name::folders).collect();
         for dir in all {
-            let path = self.path.join(dir);
-            let fd = below(&self.fd, &Name::new(dir)?, |above, part| open(above, part));
-            sync(&fd.map_err(|e| StorageError::io("open", &path, e))?, &path)?;
+            let path = self.path.join(dir.as_str());
+            let fd = below(&self.fd, &dir, |above, part| open(above, part));
+            sync(&fd.during("open", &path)?, &path)?;
         }
         Ok(())
     }
@@ -356,13 +336,13 @@ pub(super) fn make(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 
 /// The names in a directory are on the disk after this. It may be one that is only held.
 pub(super) fn sync_held(fd: impl AsFd, path: &Path) -> Result<()> {
-    let fd = open(fd, c".").map_err(|e| StorageError::io("open", path, e))?;
+    let fd = open(fd, c".").during("open", path)?;
     sync(&fd, path)
 }
 
 /// The names in an open directory are on the disk after this.
 pub(super) fn sync(fd: &OwnedFd, path: &Path) -> Result<()> {
-    rustix::fs::fsync(fd).map_err(|e| StorageError::io("sync", path, e))?;
+    rustix::fs::fsync(fd).during("sync", path)?;
     note(|| Action::SyncedDirectory(path.into()));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Positional I/O on one file, with errors that name it.
 
 use super::root::{Root, what_it_is};
-use crate::{Name, Result, StorageError};
+use crate::{Name, Result, StorageError, error::During as _};
 use bytes::Bytes;
 use reshard_model::MemoryLimit;
 use rustix::{buffer::spare_capacity, fs::FileType, io::Errno};
@@ -27,9 +27,7 @@ pub(super) struct Input {
 impl Input {
     pub(super) fn open(root: &Root, name: &Name) -> Result<Self> {
         let (path, file) = (root.path_of(name), root.open_file(name)?);
-        let meta = file
-            .metadata()
-            .map_err(|e| StorageError::io("look at", &path, e))?;
+        let meta = file.metadata().during("look at", &path)?;
         if !meta.is_file() {
             let kind = FileType::from_raw_mode(meta.mode());
             return Err(root.no_file(name, what_it_is(kind)));
@@ -115,9 +113,8 @@ impl Input {
 
 /// Writes consecutive blocks from byte `at` on. At most [`MAX_VECTORS`] of them.
 pub(super) fn write_vectored(file: &File, path: &Path, at: u64, blocks: &[Bytes]) -> Result<()> {
-    let fail = |e: std::io::Error| StorageError::io("write", path, e);
     if let [only] = blocks {
-        return file.write_all_at(only, at).map_err(fail);
+        return file.write_all_at(only, at).during("write", path);
     }
     let mut vectors: Vec<IoSlice<'_>> = blocks.iter().map(|b| IoSlice::new(b)).collect();
     let len: u64 = blocks.iter().map(|b| b.len() as u64).sum();
@@ -127,7 +124,7 @@ pub(super) fn write_vectored(file: &File, path: &Path, at: u64, blocks: &[Bytes]
         IoSlice::advance_slices(&mut rest, n);
         Ok(n)
     });
-    written.map_err(fail)
+    written.during("write", path)
 }
 
 /// Calls the system until it has moved all bytes of a range: it may move fewer than it is asked to, and stop for a signal. The

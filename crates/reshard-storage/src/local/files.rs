@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Name, PlaceKind, Result, StorageError,
     action_log::{Action, note},
+    error::During as _,
     failpoint,
     part::is_ending,
 };
@@ -33,13 +34,15 @@ fn with_prefix(version: &NewVersion, name: &Name) -> OsString {
 
 /// Takes back what a killed attempt has linked into the folder, unless it had come to the last file: the record.
 pub(super) fn withdraw(version: &NewVersion, built: &Dir) -> Result<()> {
-    let fail = |e| StorageError::io("look at", &version.place, e);
     let files = Root::list_held(&version.built, built.fd(), Depth::One)?.files;
     let mut linked = Vec::new();
     for file in &files {
         let outer = with_prefix(version, &file.name);
-        let mine = Identity::named(built.fd(), OsStr::new(file.name.as_str())).map_err(fail)?;
-        if mine.is_some() && Identity::named(&version.up, &outer).map_err(fail)? == mine {
+        let mine = Identity::named(built.fd(), OsStr::new(file.name.as_str()))
+            .during("look at", &version.place)?;
+        if mine.is_some()
+            && Identity::named(&version.up, &outer).during("look at", &version.place)? == mine
+        {
             linked.push(outer);
         }
     }
@@ -86,8 +89,11 @@ pub(super) fn to_replace(
     if old.is_some() && *if_exists == IfExists::Refuse {
         return Err(version.exists());
     }
-    let found = old.as_ref().map(Identity::of).transpose();
-    let found = found.map_err(|e| StorageError::io("look at", &version.place, e))?;
+    let found = old
+        .as_ref()
+        .map(Identity::of)
+        .transpose()
+        .during("look at", &version.place)?;
     if resolved.known.is_some_and(|known| known != found) {
         return Err(version.changed());
     }
@@ -129,8 +135,8 @@ fn check_ending(version: &NewVersion, name: &Name) -> Result<()> {
 
 /// The file at the place, held; `None` when there is nothing.
 fn standing(version: &NewVersion) -> Result<Option<OwnedFd>> {
-    let fail = |e| StorageError::io("look at", &version.place, e);
-    let Some(stat) = dir::stat_of(&version.up, &version.name).map_err(fail)? else {
+    let Some(stat) = dir::stat_of(&version.up, &version.name).during("look at", &version.place)?
+    else {
         return Ok(None);
     };
     match FileType::from_raw_mode(stat.st_mode) {
@@ -144,7 +150,7 @@ fn standing(version: &NewVersion) -> Result<Option<OwnedFd>> {
     let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
     rustix::fs::openat(&version.up, &version.name, flags, Mode::empty())
         .map(Some)
-        .map_err(fail)
+        .during("look at", &version.place)
 }
 
 /// Puts the one file of a version into its place, in one step.

@@ -5,7 +5,7 @@ use super::{
     url::{self, url},
     version::ResolvedPlace,
 };
-use crate::{Leftover, Result, StorageError};
+use crate::{Leftover, Result, error::During as _};
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
@@ -19,8 +19,7 @@ pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     let Some(up) = &resolved.up else {
         return Ok(Vec::new());
     };
-    let found = siblings(up, &resolved.parent, &resolved.name)
-        .map_err(|e| StorageError::io("list", &resolved.parent, e))?;
+    let found = siblings(up, &resolved.parent, &resolved.name).during("list", &resolved.parent)?;
     let leftover = |s: Sibling| {
         let path = resolved.parent.join(&s.name);
         let (bytes, modified) = extent_of(&path);
@@ -84,6 +83,7 @@ fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StorageError;
     use crate::local::{
         dir::{self, tests::nest},
         remove::remove_tree,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DryTransaction, IfExists, Leftover, Name, PartStore, PartWriter, PlaceKind, Recovery, Result,
-    StorageError, Transaction, pool,
+    StorageError, Transaction, error::During as _, pool,
 };
 use async_trait::async_trait;
 use std::{
@@ -127,8 +127,7 @@ impl PartWriter for LocalPart {
         let resolved = pool::run_one(move || {
             let mut resolved = ResolvedPlace::find(&place)?;
             let found = match &resolved.up {
-                Some(up) => Identity::named(up, &resolved.name)
-                    .map_err(|e| StorageError::io("look at", &place, e))?,
+                Some(up) => Identity::named(up, &resolved.name).during("look at", &place)?,
                 None => None,
             };
             resolved.known = Some(found);

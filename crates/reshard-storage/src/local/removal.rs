@@ -8,7 +8,7 @@ use super::{
     sibling::Aside,
     version::{NewVersion, OTHER, ResolvedPlace},
 };
-use crate::{Depth, Durability, Name, Result, StorageError, failpoint};
+use crate::{Depth, Durability, Name, Result, StorageError, error::During as _, failpoint};
 use rustix::io::Errno;
 use std::{collections::BTreeSet, os::fd::OwnedFd};
 
@@ -24,7 +24,7 @@ pub(super) fn remove_version(
     let Some(old) = version.standing()? else {
         return Ok(());
     };
-    let found = Identity::of(&old).map_err(|e| StorageError::io("look at", &version.place, e))?;
+    let found = Identity::of(&old).during("look at", &version.place)?;
     // Nobody knows the files of what came since.
     if resolved.known.is_some_and(|known| known != Some(found)) {
         return Err(version.not_removed(OTHER));
@@ -75,8 +75,7 @@ pub(super) fn finish(
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(StorageError::io("create", &version.place, e)),
     }
-    let new = dir::open(&version.up, &version.name);
-    let new = new.map_err(|e| StorageError::io("open", &version.place, e))?;
+    let new = dir::open(&version.up, &version.name).during("open", &version.place)?;
     let both = (old, &new);
     retire(
         version,

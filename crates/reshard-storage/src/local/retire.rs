@@ -6,7 +6,7 @@ use super::{
     sibling::Aside,
     version::NewVersion,
 };
-use crate::{Durability, Name, Result, StorageError, failpoint};
+use crate::{Durability, Name, Result, StorageError, error::During as _, failpoint};
 use rustix::{
     fs::{FileType, Mode, RawMode, RenameFlags},
     io::Errno,
@@ -76,7 +76,7 @@ pub(super) fn retire(
             true => rmdir(&version.up, &aside.name),
             false => Ok(()),
         })
-        .map_err(|e| StorageError::io("remove", &aside.path, e))
+        .during("remove", &aside.path)
 }
 
 /// Removes files in their order, and the directories that become empty. A process that is killed meanwhile leaves the last of the
@@ -85,11 +85,10 @@ pub(super) fn remove_all(old: &OwnedFd, files: &[Name]) -> Result<(), Errno> {
     for (at, name) in files.iter().enumerate() {
         failpoint::hit("commit.removing");
         unlink(old, name)?;
-        let folder = |name: &Name| Some(name.as_str().rsplit_once('/')?.0.to_owned());
-        let here = folder(name);
-        if here != files.get(at + 1).and_then(folder) {
+        let here = name.folder();
+        if here != files.get(at + 1).map_or("", Name::folder) {
             failpoint::hit("commit.removing");
-            here.map_or(Ok(()), |here| remove_empty(old, Path::new(&here)))?;
+            remove_empty(old, Path::new(here))?;
         }
     }
     Ok(())

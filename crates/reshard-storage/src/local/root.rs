@@ -4,7 +4,7 @@
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
 use super::dir::{self, ENTER, below, is_absent, unlink, utf8};
-use crate::{Depth, Entry, Head, Link, Listing, Name, Result, StorageError};
+use crate::{Depth, Entry, Head, Link, Listing, Name, Result, StorageError, error::During as _};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -51,8 +51,7 @@ impl Root {
 
     /// What lies in an open directory, which is at `path`.
     pub(super) fn list_held(path: &Path, fd: &OwnedFd, depth: Depth) -> Result<Listing> {
-        let fd = fd.try_clone();
-        let fd = fd.map_err(|e| StorageError::io("open", path, e))?;
+        let fd = fd.try_clone().during("open", path)?;
         Self::held(path.into(), Some(fd)).list(None, depth)
     }
 
@@ -124,9 +123,7 @@ impl Root {
         };
         match outcome {
             Err(Errno::NOENT) => Ok(None),
-            other => other
-                .map(Some)
-                .map_err(|e| StorageError::io("open", &self.path, e)),
+            other => other.map(Some).during("open", &self.path),
         }
     }
 
@@ -207,12 +204,9 @@ impl Root {
 
     /// The directory on the way to a file that is a link, if one is.
     fn linked_directory(&self, name: &Name) -> Option<String> {
-        let dirs = name
-            .as_str()
-            .match_indices('/')
-            .map(|(end, _)| &name.as_str()[..end]);
-        let is_link = |dir: &&str| Name::new(*dir).is_ok_and(|name| self.is_link(&name));
-        dirs.into_iter().find(is_link).map(str::to_owned)
+        name.folders()
+            .find(|dir| self.is_link(dir))
+            .map(String::from)
     }
 
     /// What there is about a file, or what it is a link to; `None` when there is none. A link to nothing is as if it were absent.

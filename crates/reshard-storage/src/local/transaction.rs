@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, PlaceKind, Progress, Result,
-    StorageError, Transaction, Written, failpoint, pool,
+    StorageError, Transaction, Written, error::During as _, failpoint, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -68,8 +68,7 @@ pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) ->
         remove::check_mounts(&version.up, &old, &aside.path)?;
         return removal::finish(&version, &aside, &old, files);
     }
-    let new = dir::open(&version.up, &version.name)
-        .map_err(|e| StorageError::io("open", &version.place, e))?;
+    let new = dir::open(&version.up, &version.name).during("open", &version.place)?;
     // What is mounted there, or in a directory of others, is not moved over without anybody knowing.
     remove::check_mounts(&version.up, &old, &aside.path)?;
     retire(

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     Result, StorageError,
     action_log::{Action, note},
+    error::During as _,
     failpoint,
 };
 use rustix::{
@@ -104,9 +105,7 @@ impl ResolvedPlace {
         let (place, parent, name) = resolve(place)?;
         let up = match dir::hold(&parent) {
             Err(Errno::NOENT) => None,
-            other => Some(Arc::new(
-                other.map_err(|e| StorageError::io("open", &parent, e))?,
-            )),
+            other => Some(Arc::new(other.during("open", &parent)?)),
         };
         Ok(Self {
             place,
@@ -124,11 +123,9 @@ impl ResolvedPlace {
         let fd = match dir::open(up, &self.name) {
             // What is there instead of a directory is told when it is to be written to.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
-            other => other.map_err(|e| StorageError::io("open", &self.place, e))?,
+            other => other.during("open", &self.place)?,
         };
-        self.known = Some(Some(
-            Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?,
-        ));
+        self.known = Some(Some(Identity::of(&fd).during("look at", &self.place)?));
         Ok(Some(fd))
     }
 
@@ -159,8 +156,7 @@ impl ResolvedPlace {
             None => Arc::new(nearest_directory(&self.parent)?),
         };
         let access = Access::WRITE_OK | Access::EXEC_OK;
-        let allowed = rustix::fs::accessat(&*up, c".", access, AtFlags::EACCESS);
-        allowed.map_err(|e| StorageError::io("create", &self.place, e))?;
+        rustix::fs::accessat(&*up, c".", access, AtFlags::EACCESS).during("create", &self.place)?;
         Ok(version)
     }
 
@@ -170,7 +166,7 @@ impl ResolvedPlace {
             return Ok(version);
         }
         make_directories(&self.parent)?;
-        let up = dir::hold(&self.parent).map_err(|e| StorageError::io("open", &self.parent, e))?;
+        let up = dir::hold(&self.parent).during("open", &self.parent)?;
         let me = Self {
             up: Some(Arc::new(up)),
             ..self.clone()
@@ -185,7 +181,7 @@ impl ResolvedPlace {
 fn nearest_directory(path: &Path) -> Result<OwnedFd> {
     match (dir::hold(path), path.parent()) {
         (Err(Errno::NOENT), Some(above)) => nearest_directory(above),
-        (held, _) => held.map_err(|e| StorageError::io("open", path, e)),
+        (held, _) => held.during("open", path),
     }
 }
 
@@ -196,7 +192,7 @@ fn make_directories(path: &Path) -> Result<()> {
         Ok(()) => {
             note(|| Action::Made(path.into()));
             path.parent().map_or(Ok(()), |above| {
-                let fd = dir::hold(above).map_err(|e| StorageError::io("open", above, e))?;
+                let fd = dir::hold(above).during("open", above)?;
                 dir::sync_held(fd, above)
             })
         }
@@ -230,8 +226,7 @@ impl NewVersion {
 
     /// The directory at the place, which can be renamed; `None` when there is nothing.
     pub(super) fn standing(&self) -> Result<Option<OwnedFd>> {
-        let stat = dir::stat_of(&self.up, &self.name);
-        let Some(stat) = stat.map_err(|e| StorageError::io("look at", &self.place, e))? else {
+        let Some(stat) = dir::stat_of(&self.up, &self.name).during("look at", &self.place)? else {
             return Ok(None);
         };
         match FileType::from_raw_mode(stat.st_mode) {
@@ -246,9 +241,9 @@ impl NewVersion {
             Ok(true) => return Err(self.unsupported(MOUNT)),
             Err(e) => return Err(StorageError::io("look at", &self.place, e)),
         }
-        let fd = dir::open(&self.up, &self.name);
-        fd.map(Some)
-            .map_err(|e| StorageError::io("open", &self.place, e))
+        dir::open(&self.up, &self.name)
+            .map(Some)
+            .during("open", &self.place)
     }
 
     /// That the place, which holds something, is one to be replaced, and that what is not the checkpoint's can be moved over
@@ -260,7 +255,7 @@ impl NewVersion {
             ));
         }
         self.check_writable(place)?;
-        for name in dir::names(place).map_err(|e| StorageError::io("list", &self.place, e))? {
+        for name in dir::names(place).during("list", &self.place)? {
             let stat = rustix::fs::statat(place, &*name, AtFlags::SYMLINK_NOFOLLOW);
             if !stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory) {
                 continue;
@@ -312,8 +307,7 @@ impl NewVersion {
             return Err(refused("this user"));
         }
         // The new version is of this user, also if the place is somebody else's and only the group may write to it.
-        let stat =
-            rustix::fs::fstat(place).map_err(|e| StorageError::io("look at", &self.place, e))?;
+        let stat = rustix::fs::fstat(place).during("look at", &self.place)?;
         let owners = Mode::from_raw_mode(stat.st_mode).contains(Mode::RWXU);
         if !owners && !rustix::process::geteuid().is_root() {
             return Err(refused("its owner"));
@@ -323,11 +317,10 @@ impl NewVersion {
 
     /// Makes the directory where the version is built, and opens it.
     pub(super) fn make(&self) -> Result<Dir> {
-        let fail = |e| StorageError::io("create", &self.built, e);
-        dir::make(&self.up, &self.built_name).map_err(fail)?;
+        dir::make(&self.up, &self.built_name).during("create", &self.built)?;
         let built = self.join()?;
         // Somebody's directory that was put there in between would be written to, and removed.
-        if !dir::is_empty(built.fd()).map_err(fail)? {
+        if !dir::is_empty(built.fd()).during("create", &self.built)? {
             return Err(self.not_built(&self.built));
         }
         Ok(built)
@@ -344,13 +337,11 @@ impl NewVersion {
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let [a, b] = ["a", "b"].map(|s| format!(".probe-{}-{n}-{s}", std::process::id()));
         for d in [&a, &b] {
-            dir::make(built.fd(), d.as_ref())
-                .map_err(|e| StorageError::io("create", &self.built, e))?;
+            dir::make(built.fd(), d.as_ref()).during("create", &self.built)?;
         }
         let outcome = exchange(built.fd(), a.as_ref(), b.as_ref());
         for d in [&a, &b] {
-            dir::rmdir(built.fd(), d)
-                .map_err(|e| StorageError::io("remove", self.built.join(d), e))?;
+            dir::rmdir(built.fd(), d).during("remove", self.built.join(d))?;
         }
         outcome.map_err(|e| self.not_exchanged(e))
     }
@@ -391,9 +382,11 @@ impl NewVersion {
 
     /// Where the version at the place, this directory, is to lie when it is exchanged with the `new` one, or removed.
     pub(super) fn aside(&self, new: Option<&OwnedFd>, old: &OwnedFd) -> Result<Aside> {
-        let fail = |e| StorageError::io("look at", &self.place, e);
-        let new = new.map(Identity::of).transpose().map_err(fail)?;
-        let old = Identity::of(old).map_err(fail)?;
+        let new = new
+            .map(Identity::of)
+            .transpose()
+            .during("look at", &self.place)?;
+        let old = Identity::of(old).during("look at", &self.place)?;
         let name = sibling::aside(&self.name, &self.attempt, new, old);
         let path = self.parent.join(&name);
         Ok(Aside { name, path })
@@ -402,7 +395,7 @@ impl NewVersion {
     /// Renames the version at the place, which is this directory, so that nobody finds it there.
     pub(super) fn take_away(&self, old: &OwnedFd, aside: &Aside) -> Result<()> {
         self.rename(&self.name, &aside.name)
-            .map_err(|e| StorageError::io("rename", &self.place, e))?;
+            .during("rename", &self.place)?;
         match dir::bears(&self.up, &aside.name, old) {
             Ok(true) => {
                 note(|| Action::Renamed(self.place.clone(), aside.path.clone()));
@@ -412,7 +405,7 @@ impl NewVersion {
             _ => {
                 let (up, flags) = (&self.up, RenameFlags::NOREPLACE);
                 rustix::fs::renameat_with(up, &aside.name, up, &self.name, flags)
-                    .map_err(|e| StorageError::io("rename back", &aside.path, e))?;
+                    .during("rename back", &aside.path)?;
                 Err(self.not_removed(OTHER))
             }
         }
@@ -442,12 +435,11 @@ impl NewVersion {
     /// What this attempt has left under a name, and where. No other name is looked at, because there may be many.
     pub(super) fn left(&self, name: &OsStr) -> Result<Option<(State, Aside, OwnedFd)>> {
         let path = self.parent.join(name);
-        let fail = |e| StorageError::io("open", &path, e);
-        let found = sibling_called(&self.up, &self.name, name).map_err(fail)?;
+        let found = sibling_called(&self.up, &self.name, name).during("open", &path)?;
         let Some(sibling) = found.filter(|s| s.attempt == self.attempt) else {
             return Ok(None);
         };
-        let fd = sibling.open(&self.up).map_err(fail)?;
+        let fd = sibling.open(&self.up).during("open", &path)?;
         Ok(fd.map(|fd| {
             (
                 sibling.state,
@@ -462,14 +454,14 @@ impl NewVersion {
 
     /// Gives the new version the name that the old one is to get: whoever finds that later can tell which of them it is.
     pub(super) fn ready(&self, aside: &Aside) -> Result<()> {
-        let renamed = self.rename(&self.built_name, &aside.name);
-        renamed.map_err(|e| StorageError::io("rename", &self.built, e))
+        self.rename(&self.built_name, &aside.name)
+            .during("rename", &self.built)
     }
 
     /// Puts the new version, which is [`ready`](Self::ready) and built in this directory, where the old one lies.
     pub(super) fn replace(&self, built: &OwnedFd, old: &OwnedFd, aside: &Aside) -> Result<()> {
         let ours = dir::bears(&self.up, &aside.name, built);
-        if !ours.map_err(|e| StorageError::io("look at", &aside.path, e))? {
+        if !ours.during("look at", &aside.path)? {
             return Err(self.not_built(&aside.path));
         }
         if let Err(e) = self.exchange(aside) {

@@ -9,6 +9,7 @@ use crate::{
     StorageError, Store, Written, WrittenExtent,
     action_log::{Action, note},
     body::whole,
+    error::During as _,
     failpoint,
     pool::{self, Batch, Priority},
 };
@@ -383,8 +384,7 @@ async fn copy(
 }
 
 pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
-    file.sync_data()
-        .map_err(|e| StorageError::io("sync", path, e))?;
+    file.sync_data().during("sync", path)?;
     note(|| Action::SyncedFile(path.into()));
     Ok(())
 }

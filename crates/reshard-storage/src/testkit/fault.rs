@@ -1,8 +1,7 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, IfExists, Leftover, Link, Listing, Name, PlaceKind,
-    Progress, RecordRead, Recovery, Removal, Result, Source, StorageError, Store, StoreExt,
-    Traffic, Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads,
-    remove_by_record,
+    Depth, Durability, Entry, FileBody, Head, IfExists, Leftover, Link, Listing, Name, Progress,
+    RecordRead, Recovery, Removal, Result, Source, StorageError, Store, StoreExt, Traffic,
+    Transaction, UnfinishedUpload, Written, WrittenExtent, record_read::reads, remove_by_record,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -382,14 +381,7 @@ impl Store for FaultStore {
         }))
     }
 
-    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| {
-            Arc::new(Self {
-                inner,
-                ..self.clone()
-            }) as _
-        })
-    }
+    crate::forward! { again inner: of_kind }
 
     async fn local_file(&self, _: &Name) -> Result<Option<File>> {
         // What is linked would not be read through here.
