@@ -101,25 +101,15 @@ pub(crate) fn has_no_reason(e: &object_store::Error) -> bool {
 /// Whether a range was asked for that the object does not have, or the answer was not of a range.
 pub(crate) fn is_no_range(e: &object_store::Error) -> bool {
     let said = said(e);
-    let answered = format!("{ANSWERED}416");
-    let found_here = [
-        "Wanted range starting at",
-        "non-partial response when range requested",
-    ];
-    said.contains(&answered) || found_here.iter().any(|words| said.contains(words))
+    let found_here = "Wanted range starting at|non-partial response when range requested";
+    said.contains(&format!("{ANSWERED}416")) || has(&said, found_here)
 }
 
 /// Whether the service can't do it at all.
 pub(crate) fn is_unsupported(e: &object_store::Error) -> bool {
-    match e {
-        object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. } => {
-            true
-        }
-        e => {
-            let said = said(e);
-            said.contains(" 501 ") || said.contains("NotImplemented")
-        }
-    }
+    use object_store::Error as E;
+    matches!(e, E::NotImplemented { .. } | E::NotSupported { .. })
+        || has(&said(e), " 501 |NotImplemented")
 }
 
 /// Whether the client has asked more than once. An earlier request may have been carried out without an answer.
@@ -148,15 +138,22 @@ pub(crate) fn is_certain(e: &object_store::Error) -> bool {
     }
 }
 
+/// What services and clients say of each fault.
+const EXPIRED: &str = "ExpiredToken|TokenRefreshRequired|RequestExpired|Signature not valid in the specified time frame";
+const WRONG_REGION: &str = "PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|incorrectly configured region";
+const UNAUTHENTICATED: &str = "InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthenticationFailed|169.254.169.254|metadata.google.internal|\
+    missing credentials";
+const THROTTLED: &str = "SlowDown|429 Too Many|TooManyRequests|ServerBusy";
+const UNREACHABLE: &str =
+    "error sending request|connect error|Connect|timed out|dns error|connection closed";
+
 fn is_missing_bucket(said: &str) -> bool {
-    has(
-        said,
-        &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
-    )
+    has(said, "NoSuchBucket|ContainerNotFound|bucket does not exist")
 }
 
-fn has(said: &str, any: &[&str]) -> bool {
-    any.iter().any(|word| said.contains(word))
+/// Whether it says one of these, which `|` separates.
+fn has(said: &str, any: &str) -> bool {
+    any.split('|').any(|words| said.contains(words))
 }
 
 fn fault(e: &object_store::Error, said: &str) -> ServiceFault {
@@ -166,68 +163,20 @@ fn fault(e: &object_store::Error, said: &str) -> ServiceFault {
         return F::NoBucket;
     }
     // S3 answers some of these with 400, and some with 403.
-    if has(
-        said,
-        &["ExpiredToken", "TokenRefreshRequired", "RequestExpired"],
-    ) || said.contains("Signature not valid in the specified time frame")
-    {
+    if has(said, EXPIRED) {
         return F::Expired;
     }
-    if has(
-        said,
-        &[
-            "PermanentRedirect",
-            "AuthorizationHeaderMalformed",
-            "IllegalLocationConstraint",
-            "incorrectly configured region",
-        ],
-    ) {
+    if has(said, WRONG_REGION) {
         return F::WrongRegion;
     }
-    if has(
-        said,
-        &[
-            "InvalidAccessKeyId",
-            "SignatureDoesNotMatch",
-            "InvalidToken",
-            "AuthenticationFailed",
-            "169.254.169.254",
-            "metadata.google.internal",
-            "missing credentials",
-        ],
-    ) {
+    if has(said, UNAUTHENTICATED) {
         return F::Unauthenticated;
     }
     match e {
         E::PermissionDenied { .. } => F::Denied,
         E::Unauthenticated { .. } => F::Unauthenticated,
-        _ if has(
-            said,
-            &[
-                "SlowDown",
-                "429 Too Many",
-                "TooManyRequests",
-                "ServerBusy",
-                ASKS_FOR_PAUSE,
-            ],
-        ) =>
-        {
-            F::Throttled
-        }
-        _ if has(
-            said,
-            &[
-                "error sending request",
-                "connect error",
-                "Connect",
-                "timed out",
-                "dns error",
-                "connection closed",
-            ],
-        ) =>
-        {
-            F::Unreachable
-        }
+        _ if has(said, THROTTLED) || said.contains(ASKS_FOR_PAUSE) => F::Throttled,
+        _ if has(said, UNREACHABLE) => F::Unreachable,
         _ => F::Failed,
     }
 }
@@ -256,15 +205,8 @@ pub(crate) fn explain(
         None => fault(&e, &said),
     };
     let hint = match fault {
-        ServiceFault::Throttled | ServiceFault::Unreachable | ServiceFault::Failed => {
-            format!(
-                "{budget}. {}",
-                match fault {
-                    ServiceFault::Unreachable => service.address_hint(),
-                    _ => "Try again later",
-                }
-            )
-        }
+        ServiceFault::Throttled | ServiceFault::Failed => format!("{budget}. Try again later"),
+        ServiceFault::Unreachable => format!("{budget}. {}", service.address_hint()),
         fault => {
             let hint = service.hint(fault);
             refused.map_or_else(|| hint.to_owned(), |refused| format!("{refused}. {hint}"))

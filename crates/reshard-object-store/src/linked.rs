@@ -28,22 +28,10 @@ mod schemes {
         )
     }
 
-    #[cfg(feature = "aws")]
-    inventory::submit! { scheme("s3") }
-    #[cfg(feature = "aws")]
-    inventory::submit! { scheme("s3a") }
-    #[cfg(feature = "gcp")]
-    inventory::submit! { scheme("gs") }
-    #[cfg(feature = "azure")]
-    inventory::submit! { scheme("az") }
-    #[cfg(feature = "azure")]
-    inventory::submit! { scheme("abfs") }
-    #[cfg(feature = "azure")]
-    inventory::submit! { scheme("abfss") }
-    #[cfg(feature = "http")]
-    inventory::submit! { scheme("http") }
-    #[cfg(feature = "http")]
-    inventory::submit! { scheme("https") }
-    #[cfg(feature = "memory")]
-    inventory::submit! { scheme("memory") }
+    macro_rules! announce {
+        ($($feature:literal: $($name:literal)*,)*) => {
+            $($(#[cfg(feature = $feature)] inventory::submit! { scheme($name) })*)*
+        };
+    }
+    announce! { "aws": "s3" "s3a", "gcp": "gs", "azure": "az" "abfs" "abfss", "http": "http" "https", "memory": "memory", }
 }

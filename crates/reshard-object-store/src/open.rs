@@ -90,11 +90,9 @@ impl ObjectStores {
     }
 
     /// Clients that were made before have other settings.
-    fn fresh(self) -> Self {
-        Self {
-            clients: Arc::default(),
-            ..self
-        }
+    fn fresh(mut self) -> Self {
+        self.clients = Arc::default();
+        self
     }
 
     /// Opens a place.

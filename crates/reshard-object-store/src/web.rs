@@ -49,12 +49,18 @@ impl Settings<'_> {
         parsed.transpose()
     }
 
-    fn duration(&self, key: Key) -> object_store::Result<Option<Duration>> {
-        let parsed = self.text(key).map(|text| {
-            let not = |e| wrong(format!("{}: {text:?} is not a duration: {e}", key.as_ref()));
-            humantime::parse_duration(&text).map_err(not)
-        });
-        parsed.transpose()
+    /// Sets a duration, if there is one.
+    fn time(
+        &self,
+        key: Key,
+        builder: ClientBuilder,
+        set: impl FnOnce(ClientBuilder, Duration) -> ClientBuilder,
+    ) -> object_store::Result<ClientBuilder> {
+        let Some(text) = self.text(key) else {
+            return Ok(builder);
+        };
+        let not = |e| wrong(format!("{}: {text:?} is not a duration: {e}", key.as_ref()));
+        Ok(set(builder, humantime::parse_duration(&text).map_err(not)?))
     }
 }
 
@@ -143,26 +149,16 @@ fn builder(options: &ClientOptions) -> object_store::Result<ClientBuilder> {
     if of.is_on(Key::NoSystemCertificates)? {
         builder = builder.tls_certs_only([]);
     }
-    if let Some(time) = of.duration(Key::Timeout)? {
-        builder = builder.timeout(time);
-    }
-    if let Some(time) = of.duration(Key::ConnectTimeout)? {
-        builder = builder.connect_timeout(time);
-    }
-    if let Some(time) = of.duration(Key::ReadTimeout)? {
-        builder = builder.read_timeout(time);
-    }
-    if let Some(time) = of.duration(Key::PoolIdleTimeout)? {
-        builder = builder.pool_idle_timeout(time);
-    }
+    type B = ClientBuilder;
+    builder = of.time(Key::Timeout, builder, B::timeout)?;
+    builder = of.time(Key::ConnectTimeout, builder, B::connect_timeout)?;
+    builder = of.time(Key::ReadTimeout, builder, B::read_timeout)?;
+    builder = of.time(Key::PoolIdleTimeout, builder, B::pool_idle_timeout)?;
+    let (interval, timeout) = (Key::Http2KeepAliveInterval, Key::Http2KeepAliveTimeout);
+    builder = of.time(interval, builder, B::http2_keep_alive_interval)?;
+    builder = of.time(timeout, builder, B::http2_keep_alive_timeout)?;
     if let Some(most) = of.number(Key::PoolMaxIdlePerHost)? {
         builder = builder.pool_max_idle_per_host(most);
-    }
-    if let Some(time) = of.duration(Key::Http2KeepAliveInterval)? {
-        builder = builder.http2_keep_alive_interval(time);
-    }
-    if let Some(time) = of.duration(Key::Http2KeepAliveTimeout)? {
-        builder = builder.http2_keep_alive_timeout(time);
     }
     if let Some(bytes) = of.number::<u32>(Key::Http2MaxFrameSize)? {
         builder = builder.http2_max_frame_size(bytes);
