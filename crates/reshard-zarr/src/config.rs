@@ -67,6 +67,11 @@ impl Zarr3Config {
             inner_chunk: ByteSize(bytes),
         }
     }
+
+    fn form(&self) -> Form {
+        let inner = self.inner_chunk.0.max(1);
+        Form::V3 { inner }
+    }
 }
 
 /// Settings of the load strategy `("zarr3", 1)`. There are none yet.
@@ -75,72 +80,46 @@ impl Zarr3Config {
 #[non_exhaustive]
 pub struct Zarr3LoadConfig {}
 
-impl SaveFormat for ZarrConfig {
-    fn key(&self) -> BackendVersion {
-        V2.info.key()
-    }
+/// Makes settings those of a format, and registers it.
+macro_rules! format_of {
+    ($version:expr, $name:expr, $save:ty => $form:expr, $load:ty) => {
+        impl SaveFormat for $save {
+            fn key(&self) -> BackendVersion {
+                $version.info.key()
+            }
 
-    fn settings(&self) -> Json {
-        settings_of(self)
-    }
+            fn settings(&self) -> Json {
+                settings_of(self)
+            }
 
-    fn capabilities(&self) -> Capabilities {
-        V2.capabilities
-    }
+            fn capabilities(&self) -> Capabilities {
+                $version.capabilities
+            }
 
-    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
-        Ok(Arc::new(ZarrWriter(Form::V2)))
-    }
+            fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
+                let form: fn(&Self) -> Form = $form;
+                Ok(Arc::new(ZarrWriter(form(self))))
+            }
+        }
+
+        #[async_trait]
+        impl LoadFormat for $load {
+            fn info(&self) -> &FormatInfo {
+                &$version.info
+            }
+
+            fn settings(&self) -> Json {
+                settings_of(self)
+            }
+
+            async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+                $version.open(cx).await
+            }
+        }
+
+        register_format!($name, 1, save: $save, load: $load);
+    };
 }
 
-impl SaveFormat for Zarr3Config {
-    fn key(&self) -> BackendVersion {
-        V3.info.key()
-    }
-
-    fn settings(&self) -> Json {
-        settings_of(self)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        V3.capabilities
-    }
-
-    fn writer(&self, _: &SaveCx<'_>) -> Result<Arc<dyn StorageWriter>> {
-        let inner = self.inner_chunk.0.max(1);
-        Ok(Arc::new(ZarrWriter(Form::V3 { inner })))
-    }
-}
-
-#[async_trait]
-impl LoadFormat for ZarrLoadConfig {
-    fn info(&self) -> &FormatInfo {
-        &V2.info
-    }
-
-    fn settings(&self) -> Json {
-        settings_of(self)
-    }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        V2.open(cx).await
-    }
-}
-
-#[async_trait]
-impl LoadFormat for Zarr3LoadConfig {
-    fn info(&self) -> &FormatInfo {
-        &V3.info
-    }
-
-    fn settings(&self) -> Json {
-        settings_of(self)
-    }
-
-    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        V3.open(cx).await
-    }
-}
-
-register_format!(NAME, 1, save: ZarrConfig, load: ZarrLoadConfig);
-register_format!(zarr3::NAME, 1, save: Zarr3Config, load: Zarr3LoadConfig);
+format_of!(V2, NAME, ZarrConfig => |_| Form::V2, ZarrLoadConfig);
+format_of!(V3, zarr3::NAME, Zarr3Config => Zarr3Config::form, Zarr3LoadConfig);

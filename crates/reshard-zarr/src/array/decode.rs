@@ -226,21 +226,29 @@ fn zstd_frame<'s>(
 }
 
 fn crc(stored: &Bytes, at_start: bool) -> Result<Bytes, Refused> {
-    let Some(size) = stored.len().checked_sub(CRC) else {
+    let parts = match at_start {
+        true => stored.split_first_chunk(),
+        false => stored
+            .split_last_chunk()
+            .map(|(covered, sum)| (sum, covered)),
+    };
+    let Some((sum, covered)) = parts else {
         let what = format!("{} bytes are too few for a checksum", stored.len());
         return Err(Refused::damaged(what));
     };
-    let (sum, covered) = match at_start {
-        true => (stored.slice(..CRC), stored.slice(CRC..)),
-        false => (stored.slice(size..), stored.slice(..size)),
-    };
-    let found = crc32c::crc32c(&covered);
-    if found.to_le_bytes() == *sum {
-        return Ok(covered);
+    check_crc("", covered, *sum)?;
+    Ok(stored.slice_ref(covered))
+}
+
+/// Checks the CRC-32C of bytes, which are those `of` something.
+pub(crate) fn check_crc(of: &str, bytes: &[u8], sum: [u8; CRC]) -> Result<(), Refused> {
+    let (found, written) = (crc32c::crc32c(bytes), u32::from_le_bytes(sum));
+    match found == written {
+        true => Ok(()),
+        false => Err(Refused::damaged(format!(
+            "the CRC-32C{of} is {found:08x}, {written:08x} was written"
+        ))),
     }
-    let written = sum.iter().rev().fold(0, |n: u32, b| n << 8 | u32::from(*b));
-    let what = format!("the CRC-32C is {found:08x}, {written:08x} was written");
-    Err(Refused::damaged(what))
 }
 
 /// Elements of the other order of bytes.

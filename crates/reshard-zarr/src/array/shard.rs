@@ -1,7 +1,7 @@
 //! The index of a shard: where its inner chunks lie.
 
 use super::{
-    decode::CRC,
+    decode::{CRC, check_crc},
     meta::{ArrayMeta, Encoding, Sharding},
 };
 use crate::grid::Grid;
@@ -102,7 +102,13 @@ impl<'a> Shard<'a> {
     /// Its checksum is wrong, or inner chunks lie outside the shard, in the index, or in each other.
     pub(crate) fn parse(&self, bytes: &[u8], at: Range<u64>, shard: u64) -> Result<Index, Refused> {
         let entries = match self.sharding.index_crc {
-            true => checked(bytes)?,
+            true => {
+                let parts = bytes.split_last_chunk();
+                let cut = || Refused::damaged("the index of a shard is cut");
+                let (entries, sum) = parts.ok_or_else(cut)?;
+                check_crc(" of the index of a shard", entries, *sum)?;
+                entries
+            }
             false => bytes,
         };
         let number = |bytes: &[u8; 8]| match self.sharding.index_big_endian {
@@ -140,20 +146,6 @@ impl<'a> Shard<'a> {
         let index = Index { found };
         index.overlap()?;
         Ok(index)
-    }
-}
-
-/// What the checksum of an index covers.
-fn checked(bytes: &[u8]) -> Result<&[u8], Refused> {
-    let Some((entries, sum)) = bytes.split_last_chunk::<CRC>() else {
-        return Err(Refused::damaged("the index of a shard is cut"));
-    };
-    let (found, written) = (crc32c::crc32c(entries), u32::from_le_bytes(*sum));
-    match found == written {
-        true => Ok(entries),
-        false => Err(Refused::damaged(format!(
-            "the CRC-32C of the index of a shard is {found:08x}, {written:08x} was written"
-        ))),
     }
 }
 
