@@ -109,11 +109,7 @@ impl TensorSource for Checked {
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         self.source.read(region, out)?;
-        let offsets: Dims = (0..region.ndim())
-            .map(|a| region.offsets[a].saturating_add(self.at[a]))
-            .collect();
-        let read = Region::new(offsets, region.lengths.clone());
-        let seen = self.watched.chunks.see(&read, out);
+        let seen = self.watched.chunks.see(&region.shifted(&self.at), out);
         seen.map_err(|e| SourceError::new(e.kind(), e))?;
         self.watched.progress.add(out.len() as u64);
         Ok(())

@@ -33,31 +33,29 @@ enum From {
 }
 
 impl Carried {
-    pub(crate) fn stored(key: &str, tensor: TensorHandle, watched: Option<Arc<Watched>>) -> Self {
+    fn new(key: &str, from: From) -> Self {
         Self {
             key: key.into(),
-            from: From::Stored(tensor, watched),
+            from,
             cast: None,
             cast_by_map: None,
         }
+    }
+
+    pub(crate) fn stored(key: &str, tensor: TensorHandle, watched: Option<Arc<Watched>>) -> Self {
+        Self::new(key, From::Stored(tensor, watched))
     }
 
     pub(crate) fn mapped(tensor: MappedTensorHandle, checks: Arc<Checks>) -> Self {
-        Self {
-            key: tensor.key().into(),
-            cast: None,
-            cast_by_map: tensor.cast_from().map(|from| (from, Arc::default())),
-            from: From::Mapped(tensor, checks),
-        }
+        let key = tensor.key().to_owned();
+        let cast_by_map = tensor.cast_from().map(|from| (from, Arc::default()));
+        let mut out = Self::new(&key, From::Mapped(tensor, checks));
+        out.cast_by_map = cast_by_map;
+        out
     }
 
     pub(crate) fn made(key: &str, made: Made) -> Self {
-        Self {
-            key: key.into(),
-            from: From::Made(Arc::new(made)),
-            cast: None,
-            cast_by_map: None,
-        }
+        Self::new(key, From::Made(Arc::new(made)))
     }
 
     /// The stored tensors that it is made of, if they are checked while they are read.
@@ -305,10 +303,7 @@ impl TensorSource for Narrowed {
     }
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let offsets: Dims = (0..region.ndim())
-            .map(|a| region.offsets[a].saturating_add(self.region.offsets[a]))
-            .collect();
-        let whole = Region::new(offsets, region.lengths.clone());
+        let whole = region.shifted(&self.region.offsets);
         for part in &self.made.parts {
             if let Some(wanted) = part.region.intersect(&whole) {
                 self.made.read(part, &wanted, &whole, out)?;

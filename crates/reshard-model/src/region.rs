@@ -131,6 +131,14 @@ impl Region {
         })
     }
 
+    /// The same box, whose offsets are counted from the start of a box at `at`, in what that box lies in.
+    #[must_use]
+    pub fn shifted(&self, at: &[u64]) -> Self {
+        let offsets = self.offsets.iter().zip(at);
+        let offsets: Dims = offsets.map(|(a, b)| a.saturating_add(*b)).collect();
+        Self::new(offsets, self.lengths.clone())
+    }
+
     /// The same box with offsets counted from the start of `origin`, which must contain it.
     pub fn within(&self, origin: &Self) -> Self {
         Self {

@@ -17,5 +17,5 @@ pub use entry_points::{
 };
 pub use handle::Checkpoint;
 pub use sample::Sample;
-pub use tensors::{StoredChunk, TensorHandle};
+pub use tensors::{Handle, StoredChunk, TensorHandle};
 pub use ties::Tie;

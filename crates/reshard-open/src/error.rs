@@ -90,11 +90,9 @@ impl Error {
 
     /// With what lies there instead of a checkpoint.
     #[cfg(feature = "local")]
-    pub fn with_whereabouts(self, found: Option<Whereabouts>) -> Self {
-        Self {
-            whereabouts: found.map(Box::new),
-            ..self
-        }
+    pub fn with_whereabouts(mut self, found: Option<Whereabouts>) -> Self {
+        self.whereabouts = found.map(Box::new);
+        self
     }
 
     /// If no checkpoint lies at the place: what lies there, and what to open instead. Only of places on this machine.

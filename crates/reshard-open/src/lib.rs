@@ -25,9 +25,9 @@ pub mod replace;
 pub mod sidecar;
 
 pub use checkpoint::{
-    Checkpoint, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint, load_common,
-    load_content_metadata, load_metadata, load_plain_tensors, load_plain_tensors_and_common,
-    load_sharded_metadata, load_tensors_metadata,
+    Checkpoint, Handle, Sample, StoredChunk, TensorHandle, Tie, is_distributed_checkpoint,
+    load_common, load_content_metadata, load_metadata, load_plain_tensors,
+    load_plain_tensors_and_common, load_sharded_metadata, load_tensors_metadata,
 };
 pub use common::{CommonForm, StoredCommon};
 pub use control::sha256;

@@ -1,6 +1,6 @@
 //! A checkpoint as a map shows it: other keys and shapes, and any region of them.
 
-use crate::{Checkpoint, Error, Result, TensorHandle, error::Context};
+use crate::{Checkpoint, Error, Handle, Result, TensorHandle, error::Context};
 use reshard_map::{Elements, Limits, Map, MapError, MapFile, MappedTensor, Mapping, Source};
 use reshard_model::{
     BoxError, DType, Dims, ErrorKind, Payload, Region, Select, ShardedTensor, SourceError,
@@ -226,8 +226,8 @@ impl MappedCheckpoint {
     }
 
     fn handle(&self, key: &str, tensor: &MappedTensor) -> MappedTensorHandle {
-        MappedTensorHandle {
-            mapped: self.clone(),
+        Handle {
+            checkpoint: self.clone(),
             key: key.into(),
             dtype: tensor.dtype(),
             shape: tensor.shape().clone(),
@@ -235,40 +235,13 @@ impl MappedCheckpoint {
     }
 }
 
-/// A mapped tensor. You can read any region of it.
-#[derive(Clone, Debug)]
-pub struct MappedTensorHandle {
-    mapped: MappedCheckpoint,
-    key: Box<str>,
-    dtype: DType,
-    shape: Dims,
-}
+/// A mapped tensor.
+pub type MappedTensorHandle = Handle<MappedCheckpoint>;
 
-impl MappedTensorHandle {
-    /// Its mapped key.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// The number of elements along each axis.
-    pub fn shape(&self) -> &Dims {
-        &self.shape
-    }
-
-    /// The size of all elements, in bytes.
-    pub fn nbytes(&self) -> u64 {
-        let elements = self.shape.volume().unwrap_or(u64::MAX);
-        elements.saturating_mul(self.dtype.size())
-    }
-
+impl Handle<MappedCheckpoint> {
     /// The element type of the first stored tensor that the map casts, if it casts any.
     pub fn cast_from(&self) -> Option<DType> {
-        let mapping = &self.mapped.mapping;
+        let mapping = &self.checkpoint.mapping;
         let mut pieces = mapping.tensor(&self.key)?.pieces().iter();
         let cast = pieces.find(|piece| !piece.casts.is_empty())?;
         mapping
@@ -279,7 +252,7 @@ impl MappedTensorHandle {
 
     /// The keys of the stored tensors that it is made of, each once.
     pub fn stored_keys(&self) -> Vec<&str> {
-        let mapping = &self.mapped.mapping;
+        let mapping = &self.checkpoint.mapping;
         let pieces = mapping
             .tensor(&self.key)
             .map_or(&[][..], MappedTensor::pieces);
@@ -297,7 +270,7 @@ impl MappedTensorHandle {
     /// # Errors
     /// A region outside the shape; an error of a stored tensor; a cast that is not possible.
     pub async fn read(&self, what: impl Select) -> Result<Tensor> {
-        let url = self.mapped.checkpoint.url();
+        let url = self.checkpoint.checkpoint.url();
         let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
         let source = self.source(region.clone())?;
         let elements = region.volume().unwrap_or(u64::MAX);
@@ -326,11 +299,6 @@ impl MappedTensorHandle {
         Tensor::new(self.dtype, &region.lengths, bytes).during(ACT, url)
     }
 
-    /// Divides the tensor into regions in row-major order, of at most `max` bytes each, but at least one element.
-    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
-        Region::whole(&self.shape).blocks(max / self.dtype.size())
-    }
-
     /// A region as a source that is read only when it is written.
     ///
     /// # Errors
@@ -353,17 +321,17 @@ impl MappedTensorHandle {
     ) -> Result<Arc<dyn TensorSource>> {
         let region = what
             .resolve(&self.key, &self.shape)
-            .during(ACT, self.mapped.checkpoint.url())?;
+            .during(ACT, self.checkpoint.checkpoint.url())?;
         let mut stored = BTreeMap::new();
         let mut block = 0;
         for key in self.stored_keys() {
-            let tensor = self.mapped.checkpoint.tensor(key)?;
+            let tensor = self.checkpoint.checkpoint.tensor(key)?;
             let source = wrap(&tensor, tensor.source(..)?);
             block = source.block().unwrap_or(0).max(block);
             stored.insert(key.into(), source);
         }
         Ok(Arc::new(Lazy {
-            mapped: self.mapped.clone(),
+            mapped: self.checkpoint.clone(),
             key: self.key.clone(),
             dtype: self.dtype,
             region,
@@ -381,7 +349,7 @@ impl MappedTensorHandle {
             what: "reading the tensors that it is made of".into(),
             source: e,
         };
-        Error::new(ACT, self.mapped.checkpoint.url(), error)
+        Error::new(ACT, self.checkpoint.checkpoint.url(), error)
     }
 }
 
@@ -423,9 +391,7 @@ impl TensorSource for Lazy {
         let tensor = mapping
             .tensor(&self.key)
             .ok_or("the tensor is not mapped")?;
-        let offsets = region.offsets.iter().zip(&self.region.offsets);
-        let offsets: Dims = offsets.map(|(a, b)| a.saturating_add(*b)).collect();
-        let region = Region::new(offsets, region.lengths.clone());
+        let region = region.shifted(&self.region.offsets);
         mapping.read(tensor, &region, &self.stored, out)
     }
 }

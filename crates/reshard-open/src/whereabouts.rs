@@ -40,11 +40,9 @@ impl Whereabouts {
     }
 
     #[cfg(feature = "local")]
-    fn with_instead(self, path: impl AsRef<std::path::Path>) -> Self {
-        Self {
-            instead: Some(path.as_ref().display().to_string()),
-            ..self
-        }
+    fn with_instead(mut self, path: impl AsRef<std::path::Path>) -> Self {
+        self.instead = Some(path.as_ref().display().to_string());
+        self
     }
 
     /// What lies there: `/runs/one is not a checkpoint, but holds some: iter_0000020, iter_0000010`.

@@ -234,15 +234,7 @@ impl TensorSource for Part {
     }
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let offsets: Dims = self
-            .region
-            .offsets
-            .iter()
-            .zip(&region.offsets)
-            .map(|(a, b)| a + b)
-            .collect();
-        let region = Region::new(offsets, region.lengths.clone());
-        self.source.read(&region, out)
+        self.source.read(&region.shifted(&self.region.offsets), out)
     }
 }
 

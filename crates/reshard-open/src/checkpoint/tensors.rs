@@ -80,17 +80,21 @@ impl Checkpoint {
     }
 }
 
-/// A stored tensor. You can read any region of it.
+/// A tensor of a checkpoint as it is stored ([`TensorHandle`]), or as a map shows it ([`MappedTensorHandle`](crate::MappedTensorHandle)). You can
+/// read any region of it.
 #[derive(Clone, Debug)]
-pub struct TensorHandle {
-    checkpoint: Checkpoint,
-    key: Box<str>,
-    dtype: DType,
-    shape: Dims,
+pub struct Handle<C> {
+    pub(crate) checkpoint: C,
+    pub(crate) key: Box<str>,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Dims,
 }
 
-impl TensorHandle {
-    /// Its key.
+/// A stored tensor.
+pub type TensorHandle = Handle<Checkpoint>;
+
+impl<C> Handle<C> {
+    /// Its key. That of a mapped tensor is the mapped one.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -105,19 +109,25 @@ impl TensorHandle {
         &self.shape
     }
 
+    /// The size of all elements, in bytes.
+    pub fn nbytes(&self) -> u64 {
+        let elements = self.shape.volume().unwrap_or(u64::MAX);
+        elements.saturating_mul(self.dtype.size())
+    }
+
+    /// Divides the tensor into regions in row-major order, so that you can process it in bounded memory. Each region
+    /// has at most `max` bytes, but at least one element.
+    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<C> {
+        Region::whole(&self.shape).blocks(max / self.dtype.size())
+    }
+}
+
+impl Handle<Checkpoint> {
     /// The stored shape of a tensor that Megatron Core has stored flattened: the number of cells into which it is cut along each axis, then
     /// the elements of a cell. It is read as if it were not flattened.
     pub fn flattened_shape(&self) -> Option<Dims> {
         let tensor = self.checkpoint.metadata().tensor(&self.key)?;
         tensor.original_shape().map(|_| tensor.shape())
-    }
-
-    /// The size of all elements, in bytes.
-    pub fn nbytes(&self) -> u64 {
-        self.shape
-            .volume()
-            .unwrap_or(u64::MAX)
-            .saturating_mul(self.dtype.size())
     }
 
     /// Its chunks, in stored order.
@@ -206,12 +216,6 @@ impl TensorHandle {
         }
     }
 
-    /// Divides the tensor into regions in row-major order, so that you can process it in bounded memory. Each region
-    /// has at most `max` bytes, but at least one element.
-    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
-        Region::whole(&self.shape).blocks(max / self.dtype.size())
-    }
-
     /// A region as a source that is read only when it is written. With it you can copy a checkpoint in bounded memory.
     ///
     /// # Errors
@@ -277,12 +281,7 @@ impl TensorSource for Lazy {
     }
 
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let mut region = region.clone();
-        region
-            .offsets
-            .iter_mut()
-            .zip(&self.region.offsets)
-            .for_each(|(o, by)| *o += by);
+        let region = region.shifted(&self.region.offsets);
         // On an I/O thread, local reads run on this same thread, so blocking here can't deadlock.
         let got: Bytes = reshard_storage::wait(self.tensor.read(region))
             .map_err(|e| SourceError::new(e.kind(), e))?

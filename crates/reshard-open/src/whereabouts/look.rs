@@ -3,7 +3,7 @@
 use super::Whereabouts;
 use crate::sidecar::SIDECAR;
 use reshard_megatron::{COMMON, INTEGRITY, METADATA_JSON};
-use reshard_strategy::{FormatInfo, OwnFile};
+use reshard_strategy::{FormatInfo, OwnFile, first};
 use std::{
     fs,
     io::{ErrorKind, Read},
@@ -238,17 +238,11 @@ impl Checkpoints {
     }
 
     fn names(&self) -> String {
-        let mut names: Vec<String> = self.names.iter().take(NAMED).cloned().collect();
-        if let (true, Some(first)) = (self.latest, names.first_mut()) {
-            first.push_str(" (the latest)");
+        let mut names = self.names.clone();
+        if let (true, Some(latest)) = (self.latest, names.first_mut()) {
+            latest.push_str(" (the latest)");
         }
-        let more = self.names.len().saturating_sub(NAMED);
-        names.join(", ")
-            + &if more > 0 {
-                format!(" and {more} more")
-            } else {
-                String::new()
-            }
+        first(NAMED, names.into_iter())
     }
 }
 
