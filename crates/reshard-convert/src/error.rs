@@ -4,6 +4,7 @@ use crate::{LedgerEntry, MAX_RANKS};
 use reshard::{
     BackendVersion, CommonForm, DType, Dialect, ErrorKind, Region,
     map::MapError,
+    model::some,
     strategy::{Damage, StrategyError},
 };
 use reshard_optim::ShardingType;
@@ -345,11 +346,6 @@ fn why_not(dialect: Dialect, has: &[Dialect]) -> String {
 
 /// A message names at most so many items.
 const NAMED: usize = 8;
-
-/// A number of things: `1 item`, `3 items`.
-pub(crate) fn some(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
 
 fn count<T>(what: &[T]) -> String {
     some(what.len() as u64, "item")

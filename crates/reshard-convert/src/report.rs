@@ -1,7 +1,7 @@
 //! The report of a conversion.
 
-use crate::{CastReport, Ledger, NotHeld, Resumed, error::some};
-use reshard::{BackendVersion, SaveReport};
+use crate::{CastReport, Ledger, NotHeld, Resumed};
+use reshard::{BackendVersion, SaveReport, model::some};
 use std::{fmt, time::Duration};
 
 /// Report of a conversion.

@@ -134,8 +134,8 @@ pub(super) fn count<R: Real>(numbers: &[R], is: impl Fn(R) -> bool) -> u64 {
     lanes + rest.iter().filter(|x| is(**x)).count() as u64
 }
 
-/// The smallest and the largest number.
-fn extremes<R: Real>(numbers: &[R]) -> (R, R) {
+/// The smallest and the largest number. `None` if there is none.
+fn extremes<R: Real>(numbers: &[R]) -> Option<(f64, f64)> {
     let less = |a: R, b: R| if b < a { b } else { a };
     let more = |a: R, b: R| if b > a { b } else { a };
     let (highest, lowest) = (R::infinity(), R::neg_infinity());
@@ -149,37 +149,21 @@ fn extremes<R: Real>(numbers: &[R]) -> (R, R) {
     }
     let lows = low.iter().chain(rest).copied();
     let highs = high.iter().chain(rest).copied();
-    (lows.fold(highest, less), highs.fold(lowest, more))
+    let range = (lows.fold(highest, less), highs.fold(lowest, more));
+    (!numbers.is_empty()).then_some((range.0.into(), range.1.into()))
 }
 
 /// What some numbers are like. Extremes and sums are of the finite ones.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Moments {
     pub(super) numbers: u64,
     pub(super) zeros: u64,
     pub(super) denormals: u64,
     pub(super) nans: u64,
     pub(super) infinite: u64,
-    pub(super) min: f64,
-    pub(super) max: f64,
+    pub(super) range: Option<(f64, f64)>,
     pub(super) sum: f64,
     pub(super) squares: f64,
-}
-
-impl Default for Moments {
-    fn default() -> Self {
-        Self {
-            numbers: 0,
-            zeros: 0,
-            denormals: 0,
-            nans: 0,
-            infinite: 0,
-            min: f64::INFINITY,
-            max: f64::NEG_INFINITY,
-            sum: 0.0,
-            squares: 0.0,
-        }
-    }
 }
 
 impl Moments {
@@ -190,8 +174,7 @@ impl Moments {
         self.denormals += next.denormals;
         self.nans += next.nans;
         self.infinite += next.infinite;
-        self.min = self.min.min(next.min);
-        self.max = self.max.max(next.max);
+        self.extend(next.range);
         self.sum += next.sum;
         self.squares += next.squares;
     }
@@ -213,22 +196,21 @@ impl Moments {
             self.infinite += all - finite - nans;
             let of_finite = numbers.iter().copied().filter(|x| x.is_finite());
             let of_finite: Vec<R> = of_finite.collect();
-            self.extend(&of_finite);
+            self.extend(extremes(&of_finite));
             // Zeros change no sum.
             let of_odd = numbers.iter_mut().filter(|x| !x.is_finite());
             of_odd.for_each(|x| *x = zero);
         } else {
-            self.extend(numbers);
+            self.extend(extremes(numbers));
         }
         self.sum += sum(numbers, Into::into);
         self.squares += sum(numbers, square);
     }
 
-    /// Counts finite numbers among those that have extremes.
-    fn extend<R: Real>(&mut self, finite: &[R]) {
-        let (low, high) = extremes(finite);
-        self.min = self.min.min(low.into());
-        self.max = self.max.max(high.into());
+    /// Extends the range to that of more finite numbers.
+    fn extend(&mut self, more: Option<(f64, f64)>) {
+        let both = self.range.into_iter().chain(more);
+        self.range = both.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
     }
 
     /// Of elements of a type, which consist of these numbers.

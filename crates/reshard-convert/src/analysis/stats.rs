@@ -103,16 +103,15 @@ impl Stats {
 
     fn of(m: &Moments, dead_rows: u64) -> Self {
         let finite = m.numbers - m.nans - m.infinite;
-        let of_finite = |x: f64| (finite > 0).then_some(x);
         Self {
             numbers: m.numbers,
             zeros: m.zeros,
             nans: m.nans,
             infinite: m.infinite,
             denormals: m.denormals,
-            min: of_finite(m.min),
-            max: of_finite(m.max),
-            mean: of_finite(m.sum / finite.max(1) as f64),
+            min: m.range.map(|(min, _)| min),
+            max: m.range.map(|(_, max)| max),
+            mean: (finite > 0).then_some(m.sum / finite.max(1) as f64),
             norm: m.squares.sqrt(),
             dead_rows,
         }
