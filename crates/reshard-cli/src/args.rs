@@ -54,6 +54,7 @@ pub(crate) enum Command {
                             reshard show /ckpt/step-1000 decoder.final_layernorm.weight\n  \
                             reshard show /ckpt/step-1000 embedding.weight --region 0:2,3:5\n  \
                             reshard show /ckpt/step-1000 lr --json")]
+    #[command(mut_arg("json", |json| json.help("Print JSON, schema 1, with all elements in row-major order")))]
     Show(Show),
     /// Prints the SHA-256 of each tensor's elements (row-major, little-endian). It does not depend on how a tensor is split.
     #[command(after_help = "Example, are these the same weights?\n  \
@@ -129,6 +130,14 @@ impl Command {
     }
 }
 
+/// Changes a setup by what the command line gives, if it gives that.
+pub(crate) fn given<S, T>(setup: S, value: Option<T>, set: impl FnOnce(S, T) -> S) -> S {
+    match value {
+        Some(value) => set(setup, value),
+        None => setup,
+    }
+}
+
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
@@ -143,9 +152,12 @@ impl Select {
     }
 }
 
-/// How the checkpoint is read.
+/// How the checkpoint is read, and the result is printed.
 #[derive(Debug, Args)]
 pub(crate) struct Reading {
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// The format of the checkpoint to read, such as torch_dist or torch_dist/1. By default the files of the checkpoint tell it.
     /// If they belong to two formats, you have to give it.
     #[arg(long, value_name = "NAME")]
@@ -178,15 +190,12 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn limits(&self) -> ReadLimits {
-        let given = &self.limits;
+        let max_memory = self.limits.max_memory.map(|max| max.0);
         let limits = ReadLimits::default()
-            .with_max_whole(given.max_whole.0)
-            .with_max_kept(given.max_kept.0)
-            .with_allow_repeated(given.allow_repeated);
-        match given.max_memory {
-            Some(max) => limits.with_max_memory(max.0),
-            None => limits,
-        }
+            .with_max_whole(self.limits.max_whole.0)
+            .with_max_kept(self.limits.max_kept.0)
+            .with_allow_repeated(self.limits.allow_repeated);
+        given(limits, max_memory, ReadLimits::with_max_memory)
     }
 
     /// What of this changes what is read, as a text.
@@ -217,10 +226,7 @@ impl Reading {
     /// Options to open it with as it is stored.
     pub(crate) fn as_stored(&self) -> OpenOptions {
         let options = OpenOptions::new().limits(self.limits());
-        match &self.format {
-            Some(format) => options.format(format.clone()),
-            None => options,
-        }
+        given(options, self.format.clone(), OpenOptions::format)
     }
 
     #[cfg(feature = "full")]
@@ -271,9 +277,6 @@ pub(crate) struct Inspect {
     pub(crate) dir: String,
     #[command(flatten)]
     pub(crate) select: Select,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Print no lists, only facts about the whole checkpoint.
     #[arg(long)]
     pub(crate) summary: bool,
@@ -293,9 +296,6 @@ pub(crate) struct Ls {
     pub(crate) select: Select,
     #[arg(long, value_name = "PATTERN", conflicts_with = "globs", help = LISTED_STEPS)]
     pub(crate) steps: Option<StepPattern>,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -309,9 +309,6 @@ pub(crate) struct Show {
     /// Only this part of a tensor: `0:2,3:5` are rows 0 and 1, columns 3 and 4. `5` is one index, `:` a whole axis; axes that are left out are whole.
     #[arg(long, value_name = "RANGES")]
     pub(crate) region: Option<Wanted>,
-    /// Print JSON, schema 1, with all elements in row-major order.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -325,9 +322,6 @@ pub(crate) struct Digest {
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Don't check checksums. Then large tensors are read once instead of twice.
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -355,9 +349,6 @@ pub(crate) struct Verify {
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -375,9 +366,6 @@ pub(crate) struct Prune {
     /// With 0s they are removed in any case, so make sure that no save is running.
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = units::parse_age)]
     pub(crate) older_than: Duration,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -391,9 +379,6 @@ pub(crate) struct Remove {
     /// Remove nothing, and only print what would be removed.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -489,9 +474,6 @@ pub(crate) struct Convert {
     /// Write nothing. Make every check that needs no tensor data, and print what would be read, written and left out.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -551,9 +533,6 @@ pub(crate) struct Diff {
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
@@ -580,9 +559,6 @@ pub(crate) struct Stats {
     /// Read no data. Only print how many bytes it would read, and with about how many requests.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print JSON, schema 1.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
 }

@@ -1,7 +1,7 @@
 //! `reshard convert`.
 
 use crate::{
-    args::{Convert, Target},
+    args::{Convert, Target, given},
     cost::{self, Checks, ReadCost, Reads},
     error::{CliError, OK, RAISE, Result},
     findings::{line, stored_bytes},
@@ -16,87 +16,78 @@ use reshard::{
     BackendVersion, ErrorKind, Registry, SaveReport,
     blocking::Checkpoint,
     plan::similar,
-    policy::PolicyMetrics,
+    policy::ByteSize,
     storage::wait,
     strategy::{Damage, SaveShardedStrategy},
 };
 use reshard_convert::{
-    Asked, CastReport, ConvertError, Finding, ItemKind, LedgerEntry, NotHeld, Resumed, check_files,
-    convert,
+    Asked, CastReport, Convert as Setup, ConvertError, ConvertReport, Finding, LedgerEntry,
+    NotHeld, check_files, convert,
 };
 use reshard_optim::BucketLayout;
 use serde::Serialize;
-use std::{
-    fs::File,
-    io::{Read as _, Write},
-    path::Path,
-    time::Duration,
-};
+use serde_json::{Value as Json, json};
+use std::{io::Write, path::Path};
 
 #[derive(Serialize)]
 struct Report<'a> {
-    schema: u32,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    dry_run: bool,
-    /// What the conversion would read.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    reads: Vec<ReadCost<'a>>,
-    src: &'a str,
-    dst: &'a str,
-    ranks: u32,
-    tensors: u64,
-    objects: u64,
-    files: u64,
-    /// Stored parts of tensors, and objects.
-    pieces: u64,
-    bytes: u64,
-    /// With what was checked before.
-    seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<&'a PolicyMetrics>,
-    format: String,
-    #[serde(skip_serializing_if = "<[_]>::is_empty", serialize_with = "texts")]
-    dropped: &'a [NotHeld],
+    #[serde(flatten)]
+    before: Json,
     /// Every item of the source.
-    ledger: Vec<Entry<'a>>,
-    #[serde(skip)]
-    max_shard_size: Option<u64>,
-    #[serde(skip)]
-    lines: Vec<(ItemKind, String)>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    casts: &'a [CastReport],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    resumed: Option<Resumed>,
-    /// What of `seconds` came before anything was written.
-    checking_seconds: f64,
-    /// The checks that a dry run does not make.
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    unmade_checks: &'a [&'static str],
+    #[serde(serialize_with = "entries")]
+    ledger: &'a [LedgerEntry],
+    #[serde(flatten)]
+    after: Json,
 }
 
-fn texts<S: serde::Serializer>(what: &[NotHeld], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(what.iter().map(NotHeld::to_string))
-}
-
-/// An item of the source, and what became of it.
-#[derive(Serialize)]
-struct Entry<'a> {
-    kind: &'static str,
-    name: &'a str,
-    outcome: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-}
-
-impl<'a> Entry<'a> {
-    fn of(e: &'a LedgerEntry) -> Self {
+impl<'a> Report<'a> {
+    fn of(done: &'a ConvertReport, reads: Option<&ReadCost<'_>>, args: &Convert) -> Self {
+        let saved = &done.saved;
+        let dropped: Vec<String> = done.dropped.iter().map(NotHeld::to_string).collect();
+        let unmade = &done.unmade_checks;
         Self {
-            kind: e.kind.name(),
-            name: &e.name,
-            outcome: e.outcome.name(),
-            why: e.outcome.why(),
+            before: json::members([
+                ("schema", true, json!(1)),
+                ("dry_run", args.dry_run, json!(true)),
+                ("reads", reads.is_some(), json!([reads])),
+                ("src", true, json!(args.src)),
+                ("dst", true, json!(args.dst)),
+                ("ranks", true, json!(args.ranks)),
+                ("tensors", true, json!(done.tensors)),
+                ("objects", true, json!(done.objects)),
+                ("files", true, json!(saved.files())),
+                ("pieces", true, json!(saved.totals.all.items)),
+                ("bytes", true, json!(saved.bytes())),
+                ("seconds", true, json!(done.took.as_secs_f64())),
+                ("policy", saved.policy.is_some(), json!(saved.policy)),
+                ("format", true, json!(done.format.to_string())),
+                ("dropped", !dropped.is_empty(), json!(dropped)),
+            ]),
+            ledger: done.ledger.entries(),
+            after: json::members([
+                ("casts", !done.casts.is_empty(), json!(done.casts)),
+                ("resumed", resumes(args), json!(done.resumed)),
+                ("checking_seconds", true, json!(done.checking.as_secs_f64())),
+                ("unmade_checks", !unmade.is_empty(), json!(unmade)),
+            ]),
         }
     }
+}
+
+fn resumes(args: &Convert) -> bool {
+    args.resume && !args.dry_run
+}
+
+/// Items of the source, and what became of them.
+fn entries<S: serde::Serializer>(all: &[LedgerEntry], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(all.iter().map(|e| {
+        let (kind, outcome) = (e.kind.name(), e.outcome.name());
+        let mut entry = json!({ "kind": kind, "name": e.name, "outcome": outcome });
+        if let Some(why) = e.outcome.why() {
+            entry["why"] = why.into();
+        }
+        entry
+    }))
 }
 
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
@@ -132,56 +123,32 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     }
 
     // What is checked before anything is written is shown as a step of its own.
-    let bar = io.bar(
-        "checking",
-        if args.no_verify || args.dry_run {
-            0
-        } else {
-            stored_bytes(&source)
-        },
-    );
-    let checked = bar.clone();
-    let prepared = wait(setup.checked(move |n| checked.inc(n)).prepare());
+    let bytes = match args.no_verify || args.dry_run {
+        true => 0,
+        false => stored_bytes(&source),
+    };
+    let (bar, checked) = io.progress("checking", bytes);
+    let prepared = wait(setup.checked(move |n| checked.add(n)).prepare());
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
 
-    let bar = io.bar("writing", if args.dry_run { 0 } else { conversion.bytes() });
-    let written = bar.clone();
-    let done = wait(conversion.progress(move |n| written.inc(n)).run());
+    let bytes = if args.dry_run { 0 } else { conversion.bytes() };
+    let (bar, written) = io.progress("writing", bytes);
+    let done = wait(conversion.progress(move |n| written.add(n)).run());
     bar.finish_and_clear();
     let done = done.map_err(told)?;
-    let saved = &done.saved;
-    let report = Report {
-        schema: 1,
-        dry_run: args.dry_run,
-        reads: Vec::from_iter(reads),
-        src: &args.src,
-        dst: &args.dst,
-        ranks: args.ranks,
-        tensors: done.tensors,
-        objects: done.objects,
-        files: saved.files(),
-        pieces: saved.totals.all.items,
-        bytes: saved.bytes(),
-        seconds: done.took.as_secs_f64(),
-        checking_seconds: done.checking.as_secs_f64(),
-        unmade_checks: &done.unmade_checks,
-        policy: saved.policy.as_ref(),
-        format: done.format.to_string(),
-        dropped: &done.dropped,
-        ledger: match args.json {
-            true => done.ledger.entries().iter().map(Entry::of).collect(),
-            false => Vec::new(),
-        },
-        max_shard_size: args.max_shard_size.map(|max| max.0),
-        lines: done.ledger.lines(),
-        casts: &done.casts,
-        resumed: (args.resume && !args.dry_run).then_some(done.resumed),
-    };
-    print(&report, (&source, saved), args.json, io)?;
-    note_lost(&report, io);
+    if args.reading.json {
+        let report = Report::of(&done, reads.as_ref(), args);
+        json::write_about(io.out, &[&source], &report)?;
+    } else {
+        if let Some(reads) = reads {
+            reads.print(io)?;
+        }
+        print(&done, args, io.out)?;
+    }
+    note_lost(&done, args.dry_run, io);
     io.note_unverified(args.no_verify && !args.dry_run);
-    note_stays(saved, &args.dst, io);
+    note_stays(&done.saved, &args.dst, io);
     Ok(OK)
 }
 
@@ -267,7 +234,7 @@ fn set_up<'a>(
     args: &'a Convert,
     source: &'a Checkpoint,
     io: &mut Io<'_>,
-) -> Result<reshard_convert::Convert<'a>> {
+) -> Result<Setup<'a>> {
     let keys = args.select.keys();
     let mut setup = convert(source, &args.dst)
         .ranks(args.ranks)
@@ -291,40 +258,23 @@ fn set_up<'a>(
         Some(Target::Name(name)) => setup.to(program.registry.named_save(name)?),
         Some(Target::Json(json)) => setup.strategy(strategy(json, &program.registry)?),
     };
-    if let Some(files) = args.files_per_rank {
-        setup = setup.files_per_rank(files);
-    }
-    if let Some(flavour) = &args.flavour {
-        setup = setup.setting("flavour", flavour.as_str());
-    }
-    if let Some(map) = mapping::map(&args.mapping, source, io)? {
-        setup = setup.map(map);
-    }
-    if let Some(dtype) = args.dtype {
-        setup = setup.dtype(dtype);
-    }
-    if let Some(dialect) = args.dialect {
-        setup = setup.dialect(dialect);
-    }
-    if let Some(form) = args.common {
-        setup = setup.common_form(form);
-    }
-    if let Some(file) = &args.optimizer_layout {
-        setup = setup.bucket_layout(layout(file)?);
-    }
-    if !keys.all() {
-        setup = setup.keys(move |key| keys.has(key));
-    }
-    if let Some(max) = args.max_shard_size {
-        setup = setup.max_shard_size(max.0);
-    }
-    if let Some(max) = args.max_slices {
-        setup = setup.max_slices(max);
-    }
-    if let Some(policy) = &args.policy {
-        setup = setup.policy(policy.clone());
-    }
-    Ok(setup)
+    let layout = args.optimizer_layout.as_deref().map(layout).transpose()?;
+    let max_shard_size = args.max_shard_size.map(|max| max.0);
+    let flavour = args.flavour.as_deref();
+    setup = given(setup, args.files_per_rank, Setup::files_per_rank);
+    setup = given(setup, flavour, |s, to| s.setting("flavour", to));
+    setup = given(setup, mapping::map(&args.mapping, source, io)?, Setup::map);
+    setup = given(setup, args.dtype, Setup::dtype);
+    setup = given(setup, args.dialect, Setup::dialect);
+    setup = given(setup, args.common, Setup::common_form);
+    setup = given(setup, layout, Setup::bucket_layout);
+    setup = given(setup, max_shard_size, Setup::max_shard_size);
+    setup = given(setup, args.max_slices, Setup::max_slices);
+    setup = given(setup, args.policy.clone(), Setup::policy);
+    Ok(match keys.all() {
+        true => setup,
+        false => setup.keys(move |key| keys.has(key)),
+    })
 }
 
 /// Everything of the command line that changes what is written, as a text.
@@ -357,7 +307,6 @@ fn options_that_count(args: &Convert) -> Result<String> {
         trace: _,
         no_verify,
         dry_run: _,
-        json: _,
         reading,
     } = args;
     // What these files say counts, not what they are called.
@@ -397,59 +346,41 @@ fn strategy(json: &serde_json::Value, registry: &Registry) -> Result<SaveSharded
 const NAMED: usize = 20;
 
 /// Tells what is not in the new checkpoint as it was in the old one.
-fn note_lost(report: &Report<'_>, io: &mut Io<'_>) {
-    let hidden = |all: usize| all.saturating_sub(NAMED) as u64;
-    for what in report.dropped.iter().take(NAMED) {
-        let is = if report.dry_run { "would be" } else { "was" };
-        io.note(format!("{what} {is} left out"));
-    }
-    if hidden(report.dropped.len()) > 0 {
-        let more = units::some(hidden(report.dropped.len()), "item");
-        io.note(format!("{more} more left out"));
-    }
+fn note_lost(report: &ConvertReport, dry_run: bool, io: &mut Io<'_>) {
+    let is = if dry_run { "would be" } else { "was" };
+    let dropped = report.dropped.iter();
+    let dropped = dropped.map(|what| format!("{what} {is} left out"));
+    io.notes(NAMED, dropped, |more| {
+        format!("{} more left out", units::some(more, "item"))
+    });
     let far = |c: &&CastReport| c.overflowed + c.underflowed > 0;
-    for c in report.casts.iter().filter(far).take(NAMED) {
-        io.note(format!(
+    let casts = report.casts.iter().filter(far).map(|c| {
+        format!(
             "{}: of {} {} were too large, and {} became zero",
             c.key,
             units::some(c.elements, "element"),
             units::count(c.overflowed),
             units::count(c.underflowed)
-        ));
-    }
-    let more = report.casts.iter().filter(far).count();
-    if hidden(more) > 0 {
-        let more = units::some(hidden(more), "tensor");
-        io.note(format!("{more} more lost range"));
-    }
+        )
+    });
+    io.notes(NAMED, casts, |more| {
+        format!("{} more lost range", units::some(more, "tensor"))
+    });
 }
 
 /// A layout of more bytes than this is not read. One parameter takes some 300.
 const MAX_LAYOUT: u64 = 256 << 20;
 
 fn layout(file: &Path) -> Result<BucketLayout> {
-    let shown = shown(&file.display().to_string()).to_string();
     let hint = "`docs/optimizer.md` says what a layout is, and how a training program writes it";
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        File::open(file)?
-            .take(MAX_LAYOUT + 1)
-            .read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().map_err(|e| CliError::told(format!("{shown} can't be read: {e}"), hint))?;
-    if bytes.len() as u64 > MAX_LAYOUT {
-        return Err(CliError::told(
-            format!("{shown} has more than {}", units::bytes(MAX_LAYOUT)),
-            hint,
-        ));
-    }
-    serde_json::from_slice(&bytes)
-        .map_err(|e| CliError::told(format!("{shown} is not a layout of buckets: {e}"), hint))
+    serde_json::from_str(&mapping::read(file, MAX_LAYOUT, hint)?).map_err(|e| {
+        let what = format!("{} is not a layout of buckets: {e}", file.display());
+        CliError::told(what, hint)
+    })
 }
 
 /// The line about casts: how much they have lost.
-fn print_casts(report: &Report<'_>, out: &mut dyn Write) -> Result<()> {
+fn print_casts(report: &ConvertReport, out: &mut dyn Write) -> Result<()> {
     if !report.casts.is_empty() {
         let sum =
             |of: fn(&CastReport) -> u64| units::count(units::sum(report.casts.iter().map(of)));
@@ -469,24 +400,13 @@ fn print_casts(report: &Report<'_>, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn print(
-    report: &Report<'_>,
-    (source, saved): (&Checkpoint, &SaveReport),
-    as_json: bool,
-    io: &mut Io<'_>,
-) -> Result<()> {
-    if as_json {
-        return json::write_about(io.out, &[source], report);
-    }
-    for read in &report.reads {
-        read.print(io)?;
-    }
-    let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
-    let (did, as_what) = match report.dry_run {
+fn print(report: &ConvertReport, args: &Convert, out: &mut dyn Write) -> Result<()> {
+    let (saved, time) = (&report.saved, report.took);
+    let (did, as_what) = match args.dry_run {
         true => ("would convert to", "would write"),
         false => ("converted", "written as"),
     };
-    writeln!(out, "{}  {}", styled(GOOD, did), shown(report.dst))?;
+    writeln!(out, "{}  {}", styled(GOOD, did), shown(&args.dst))?;
     let what = format!(
         "{}, {}",
         units::some(report.tensors, "tensor"),
@@ -494,39 +414,42 @@ fn print(
     );
     fact(out, "holds", what)?;
     let [ranks, files, pieces] = [
-        (report.ranks.into(), "rank"),
-        (report.files, "file"),
-        (report.pieces, "piece"),
+        (args.ranks.into(), "rank"),
+        (saved.files(), "file"),
+        (saved.totals.all.items, "piece"),
     ]
     .map(|(n, of)| units::some(n, of));
-    let bytes = units::bytes(report.bytes);
+    let bytes = units::bytes(saved.bytes());
     let written = format!("{}, {ranks}, {files}, {pieces}, {bytes}", report.format);
     fact(out, as_what, written)?;
-    for check in report.unmade_checks {
+    for check in &report.unmade_checks {
         fact(out, "not checked", check)?;
     }
-    if let Some(kept) = &report.resumed {
+    if resumes(args) {
+        let kept = &report.resumed;
         let (files, bytes) = (units::some(kept.files, "file"), units::bytes(kept.bytes));
         let what = match kept.files {
-            0 if Path::new(report.dst).is_file() => "nothing: a single file is written anew".into(),
+            0 if Path::new(&args.dst).is_file() => "nothing: a single file is written anew".into(),
             0 => "nothing, because no interrupted conversion had finished a file".into(),
             _ => format!("{files}, {bytes}, not written again"),
         };
         fact(out, "resumed", what)?;
     }
-    for (kind, line) in &report.lines {
-        fact(out, kind.title(), shown(line))?;
+    for (kind, line) in report.ledger.lines() {
+        fact(out, kind.title(), shown(&line))?;
     }
     print_casts(report, out)?;
-    if let Some(p) = report.policy {
+    if let Some(p) = &saved.policy {
         let sizes = format!(
             "{} to {}",
             units::bytes(p.smallest),
             units::bytes(p.largest)
         );
         let cut = units::some(p.split_tensors, "tensor");
-        let beyond = match report.max_shard_size {
-            Some(max) if p.largest > max => "; a file with one item that is not cut may be larger",
+        let beyond = match args.max_shard_size {
+            Some(ByteSize(max)) if p.largest > max => {
+                "; a file with one item that is not cut may be larger"
+            }
             _ => "",
         };
         fact(
@@ -536,7 +459,7 @@ fn print(
         )?;
     }
     // One rank has all.
-    if report.ranks > 1 {
+    if args.ranks > 1 {
         fact(
             out,
             "balance",
@@ -547,17 +470,16 @@ fn print(
         )?;
     }
     // Looking at names and sizes takes a moment, and nobody asks about it.
-    let checking = Duration::from_secs_f64(report.checking_seconds);
-    let checking = match checking >= time / 10 {
+    let checking = match report.checking >= time / 10 {
         true => format!(
             ", {} of it for checks of the source",
-            units::seconds(checking)
+            units::seconds(report.checking)
         ),
         false => String::new(),
     };
-    let rate = match report.dry_run {
+    let rate = match args.dry_run {
         true => String::new(),
-        false => format!("  {}", units::rate(report.bytes, time)),
+        false => format!("  {}", units::rate(saved.bytes(), time)),
     };
     let time = units::seconds(time);
     fact(out, "took", format!("{time}{rate}{checking}"))?;
@@ -565,7 +487,8 @@ fn print(
 }
 
 /// What to do about an error whose message says all that is wrong.
-fn hint(e: &ConvertError, src: &str) -> Option<String> {
+fn hint(e: &ConvertError, args: &Convert) -> Option<String> {
+    let src = &args.src;
     let hint = match e {
         ConvertError::NoOptimizer { .. } => {
             return Some(format!(
@@ -574,6 +497,19 @@ fn hint(e: &ConvertError, src: &str) -> Option<String> {
         }
         ConvertError::NoSingleFile { format, .. } => {
             return Some(format!("name a folder, and give --to {}", format.backend));
+        }
+        ConvertError::NothingLeft { .. } => {
+            return Some(format!(
+                "`reshard ls {src}` lists the keys; give another --to, such as torch_dist"
+            ));
+        }
+        ConvertError::IntoCommon { .. } => {
+            return Some(format!(
+                "`reshard ls {src}` lists the objects; --key chooses what is carried over"
+            ));
+        }
+        ConvertError::NotHeld { format, what, .. } => {
+            return Some(without_place(format, what, args));
         }
         ConvertError::MissingGroups { .. } => {
             "their parameters can't be made up; without --optimizer the rest is carried over as it is"
@@ -590,28 +526,6 @@ fn hint(e: &ConvertError, src: &str) -> Option<String> {
             "leave --dialect out, or give another --to; torch_dist, zarr and zarr3 have both dialects"
         }
         ConvertError::Flattened { .. } => "--unflatten writes them as plain chunks",
-        _ => return None,
-    };
-    Some(hint.into())
-}
-
-/// The same for messages that name items of the source, which may steer a terminal.
-fn hint_about_items(e: &ConvertError, args: &Convert) -> Option<String> {
-    let src = &args.src;
-    let hint = match e {
-        ConvertError::NothingLeft { .. } => {
-            return Some(format!(
-                "`reshard ls {src}` lists the keys; give another --to, such as torch_dist"
-            ));
-        }
-        ConvertError::IntoCommon { .. } => {
-            return Some(format!(
-                "`reshard ls {src}` lists the objects; --key chooses what is carried over"
-            ));
-        }
-        ConvertError::NotHeld { format, what, .. } => {
-            return Some(without_place(format, what, args));
-        }
         ConvertError::Layout { .. } => {
             "the layout must come from the program and the parallelism that saved the checkpoint"
         }
@@ -665,11 +579,8 @@ fn unsound(src: &str, finding: Finding, what: &Damage) -> CliError {
 /// The library's error in the words of the command line, with what to do.
 fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let (src, what) = (&args.src, e.to_string());
-    if let Some(hint) = hint(&e, src) {
+    if let Some(hint) = hint(&e, args) {
         return CliError::told(what, hint);
-    }
-    if let Some(hint) = hint_about_items(&e, args) {
-        return CliError::told(shown(&what), hint);
     }
     match e {
         ConvertError::NoLayout { form, .. } => CliError::told(
@@ -711,12 +622,12 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         }
         ConvertError::Destination(e) => e.into(),
         ConvertError::Unknown { key, why } => CliError::told(
-            format!("{} can't be carried over: {why}", shown(&key)),
+            format!("{key} can't be carried over: {why}"),
             format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
         ),
         ConvertError::Unsound { finding, what, .. } => unsound(src, finding, &what),
         ConvertError::NoPlace { .. } => CliError::damaged(
-            shown(&what),
+            what,
             format!(
                 "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
             ),

@@ -1,6 +1,7 @@
 //! What it costs to read a checkpoint: bytes and requests, from its metadata alone.
 
 use crate::{
+    args::Reading,
     error::{OK, Result},
     findings::has_integrity,
     glob::Keys,
@@ -111,7 +112,7 @@ pub(crate) fn note(c: &Checkpoint, cost: Computed<'_>, io: &mut Io<'_>) {
 /// code of a dry run.
 pub(crate) fn tell(
     costs: &[(&Checkpoint, Computed<'_>)],
-    (dry_run, as_json): (bool, bool),
+    (dry_run, reading): (bool, &Reading),
     io: &mut Io<'_>,
 ) -> Result<Option<u8>> {
     if !dry_run {
@@ -122,7 +123,7 @@ pub(crate) fn tell(
         .iter()
         .map(|(c, cost)| ReadCost::of(c, cost))
         .collect();
-    if as_json {
+    if reading.json {
         let about: Vec<&Checkpoint> = costs.iter().map(|(c, _)| *c).collect();
         let report = json!({ "schema": 1, "dry_run": true, "reads": reads });
         json::write_about(io.out, &about, &report)?;

@@ -17,7 +17,7 @@ use interrupt::{Listener, Place};
 use model::{Model, Share};
 use reshard::{
     LocalGroup, OpenOptions, Phase, blocking,
-    storage::{Depth, is_attempt, wait},
+    storage::{Depth, wait},
     strategy::StrategyError,
 };
 use std::{
@@ -110,17 +110,13 @@ pub(crate) fn run(program: &Program, args: &args::Demo, io: &mut Io<'_>) -> Resu
 fn require_free(program: &Program, url: &str) -> Result<()> {
     let place = program.stores.open(url).map_err(StrategyError::from)?;
     let is_taken = match wait(place.list(None, Depth::One)) {
-        // In a store, what a killed save left is in nobody's way.
-        Ok(top) => {
-            let mut folders = top.folders.iter();
-            !top.files.is_empty() || folders.any(|name| !is_attempt(name.as_str()))
-        }
+        Ok(top) => !top.is_free(),
         // The save says what it can't write to.
         Err(_) => Path::new(url).is_file(),
     };
     match is_taken {
         true => Err(CliError::told(
-            format!("{} exists already and is not empty", table::shown(url)),
+            format!("{url} exists already and is not empty"),
             "choose another --dir, or remove it",
         )),
         false => Ok(()),

@@ -18,7 +18,7 @@ use reshard::{
     DType,
     blocking::{Checkpoint, TensorHandle},
     model::Dims,
-    storage::{Progress, wait},
+    storage::wait,
 };
 use reshard_convert::{
     ANALYSIS_BLOCK, CheckpointDiff, Snapshot, TensorDiff, Tolerance, diff, diff_mapped,
@@ -49,7 +49,7 @@ fn has_effect(
             "neither {} nor {} is a checkpoint of {backend}",
             args.first, args.second
         );
-        return Err(CliError::told(shown(&what), "leave out --dequantize"));
+        return Err(CliError::told(what, "leave out --dequantize"));
     }
     let types = |c: &Checkpoint| -> Vec<_> {
         let tensors = c.metadata().tensors();
@@ -62,10 +62,10 @@ fn has_effect(
         }
     }
     Err(CliError::told(
-        shown(&format!(
+        format!(
             "--dequantize has no effect: neither {} nor {} has a tensor that is quantised in a form that it knows",
             args.first, args.second
-        )),
+        ),
         "leave out --dequantize to compare what is stored",
     ))
 }
@@ -105,7 +105,11 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         .iter()
         .zip(&costs)
         .map(|((c, ..), cost)| (*c, cost as _));
-    if let Some(code) = cost::tell(&costs.collect::<Vec<_>>(), (args.dry_run, args.json), io)? {
+    if let Some(code) = cost::tell(
+        &costs.collect::<Vec<_>>(),
+        (args.dry_run, &args.reading),
+        io,
+    )? {
         return Ok(code);
     }
     let snapshots = [&first, &second].map(|c| wait(Snapshot::of(c)));
@@ -118,14 +122,12 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
         any_dtype: args.any_dtype,
     };
     let chosen = [&first, &second].into_iter().flat_map(|c| keys.tensors(c));
-    let bar = io.bar("comparing", units::sum(chosen.map(|t| t.nbytes())));
-    let told = bar.clone();
+    let (bar, progress) = io.progress("comparing", units::sum(chosen.map(|t| t.nbytes())));
     let mut tensors = Vec::new();
     let chosen = |key: &str| keys.has(key);
-    let progress = Progress::new(move |n| told.inc(n));
     let each = |t: TensorDiff| {
         // The text has only those that differ.
-        if args.json || !t.equal {
+        if args.reading.json || !t.equal {
             tensors.push(t);
         }
     };
@@ -138,7 +140,7 @@ fn compare(program: &Program, args: &Diff, io: &mut Io<'_>) -> Result<u8> {
     bar.finish_and_clear();
     let found = compared.map_err(CliError::from_analysis)?;
     holds(&found, &snapshots)?;
-    if args.json {
+    if args.reading.json {
         let mut report = report(&found, &tensors, args.lossless);
         if args.no_verify {
             report["no_verify"] = true.into();
@@ -174,10 +176,7 @@ fn holds(found: &CheckpointDiff, snapshots: &[Snapshot; 2]) -> Result<()> {
         return Ok(());
     }
     Err(CliError::told(
-        format!(
-            "nothing was compared: only one of the two has a place for {}",
-            shown(item)
-        ),
+        format!("nothing was compared: only one of the two has a place for {item}"),
         "compare it with a checkpoint of a format that has a place for it",
     ))
 }
@@ -200,10 +199,8 @@ fn elements(tensor: &TensorHandle) -> u64 {
 fn can_be_compared(doubts: &Doubts, url: &str) -> Result<()> {
     let key = doubts.keys.first_key_value();
     let what = match (key, doubts.whole.first()) {
-        (Some((key, (why, _))), _) => {
-            format!("{} of {url} can't be compared: {}", shown(key), shown(why))
-        }
-        (None, Some(what)) => format!("{url} can't be compared: damaged: {}", shown(what)),
+        (Some((key, (why, _))), _) => format!("{key} of {url} can't be compared: {why}"),
+        (None, Some(what)) => format!("{url} can't be compared: damaged: {what}"),
         (None, None) => return Ok(()),
     };
     let hint = format!(

@@ -42,16 +42,8 @@ const TOLD: usize = 1_000;
 struct Report<'a> {
     schema: u32,
     tensors: Hashed<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    untried: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    errors: Option<&'a Map<String, Json>>,
-    /// Of the whole checkpoint.
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    damage: &'a [String],
-    /// Whether nothing was checked before it was read.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    no_verify: bool,
+    #[serde(flatten)]
+    more: Json,
 }
 
 type Sha256 = [u8; 32];
@@ -81,7 +73,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let before = || items_before(&checkpoint, keys, |t| t.nbytes() > BLOCK);
     let before = (!args.no_verify).then(before);
     let cost = |reads: &Reads<'_>| reads.blocks_after(before.as_ref(), keys, |_| BLOCK);
-    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
+    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, &args.reading), io)? {
         return Ok(code);
     }
     let snapshot = wait(Snapshot::of(&checkpoint));
@@ -101,7 +93,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let (mut failures, mut text) = (0, 0);
     let untried = hash_all(&sound, &bar, |t, hash| {
         match hash {
-            Ok(sha256) if args.json => tensors.push((t, sha256)),
+            Ok(sha256) if args.reading.json => tensors.push((t, sha256)),
             Ok(sha256) => {
                 let sha256 = hex(&sha256);
                 bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?;
@@ -119,14 +111,16 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     })?;
     bar.finish_and_clear();
     wait(snapshot.check())?;
-    if args.json {
+    if args.reading.json {
         let report = Report {
             schema: 1,
             tensors: Hashed(&tensors),
-            untried: (untried > 0).then_some(untried),
-            errors: (!errors.is_empty()).then_some(&errors),
-            damage: &doubts.whole,
-            no_verify: args.no_verify,
+            more: json::members([
+                ("untried", untried > 0, untried.into()),
+                ("errors", !errors.is_empty(), json!(errors)),
+                ("damage", !doubts.whole.is_empty(), json!(doubts.whole)),
+                ("no_verify", args.no_verify, true.into()),
+            ]),
         };
         json::write_about(io.out, &[&checkpoint], &report)?;
     }
@@ -141,7 +135,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         args.dir
     );
     let failed = CliError::Told { what, hint, code };
-    if !args.json {
+    if !args.reading.json {
         return Err(failed);
     }
     // The JSON says it already, and there is one of it.
@@ -162,16 +156,9 @@ fn tell_failures(
     let Some(first) = all.next() else {
         return Ok(None);
     };
-    for failure in all.take(TOLD) {
-        io.note(failure);
-    }
-    let left_out = errors.len().saturating_sub(1 + TOLD);
-    if left_out > 0 {
-        io.note(format!(
-            "no digest of {} more",
-            units::some(left_out as u64, "tensor")
-        ));
-    }
+    io.notes(TOLD, all, |more| {
+        format!("no digest of {} more", units::some(more, "tensor"))
+    });
     if untried > 0 {
         let untried = units::some(untried as u64, "tensor");
         io.note(format!(

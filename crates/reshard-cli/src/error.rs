@@ -276,7 +276,7 @@ fn instead(what: &str) -> Option<&'static str> {
     const INSTEAD: [(&str, &str); 3] = [
         (
             "a checkpoint of ",
-            "--format or --dequantize asks for another format than that of the checkpoint; leave it out",
+            "--format or --dequantize asks for another format than that of the checkpoint; leave it out; --to of `convert` names the format to write",
         ),
         (
             "a sharding policy",
@@ -284,7 +284,7 @@ fn instead(what: &str) -> Option<&'static str> {
         ),
         (
             "removing sharded tensors",
-            "`remove` changes checkpoints of torch_dist, zarr and zarr3",
+            "`reshard convert` with --key writes a copy without them",
         ),
     ];
     let known = INSTEAD.iter().find(|(known, _)| what.starts_with(known));

@@ -80,9 +80,8 @@ pub(crate) fn check(
     if *items == CheckedItems::None {
         return Ok(checkpoint.verify(false, Progress::default())?);
     }
-    let bar = io.bar("checking", bytes);
-    let told = bar.clone();
-    let report = checkpoint.verify_items(items, Progress::new(move |n| told.inc(n)));
+    let (bar, progress) = io.progress("checking", bytes);
+    let report = checkpoint.verify_items(items, progress);
     bar.finish_and_clear();
     Ok(report?)
 }
@@ -214,12 +213,10 @@ impl Doubts {
 
     /// Notes the damage of the whole checkpoint.
     pub(crate) fn note_whole(&self, io: &mut Io<'_>) {
-        for what in self.whole.iter().take(NAMED) {
-            io.note(format!("damaged: {what}"));
-        }
-        if let Some(more @ 1..) = self.whole.len().checked_sub(NAMED) {
-            io.note(format!("damaged: {}", more_findings(more as u64)));
-        }
+        let told = self.whole.iter().map(|what| format!("damaged: {what}"));
+        io.notes(NAMED, told, |more| {
+            format!("damaged: {}", more_findings(more))
+        });
     }
 
     /// Notes all of them, those of keys as `left out`, or as listed in spite of them. Returns the exit code.

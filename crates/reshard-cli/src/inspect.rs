@@ -43,7 +43,7 @@ fn print_all(facts: &Facts, args: &Inspect, io: &mut Io<'_>) -> Result<()> {
     let known = facts.checkpoint.metadata().entries().map(|e| e.key());
     let known = known.chain(unknown.keys().map(String::as_str));
     io.require_some(keys, &args.dir, known)?;
-    if args.json {
+    if args.reading.json {
         json::write(
             io.out,
             &Report {
@@ -109,7 +109,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("optimizers", &optimizers)?;
         if !self.summary {
             let stated = || c.metadata().annotations().iter();
-            let stated = || stated().map(|(id, value)| AnnotationRow(id, value));
+            let stated = || stated().map(|(id, value)| annotation(id, value));
             m.serialize_entry("metadata", &Seq(stated))?;
         }
         m.end()
@@ -129,16 +129,9 @@ fn optimizer(o: StoredOptimizer) -> Json {
 }
 
 /// A fact that the checkpoint states beside its tensors and objects.
-struct AnnotationRow<'a>(&'a AnnotationId, &'a Value);
-
-impl Serialize for AnnotationRow<'_> {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let mut m = s.serialize_map(None)?;
-        m.serialize_entry("kind", ItemKind::of(self.0.kind).name())?;
-        m.serialize_entry("name", &self.0.to_string())?;
-        m.serialize_entry("value", &json::value(self.1))?;
-        m.end()
-    }
+fn annotation(id: &AnnotationId, value: &Value) -> Json {
+    let kind = ItemKind::of(id.kind).name();
+    json!({ "kind": kind, "name": id.to_string(), "value": json::value(value) })
 }
 
 struct TensorRow<'f>(TensorHandle, &'f Facts);

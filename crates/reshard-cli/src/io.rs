@@ -8,7 +8,10 @@ use crate::{
     units,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::{blocking::Checkpoint, storage::without_secrets};
+use reshard::{
+    blocking::Checkpoint,
+    storage::{Progress, without_secrets},
+};
 use serde_json::json;
 use std::{fmt, io::Write, time::Duration};
 
@@ -37,6 +40,19 @@ impl Io<'_> {
         let text = without_secrets(&text);
         // Who can't be told can't be told that either.
         writeln!(self.err, "{BOLD}note:{BOLD:#} {}", shown(&text)).unwrap_or(());
+    }
+
+    /// The first of many notes, and one about how many others there are.
+    pub(crate) fn notes(
+        &mut self,
+        most: usize,
+        mut all: impl Iterator<Item = String>,
+        others: impl FnOnce(u64) -> String,
+    ) {
+        all.by_ref().take(most).for_each(|text| self.note(text));
+        if let more @ 1.. = all.count() {
+            self.note(others(more as u64));
+        }
     }
 
     /// What went wrong, and what to do.
@@ -139,6 +155,13 @@ impl Io<'_> {
         }
     }
 
+    /// A bar of bytes, and what moves it.
+    pub(crate) fn progress(&self, label: &'static str, total: u64) -> (ProgressBar, Progress) {
+        let bar = self.bar(label, total);
+        let moved = bar.clone();
+        (bar, Progress::new(move |n| moved.inc(n)))
+    }
+
     /// A bar of bytes.
     pub(crate) fn bar(&self, label: &'static str, total: u64) -> ProgressBar {
         let target = match self.bars {
@@ -156,7 +179,7 @@ impl Io<'_> {
 
 /// No key was chosen, for these reasons.
 fn none_chosen(why: Vec<String>, hint: String) -> CliError {
-    CliError::told(shown(&why.join("; ")), hint)
+    CliError::told(why.join("; "), hint)
 }
 
 /// `w, which is damaged`, or `3 keys that are damaged, such as w`.

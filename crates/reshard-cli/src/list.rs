@@ -47,7 +47,7 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     let entries = checkpoint.metadata().entries().map(|e| e.key());
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();
     found.sort_unstable();
-    if args.json {
+    if args.reading.json {
         json::write_about(
             io.out,
             &[&checkpoint],

@@ -4,7 +4,6 @@ use crate::{
     args::Mapping,
     error::{CliError, Result},
     io::Io,
-    table::shown,
     units,
 };
 use reshard::{
@@ -18,6 +17,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{Read as _, read_to_string},
+    path::Path,
 };
 
 /// A mapping file of more bytes than this is not read.
@@ -68,7 +68,7 @@ fn given(set: &[(String, u64)]) -> Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for (name, value) in set {
         if let Some(other) = all.insert(name.clone(), *value) {
-            let what = format!("--set gives {} twice: {other} and {value}", shown(name));
+            let what = format!("--set gives {name} twice: {other} and {value}");
             return Err(CliError::told(what, "leave one of them out"));
         }
     }
@@ -122,20 +122,23 @@ fn note_unmapped(mapping: &reshard::map::Mapping, io: &mut Io<'_>) {
 
 /// The text of a map that comes with reshard, or of a mapping file.
 pub(crate) fn text(name: &str) -> Result<String> {
-    MapFile::text_of(name).map_or_else(|| read(name), |text| Ok(text.into()))
-}
-
-/// The text of a mapping file.
-fn read(path: &str) -> Result<String> {
+    if let Some(text) = MapFile::text_of(name) {
+        return Ok(text.into());
+    }
     let known: Vec<&str> = MapFile::names().collect();
     let hint = format!("give a file, or one of {}", known.join(", "));
-    let text = File::open(path).and_then(|file| read_to_string(file.take(MAX_FILE + 1)));
+    read(Path::new(name), MAX_FILE, &hint)
+}
+
+/// The text of a file that the command line names.
+pub(crate) fn read(path: &Path, max: u64, hint: &str) -> Result<String> {
+    let text = File::open(path).and_then(|file| read_to_string(file.take(max + 1)));
     let why = match text {
-        Ok(text) if text.len() as u64 <= MAX_FILE => return Ok(text),
-        Ok(_) => format!("has more than {MAX_FILE} bytes"),
+        Ok(text) if text.len() as u64 <= max => return Ok(text),
+        Ok(_) => format!("has more than {}", units::bytes(max)),
         Err(e) => format!("can't be read: {e}"),
     };
-    Err(CliError::told(format!("{} {why}", shown(path)), hint))
+    Err(CliError::told(format!("{} {why}", path.display()), hint))
 }
 
 /// The error of a map, with its name and with what to do.
@@ -159,13 +162,13 @@ pub(crate) fn explained(args: &Mapping, e: MapError) -> CliError {
         MapError::NoInverse { .. } => "leave out --inverse, or change the mapping file",
         _ => "`docs/mapping.md` describes mapping files",
     };
-    let what = format!("{}: {e}", shown(map));
+    let what = format!("{map}: {e}");
     match e {
         // The parser shows the line with the mistake.
         MapError::Syntax(_) => CliError::Quoted {
             what: what.trim_end().to_owned(),
             hint: hint.into(),
         },
-        _ => CliError::told(shown(&what), hint),
+        _ => CliError::told(what, hint),
     }
 }

@@ -8,10 +8,15 @@ use crate::{
     program::Program,
     table,
 };
-use reshard::{policy::names, storage::StoreScheme, strategy::Registration};
+use reshard::{
+    policy::{names, names_of},
+    storage::StoreScheme,
+    strategy::{LoadLayer, Registration, SaveLayer},
+};
 use serde_json::{Value as Json, json};
 
 pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<u8> {
+    let (saves, loads) = (names_of::<dyn SaveLayer>(), names_of::<dyn LoadLayer>());
     if args.json {
         let strategy = |r: &Registration| {
             json!({
@@ -28,6 +33,7 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
             "strategies": program.registry.iter().map(strategy).collect::<Vec<Json>>(),
             "stores": program.stores.schemes().map(store).collect::<Vec<Json>>(),
             "policies": names(),
+            "layers": { "save": saves, "load": loads },
         });
         json::write(io.out, &report)?;
         return Ok(OK);
@@ -57,5 +63,13 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
     table::rows(io.out, ["POLICY"], || {
         names().into_iter().map(|name| [name.into()])
     })?;
+    if !saves.is_empty() || !loads.is_empty() {
+        writeln!(io.out)?;
+        table::rows(io.out, ["LAYER", "OF"], || {
+            let saves = saves.iter().map(|name| [*name, "saves"]);
+            let rows = saves.chain(loads.iter().map(|name| [*name, "loads"]));
+            rows.map(|row| row.map(String::from))
+        })?;
+    }
     Ok(OK)
 }

@@ -5,7 +5,6 @@ use crate::{
     error::{CliError, Result},
     io::Io,
     json,
-    table::shown,
     units::{Cache, parse_cache},
 };
 use reshard::{
@@ -44,7 +43,7 @@ impl Program {
         if let Some(Cache { dir, .. }) = cache.as_ref().filter(|_| caches) {
             std::fs::create_dir_all(dir).map_err(|e| {
                 let what = format!("nothing can be kept in {}: {e}", dir.display());
-                CliError::told(shown(&what), "give another --cache, or leave it out")
+                CliError::told(what, "give another --cache, or leave it out")
             })?;
         }
         let cache = cache.map_or_else(cache_of_all, |cache| Ok(Some(cache)))?;

@@ -1,7 +1,7 @@
 //! `reshard prune`.
 
 use crate::{
-    args::Prune,
+    args::{Prune, given},
     error::{NO_CHECKPOINT, OK, Result, worse},
     io::Io,
     json,
@@ -85,7 +85,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         }
     };
     // A failure comes after what was done before it.
-    match (&outcome, args.json) {
+    match (&outcome, args.reading.json) {
         (Err(_), _) if report.removed.is_empty() => {}
         (_, true) => json::write(io.out, &self::report(args.dry_run, &report, &failed))?,
         (_, false) => print(args.dry_run, &report, failed.is_empty(), io)?,
@@ -97,16 +97,12 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
 fn prune(program: &Program, args: &Prune, place: &str) -> (PruneReport, Result<u8>) {
     let prune = reshard_manager::prune(place)
         .dry_run(args.dry_run)
-        .older_than(args.older_than);
-    let prune = prune
+        .older_than(args.older_than)
         .registry(program.registry.clone())
-        .stores(program.stores.clone());
-    let prune = prune.limits(args.reading.limits());
-    let prune = match &args.reading.format {
-        Some(format) => prune.format(format.clone()),
-        None => prune,
-    };
-    match blocking::run(prune) {
+        .stores(program.stores.clone())
+        .limits(args.reading.limits());
+    let format = args.reading.format.clone();
+    match blocking::run(given(prune, format, reshard_manager::Prune::format)) {
         Ok(report) => (report, Ok(OK)),
         Err(e) => {
             let (e, report) = e.into_parts();

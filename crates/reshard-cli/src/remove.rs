@@ -1,7 +1,7 @@
 //! `reshard remove`.
 
 use crate::{
-    args::Remove,
+    args::{Remove, given},
     error::{CliError, OK, Result},
     io::Io,
     json,
@@ -20,10 +20,12 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
         .registry(program.registry.clone())
         .stores(program.stores.clone())
         .limits(args.reading.limits());
-    let removal = match &args.reading.format {
-        Some(format) => removal.format(format.clone()),
-        None => removal,
-    };
+    let format = args.reading.format.clone();
+    let removal = given(
+        removal,
+        format,
+        reshard_manager::RemoveShardedTensors::format,
+    );
     let removed = blocking::run(removal).map_err(CliError::from)?;
     if removed.keys.is_empty() {
         return Err(CliError::told(
@@ -31,7 +33,7 @@ pub(crate) fn run(program: &Program, args: &Remove, io: &mut Io<'_>) -> Result<u
             "`reshard ls` lists the keys; nothing was removed",
         ));
     }
-    if args.json {
+    if args.reading.json {
         let report = json!({
             "schema": 1,
             "dry_run": args.dry_run,

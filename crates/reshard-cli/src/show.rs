@@ -75,7 +75,7 @@ fn show_value(of: &Checkpoint, value: &Value, args: &Show, io: &mut Io<'_>) -> R
         let what = format!("{} is no tensor, so it has no regions", args.key);
         return Err(CliError::told(what, "leave --region out"));
     }
-    match args.json {
+    match args.reading.json {
         true => {
             #[derive(Serialize)]
             struct Shown<'a, V> {
@@ -113,7 +113,7 @@ fn show_tensor(of: &Checkpoint, tensor: &TensorHandle, args: &Show, io: &mut Io<
     if tensor.nbytes() <= SMALL {
         drop(tensor.read(whole.clone())?);
     }
-    if args.json {
+    if args.reading.json {
         return json_of(of, (tensor, &region), args, io);
     }
     let part = match region == whole {

@@ -11,7 +11,7 @@ use crate::{
     table::rows,
     units,
 };
-use reshard::storage::{Progress, wait};
+use reshard::storage::wait;
 use reshard_convert::{ANALYSIS_BLOCK, Flag, Snapshot, TensorStats, stats};
 use serde_json::{Value as Json, json};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let before = || items_before(&checkpoint, keys, |t| t.nbytes() > ANALYSIS_BLOCK);
     let before = (!args.no_verify).then(before);
     let cost = |reads: &Reads<'_>| reads.blocks_after(before.as_ref(), keys, |_| ANALYSIS_BLOCK);
-    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)? {
+    if let Some(code) = cost::tell(&[(&checkpoint, &cost)], (args.dry_run, &args.reading), io)? {
         return Ok(code);
     }
     let snapshot = wait(Snapshot::of(&checkpoint));
@@ -45,15 +45,9 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     let mut doubts = doubts.of_tensors(&checkpoint);
     let is_read = |key: &str| keys.has(key) && !doubts.keys.contains_key(key);
     let chosen = checkpoint.tensors().filter(|t| is_read(t.key()));
-    let bar = io.bar("reading", units::sum(chosen.map(|t| t.nbytes())));
-    let told = bar.clone();
+    let (bar, progress) = io.progress("reading", units::sum(chosen.map(|t| t.nbytes())));
     let mut found = Vec::new();
-    let looked = wait(stats(
-        &checkpoint,
-        is_read,
-        Progress::new(move |n| told.inc(n)),
-        |t| found.push(t),
-    ));
+    let looked = wait(stats(&checkpoint, is_read, progress, |t| found.push(t)));
     bar.finish_and_clear();
     wait(snapshot.check())?;
     let unread = looked.map_err(CliError::from_analysis)?;
@@ -65,7 +59,7 @@ pub(crate) fn run(program: &Program, args: &Stats, io: &mut Io<'_>) -> Result<u8
     if args.suspicious {
         found.retain(|t| !flags(t).is_empty());
     }
-    if args.json {
+    if args.reading.json {
         let tensors: Vec<Json> = found.iter().map(tensor).collect();
         let mut report = json!({ "schema": 1, "tensors": tensors });
         if args.no_verify {

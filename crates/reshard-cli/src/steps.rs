@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     json,
     program::Program,
-    table::{rows, shown},
+    table::rows,
     units,
 };
 use reshard::{
@@ -141,7 +141,7 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
             }),
         }
     }
-    if args.json {
+    if args.reading.json {
         let listed = serde_json::json!({ "schema": 1, "steps": all, "left_out": closed });
         json::write(io.out, &listed)?;
     } else {
@@ -152,25 +152,19 @@ pub(crate) fn list(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<Opti
     let damaged = all
         .iter()
         .filter_map(|row| Some((row, row.damage.as_ref()?)));
-    for (row, what) in damaged.clone().take(NAMED) {
-        let (name, url) = (shown(&row.name), shown(&row.url));
-        io.note(format!(
-            "listed: {name} is damaged ({what}); `reshard verify {url}` lists all damage"
-        ));
-    }
-    if let Some(more @ 1..) = damaged.clone().count().checked_sub(NAMED) {
-        let steps = units::some(more as u64, "checkpoint");
-        io.note(format!(
-            "listed: {steps} more that are damaged; --json names all"
-        ));
-    }
-    for LeftOut { name, why } in closed.iter().take(NAMED) {
-        io.note(format!("left out: {} does not open: {why}", shown(name)));
-    }
-    if let Some(more @ 1..) = closed.len().checked_sub(NAMED) {
-        let folders = units::some(more as u64, "folder");
-        io.note(format!("left out: {folders} more; --json names all"));
-    }
+    let told = damaged.clone().map(|(Row { name, url, .. }, what)| {
+        format!("listed: {name} is damaged ({what}); `reshard verify {url}` lists all damage")
+    });
+    io.notes(NAMED, told, |more| {
+        let steps = units::some(more, "checkpoint");
+        format!("listed: {steps} more that are damaged; --json names all")
+    });
+    let told = closed.iter();
+    let told = told.map(|l| format!("left out: {} does not open: {}", l.name, l.why));
+    io.notes(NAMED, told, |more| {
+        let folders = units::some(more, "folder");
+        format!("left out: {folders} more; --json names all")
+    });
     Ok(Some(match damaged.count() {
         0 => OK,
         _ => DAMAGED,
@@ -239,8 +233,7 @@ pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError
     let Some(Step { name, url, .. }) = newest(program, dir) else {
         return e;
     };
-    let name = shown(&name);
-    let inspect_it = || format!("inspect it, as in  reshard inspect {}", shown(&url));
+    let inspect_it = || format!("inspect it, as in  reshard inspect {url}");
     let (what, hint) = match e {
         CliError::Elsewhere { found, hint } if found.holds_some() => {
             // Megatron's file names the one with which Megatron goes on.
@@ -258,7 +251,7 @@ pub(crate) fn with_newest(program: &Program, dir: &str, e: CliError) -> CliError
     };
     CliError::Told {
         what: format!("{what}; the newest complete one is {name}"),
-        hint: format!("{hint}; `reshard ls {}` lists them", shown(dir)),
+        hint: format!("{hint}; `reshard ls {dir}` lists them"),
         code: NO_CHECKPOINT,
     }
 }

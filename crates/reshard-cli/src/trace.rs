@@ -1,11 +1,8 @@
 //! `--trace FILE`: the phases of saves, loads and conversions as a trace that the viewer of a browser opens.
 
-use crate::{
-    error::{CliError, Result},
-    table::shown,
-};
+use crate::error::{CliError, Result};
 use reshard::PHASE_EVENTS;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -22,7 +19,7 @@ use tracing::{
 };
 
 /// The fields of the events so far.
-type Events = Arc<Mutex<Vec<Map<String, Json>>>>;
+type Events = Arc<Mutex<Vec<Json>>>;
 
 /// Hears the events of phases, and nothing else.
 struct Listener(Events);
@@ -44,7 +41,7 @@ impl Subscriber for Listener {
         if !self.enabled(event.metadata()) {
             return;
         }
-        let mut fields = Fields(Map::new());
+        let mut fields = Fields(json!({}));
         event.record(&mut fields);
         let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         events.push(fields.0);
@@ -55,28 +52,23 @@ impl Subscriber for Listener {
     fn exit(&self, _: &span::Id) {}
 }
 
-struct Fields(Map<String, Json>);
+struct Fields(Json);
 
 impl Visit for Fields {
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.0.insert(field.name().into(), value.into());
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.0.insert(field.name().into(), value.into());
+        self.0[field.name()] = value.into();
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.0.insert(field.name().into(), value.into());
+        self.0[field.name()] = value.into();
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.insert(field.name().into(), value.into());
+        self.0[field.name()] = value.into();
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0
-            .insert(field.name().into(), format!("{value:?}").into());
+        self.0[field.name()] = format!("{value:?}").into();
     }
 }
 
@@ -84,10 +76,7 @@ impl Visit for Fields {
 pub(crate) fn traced<T>(file: Option<&Path>, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let Some(file) = file else { return f() };
     let told = |e: io::Error| {
-        let what = format!(
-            "{} can't be written: {e}",
-            shown(&file.display().to_string())
-        );
+        let what = format!("{} can't be written: {e}", file.display());
         CliError::told(what, "give another --trace")
     };
     // Made first, so that nothing is done if it can't be written.
@@ -100,8 +89,7 @@ pub(crate) fn traced<T>(file: Option<&Path>, f: impl FnOnce() -> Result<T>) -> R
     let written = out.write_all(&json);
     let done = done?;
     written.map_err(|e| {
-        let file = file.display().to_string();
-        let file = shown(&file);
+        let file = file.display();
         CliError::told(
             format!("the command is done, but {file}, its trace, can't be written: {e}"),
             "the result is there; run it again with another --trace only if you need the trace",
@@ -132,30 +120,13 @@ pub(crate) fn on_threads<T, R>(f: impl Fn(T) -> R + Sync) -> impl Fn(T) -> R + S
 }
 
 /// The trace: a process for each checkpoint and act, a thread for each rank, in the order of time.
-fn chrome(events: &[Map<String, Json>]) -> Json {
-    let number =
-        |event: &Map<String, Json>, key: &str| event.get(key).and_then(Json::as_u64).unwrap_or(0);
-    let text = |event: &Map<String, Json>, key: &str| {
-        event
-            .get(key)
-            .and_then(Json::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let zero = events
-        .iter()
-        .map(|e| number(e, "start_us"))
-        .min()
-        .unwrap_or(0);
+fn chrome(events: &[Json]) -> Json {
+    let number = |event: &Json, key: &str| event[key].as_u64().unwrap_or(0);
+    let text = |event: &Json, key: &str| event[key].as_str().unwrap_or_default().to_owned();
     let mut acts: BTreeMap<(String, String), u64> = BTreeMap::new();
-    let mut sorted: Vec<&Map<String, Json>> = events.iter().collect();
-    sorted.sort_by_key(|e| {
-        (
-            number(e, "start_us"),
-            number(e, "end_us"),
-            number(e, "rank"),
-        )
-    });
+    let mut sorted: Vec<&Json> = events.iter().collect();
+    sorted.sort_by_key(|e| ["start_us", "end_us", "rank"].map(|key| number(e, key)));
+    let zero = sorted.first().map_or(0, |e| number(e, "start_us"));
     let mut out = Vec::new();
     for event in sorted {
         let act = (text(event, "act"), text(event, "checkpoint"));

@@ -14,36 +14,20 @@ use crate::{
 use reshard::{
     ErrorKind, SIDECAR,
     blocking::Checkpoint,
-    strategy::{CheckedItems, Damage, NotCovered, Unlisted, VerifyReport},
+    strategy::{CheckedItems, Damage, VerifyReport},
 };
-use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value as Json, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-#[derive(Serialize)]
 struct Report {
-    schema: u32,
     status: &'static str,
     quick: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sampled>,
-    damage: Vec<Damage>,
-    unchecked: Vec<Damage>,
-    /// Files of metadata that another program has saved since.
-    changed: Vec<Damage>,
-    items: u64,
-    bytes: u64,
-    not_understood: Vec<Damage>,
-    not_read: Vec<Damage>,
-    #[serde(rename = "not_listed", serialize_with = "counts")]
-    unlisted: Unlisted,
-    without_checksum: u64,
+    found: VerifyReport,
     /// Files that Megatron Core's `integrity.json` does not list. They are no damage.
     beside_integrity: Vec<String>,
-    /// Bytes that nobody can confirm.
-    not_covered: NotCovered,
     /// Warnings about the checkpoint.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
 
@@ -57,17 +41,6 @@ struct Sampled {
     of_bytes: u64,
 }
 
-/// How many findings are not in the lists.
-fn counts<S: Serializer>(rest: &Unlisted, to: S) -> Result<S::Ok, S::Error> {
-    let counts = json!({
-        "damage": rest.damage.findings,
-        "unchecked": rest.unchecked.findings,
-        "not_understood": rest.not_understood.findings,
-        "not_read": rest.not_read.findings,
-    });
-    counts.serialize(to)
-}
-
 impl Report {
     fn of(quick: bool, v: VerifyReport) -> Self {
         let lists = v.lists().map(|(status, found, _)| (status, found));
@@ -77,23 +50,41 @@ impl Report {
             .find(|(_, found)| !found.is_empty())
             .map_or("sound", |(status, _)| status);
         Self {
-            schema: 1,
             status,
             quick,
             sample: None,
-            damage: v.damage,
-            changed: v.changed,
-            unchecked: v.unchecked,
-            items: v.items,
-            bytes: v.bytes,
-            not_understood: v.not_understood,
-            not_read: v.not_read,
-            unlisted: v.unlisted,
-            without_checksum: v.without_checksum,
-            not_covered: v.not_covered,
+            found: v,
             beside_integrity: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    fn json(&self) -> Json {
+        let (found, rest) = (&self.found, &self.found.unlisted);
+        let not_listed = json!({
+            "damage": rest.damage.findings,
+            "unchecked": rest.unchecked.findings,
+            "not_understood": rest.not_understood.findings,
+            "not_read": rest.not_read.findings,
+        });
+        json::members([
+            ("schema", true, json!(1)),
+            ("status", true, json!(self.status)),
+            ("quick", true, json!(self.quick)),
+            ("sample", self.sample.is_some(), json!(self.sample)),
+            ("damage", true, json!(found.damage)),
+            ("unchecked", true, json!(found.unchecked)),
+            ("changed", true, json!(found.changed)),
+            ("items", true, json!(found.items)),
+            ("bytes", true, json!(found.bytes)),
+            ("not_understood", true, json!(found.not_understood)),
+            ("not_read", true, json!(found.not_read)),
+            ("not_listed", true, not_listed),
+            ("without_checksum", true, json!(found.without_checksum)),
+            ("beside_integrity", true, json!(self.beside_integrity)),
+            ("not_covered", true, json!(found.not_covered)),
+            ("notes", !self.notes.is_empty(), json!(self.notes)),
+        ])
     }
 
     /// Of a checkpoint that could not be opened.
@@ -130,7 +121,7 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
         Ok(Some(report)) => report,
         Ok(None) => return Ok(OK),
         // JSON tells it itself; people get the error as of any command.
-        Err(e) if args.json => Report::failed(args.quick, &e),
+        Err(e) if args.reading.json => Report::failed(args.quick, &e),
         Err(e) => return Err(e),
     };
     let code = report.exit_code(args.strict);
@@ -142,7 +133,7 @@ fn look(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<Option<Repo
     let checkpoint = program.open(&args.dir, args.reading.options(), io)?;
     let (items, bytes, sample) = chosen(&checkpoint, args);
     let cost = |reads: &Reads<'_>| reads.check(&items);
-    if cost::tell(&[(&checkpoint, &cost)], (args.dry_run, args.json), io)?.is_some() {
+    if cost::tell(&[(&checkpoint, &cost)], (args.dry_run, &args.reading), io)?.is_some() {
         return Ok(None);
     }
     let found = check(&checkpoint, &items, bytes, io)?;
@@ -182,22 +173,22 @@ fn any_seed() -> u64 {
 }
 
 fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
-    if args.json {
-        return json::write(io.out, report);
+    if args.reading.json {
+        return json::write(io.out, &report.json());
     }
-    let rest = &report.unlisted;
-    for line in lines(&report.changed) {
+    let (found, rest) = (&report.found, &report.found.unlisted);
+    for line in lines(&found.changed) {
         writeln!(io.out, "{}  {line}", styled(BAD, "changed"))?;
     }
     for (word, found, rest) in [
-        ("damaged", &report.damage, &rest.damage),
-        ("unchecked", &report.unchecked, &rest.unchecked),
+        ("damaged", &found.damage, &rest.damage),
+        ("unchecked", &found.unchecked, &rest.unchecked),
         (
             "not understood",
-            &report.not_understood,
+            &found.not_understood,
             &rest.not_understood,
         ),
-        ("not read", &report.not_read, &rest.not_read),
+        ("not read", &found.not_read, &rest.not_read),
     ] {
         for line in lines(found) {
             writeln!(io.out, "{}  {line}", styled(BAD, word))?;
@@ -213,17 +204,17 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         (Some(sample), _) => sampled(sample, report),
         (None, true) => format!(
             "{}; checked structure, coverage and sizes",
-            units::some(report.items, "item")
+            units::some(found.items, "item")
         ),
         (None, false) => {
-            let read = match report.bytes {
+            let read = match found.bytes {
                 0 if !matches!(report.status, "sound" | "changed") => {
                     "of which nothing could be read".into()
                 }
                 bytes => units::bytes(bytes),
             };
-            let checked = checksums(report.items, report.without_checksum);
-            format!("{}, {read}; {checked}", units::some(report.items, "item"))
+            let checked = checksums(found.items, found.without_checksum);
+            format!("{}, {read}; {checked}", units::some(found.items, "item"))
         }
     };
 
@@ -238,10 +229,10 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             ));
         }
         "damaged" => {
-            let n = units::some(report.damage.len() as u64 + rest.damage.findings, "problem");
+            let n = units::some(found.damage.len() as u64 + rest.damage.findings, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
-            let all = match report.damage.len() {
+            let all = match found.damage.len() {
                 0 | 1 => "",
                 _ => "`--json` lists every key; ",
             };
@@ -262,7 +253,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             writeln!(io.err, "hint: {hint}")?;
         }
     }
-    if let Some(line) = not_covered::line(&report.not_covered) {
+    if let Some(line) = not_covered::line(&found.not_covered) {
         io.err.flush()?;
         writeln!(io.out, "not covered  {line}")?;
     }
@@ -294,7 +285,7 @@ fn sampled(sample: &Sampled, report: &Report) -> String {
         units::bytes(sample.of_bytes),
         units::share(sample.bytes, sample.of_bytes),
         sample.seed,
-        match report.without_checksum {
+        match report.found.without_checksum {
             n if n > 0 && n == sample.items => checksums(n, n),
             n => format!(
                 "{} of these, and structure, coverage and sizes of all",

@@ -51,7 +51,7 @@ pub use error::{PolicyError, Result};
 pub use files::{ByFiles, ByItem};
 pub use importance::Importance;
 pub use max_shard_size::{MaxShardSize, MaxShardSizeMode};
-pub use names::names;
+pub use names::{names, names_of};
 pub use piece::{Content, Overhead, Piece, Slice};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};

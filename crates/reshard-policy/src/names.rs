@@ -1,9 +1,9 @@
-//! Which policies are linked.
+//! Which policies, and which other values with a `type`, are linked.
 
 use crate::ShardingPolicy;
 use serde::{
     Deserialize,
-    de::{self, value::MapDeserializer},
+    de::{self, DeserializeOwned, value::MapDeserializer},
 };
 use std::{fmt, iter};
 
@@ -13,9 +13,17 @@ use std::{fmt, iter};
 /// assert!(reshard_policy::names().contains(&"max_shard_size"));
 /// ```
 pub fn names() -> Vec<&'static str> {
-    // typetag tells the names only to whoever asks for a policy that does not exist.
+    names_of::<dyn ShardingPolicy>()
+}
+
+/// The same for another trait of `typetag` with the tag `type`.
+pub fn names_of<T: ?Sized>() -> Vec<&'static str>
+where
+    Box<T>: DeserializeOwned,
+{
+    // typetag tells the names only to whoever asks for one that does not exist.
     let unknown = MapDeserializer::<_, Expected>::new(iter::once(("type", "?")));
-    let mut names = match <Box<dyn ShardingPolicy>>::deserialize(unknown) {
+    let mut names = match <Box<T>>::deserialize(unknown) {
         Ok(_) => Vec::new(),
         Err(Expected(names)) => names.to_vec(),
     };

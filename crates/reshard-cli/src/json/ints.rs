@@ -27,28 +27,16 @@ pub(super) fn text(bytes: &[u8]) -> String {
 
 /// Decimal digits of a few bytes.
 fn decimal(sign: &str, magnitude: &[u8]) -> String {
-    let limb = |four: &[u8]| {
-        four.iter()
-            .rev()
-            .fold(0u32, |limb, b| limb << 8 | u32::from(*b))
-    };
-    let mut limbs: Vec<u32> = magnitude.chunks(4).map(limb).collect();
-    // Nine decimal digits at a time, the last ones first.
-    let mut groups = Vec::new();
-    loop {
-        while limbs.last() == Some(&0) {
-            limbs.pop();
+    // Nine decimal digits each, the last ones first.
+    let mut groups = vec![0u64];
+    for byte in magnitude.iter().rev() {
+        let mut carry = u64::from(*byte);
+        for group in &mut groups {
+            carry += *group << 8;
+            *group = carry % 1_000_000_000;
+            carry /= 1_000_000_000;
         }
-        if limbs.is_empty() {
-            break;
-        }
-        let mut rest = 0u64;
-        for limb in limbs.iter_mut().rev() {
-            let now = rest << 32 | u64::from(*limb);
-            *limb = (now / 1_000_000_000) as u32;
-            rest = now % 1_000_000_000;
-        }
-        groups.push(rest);
+        groups.extend((carry > 0).then_some(carry));
     }
     let mut out = format!("{sign}{}", groups.pop().unwrap_or(0));
     groups.iter().rev().for_each(|g| out += &format!("{g:09}"));

@@ -186,6 +186,9 @@ fn paths_that_are_printed_can_not_steer_the_terminal() {
     );
 }
 
+// Its layers are linked.
+use reshard_parallel as _;
+
 #[test]
 fn plugins_tells_crate_and_version_of_all_that_is_linked() {
     let own = env!("CARGO_PKG_VERSION");
@@ -219,6 +222,14 @@ fn plugins_tells_crate_and_version_of_all_that_is_linked() {
     );
     let policies = j["policies"].as_array().unwrap();
     assert!(policies.contains(&"max_shard_size".into()), "{policies:?}");
+    assert_eq!(j["layers"]["save"], serde_json::json!(["fully_parallel"]));
+    let loads = j["layers"]["load"].as_array().unwrap();
+    assert!(loads.contains(&"two_stage".into()), "{loads:?}");
+    let (text, layers) = text.split_once("\n\nLAYER           OF\n").unwrap();
+    assert!(
+        layers.starts_with("fully_parallel  saves\nfully_parallel  loads\n"),
+        "{layers}"
+    );
     let (text, named) = text.split_once("\n\nPOLICY\n").unwrap();
     assert_eq!(named.lines().count(), policies.len());
     for line in text
@@ -298,7 +309,7 @@ fn hints_are_about_what_went_wrong() {
         (&["inspect", &of_megatron.url, "--format", "zarr"], other),
         (&["verify", dir, "--dequantize"], other),
         (&["remove", dir, ""], "do what the message says"),
-        (&["remove", files, "model"], "torch_dist, zarr and zarr3"),
+        (&["remove", files, "model"], "--key writes a copy"),
         (
             &[
                 "convert",
